@@ -260,7 +260,8 @@ wire_enum! {
         /// Only for types with a location.
         MaxLoc = 13 => "maxloc",
         /// The sum of contributions that each rank has already multiplied by its own factor. The result is computed
-        /// as for [`ReduceOp::Sum`]. A rank that calls [`ReduceOp::Sum`] instead is detected.
+        /// as for [`ReduceOp::Sum`]. If another rank passes [`ReduceOp::Sum`] instead,
+        /// the library reports a mismatch.
         PreMulSum = 14 => "premulsum",
         /// A function that the caller passes. All ranks must pass the same function.
         Custom = 15 => "custom",
@@ -365,17 +366,17 @@ pub const GROUP_FLAGS: u32 = OBJECTS_GROUP | HOSTS_GROUP | LOCAL_GROUP;
 pub const OBJECTS_GROUP: u32 = 1 << 31;
 /// The bit that marks operations between the hosts of a group.
 pub const HOSTS_GROUP: u32 = 1 << 30;
-/// The bit that marks operations among a group's ranks on one host, before they share memory.
+/// The bit that marks the operations with which the ranks of a group on one host set up shared memory.
 pub const LOCAL_GROUP: u32 = 1 << 29;
 
 /// The tag of a receive that accepts messages with any tag. No message is sent with this tag.
 pub const ANY_TAG: u32 = u32::MAX;
 
 /// The arguments of a collective call that must be the same on all ranks. Every message contains the contract of its
-/// sender, so that the receiver can detect different calls.
+/// sender's call, so that the receiver can detect different calls.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Contract {
-    /// The collective.
+    /// The collective, or [`Operation::Message`] for a message.
     pub operation: Operation,
     /// The element type.
     pub dtype: DType,

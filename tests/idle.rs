@@ -18,14 +18,15 @@ use self::util::{ranks, wait_until};
 /// The time for which the ranks are idle. The measurement itself takes far less than a thousandth of this time.
 const IDLE: Duration = Duration::from_secs(5);
 /// The fraction of one core that all ranks together may use.
-const CORE_MAX: f64 = 0.001;
-/// The number of times per second that all threads together may wake up. One thread that polls every 100 ms wakes up ten times.
+const CORE_FRACTION_MAX: f64 = 0.001;
+/// The number of times per second that all threads together may wake up. A single thread that polls every 100 ms already wakes
+/// up ten times per second.
 const WAKE_UPS_MAX: f64 = 5.0;
 /// The number of ranks of each job.
 const RANKS: u32 = 3;
 
-/// The settings of a job. In an idle job with named tensors, the progress thread waits for a message. An idle job without named
-/// tensors has no operation in progress.
+/// The settings of a job. The cases with and without named tensors differ while the job is idle: with named tensors, the
+/// progress thread waits for a message; without them, no operation is in progress.
 #[derive(Clone, Copy)]
 struct JobSettings {
     transport: LocalTransport,
@@ -138,6 +139,6 @@ fn idle_ranks_use_no_processor_time() {
     }
     let (core, wake_ups) = (used.as_secs_f64() / seconds, switches as f64 / seconds);
     println!("{:.4}% of a core, {wake_ups:.1} wake-ups per second", 100.0 * core);
-    assert!(core < CORE_MAX, "idle ranks use {:.3}% of a core", 100.0 * core);
+    assert!(core < CORE_FRACTION_MAX, "idle ranks use {:.3}% of a core", 100.0 * core);
     assert!(wake_ups < WAKE_UPS_MAX, "idle ranks wake up {wake_ups:.1} times per second");
 }

@@ -87,13 +87,13 @@ const LONG_FILES: &[(&str, usize)] = &[];
 
 const COLUMNS_MAX: usize = 130;
 
-/// Words that no text uses, because readers have to decode the sentence. The list may grow.
+/// Words that no text may use, because readers have to decode a sentence with such a word. The list may grow.
 const UNCLEAR_WORDS: &[&str] = &["nobody", "whoever", "whatever", "becomes of", "such as are"];
-/// Modules in which [`UNCLEAR_WORDS`] are allowed, because a later change replaces the modules.
+/// Modules in which [`UNCLEAR_WORDS`] are allowed, because a later change will replace these modules.
 const OLDER_TEXTS: &[&str] =
     &["src/group", "src/engine", "src/transport/shm", "bindings/python/python/ringtrain/mpi"];
 
-/// Names of two types in modules that a later change replaces.
+/// Names that two types share, in modules that a later change will replace.
 const AMBIGUOUS_TYPES: &[&str] = &["Seat"];
 
 /// The files in which tests may sleep, with the number of calls of `sleep` in each file. Only the loop that waits for a condition
@@ -216,7 +216,8 @@ fn check_clock_and_environment(source: &Source) -> Vec<String> {
     found
 }
 
-/// (c) Checks that `unsafe` is only in some modules. Clippy checks that it has a comment with the reason why it is sound.
+/// (c) Checks that `unsafe` is only in some modules. Clippy checks that each use of `unsafe` has a
+/// comment that says why the use is sound.
 fn check_unsafe(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
     let mut rest = 0;

@@ -20,7 +20,7 @@ SCRIPTS = HERE / "build" / "data" / "scripts"
 PROGRAMS = ("ringrun", "ringtrain", "ringbench")
 
 
-def _collect_programs() -> None:
+def _build_and_copy_programs() -> None:
     """Builds the programs and copies them to the directory in which maturin looks for scripts."""
     if not (ROOT / "Cargo.toml").is_file():
         raise SystemExit("building the package needs a checkout of the whole repository ringtrain, not only bindings/python")
@@ -47,10 +47,10 @@ prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    _collect_programs()
+    _build_and_copy_programs()
     return maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
-    _collect_programs()
+    _build_and_copy_programs()
     return maturin.build_editable(wheel_directory, config_settings, metadata_directory)

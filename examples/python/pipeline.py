@@ -35,7 +35,7 @@ def make_batch(rows: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
     return inputs, torch.sin(inputs[:, :1]) * inputs[:, 1:2]
 
 
-def first_stage(world: ring.Group, partner: int, stage: nn.Module, parts: tuple[Tensor, ...]) -> None:
+def run_first_stage(world: ring.Group, partner: int, stage: nn.Module, parts: tuple[Tensor, ...]) -> None:
     """Sends the activations of each micro-batch to the partner, and then receives the gradients of the activations."""
     outputs, sends = [], []
     for part in parts:
@@ -49,7 +49,7 @@ def first_stage(world: ring.Group, partner: int, stage: nn.Module, parts: tuple[
     ring.wait_all(sends)
 
 
-def last_stage(world: ring.Group, partner: int, stage: nn.Module, targets: tuple[Tensor, ...]) -> Tensor:
+def run_last_stage(world: ring.Group, partner: int, stage: nn.Module, targets: tuple[Tensor, ...]) -> Tensor:
     """Receives activations, and sends back the gradients of the loss with respect to the activations. Returns the mean loss."""
     total = torch.zeros(())
     sends = []
@@ -73,8 +73,8 @@ def average_gradients(group: ring.Group, stage: nn.Module) -> None:
 
 
 def train_in_one_process(options: argparse.Namespace, rows: int) -> list[nn.Sequential]:
-    """Trains the same network in one process. Returns the stages of this network. Except for rounding,
-    they are the same as the stages of the pipeline."""
+    """Trains the network of the pipeline in one process, and returns its two stages. Except for rounding, they equal the stages
+    that the ranks of the pipeline have trained."""
     stages = make_stages(options.seed)
     model = nn.Sequential(*stages)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.rate)
@@ -116,9 +116,9 @@ def main() -> int:
         )
         optimizer.zero_grad()
         if index == 0:
-            first_stage(world, partner, stage, inputs)
+            run_first_stage(world, partner, stage, inputs)
         else:
-            loss = last_stage(world, partner, stage, targets)
+            loss = run_last_stage(world, partner, stage, targets)
             mean = group.all_reduce(loss.numpy(), "avg")
             if copy == 0 and step % 50 == 0:
                 print(f"step {step}: loss {mean:.6f}", flush=True)

@@ -54,8 +54,8 @@ pub struct GroupArgs {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub timeout: Duration,
 
-    /// TCP congestion control of this rank's links: auto (cubic if the kernel has it), host (the default of the host), or
-    /// a name from /proc/sys/net/ipv4/tcp_available_congestion_control
+    /// TCP congestion control of this rank's links: auto (cubic if the kernel has it, otherwise host), host (the default of
+    /// the host), or a name from /proc/sys/net/ipv4/tcp_available_congestion_control
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tcp_congestion: CongestionControl,
 

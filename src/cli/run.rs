@@ -30,7 +30,8 @@ Examples:
   ringrun -n 2 -x RUST_LOG=debug ringtrain  set an environment variable for every rank
   ringrun --mpi4py -n 2 python script.py    run an mpi4py script on the Python package ringtrain
 
-ringtrain and ringbench are built into ringrun. If COMMAND is one of these names without a slash, the built-in program runs.
+ringtrain and ringbench are built into ringrun. If COMMAND is ringtrain or ringbench, the built-in program runs. To run \
+another program of that name, give its path, for example ./ringtrain.
 
 Each rank finds its number and the number of ranks in the environment variables RING_RANK and RING_WORLD_SIZE, and in the \
 variables that torchrun, Horovod and Open MPI set. The standard input of each rank is /dev/null. If there is more than one \
@@ -150,12 +151,12 @@ struct RunArgs {
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     grace: Duration,
 
-    /// How long the ranks have to exit after they get SIGTERM or Ctrl-C. ringrun then kills the remaining ranks.
+    /// How long the ranks may take to exit after they get SIGTERM or Ctrl-C. ringrun then kills the remaining ranks.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     kill_after: Duration,
 
-    /// How long the ranks have to save and exit after ringrun itself gets SIGTERM (many schedulers kill a job 30 seconds
-    /// after SIGTERM).
+    /// How long the ranks may take to save and exit after ringrun itself gets SIGTERM (many schedulers kill a job 30
+    /// seconds after SIGTERM).
     #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = parse_seconds)]
     term_timeout: Duration,
 
@@ -304,8 +305,8 @@ impl std::str::FromStr for RankCount {
     }
 }
 
-/// Parses a value of `--bind-to`. mpirun and mpiexec allow a qualifier after a colon. ringrun ignores this qualifier. The error
-/// for a place of these launchers is a sentence that says which place to use.
+/// Parses a value of `--bind-to`. mpirun and mpiexec allow a qualifier after a colon, which ringrun ignores. For a
+/// value that only these launchers accept, the error says which value to use instead.
 fn parse_binding(text: &str) -> Result<Binding, String> {
     let instead = match text.split_once(':').map_or(text, |(place, _)| place) {
         "none" => return Ok(Binding::None),

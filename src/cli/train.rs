@@ -108,14 +108,15 @@ fn train(args: TrainArgs) -> Result<(), ProgramFailure> {
 fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
-        // The order matters. At the first signal, the handler that ends the process must read the flag before the other
-        // handler sets the flag.
+        // Handlers run in the order of these lines. The first handler ends the process if the flag is already set, so it must
+        // run before the second handler, which sets the flag.
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
     Ok(stop)
 }
 
+/// Returns the line that shows the final losses and metrics.
 fn conclusion(report: &train::Report) -> String {
     let mut line = format!("final: train loss {:.6}", report.train_loss);
     if report.stopped {

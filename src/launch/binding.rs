@@ -1,8 +1,9 @@
 //! Assigns processors to ranks. Each rank gets an even share of the processors. If other jobs have left enough processors
 //! unclaimed, the ranks use only unclaimed processors.
 //!
-//! If two ranks share a processor, a small message takes 40 times longer, so ranks are bound by default. The plan
-//! depends only on the cores and on the number of jobs on each core, which [`claims`](super::claims) counts.
+//! A small message between two ranks on one processor takes 40 times longer than between two processors, so by
+//! default each rank is bound to its share. The plan depends only on the cores and on the number of jobs on each
+//! core, which [`claims`](super::claims) counts.
 
 use super::Binding;
 use super::topology::{PhysicalCore, Processor};
@@ -163,7 +164,8 @@ mod tests {
             (2, [1, 1, 0, 0], "2 3", 2),
             (1, [1, 1, 0, 0], "2-3", 2),
             (2, [1, 0, 0, 0], "1 2", 2),
-            // Only one processor is free for two ranks: one rank gets it, the other rank shares a processor.
+            // Only one processor is free for two ranks: one rank gets the free processor, and the other rank shares a
+            // processor with another job.
             (2, [1, 1, 1, 0], "0 3", 1),
             (3, [2, 1, 1, 0], "1 2 3", 1),
             // No processor is free: the jobs share all processors evenly.

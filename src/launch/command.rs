@@ -20,7 +20,7 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 pub enum Program {
     /// A program that is built into ringrun's executable.
     BuiltIn(OsString),
-    /// A program on `PATH`, or a path.
+    /// A program that is not built in: its path, or a name to look up on `PATH`.
     Named(OsString),
 }
 

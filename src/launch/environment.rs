@@ -28,7 +28,7 @@ pub struct JobVariables {
     pub job_id: String,
     /// How long the ranks wait for each other at the start.
     pub start_timeout: Duration,
-    /// The number of processors of this host that no other job uses.
+    /// The number of the job's processors that no other job has claimed.
     pub processors: usize,
     /// The value of `OMP_NUM_THREADS`; `None` if the user has set it.
     pub threads: Option<usize>,

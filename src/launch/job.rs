@@ -51,8 +51,8 @@ const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(2);
 /// `--output-dir`.
 const FILES_PER_RANK: u64 = 5;
 
-/// The number of other open files: files that ringrun or a rank opens, and temporary files during the start. Each claim on
-/// a processor needs one more open file.
+/// The number of other open files: files that ringrun or a rank opens, and temporary files during the start. Files for
+/// claims on processors are not included: ringrun needs one for each processor that it claims.
 const OTHER_FILES: u64 = 64;
 
 /// Runs the job and returns the exit code of ringrun.
@@ -115,7 +115,7 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     Ok(if code == 0 && !incomplete.is_empty() { Exit::Failure as u8 } else { code })
 }
 
-/// Assigns processors to the ranks and claims them. The claims last until they are dropped. If the system does not allow it to
+/// Assigns processors to the ranks and claims them. The claims last until they are dropped. If the system does not let ringrun
 /// bind ranks, prints a warning and leaves the ranks unbound.
 fn assign_processors(plan: &LaunchPlan, output: &Output) -> (BindingPlan, Vec<UnixDatagram>) {
     let mut binding = plan.binding;
@@ -148,7 +148,7 @@ fn describe_binding(processors: &[Processor]) -> String {
     format!("is bound to processor{plural} {}", topology::format_list(processors))
 }
 
-/// Starts the rendezvous server of the job, which prints which ranks are missing.
+/// Starts the rendezvous server of the job. While ranks are missing, the server prints their numbers.
 fn serve_rendezvous(plan: &LaunchPlan, secret: &str, job: &RunningJob<'_>) -> Result<Server, LaunchError> {
     let secret = Secret::new(secret.as_bytes()).map_err(|error| LaunchError::Rendezvous(error.into()))?;
     let id = u128::from_str_radix(&job.id, 16).expect("an id that this program has just made").to_be_bytes();
@@ -236,7 +236,7 @@ impl<'a> RunningJob<'a> {
                     self.output.note(&format!("rank {rank} {ended} after {}", format_seconds(now)));
                 }
             }
-            if let Ok(OutputEvent::Closed(errno)) = self.output.next_event() {
+            if let Ok(OutputEvent::StdoutFailed(errno)) = self.output.next_event() {
                 supervisor.handle_closed_output(errno, now);
             }
             supervisor.tick(now);
@@ -286,8 +286,8 @@ impl<'a> RunningJob<'a> {
                     return Ok(Some(summary));
                 }
                 // It is not an error if the reader closes the output after the ranks have ended.
-                Ok(OutputEvent::Closed(EPIPE)) => continue,
-                Ok(OutputEvent::Closed(errno)) => {
+                Ok(OutputEvent::StdoutFailed(EPIPE)) => continue,
+                Ok(OutputEvent::StdoutFailed(errno)) => {
                     stdout_errno = Some(errno);
                     continue;
                 }

@@ -37,7 +37,7 @@ pub(super) struct LineSplitter {
 }
 
 impl LineSplitter {
-    /// Adds bytes, and calls `emit` with each completed line.
+    /// Adds bytes, and calls `emit` with each completed line. Splits lines longer than [`LINE_BYTES_MAX`].
     pub(super) fn push(&mut self, bytes: &[u8], emit: impl FnMut(&[u8], LineEnd)) {
         self.push_limited(bytes, LINE_BYTES_MAX, emit);
     }
@@ -47,7 +47,7 @@ impl LineSplitter {
         self.pending.len()
     }
 
-    /// Like `push`, but splits lines longer than `limit`.
+    /// Like `push`, but splits lines longer than `limit` bytes.
     pub(super) fn push_limited(&mut self, bytes: &[u8], limit: usize, mut emit: impl FnMut(&[u8], LineEnd)) {
         let mut rest = bytes;
         while let Some(at) = rest.iter().position(|&byte| byte == b'\n') {
@@ -67,8 +67,8 @@ impl LineSplitter {
         }
     }
 
-    /// Adds a part of a line, and calls `emit` with each full piece. Keeps the last piece, so that a line of exactly the maximal
-    /// length is not split.
+    /// Adds a part of a line. If the line is now longer than `limit` bytes, calls `emit` with all pieces but the last,
+    /// so that a line of exactly `limit` bytes is not split.
     fn extend_line(&mut self, mut part: &[u8], limit: usize, emit: &mut impl FnMut(&[u8], LineEnd)) {
         while self.pending.len() + part.len() > limit {
             let (fits, after) = part.split_at(limit.saturating_sub(self.pending.len()).min(part.len()));

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The module `supervisor` decides when to send which signal, and does no IO. This module does not parse command lines, and
-//! makes no temporary files. Only this module and `rendezvous` read environment variables.
+//! makes no temporary files. In the library, only this module and `rendezvous` read environment variables.
 
 mod binding;
 mod blame;
@@ -100,7 +100,7 @@ pub enum Binding {
     None,
     /// An even share of the processors: whole cores if there are enough.
     Core,
-    /// All processors of the NUMA nodes to which the even share of the rank belongs.
+    /// All processors of the NUMA nodes that contain the even share which `Core` would give to the rank.
     Numa,
 }
 
@@ -198,7 +198,7 @@ pub enum LaunchError {
     TooManyFiles {
         /// The number of ranks.
         world: WorldSize,
-        /// The number of open files that the ranks need.
+        /// The number of open files that the job needs.
         needed: u64,
         /// The hard limit on open files.
         allowed: u64,

@@ -1,4 +1,4 @@
-//! `--mpi4py`: `from mpi4py import MPI` imports the Python package `ringtrain` on the ranks.
+//! The option `--mpi4py`, with which `from mpi4py import MPI` on the ranks imports a module of the Python package `ringtrain`.
 //!
 //! The package `ringtrain` contains a directory with its own package `mpi4py`, which ringrun puts first in the ranks'
 //! `PYTHONPATH`. ringrun asks the job's interpreter for this directory once, before it starts any rank. Without the
@@ -25,10 +25,10 @@ use super::outcome::{RankEnd, format_seconds};
 use super::shim::{self, ShimSocket};
 use super::{LaunchError, LaunchPlan, Mpi4py, processes};
 
-/// The Python module that prints the path of this directory when `python -m` runs it.
+/// The Python module that prints the path of the directory with ringtrain's `mpi4py` when `python -m` runs the module.
 const MODULE: &str = "ringtrain.mpi.path";
 
-/// The package that the directory must contain.
+/// The package that must be in the directory whose path [`MODULE`] prints.
 const PACKAGE: &str = "mpi4py";
 
 /// The interpreter to ask if the command is not an interpreter, but for example a shell script.
@@ -56,7 +56,7 @@ pub(super) fn extend_python_path(
     let (first, guard) = match plan.mpi4py {
         Mpi4py::Installed => return Ok(None),
         Mpi4py::Ringtrain => (find_directory(plan, search, variables)?.into_os_string(), None),
-        // If the system has no memory files, the ranks run without the guard.
+        // If the system cannot create the memory file of the guard, the ranks run without a guard.
         Mpi4py::Refused => match Mpi4pyGuard::create() {
             Ok(guard) => (guard.path(), Some(guard)),
             Err(_) => return Ok(None),

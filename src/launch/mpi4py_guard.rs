@@ -37,7 +37,7 @@ impl Mpi4pyGuard {
         Ok(Self { archive })
     }
 
-    /// Returns the entry of the archive in `PYTHONPATH`.
+    /// Returns the path of the archive, which ringrun adds to the `PYTHONPATH` of the ranks.
     pub(super) fn path(&self) -> OsString {
         format!("/proc/{}/fd/{}", process::id(), self.archive.as_raw_fd()).into()
     }

@@ -147,7 +147,7 @@ pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
 }
 
 /// Returns the report for standard error at the end of the job, with a newline after each line. The report is empty if the
-/// job succeeded. `tails` holds the last lines of each rank.
+/// job succeeded. `tails` holds the last output lines of each rank.
 pub(super) fn report(outcome: JobOutcome, members: &[RankStatus], tails: &[Vec<String>]) -> String {
     let mut text = String::new();
     let all_succeeded = members.iter().all(RankStatus::is_success);

@@ -65,12 +65,12 @@ enum OutputCommand {
 #[derive(Debug)]
 pub(super) enum OutputEvent {
     /// Writing to ringrun's standard output failed with this `errno`.
-    Closed(i32),
+    StdoutFailed(i32),
     /// All output has been written.
     Drained(OutputSummary),
 }
 
-/// The part of the output that the final report needs.
+/// What the final report says about the output.
 #[derive(Default, Debug)]
 pub(super) struct OutputSummary {
     /// The last lines of each rank.
@@ -185,7 +185,7 @@ struct RankPipe {
     pipe: Option<pipe::Receiver>,
     splitter: LineSplitter,
     file: Option<File>,
-    /// Whether the message about split lines has been printed for this pipe.
+    /// Whether a line of this pipe was too long and was printed in pieces. Only the first such line causes a message.
     has_cut_a_line: bool,
     readable: bool,
     /// The number of bytes that may still be read after all ranks have ended.
@@ -298,7 +298,7 @@ impl OutputReader {
         self.pipes.push(source);
     }
 
-    /// Reads once from a pipe. Returns whether there were any bytes.
+    /// Reads once from a pipe. Returns whether the pipe contained any bytes.
     fn read(&mut self, index: usize, buffer: &mut [u8]) -> bool {
         let unfinished: usize = self.pipes.iter().map(|pipe| pipe.splitter.unfinished_bytes()).sum();
         let source = &mut self.pipes[index];
@@ -380,7 +380,7 @@ impl OutputReader {
             && was_open
         {
             if self.files.directory.is_none() {
-                self.send_event(OutputEvent::Closed(errno));
+                self.send_event(OutputEvent::StdoutFailed(errno));
             } else if errno != EPIPE {
                 self.incomplete.push(stdout_incomplete_message(errno));
             }
@@ -413,7 +413,8 @@ impl TerminalWriter {
             text.extend_from_slice(format!("[{rank}]<{}>:", stream.name()).as_bytes());
         }
         text.extend_from_slice(line);
-        // Untagged output is unchanged, byte for byte. A tagged piece always ends with a newline.
+        // Untagged output is unchanged, byte for byte. Tagged output always ends with a newline, even after an unfinished
+        // line.
         if end == LineEnd::Newline || self.output_format == OutputFormat::Tagged {
             text.push(b'\n');
         }

@@ -61,7 +61,7 @@ impl RankProcesses {
             .stderr(Stdio::piped())
             .process_group(0)
             .spawn()?;
-        // Close ringrun's copy of the shim's end of the socket.
+        // `command` holds a copy of the shim's end of the socket. Close this copy, so that only the shim has this end.
         drop(command);
         let pid = Pid::from_child(&child);
         self.watchdog.add(pid);

@@ -60,8 +60,8 @@ impl ShimSocket {
         Ok((Self { stream }, Stdio::from(std::os::fd::OwnedFd::from(shim_end))))
     }
 
-    /// Tells the shim to execute the command. Ignores errors: if the shim has died, ringrun is notified of the end of
-    /// its process.
+    /// Tells the shim to execute the command. Ignores errors: they mean that the shim has died, and the kernel
+    /// notifies ringrun of the end of the shim's process.
     pub(super) fn send_go(&self) {
         let _ = (&self.stream).write_all(&[GO]);
     }

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn other_signals_are_passed_on() {
+    fn signals_that_do_not_end_the_job_are_passed_on() {
         let mut job = supervise_three_ranks();
         job.handle_signal(signal_hook::consts::SIGUSR1, secs(1));
         assert_eq!(take_signals(&mut job), [signal_hook::consts::SIGUSR1]);

@@ -24,7 +24,8 @@ pub(super) fn cores() -> Vec<PhysicalCore> {
     group_by_core(allowed.map(|processor| (processor, ProcessorPosition::read(processor))).collect())
 }
 
-/// Binds this thread to the processors that it already may use. A sandbox that forbids this also forbids it to the ranks.
+/// Binds this thread to the processors that it already may use. A sandbox that forbids
+/// this call also forbids binding the ranks.
 pub(super) fn try_to_bind() -> Result<(), Errno> {
     sched_setaffinity(None, &sched_getaffinity(None)?)
 }

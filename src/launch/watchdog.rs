@@ -73,8 +73,8 @@ impl Watchdog {
         self.send_line(&format!("-{group}"));
     }
 
-    /// Ends the watchdog, because the job is over. SIGKILL also ends a watchdog that SIGSTOP has stopped, and that does not
-    /// read the pipe.
+    /// Ends the watchdog, because the job is over. A watchdog that SIGSTOP has stopped does not read the pipe, but SIGKILL
+    /// ends it.
     pub(super) fn dismiss(&mut self) {
         self.send_line("done");
         self.pipe = None;

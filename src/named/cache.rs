@@ -59,7 +59,7 @@ impl CacheView {
 pub(super) struct CacheDirectory {
     slots: Vec<Option<CachedTensor>>,
     by_name: BTreeMap<String, u16>,
-    /// The number of announcements so far, which orders the uses of slots.
+    /// The number of announcements so far. Orders the tensors by their last use.
     use_count: u64,
     /// The number of retired slots.
     retired_count: usize,
@@ -67,7 +67,7 @@ pub(super) struct CacheDirectory {
 
 struct CachedTensor {
     request: Request,
-    /// The value of `CacheDirectory::use_count` at the last use of this tensor.
+    /// The value of `CacheDirectory::use_count` at the last announcement of this tensor.
     last_use: u64,
     /// The number of the message that retired the slot, if it is retired.
     retired_by: Option<u64>,

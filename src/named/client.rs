@@ -1,6 +1,6 @@
-//! The client side of the negotiation, in which the ranks agree on the tensors that run next. Every rank runs a
-//! client. The client keeps the tensors in flight, decides what to report to the coordinator on rank 0, and processes
-//! the coordinator's messages. The client uses no clock and no IO.
+//! The client side of the negotiation, in which the ranks agree for which tensors they run operations next. Every rank
+//! has a client. The client keeps the tensors in flight, decides what to report to the coordinator on rank 0, and
+//! processes the coordinator's messages. The client uses no clock and no IO.
 
 use std::collections::BTreeMap;
 
@@ -30,11 +30,12 @@ pub(super) struct Client<P> {
 /// An action that a message of the coordinator requires of this rank.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum ClientAction<P> {
-    /// Run these tensors as one operation. For a tensor without data, this rank contributes zeros, because it has joined.
+    /// Run one operation on all these tensors. For a tensor without data, this rank contributes zeros, because this rank
+    /// has called `join` and has no more data.
     Run(Vec<(Request, Option<P>)>),
     /// Report this error to the handle of the tensor with these data.
     Fail(P, NamedError),
-    /// Report that all ranks have joined. The field is the rank that joined last.
+    /// Report that all ranks have called `join`, because they have no more data. The field is the last rank to call it.
     Joined(Rank),
     /// End the named tensors, because all ranks have closed.
     End,
@@ -61,7 +62,7 @@ impl<P> Client<P> {
         self.statistics
     }
 
-    /// Submits a tensor. Returns the errors that this rank can detect without the other ranks.
+    /// Submits a tensor, or returns an error if this rank alone can tell that the tensor is not acceptable.
     pub(super) fn submit(
         &mut self,
         name: &str,
@@ -117,9 +118,9 @@ impl<P> Client<P> {
         }
     }
 
-    /// Returns the next report to the coordinator, or `None` if there is nothing to report. A report contains at most
-    /// [`REQUESTS_MAX`] tensors in full. If more tensors must be reported, only the last report says that this rank
-    /// joins or closes, so that the coordinator first receives all tensors of this rank.
+    /// Returns the next report to the coordinator, or `None` if there is nothing to report. A report contains the name
+    /// and signature of at most [`REQUESTS_MAX`] tensors. If several reports are needed, only the last one says that
+    /// this rank joins or closes, so that the coordinator first receives all tensors of this rank.
     pub(super) fn take_report(&mut self) -> Option<RankReport> {
         let report = &mut self.report;
         if report.slots.is_empty() && report.requests.is_empty() && !report.joins && !report.closes {
@@ -171,7 +172,7 @@ impl<P> Client<P> {
         }
         for slot in message.retired {
             let Some(request) = self.slots.retire(slot) else { continue };
-            // The next report would name this tensor by its slot. The report must now contain the tensor in full.
+            // If the next report was to name this tensor by its slot, the report must now contain the name and signature.
             if self.report.slots.remove(&slot) {
                 self.report.requests.push(request);
             }

@@ -66,7 +66,7 @@ pub(super) struct MemberState {
 }
 
 impl MemberState {
-    /// Returns whether the rank has joined or closed, and so submits no tensors.
+    /// Returns whether the rank has joined (declared that it has no more data) or closed, and so submits no tensors.
     pub(super) fn is_inactive(self) -> bool {
         self.has_joined || self.has_closed
     }

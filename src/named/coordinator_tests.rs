@@ -32,7 +32,8 @@ fn send_report(coordinator: &mut Coordinator, rank: u32, report: RankReport) {
     coordinator.report(T0, Rank::new(rank), report).expect("the report should be valid");
 }
 
-/// Returns the names of the tensors in each operation of the next message. A cached tensor is `#slot`.
+/// Returns the names of the tensors in each operation of the next message. The name of a cached tensor
+/// is `#` and the number of its slot.
 fn next_runs(coordinator: &mut Coordinator) -> Vec<Vec<String>> {
     let message = coordinator.next_message().unwrap_or_default();
     let runs = message.instructions.into_iter().filter_map(|instruction| match instruction {

@@ -6,6 +6,7 @@ use crate::group::Error;
 
 /// The error of a call on named tensors.
 ///
+/// A rank *has joined* if it has called [`NamedTensors::join`](super::NamedTensors::join) because it has no more data.
 /// All errors but [`NamedError::Job`] leave the job and all other tensors unaffected.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -22,7 +23,7 @@ pub enum NamedError {
     Limit {
         /// The name of the tensor, or the beginning of a long name.
         name: String,
-        /// A sentence about the limit.
+        /// A sentence that names the limit.
         reason: String,
     },
     /// All ranks have submitted the tensor, but with different requests. Every rank's handle returns this error.

@@ -136,7 +136,7 @@ pub(super) type RunItem = (Request, Option<Box<dyn TensorPayload>>);
 /// An operation that has begun.
 pub(super) trait BegunOperation: Send {
     /// Waits for the end of the operation. Calls `on_end` with the names of the tensors that this rank has submitted, and
-    /// then passes the results to their handles.
+    /// then passes each result to the handle of its tensor.
     fn finish(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error>;
 }
 

@@ -11,7 +11,7 @@ use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
 /// The largest size of a name in bytes.
 pub const NAME_BYTES_MAX: usize = 256;
-/// The largest size of a tensor in bytes. For an all-gather it is the largest size of the result.
+/// The largest size of a tensor in bytes. For an all-gather, this limits the size of the result.
 pub const TENSOR_BYTES_MAX: u64 = 1 << 34;
 /// The largest number of tensors in one message.
 pub(super) const REQUESTS_MAX: usize = 1024;
@@ -24,11 +24,11 @@ pub(super) const SLOTS_MAX: u16 = 16_384;
 /// The largest size of a message in bytes. A receiver allocates the size that the sender announces, up to this limit.
 pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// The largest size of a request in bytes: name with length, kind with argument, element type, count, and two slots.
+/// The most bytes of an announced tensor: name and its length, operation and argument, type, count, and two slots.
 const REQUEST_BYTES_MAX: usize = 2 + NAME_BYTES_MAX + 1 + 4 + 1 + 8 + 2 + 2;
 const REFUSAL_BYTES_MAX: usize = 2 + 2 + NAME_BYTES_MAX + 2 + REASON_BYTES_MAX;
 const _: () = assert!(
-    // In the worst case each tensor has a separate instruction and retires a slot.
+    // In the worst case, each tensor is announced by a separate instruction, and all slots are retired.
     REQUESTS_MAX * (REQUEST_BYTES_MAX + 8) + REFUSALS_MAX * REFUSAL_BYTES_MAX + 3 * SLOTS_MAX as usize + 64
         <= MESSAGE_BYTES_MAX
 );
@@ -38,7 +38,7 @@ const _: () = assert!(
 pub(super) enum TensorOp {
     AllReduce(ReduceOp),
     Broadcast(Rank),
-    /// An all-gather. The count in its signature is 0, because the counts of the ranks may differ.
+    /// An all-gather. Its tensor's [`Signature`] has the count 0, because the counts of the ranks may differ.
     AllGather,
     ReduceScatter(ReduceOp),
 }
@@ -148,7 +148,7 @@ pub(super) enum Instruction {
 pub(super) enum AnnouncedTensor {
     /// The tensor in this slot of the response cache.
     Cached(u16),
-    /// A tensor in full, and the slot in which every rank stores the tensor, if the tensor gets a slot.
+    /// A name and signature that are not in the cache, and the slot in which every rank now stores them, if any.
     Named(Request, Option<u16>),
 }
 

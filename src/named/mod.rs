@@ -1,4 +1,4 @@
-//! Named tensors: collectives that each rank may start in a different order.
+//! Named tensors: collectives that the ranks may start in different orders.
 //!
 //! The ranks of a group must call its collectives in the same order. A framework that computes gradients in parallel
 //! has no such order: the threads of each rank finish tensors at different times. [`NamedTensors`] accepts tensors by
@@ -69,8 +69,8 @@ pub struct NamedOptions {
     /// has a higher fixed cost. Fusing copies each tensor twice. An operation of 16 MiB takes milliseconds, so the
     /// fixed cost of its 2(n-1) messages is small. A longer operation would only delay the first results.
     pub fusion_bytes: usize,
-    /// The number of tensors in the response cache, at most 16 384. If a rank submits a cached tensor again, the rank
-    /// sends only one bit for the tensor.
+    /// The number of tensors for which the response cache has space; the largest value is 16 384. If a rank
+    /// submits a cached tensor again, the rank sends only one bit for the tensor.
     pub cache_capacity: usize,
     /// The time that a tensor may wait for ranks that have not submitted it, before rank 0 logs a warning.
     pub stall_warning: Duration,
@@ -107,8 +107,8 @@ pub struct NamedStatistics {
 
 /// Collectives of a group on tensors with names. Each rank can submit the tensors in any order and from any thread.
 ///
-/// You can use a name again when its result is available. All ranks must submit a name with the same operation, element
-/// type and count. Otherwise every rank gets an error for this tensor; other tensors are not affected. If
+/// You can use a name again when its result is available. For a name, all ranks must submit the same operation,
+/// element type and count. Otherwise every rank gets an error for this tensor; other tensors are not affected. If
 /// [`NamedOptions::stall_abort`] is set and a rank does not submit a tensor within this time, the job ends with an error
 /// that names the tensor and the rank.
 pub struct NamedTensors {
@@ -334,8 +334,8 @@ impl<R> NamedHandle<R> {
     ///
     /// # Errors
     ///
-    /// [`NamedError`] if the ranks submitted different requests for this tensor, if the tensor needs a rank that has joined
-    /// or closed, or if the job has failed.
+    /// [`NamedError`] if the ranks submitted different requests for this tensor, if the operation needs data from a rank that
+    /// has no more data ([`NamedTensors::join`], [`NamedTensors::close`]), or if the job has failed.
     pub fn wait(self) -> Result<R, NamedError> {
         self.0.wait()
     }

@@ -21,20 +21,20 @@ enum TestAction {
     Close,
 }
 
-/// The name of a tensor that has run, and this rank's contribution: the number of the tensor and the step. The
-/// contribution is `None` if the rank contributed zeros.
-type FinishedTensor = (String, Option<(usize, usize)>);
+/// A tensor of an operation that has begun: its name, and the contribution of this rank, given as the number of the
+/// tensor and the step. The contribution is `None` if this rank contributes zeros.
+type BegunTensor = (String, Option<(usize, usize)>);
 
 struct SimulatedRank {
     client: Client<(usize, usize)>,
     actions: VecDeque<TestAction>,
     reports: VecDeque<RankReport>,
     messages: VecDeque<CoordinatorMessage>,
-    /// The running operations, the oldest first. Each operation lists the names of the tensors that this rank has
-    /// submitted.
+    /// The running operations, the oldest first. For each operation, the names of those of its tensors that this rank
+    /// has submitted.
     running: VecDeque<Vec<String>>,
-    /// All operations that have begun.
-    begun: Vec<Vec<FinishedTensor>>,
+    /// All operations that have begun, each with its tensors.
+    begun: Vec<Vec<BegunTensor>>,
     joined: usize,
     has_ended: bool,
 }

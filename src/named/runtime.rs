@@ -1,5 +1,5 @@
-//! The threads and the messages of named tensors. The threads connect the client and, on rank 0, the coordinator to a
-//! group and to the clock.
+//! The threads of named tensors, and the messages between ranks. The client and the coordinator perform no IO and read
+//! no clock: the threads send and receive their messages over a group, and tell them the time.
 //!
 //! Every rank has three threads. The reporter sends the reports of the client, the reader carries out the instructions of
 //! the coordinator, and the finisher waits for operations and delivers their results. On rank 0 a fourth thread, the
@@ -19,9 +19,9 @@ use crate::group::{Error, Group, Source};
 use crate::types::Rank;
 
 /// The tag of a rank's report to the coordinator.
-const REPORT: u32 = 0;
+const REPORT_TAG: u32 = 0;
 /// The tag of a message of the coordinator.
-const MESSAGE: u32 = 1;
+const MESSAGE_TAG: u32 = 1;
 /// The largest number of begun operations that wait for the finisher. If more operations begin, the reader waits for
 /// the finisher.
 const RUNNING_MAX: usize = 4;
@@ -42,7 +42,7 @@ pub(super) struct NamedShared {
 /// This rank's own state.
 pub(super) struct LocalState {
     pub(super) client: Client<Box<dyn TensorPayload>>,
-    /// The promise of a thread that waits in `join`.
+    /// The promise of the result for which a thread waits in `join`; `None` if no thread waits there.
     pub(super) join: Option<Promise<Rank>>,
     /// The reason why the named tensors have ended: a failure, or `Closed` if all ranks have closed.
     pub(super) ended: Option<NamedError>,
@@ -137,7 +137,7 @@ impl NamedShared {
         if let Some(leader) = &self.leader {
             return self.process_report(leader, Rank::ZERO, Ok(report));
         }
-        let sent = lock(&self.control).send_async(report.encode(), Rank::ZERO, REPORT)?;
+        let sent = lock(&self.control).send_async(report.encode(), Rank::ZERO, REPORT_TAG)?;
         sent.wait().map(|_| ())
     }
 
@@ -154,7 +154,7 @@ impl NamedShared {
     fn collect_report(&self, leader: &LeaderState) -> Result<(), Error> {
         let (receive, world) = {
             let control = lock(&self.control);
-            (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Source::Any, REPORT)?, control.size())
+            (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Source::Any, REPORT_TAG)?, control.size())
         };
         let received = receive.wait()?;
         self.process_report(leader, received.status.source, RankReport::decode(&received.elements, world))
@@ -186,7 +186,7 @@ impl NamedShared {
             let control = lock(&self.control);
             for peer in control.size().ranks().skip(1) {
                 // The send continues after its handle is dropped. If the send fails, the job has failed.
-                drop(control.send_async(bytes.clone(), peer, MESSAGE)?);
+                drop(control.send_async(bytes.clone(), peer, MESSAGE_TAG)?);
             }
             drop(control);
             // If the reader has ended, the job has failed, and another thread reports the failure.
@@ -219,7 +219,7 @@ impl NamedShared {
     fn receive_message(&self) -> Result<CoordinatorMessage, Error> {
         let (receive, world) = {
             let control = lock(&self.control);
-            (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Rank::ZERO, MESSAGE)?, control.size())
+            (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Rank::ZERO, MESSAGE_TAG)?, control.size())
         };
         let received = receive.wait()?;
         CoordinatorMessage::decode(&received.elements, world)
@@ -314,8 +314,8 @@ impl NamedShared {
         lock(&self.control).abort(message)
     }
 
-    /// Ends the named tensors. The handles of tensors without a result, and a waiting `join`, get the error of the
-    /// first call of this function.
+    /// Ends the named tensors. If the function is called several times, the first error counts: the handles of tensors
+    /// that have no result yet get this error, and so does a thread that waits in `join`.
     fn end(&self, error: &NamedError) {
         let mut local = lock(&self.local);
         local.ended.get_or_insert_with(|| error.clone());

@@ -63,8 +63,8 @@ macro_rules! floats {
             fn add(self, other: Self) -> Self { with_canonical_nan!(self + other, $ty, $nan) }
             #[inline(always)]
             fn multiply(self, other: Self) -> Self { with_canonical_nan!(self * other, $ty, $nan) }
-            // If neither number is NaN, `one` and `two` are equal, or zeros of different signs. Of two zeros, -0 is
-            // the smaller.
+            // If neither number is NaN, the bits of `one` and `two` differ only for the zeros -0 and +0. Then `|` gives
+            // -0, which counts as smaller, and the `&` in `larger` gives +0.
             #[inline(always)]
             fn smaller(self, other: Self) -> Self {
                 let one = if self < other { self } else { other }.to_bits();

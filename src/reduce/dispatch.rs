@@ -49,7 +49,8 @@ trait Loop {
     fn run(accumulator: &mut [u8], input: &[u8], divisor: u32);
 }
 
-/// An element type, with the type in which its elements are computed.
+/// An element type. Reductions convert its elements to the type `Computed`: `f32` for the half-precision types, and the
+/// element type itself for all others.
 pub(super) trait StoredElement: bytemuck::Pod {
     type Computed: Copy;
 

@@ -44,7 +44,8 @@ fn widen_f16(narrow: f16) -> f32 {
     let (sign, magnitude) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
     let exponent = magnitude & (0x7c00 << 13);
     let normal = magnitude + ((ONE - 15) << EXPONENT);
-    // The encoded exponent of a subnormal number is 1 less than its exponent; the subtraction normalises the number.
+    // A subnormal number is 2^-14 times its fraction. `magnitude + least` encodes 2^-14 times (1 + fraction), so the
+    // subtraction of 2^-14, which `least` encodes, leaves the number.
     let least = (ONE - 14) << EXPONENT;
     let subnormal = (f32::from_bits(magnitude + least) - f32::from_bits(least)).to_bits();
     let quiet = u32::from(magnitude > 0x7c00 << 13) << 22;

@@ -1,4 +1,4 @@
-//! Kernels, which reduce one segment into another. A kernel is a built-in loop or a function of the caller.
+//! Kernels, which reduce one segment into another. A kernel is a built-in loop, or calls a function that the user passed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl Kernel {
     ///
     /// # Panics
     ///
-    /// If the lengths of the slices differ, if they are not aligned for the element type, or if a function of the caller
+    /// If the lengths of the slices differ, if they are not aligned for the element type, or if the user's function
     /// panics.
     pub fn apply(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
         match &self.0 {
@@ -45,7 +45,7 @@ impl Kernel {
     }
 
     /// Reduces `input` into `accumulator` as [`Kernel::apply`] does, but with `input` as the right operand. The side
-    /// of `input` matters only for a function of the caller, because the built-in reductions commute.
+    /// of `input` matters only for a function that the user passed, because the built-in reductions commute.
     ///
     /// # Panics
     ///
@@ -84,7 +84,7 @@ impl Kernels {
         Self { reduce: self.reduce.clone(), reduce_last: self.reduce.clone() }
     }
 
-    /// Returns the kernels of a function of the caller: `accumulator = f(input, accumulator)`, element by element.
+    /// Returns kernels that call the function `f`: `accumulator = f(input, accumulator)`, element by element.
     ///
     /// The arriving data are the left operand and this rank's data are the right operand. If a chain of ranks reduces
     /// in rank order, the arriving data come from the lower ranks. So a function that is associative but not

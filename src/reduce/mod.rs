@@ -23,7 +23,7 @@ pub use self::kernel::{Kernel, Kernels};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 
 /// The number of 8-byte words in the block of zeros with which [`reduce_single_contribution`] reduces a contribution.
-const ZEROS: usize = 512;
+const ZERO_WORDS: usize = 512;
 
 /// Returns the kernels of `op` on elements of `dtype`. Returns `None` if the reduction is not defined for this type
 /// ([`ReduceOp::applies_to`]), and for [`ReduceOp::Custom`], whose kernels are made by [`Kernels::custom`].
@@ -63,7 +63,7 @@ pub fn reduce_single_contribution(dtype: DType, op: ReduceOp, memory: &mut [u8])
         return;
     }
     let Some(kernels) = kernels(dtype, ReduceOp::LogicalOr) else { return };
-    let zeros = [0u64; ZEROS];
+    let zeros = [0u64; ZERO_WORDS];
     let zeros: &[u8] = bytemuck::cast_slice(&zeros);
     for block in memory.chunks_mut(zeros.len()) {
         let length = block.len();

@@ -10,7 +10,7 @@ use crate::types::Element;
 struct Lengths {
     /// More than a vector and more than one block of half-precision numbers, and no multiple of either.
     default: usize,
-    /// The longest buffer for comparisons between vector widths.
+    /// The length of the longest buffer in comparisons between vector widths.
     longest: usize,
     /// More elements than `reduce_single_contribution` reduces at a time.
     single: usize,
@@ -21,7 +21,7 @@ struct Lengths {
 
 /// Whether two NaN results may have different bits. A processor returns the bits of one operand, but Rust does not
 /// specify the bits of a NaN, and Miri chooses them at random.
-const ANY_NAN: bool = cfg!(miri);
+const NAN_BITS_MAY_DIFFER: bool = cfg!(miri);
 
 const LENGTHS: Lengths = if cfg!(miri) {
     // These lengths are greater than those of the vectors that Miri supports.
@@ -259,7 +259,7 @@ fn check_bits_at_every_width<T: Reference>() {
                     results(width).expect("the portable kernel exists too").iter().zip(&portable)
                 {
                     for (i, (wide, portable)) in wide.iter().zip(portable).enumerate() {
-                        let any_nan = ANY_NAN && T::DTYPE.is_number();
+                        let any_nan = NAN_BITS_MAY_DIFFER && T::DTYPE.is_number();
                         let are_same = bytemuck::bytes_of(wide) == bytemuck::bytes_of(portable);
                         let are_nans = any_nan && wide.is_nan() && portable.is_nan();
                         assert!(are_same || are_nans, "{} {op} {width:?} [{i}] of {length}", T::DTYPE);
@@ -393,7 +393,8 @@ fn a_nan_in_either_operand_gives_a_nan() {
     }
 }
 
-/// Compares sums of all 65,536 bit patterns of each half-precision type with an addition in f32 that the `half` crate rounds.
+/// Adds a few numbers to all 65,536 bit patterns of each half-precision type. The expected sums are computed in
+/// `f32`, and the `half` crate rounds them.
 #[test]
 fn half_types_are_summed_in_f32_and_rounded_once() {
     for other in [0x0001u16, 0x3c00, 0x3f80, 0x7bff, 0x8400, 0xfc00, 0x0000] {

@@ -116,7 +116,7 @@ pub enum StartError {
         /// A description of the failure.
         detail: String,
     },
-    /// The job failed in the barrier at the end of its start.
+    /// The job failed in the barrier that is the last step of its start.
     #[error("{0}")]
     Failed(Cause),
     /// This machine's operating system refused a system call or a resource.

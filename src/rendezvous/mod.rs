@@ -70,7 +70,7 @@ pub struct Shared {
     /// The number of the host's processors. This number and the number of ranks on the host determine the chunk size of an
     /// all-reduce.
     pub processors: u32,
-    /// The number of connections of a link. If it is 0, the ranks measure at the start which number is fastest.
+    /// The number of connections of a link; 0 means that the ranks measure at the start which number is fastest.
     pub streams: u8,
 }
 

@@ -64,7 +64,7 @@ enum Command {
     RankEnded { rank: Rank, how: String },
 }
 
-/// What a launcher's rendezvous serves.
+/// The options of a launcher's rendezvous.
 pub struct ServerOptions {
     /// The address of this machine on which the rendezvous listens. The operating system chooses the port.
     pub host: IpAddr,

@@ -1,5 +1,5 @@
-//! Schedules in which ranks exchange whole buffers with one partner after another. In the costs, n is the number of
-//! ranks and S the size of the buffer in bytes.
+//! Schedules in which ranks exchange whole buffers with one partner after another. In the comments, n is the number
+//! of ranks and S the size of the buffer in bytes.
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
@@ -9,8 +9,8 @@ use crate::types::{Rank, WorldSize};
 /// In the step of distance d = 1, 2, 4, .. rank r exchanges its whole buffer with rank r XOR d. After this step, both
 /// ranks have the reduction of the contributions of 2d ranks. This is recursive doubling, as in Thakur, Rabenseifner
 /// and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Performance Computing
-/// Applications 19 (2005). Partners reduce the same two values, so the result has the same bits on all ranks, except
-/// that NaNs may have different bits.
+/// Applications 19 (2005). Partners reduce the same two values in opposite orders. Every built-in reduction gives the
+/// same bits in both orders, so the result has the same bits on all ranks.
 ///
 /// A receive writes to the range that the same step sends. So the arriving data must wait until the rank has sent
 /// that range and applied all earlier data. The algorithm is therefore for short messages, which the receiver can

@@ -24,19 +24,20 @@ pub const REQUESTABLE_ALGORITHMS: [Algorithm; 8] = [
 const TREE_BYTES_MAX: u64 = 64 << 10;
 /// The size of the longest part that a rank may have to store for a peer before it can reduce the part.
 const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
-/// The size of the longest buffer in shared memory that every rank reduces completely, which saves a round.
+/// The size of the longest buffer in shared memory that every rank reduces completely. Compared with ranks that each
+/// reduce a part, this saves a round.
 const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
 /// The size of the longest workspace of an all-reduce in which every rank gets the buffers of all other ranks.
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
 /// The time to allocate, fill and reduce a byte of the workspace of such an all-reduce, in nanoseconds.
-const WORKSPACE_BYTE: f64 = 0.1;
+const WORKSPACE_NS_PER_BYTE: f64 = 0.1;
 /// The size of the longest buffer for a butterfly. A receiver may have to store a whole buffer.
 const BUTTERFLY_BYTES_MAX: u64 = 256 << 10;
 /// The size of the smallest world in which no two ranks are neighbours in both trees of a double tree.
 const DOUBLE_TREE_WORLD_MIN: u32 = 4;
-/// The largest cost of a message in a sequence of messages to few peers, as a fraction of the latency. The measured
-/// overhead can be larger, because the overhead is measured with messages to all peers at once, which delay each
-/// other.
+/// The largest overhead that the model assumes for each of many successive messages to a few peers, as a fraction of
+/// the latency. The measured overhead can be larger: it is measured with messages to all peers at once, which delay
+/// each other.
 const PIPELINED_LATENCY_FRACTION_MAX: f64 = 0.25;
 /// The size of the largest world in which the automatic choice of an algorithm may open links between all ranks.
 const DIRECT_WORLD_MAX: u32 = 32;
@@ -145,7 +146,7 @@ impl LinkCost {
         let whole_buffer = bytes as f64 * self.byte;
         let parts = (n - 1.0) / n * whole_buffer;
         let workspace = bytes.saturating_mul(u64::from(world.get()));
-        let gathered = (n - 1.0) * whole_buffer + workspace as f64 * WORKSPACE_BYTE;
+        let gathered = (n - 1.0) * whole_buffer + workspace as f64 * WORKSPACE_NS_PER_BYTE;
         let is_small_world = world.get() <= DIRECT_WORLD_MAX;
         let is_storable = bytes.div_ceil(u64::from(world.get())) <= DIRECT_PART_BYTES_MAX;
         let (is_sensible, time) = match (operation, algorithm) {
@@ -171,14 +172,16 @@ impl LinkCost {
             }
             (Operation::ReduceScatter | Operation::AllGather, _) => (true, (n - 1.0) * self.latency + parts),
             (_, Algorithm::Tree) => (bytes <= TREE_BYTES_MAX, rounds * (self.latency + whole_buffer)),
-            // `TREE_BYTES_MAX` alone decides between a tree and the chain or ring, whose time is not estimated.
+            // The time of a chain, and of a broadcast along the ring, is not estimated: `TREE_BYTES_MAX` alone
+            // decides whether the library uses a tree instead.
             (_, _) => (true, f64::MAX),
         };
         if is_sensible && can_run(algorithm, world, bytes) { time } else { f64::INFINITY }
     }
 
     /// Returns the estimated time of a double tree in one direction, in nanoseconds. This time is the sum of:
-    /// - the latency of the hops, each with a message, a ready message, and a block for each of two children;
+    /// - at each hop, the latency of a block, the latency of the message that the parent is ready for the second
+    ///   child's block, and the transfer of a block from each of the two children;
     /// - the overhead of a rank's messages;
     /// - the transfer of all bytes over a rank's link.
     fn double_tree(&self, world: WorldSize, bytes: u64) -> f64 {

@@ -129,8 +129,8 @@ impl TreeLinks {
         Self { parent: Some(parent), children: children.into_iter().map(at).collect() }
     }
 
-    /// Adds the steps that receive every block from the children and send it to the parent. Returns, for each block,
-    /// the last step that receives it, or `None` if the rank has no children.
+    /// Adds the steps that reduce the children's blocks into the rank's blocks, and send each result to the parent.
+    /// Returns, for each block, the last of the steps that reduce it, or `None` if the rank has no children.
     fn push_up(&self, schedule: &mut Schedule, half: Range<usize>, block: usize) -> Vec<Option<After>> {
         let mut ends = Vec::new();
         for range in blocks(half, block) {
@@ -173,9 +173,10 @@ impl TreeLinks {
 /// One of the two trees.
 ///
 /// A place is the position of a rank in the tree, from 0 to n-1. A tree has n/2 inner nodes, and its other places are
-/// leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. The parent of a
-/// leaf is the inner node next to the gap that has no inner child on that side. So every inner node has two children,
-/// except that the last one has one child if n is even. No path to the top has more than floor(log2 n) hops.
+/// leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. Of the inner
+/// nodes beside this gap, one has no inner child on the side of the gap. This inner node is the parent of the leaf.
+/// So every inner node has two children, except that the last one has one child if n is even. No path to the top has
+/// more than floor(log2 n) hops.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
     /// The tree in which leaves and inner nodes alternate, starting with a leaf at place 0.

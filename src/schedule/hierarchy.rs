@@ -38,8 +38,8 @@ pub struct Phases {
 }
 
 impl Layout {
-    /// Returns the layout for `rank`; `machines` has the number of each rank's host. Returns `None` if a hierarchy has
-    /// no advantage: if there is only one host, or if each rank has a host to itself.
+    /// Returns the layout for `rank`. `machines[r]` is the number of the host of rank r. Returns `None` if a hierarchy
+    /// has no advantage: if there is only one host, or if each rank has a host to itself.
     ///
     /// # Panics
     ///
@@ -117,7 +117,8 @@ impl Layout {
         Phases { before, across: self.schedule_between_hosts(spec, algorithm, block), after }
     }
 
-    /// Returns the schedule in which this rank reduces or copies each of its slices with the slice's other carriers.
+    /// Returns this rank's schedule between hosts. For each slice that this rank carries, the schedule reduces or copies
+    /// the slice among its carriers on all hosts.
     fn schedule_between_hosts(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Schedule {
         let root_host = self.hosts.iter().position(|ranks| ranks.contains(&spec.root())).unwrap_or_default();
         let root = Rank::new(root_host as u32);
@@ -176,7 +177,7 @@ impl Layout {
         self.hosts[host][slice * self.hosts[host].len() / self.slice_count().as_usize()]
     }
 
-    /// Returns the division of the buffer into the elements that each rank of this host carries.
+    /// Divides the buffer into one part for each rank of this host: the elements that the rank carries.
     fn local_parts(&self, count: usize) -> Partition {
         let slices = Partition::even(count, self.slice_count());
         let elements = |slice: usize| slices.range(Rank::new(slice as u32)).len();

@@ -1,4 +1,5 @@
-//! Division of a buffer: its elements are divided into one chunk for each rank, and a chunk is sent in segments.
+//! The division of a buffer into one chunk for each rank, and of a chunk into the segments in which the chunk is
+//! sent.
 
 use std::ops::Range;
 

@@ -52,8 +52,8 @@ pub struct OrderedReduce {
     pub is_posted_next: bool,
 }
 
-/// Elements of all ranks' buffers that this rank reduces in place. This rank writes the result into all buffers. No
-/// other rank reads or writes these elements.
+/// The part of an all-reduce without slots that this rank does: the rank reduces these elements of all ranks' buffers
+/// and writes the result into all buffers. No other rank reads or writes these elements.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Exchange {
     /// The range of the elements in each buffer.
@@ -67,9 +67,9 @@ pub struct Round {
     pub puts: Vec<Put>,
     /// The elements of all ranks that the rank reduces in rank order.
     pub ordered_reduce: Option<OrderedReduce>,
-    /// The exchange that replaces the rest of the round if every rank has posted the address of its whole buffer
-    /// ([`RoundPlan::go_in_place`]). A rank that has posted its address posts no elements: the other ranks read its
-    /// buffer instead of its slot.
+    /// In the round in which ranks post the addresses of their whole buffers: what this rank does instead of the rest of
+    /// the round if every rank has posted an address ([`RoundPlan::go_in_place`]). A rank that posts an address posts no
+    /// elements: the other ranks read its buffer instead of its slot.
     pub exchange: Option<Exchange>,
     /// The elements that the rank takes, in this order. A [`Take`] with an empty range only waits until the other
     /// rank has posted.

@@ -145,8 +145,9 @@ impl CollectiveSpec {
         !matches!(self, Self::AllToAll { is_even: false, .. })
     }
 
-    /// Returns the schedule of `rank` over links. `block` is the number of elements in a block of the ring all-reduce,
-    /// or in a message of the double tree. `in_rank_order` must be true if the reduction does not commute.
+    /// Returns the schedule of `rank`: the steps in which it sends and receives over its links. `block` is the number
+    /// of elements in a block of the ring all-reduce, or in a message of the double tree. `in_rank_order` must be true
+    /// if the reduction does not commute.
     ///
     /// With [`Algorithm::OneShot`] and [`Algorithm::Doubling`] every rank gets the buffers of all ranks and reduces
     /// them itself. The buffer of a rank then has a slot for each rank. The slots are in rank order for `OneShot`,

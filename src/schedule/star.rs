@@ -8,8 +8,8 @@ use crate::types::{Rank, WorldSize};
 /// Gathers to `root` in one round. Each rank but the root sends its own part. The root receives S bytes minus its own
 /// part, which takes (n-1)/n S/B if all parts have the same length. This is the minimum for a gather.
 ///
-/// The buffers have different lengths. The root's buffer is for all parts and already contains the root's own part. The
-/// buffer of each other rank is only its own part.
+/// The buffers have different lengths. The root's buffer has space for all parts and already contains the root's own
+/// part. The buffer of each other rank contains only that rank's part.
 ///
 /// # Panics
 ///
@@ -27,8 +27,8 @@ pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -
     Schedule { steps: vec![Step { send: Some(send), receive: None }] }
 }
 
-/// Scatters from `root`: this is [`gather`] with the direction of every message reversed. The root sends S bytes minus
-/// its own part. The buffer of each other rank is only its own part.
+/// Scatters from `root`: this is [`gather`] with the direction of every message reversed. The root sends S bytes
+/// minus its own part. The buffer of each other rank has space only for that rank's part.
 ///
 /// # Panics
 ///

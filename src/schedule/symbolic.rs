@@ -359,7 +359,7 @@ fn advance(progress: &mut TransferProgress, range: &Range<usize>, elements: usiz
     progress.done = progress.elements == range.len();
 }
 
-/// The requirements on a schedule, besides its result.
+/// The worlds for which a schedule is proved, and the requirements on it in addition to the right result.
 #[derive(Clone)]
 struct Proof {
     /// The sizes of the worlds for which the schedule is proved.
@@ -426,8 +426,8 @@ impl Proof {
     }
 }
 
-/// Checks that of two receives that reduce into the same elements, the later step waits for the earlier one, directly or
-/// through other steps. Otherwise contributions would be reduced in the order of their arrival.
+/// Checks every two steps whose receives reduce into the same elements: the later step must wait for the earlier step,
+/// directly or through other steps. Otherwise contributions would be reduced in the order of their arrival.
 fn assert_reduction_order_is_fixed(schedule: &Schedule) {
     let receive = |step: usize| schedule.steps[step].receive.as_ref();
     let reducing = |step: &usize| receive(*step).filter(|receive| receive.action != Action::Copy);

@@ -5,12 +5,13 @@ use super::report::EpochRecord;
 /// The loss has converged if the difference between the losses of the last two records is less than this fraction of the
 /// loss of the best constant prediction (a model that ignores its inputs).
 const CONVERGED_FRACTION: f64 = 1e-6;
-/// For a convex model, a longer run is advised if the loss falls in the last tenth of the run by more than this fraction
-/// of its total fall. This limit is small, because the run should reach the optimum of the loss.
-const STILL_FALLING_CONVEX: f64 = 0.001;
-/// For other models, a longer run is advised if the loss falls in the last tenth of the run by more than this fraction of
-/// its total fall. This limit is larger, because their training loss may fall forever even if the test loss rises.
-const STILL_FALLING: f64 = 0.01;
+/// For a convex model, a longer run is advised if more than this fraction of the loss's total fall took place in the
+/// last tenth of the run. This fraction is small, because the run should reach the optimum of the loss.
+const STILL_FALLING_FRACTION_CONVEX: f64 = 0.001;
+/// For other models, a longer run is advised if more than this fraction of the loss's total fall took place in the last
+/// tenth of the run. This fraction is larger, because the training loss of these models may fall forever, even if
+/// the test loss rises.
+const STILL_FALLING_FRACTION: f64 = 0.01;
 
 /// Returns whether the training loss has stopped changing. `constant_loss` is the mean loss of the best constant prediction.
 pub(crate) fn has_converged(history: &[EpochRecord], constant_loss: f64) -> bool {
@@ -24,8 +25,8 @@ pub(crate) fn is_still_improving(history: &[EpochRecord], constant_loss: f64, co
     let tenth = (history.len() / 10).max(1);
     let recent_fall = history[history.len() - 1 - tenth].train_loss - last.train_loss;
     let total_fall = first.train_loss.max(constant_loss) - last.train_loss;
-    recent_fall > if convex { STILL_FALLING_CONVEX } else { STILL_FALLING } * total_fall
-        && recent_fall > CONVERGED_FRACTION * constant_loss
+    let fraction = if convex { STILL_FALLING_FRACTION_CONVEX } else { STILL_FALLING_FRACTION };
+    recent_fall > fraction * total_fall && recent_fall > CONVERGED_FRACTION * constant_loss
 }
 
 #[cfg(test)]

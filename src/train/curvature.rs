@@ -35,8 +35,8 @@ pub(crate) fn safe_learning_rate(
     Ok(round_down(1.0 / curvature))
 }
 
-/// Returns the largest eigenvalue of the mean of x x', where x holds the features of a training sample, followed by a 1 for the
-/// bias. Uses the power method.
+/// Returns the largest eigenvalue of the mean of the outer products x xᵀ, where x holds the features of a training
+/// sample, followed by a 1 for the bias. Uses the power method.
 fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainError> {
     let samples = &setup.dataset.train;
     let columns = samples.features.columns();

@@ -32,9 +32,9 @@ pub enum TrainError {
     Elsewhere {
         /// The lowest rank that failed.
         rank: Rank,
-        /// The phase in which this rank failed.
+        /// The phase in which `rank` failed.
         phase: Phase,
-        /// The error message of this rank.
+        /// The error message of `rank`.
         message: String,
     },
     /// Ranks were started with different arguments.

@@ -189,8 +189,8 @@ mod tests {
             (Rule::Sgd, 0.1, 0.5, [0.75, 0.5625, 0.421_875]),
             (Rule::Momentum { momentum: 0.9 }, 0.1, 0.0, [0.8, 0.46, 0.062]),
             (Rule::Momentum { momentum: 0.0 }, 0.1, 0.0, [0.8, 0.64, 0.512]),
-            // Before the three steps add the momentum, the parameter is 0.8, 0.6 and 0.416. The momentum factors are 0.25,
-            // 0.4 and 0.5.
+            // Each step first subtracts lr g from the parameter, which gives 0.8, 0.6 and 0.416 in the three steps. The
+            // step then adds m' v, where m' is 0.25, 0.4 and 0.5.
             (Rule::Nesterov, 0.1, 0.0, [0.75, 0.52, 0.324]),
             (Rule::Adam, 0.1, 0.0, [0.9, 0.800_412, 0.701_586_5]),
         ];

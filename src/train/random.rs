@@ -1,8 +1,8 @@
 //! Seeded streams of random numbers. The streams are the same on every host, for every world size, and in every later version.
 //!
 //! The generator is xoshiro256++ (Blackman and Vigna 2021), seeded with the SHA-256 of the stream's purpose, seed and index.
-//! Shuffling and scaling are implemented here, because the functions of the crate `rand` may change between its releases, and
-//! the results of a resumed run must not change.
+//! The shuffle and the conversion to floats are implemented here, because the functions of the crate `rand` may
+//! change between its releases, and the results of a resumed run must not change.
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{Rng, SeedableRng};

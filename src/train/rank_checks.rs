@@ -74,8 +74,9 @@ impl ReplicaHash {
         Self { epoch, hash: hash(parameters) }
     }
 
-    /// Returns two numbers for a sum over all ranks. Both sums are 0 if all hashes are equal. If hashes differ, a sum is not 0,
-    /// except with a probability of about 2^-64. So a comparison can be part of another all-reduce, and costs no message.
+    /// Returns two numbers, which the caller sums over all ranks. Both sums are 0 if all hashes are equal. If hashes differ,
+    /// both sums are 0 only with a probability of about 2^-64. So a comparison can be part of another all-reduce, and costs
+    /// no message.
     ///
     /// Rank 0 contributes its hash once for each other rank, and each other rank subtracts its own hash. A hash is split into
     /// halves of 32 bits, so that the sums are exact.
@@ -86,14 +87,14 @@ impl ReplicaHash {
     }
 
     /// Compares the hashes of all ranks. Returns an error that names the ranks that differ. All ranks must call this function.
-    /// It costs one short all-gather.
+    /// A call costs one short all-gather.
     pub(crate) fn check(&self, group: &mut Group) -> Result<(), TrainError> {
         if group.size() == WorldSize::ONE {
             return Ok(());
         }
         let hashes = gather_rows(group, &[self.hash])?;
         let count = |hash: &u64| hashes.iter().filter(|other| *other == hash).count();
-        // If several hashes are equally frequent, this is the hash of the lowest rank among them.
+        // The most frequent hash; of several equally frequent ones, the hash of the lowest rank.
         let reference = hashes.iter().rev().max_by_key(|hash| count(hash)).copied().unwrap_or_default();
         let rows = group.size().ranks().zip(&hashes);
         let differing: Vec<Rank> =

@@ -21,8 +21,8 @@ pub const BATCH_SIZE_DEFAULT: usize = 128;
 /// The default number of epochs. This default does not apply if the whole training set is one batch. On small data
 /// sets the default is larger, so that a run takes at least [`STEPS_DEFAULT_MIN`] steps.
 pub const EPOCHS_DEFAULT: u64 = 40;
-/// The minimum number of steps of a run without `--epochs` and `--batch-size`: as many as 40 epochs of the built-in digits. With
-/// far fewer steps, Adam stops far from the optimum.
+/// The minimum number of steps of a run without `--epochs` and `--batch-size`: the steps of
+/// 40 epochs on the built-in handwritten digits. With far fewer steps, Adam stops far from the optimum.
 pub const STEPS_DEFAULT_MIN: u64 = 480;
 
 /// The data, the model and the settings of a run.
@@ -100,8 +100,8 @@ impl Setup {
             task: config.task(),
         })?;
         let model = config.model.clone().unwrap_or_else(|| default_model(dataset.task()));
-        // Pixels are from 0 to 1, so other models do not need standardized pixels. A linear model converges faster with
-        // standardized pixels.
+        // Pixels are standardized only for a linear model, which then converges faster. Other models do not need this, because
+        // pixels are from 0 to 1.
         let standardize = config.standardize && (dataset.tabular || model == ModelSpec::Linear);
         let standardizer = standardize.then(|| Standardizer::fit(&dataset.train.features));
         let (loss, outputs) = match &dataset.train.targets {
@@ -175,8 +175,8 @@ impl Setup {
     }
 }
 
-/// Returns the sum of the squared differences between the targets and their mean, which is the reference of R². Returns 0 for
-/// classes.
+/// Returns the sum of the squared differences between the targets and their mean, with which R² compares the squared errors of
+/// a model. Returns 0 for classes.
 pub(crate) fn total_sum_of_squares(samples: &Samples) -> f64 {
     match &samples.targets {
         Targets::Numbers(values) => {

@@ -32,8 +32,8 @@ pub(crate) struct Trainer<'a> {
     /// Becomes true when this rank receives a stop signal.
     stop: &'a AtomicBool,
     optimizer: Optimizer,
-    /// The parameters, the position and the history. The state vectors of the optimizer are in `optimizer`. Only while a
-    /// checkpoint is saved, they are in `state.optimizer`.
+    /// The parameters, the position in the run and the history. The field `state.optimizer` is empty, except while a
+    /// checkpoint is saved: at all other times, the optimizer's state vectors are in the field `optimizer`.
     pub(crate) state: TrainingState,
     gradients: Vec<f32>,
     /// Reduces gradients during the backward pass. If `None`, all gradients are reduced after the backward pass.

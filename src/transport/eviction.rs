@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use mio::Token;
 
 /// The connections whose handshake is not complete, in the order in which they are closed. A rank sends its hello as soon as it
-/// is connected, so connections that have sent nothing come first. Of several, the oldest one of the address with the most
-/// connections comes first. Each operation takes logarithmic time.
+/// is connected, so connections that have sent nothing come first. Of several such connections, the oldest one of the
+/// address with the most connections comes first. Each operation takes logarithmic time.
 #[derive(Default)]
 pub(super) struct EvictionOrder {
     silent: Ranking,
@@ -22,7 +22,7 @@ impl EvictionOrder {
     }
 
     /// Records that a connection has sent data.
-    pub(super) fn has_talked(&mut self, token: Token, address: IpAddr) {
+    pub(super) fn mark_as_talking(&mut self, token: Token, address: IpAddr) {
         if self.silent.remove(token, address) {
             self.talking.insert(token, address);
         }
@@ -89,8 +89,8 @@ mod tests {
         for (token, last) in connections {
             order.add(Token(token), address(last));
         }
-        order.has_talked(Token(3), address(2));
-        order.has_talked(Token(6), address(3));
+        order.mark_as_talking(Token(3), address(2));
+        order.mark_as_talking(Token(6), address(3));
         let mut closed = Vec::new();
         while let Some(token) = order.first() {
             let (_, last) = connections.into_iter().find(|&(other, _)| other == token.0).unwrap();

@@ -30,12 +30,12 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of handshakes in progress. If a further connection arrives, the listener closes the connection
 /// that is least likely to belong to a rank.
 pub const PENDING_MAX: usize = 256;
-/// The longest interval between two calls of [`Listener::serve`] while handshakes are in progress. If an interval is longer,
-/// this rank was busy, and only this much of the interval counts toward the time-out of the handshakes.
+/// While handshakes are in progress, a rank that is not busy calls [`Listener::serve`] again after at most this time. If the
+/// next call comes later, only this much of the time between the calls counts toward the time-out of the handshakes.
 const SERVED_MAX: Duration = Duration::from_secs(1);
-/// The maximum number of connections that one call of [`Listener::serve`] accepts. Without it, programs that connect again and
-/// again could keep the listener from its other connections. It is lower than [`PENDING_MAX`], so that a new connection stays
-/// open until the listener has read its hello.
+/// The maximum number of connections that one call of [`Listener::serve`] accepts. Without this limit, programs that connect
+/// again and again could keep the listener from its other connections. The limit is lower than [`PENDING_MAX`], so that a new
+/// connection stays open until the listener has read its hello.
 const ACCEPTS_MAX: usize = 64;
 const _: () = assert!(ACCEPTS_MAX * 2 <= PENDING_MAX);
 /// The pause before the next attempt to accept when the operating system had no free file descriptor.
@@ -350,7 +350,7 @@ impl Listener {
         let progress = advance(&mut pending.stream, &mut pending.handshake);
         if let Ok(false) = progress {
             if !pending.handshake.is_silent() {
-                self.eviction.has_talked(token, address.ip());
+                self.eviction.mark_as_talking(token, address.ip());
             }
             return;
         }

@@ -36,7 +36,7 @@ pub enum TransferResult {
 ///
 /// No method blocks, and no method reads a clock: the caller passes the current time.
 pub trait Transport {
-    /// Begins to open a link to `peer`, unless it exists or is already being opened.
+    /// Begins to open a link to `peer`, unless the link exists or is already being opened.
     fn connect(&mut self, now: Duration, peer: Rank);
 
     /// Returns whether the link to `peer` has been opened and is not known to be lost.
@@ -51,7 +51,8 @@ pub trait Transport {
     /// Closes the sending direction of the link to `peer`. Data from the peer can still be received.
     fn finish(&mut self, peer: Rank);
 
-    /// Removes and returns a peer that has opened a link which this rank did not request.
+    /// Returns a peer that has opened a link which this rank did not request, if there is one. Each such link is
+    /// returned once.
     fn take_incoming(&mut self) -> Option<Rank>;
 
     /// Returns the name of the transport, as benchmarks print it.

@@ -103,7 +103,8 @@ struct SimLink {
     requested_by: Rank,
     /// When the other rank can see the request.
     arrives: Duration,
-    /// When the requesting rank and the other rank can use the link; `None` until the other rank has handled the request.
+    /// The time from which the requesting rank can use the link, and the time from which the other rank can use the link.
+    /// `None` until the other rank has handled the request.
     opens: Option<(Duration, Duration)>,
 }
 

@@ -204,8 +204,8 @@ impl Cause {
         }
     }
 
-    /// Returns the encoded contracts of a mismatch. The contracts distinguish mismatches with the same ranks and
-    /// number, which exist because messages in the two directions of a link are numbered separately.
+    /// Returns the encoded contracts of a mismatch. Two mismatches can have the same ranks and the same number, because
+    /// the messages in the two directions of a link are numbered separately. Then only their contracts differ.
     fn encoded_contracts(&self) -> Vec<u8> {
         let mut contracts = Vec::new();
         if let Self::Mismatch { first_asked, second_asked, .. } = self {
@@ -220,10 +220,10 @@ impl Cause {
         let mut out = Vec::with_capacity(256);
         match self {
             Self::PeerLost { rank, host, seen_by, detail } => {
-                put_texts(&mut out, 1, *rank, &[host, detail]);
+                put_cause_start(&mut out, 1, *rank, &[host, detail]);
                 out.extend_from_slice(&seen_by.get().to_le_bytes());
             }
-            Self::PeerLeft { rank, host } => put_texts(&mut out, 2, *rank, &[host]),
+            Self::PeerLeft { rank, host } => put_cause_start(&mut out, 2, *rank, &[host]),
             Self::Mismatch {
                 group,
                 sequence,
@@ -234,7 +234,7 @@ impl Cause {
                 second_asked,
                 second_site,
             } => {
-                put_texts(&mut out, 3, *first, &[]);
+                put_cause_start(&mut out, 3, *first, &[]);
                 out.extend_from_slice(&group.to_le_bytes());
                 out.extend_from_slice(&sequence.to_le_bytes());
                 put_contract(&mut out, first_asked);
@@ -244,12 +244,12 @@ impl Cause {
                 put_text(&mut out, second_site, SITE_BYTES_MAX);
             }
             Self::Timeout { timeout_ms, waiting, links } => {
-                put_texts(&mut out, 5, Rank::ZERO, &[]);
+                put_cause_start(&mut out, 5, Rank::ZERO, &[]);
                 out.extend_from_slice(&timeout_ms.to_le_bytes());
                 put_all(&mut out, waiting, links);
             }
-            Self::Aborted { rank, host, message } => put_texts(&mut out, 6, *rank, &[host, message]),
-            Self::Misbehaved { rank, host, detail } => put_texts(&mut out, 7, *rank, &[host, detail]),
+            Self::Aborted { rank, host, message } => put_cause_start(&mut out, 6, *rank, &[host, message]),
+            Self::Misbehaved { rank, host, detail } => put_cause_start(&mut out, 7, *rank, &[host, detail]),
         }
         out
     }
@@ -287,8 +287,8 @@ impl Cause {
     }
 }
 
-/// Appends the kind of a cause, its first rank and its texts.
-fn put_texts(out: &mut Vec<u8>, kind: u8, rank: Rank, texts: &[&str]) {
+/// Appends the fields with which every cause begins: its kind, its first rank and its texts.
+fn put_cause_start(out: &mut Vec<u8>, kind: u8, rank: Rank, texts: &[&str]) {
     out.push(kind);
     out.extend_from_slice(&rank.get().to_le_bytes());
     for text in texts {

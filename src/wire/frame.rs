@@ -29,8 +29,8 @@ pub enum FrameKind {
     Abort = 2,
     /// The sender leaves the job without a failure. A goodbye is the last frame of its sender.
     Goodbye = 3,
-    /// The sender has begun the operation. The peer may now send all data of its first `offset` steps to the sender
-    /// of this frame, without a limit by credit.
+    /// The sender of this frame has begun the operation. Of the steps in which its peer sends to it, the peer may now
+    /// send the data of the first `offset` steps. Credit does not limit these data.
     Ready = 4,
     /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the total number of bytes
     /// that the peer sent on credit and that were consumed since the link was opened.
@@ -114,7 +114,7 @@ pub enum HeaderError {
 }
 
 impl FrameHeader {
-    /// A header with empty fields.
+    /// The values of the fields that a header does not set.
     pub const EMPTY: Self = Self {
         kind: FrameKind::Goodbye,
         group: 0,
@@ -171,7 +171,7 @@ impl FrameHeader {
             .unwrap_or(Err(HeaderError::Unknown { field: "size", value: body.len() as u64 }))
     }
 
-    /// Reads the fields in their order. Returns `None` only if the body is too short.
+    /// Reads the fields of a header in their order. Returns `None` only if `reader` has too few bytes for all fields.
     fn read(reader: &mut Reader<'_>) -> Option<Result<Self, HeaderError>> {
         let magic: [u8; 2] = reader.array()?;
         let [kind, flags, operation, dtype, reduction, algorithm] = reader.array()?;

@@ -242,8 +242,8 @@ impl Dialer {
         let (proved, proof) = input.split_at(ACCEPTOR_HELLO_PROVED);
         let proof = proof.try_into().map_err(|_| HandshakeError::Unknown("length"))?;
         if !self.secret.verifies(&[ACCEPTOR_LABEL, &self.hello, proved], proof) {
-            // The zeros tell the acceptor why the dialer closes the connection. A real proof would let an attacker test guesses
-            // of the secret.
+            // Zeros instead of a proof tell the acceptor that the secrets differ. A real proof would let an attacker test
+            // guesses of the secret.
             self.output = vec![0; PROOF_BYTES];
             return Err(HandshakeError::Secret);
         }

@@ -55,7 +55,8 @@ pub struct SilentLink {
     pub peer: Rank,
     /// How long ago the last data arrived from `peer`, in milliseconds.
     pub silence_ms: u32,
-    /// Whether the host of `peer` acknowledges the data of `rank`. A host does that even if its program hangs or is stopped.
+    /// Whether the host of `peer` acknowledges the data of `rank`. A host acknowledges
+    /// data even if its program hangs or is stopped.
     pub is_acknowledged: bool,
 }
 
@@ -139,7 +140,7 @@ impl SilentLink {
     }
 }
 
-/// Merges the entries of two causes, in any order.
+/// Merges the waiting ranks of two causes. The order of the two arguments does not matter.
 pub(super) fn join_waiting(waiting: Vec<Waiting>, more: Vec<Waiting>) -> Vec<Waiting> {
     let mut known: BTreeMap<Rank, Waiting> = BTreeMap::new();
     for waiting in waiting.into_iter().chain(more) {
@@ -151,7 +152,7 @@ pub(super) fn join_waiting(waiting: Vec<Waiting>, more: Vec<Waiting>) -> Vec<Wai
     known.into_values().take(WAITING_MAX).collect()
 }
 
-/// Merges the links of two causes, in any order.
+/// Merges the links of two causes. The order of the two arguments does not matter.
 pub(super) fn join_links(links: Vec<SilentLink>, more: Vec<SilentLink>) -> Vec<SilentLink> {
     let mut known: BTreeMap<(Rank, Rank), SilentLink> = BTreeMap::new();
     for link in links.into_iter().chain(more) {
@@ -162,7 +163,7 @@ pub(super) fn join_links(links: Vec<SilentLink>, more: Vec<SilentLink>) -> Vec<S
     known.into_values().take(LINKS_MAX).collect()
 }
 
-/// Appends the entries of a missed deadline.
+/// Appends the waiting ranks and the links.
 pub(super) fn put_all(out: &mut Vec<u8>, waiting: &[Waiting], links: &[SilentLink]) {
     out.push(waiting.len().min(WAITING_MAX) as u8);
     for waiting in waiting.iter().take(WAITING_MAX) {
@@ -260,7 +261,7 @@ pub(super) mod tests {
         )
     }
 
-    /// Returns the entries of the cause of a missed deadline.
+    /// Generates the waiting ranks and the links of a missed deadline.
     pub(in crate::wire) fn missed_deadlines() -> impl Strategy<Value = (Vec<Waiting>, Vec<SilentLink>)> {
         (
             proptest::collection::vec(waiting_ranks(), 0..WAITING_MAX),

@@ -121,9 +121,10 @@ fn a_job_finds_that_another_job_uses_all_processors() {
     finish(first);
 }
 
-/// Regression test: the error did not say which of the places to use, and showed how to print the help.
+/// Regression test: the error did not say which value of `--bind-to` to use instead, and showed how to print the
+/// help.
 #[test]
-fn a_place_of_another_launcher_is_refused_with_one_sentence() {
+fn a_bind_to_value_of_another_launcher_is_refused_with_one_sentence() {
     let done = run(&mut ringrun(&["-n", "2", "--bind-to", "socket", "true"]));
     let sentence = "error: --bind-to socket: use --bind-to numa, which binds each rank to the NUMA nodes of its share of the processors\n";
     assert_eq!((done.code(), done.stderr().as_str()), (Some(2), sentence));
@@ -142,7 +143,8 @@ assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, filter, 0, 0) == 0, os.strerr
 os.execv(sys.argv[1], sys.argv[1:])
 ";
 
-/// Regression test: ranks ran unbound without a message, and `--report-bindings` printed processors.
+/// Regression test: ranks ran unbound without a message, and `--report-bindings` printed processors to which no rank
+/// was bound.
 #[test]
 fn a_sandbox_that_forbids_binding_causes_one_warning() {
     let mut command = std::process::Command::new("python3");

@@ -100,7 +100,7 @@ fn wrong_arguments_and_files_are_reported_with_the_right_exit_codes() {
 /// ringtrain cannot join a job that torchrun started. Without this error, each of the four processes would train
 /// alone.
 #[test]
-fn a_rank_of_torchrun_is_an_error() {
+fn ringtrain_refuses_to_run_under_torchrun() {
     let done = Command::new(env!("CARGO_BIN_EXE_ringtrain")).env("WORLD_SIZE", "4").output().unwrap();
     assert_eq!(done.status.code(), Some(Exit::Configuration as i32));
     assert!(

@@ -1,30 +1,31 @@
-//! Two ranks on two hosts, and a network between them that stops delivering. The hosts are network namespaces, so these tests
-//! need root's rights and iproute2. Without them, they print that they are skipped. Each takes about 3 s, so they run only
-//! with `tools/test --full`.
+//! Tests of jobs of two ranks on two hosts, while the network between the hosts stops delivering packets. The hosts
+//! are network namespaces, so these tests need root's rights and iproute2. Without these, the tests print that they
+//! are skipped. Each test takes about 3 s, so the tests run only with `tools/test --full`.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::util::{finish, is_full, wait_until};
+use crate::util::{finish, runs_long_tests, wait_until};
 use ringtrain::exit::Exit;
 
 /// The addresses of the two hosts.
 const ADDRESSES: [&str; 2] = ["10.213.7.1", "10.213.7.2"];
 
-/// Two hosts and a switch between them. They are removed when the value is dropped.
+/// Two hosts and a switch between them. Dropping this value removes the hosts and the switch.
 struct Hosts {
-    /// The namespaces of the hosts and of the switch.
+    /// The names of the network namespaces of the two hosts and of the switch.
     names: [String; 3],
 }
 
-/// The index of the switch.
+/// The index of the switch in [`Hosts::names`].
 const SWITCH: usize = 2;
 
 impl Hosts {
-    /// Creates the hosts. Returns `None` if this process may not, or if the long tests do not run.
+    /// Creates the hosts. Returns `None` if this process may not create network namespaces, or in a run without
+    /// `--full`.
     fn new() -> Option<Self> {
-        if !is_full() {
+        if !runs_long_tests() {
             println!("skipped: the test is too long");
             return None;
         }
@@ -122,8 +123,9 @@ fn errors_after(fault: impl Fn(&Hosts), timeout: &str, exit: Exit) -> Option<[St
     Some(errors)
 }
 
-/// Returns whether the error blames only the network. If the two ranks have heard from each other, they wait for each other.
-fn is_suspect(error: &str) -> bool {
+/// Returns whether the error blames only the network. The error says "the network between them" if both ranks have
+/// reported that they wait for each other.
+fn blames_only_the_network(error: &str) -> bool {
     let between = |a, b| error.contains(&format!("the network between rank {a} and rank {b} on "));
     let is_named = between(0, 1) || between(1, 0) || error.contains("check the network between them");
     is_named && !error.contains("hangs")
@@ -137,7 +139,7 @@ fn an_address_that_changes_during_a_job_is_reported_as_a_network_problem() {
         hosts.ip(1, "address add 10.213.7.3/24 dev eth0");
     };
     for error in errors_after(change, "1", Exit::Timeout).into_iter().flatten() {
-        assert!(is_suspect(&error), "{error}");
+        assert!(blames_only_the_network(&error), "{error}");
     }
 }
 
@@ -147,7 +149,7 @@ fn packets_that_are_lost_because_of_their_size_are_reported_as_a_network_problem
     let both = |hosts: &Hosts| [0, 1].into_iter().for_each(|host| hosts.drop_large_packets_from(host));
     // A rank whose own data were acknowledged cannot know whether the program on the other host hangs.
     if let Some(errors) = errors_after(both, "1", Exit::Timeout) {
-        assert!(errors.iter().any(|error| is_suspect(error)), "{errors:?}");
+        assert!(errors.iter().any(|error| blames_only_the_network(error)), "{errors:?}");
     }
     errors_after(|hosts| hosts.drop_large_packets_from(0), "1", Exit::Timeout);
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rand::{RngExt as _, SeedableRng as _};
 
 use crate::util::{
-    finish, is_alive, is_full, processes_with_environment, ringrun, signal, wait_for, wait_until,
+    finish, is_alive, processes_with_environment, ringrun, runs_long_tests, signal, wait_for, wait_until,
     wait_until_gone,
 };
 use ringtrain::exit::Exit;
@@ -147,7 +147,7 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
 #[test]
 fn a_job_ends_soon_after_a_rank_is_killed_at_a_random_moment() {
     let seed = std::env::var("KILLS_SEED").map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
-    let count = if is_full() { 300 } else { 4 };
+    let count = if runs_long_tests() { 300 } else { 4 };
     let mut random = rand::rngs::StdRng::seed_from_u64(seed);
     let mut times: Vec<Duration> = (0..count)
         .map(|kill| {
@@ -166,7 +166,8 @@ fn a_job_ends_soon_after_a_rank_is_killed_at_a_random_moment() {
     println!("{count} kills (KILLS_SEED={seed}): median {median:?}, max {max:?}, {slow} over 1 s");
 }
 
-/// Kills a rank of a job of 4 ranks with the given delay after its process exists. Returns the time until the job ended.
+/// Starts a job of 4 ranks, and kills the rank `victim` when the process of this rank has existed for `delay`.
+/// Returns the time until the job ended.
 fn kill_after(victim: u32, delay: Duration, transport: &str) -> Duration {
     let mark = format!("KILLED_RANKS_TEST={}", rand::random::<u64>());
     let job =

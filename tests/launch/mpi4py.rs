@@ -51,14 +51,14 @@ fn make_fake_packages(module: &str) -> (TempDir, PathBuf) {
 }
 
 /// Runs ringrun with the fake packages in the variable `PYTHONPATH` of the ranks.
-fn run_with(home: &Path, arguments: &[&str]) -> FinishedProgram {
+fn run_with_fakes(home: &Path, arguments: &[&str]) -> FinishedProgram {
     let packages = home.join("packages");
     run(ringrun(arguments).env("HOME_OF_FAKES", home).env("PYTHONPATH", packages).env("NAMED", "PYTHONPATH"))
 }
 
 #[test]
-fn with_the_option_every_rank_imports_mpi4py_from_ringtrain() {
-    if !has_python("with_the_option_every_rank_imports_mpi4py_from_ringtrain") {
+fn with_the_mpi4py_option_every_rank_imports_mpi4py_from_ringtrain() {
+    if !has_python("with_the_mpi4py_option_every_rank_imports_mpi4py_from_ringtrain") {
         return;
     }
     let (_folder, home) = make_fake_packages(PRINT_DIRECTORY);
@@ -82,21 +82,21 @@ fn with_the_option_every_rank_imports_mpi4py_from_ringtrain() {
     ];
     for (number, (flags, command, expected)) in cases.iter().enumerate() {
         let arguments = [&["--mpi4py", "-n", "3", "--no-tag-output"], *flags, *command].concat();
-        let done = run_with(&home, &arguments);
+        let done = run_with_fakes(&home, &arguments);
         assert_eq!(done.code(), Some(0), "{arguments:?}: {}", done.stderr());
         assert_eq!(done.sorted_lines(), vec![expected.clone(); 3], "{arguments:?}");
         let asked = fs::read_to_string(home.join("asked")).unwrap().lines().count();
         assert_eq!(asked, number + 1, "the interpreter should run once for all ranks");
     }
     let done =
-        run_with(&home, &["--mpi4py=installed", "-n", "1", "--no-tag-output", "python3", "-c", SCRIPT]);
+        run_with_fakes(&home, &["--mpi4py=installed", "-n", "1", "--no-tag-output", "python3", "-c", SCRIPT]);
     assert_eq!(done.stdout(), format!("installed {shown}/packages\n"));
 }
 
 /// Regression test: with an installed MPI, each of two ranks was a world of size 1, and the program printed its result twice.
 #[test]
-fn without_the_option_the_import_error_names_the_option() {
-    if !has_python("without_the_option_the_import_error_names_the_option") {
+fn without_the_mpi4py_option_the_import_error_names_the_option() {
+    if !has_python("without_the_mpi4py_option_the_import_error_names_the_option") {
         return;
     }
     let (_folder, home) = make_fake_packages(PRINT_DIRECTORY);
@@ -105,14 +105,14 @@ fn without_the_option_the_import_error_names_the_option() {
             fs::remove_dir_all(home.join("packages/mpi4py")).unwrap();
         }
         for script in [SCRIPT, "import mpi4py.futures"] {
-            let done = run_with(&home, &["-n", "2", "--no-tag-output", "python3", "-c", script]);
+            let done = run_with_fakes(&home, &["-n", "2", "--no-tag-output", "python3", "-c", script]);
             let errors = done.stderr();
             assert_eq!((done.code(), done.stdout().as_str()), (Some(1), ""), "{errors}");
             let sentence = "ModuleNotFoundError: mpi4py is not available on ranks that ringrun started";
             assert!(errors.contains(sentence) && errors.contains("`ringrun --mpi4py`"), "{errors}");
         }
         let optional = "try:\n import mpi4py\nexcept ModuleNotFoundError:\n print('without')";
-        let done = run_with(&home, &["-n", "2", "--no-tag-output", "python3", "-c", optional]);
+        let done = run_with_fakes(&home, &["-n", "2", "--no-tag-output", "python3", "-c", optional]);
         assert_eq!(
             (done.code(), done.stdout().as_str()),
             (Some(0), "without\nwithout\n"),
@@ -120,14 +120,14 @@ fn without_the_option_the_import_error_names_the_option() {
             done.stderr()
         );
     }
-    let done = run_with(&home, &["-n", "1", "python3", "-c", SCRIPT]);
+    let done = run_with_fakes(&home, &["-n", "1", "python3", "-c", SCRIPT]);
     assert!(done.stderr().contains("`ringrun --mpi4py`"), "wrong error for one rank: {}", done.stderr());
 }
 
 /// A single rank may use the installed mpi4py, and so may processes that a rank starts with `mpiexec`.
 #[test]
-fn without_the_option_single_ranks_and_mpiexec_use_the_installed_package() {
-    if !has_python("without_the_option_single_ranks_and_mpiexec_use_the_installed_package") {
+fn without_the_mpi4py_option_single_ranks_and_mpiexec_use_the_installed_package() {
+    if !has_python("without_the_mpi4py_option_single_ranks_and_mpiexec_use_the_installed_package") {
         return;
     }
     let (_folder, home) = make_fake_packages(PRINT_DIRECTORY);
@@ -142,7 +142,7 @@ fn without_the_option_single_ranks_and_mpiexec_use_the_installed_package() {
         ),
     ];
     for (arguments, expected) in cases {
-        let done = run_with(&home, arguments);
+        let done = run_with_fakes(&home, arguments);
         assert_eq!((done.code(), done.stdout().as_str()), (Some(0), expected), "{}", done.stderr());
     }
     // Here an MPI launcher started ringrun itself, as in a scheduler's allocation. ringrun started the ranks, so importing mpi4py
@@ -173,12 +173,12 @@ fn a_missing_package_is_an_error_that_says_how_to_install_it() {
     ];
     for (module, expected) in cases {
         let (_folder, home) = make_fake_packages(module);
-        let done = run_with(&home, &["--mpi4py", "-n", "2", "python3", "-c", "print('started')"]);
+        let done = run_with_fakes(&home, &["--mpi4py", "-n", "2", "python3", "-c", "print('started')"]);
         assert_not_started(&done, "python3", expected);
     }
     let (_folder, home) = make_fake_packages("");
     fs::remove_dir_all(home.join("packages/ringtrain")).unwrap();
-    let done = run_with(&home, &["--mpi4py", "-n", "2", "python3", "-I", "-c", "print('started')"]);
+    let done = run_with_fakes(&home, &["--mpi4py", "-n", "2", "python3", "-I", "-c", "print('started')"]);
     assert_not_started(&done, "python3", "No module named 'ringtrain'");
 }
 
@@ -199,7 +199,7 @@ fn an_interpreter_that_does_not_answer_is_killed() {
     }
     let (_folder, home) = make_fake_packages("import signal\nsignal.pause()\n");
     let command = ["--mpi4py", "--start-timeout", "0.2", "-n", "2", "python3", "-c", "print('started')"];
-    let done = run_with(&home, &command);
+    let done = run_with_fakes(&home, &command);
     assert_not_started(&done, "python3", "it did not answer within 0.2 s (--start-timeout)");
     let entry = format!("HOME_OF_FAKES={}", home.display());
     wait_until("the interpreter has been killed", || processes_with_environment(&entry).is_empty());
@@ -210,11 +210,11 @@ fn a_missing_interpreter_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().canonicalize().unwrap();
     // The command is the interpreter.
-    let done = run_with(&home, &["--mpi4py", "-n", "2", "python-nowhere", "x.py"]);
+    let done = run_with_fakes(&home, &["--mpi4py", "-n", "2", "python-nowhere", "x.py"]);
     assert_eq!(done.code(), Some(127), "{}", done.stderr());
     assert!(done.stderr().contains("`python-nowhere` is not on PATH"), "{}", done.stderr());
     // The command is not an interpreter.
     let path = format!("PATH={}", home.display());
-    let done = run_with(&home, &["--mpi4py", "-n", "2", "-x", &path, "/bin/sh", "-c", "echo started"]);
+    let done = run_with_fakes(&home, &["--mpi4py", "-n", "2", "-x", &path, "/bin/sh", "-c", "echo started"]);
     assert_not_started(&done, "python3", "command not found: `python3` is not on PATH");
 }

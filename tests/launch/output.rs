@@ -284,7 +284,7 @@ fn a_rank_that_has_not_joined_is_named_after_two_seconds() {
     assert_eq!(done.code(), Some(0), "{}", done.stderr());
 }
 
-/// Regression test: the other ranks waited until their start timeout.
+/// Regression test: if a rank exited before it joined, the other ranks waited until their start timeout.
 #[test]
 fn a_rank_that_exits_before_it_joins_fails_the_start_at_once() {
     let script = "[ $RANK = 1 ] || exec \"$RINGBENCH\" barrier";

@@ -37,7 +37,7 @@ fn a_full_dev_shm_does_not_change_results() {
     }
 }
 
-/// Returns the number of shared mappings of the process that belong to ringtrain's anonymous memory files.
+/// Returns how many of ringtrain's anonymous memory files the process has mapped as shared memory, counting each mapping.
 fn count_shared_mappings(pid: u32) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     maps.lines().filter(|line| line.contains(" rw-s ") && line.contains("memfd:ringtrain")).count()

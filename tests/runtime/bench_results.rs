@@ -12,7 +12,7 @@ use ringtrain::cli::exit::Exit;
 use ringtrain::group::LocalTransport;
 use ringtrain::{Group, JoinOptions, Rank};
 
-use crate::util::{if_full_else, ranks};
+use crate::util::{if_long_tests_else, ranks};
 
 const SEGMENT_BYTES: usize = 1024;
 
@@ -41,8 +41,8 @@ fn operations(n: u32) -> impl Iterator<Item = BenchOperation> {
 #[test]
 fn every_operation_type_and_reduction_is_right_at_every_world_size() {
     // Without `--full`: every type and every reduction, but not every pair; the kernels' tests check each pair.
-    let types = if_full_else(&["-t all -o all"][..], &["-t all -o sum", "-t i32,bf16 -o all"]);
-    for &n in if_full_else(&[1, 2, 3, 4, 5][..], &[3]) {
+    let types = if_long_tests_else(&["-t all -o all"][..], &["-t all -o sum", "-t i32,bf16 -o all"]);
+    for &n in if_long_tests_else(&[1, 2, 3, 4, 5][..], &[3]) {
         for (operation, types) in
             operations(n).flat_map(|operation| types.iter().map(move |types| (operation, types)))
         {

@@ -112,7 +112,8 @@ fn page_faults() -> u64 {
     fields.split(' ').nth(7).unwrap().parse().unwrap()
 }
 
-/// Regression test: the call copied both buffers through new memory. The page faults took most of its time.
+/// Regression test: the all-to-all copied both buffers through new memory, and most of its time was spent in page
+/// faults.
 #[test]
 fn an_all_to_all_between_two_buffers_uses_no_new_memory() {
     let bytes = 4 << 20;
@@ -124,7 +125,8 @@ fn an_all_to_all_between_two_buffers_uses_no_new_memory() {
             assert_eq!(output, input);
             page_faults() - before
         });
-        // Some page faults map the shared memory. Copies of both buffers cause twice as many as are allowed here.
+        // Some page faults are needed to map the shared memory. Copies of both buffers would cause twice as many page
+        // faults as this limit.
         let faults_max = (bytes / rustix::param::page_size()) as u64;
         assert!(
             faults.iter().all(|&count| count < faults_max),

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::util::ranks::TestTransport;
-use crate::util::{TEST_TIMEOUT, if_full_else, is_full};
+use crate::util::{TEST_TIMEOUT, if_long_tests_else, runs_long_tests};
 use ringtrain::group::{Received, Source, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
 
@@ -19,12 +19,12 @@ fn receive(group: &mut Group, count: usize, source: Rank, tag: u32) -> Vec<u64> 
     elements
 }
 
-/// A sender may begin many messages before the receives are posted. At once it transmits only the first 1 MiB of these messages
-/// (the credit of the link). Of up to 1,048,576 further messages it transmits only the header.
+/// A sender may begin many messages before the receives are posted. Until then, it transmits only the first 1 MiB of
+/// these messages (the credit of the link), and announces up to 1,048,576 further messages without their data.
 #[test]
 fn a_receiver_gets_many_unexpected_messages() {
     TestTransport::Tcp.run(2, |mut group| {
-        let many = if is_full() { 200_000 } else { 30_000 };
+        let many = if runs_long_tests() { 200_000 } else { 30_000 };
         if group.rank() == R0 {
             let handles: Vec<_> =
                 (0..many).map(|_| group.send_async(Vec::<u64>::new(), R1, 1).unwrap()).collect();
@@ -162,7 +162,7 @@ fn a_reduction_function_may_own_groups_but_using_one_ends_the_job(transport: Tes
 /// other from the start, so a rank may receive more than the credit before its own data have left.
 fn butterfly_exchanges_that_exceed_the_credit_complete(transport: TestTransport) {
     let adjust = |options: &mut JoinOptions| options.algorithms = "butterfly".parse().unwrap();
-    for &n in if_full_else(&[2, 4, 8][..], &[4]) {
+    for &n in if_long_tests_else(&[2, 4, 8][..], &[4]) {
         transport.run_with(n, adjust, |mut group| {
             let n = group.size().get();
             let own = vec![group.rank().get() + 1; 50_000];
@@ -196,17 +196,18 @@ fn background_operations_continue_after_a_thread_slept_in_shared_memory() {
                 handle.wait().unwrap();
                 short.wait().unwrap();
             } else {
-                // Rank 0 has time to fall asleep in its barrier, and to sleep again after its receive has ended. Then its main
-                // thread waits for the sockets, and the progress thread waits for the main thread.
-                let long_enough = || {
+                // The first pause lets rank 0 fall asleep in its barrier. The second pause lets it fall asleep again
+                // after its receive has ended. While rank 0 sleeps, its main thread waits for the sockets, and its
+                // progress thread waits for the main thread.
+                let pause = || {
                     let started = Instant::now();
                     while started.elapsed() < Duration::from_millis(2) {
                         thread::yield_now();
                     }
                 };
-                long_enough();
+                pause();
                 group.send(&[round], R0, 1).unwrap();
-                long_enough();
+                pause();
                 group.barrier().unwrap();
                 report.send(receive(&mut group, 400_000, R0, 0)[0]).unwrap();
             }

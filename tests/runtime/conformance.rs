@@ -9,17 +9,17 @@ mod functions;
 use std::ops::Range;
 
 use crate::util::ranks::{self, TestTransport};
-use crate::util::{if_full_else, is_full};
+use crate::util::{if_long_tests_else, runs_long_tests};
 use half::bf16;
 use ringtrain::group::Checksums;
 use ringtrain::{DType, Element, F32Loc, Group, I64Loc, JoinOptions, Rank, ReduceOp};
 
 const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
-const LONG: usize = 300_007;
+const LONG_COUNT: usize = 300_007;
 
-/// Returns the length of a long buffer.
-fn long() -> usize {
-    if is_full() { LONG } else { LONG / 3 }
+/// Returns the number of elements of a long buffer.
+fn long_count() -> usize {
+    if runs_long_tests() { LONG_COUNT } else { LONG_COUNT / 3 }
 }
 
 /// An element type of plain numbers.
@@ -44,8 +44,8 @@ numbers! {
     i64: |v| v as i64, |v| v as f64;
 }
 
-/// A reduction to check. `value` returns the contribution of a rank at an index. `expected` returns the result at an index of
-/// the reduction over some ranks.
+/// A reduction to check. `value(rank, index)` is an element of the contribution of a rank. `expected(ranks, index)` is
+/// the same element after the reduction over these ranks.
 struct Case<'a, T> {
     op: ReduceOp,
     value: &'a dyn Fn(u32, usize) -> T,
@@ -176,7 +176,7 @@ fn check_scans<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) 
     assert_elements(&scanned.wait().unwrap(), upto(rank + 1), &format!("scan_async {op}"), group);
 }
 
-/// Checks the collectives that only move elements, from all ranks to all ranks.
+/// Checks the collectives without a root that only move elements.
 fn check_unrooted_moves<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
     let (size, rank) = (group.size(), group.rank());
     let n = size.as_usize();
@@ -345,14 +345,14 @@ fn run_on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 's
 
 #[test]
 fn every_collective_is_right_for_every_reduction() {
-    for &n in if_full_else(&WORLDS[..], &[3]) {
+    for &n in if_long_tests_else(&WORLDS[..], &[3]) {
         run_on_every_transport(n, |mut group| {
             check_numbers::<bf16>(&mut group);
             check_numbers::<u8>(&mut group);
             check_numbers::<i64>(&mut group);
         });
     }
-    for &n in if_full_else(&WORLDS[..], &[1, 2, 5]) {
+    for &n in if_long_tests_else(&WORLDS[..], &[1, 2, 5]) {
         run_on_every_transport(n, |mut group| check_numbers::<f32>(&mut group));
     }
 }
@@ -372,7 +372,7 @@ fn small_segments_with_checksums_give_right_results() {
 
 #[test]
 fn every_collective_is_right_for_values_with_an_index() {
-    for &n in if_full_else(&WORLDS[..], &[3]) {
+    for &n in if_long_tests_else(&WORLDS[..], &[3]) {
         run_on_every_transport(n, |mut group| {
             check_values_with_index(&mut group, |value, index| F32Loc::new(value as f32, index as u32));
             check_values_with_index(&mut group, I64Loc::new);
@@ -385,14 +385,14 @@ fn every_collective_is_right_for_long_buffers() {
     fn check<T: Number>(group: &mut Group, op: ReduceOp) {
         let value = |rank, index| value::<T>(op, rank, index);
         let case = Case { op, value: &value, expected: &|ranks, index| expected::<T>(op, ranks, index) };
-        check_reduction(group, long(), &case);
-        check_scans(group, long(), &case);
-        check_moves(group, long(), &value);
+        check_reduction(group, long_count(), &case);
+        check_scans(group, long_count(), &case);
+        check_moves(group, long_count(), &value);
     }
-    for &n in if_full_else(&WORLDS[..], &[3]) {
+    for &n in if_long_tests_else(&WORLDS[..], &[3]) {
         run_on_every_transport(n, |mut group| {
             check::<f32>(&mut group, ReduceOp::Sum);
-            if is_full() {
+            if runs_long_tests() {
                 check::<u8>(&mut group, ReduceOp::Max);
             }
         });
@@ -410,17 +410,17 @@ fn every_form_of_every_collective_is_right() {
             if op != ReduceOp::Average {
                 forms::check_scan_forms(group, count, &case);
             }
-            forms::check_move_forms(group, count, &value);
+            forms::check_moving_forms(group, count, &value);
         }
     }
-    for &n in if_full_else(&WORLDS[..], &[3]) {
+    for &n in if_long_tests_else(&WORLDS[..], &[3]) {
         run_on_every_transport(n, |mut group| {
             let lengths = tested_lengths(group.size().get());
             check::<f32>(&mut group, ReduceOp::Average, &lengths);
             check::<bf16>(&mut group, ReduceOp::Max, &lengths);
             check::<u8>(&mut group, ReduceOp::LogicalOr, &lengths);
             check::<i64>(&mut group, ReduceOp::Sum, &lengths);
-            check::<f32>(&mut group, ReduceOp::Min, &[long() / 4]);
+            check::<f32>(&mut group, ReduceOp::Min, &[long_count() / 4]);
             forms::check_refusals(&mut group);
         });
     }

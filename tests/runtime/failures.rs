@@ -17,7 +17,7 @@ use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purp
 use ringtrain::{Error, Group, JoinOptions, Rank, ReduceOp};
 
 /// Runs a job in which every rank must fail, and returns the causes by rank.
-fn causes(
+fn run_failing_job(
     transport: TestTransport,
     n: u32,
     timeout: Duration,
@@ -74,7 +74,7 @@ fn a_mismatch_is_reported_with_the_call_of_the_differing_rank(transport: TestTra
         ),
     ];
     for (what, common_call, rank_2_call, expected) in cases {
-        let causes = causes(transport, 4, LONG_TIMEOUT, move |group| {
+        let causes = run_failing_job(transport, 4, LONG_TIMEOUT, move |group| {
             // Wait until all ranks have joined. Otherwise a rank that is still joining might fail in `Group::join`.
             group.barrier()?;
             if group.rank().get() == 2 { rank_2_call(group) } else { common_call(group) }
@@ -89,7 +89,7 @@ fn a_mismatch_is_reported_with_the_call_of_the_differing_rank(transport: TestTra
 
 /// Rank 1 makes an extra call, so rank 1 waits in the extra call while the other ranks wait in the call after it.
 fn an_extra_call_on_one_rank_is_reported_as_a_mismatch(transport: TestTransport) {
-    let causes = causes(transport, 3, LONG_TIMEOUT, |group| {
+    let causes = run_failing_job(transport, 3, LONG_TIMEOUT, |group| {
         if group.rank().get() == 1 {
             group.barrier()?;
         }
@@ -103,7 +103,7 @@ fn an_extra_call_on_one_rank_is_reported_as_a_mismatch(transport: TestTransport)
 }
 
 fn an_abort_reaches_every_rank_with_its_reason(transport: TestTransport) {
-    let causes = causes(transport, 5, LONG_TIMEOUT, |group| {
+    let causes = run_failing_job(transport, 5, LONG_TIMEOUT, |group| {
         // Wait until all ranks have joined. Otherwise a rank that is still joining might fail in `Group::join`.
         group.barrier()?;
         if group.rank().get() == 3 {
@@ -120,7 +120,7 @@ fn an_abort_reaches_every_rank_with_its_reason(transport: TestTransport) {
 }
 
 fn a_missed_deadline_names_the_late_rank(transport: TestTransport) {
-    let causes = causes(transport, 3, Duration::from_millis(300), |group| {
+    let causes = run_failing_job(transport, 3, Duration::from_millis(300), |group| {
         if group.rank().get() == 1 {
             // The late rank computes until the other ranks have missed their deadline and have reported the failure.
             let started = std::time::Instant::now();

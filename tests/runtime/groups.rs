@@ -51,11 +51,11 @@ fn a_split_sorts_by_colour_then_key_then_rank(transport: TestTransport) {
         if let Some(mut part) = part {
             check_members(transport, &mut part, rank, &[2, 4, 5, 6, 0, 1]);
         }
-        // The largest colour, the largest key, and keys close to the smallest key.
+        // The largest possible colour and key, and keys close to the smallest possible key.
         let key = if rank == 0 { i64::MAX } else { i64::MIN + i64::from(rank) };
         let mut all = world.split(Some(u32::MAX), key).unwrap().unwrap();
         check_members(transport, &mut all, rank, &[1, 2, 3, 4, 5, 6, 0]);
-        // Splits a subgroup: `half.rank()` is the rank within the subgroup, not in the world.
+        // Split a subgroup: `half.rank()` is the rank within the subgroup, not in the world.
         let mut quarter = half.split(Some(half.rank().get() / 2), 0).unwrap().unwrap();
         let members: &[u32] = match rank {
             6 | 4 => &[6, 4],

@@ -1,7 +1,7 @@
 //! Tests of groups whose ranks are on several simulated hosts. The ranks use shared memory within each host and sockets between
 //! hosts.
 
-use crate::util::{is_full, ranks};
+use crate::util::{ranks, runs_long_tests};
 use ringtrain::group::{Algorithms, LocalTransport};
 use ringtrain::types::{Algorithm, Operation};
 use ringtrain::{Group, JoinMethod, JoinOptions, Rank, ReduceOp};
@@ -43,7 +43,7 @@ fn collectives_of_all_lengths_are_right_on_all_placements() {
     for hosts in PLACEMENTS {
         run_on(hosts, |mut group| {
             let n = group.size().as_usize();
-            let is_long_too = is_full() || n == 6;
+            let is_long_too = runs_long_tests() || n == 6;
             assert_eq!(group.transport(), "shm+tcp");
             for operation in
                 [Operation::AllReduce, Operation::Reduce, Operation::Broadcast, Operation::Barrier]
@@ -87,7 +87,7 @@ fn collectives_of_all_lengths_are_right_on_all_placements() {
 #[test]
 fn hierarchical_and_direct_operations_run_at_the_same_time() {
     // Without `--full`, use only the placements in which hosts have different numbers of ranks.
-    for hosts in if is_full() { &PLACEMENTS[..] } else { &PLACEMENTS[2..4] } {
+    for hosts in if runs_long_tests() { &PLACEMENTS[..] } else { &PLACEMENTS[2..4] } {
         run_on(hosts, |mut group| {
             let n = group.size().as_usize();
             let counts = [5, LONG, 0, 1000, 300_000, 1, LONG / 2];

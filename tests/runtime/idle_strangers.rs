@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::util::ranks::{peers_file, peers_file_options, server_options};
-use crate::util::{if_full_else, wait_until};
+use crate::util::{if_long_tests_else, wait_until};
 use ringtrain::rendezvous::{Launched, Server};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinMethod, JoinOptions, Rank, ReduceOp, WorldSize};
@@ -89,7 +89,7 @@ impl Drop for Strangers {
 fn connect(target: SocketAddr, source: IpAddr) -> Option<Socket> {
     let socket =
         Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).expect("a file descriptor is free");
-    // A port of the ranks' address that is taken by `bind` could be the port on which a rank is about to listen.
+    // On the ranks' address, `bind` might take the port on which a rank is about to listen.
     if source != target.ip() {
         socket.bind(&SocketAddr::new(source, 0).into()).expect("a port is free");
     }
@@ -118,7 +118,7 @@ fn raise_open_files_limit(needed: usize) {
         .expect("below the maximum");
 }
 
-/// Joins with all of these options, and checks the sum of an all-reduce.
+/// Joins the job with each of the options in a separate thread, and checks the sum of an all-reduce.
 fn join_all(options: Vec<JoinOptions>) -> Vec<JoinHandle<()>> {
     let join = |options: JoinOptions| {
         thread::spawn(move || {
@@ -145,7 +145,7 @@ const FULL: [Case; 4] = [
 /// Regression test: more than 512 idle connections to a rank's port kept a job from starting.
 #[test]
 fn ranks_join_by_a_peers_file_in_spite_of_idle_strangers() {
-    for &(count, sources, on_close) in if_full_else::<[Case]>(&FULL, &SHORT) {
+    for &(count, sources, on_close) in if_long_tests_else::<[Case]>(&FULL, &SHORT) {
         let targets = 2;
         raise_open_files_limit(targets * count + 3000);
         let secret = Secret::new(b"a secret for this test").unwrap();
@@ -155,7 +155,7 @@ fn ranks_join_by_a_peers_file_in_spite_of_idle_strangers() {
         for options in &mut options {
             options.transport = ringtrain::group::LocalTransport::Tcp;
         }
-        // Rank 0 waits for the other ranks while the strangers connect to it. The others are attacked as soon as they listen.
+        // Strangers connect to rank 0 while it waits for the other ranks, and to rank 1 as soon as it listens.
         let later = options.split_off(1);
         let mut joining = join_all(options);
         let first = Strangers::start(vec![addresses[0]], count, sources, on_close);
@@ -177,7 +177,7 @@ fn ranks_join_by_a_peers_file_in_spite_of_idle_strangers() {
 /// Regression test: more than 512 idle connections to the launcher's rendezvous kept a job from starting.
 #[test]
 fn ranks_join_under_a_launcher_in_spite_of_idle_strangers() {
-    for &(count, sources, on_close) in if_full_else::<[Case]>(&FULL, &SHORT) {
+    for &(count, sources, on_close) in if_long_tests_else::<[Case]>(&FULL, &SHORT) {
         raise_open_files_limit(count + 3000);
         let (world, job_id) = (WorldSize::new(RANKS).unwrap(), [7; 16]);
         let secret = Secret::new(b"a secret for this test").unwrap();

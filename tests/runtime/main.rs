@@ -10,7 +10,7 @@ macro_rules! on_every_transport {
             super::$name(TestTransport::Tcp);
         }
 
-        // `streams.rs` covers several connections between two ranks; these tests run with `--full`.
+        // The gate tests links of several connections in `streams.rs`. This test runs only with `--full`.
         #[test]
         #[ignore = "runs with tools/test --full"]
         fn streams() {

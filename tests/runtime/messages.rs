@@ -89,7 +89,7 @@ fn a_message_overtakes_messages_without_a_receive(transport: TestTransport) {
 /// The sender keeps most of 256 MiB of messages until the receives are posted. The test counts the bytes that the receiver
 /// gets, because both ranks share one process, whose memory use tells nothing about either rank.
 #[test]
-fn messages_without_a_receive_stay_at_their_sender_beyond_the_credit() {
+fn a_sender_keeps_messages_beyond_the_credit_until_their_receives_are_posted() {
     TestTransport::Tcp.run(2, |mut group| {
         const FLOOD: u64 = 4096;
         group.barrier().unwrap();

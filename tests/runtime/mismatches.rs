@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::util::if_full_else;
+use crate::util::if_long_tests_else;
 use crate::util::ranks::{self, TestTransport};
 use ringtrain::group::at;
 use ringtrain::types::Operation;
@@ -26,8 +26,8 @@ const WORLDS: [u32; 4] = [2, 3, 4, 5];
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
-/// Sets the deadline and, depending on the world size, the ring algorithm, shared memory or several hosts. The reported causes
-/// must not depend on these options.
+/// Returns a function that sets the deadline and, depending on the number of ranks `n`, the ring algorithm, shared memory or
+/// several hosts. The reported causes must not depend on these options.
 fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
     move |options| {
         options.operation_timeout = LONG;
@@ -99,7 +99,7 @@ fn assert_lines_of_calls(start: u32, common: &str, odd: &str, report: &str) {
 }
 
 /// Checks that all ranks report both calls and the lines of both calls as a mismatch. In each job one rank calls `odd` and the
-/// other ranks call `common`. Each rank is the one that calls `odd` in one job.
+/// other ranks call `common`. For each world size there is a job for each choice of the rank that calls `odd`.
 #[track_caller]
 fn assert_mismatch(what: &str, common: GroupCall, odd: GroupCall, expected_calls: [&str; 2]) {
     assert_mismatch_in(&WORLDS, what, common, odd, expected_calls);
@@ -421,7 +421,7 @@ fn a_rank_that_never_calls_is_reported() {
         ("all_to_all(", |group| group.all_to_all(&vec![0u8; group.size().as_usize()]).map(|_| ())),
     ];
     for (expected, call) in calls {
-        for &n in if_full_else(&WORLDS[..], &[3]) {
+        for &n in if_long_tests_else(&WORLDS[..], &[3]) {
             let missing = n / 2;
             let failed = Arc::new(Barrier::new(n as usize));
             let causes = ranks::run_with(n, adjust(n), move |mut group| {

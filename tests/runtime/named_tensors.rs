@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::util::ranks::TestTransport;
-use crate::util::{if_full_else, wait_until};
+use crate::util::{if_long_tests_else, wait_until};
 use ringtrain::named;
 use ringtrain::wire::Cause;
 use ringtrain::{
@@ -89,7 +89,7 @@ fn reduce_in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics>
 }
 
 fn tensors_in_any_order_from_any_thread_are_exact_and_need_fewer_operations(transport: TestTransport) {
-    for &n in if_full_else(&WORLDS[..], &[1, 3]) {
+    for &n in if_long_tests_else(&WORLDS[..], &[1, 3]) {
         for statistics in reduce_in_any_order(transport, n) {
             let NamedStatistics { tensors, cached, operations, reports, .. } = statistics;
             assert_eq!(tensors, (TENSORS * STEPS) as u64);
@@ -238,7 +238,7 @@ fn a_maximum_fails_after_a_rank_has_called_join(transport: TestTransport) {
     assert!(all[0].contains("tensor `x`") && all[0].contains("rank 2 joined"), "{}", all[0]);
 }
 
-fn rank_0_reports_a_stall_until_it_ends(transport: TestTransport) {
+fn rank_0_reports_a_stalled_tensor_until_it_is_reduced(transport: TestTransport) {
     transport.run(3, |mut group| {
         let tensors = create_named_tensors(&mut group, |options| {
             options.stall_warning = Duration::from_millis(20);
@@ -338,7 +338,8 @@ fn a_rank_that_waits_alone_in_join_fails_the_job(transport: TestTransport) {
         if group.rank().get() == 1 {
             return tensors.join().unwrap_err();
         }
-        // The tensor fails alone, because rank 1 has called `join`. Then the job fails, and with it the barrier.
+        // Rank 1 has called `join`, so a maximum is impossible, but only this tensor fails. Then rank 1 waits alone in
+        // `join`, until the stall ends the job, and with it the barrier of this rank.
         let error = tensors.all_reduce("x", vec![1u8], ReduceOp::Max).unwrap().wait().unwrap_err();
         assert!(matches!(error, NamedError::WithoutJoined { .. }), "{error}");
         NamedError::Job(group.barrier().unwrap_err())
@@ -465,7 +466,7 @@ on_every_transport! {
     a_cache_that_is_too_small_gives_right_results,
     a_rank_that_runs_out_of_data_contributes_zeros,
     a_maximum_fails_after_a_rank_has_called_join,
-    rank_0_reports_a_stall_until_it_ends,
+    rank_0_reports_a_stalled_tensor_until_it_is_reduced,
     a_stall_that_lasts_too_long_fails_every_rank_with_the_same_error,
     a_drop_after_a_stall_abort_does_not_wait_for_the_stuck_rank,
     a_rank_that_waits_alone_in_join_fails_the_job,

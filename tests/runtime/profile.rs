@@ -65,12 +65,12 @@ fn blocking_calls_count_the_time_to_send_receive_reduce_and_wait() {
 }
 
 #[test]
-fn asynchronous_operations_are_counted_as_calls_or_as_background() {
+fn the_time_of_asynchronous_operations_counts_as_calls_or_as_background() {
     for transport in TRANSPORTS {
         let results = run_profiled(2, transport, |group| {
             let handle =
                 group.all_reduce_async(vec![1f32; 1 << 18], ReduceOp::Sum).expect("all ranks call it");
-            // Polls the handle and never waits.
+            // Poll the handle: then either this thread or the background thread does the work.
             while !handle.test() {
                 std::thread::yield_now();
             }
@@ -87,12 +87,12 @@ fn asynchronous_operations_are_counted_as_calls_or_as_background() {
 
 #[test]
 fn a_rank_that_others_wait_for_waits_less() {
-    const LAST_RANK_DELAY: Duration = Duration::from_millis(5);
+    const LATE_RANK_DELAY: Duration = Duration::from_millis(5);
     for transport in TRANSPORTS {
         let results = run_profiled(2, transport, |group| {
             for _ in 0..10 {
                 let started = Instant::now();
-                while group.rank() == Rank::ZERO && started.elapsed() < LAST_RANK_DELAY {
+                while group.rank() == Rank::ZERO && started.elapsed() < LATE_RANK_DELAY {
                     std::hint::spin_loop();
                 }
                 group.barrier().expect("all ranks call it");
@@ -164,9 +164,10 @@ fn ringbench_reports_the_profile_in_its_table_and_json() {
             for rank_profile in ranks {
                 let parts = PARTS.map(|part| number(&rank_profile[format!("{part}_us")]));
                 assert!(parts.iter().all(|&part| part >= 0.0), "{rank_profile}");
-                // In shared memory a short buffer is reduced in place without a copy, so some of these times may be 0.
-                let are_parts_measured = row["bytes"] == 64 || parts[..4].iter().all(|&part| part > 0.0);
-                assert!(are_parts_measured, "a part took no time: {rank_profile}");
+                // A buffer of 64 bytes may have parts that took no time: in shared memory it is reduced in place,
+                // without a copy.
+                let are_parts_plausible = row["bytes"] == 64 || parts[..4].iter().all(|&part| part > 0.0);
+                assert!(are_parts_plausible, "a part took no time: {rank_profile}");
                 assert!(
                     (parts.iter().sum::<f64>() - number(&rank_profile["wall_us"])).abs() < ROUNDING_US,
                     "{rank_profile}"

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::util::ranks::{self, TestTransport};
-use program::{Program, Step, TWIN};
+use program::{DUPLICATE, Program, Step};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
@@ -39,8 +39,8 @@ fn combine(op: ReduceOp, a: u64, b: u64) -> u64 {
     }
 }
 
-/// Composes two functions x -> a x + b modulo 2^32, each with a and b in one element. Composition is associative and does not
-/// commute.
+/// Composes two functions x -> a x + b modulo 2^32, where one element contains both a and b. Composition is associative
+/// and does not commute.
 fn compose(first: u64, second: u64) -> u64 {
     let split = |one: u64| ((one >> 32) as u32, one as u32);
     let ((a, b), (c, d)) = (split(first), split(second));
@@ -68,7 +68,7 @@ struct Runner {
     waiting: Vec<ResultCheck>,
     /// The checks that run only at the end of the program: see [`Runner::run_any_message`].
     waiting_at_end: Vec<ResultCheck>,
-    /// Receives with any source and any tag, in the order in which they were posted.
+    /// The handles of the receives with any source and any tag, in the order in which the receives were posted.
     any_receives: Vec<Handle<Received<u64>>>,
     /// The sender, tag and elements of the messages for `any_receives`.
     any_messages: Vec<(u32, u32, Vec<u64>)>,
@@ -77,10 +77,10 @@ struct Runner {
 impl Runner {
     fn run(mut world: Group, program: &Program) {
         let own = world.rank().get();
-        let twin = world.duplicate().unwrap();
+        let duplicate = world.duplicate().unwrap();
         let mut runner = Self {
             own,
-            groups: vec![Some(world), Some(twin)],
+            groups: vec![Some(world), Some(duplicate)],
             rng: StdRng::seed_from_u64(program.seed << 8 | u64::from(own)),
             waiting: Vec::new(),
             waiting_at_end: Vec::new(),
@@ -113,8 +113,13 @@ impl Runner {
         assert!(self.any_messages.is_empty());
     }
 
-    /// Checks the result now or later, or drops the handle.
-    fn check_later<R: PartialEq + Debug + 'static>(&mut self, handle: Handle<R>, expected: R, what: String) {
+    /// Decides at random whether to check the result now, to check the result later, or to drop the handle.
+    fn check_or_drop<R: PartialEq + Debug + 'static>(
+        &mut self,
+        handle: Handle<R>,
+        expected: R,
+        what: String,
+    ) {
         let check = move |result: Result<R, Error>| {
             let result = result.unwrap_or_else(|error| panic!("{what}: {error}"));
             assert!(result == expected, "{what}: the result is wrong");
@@ -196,7 +201,7 @@ impl Runner {
                 group.send(&elements, to, tag).unwrap();
             } else {
                 let handle = group.send_async(elements.clone(), to, tag).unwrap();
-                self.check_later(handle, elements, what);
+                self.check_or_drop(handle, elements, what);
             }
         } else if group.rank() == to {
             let room = count + self.rng.random_range(0..3);
@@ -221,7 +226,7 @@ impl Runner {
         if group.rank() != to {
             let elements = content(step, self.own, count);
             let handle = group.send_async(elements.clone(), to, tag).unwrap();
-            return self.check_later(handle, elements, format!("step {step}: {count} elements to {to}"));
+            return self.check_or_drop(handle, elements, format!("step {step}: {count} elements to {to}"));
         }
         let mut missing: Vec<Rank> = group.size().ranks().filter(|&rank| rank != to).collect();
         while !missing.is_empty() {
@@ -236,13 +241,13 @@ impl Runner {
     /// Sends a message, or posts a receive with any source and any tag. No rank waits for these operations before the end
     /// of the program, because the receive may match a message that is sent much later.
     fn run_any_message(&mut self, step: usize, from: usize, to: usize, tag: u32, count: usize) {
-        let twin = self.groups[TWIN].as_mut().expect("the twin is never dropped");
+        let duplicate = self.groups[DUPLICATE].as_mut().expect("the duplicate is never dropped");
         if from == to {
             return;
         }
         if self.own as usize == from {
             let elements = content(step, self.own, count);
-            let handle = twin.send_async(elements.clone(), Rank::new(to as u32), tag).unwrap();
+            let handle = duplicate.send_async(elements.clone(), Rank::new(to as u32), tag).unwrap();
             if self.rng.random_bool(0.2) {
                 drop(handle);
             } else {
@@ -250,7 +255,7 @@ impl Runner {
                     .push(Box::new(move || assert!(handle.wait().unwrap() == elements, "step {step}")));
             }
         } else if self.own as usize == to {
-            self.any_receives.push(twin.receive_async(1 << 20, Source::Any, None).unwrap());
+            self.any_receives.push(duplicate.receive_async(1 << 20, Source::Any, None).unwrap());
             self.any_messages.push((from as u32, tag, content(step, from as u32, count)));
         }
     }
@@ -286,7 +291,8 @@ fn random_programs_give_right_results_in_shared_memory() {
     }
 }
 
-/// Collectives use shared memory within hosts and sockets between hosts; groups of one rank of each host use only sockets.
+/// Collectives use shared memory within hosts and sockets between hosts; groups that
+/// have one rank on each host use only sockets.
 #[test]
 fn random_programs_give_right_results_on_several_hosts() {
     for seed in seeds() {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::util::{if_full_else, ranks};
+use crate::util::{if_long_tests_else, ranks};
 use half::bf16;
 use ringtrain::group::LocalTransport;
 use ringtrain::{Element, Error, F64Loc, Group, Handle, JoinOptions, Rank, ReduceOp, SharedBuffer, wait_all};
@@ -109,7 +109,7 @@ fn all_reduces_in_place_give_the_same_bits_as_with_slots() {
 fn ranks_may_mix_group_buffers_and_ordinary_memory() {
     let patterns: [fn(Rank) -> bool; 4] =
         [|rank| rank.get() == 0, |rank| rank.get() > 0, |rank| rank.get() % 2 == 1, |rank| rank.get() != 1];
-    for &n in if_full_else(&WORLDS[..], &[2, 5]) {
+    for &n in if_long_tests_else(&WORLDS[..], &[2, 5]) {
         run(n, LocalTransport::Auto, move |mut group| {
             for passes_group_buffer in patterns {
                 for count in [0, 1, group.size().as_usize() + 1, 4099, LONG] {
@@ -182,7 +182,8 @@ fn buffers_can_be_allocated_and_dropped_in_any_order() {
         let mut buffers: Vec<Option<SharedBuffer<f32>>> =
             (0..6).map(|index| Some(group.alloc(5000 + index).unwrap())).collect();
         for round in 0..30u32 {
-            // Each rank drops one of its buffers and passes another. The indices of both differ between ranks.
+            // Each rank drops one of its buffers and passes another. The indices of the dropped and of the passed buffer differ
+            // between ranks.
             let dropped = (round as usize + rank.index()) % buffers.len();
             buffers[dropped] = None;
             let mut kept: Vec<&mut SharedBuffer<f32>> = buffers.iter_mut().flatten().collect();

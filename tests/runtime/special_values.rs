@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::util::if_full_else;
+use crate::util::if_long_tests_else;
 use crate::util::ranks::TestTransport;
 use half::{bf16, f16};
 use rand::rngs::StdRng;
@@ -10,9 +10,11 @@ use rand::{RngExt as _, SeedableRng as _};
 use ringtrain::types::{Algorithm, Operation};
 use ringtrain::{Element, Group, Rank, ReduceOp};
 
-/// After so many elements the contributions repeat: equal elements are then in different chunks of one buffer.
+/// The number of elements after which a rank's contributions repeat. Each buffer has several periods, so that equal
+/// contributions are in different chunks of one buffer.
 const PERIOD: usize = 97;
-/// For f32, and for the other types. Neither is a multiple of a chunk or of a vector.
+/// The number of elements in a buffer of f32, and in a buffer of any other type. Neither number can be divided evenly
+/// among the ranks or into vector registers.
 const COUNTS: [usize; 2] = [4 * PERIOD + 3, 2 * PERIOD + 1];
 const OPS: [ReduceOp; 5] =
     [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product];
@@ -52,13 +54,14 @@ impl Format {
         bits & !self.sign() > self.infinity()
     }
 
-    /// Greater for greater numbers, with -0 below +0.
-    fn key(self, bits: u64) -> i128 {
+    /// Returns a sort key, which is greater for greater numbers. The key of -0 is lower than the key of +0.
+    fn sort_key(self, bits: u64) -> i128 {
         let magnitude = i128::from(bits & !self.sign());
         if bits & self.sign() == 0 { magnitude } else { -1 - magnitude }
     }
 
-    /// The magnitudes of zero, finite numbers from the smallest subnormal to the largest, infinity, and NaNs.
+    /// Returns the magnitudes of the contributions: first zero, then six finite numbers from the smallest subnormal
+    /// number to the largest number, then infinity, then four NaNs.
     fn magnitudes(self) -> [u64; 12] {
         let normal = 1 << self.mantissa_bits;
         let (infinity, quiet) = (self.infinity(), self.quiet_nan());
@@ -68,7 +71,8 @@ impl Format {
         [0, a, b, c, d, e, infinity - 1, infinity, quiet, quiet | 3, infinity + 1, infinity + 2]
     }
 
-    /// What each rank contributes at each position of a period: some positions have zeros alone, some have no NaN.
+    /// Returns the contributions of each rank for one period. The position in the period decides whether the ranks
+    /// contribute only zeros, any finite numbers, any numbers and infinities, or any values including NaNs.
     fn contributions(self, n: u32) -> Vec<Vec<u64>> {
         let mut random = StdRng::seed_from_u64(u64::from(n));
         let magnitudes = self.magnitudes();
@@ -80,16 +84,17 @@ impl Format {
         (0..n).map(|_| (0..PERIOD).map(&mut draw).collect()).collect()
     }
 
-    /// The result for these contributions, where it does not depend on the order of the operands.
+    /// Returns the result of reducing the contributions `values`, or `None` if the result can depend on the order of
+    /// the operands.
     fn expected(self, op: ReduceOp, values: &[u64]) -> Option<u64> {
         let has = |bits| values.contains(&bits);
         let (infinity, sign) = (self.infinity(), self.sign());
         match op {
-            // The first rank of a scan has its own.
+            // In a scan, the result of the first rank is its own contribution.
             _ if values.len() == 1 => Some(values[0]),
             _ if values.iter().any(|&bits| self.is_nan(bits)) => Some(self.quiet_nan()),
-            ReduceOp::Min => values.iter().copied().min_by_key(|&bits| self.key(bits)),
-            ReduceOp::Max => values.iter().copied().max_by_key(|&bits| self.key(bits)),
+            ReduceOp::Min => values.iter().copied().min_by_key(|&bits| self.sort_key(bits)),
+            ReduceOp::Max => values.iter().copied().max_by_key(|&bits| self.sort_key(bits)),
             ReduceOp::Product if values.iter().all(|&bits| bits & !sign == 0) => {
                 Some(values.iter().fold(0, |product, bits| product ^ bits))
             }
@@ -103,15 +108,15 @@ impl Format {
     }
 }
 
-/// A part of the result of an operation on one rank.
+/// The part of an operation's result that one rank has.
 struct Outcome {
     operation: Operation,
     is_shared_buffer: bool,
     format: Format,
     op: ReduceOp,
-    /// The ranks whose contributions are in it.
+    /// The ranks whose contributions are reduced into this part.
     ranks: Range<usize>,
-    /// The index of its first element in the buffer.
+    /// The index of the part's first element in the whole buffer.
     start: usize,
     bits: Vec<u64>,
 }
@@ -129,8 +134,8 @@ fn bits_of<T: Element>(elements: &[T]) -> Vec<u64> {
     elements.iter().map(bits).collect()
 }
 
-/// Reduces `count` elements with every operation.
-fn reduce<T: Element>(group: &mut Group, count: usize) -> Vec<Outcome> {
+/// Runs every reducing operation on `count` elements, and returns the parts of the results that this rank has.
+fn run_reductions<T: Element>(group: &mut Group, count: usize) -> Vec<Outcome> {
     let format = Format::of::<T>();
     let (n, rank) = (group.size(), group.rank());
     let own = format.contributions(n.get()).swap_remove(rank.index());
@@ -166,7 +171,7 @@ fn reduce<T: Element>(group: &mut Group, count: usize) -> Vec<Outcome> {
     outcomes
 }
 
-/// Checks what all ranks have of one operation.
+/// Checks the result of one operation. `of_ranks` has the part of each rank.
 fn check(of_ranks: &[&Outcome], context: &str) {
     let format = of_ranks[0].format;
     let contributions = format.contributions(of_ranks.len() as u32);
@@ -175,7 +180,7 @@ fn check(of_ranks: &[&Outcome], context: &str) {
         let contributions = &contributions[outcome.ranks.clone()];
         let at = |place: usize| contributions.iter().map(|of| of[place]).collect::<Vec<u64>>();
         let expected: Vec<_> = (0..PERIOD).map(|place| format.expected(op, &at(place))).collect();
-        // The first rank of a scan has its own.
+        // In a scan, the result of the first rank is its own contribution, with any NaN unchanged.
         let may_have_any_nan = contributions.len() == 1;
         for (index, &found) in outcome.bits.iter().enumerate() {
             let place = (start + index) % PERIOD;
@@ -194,7 +199,8 @@ fn check(of_ranks: &[&Outcome], context: &str) {
     }
 }
 
-/// Ranks had different zeros and NaNs, and equal elements of one buffer gave different ones.
+/// Regression test: ranks got different zeros and NaNs as the result of one reduction, and equal contributions at
+/// different places of one buffer gave different zeros and NaNs.
 #[test]
 fn every_algorithm_gives_special_values_the_same_bits() {
     use Algorithm::{Butterfly, Direct, DoubleTree, Doubling, Hierarchy, OneShot, Ring};
@@ -204,7 +210,7 @@ fn every_algorithm_gives_special_values_the_same_bits() {
         (TestTransport::Hosts, &[Hierarchy]),
     ];
     // All algorithms are possible on 4 ranks.
-    for &n in if_full_else(&[2u32, 3, 4, 5, 8][..], &[4]) {
+    for &n in if_long_tests_else(&[2u32, 3, 4, 5, 8][..], &[4]) {
         for (transport, algorithm) in algorithms.iter().flat_map(|(t, all)| all.iter().map(|a| (*t, *a))) {
             let is_possible = match algorithm {
                 Butterfly => n.is_power_of_two(),
@@ -219,12 +225,13 @@ fn every_algorithm_gives_special_values_the_same_bits() {
             };
             let results = transport.run_with(n, adjust, move |mut group| {
                 assert_eq!(group.algorithm(Operation::AllReduce, 4 * COUNTS[0]), algorithm);
-                let mut outcomes = reduce::<f32>(&mut group, COUNTS[0]);
-                // Many ranks on few processors take long, and the algorithms are the same for all types.
+                let mut outcomes = run_reductions::<f32>(&mut group, COUNTS[0]);
+                // On 8 ranks the test uses only f32, because many ranks on few processors take long. All types have
+                // the same algorithms.
                 if n < 8 {
-                    outcomes.extend(reduce::<f64>(&mut group, COUNTS[1]));
-                    outcomes.extend(reduce::<f16>(&mut group, COUNTS[1]));
-                    outcomes.extend(reduce::<bf16>(&mut group, COUNTS[1]));
+                    outcomes.extend(run_reductions::<f64>(&mut group, COUNTS[1]));
+                    outcomes.extend(run_reductions::<f16>(&mut group, COUNTS[1]));
+                    outcomes.extend(run_reductions::<bf16>(&mut group, COUNTS[1]));
                 }
                 outcomes
             });

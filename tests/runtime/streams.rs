@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use crate::util::{finish, if_full_else, is_full, ranks, signal, wait_until};
+use crate::util::{finish, if_long_tests_else, ranks, runs_long_tests, signal, wait_until};
 use ringtrain::exit::Exit;
 use ringtrain::group::{Source, Streams, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
@@ -32,7 +32,7 @@ fn pattern(rank: Rank, length: usize) -> Vec<u32> {
 /// Checks all-reduces and messages, with lengths below and above the sizes at which data are split.
 fn check_all_lengths(group: &mut Group) {
     let n = group.size().get();
-    let longest = if is_full() { 2_000_003 } else { 500_003 };
+    let longest = if runs_long_tests() { 2_000_003 } else { 500_003 };
     for length in [0usize, 1, 60, 1000, 4096, 16_400, 65_553, 300_001, longest] {
         let mut sum: Vec<u32> = pattern(group.rank(), length);
         group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
@@ -54,7 +54,7 @@ fn check_all_lengths(group: &mut Group) {
 #[test]
 fn results_are_right_with_any_number_of_connections() {
     for count in COUNTS {
-        for &n in if_full_else(&[2, 3, 5][..], &[3]) {
+        for &n in if_long_tests_else(&[2, 3, 5][..], &[3]) {
             let streams = ranks::run_with(n, with_streams(count), |mut group| {
                 check_all_lengths(&mut group);
                 group.streams()
@@ -126,7 +126,7 @@ fn both_ranks_of_a_link_may_dial_at_once() {
 /// With `Streams::AUTO`, the ranks measure their links and agree on 1 or 4 connections per link.
 #[test]
 fn all_ranks_use_the_same_measured_number_of_connections() {
-    for &n in if_full_else(&[2, 4][..], &[4]) {
+    for &n in if_long_tests_else(&[2, 4][..], &[4]) {
         let chosen = ranks::run_with(
             n,
             |options| options.streams = Streams::AUTO,

@@ -214,7 +214,7 @@ impl SimulatedRank {
     }
 }
 
-/// A simulation. Its seed determines all of its fields.
+/// The parameters of a simulation. The seed of the simulation determines all of them.
 struct Scenario {
     world: WorldSize,
     groups: Vec<Members>,
@@ -360,7 +360,7 @@ fn seeds(count: u64) -> Range<u64> {
     only_seed().map_or(0..count.div_ceil(network_count_divisor()), |seed| seed..seed + 1)
 }
 
-/// Returns whether enough networks are simulated to compare the numbers of their outcomes with limits.
+/// Returns whether so many networks are simulated that some programs must complete and some must fail.
 fn has_many_seeds() -> bool {
     !cfg!(miri) && only_seed().is_none()
 }

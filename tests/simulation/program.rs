@@ -30,7 +30,7 @@ pub(crate) struct Call {
     pub(crate) operation: Operation,
     pub(crate) op: ReduceOp,
     pub(crate) count: usize,
-    /// The root. For a message it is the sender, and the next rank of the group is the receiver.
+    /// The root of a collective, or the sender of a message. The next rank of the group receives the message.
     pub(crate) root: Rank,
     pub(crate) algorithm: Algorithm,
 }
@@ -195,14 +195,15 @@ impl Call {
     }
 
     /// Returns a rank's contribution to an element.
-    fn value(rank: Rank, index: usize) -> f64 {
+    fn contribution(rank: Rank, index: usize) -> f64 {
         f64::from(rank.get() + 1) * 64.0 + (index % 7) as f64
     }
 
     /// Returns the initial buffer of `rank` of the group.
     pub(crate) fn initial_buffer(self, world: WorldSize, rank: Rank) -> Vec<f64> {
         let own = chunk(self.count, world, rank);
-        let all = |count: usize| (0..count).map(|index| Self::value(rank, index)).collect::<Vec<f64>>();
+        let all =
+            |count: usize| (0..count).map(|index| Self::contribution(rank, index)).collect::<Vec<f64>>();
         if let Some(first) = self.first_slot(rank) {
             let mut buffer = vec![0.0; world.as_usize() * self.count];
             let own = self.slot_range(world, first, rank);
@@ -240,7 +241,7 @@ impl Call {
         if let Some(first) = self.first_slot(rank) {
             let has_slot_of = |from: Rank| {
                 let slot = &buffer[self.slot_range(world, first, from)];
-                (0..count).all(|index| slot[index] == Self::value(from, index))
+                (0..count).all(|index| slot[index] == Self::contribution(from, index))
             };
             return world.ranks().all(has_slot_of);
         }
@@ -252,16 +253,16 @@ impl Call {
             Operation::ReduceScatter => {
                 own.into_iter().all(|index| buffer[index] == reduced(0..world.get(), index))
             }
-            Operation::AllGather => each(&|index| Self::value(owner(index), index)),
-            Operation::Gather => rank != root || each(&|index| Self::value(owner(index), index)),
+            Operation::AllGather => each(&|index| Self::contribution(owner(index), index)),
+            Operation::Gather => rank != root || each(&|index| Self::contribution(owner(index), index)),
             Operation::Scatter => {
                 let start = if rank == root { own.start } else { 0 };
-                own.clone().all(|index| buffer[start + index - own.start] == Self::value(root, index))
+                own.clone().all(|index| buffer[start + index - own.start] == Self::contribution(root, index))
             }
-            Operation::Broadcast => each(&|index| Self::value(root, index)),
+            Operation::Broadcast => each(&|index| Self::contribution(root, index)),
             Operation::AllToAll => world.ranks().all(|from| {
                 let start = count + self.received_parts(world, rank).range(from).start;
-                own.clone().all(|index| buffer[start + index - own.start] == Self::value(from, index))
+                own.clone().all(|index| buffer[start + index - own.start] == Self::contribution(from, index))
             }),
             Operation::Scan => each(&|index| reduced(0..rank.get() + 1, index)),
             Operation::Exscan => {
@@ -272,14 +273,14 @@ impl Call {
             // The receiver gets the sender's elements. The sender's own buffer is unchanged.
             Operation::Message => {
                 let from = if rank == root { rank } else { world.before(rank, 1) };
-                buffer.len() == count && each(&|index| Self::value(from, index))
+                buffer.len() == count && each(&|index| Self::contribution(from, index))
             }
         }
     }
 
     /// Returns the reduction of the contributions of `ranks` to an element.
     fn expected_element(self, ranks: impl Iterator<Item = Rank>, world: WorldSize, index: usize) -> f64 {
-        let values = ranks.map(|rank| Self::value(rank, index));
+        let values = ranks.map(|rank| Self::contribution(rank, index));
         match self.op {
             ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
             ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),

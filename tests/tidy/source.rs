@@ -1,5 +1,5 @@
-//! Source files as text, for the rules in `tests/tidy.rs`. Comments and literals are replaced by spaces, so that offsets and
-//! line numbers stay the same.
+//! Source files as text, for the rules in `tests/tidy.rs`. To hide comments and literals from a rule, they are
+//! replaced by spaces, so that offsets and line numbers stay the same.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ pub(crate) struct Source {
     pub(crate) path: String,
     /// The text of the file.
     pub(crate) text: String,
-    /// The text with spaces instead of comments and of the contents of literals.
+    /// The text of the file, in which comments and the contents of literals are replaced by spaces.
     pub(crate) code: String,
-    /// The code with spaces instead of items that are compiled only for tests.
+    /// The same as `code`, but items that are compiled only for tests are also replaced by spaces.
     pub(crate) shipped: String,
 }
 
-/// A path that the code names, such as `crate::wire::Cause`, and its offset.
-pub(crate) struct Named {
+/// A path in the code, such as `crate::wire::Cause`, and the offset at which it begins.
+pub(crate) struct NamedPath {
     pub(crate) segments: Vec<String>,
     pub(crate) at: usize,
 }
@@ -46,7 +46,7 @@ impl Source {
 
     /// Returns every path that the code names: the paths of `use` items, with their groups expanded, and the paths in
     /// expressions and types.
-    pub(crate) fn named_paths(&self) -> Vec<Named> {
+    pub(crate) fn named_paths(&self) -> Vec<NamedPath> {
         let mut found = Vec::new();
         let mut rest = 0;
         while let Some(at) = find_word(&self.code, "use", rest) {
@@ -60,7 +60,7 @@ impl Source {
                 let is_start = !self.code[..at].trim_end().ends_with("::");
                 let segments: Vec<String> = leading_path(&self.code[at..]);
                 if is_start && segments.len() > 1 {
-                    found.push(Named { segments, at });
+                    found.push(NamedPath { segments, at });
                 }
             }
         }
@@ -175,13 +175,13 @@ fn leading_path(code: &str) -> Vec<String> {
 }
 
 /// Expands a tree of paths such as `a::{b, c::{d, self}}` into full paths.
-fn expand_use(tree: &str, prefix: &[String], at: usize, found: &mut Vec<Named>) {
+fn expand_use(tree: &str, prefix: &[String], at: usize, found: &mut Vec<NamedPath>) {
     let (path, group) = tree.split_once('{').map_or((tree, None), |(path, group)| (path, Some(group)));
     let path = path.split(" as ").next().unwrap_or_default();
     let mut segments = prefix.to_vec();
     segments.extend(path.split("::").map(|s| s.trim().to_owned()).filter(|s| !s.is_empty() && s != "self"));
     let Some(group) = group else {
-        found.push(Named { segments, at });
+        found.push(NamedPath { segments, at });
         return;
     };
     let mut depth = 0;

@@ -110,8 +110,8 @@ fn linear_and_softmax_reach_the_optimum_with_the_defaults() {
     let exact_target = exact.dot(&ndarray::array![1.5, -2.0, 0.25, 30.0]) + 7.0;
     let noisy = numbers.array(500, 8);
     let noisy_target = noisy.dot(&numbers.array(8, 1)).remove_axis(Axis(1)) + numbers.array(500, 1).column(0);
-    // Three features, and three features that are linear combinations of them plus a small difference. The target depends
-    // strongly on the difference.
+    // Six features: the last three are linear combinations of the first three, plus small differences. The target
+    // depends strongly on one of these differences.
     let base = numbers.array(300, 3);
     let difference = numbers.array(300, 3) * 0.02;
     let mixtures = base.dot(&numbers.array(3, 3)) + &difference;
@@ -141,7 +141,8 @@ fn linear_and_softmax_reach_the_optimum_with_the_defaults() {
     assert_eq!((report.optimizer.as_str(), report.batch_size), ("nesterov", 500));
 }
 
-/// Regression test: the default was 40 epochs, also if an epoch has one step. The accuracy on the iris flowers was then 0.77.
+/// Regression test: the default was 40 epochs, even if an epoch had only one step. The accuracy on the iris flowers
+/// was then only 0.77.
 #[test]
 fn the_default_settings_take_enough_steps_on_a_small_table() {
     let directory = tempfile::tempdir().unwrap();
@@ -233,7 +234,8 @@ fn errors_after_flipped_bit(count: u32, config: &Config) -> Vec<String> {
 }
 
 /// Regression test: with a corrupted parameter, the ranks trained different models and ended with exit code 0.
-/// Later, they compared their parameters only after epochs that have a record. With 100 epochs of one step, epoch 2 has none.
+/// A later version compared the parameters only after the epochs that are reported. Of 100 epochs of one step, epoch 2 is not
+/// reported.
 #[test]
 fn a_corrupted_parameter_ends_the_job_on_all_ranks() {
     let digits = Config { epochs: Some(3), batch_size: Some(500), ..config() };

@@ -106,7 +106,7 @@ fn an_mlp_learns_regression() {
     assert!(report.test_r2.unwrap() > 0.9, "{:?}", report.test_r2);
 }
 
-/// Sets the stop flag after a number of steps, as a signal does.
+/// An observer that sets the stop flag, as the handler of a signal does, after a number of steps.
 struct StopAfter<'a> {
     steps: usize,
     stop: &'a AtomicBool,
@@ -179,7 +179,7 @@ fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
 #[test]
 fn a_stopped_run_saves_and_reports_without_another_evaluation() {
     // An epoch of the digits, in batches of 100, has 15 steps. In the third case, the stop flag is set after the last step of
-    // the epoch and before the test.
+    // the epoch and before the evaluation.
     for steps in [1, 7, 15] {
         let directory = tempfile::tempdir().unwrap();
         let stop = AtomicBool::new(false);
@@ -288,8 +288,9 @@ fn a_loss_far_above_that_of_a_constant_prediction_is_an_error() {
 /// Regression test: a checkpoint directory without free space caused an error only after the first epoch.
 #[test]
 fn a_checkpoint_that_cannot_be_saved_is_an_error_before_training() {
-    struct NoStep;
-    impl Observer for NoStep {
+    /// An observer that panics if training begins.
+    struct NoTraining;
+    impl Observer for NoTraining {
         fn notice(&mut self, _: &str) {}
         fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {
             panic!("training has begun");
@@ -302,7 +303,7 @@ fn a_checkpoint_that_cannot_be_saved_is_an_error_before_training() {
         checkpoint: Some(checkpoint_in(Path::new("/proc/self/task"), Existing::Refuse)),
         ..config()
     };
-    let error = run(&mut Group::solo(), &config, &AtomicBool::new(false), &mut NoStep).unwrap_err();
+    let error = run(&mut Group::solo(), &config, &AtomicBool::new(false), &mut NoTraining).unwrap_err();
     assert!(error.to_string().contains("cannot save checkpoints to"), "{error}");
 }
 

@@ -26,13 +26,13 @@ pub const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Returns whether the long tests run too, as under `tools/test --full`.
-pub fn is_full() -> bool {
+pub fn runs_long_tests() -> bool {
     std::env::var_os("TEST_FULL").is_some()
 }
 
 /// Returns `all` if the long tests run, otherwise `some`.
-pub fn if_full_else<T: ?Sized>(all: &'static T, some: &'static T) -> &'static T {
-    if is_full() { all } else { some }
+pub fn if_long_tests_else<T: ?Sized>(all: &'static T, some: &'static T) -> &'static T {
+    if runs_long_tests() { all } else { some }
 }
 
 /// Waits until `condition` returns true. Panics with the description `what` after [`TEST_TIMEOUT`].
@@ -100,7 +100,7 @@ pub fn run(command: &mut Command) -> FinishedProgram {
     finish(command.spawn().expect("the program starts"))
 }
 
-/// Waits until a program ends, and returns its output. Kills it and panics after [`TEST_TIMEOUT`].
+/// Waits until a program ends, and returns its output. Kills the program and panics after [`TEST_TIMEOUT`].
 pub fn finish(mut child: Child) -> FinishedProgram {
     let mut stdout = child.stdout.take();
     let mut stderr = child.stderr.take();

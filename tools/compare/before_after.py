@@ -26,7 +26,8 @@ def median_interval(values):
 
 
 def comparison(rounds):
-    """Returns a row for each case that both builds measured. A row has the ratio of new to old time in each round."""
+    """Returns a row for each case that was measured with both builds. A row has the new build's time divided by the old
+    build's time: for each round, and as a median with its interval."""
     rows = []
     for key, after in rounds.rows.items():
         before = rounds.rows.get(key.__class__(**{**vars(key), "program": key.program + BEFORE}))

@@ -30,7 +30,7 @@ def processor_count():
 
 
 def core_count():
-    """Returns the number of cores of the processors that this process may use. Two processors can be threads of one core."""
+    """Returns the number of cores that this process may use. A core may have two processors: its hardware threads."""
     found = set()
     for processor in os.sched_getaffinity(0):
         topology = pathlib.Path(f"/sys/devices/system/cpu/cpu{processor}/topology")
@@ -75,7 +75,7 @@ class Congestion:
         return self
 
     def settable(self, wanted):
-        """Returns the wanted congestion controls that can be set. Prints a message for each one that cannot be set."""
+        """Returns those of the `wanted` congestion controls that can be set. Prints a message for each one that cannot be set."""
         found = []
         for name in dict.fromkeys(self.original if name == "host" else name for name in wanted):
             try:

@@ -88,7 +88,7 @@ class Ringbench(Program):
 
     @staticmethod
     def find_in(directory, congestion, scratch, suffix):
-        """Returns the programs of one build. `suffix` is appended to their keys and names, so that two builds differ."""
+        """Returns the programs of one build. `suffix` is appended to their keys and names, which differ between two builds."""
         if not all((directory / name).exists() for name in ("ringrun", "ringbench")):
             reason = f"no ringrun and ringbench in {directory}; run cargo build --release"
             return [], [(key + suffix, reason) for key in ("ringbench", "ringbench-alloc", "ringbench-tcp")]
@@ -307,7 +307,7 @@ def measurement_from(program, result):
 
 
 def files_in(directory, path):
-    """Returns the files with this path in all virtual environments of a directory that --install has created."""
+    """Returns the files with this path in the virtual environments that --install has created in `directory`."""
     return sorted(directory.glob(f"*/{path}")) if directory else []
 
 
@@ -323,7 +323,7 @@ def find(args, scratch):
 
 
 def install(directory, say):
-    """Creates a virtual environment for each program that is missing in the directory."""
+    """Creates a virtual environment in `directory` for each program that is not yet installed there."""
     present = {
         "torch": any(has_gloo(python) for python in files_in(directory, "bin/python")),
         "openmpi": bool(files_in(directory, "bin/ompi_info")),

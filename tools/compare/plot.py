@@ -1,6 +1,6 @@
 """Draws the results as an SVG: time against size on two logarithmic axes, and bus bandwidth against size.
 
-It needs no plotting library, because the environments of the other programs do not all have the same one.
+This module uses no plotting library, because no plotting library is in the environments of all compared programs.
 """
 
 import math
@@ -47,6 +47,7 @@ def svg(data):
 
 
 def style(key, keys):
+    """Returns the colour, the dash attribute and the line width of the program `key`."""
     library = key.removesuffix("-tcp")
     unknown = [other for other in dict.fromkeys(key.removesuffix("-tcp") for key in keys) if other not in COLOURS]
     colour = COLOURS.get(library) or OTHERS[unknown.index(library) % len(OTHERS)]
@@ -104,6 +105,10 @@ def draw_panel(body, x, y, rows, styles, value):
 
 
 def draw_series(body, rows, look, across, up, read):
+    """Draws the rows of one program: a line through the medians, and a bar from the lowest to the highest value of each size.
+
+    `across` converts a size to x, and `up` converts a value to y. `read` returns the value that belongs to a time of a row.
+    """
     colour, dash, width = look
     points = []
     for row in rows:

@@ -129,7 +129,7 @@ def _is_running(pid):
 
 
 def descendants(parents, root):
-    """Returns all descendants of `root`. `parents` has the parent of each process."""
+    """Returns all descendants of `root`. `parents` maps each process to its parent."""
     found = []
     generation = [root]
     while generation:

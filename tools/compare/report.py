@@ -8,7 +8,10 @@ GIB = 1 << 30
 
 
 def results(rounds, ours, names):
-    """Returns a row for each key. The times of all programs are divided by the time of the program with the key `ours`."""
+    """Returns a row for each `rounds.Key`.
+
+    `times_ours` in a row is the median time divided by the median time of the program with the key `ours`.
+    """
     rows = []
     for key, measured in rounds.rows.items():
         times = [row["time_us"] for row in measured]

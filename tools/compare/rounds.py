@@ -43,13 +43,16 @@ def rotate(programs, number):
 
 
 def busbw_factor(operation, world):
-    """Returns nccl-tests' factor: the bytes that each rank must at least send, divided by the size (docs/benchmarking.md)."""
+    """Returns busbw divided by algbw, as in nccl-tests: the fraction of the size that each rank must send at the least.
+
+    The table of operations in docs/benchmarking.md shows these factors.
+    """
     return {"all_reduce": 2 * (world - 1) / world, "broadcast": 1.0}.get(operation, (world - 1) / world)
 
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """The case and the program of a measured time."""
+    """What a measured time belongs to: the operation, its element type and size, the number of ranks, and the program."""
 
     operation: str
     dtype: str
@@ -60,7 +63,7 @@ class Key:
 
 
 class Rounds:
-    """Measures rounds, and stores all results so far."""
+    """Measures the rounds of a comparison, and stores the results."""
 
     def __init__(self, args, say):
         self.args, self.say = args, say
@@ -76,7 +79,7 @@ class Rounds:
         self.iterations = {}
 
     def measured_lines(self):
-        """Returns the measured rates of the network's lines for each congestion control."""
+        """Returns the rates that iperf3 has measured on the network, by congestion control. Only a lab measures such rates."""
         return {}
 
     def measure_all(self, programs, cases, sizes, congestion):
@@ -152,14 +155,17 @@ class Rounds:
             self.record_stall(program, case, control, number, [size for size, _ in sizes if size not in measurement.rows])
 
     def record_stall(self, program, case, control, number, sizes):
-        """Drops the sizes after a second stall. One stall is accepted, because the trial was successful."""
+        """Counts a stall, and drops the unfinished `sizes` if the program has stalled before in this case.
+
+        After the first stall the sizes are kept, because the program has measured them in its trial.
+        """
         self.stalls[case, program.key] = times = self.stalls.get((case, program.key), 0) + 1
         self.say(f"STALLED in round {number + 1} under {control}: {program.name}, {case.world} ranks, at {sizes[0]} bytes")
         if times > 1:
             self.drop_sizes(program, case, sizes)
 
     def measure_undisturbed(self, program, case, sizes, stall_s):
-        """Measures until the machine was idle before and after a measurement, at most `REPEATS_MAX` times."""
+        """Repeats the measurement, at most `REPEATS_MAX` times, until the machine was idle before and after it."""
         for _ in range(REPEATS_MAX):
             machine.wait_until_idle(self.args.wait_idle, self.say)
             measurement = program.measure(case, sizes, stall_s, self.args.cpu)

@@ -26,7 +26,7 @@ def iperf_json(congestion="cubic", forward=900e6, reverse=None):
 
 
 class FakeLine(lab.Line):
-    """A line with 800 Mbit/s in one direction, and with 780 and 760 Mbit/s if both are used. If `fails`, iperf3 fails."""
+    """A network line with 800 Mbit/s in one direction, and with 780 and 760 Mbit/s if both are used. If `fails`, iperf3 fails."""
 
     def __init__(self, fails=False):
         super().__init__(TWO, None)
@@ -39,7 +39,8 @@ class FakeLine(lab.Line):
 
 
 def measure_fakes(line):
-    """Returns the results of three rounds in which ringbench needs 20 ms for 1 MiB, and the messages that were kept."""
+    """Returns the results of three rounds in which ringbench needs 20 ms for 1 MiB, and the messages that the report
+    keeps."""
     options = {"rounds": 3, "congestion": ["bbr", "cubic"], "wait_idle": 0, "timeout": 1, "cpu": False, "ours": lab.OURS}
     args, said = types.SimpleNamespace(**options), []
     results = lab.Rounds(args, lambda text, keep=True: said.append(text) if keep else None)
@@ -58,7 +59,7 @@ class Labs(unittest.TestCase):
         for wrong in ("4", "4:", "1:1gbit", "201:1gbit", "4:fast", "four:1gbit", "4:1gbit; true"):
             self.assertRaises(ValueError, lab.Lab.from_text, wrong)
 
-    def test_without_root_everything_is_left_out_with_the_reason(self):
+    def test_without_root_every_program_is_absent_with_the_reason(self):
         args = types.SimpleNamespace(lab=types.SimpleNamespace(unavailable_reason=lambda: "only root may"))
         programs, absent = lab.find(args, None)
         self.assertEqual((programs, absent), ([], [(key, "only root may") for key in lab.EXPECTED]))

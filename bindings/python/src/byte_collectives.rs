@@ -26,7 +26,7 @@ struct RankRefusal {
 }
 
 /// The result of a collective in which a rank may refuse.
-type ExchangeResult<T> = Result<Result<T, RankRefusal>, Error>;
+type UnlessRefused<T> = Result<Result<T, RankRefusal>, Error>;
 
 /// This rank's data. If this rank refuses: the reason, which the other ranks get, and the error that this rank raises.
 struct Contribution<T> {
@@ -66,8 +66,8 @@ fn header<T>(data: &Result<T, String>, length: impl FnOnce(&T) -> usize) -> u64 
     }
 }
 
-/// Returns a header for each of `n` ranks: the lengths of the parts, or zeros if this rank has no parts, or the header of a rank
-/// that refuses.
+/// Returns a header for each of `n` ranks. The header is the length of the part for that rank, or zero if this rank has no parts.
+/// If this rank refuses, all headers are [`REFUSED`] and the length of the reason.
 fn part_headers(data: &Result<(Vec<u8>, Vec<usize>), String>, n: usize) -> Vec<u64> {
     match data {
         Ok((_, lengths)) if !lengths.is_empty() => lengths.iter().map(|&length| length as u64).collect(),
@@ -75,7 +75,7 @@ fn part_headers(data: &Result<(Vec<u8>, Vec<usize>), String>, n: usize) -> Vec<u
     }
 }
 
-/// Returns the length of the reason if this is the header of a rank that refuses.
+/// Returns the length of the reason if the rank that sent this header refuses, otherwise `None`.
 fn reason_bytes(header: u64) -> Option<usize> {
     (header & REFUSED != 0).then_some(((header & !REFUSED) as usize).min(REASON_BYTES_MAX))
 }
@@ -86,7 +86,7 @@ fn lengths_or_refusal<T>(
     group: &mut ringtrain::Group,
     headers: &[u64],
     own: &Result<T, String>,
-) -> ExchangeResult<Vec<usize>> {
+) -> UnlessRefused<Vec<usize>> {
     let Some(first) = headers.iter().position(|&header| reason_bytes(header).is_some()) else {
         return Ok(Ok(check_lengths(headers)?));
     };
@@ -104,7 +104,7 @@ fn broadcast_lengths<T>(
     headers: &mut [u64],
     own: &Result<T, String>,
     root: Rank,
-) -> ExchangeResult<Vec<usize>> {
+) -> UnlessRefused<Vec<usize>> {
     group.broadcast(headers, root)?;
     let Some(length) = headers.first().and_then(|&header| reason_bytes(header)) else {
         return Ok(Ok(check_lengths(headers)?));
@@ -166,11 +166,11 @@ fn concatenate(
 impl PyGroup {
     /// Runs a collective in which a rank may refuse. If ranks refuse, each refusing rank returns its own error, and every
     /// other rank returns an error that names the first refusing rank.
-    fn exchange<R: Send>(
+    fn run_unless_refused<R: Send>(
         &self,
         py: Python<'_>,
         own_error: Option<PyErr>,
-        work: impl FnOnce(&mut ringtrain::Group) -> ExchangeResult<R> + Send,
+        work: impl FnOnce(&mut ringtrain::Group) -> UnlessRefused<R> + Send,
     ) -> PyResult<R> {
         match (self.collective(py, work)?, own_error) {
             (Ok(result), None) => Ok(result),
@@ -190,7 +190,7 @@ impl PyGroup {
         own: Contribution<Vec<u8>>,
         gather: impl FnOnce(&mut ringtrain::Group, &[u8], &[usize]) -> Result<Vec<u8>, Error> + Send,
     ) -> PyResult<(Vec<u8>, Vec<usize>)> {
-        self.exchange(py, own.error, move |group| {
+        self.run_unless_refused(py, own.error, move |group| {
             let headers = group.all_gather_from(&[header(&own.data, Vec::len)])?;
             match lengths_or_refusal(group, &headers, &own.data)? {
                 Ok(lengths) => {
@@ -219,7 +219,7 @@ impl PyGroup {
         } else {
             Contribution::none()
         };
-        let bytes = self.exchange(py, own.error, move |group| {
+        let bytes = self.run_unless_refused(py, own.error, move |group| {
             let mut headers = [header(&own.data, Vec::len)];
             let length = match broadcast_lengths(group, &mut headers, &own.data, root)? {
                 Ok(lengths) => lengths[0],
@@ -279,7 +279,7 @@ impl PyGroup {
         } else {
             Contribution::none()
         };
-        let bytes = self.exchange(py, own.error, move |group| {
+        let bytes = self.run_unless_refused(py, own.error, move |group| {
             let mut headers = part_headers(&own.data, n);
             match broadcast_lengths(group, &mut headers, &own.data, root)? {
                 Ok(lengths) => {
@@ -301,7 +301,7 @@ impl PyGroup {
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let n = self.size as usize;
         let own = Contribution::new(py, refusal, || concatenate(py, data, n));
-        let (all, lengths) = self.exchange(py, own.error, move |group| {
+        let (all, lengths) = self.run_unless_refused(py, own.error, move |group| {
             let headers = group.all_to_all(&part_headers(&own.data, n))?;
             match lengths_or_refusal(group, &headers, &own.data)? {
                 Ok(received_lengths) => {

@@ -51,7 +51,7 @@ impl PyGroup {
         let handle = self.receive_bytes_async(py, source, tag)?;
         let received = handle.wait_for(py, None);
         if received.is_err() {
-            // Cancel the receive. Otherwise it could still match a message, and no call would return this message.
+            // Cancel the receive. Otherwise the receive could still match a message, which no call would return.
             handle.cancel(py)?;
         }
         received?.ok_or_else(|| errors::general(py, "the message has not arrived"))

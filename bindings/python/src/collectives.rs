@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use ringtrain::{DType, Element, Error, ForeignBuffer, ReduceOp};
 
-use crate::dtype::Kind;
+use crate::dtype::ElementKind;
 use crate::errors;
 use crate::group::PyGroup;
 use crate::handle::{OperationResult, PyHandle};
@@ -14,7 +14,7 @@ use crate::region::Region;
 pub(crate) type BufferArg<'a, 'py> = &'a Bound<'py, PyAny>;
 
 /// Returns the element type with which the library reduces elements of this kind, and the reduction on that type.
-pub(crate) fn reduction_for(py: Python<'_>, kind: Kind, op: &str) -> PyResult<(DType, ReduceOp)> {
+pub(crate) fn reduction_for(py: Python<'_>, kind: ElementKind, op: &str) -> PyResult<(DType, ReduceOp)> {
     let op = parse_reduction(py, op)?;
     kind.reduction(op)
         .ok_or_else(|| errors::unsupported(py, format!("{op} on {} is not defined", kind.name())))

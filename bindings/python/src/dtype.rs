@@ -7,17 +7,17 @@ use ringtrain::{DType, ReduceOp};
 
 /// The type of a buffer's elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum ElementKind {
     /// Numbers that can be reduced.
     Number(DType),
-    /// Booleans. Each is a byte with the value 0 or 1.
+    /// Booleans: each element is a byte with the value 0 or 1.
     Bool,
     /// Items of this many bytes, which can be sent but not reduced.
     Opaque(usize),
 }
 
-impl Kind {
-    /// Returns the kind with this name.
+impl ElementKind {
+    /// Returns the kind of elements with this name, such as `f32` or `bool`.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         match name {
             "bool" => Some(Self::Bool),
@@ -25,7 +25,7 @@ impl Kind {
         }
     }
 
-    /// Returns the kind for a format of the buffer protocol and the size of an item.
+    /// Returns the kind of elements that have this format of the buffer protocol and this size in bytes.
     pub(crate) fn from_format(format: &CStr, item_bytes: usize) -> Self {
         let code = match format.to_bytes() {
             [code] | [b'@' | b'=' | b'<' | b'|', code] => *code,
@@ -66,7 +66,7 @@ impl Kind {
         }
     }
 
-    /// Returns the type with which the library sends the elements, and the number of elements of that type for each element.
+    /// Returns the type with which the library sends the elements, and how many values of that type represent one element.
     pub(crate) fn wire_type(self) -> (DType, usize) {
         match self {
             Self::Number(dtype) => (dtype, 1),
@@ -104,8 +104,8 @@ impl Kind {
         }
     }
 
-    /// Returns the buffer protocol's format for the kind. The protocol has no format for bf16, so bf16 has the
-    /// format of u16.
+    /// Returns the format that the buffer protocol has for elements of this kind. The protocol has no format for
+    /// bf16, so bf16 has the format of u16.
     pub(crate) fn format(self) -> &'static CStr {
         match self {
             Self::Bool => c"?",
@@ -131,8 +131,8 @@ fn is_number(dtype: DType) -> bool {
     !matches!(dtype, DType::F32Loc | DType::F64Loc | DType::I32Loc | DType::I64Loc)
 }
 
-/// Runs `$body` with `$T` as the Rust type of the [`DType`] `$dtype`. A [`Kind`] never has a type such as `F32Loc`,
-/// whose elements are values with an index, so the macro has no case for these types.
+/// Runs `$body` with `$T` as the Rust type of the [`DType`] `$dtype`. An [`ElementKind`] never has a type such as
+/// `F32Loc`, whose elements are values with an index, so the macro has no case for these types.
 macro_rules! with_type {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {

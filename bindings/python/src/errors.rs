@@ -78,7 +78,7 @@ pub(crate) fn general(py: Python<'_>, message: impl Into<String>) -> PyErr {
     exception(py, "Error", message.into())
 }
 
-/// Makes the exception that tells this rank that the rank `rank` did not contribute to a collective of objects, and why.
+/// Makes the exception for a collective of objects to which another rank, `rank`, did not contribute. `reason` says why.
 pub(crate) fn refused(py: Python<'_>, rank: u32, reason: &str) -> PyErr {
     let error = general(py, format!("rank {rank} did not contribute to this collective: {reason}"));
     with_attribute(py, error, "rank", rank)

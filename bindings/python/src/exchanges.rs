@@ -282,7 +282,7 @@ impl PyGroup {
 }
 
 impl PyGroup {
-    /// Returns a buffer that only the root needs, or `None` on other ranks.
+    /// Returns `buffer` on the root, which must have passed one, and `None` on the other ranks, which need none.
     fn root_buffer<'a, 'py>(
         &self,
         buffer: Option<BufferArg<'a, 'py>>,
@@ -297,9 +297,8 @@ impl PyGroup {
         }
     }
 
-    /// An all-gather of equal parts runs in place, so this rank's input must first be copied to this rank's part of the
-    /// output.
-    /// Returns the offset of this part in bytes, and the input.
+    /// Returns the input, and the offset in bytes of this rank's part of the output. An all-gather of equal parts runs in
+    /// place, so the input must first be copied to this offset. Returns `None` if nothing must be copied.
     fn own_part_and_offset<'a>(
         &self,
         py: Python<'_>,
@@ -335,7 +334,8 @@ fn copy_own_part<T: Element>(group: &ringtrain::Group, all: &[T], counts: &[usiz
     all.get(before..before.saturating_add(own)).map(<[T]>::to_vec).ok_or(refused)
 }
 
-/// Returns both lists of counts, scaled, if the caller passed both lists. Returns `None` if the caller passed neither list.
+/// Returns both lists of counts, multiplied by `scale`, if the caller passed both lists. Returns `None` if the caller
+/// passed neither list.
 fn exchange_counts(
     py: Python<'_>,
     sent: Option<Vec<i64>>,

@@ -19,7 +19,7 @@ static IS_FORKED: AtomicBool = AtomicBool::new(false);
 static HAS_HAD_GROUPS: AtomicBool = AtomicBool::new(false);
 /// The groups that this process has.
 static GROUPS: Mutex<Vec<Weak<Messenger>>> = Mutex::new(Vec::new());
-/// The sockets of the groups at the time of the last fork, in the parent and in the child.
+/// The sockets that the groups had when this process last forked. A child inherits this list.
 static SOCKETS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
 /// Registers the messenger of a group, whose sockets a forked child must close.
@@ -63,7 +63,8 @@ pub(crate) fn after_fork() {
         return;
     };
     for &socket in &*sockets {
-        // SAFETY: `fstat` only reads; this also holds if the descriptor has been closed in the meantime.
+        // SAFETY: `fstat` changes nothing. If the descriptor has been closed in the meantime, `fstat` returns an error, or
+        // the status of another file that now has this number.
         let status = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(socket) });
         let is_socket = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
         if !status.is_ok_and(is_socket) {

@@ -10,7 +10,8 @@ use ringtrain::{Error, Status};
 use crate::interrupt::SIGNAL_CHECK_INTERVAL;
 use crate::{deferred_drop, errors, fork};
 
-/// How long `wait_any` waits for the first operation before it tests all operations again.
+/// How long `wait_any` waits for the operation of the first handle before it tests the operations of all handles
+/// again.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The result of an operation.
@@ -25,7 +26,8 @@ pub(crate) enum OperationResult {
 }
 
 impl OperationResult {
-    /// Returns the result of receiving a message in which each element was sent as `scale` elements.
+    /// Returns the result of a receive into a buffer, each of whose elements was sent as `scale` elements. `status`
+    /// counts the sent elements.
     pub(crate) fn message(status: Status, scale: usize) -> Self {
         Self::Message(Status { count: status.count / scale.max(1), ..status })
     }

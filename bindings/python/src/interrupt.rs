@@ -23,7 +23,7 @@ pub(crate) fn is_interrupted() -> bool {
         return false;
     }
     let is_interrupted = Python::try_attach(|py| {
-        // Both calls can run signal handlers, so an exception from either call must be kept.
+        // Both `check_signals` and `is_main_thread` can run signal handlers, so an exception from either must be kept.
         let checked = match IS_MAIN.get() {
             Some(_) => py.check_signals(),
             None => is_main_thread(py).and_then(|is_main| {

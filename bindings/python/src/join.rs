@@ -1,4 +1,4 @@
-//! Joins a job, and runs the rendezvous server of a job.
+//! The functions with which Python joins a job, and the class with which Python starts the rendezvous server of a job.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -57,7 +57,7 @@ impl Drop for Rendezvous {
         if fork::is_forked() {
             std::mem::forget(server);
         } else {
-            // Dropping the server waits for its thread, so other Python threads run meanwhile.
+            // `drop` waits for the server's thread. `detach` lets other Python threads run meanwhile.
             Python::try_attach(|py| py.detach(move || drop(server)));
         }
     }
@@ -145,8 +145,8 @@ pub(crate) fn join(
     join_in_thread(py, options)
 }
 
-/// Writes the library's warnings to standard error, as `ringtrain` does. Python's `logging` cannot be used, because threads that
-/// log may hold locks for which a thread with the interpreter's lock waits.
+/// Writes the library's warnings to standard error, as `ringtrain` does. Python's `logging` would cause deadlocks: it needs the
+/// interpreter's lock, whose holder may wait for a lock that the logging thread holds.
 fn log_to_stderr() {
     static ONCE: Once = Once::new();
     ONCE.call_once(ringtrain::cli::log_to_stderr);

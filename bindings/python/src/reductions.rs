@@ -6,16 +6,16 @@ use ringtrain::{Compression, DType};
 use crate::collectives::{
     BufferArg, check_same_kind, copy_result_to, discard_result, output_and_input, reduction_for, scale_counts,
 };
-use crate::dtype::{Kind, with_type};
+use crate::dtype::{ElementKind, with_type};
 use crate::errors;
 use crate::group::PyGroup;
 use crate::handle::{OperationResult, PyHandle};
 use crate::region::Region;
 
-fn parse_compression(py: Python<'_>, name: Option<&str>, kind: Kind) -> PyResult<Compression> {
+fn parse_compression(py: Python<'_>, name: Option<&str>, kind: ElementKind) -> PyResult<Compression> {
     let Some(name) = name else { return Ok(Compression::None) };
     let compression: Compression = name.parse().map_err(|error: String| errors::invalid(py, error))?;
-    if compression != Compression::None && kind != Kind::Number(DType::F32) {
+    if compression != Compression::None && kind != ElementKind::Number(DType::F32) {
         return Err(errors::unsupported(py, format!("{name} compresses f32, not {}", kind.name())));
     }
     Ok(compression)

@@ -7,7 +7,7 @@ use ringtrain::{DType, Element, ForeignBuffer};
 
 use crate::buffer_view::BufferView;
 use crate::deferred_drop::DeferredDrop;
-use crate::dtype::Kind;
+use crate::dtype::ElementKind;
 use crate::errors;
 use crate::group::PyGroup;
 use crate::shared::PySharedBuffer;
@@ -19,7 +19,7 @@ pub(crate) struct PyMemory {
     owner: Py<PyAny>,
     address: usize,
     count: usize,
-    kind: Kind,
+    kind: ElementKind,
     is_writable: bool,
 }
 
@@ -35,7 +35,7 @@ impl PyMemory {
         dtype: &str,
         writable: bool,
     ) -> PyResult<Self> {
-        let kind = Kind::from_name(dtype)
+        let kind = ElementKind::from_name(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is not an element type of ringtrain")))?;
         let count = PyGroup::parse_count(py, count)?;
         if address == 0 && count > 0 {
@@ -52,7 +52,8 @@ impl PyMemory {
     }
 }
 
-/// A Python object that owns a view. A thread that holds the interpreter's lock can drop the last reference to this object later.
+/// A Python object that owns a view. If a thread drops a reference to this object without the interpreter's lock, another thread
+/// that holds the lock can complete the drop later.
 #[pyclass(frozen, module = "ringtrain._core")]
 struct ViewOwner(#[expect(dead_code, reason = "it only keeps the view alive")] BufferView);
 
@@ -67,7 +68,7 @@ pub(crate) struct Region {
     start: *mut u8,
     /// The number of elements.
     pub(crate) count: usize,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ElementKind,
     is_writable: bool,
     owner: Owner,
 }
@@ -77,7 +78,7 @@ impl Region {
     pub(crate) fn readable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
         let region = if let Ok(shared) = object.cast::<PySharedBuffer>() {
-            // The buffer protocol has no format for some types of shared memory, such as bf16.
+            // The buffer protocol has no format for some element types of a shared buffer, such as bf16.
             Self { kind: shared.get().kind(), ..Self::from_buffer_protocol(object)? }
         } else if let Ok(memory) = object.cast::<PyMemory>() {
             let memory = memory.get();
@@ -127,13 +128,13 @@ impl Region {
         Ok(Self {
             start: view.start(),
             count: view.bytes() / item_bytes,
-            kind: Kind::from_format(view.format(), item_bytes),
+            kind: ElementKind::from_format(view.format(), item_bytes),
             is_writable: !view.is_read_only(),
             owner: Owner::View(view),
         })
     }
 
-    /// The number of elements that the library sends for this region, each of the type [`Kind::wire_type`].
+    /// The number of elements that the library sends for this region, each of the type [`ElementKind::wire_type`].
     pub(crate) fn wire_count(&self) -> usize {
         self.count * self.kind.wire_type().1
     }
@@ -195,7 +196,7 @@ impl Region {
         !is_empty && own < others + other.bytes() && others < own + self.bytes()
     }
 
-    /// Returns the elements of a broadcast. The root only reads them, so its buffer may be read-only.
+    /// Returns the elements to pass to a broadcast, even if the region is read-only: the root only reads the elements.
     pub(crate) fn elements_to_broadcast<T: Element>(&mut self) -> &mut [T] {
         let is_writable = std::mem::replace(&mut self.is_writable, true);
         let start = std::ptr::from_mut(self.elements_mut::<T>());
@@ -212,8 +213,8 @@ impl Region {
         }
     }
 
-    /// Copies the elements of `input`, which may overlap with this region, to the position `offset_bytes` in this region. Stops
-    /// at the end of this region.
+    /// Copies the elements of `input`, which may overlap with this region, to the position `offset_bytes` in this region. If
+    /// `input` is too long, copies only the part that fits.
     pub(crate) fn copy_part(&mut self, offset_bytes: usize, input: &Self) {
         let bytes = input.bytes().min(self.bytes().saturating_sub(offset_bytes));
         let target = self.start.wrapping_add(offset_bytes);

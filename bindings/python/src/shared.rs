@@ -8,7 +8,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use ringtrain::SharedBuffer;
 
-use crate::dtype::Kind;
+use crate::dtype::ElementKind;
 use crate::errors;
 use crate::fork;
 use crate::group::PyGroup;
@@ -20,7 +20,7 @@ pub(crate) struct PySharedBuffer {
     buffer: Mutex<Option<SharedBuffer<u64>>>,
     start: usize,
     bytes: usize,
-    kind: Kind,
+    kind: ElementKind,
     shape: [isize; 1],
     strides: [isize; 1],
     #[pyo3(get, name = "is_shared")]
@@ -31,7 +31,7 @@ pub(crate) struct PySharedBuffer {
 impl PyGroup {
     fn alloc(&self, py: Python<'_>, count: i64, dtype: &str) -> PyResult<PySharedBuffer> {
         let count = Self::parse_count(py, count)?;
-        let kind = Kind::from_name(dtype)
+        let kind = ElementKind::from_name(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is not an element type of ringtrain")))?;
         let bytes = count.checked_mul(kind.bytes()).filter(|&bytes| isize::try_from(bytes).is_ok());
         // A length that is too large must fail on all ranks, so the library checks it and informs the other ranks.
@@ -51,7 +51,7 @@ impl PyGroup {
 }
 
 impl PySharedBuffer {
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> ElementKind {
         self.kind
     }
 }

@@ -10,7 +10,7 @@ use ringtrain::{Site, group};
 
 /// The maximum number of stack frames that are searched for a line of the program.
 const FRAMES_MAX: usize = 8;
-/// The maximum number of files that are remembered. Lines of further files are not found.
+/// The maximum number of entries in `FILES`. Lines of further files are not found.
 const FILES_MAX: usize = 4096;
 
 /// A source file.
@@ -27,7 +27,8 @@ thread_local! {
     static FILES: RefCell<HashMap<usize, File>> = RefCell::new(HashMap::new());
 }
 
-/// Paths of frameworks, which call this package on behalf of a program.
+/// Parts of paths. A file whose path contains one of them belongs to a framework, which calls this package on behalf of
+/// the program.
 const FRAMEWORKS: [&str; 1] = ["/site-packages/torch/"];
 
 /// Runs the closure `calls`. If the line `site` is known, errors of operations that begin in the closure name this line.

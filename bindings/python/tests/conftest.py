@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from ranks import Launcher, kill_left_processes
+from ranks import Launcher, kill_leftover_processes
 
 # A shell that runs the tests in the background makes them ignore SIGINT. Programs that the tests start would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,7 +32,10 @@ def ringrun() -> Launcher:
 
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """The results of all checks of `ranks.Cases`, by file and number of ranks. One launch runs all checks of a file."""
+    """Holds the results of the test functions that `ranks.Cases` has run, by file and number of ranks.
+
+    All functions of a file run in one launch of ringrun.
+    """
     return {}
 
 
@@ -40,5 +43,5 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict:
 def _no_process_is_left():
     """Checks that every process that a test has started through `ranks` has ended when the test ends."""
     yield
-    left = kill_left_processes()
+    left = kill_leftover_processes()
     assert not left, f"processes were left behind: {left}"

@@ -15,7 +15,8 @@ JOB_TIMEOUT_S = 120
 
 
 def ringrun() -> str:
-    """Returns the path of the launcher: the variable `RINGRUN`, or `ringrun` on PATH. The test fails if there is none."""
+    """Returns the path of the launcher: the variable `RINGRUN`, or `ringrun` on PATH. If there is no launcher, the
+    test fails."""
     found = os.environ.get("RINGRUN") or shutil.which("ringrun")
     if not found:
         pytest.fail("ringrun is not on PATH; build it (cargo build --release) and set RINGRUN to it")
@@ -25,7 +26,8 @@ def ringrun() -> str:
 def launch(
     size: int, *command: str, options: tuple[str, ...] = (), environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess:
-    """Runs a job with `size` ranks of this Python. Returns the exit code and the output."""
+    """Runs a job in which `size` ranks execute this Python interpreter with the arguments `command`. Returns the exit code and
+    the output."""
     package = str(Path(__import__("ringtrain").__path__[0]).parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     env = {**os.environ, "PYTHONPATH": path, **(environment or {})}
@@ -45,7 +47,7 @@ def launch(
 
 @functools.cache
 def check_results(module: str, size: int) -> dict[str, str]:
-    """Runs all checks of a module in one job. Returns "passed" or the traceback for the name of each check."""
+    """Runs all checks of a module in one job. Returns a dictionary from the name of each check to "passed" or the traceback."""
     done = launch(size, str(HERE / "run_checks.py"), module)
     results = dict(re.findall(r"^CHECK (\w+) (passed)$", done.stdout, re.MULTILINE))
     failed = re.findall(r"^CHECK (\w+) failed\n(.*?)^END$", done.stdout, re.MULTILINE | re.DOTALL)

@@ -92,8 +92,8 @@ def wait_until_asleep(thread: int, pid: int | None = None) -> None:
 
 
 @dataclass
-class Done:
-    """The exit code and the output of a program under ringrun that has ended."""
+class FinishedProgram:
+    """A program that has ended, and that ran under ringrun: its exit code and its output."""
 
     code: int
     stdout: str
@@ -119,8 +119,8 @@ def _tagged(text: str, tag: str) -> list[str]:
     return [line.removeprefix(tag) for line in text.splitlines() if line.startswith(tag)]
 
 
-class Running:
-    """A program under ringrun that has not ended."""
+class RunningProgram:
+    """A program that runs under ringrun."""
 
     def __init__(self, command: list[str], env: Mapping[str, str], timeout: float) -> None:
         self.command = command
@@ -139,7 +139,7 @@ class Running:
         """Sends ringrun a signal."""
         self.process.send_signal(number)
 
-    def finish(self) -> Done:
+    def finish(self) -> FinishedProgram:
         """Waits until the program has ended. If it takes too long, kills the program with all its ranks
         and raises AssertionError."""
         try:
@@ -152,11 +152,13 @@ class Running:
             text = f"{out.decode(errors='replace')}\n{err.decode(errors='replace')}"
             raise AssertionError(f"{' '.join(self.command)}\ndid not end within {self.timeout} s:\n{text}") from None
         seconds = time.monotonic() - self.started
-        return Done(self.process.returncode, out.decode(errors="replace"), err.decode(errors="replace"), seconds, self.command)
+        return FinishedProgram(
+            self.process.returncode, out.decode(errors="replace"), err.decode(errors="replace"), seconds, self.command
+        )
 
 
 class Launcher:
-    """Runs `ringrun -n N python SCRIPT ARGUMENTS`. The ranks have the import path of this process."""
+    """Runs `ringrun -n N python SCRIPT ARGUMENTS`. The ranks import modules from the same directories as this process."""
 
     def __init__(self, program: str) -> None:
         self.program = program
@@ -169,23 +171,23 @@ class Launcher:
         env: Mapping[str, str] | None = None,
         timeout: float = WAIT_LIMIT_S,
         command: Sequence[str] = (sys.executable,),
-    ) -> Running:
+    ) -> RunningProgram:
         """Starts `ringrun FLAGS COMMAND ARGUMENTS` with `n` ranks, and returns the running program. By default,
         `command` is this Python interpreter."""
         line = [self.program, "-n", str(n), *flags, *command, *map(str, arguments)]
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        return Running(
+        return RunningProgram(
             line, {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", _MARK: _OWN_MARK, **(env or {})}, timeout
         )
 
-    def __call__(self, n: int, *arguments: object, code: int | None = 0, **options: Any) -> Done:
+    def __call__(self, n: int, *arguments: object, code: int | None = 0, **options: Any) -> FinishedProgram:
         """Runs a program until it ends. Raises AssertionError if its exit code is not `code`; `None` allows every exit code."""
         done = self.start(n, *arguments, **options).finish()
         assert code is None or done.code == code, f"the exit code is not {code}\n{done}"
         return done
 
 
-def kill_left_processes() -> list[str]:
+def kill_leftover_processes() -> list[str]:
     """Kills the processes that this test run has started and that have not ended. Returns their ids and commands."""
 
     def living_processes() -> dict[int, str]:
@@ -237,7 +239,7 @@ class Cases:
         self.sizes = sizes
         self.timeout = timeout
         self.options = options
-        """The options for `ringtrain.init`."""
+        """The options that the ranks pass to `ringtrain.init`."""
         self.functions: dict[str, tuple[Callable[[Any], None], Sequence[int]]] = {}
 
     def __call__(self, function: Callable[[Any], None] | None = None, *, sizes: Sequence[int] | None = None) -> Any:
@@ -264,11 +266,11 @@ class Cases:
         """Returns the test function that pytest collects, with a parameter set for each check and number of ranks."""
         import pytest
 
-        def is_full(n: int, sizes: Sequence[int]) -> bool:
+        def runs_only_with_full(n: int, sizes: Sequence[int]) -> bool:
             return n == 4 or (n == 2 and 3 in sizes)
 
         pairs = [
-            pytest.param(name, n, id=f"{name}-n{n}", marks=[pytest.mark.full] if is_full(n, sizes) else [])
+            pytest.param(name, n, id=f"{name}-n{n}", marks=[pytest.mark.full] if runs_only_with_full(n, sizes) else [])
             for name, (_, sizes) in self.functions.items()
             for n in sizes
         ]

@@ -85,7 +85,7 @@ struct TimedIterations {
     times_us: Vec<f64>,
     /// The time of all iterations together.
     wall: Duration,
-    /// The parts of `wall` that the group measured.
+    /// How much of `wall` the group spent on each part of its work.
     spent: Spent,
 }
 
@@ -372,8 +372,8 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// Returns a percentile by the nearest-rank method: the smallest value that is at least as large as the part `fraction`
-/// of all values.
+/// Returns a percentile by the nearest-rank method: the smallest value such that at least the part `fraction` (for
+/// example 0.99) of all values is less than or equal to this value.
 fn percentile(sorted: &[f64], fraction: f64) -> f64 {
     let rank = (sorted.len() as f64 * fraction).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()

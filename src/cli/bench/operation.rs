@@ -139,7 +139,7 @@ impl BenchOperation {
     }
 
     /// Returns the memory in bytes that `ranks` ranks on one host need if the whole buffer has `bytes` bytes. The memory holds
-    /// their inputs, the library's copies, their results, and the results of the previous iteration.
+    /// the inputs and the results of all ranks, the library's copies, and the results of the previous iteration.
     pub fn memory_bytes(self, bytes: u64, ranks: u32) -> u64 {
         let buffers = match self {
             Self::AllReduce
@@ -149,8 +149,8 @@ impl BenchOperation {
             | Self::Broadcast
             | Self::Scan
             | Self::Barrier => ranks.into(),
-            // Only the root has the whole buffer. The parts of all ranks together are as large as one whole buffer,
-            // so the sum does not depend on the number of ranks.
+            // Only the root has the whole buffer, and each other rank has one part of it. All parts together are as
+            // large as the whole buffer, so the memory does not depend on the number of ranks.
             Self::Gather | Self::Scatter => 4,
             Self::Exscan => 5 * u64::from(ranks),
             Self::AllToAll => 2 * u64::from(ranks),

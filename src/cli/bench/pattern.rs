@@ -25,13 +25,14 @@ pub struct TestPattern<T> {
     reduced: Vec<T>,
 }
 
-/// The expected contents of a part of the result.
+/// The expected contents of a part of the result: a range of a *source*, which is the contribution of a rank or the
+/// reduction of several contributions.
 struct ExpectedPart<T> {
-    /// The range of the elements in the result.
+    /// The range of the part within the result.
     range: Range<usize>,
-    /// The index, in the source buffer, of the first element of this part.
+    /// The index, in the source, of the first element of this part.
     start: usize,
-    /// One period of the contents of the source buffer.
+    /// One period of the contents of the source.
     tile: Vec<T>,
 }
 
@@ -124,7 +125,7 @@ impl<T: Sample> TestPattern<T> {
     }
 
     /// Returns the parts of a result that consists of one chunk from each rank. `start` maps the range of a chunk in
-    /// the result to the index of the chunk's first element in the source buffer.
+    /// the result to the index of the chunk's first element in the contribution of its rank.
     fn chunk_parts(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<ExpectedPart<T>> {
         let part = |rank| {
             let range = chunk(self.case.count, self.world, rank);

@@ -26,7 +26,7 @@ pub enum IterationCount {
     Adaptive,
 }
 
-/// One row of the table, before it is measured.
+/// What to measure for one row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BenchCase {
     /// The measured operation.

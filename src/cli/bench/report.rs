@@ -24,7 +24,7 @@ const HOST_CONGESTION_PATH: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// The machine and the settings of a measurement.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct BenchEnvironment {
-    /// The version of this program.
+    /// The version of this program, and how it was compiled.
     pub versions: Versions,
     /// The name of rank 0's host.
     pub host: String,
@@ -50,12 +50,12 @@ pub struct BenchEnvironment {
     pub alloc: bool,
 }
 
-/// The version of this program.
+/// The version of this program, and how it was compiled.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Versions {
     /// The version of the package.
     pub ringtrain: &'static str,
-    /// `debug` if it was compiled with debug assertions, otherwise `release`.
+    /// `debug` if this program was compiled with debug assertions, otherwise `release`.
     pub profile: &'static str,
 }
 

@@ -14,12 +14,12 @@ const DURATION_COUNT: usize = 5;
 /// all ranks, and two selected ranks.
 const LISTED_RANKS_MAX: usize = 2;
 
-/// The time breakdown of one rank.
+/// A rank and its time breakdown.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct RankProfile {
     /// The rank.
     pub rank: u32,
-    /// The time breakdown of this rank.
+    /// How the rank spent its time.
     #[serde(flatten)]
     pub parts: TimeBreakdown,
 }
@@ -104,7 +104,7 @@ impl TimeBreakdown {
     }
 }
 
-/// Writes the line above the table that explains the lines of [`write`].
+/// Writes a line that explains the lines of [`write`]. The program prints this line above the table.
 pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "# below each row: how the mean time of a timed iteration, in microseconds, was spent")
 }

@@ -5,9 +5,9 @@ use std::os::unix::ffi::OsStrExt as _;
 
 use clap::{Arg, Command};
 
-/// What ringrun does with an option of another launcher.
+/// How ringrun translates an option of another launcher, or that it refuses the option.
 #[derive(Clone, Copy, Debug)]
-enum Meaning {
+enum Translation {
     /// ringrun replaces the option by this option of ringrun, with the same value.
     SameAs(&'static str),
     /// ringrun drops the option, because it always behaves as the option asks.
@@ -23,11 +23,11 @@ enum Meaning {
     Refused(&'static str),
 }
 
-use Meaning::{Default, DefaultFor, Refused, SameAs, Variable, Variables};
+use Translation::{Default, DefaultFor, Refused, SameAs, Variable, Variables};
 
-/// The names of an option, the number of its values, and its meaning. A name without dashes is a long option: users may type
-/// such a name with one dash or two, and with `_` instead of `-`.
-type Row = (&'static [&'static str], usize, Meaning);
+/// The names of an option of another launcher, the number of its values, and its translation. A name without dashes
+/// is a long option: users may type such a name with one dash or two, and with `_` instead of `-`.
+type Row = (&'static [&'static str], usize, Translation);
 
 const SEVERAL_HOSTS: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for \
     example `ringtrain --peers hosts.txt --rank R`";
@@ -201,7 +201,7 @@ pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<O
         };
         let (typed, value) = text.split_once('=').map_or((text, None), |(typed, value)| (typed, Some(value)));
         let mut next = |name: &str| rest.next().ok_or_else(|| format!("{name} needs a value"));
-        if let Some(&(_, count, meaning)) = find_row(typed) {
+        if let Some(&(_, count, translation)) = find_row(typed) {
             let mut values: Vec<OsString> = value.into_iter().map(OsString::from).collect();
             while values.len() < count {
                 values.push(next(typed)?);
@@ -209,7 +209,7 @@ pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<O
             if values.len() > count {
                 return Err(format!("{typed} takes no value"));
             }
-            translate_option(typed, meaning, values, &mut translated)?;
+            translate_option(typed, translation, values, &mut translated)?;
         } else {
             let (rewritten, needs_value) = rewrite_own_option(own, typed, value)?;
             translated.push(rewritten.into());
@@ -234,11 +234,11 @@ fn find_row(typed: &str) -> Option<&'static Row> {
 /// Appends the options of ringrun that replace one option of another launcher.
 fn translate_option(
     typed: &str,
-    meaning: Meaning,
+    translation: Translation,
     values: Vec<OsString>,
     out: &mut Vec<OsString>,
 ) -> Result<(), String> {
-    match meaning {
+    match translation {
         SameAs(option) => {
             out.push(option.into());
             out.extend(values);
@@ -311,7 +311,7 @@ mod tests {
     /// Every spelling of every name is replaced by options that clap accepts, or refused with one sentence.
     #[test]
     fn every_option_of_the_table_is_translated_or_refused_with_a_sentence() {
-        for &(names, count, meaning) in OPTIONS {
+        for &(names, count, translation) in OPTIONS {
             for &name in names {
                 let spellings = match name.strip_prefix('-') {
                     Some(_) => vec![name.to_owned()],
@@ -322,7 +322,7 @@ mod tests {
                 for typed in spellings.into_iter().filter(|typed| typed.len() > 1 && typed != "-n") {
                     let values = ["3", "4"][..count].join(" ");
                     let found = translate_line(&format!("{typed} {values} prog"));
-                    match meaning {
+                    match translation {
                         SameAs(_) | Default | Variable | Variables => {
                             let line = found.unwrap_or_else(|error| panic!("{typed}: {error}"));
                             assert!(

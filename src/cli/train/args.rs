@@ -72,7 +72,7 @@ pub(super) struct TrainArgs {
 
     /// The data. One of: digits, which are 1,797 built-in handwritten digits (UCI, CC BY 4.0); a directory of plain or .gz IDX
     /// files, such as MNIST or Fashion-MNIST; a .csv or .tsv table, which needs --target (see also --no-header); a pair of
-    /// files FEATURES.npy,TARGETS.npy; random data of the shape synthetic:ROWSxFEATURES
+    /// files FEATURES.npy,TARGETS.npy; synthetic:ROWSxFEATURES, which is random data of this shape
     #[arg(long, value_name = "DATA", default_value = "digits", help_heading = "Data")]
     data: String,
 
@@ -125,7 +125,7 @@ pub(super) struct TrainArgs {
     lr: Option<f32>,
 
     /// The momentum factor of --optimizer momentum, as in torch.optim.SGD [default: 0.9]
-    #[arg(long, value_name = "PART", allow_negative_numbers = true, help_heading = "Training")]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, help_heading = "Training")]
     momentum: Option<f32>,
 
     /// L2 regularisation: adds RATE times each parameter to its gradient, as torch.optim does

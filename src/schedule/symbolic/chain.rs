@@ -26,7 +26,8 @@ fn prefix(ranks: u32, count: usize) -> Vec<Value> {
     (0..count).map(|element| Value::from_first_ranks(ranks, element)).collect()
 }
 
-/// Checks that `Action::ReduceLast` has completed no element: scans and reductions in rank order are never averages.
+/// Checks that the schedule has no `Action::ReduceLast`, which would divide an average. Scans, and reductions in rank
+/// order, never compute averages.
 fn assert_nothing_is_finished(state: &RankState) {
     assert!(state.finished.iter().all(|&finished| finished == 0));
 }

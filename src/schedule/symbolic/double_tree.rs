@@ -1,4 +1,4 @@
-//! Proofs of the schedules of the double tree, also with short blocks, so that each half has several blocks.
+//! Proofs of the schedules of the double tree, with one block in each half of the buffer and with several.
 
 use super::super::double_tree::{all_reduce, block_bytes, broadcast, reduce};
 use super::super::{After, Schedule};
@@ -86,10 +86,10 @@ fn broadcast_gives_every_rank_the_roots_buffer() {
     }
 }
 
-/// A rank waits for the data of its first child before it reduces the data of its second child. No other receive
-/// waits for a receive.
+/// The receive of a block from a rank's second child waits for the receive of this block from the first child. No other
+/// receive waits for a receive.
 #[test]
-fn a_receive_waits_only_for_another_child_with_the_same_block() {
+fn only_the_receive_from_a_second_child_waits_for_another_receive() {
     for world in worlds() {
         for rank in world.ranks() {
             for schedule in [

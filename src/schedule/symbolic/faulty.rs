@@ -45,7 +45,7 @@ fn ranges_of_different_lengths_are_found() {
 
 #[test]
 #[should_panic(expected = "the message never arrives")]
-fn a_message_that_is_never_sent_is_found() {
+fn a_receive_without_a_send_is_found() {
     let mut schedules = exchange_schedules([1, 1], [1, 1], Action::Copy);
     schedules[0].steps[0].send = None;
     run(schedules, &mut MoveOrder::Eager);

@@ -1,5 +1,5 @@
 //! Proofs of the hierarchical collectives: rounds in shared memory on each host, schedules over links between the
-//! carriers, and rounds in shared memory again.
+//! carriers (the ranks that exchange data with other hosts), and rounds in shared memory again.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -70,8 +70,9 @@ fn run_on_hosts(
     buffers
 }
 
-/// Runs a collective for every placement, every length and several orders of moves, and passes the final buffer of every
-/// rank to `check`. The last argument of `check` is the number of results that all ranks together have completed.
+/// Runs a collective for every placement and length, and for several orders in which the links move data. Passes the final
+/// buffer of every rank to `check`. The last argument of `check` is the number of elements whose reduction a rank completed
+/// in the schedules, summed over all ranks.
 fn run(
     algorithms: &[Algorithm],
     spec: impl Fn(WorldSize, usize) -> CollectiveSpec,

@@ -1,5 +1,5 @@
-//! Proofs of the all-reduce and the broadcast on the ring. Module `partitioned` has the ring schedules with a
-//! partition as argument.
+//! Proofs of the all-reduce and the broadcast on the ring. Module `partitioned` has the proofs of the ring schedules
+//! that have a partition as argument.
 
 use super::super::partition::chunk;
 use super::super::{all_reduce, broadcast};

@@ -1,6 +1,7 @@
-//! Proofs of the collectives in shared memory. The simulation lets all ranks post in a round before any rank takes.
-//! Real ranks may be one round apart. The results cannot depend on this difference, because a rank takes only data
-//! that were posted in the same round.
+//! Proofs of the collectives in shared memory. In each round, a rank *posts* elements in its slot and *takes* elements
+//! from the slots of other ranks. In the simulation, all ranks post before any rank takes. Real ranks may be one round
+//! apart. The results cannot depend on this difference, because a rank takes only data that were posted in the same
+//! round.
 
 use super::super::Action;
 use super::super::CollectiveSpec;
@@ -12,7 +13,7 @@ use super::{
 };
 use crate::types::{Rank, WorldSize};
 
-/// The number of ranks in the largest world. Miri is a thousand times slower.
+/// The number of ranks in the largest world. Under Miri the tests run a thousand times slower.
 const RANKS_MAX: u32 = if cfg!(miri) { 3 } else { 16 };
 
 /// Runs a collective on all ranks with small and large slots, and passes the final buffer of every rank to `check`.
@@ -201,8 +202,8 @@ fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
     }
 }
 
-/// All ranks can access the buffers of only some ranks. Then the operation uses slots, except that in the first round
-/// ranks read these buffers instead of the slots of their owners.
+/// Only some ranks have buffers that all ranks can access. Then the operation uses slots, but in the first round ranks
+/// read the data of those ranks from their buffers and not from their slots.
 #[test]
 fn all_reduce_uses_slots_if_only_some_buffers_are_shared() {
     for ranks in 2..=RANKS_MAX {

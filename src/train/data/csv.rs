@@ -25,7 +25,7 @@ pub enum HeaderRow {
 ///
 /// # Errors
 ///
-/// Returns an error in each of these cases. The message names the line and the column.
+/// Returns an error in each of these cases. If the fault is in a line or a column, the message names it.
 ///
 /// - The file cannot be read, or is empty.
 /// - The file has no column `target`.

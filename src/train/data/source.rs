@@ -84,7 +84,7 @@ impl fmt::Display for DataSource {
 /// The options for reading a source.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct LoadOptions {
-    /// The name or number of the column of a table that holds the target.
+    /// The name or number of the target's column, if the source is a table.
     pub target: Option<String>,
     /// Whether a table has a header.
     pub header: HeaderRow,

@@ -96,7 +96,8 @@ pub(crate) fn interpret_targets(
                      or --model mlp:... with --task regression"
                 )));
             }
-            // As integers, the classes are sorted in numeric order. Adding 0.0 makes -0 and 0 the same class.
+            // The classes are sorted as integers and not as text, so that 2 comes before 10. Adding 0.0 makes -0 and
+            // 0 the same class.
             let key = |value: &f64| (value + 0.0) as i64;
             let [train, test] = [train, test].map(|values| values.iter().map(key).collect::<Vec<i64>>());
             index_classes(&train, &test)

@@ -13,7 +13,7 @@ use crate::train::random;
 /// The maximum number of parameters of a model.
 pub(crate) const PARAMETERS_MAX: usize = 1 << 30;
 
-/// The shape of a model. The caller passes its parameters as one flat vector.
+/// The shape of a model. The parameters are not part of it: the caller passes them to each call, as one flat vector.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Network {
     layers: Vec<Dense>,
@@ -101,8 +101,9 @@ impl Network {
         }
     }
 
-    /// Sums the losses and the correct predictions over the samples whose indices in `targets` are `rows`. The features of
-    /// these samples must be in the first rows of [`Workspace::input`].
+    /// Evaluates the samples that have the indices `rows` in `targets`, and returns the sum of their losses and the
+    /// number of correct predictions. The features of these samples must be in the first rows of
+    /// [`Workspace::input`].
     ///
     /// # Panics
     ///
@@ -156,7 +157,8 @@ impl Network {
             if index + 1 == self.layers.len() {
                 self.loss.differentiate(output.view_mut(), targets, rows.clone(), weight);
             } else {
-                // The derivative with respect to the rectifier's input replaces the output, which is no longer needed.
+                // Overwrite the rectifier's output, which is no longer needed, with the derivative of the loss with
+                // respect to the rectifier's input.
                 let delta = deltas[index].slice(s![..count, ..]);
                 Zip::from(&mut output).and(&delta).for_each(|y, &d| *y = if *y > 0.0 { d } else { 0.0 });
             }

@@ -15,14 +15,14 @@ use crate::types::Rank;
 use crate::wire::cause::NO_ANSWER;
 use crate::wire::handshake::StreamId;
 
-/// An extra connection that is being opened.
-pub(super) struct Extra {
+/// An extra connection that this rank is opening.
+pub(super) struct ExtraDial {
     peer: Rank,
     stream: StreamId,
     dial: Dial,
 }
 
-impl Extra {
+impl ExtraDial {
     /// Returns when the peer's machine must have accepted the connection, or `None` if the machine has accepted it.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.dial.deadline
@@ -51,7 +51,7 @@ impl TcpTransport {
     fn open_extra(&mut self, now: Duration, peer: Rank, stream: StreamId) {
         match self.open_connection(now, peer, stream) {
             Ok(dial) => {
-                self.extras.insert(dial.token, Extra { peer, stream, dial });
+                self.extras.insert(dial.token, ExtraDial { peer, stream, dial });
             }
             Err(error) => self.handle_failed_extra(peer, stream, &error.to_string()),
         }
@@ -65,7 +65,7 @@ impl TcpTransport {
             DialProgress::Connecting => {}
             DialProgress::Pending => dial.deadline = None,
             DialProgress::Ready => {
-                let Extra { peer, stream: StreamId { index, .. }, dial } = extra;
+                let ExtraDial { peer, stream: StreamId { index, .. }, dial } = extra;
                 self.ranks.insert(token, peer);
                 if let Some(bundle) = self.bundle(peer) {
                     bundle.decrement_expected_connections();
@@ -99,14 +99,14 @@ impl TcpTransport {
 
     /// Handles the extra connections that the peers' machines have not accepted before the deadline.
     pub(super) fn expire_extras(&mut self, now: Duration) {
-        let is_late = |extra: &Extra| extra.deadline().is_some_and(|deadline| now >= deadline);
+        let is_late = |extra: &ExtraDial| extra.deadline().is_some_and(|deadline| now >= deadline);
         let late: Vec<Token> =
             self.extras.iter().filter(|(_, extra)| is_late(extra)).map(|(&token, _)| token).collect();
         for token in late {
             // If this rank did not call the library for a long time, the connection may be established by now.
             self.advance_extra(now, token);
             if self.extras.get(&token).is_some_and(is_late)
-                && let Some(Extra { peer, stream, .. }) = self.extras.remove(&token)
+                && let Some(ExtraDial { peer, stream, .. }) = self.extras.remove(&token)
             {
                 let why = format!("{NO_ANSWER} {} s", CONNECT_TIMEOUT.as_secs());
                 self.handle_failed_extra(peer, stream, &why);

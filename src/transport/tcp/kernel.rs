@@ -9,10 +9,11 @@ const SO_MEMINFO: libc::c_int = 55;
 /// The number of values that `SO_MEMINFO` returns.
 const MEMINFO_VALUES: usize = libc::SK_MEMINFO_DROPS as usize + 1;
 
-/// The longest time that a host may take to answer, in milliseconds. The kernel sends data again after 200 ms at the earliest.
+/// A time in milliseconds: the other host counts as silent if its last answer arrived more than this time before the last
+/// send. The kernel sends unacknowledged data again after 200 ms at the earliest.
 const ANSWER_MS: u32 = 100;
 
-/// The state of a socket's send buffer. The bytes include the kernel's overhead.
+/// The state of a socket's send buffer. Both numbers include the kernel's overhead for the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct SendSpace {
     /// The number of bytes that are not sent or not acknowledged.
@@ -56,7 +57,7 @@ pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {
 
 /// Returns whether the other host does not acknowledge data of this socket, although the kernel has sent them again.
 pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
-    // The first fields of the kernel's `struct tcp_info`: their places in bytes. The kernel fills as many as the buffer can hold.
+    // The offsets, in bytes, of fields of the kernel's `struct tcp_info`. The kernel fills only the bytes that fit in the buffer.
     const RETRANSMITS: usize = 2;
     const PROBES: usize = 3;
     const UNACKED: usize = 24;
@@ -72,7 +73,7 @@ pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
         libc::getsockopt(descriptor, libc::IPPROTO_TCP, libc::TCP_INFO, destination, length)
     };
     let value = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
-    // If the peer's receive buffer is full, its host still answers what the kernel sends again.
+    // If the receive buffer of the other end is full, its host still answers the data that the kernel sends again.
     let is_unanswered = value(LAST_ACK_RECEIVED_MS) > value(LAST_DATA_SENT_MS).saturating_add(ANSWER_MS);
     // If this host cannot send at all, for example because its address is gone, the kernel counts only probes.
     let is_sent_again = info[RETRANSMITS] > 0 && value(UNACKED) > 0 || info[PROBES] > 0;

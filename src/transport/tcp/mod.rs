@@ -1,6 +1,7 @@
 //! TCP links. Two ranks that communicate have one link, which is opened when it is first needed.
 //!
-//! A rank that needs a link dials. If both ranks dial, `simultaneous_open` decides which connection becomes the link.
+//! The rank that needs a link dials the other rank. If both ranks dial, `simultaneous_open` decides which connection
+//! becomes the link.
 //! A link may consist of several connections (`bundle`); the rank that dialed the first connection also opens the
 //! extra connections (`extra`).
 
@@ -24,7 +25,7 @@ use mio::net::TcpStream;
 use mio::{Interest, Token};
 
 use self::bundle::Bundle;
-use self::extra::Extra;
+use self::extra::ExtraDial;
 pub use self::options::{CongestionControl, SocketOptions, available_congestion_controls};
 pub use self::pacing::PacingRate;
 use self::read_ahead::{Read, ReadAhead};
@@ -51,12 +52,12 @@ pub struct TcpTransport {
     options: SocketOptions,
     /// The number of connections of the links that this rank opens.
     streams: u8,
-    /// The number of connections of each link on which this rank sends.
+    /// On how many of the connections of a link this rank sends.
     used_streams: u8,
     links: BTreeMap<Rank, TcpLink>,
     ranks: HashMap<Token, Rank>,
     /// The extra connections that are being opened.
-    extras: BTreeMap<Token, Extra>,
+    extras: BTreeMap<Token, ExtraDial>,
     /// Peers that have opened a link which this rank did not request.
     incoming: VecDeque<Rank>,
 }
@@ -327,7 +328,7 @@ impl TcpTransport {
 
     /// Returns when [`TcpTransport::serve`] must be called again, even if there is no event.
     pub fn next_deadline(&self) -> Option<Duration> {
-        let extras = self.extras.values().filter_map(Extra::deadline);
+        let extras = self.extras.values().filter_map(ExtraDial::deadline);
         self.links
             .values()
             .filter_map(connect_deadline)

@@ -156,7 +156,8 @@ impl SocketOptions {
         self.pace(socket, rate_divisor)
     }
 
-    /// Sets the socket's share of the link's pacing rate. The kernel paces without a particular queueing discipline.
+    /// Sets the socket's share of the link's pacing rate. This works without the queueing
+    /// discipline `fq`, because the kernel's TCP then paces the data itself.
     pub(super) fn pace<S: AsFd>(&self, socket: &S, rate_divisor: u8) -> io::Result<()> {
         let Some(rate) = self.pacing else { return Ok(()) };
         set_pacing(socket, rate.bytes_per_second() / u64::from(rate_divisor.max(1)))

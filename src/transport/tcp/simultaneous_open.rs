@@ -11,7 +11,8 @@
 //!   dial after it has accepted.
 //! - The lower rank, while it dials, delays the verdict on the higher rank's connection. If the lower rank's own
 //!   connection is accepted, the higher rank has closed its connection, and the lower rank closes its end of that
-//!   connection too. If the lower rank's own connection fails, it accepts the higher rank's connection.
+//!   connection too. If the lower rank's own connection fails, the lower rank accepts the
+//!   higher rank's connection.
 //!
 //! A connection that is closed has carried only its handshake, so closing the connection loses no data.
 
@@ -97,7 +98,7 @@ mod tests {
         /// The dialer has sent its proof.
         Proved,
         /// The acceptor has received the proof.
-        Known,
+        ProofReceived,
         /// The acceptor has sent the verdict that accepts the connection.
         Accepted,
         /// The dialer has received the verdict.
@@ -145,7 +146,7 @@ mod tests {
         }
 
         fn handle_peer_dial(&mut self, side: usize, connection: usize) {
-            self.connections[connection].stage = HandshakeStage::Known;
+            self.connections[connection].stage = HandshakeStage::ProofReceived;
             match &self.sides[side] {
                 SideState::Idle => self.open(side, connection),
                 SideState::Opening(_) => self.resolve(side, |opening| opening.handle_peer_dial(connection)),
@@ -242,7 +243,7 @@ mod tests {
                             offer(&|world| world.connections[number].is_closed[acceptor] = true);
                         }
                     }
-                    HandshakeStage::Known if has_dialer && !has_acceptor => {
+                    HandshakeStage::ProofReceived if has_dialer && !has_acceptor => {
                         offer(&|world| world.resolve(dialer, SimultaneousOpen::handle_failed));
                     }
                     HandshakeStage::Accepted if has_dialer => {
@@ -346,8 +347,8 @@ mod tests {
                 explore(World::new(RANKS, may_dial, failures, 1)).unwrap();
             }
         }
-        // Even if one of two dials fails, the other connection can become the link. So there are more final worlds
-        // with a link than without failing dials.
+        // Even if one of two dials fails, the other connection can become the link. So the
+        // search with a failing dial finds more final worlds with a link than the search without one.
         let failing = World::new(RANKS, [true, true], 1, 0);
         assert!(explore(failing).unwrap().1 > explore(World::new(RANKS, [true, true], 0, 0)).unwrap().1);
     }

@@ -17,7 +17,7 @@ use crate::wire::handshake::Job;
 const PATIENCE: Duration = Duration::from_secs(10);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// One rank's transport and event queue.
+/// One rank's transport and event queue. The tests call it an *end*, because the ranks are the ends of links.
 struct TestRank {
     transport: TcpTransport,
     poller: Poller,
@@ -129,9 +129,10 @@ fn assert_linked(ends: &mut [TestRank], now: Duration) {
     }
 }
 
-/// Regression test: a rank that computed for longer than the connect time-out was reported as lost.
+/// Regression test: a rank that computed before it accepted the connection, for longer than the connect time-out, was
+/// reported as lost.
 #[test]
-fn a_dialed_rank_may_compute_for_a_long_time() {
+fn a_dialed_rank_may_compute_before_it_accepts() {
     for (dialer, acceptor) in [(0, 1), (1, 0)] {
         let mut ends = make_ends(2);
         ends[dialer].connect(Duration::ZERO, acceptor as u32);
@@ -158,9 +159,10 @@ fn a_dialing_rank_may_compute_for_a_long_time() {
     assert_linked(&mut ends, late);
 }
 
-/// Regression test: the accepting rank counted the time in which it computed toward the time-out of the handshake.
+/// Regression test: a rank that computed after it had accepted a connection closed this connection, because the time of the
+/// computation counted toward the time-out of the handshake.
 #[test]
-fn an_accepting_rank_may_compute_for_a_long_time() {
+fn an_accepting_rank_may_compute_during_the_handshake() {
     let mut ends = make_ends(2);
     ends[0].connect(Duration::ZERO, 1);
     // The connection is accepted before the dialer has sent anything.
@@ -301,8 +303,8 @@ fn a_dialer_that_claims_the_acceptors_rank_is_refused() {
     assert!(!ends[1].transport.is_open(Rank::new(1)));
 }
 
-/// Receives at least `count` bytes into parts of these lengths, or until the link is lost. Returns the bytes, and why the
-/// link was lost.
+/// Receives into parts of these lengths until `count` bytes or more have arrived or the link is lost. Returns the bytes,
+/// and why the link was lost.
 fn receive_all(ends: &mut [TestRank], lengths: &[usize], count: usize) -> (Vec<u8>, Option<String>) {
     let (mut received, started) = (Vec::new(), std::time::Instant::now());
     while received.len() < count {
@@ -426,7 +428,7 @@ fn a_connection_that_a_link_does_not_need_is_closed() {
         }
         assert!(has_connections(&ends, 1, 3) && has_connections(&ends, 0, 3));
     }
-    // The rank that was dialed must not open further connections either.
+    // Only the rank that opened the link may open further connections. Rank 1 was dialed, so rank 0 refuses its connection.
     let dial =
         ends[1].transport.open_connection(SECOND, Rank::ZERO, StreamId { index: 7, total: 8 }).unwrap();
     handle_events_until(&mut ends, &[0, 1], SECOND, |ends| ends[0].transport.next_deadline().is_none());

@@ -2,21 +2,21 @@
 
 use ringtrain::{JoinOptions, ReduceOp};
 
-use super::{Case, LONG, check_reduction, check_reductions, expected, value};
+use super::{Case, LONG_COUNT, check_reduction, check_reductions, expected, value};
 use crate::util::ranks::{self, TestTransport};
-use crate::util::{if_full_else, is_full};
+use crate::util::{if_long_tests_else, runs_long_tests};
 
-/// The world sizes of a run without `--full`: 4 is a power of two, and 5 ranks are on hosts of different sizes.
+/// The world sizes of a run without `--full`: one that is a power of two, and one that is not.
 const SOME_WORLDS: [u32; 2] = [4, 5];
 
 /// Each algorithm must work at every length, also at lengths for which the library never chooses the
 /// algorithm.
 #[test]
 fn every_algorithm_gives_right_results_at_every_length() {
-    for &n in if_full_else(&[2, 3, 4, 5, 8][..], &SOME_WORLDS) {
+    for &n in if_long_tests_else(&[2, 3, 4, 5, 8][..], &SOME_WORLDS) {
         // Without `--full`, test sockets with 5 ranks, and test shared memory and several hosts with 4 ranks.
         let is_chosen =
-            |transport: &TestTransport| is_full() || (*transport == TestTransport::Tcp) == (n == 5);
+            |transport: &TestTransport| runs_long_tests() || (*transport == TestTransport::Tcp) == (n == 5);
         for transport in TestTransport::ALL.into_iter().filter(is_chosen) {
             let algorithms = [
                 "one-shot",
@@ -36,7 +36,7 @@ fn every_algorithm_gives_right_results_at_every_length() {
                 };
                 ranks::run_with(n, adjust, |mut group| {
                     let all = [ReduceOp::Sum, ReduceOp::Average];
-                    check_reductions::<f32>(&mut group, if is_full() { &all } else { &all[1..] });
+                    check_reductions::<f32>(&mut group, if runs_long_tests() { &all } else { &all[1..] });
                 });
             }
         }
@@ -47,7 +47,7 @@ fn every_algorithm_gives_right_results_at_every_length() {
 /// that says that the parent is ready.
 #[test]
 fn a_double_tree_reduces_long_buffers() {
-    for &n in if_full_else(&[2, 3, 4, 8][..], &[5]) {
+    for &n in if_long_tests_else(&[2, 3, 4, 8][..], &[5]) {
         let adjust = |options: &mut JoinOptions| {
             TestTransport::Tcp.apply(options);
             options.algorithms = "double-tree".parse().unwrap();
@@ -57,7 +57,7 @@ fn a_double_tree_reduces_long_buffers() {
             let expected = |ranks, index| expected::<f32>(ReduceOp::Average, ranks, index);
             check_reduction(
                 &mut group,
-                LONG,
+                LONG_COUNT,
                 &Case { op: ReduceOp::Average, value: &value, expected: &expected },
             );
         });

@@ -58,7 +58,7 @@ pub(super) fn check_scan_forms<T: Element>(group: &mut Group, count: usize, case
     let mut output = vec![T::zeroed(); count];
     group.scan_into(&own, &mut output, op).unwrap();
     assert_elements(&output, upto(rank + 1), "scan_into", group);
-    // The first rank has no result, and its output is left unchanged.
+    // In an exscan the first rank has no result, and its output buffer is left unchanged.
     let before: Vec<T> = if rank == 0 { own.clone() } else { upto(rank).collect() };
     output.clone_from(&own);
     group.exscan_into(&own, &mut output, op).unwrap();
@@ -69,7 +69,12 @@ pub(super) fn check_scan_forms<T: Element>(group: &mut Group, count: usize, case
     assert_elements(&scanned.wait().unwrap(), upto(rank + 1), "scan_from_async", group);
 }
 
-pub(super) fn check_move_forms<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+/// Checks the forms of collectives that move data and reduce nothing.
+pub(super) fn check_moving_forms<T: Element>(
+    group: &mut Group,
+    count: usize,
+    value: &dyn Fn(u32, usize) -> T,
+) {
     check_gathers(group, count, value);
     check_scatters(group, count, value);
     check_exchanges(group, count, value);

@@ -2,11 +2,11 @@
 
 use ringtrain::{Compression, Rank, ReduceOp};
 
-use super::{WORLDS, assert_elements, long, tested_lengths, value};
-use crate::util::{if_full_else, is_full, ranks};
+use super::{WORLDS, assert_elements, long_count, tested_lengths, value};
+use crate::util::{if_long_tests_else, ranks, runs_long_tests};
 
-/// Returns an element that holds a and b of a function x -> a x + b modulo 2^32. The composition of such functions is
-/// associative and does not commute.
+/// Returns an element that holds the two numbers a and b of a function x -> a x + b modulo 2^32. The composition of
+/// such functions is associative and does not commute.
 fn affine(rank: u32, index: usize) -> u64 {
     let mixed = (index as u64 + 1) * 0x9e37_79b9 + u64::from(rank) * 0x85eb_ca6b;
     (mixed | 1) << 32 | (mixed >> 7 & 0xffff_ffff)
@@ -20,10 +20,10 @@ fn compose(first: u64, second: u64) -> u64 {
 
 #[test]
 fn functions_that_do_not_commute_are_applied_in_rank_order() {
-    for &n in if_full_else(&WORLDS[..], &[4]) {
+    for &n in if_long_tests_else(&WORLDS[..], &[4]) {
         super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank());
-            for count in tested_lengths(n).into_iter().chain([long()]) {
+            for count in tested_lengths(n).into_iter().chain([long_count()]) {
                 let own: Vec<u64> = (0..count).map(|index| affine(rank.get(), index)).collect();
                 let whole = |index| (0..n).map(|rank| affine(rank, index)).reduce(compose).expect("a rank");
                 let expected: Vec<u64> = (0..count).map(whole).collect();
@@ -34,7 +34,7 @@ fn functions_that_do_not_commute_are_applied_in_rank_order() {
                     group.all_reduce_with_async(own.clone(), |&first, &second| compose(first, second));
                 assert_elements(&handle.unwrap().wait().unwrap(), expected.into_iter(), "async", &group);
                 let expected: Vec<u64> = (0..count).map(whole).collect();
-                let roots = if count == long() { 1..2.min(n) } else { 0..n };
+                let roots = if count == long_count() { 1..2.min(n) } else { 0..n };
                 for root in roots.map(Rank::new) {
                     buffer.clone_from(&own);
                     group.reduce_with(&mut buffer, root, |&first, &second| compose(first, second)).unwrap();
@@ -49,7 +49,7 @@ fn functions_that_do_not_commute_are_applied_in_rank_order() {
 
 #[test]
 fn scaled_sums_multiply_each_contribution_before_the_sum() {
-    for &n in if_full_else(&WORLDS[..], &[4]) {
+    for &n in if_long_tests_else(&WORLDS[..], &[4]) {
         super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank().get());
             for count in tested_lengths(n) {
@@ -72,10 +72,10 @@ fn scaled_sums_multiply_each_contribution_before_the_sum() {
 
 #[test]
 fn scans_apply_functions_that_do_not_commute_in_rank_order() {
-    for &n in if_full_else(&WORLDS[..], &[4]) {
+    for &n in if_long_tests_else(&WORLDS[..], &[4]) {
         super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank().get());
-            for count in tested_lengths(n).into_iter().chain([long()]) {
+            for count in tested_lengths(n).into_iter().chain([long_count()]) {
                 let own: Vec<u64> = (0..count).map(|index| affine(rank, index)).collect();
                 let upto = |end: u32| {
                     move |index| (0..end).map(|rank| affine(rank, index)).reduce(compose).expect("a rank")
@@ -101,10 +101,10 @@ fn scans_apply_functions_that_do_not_commute_in_rank_order() {
 
 #[test]
 fn reduce_scatter_accepts_custom_functions() {
-    for &n in if_full_else(&WORLDS[..], &[4]) {
+    for &n in if_long_tests_else(&WORLDS[..], &[4]) {
         super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank());
-            for count in tested_lengths(n).into_iter().chain([long()]) {
+            for count in tested_lengths(n).into_iter().chain([long_count()]) {
                 // The reduction function is the greatest common divisor.
                 let number = |rank: u32, index: usize| (index as u64 % 60 + 1) * u64::from(rank % 3 + 1);
                 let gcd = |mut a: u64, mut b: u64| {
@@ -134,12 +134,12 @@ fn reduce_scatter_accepts_custom_functions() {
 /// same bits.
 #[test]
 fn blocking_and_asynchronous_calls_of_compressed_sums_give_the_same_bits() {
-    for &n in if_full_else(&WORLDS[..], &[4]) {
+    for &n in if_long_tests_else(&WORLDS[..], &[4]) {
         for compression in [Compression::None, Compression::Fp16, Compression::Bf16] {
             let results = ranks::run(n, move |mut group| {
                 let rank = group.rank().get();
                 let mut bits = Vec::new();
-                for count in [0, 1, 70_000, if is_full() { 2_500_000 } else { 300_000 }] {
+                for count in [0, 1, 70_000, if runs_long_tests() { 2_500_000 } else { 300_000 }] {
                     let mut own: Vec<f32> =
                         (0..count).map(|index| ((index + rank as usize) % 1000) as f32 * 0.1).collect();
                     if rank.is_multiple_of(2) {

@@ -21,7 +21,7 @@ fn part_range(counts: &[usize], rank: usize) -> Range<usize> {
 }
 
 impl Runner {
-    /// Runs a collective. Some ranks may make the blocking call and others the asynchronous call of one operation.
+    /// Runs a collective. In the same operation, some ranks may make the blocking call and other ranks the asynchronous call.
     pub(super) fn run_collective(
         &mut self,
         step: usize,
@@ -47,7 +47,7 @@ impl Runner {
             Kind::Barrier if self.rng.random_bool(0.5) => group.barrier().unwrap(),
             Kind::Barrier => {
                 let handle = group.barrier_async().unwrap();
-                self.check_later(handle, (), what);
+                self.check_or_drop(handle, (), what);
             }
             Kind::Object => {
                 let object = |rank: usize| (format!("of rank {rank}"), all[rank].clone());
@@ -84,20 +84,20 @@ impl Runner {
             }
             Kind::AllReduce => {
                 let handle = group.all_reduce_async(own, op).unwrap();
-                self.check_later(handle, whole, what);
+                self.check_or_drop(handle, whole, what);
             }
             Kind::Scan => {
                 let handle = group.scan_async(own, op).unwrap();
-                self.check_later(handle, combined(0..me + 1), what);
+                self.check_or_drop(handle, combined(0..me + 1), what);
             }
             Kind::Exscan => {
                 let handle = group.exscan_async(&own, op).unwrap();
-                self.check_later(handle, (me > 0).then(|| combined(0..me)), what);
+                self.check_or_drop(handle, (me > 0).then(|| combined(0..me)), what);
             }
             Kind::ReduceScatter => {
                 let counts = uneven_counts(all.len(), own.len());
                 let handle = group.reduce_scatter_uneven_async(&own, &counts, op).unwrap();
-                self.check_later(handle, whole[part_range(&counts, me)].to_vec(), what);
+                self.check_or_drop(handle, whole[part_range(&counts, me)].to_vec(), what);
             }
             _ => {
                 group.reduce(&mut own, op, root_rank).unwrap();
@@ -139,6 +139,6 @@ impl Runner {
                 (handle, all.iter().flat_map(|one| one[me * each..(me + 1) * each].iter().copied()).collect())
             }
         };
-        self.check_later(handle, expected, what);
+        self.check_or_drop(handle, expected, what);
     }
 }

@@ -9,7 +9,7 @@ use rand::{RngExt as _, SeedableRng as _};
 /// The index of the group of all ranks.
 pub(crate) const WORLD: usize = 0;
 /// The index of a duplicate of the group of all ranks. Receives in the duplicate accept any source and any tag.
-pub(crate) const TWIN: usize = 1;
+pub(crate) const DUPLICATE: usize = 1;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Kind {
@@ -70,7 +70,8 @@ pub(crate) enum Step {
         tag: u32,
         count: usize,
     },
-    /// Every other rank sends `to` one message with a tag of this step, and `to` receives them from any source.
+    /// Each other rank of the group sends one message to the rank `to`, with a tag that only this step uses. The rank
+    /// `to` receives these messages from any source.
     FromAnySource {
         group: usize,
         to: usize,
@@ -112,7 +113,7 @@ fn random_step(rng: &mut StdRng, ranks: usize, groups: &mut Vec<bool>) -> Step {
     let (from, to, root) =
         (rng.random_range(0..ranks), rng.random_range(0..ranks), rng.random_range(0..ranks));
     // Other messages stay out of the duplicate, because its receives accept any source and any tag.
-    let message_group = if group == TWIN { WORLD } else { group };
+    let message_group = if group == DUPLICATE { WORLD } else { group };
     match rng.random_range(0..100) {
         0..8 => {
             groups.push(true);
@@ -125,7 +126,7 @@ fn random_step(rng: &mut StdRng, ranks: usize, groups: &mut Vec<bool>) -> Step {
                 keys: (0..ranks).map(|_| rng.random_range(-2..3)).collect(),
             }
         }
-        8..11 if group > TWIN => {
+        8..11 if group > DUPLICATE => {
             groups[group] = false;
             Step::Drop { group }
         }

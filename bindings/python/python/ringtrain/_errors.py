@@ -10,7 +10,7 @@ class Error(RuntimeError):
 
 class JobFailed(Error):
     """The job has failed on every rank, with the same cause on all ranks. `reported_by` is the rank from which this rank learned
-    of the failure, or `None`."""
+    of the failure, or `None` if this rank detected the failure itself."""
 
     reported_by: int | None = None
 
@@ -20,7 +20,7 @@ class PeerLost(JobFailed):
 
 
 class PeerLeft(JobFailed):
-    """A rank closed its group while other ranks still needed this rank."""
+    """A rank closed its group while other ranks still needed data from it."""
 
 
 class Mismatch(JobFailed):
@@ -35,7 +35,7 @@ class Timeout(JobFailed, TimeoutError):
 
 
 class Aborted(JobFailed):
-    """A rank aborted the job. The message gives its reason."""
+    """A rank aborted the job. The message gives the reason that the rank passed."""
 
 
 class Misbehaved(JobFailed):
@@ -47,8 +47,8 @@ class StartError(Error):
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument is wrong. This rank has sent nothing, with one exception: in a collective of Python objects, this
-    rank informs the other ranks of the error, and the other ranks raise `Error`."""
+    """An argument is wrong. This rank has sent no data. The other ranks learn of the error only in a collective of Python
+    objects: this rank informs them, and they raise `Error`."""
 
 
 class Unsupported(InvalidArgument):

@@ -1,5 +1,5 @@
-"""The program that each rank of `ringtrain.run` executes. The program calls the function and writes the result to a file,
-which the caller of `run` reads."""
+"""The program that each rank of `ringtrain.run` executes. The program calls the function that was passed to `run`, and writes
+the result to a file, which the caller of `run` reads."""
 
 import fcntl
 import os
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _end_with_caller(directory: Path) -> None:
-    """Waits for a lock that the calling process holds until it ends, and then ends this process."""
+    """Waits until the process that called `run` ends and so releases its lock on the file `caller`, and then ends this rank."""
     try:
         with open(directory / "caller", "r+") as caller:
             fcntl.lockf(caller, fcntl.LOCK_EX)

@@ -70,14 +70,14 @@ def _install_exception_hook() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            _report(error)
+            _end_job_with(error)
         finally:
             previous(kind, error, trace)
 
     sys.excepthook = hook
 
 
-def _report(error: BaseException) -> None:
+def _end_job_with(error: BaseException) -> None:
     """Ends the job on the other ranks with a message that names this exception."""
     global _reported
     # Do nothing in an interactive session, which continues after an exception, and in a forked child, which is not a rank.
@@ -97,7 +97,7 @@ def _shut_down_all() -> None:
     # If the program has replaced the hook, the exception that ended the program is still in `sys.last_value`.
     last = getattr(sys, "last_value", None)
     if last is not None:
-        _report(last)
+        _end_job_with(last)
     for resource in _newest_first():
         resource.shutdown()
 

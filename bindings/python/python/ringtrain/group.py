@@ -55,12 +55,12 @@ class Group(Objects):
     - "land", "lor" and "lxor" (logical operations), which treat numbers as booleans;
     - "band", "bor" and "bxor" (bitwise operations), which need integers or booleans.
 
-    On booleans, "sum" means any and "prod" means all. Complex numbers can be reduced only with "sum" and "avg".
+    On booleans, "sum" is the logical or, and "prod" is the logical and. Complex numbers can be reduced only with "sum" and "avg".
     """
 
     def __init__(self, core: _core.Group) -> None:
         self.core = core
-        """The group of the compiled module."""
+        """The group object of the compiled module, which executes the calls."""
         self.rank: int = core.rank
         self.size: int = core.size
         self.local_rank: int = core.local_rank
@@ -71,12 +71,12 @@ class Group(Objects):
 
     @property
     def members(self) -> list[int]:
-        """The members' ranks in the job. Errors name these numbers."""
+        """The ranks in the job of the members of this group. Errors call the members by these numbers."""
         return self.core.members
 
     @property
     def timeout(self) -> float:
-        """The limit in seconds for each operation that begins from now on. `math.inf` means no limit."""
+        """How many seconds an operation may take; `math.inf` means no limit. A change applies to operations that begin later."""
         return self.core.timeout
 
     @timeout.setter
@@ -269,14 +269,14 @@ class Group(Objects):
     def _gather_arguments(
         self, array: NDArray, out: NDArray | None, counts: Sequence[int] | None
     ) -> tuple[NDArray, list[int] | None]:
-        """Returns the array for the result of a gather, and the ranks' counts of elements if `counts` is given."""
+        """Returns the array for the result of a gather and, if `counts` is given, the number of elements of each rank."""
         if counts is None:
             return result_array(out, (self.size, *array.shape), array.dtype), None
         scaled = self._check_own_count(array, counts)
         return result_array(out, (sum(counts), *array.shape[1:]), array.dtype), scaled
 
     def _check_own_count(self, array: NDArray, counts: Sequence[int] | None) -> list[int] | None:
-        """Checks that this rank's array has `counts[rank]` rows. Returns the ranks' counts of elements."""
+        """Checks that this rank's array has `counts[rank]` rows. Returns the number of elements of each rank."""
         if counts is None:
             return None
         self._check_counts(counts, None)
@@ -314,7 +314,7 @@ class Group(Objects):
         out: NDArray | None = None,
         counts: Sequence[int] | None = None,
     ) -> NDArray | None:
-        """Returns the same array as `all_gather` on the root, and `None` on the other ranks."""
+        """On the root, returns the array that `all_gather` returns on every rank. Returns `None` on the other ranks."""
         array = as_contiguous(x)
         if self.rank != root:
             scaled = self._check_own_count(array, counts)
@@ -345,7 +345,7 @@ class Group(Objects):
     ) -> tuple[NDArray | None, NDArray, list[int] | None]:
         array = None
 
-        def checked_form() -> tuple[tuple[int, ...], np.dtype]:
+        def check_shape_and_type() -> tuple[tuple[int, ...], np.dtype]:
             nonlocal array
             if x is None:
                 raise InvalidArgument("the root has to pass the array to scatter")
@@ -357,7 +357,7 @@ class Group(Objects):
             self._check_counts(counts, None)
         if out is None:
             # If the root's array is wrong, the other ranks get the reason.
-            shape, dtype = self._broadcast_from_root(checked_form, root)
+            shape, dtype = self._broadcast_from_root(check_shape_and_type, root)
             if counts is None and (not shape or shape[0] % self.size):
                 raise InvalidArgument(f"an array of shape {shape} cannot be divided into {self.size} equal parts of rows")
             if counts is not None and (not shape or shape[0] != sum(counts)):
@@ -365,7 +365,7 @@ class Group(Objects):
             own = shape[0] // self.size if counts is None else counts[self.rank]
             out = np.empty((own, *shape[1:]), dtype)
         elif self.rank == root:
-            checked_form()
+            check_shape_and_type()
         scaled = None if counts is None else element_counts(list(counts), out.shape[1:])
         return array, check_writable(out), scaled
 
@@ -380,9 +380,9 @@ class Group(Objects):
         """Divides the root's array among the n ranks: rank r gets the r-th of n equal parts of its rows, or `counts[r]` rows. The
         other ranks pass `None` for `x`.
 
-        Either all ranks pass `out` or none does. Without `out`, the root first sends the shape and type to the other ranks. If
-        the root cannot send its array, the other ranks then raise an `Error` with the reason. With `out`, they wait until their
-        deadline.
+        Either all ranks pass `out` or none does. Without `out`, the root first sends the shape and type to the other ranks, or
+        the reason why it cannot send its array, which the other ranks then raise as an `Error`. With `out`, the other ranks wait
+        until their deadline if the root cannot send its array.
         """
         array, result, scaled = self._scatter_arguments(x, root, out, counts)
         self.core.scatter(as_sendable(result), None if array is None else as_sendable(array), root, scaled)

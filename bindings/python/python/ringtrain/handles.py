@@ -9,8 +9,8 @@ from . import _core
 class Handle:
     """The handle of an operation that has begun. Do not use the operation's arrays before `wait` has returned.
 
-    If you drop the handle, the operation continues for the other ranks, but this rank may not get its result. A receive that has
-    matched no message yet is cancelled.
+    If you drop the handle, the operation continues for the other ranks, but this rank may not get its result. Dropping the
+    handle of a receive cancels the receive if the receive has matched no message yet.
     """
 
     __slots__ = ("_core", "_finish")
@@ -27,7 +27,8 @@ class Handle:
         return self._finish(self._core.wait(timeout))
 
     def test(self) -> bool:
-        """Returns whether the operation has ended, with a result or an error. Makes progress without waiting."""
+        """Returns whether the operation has ended, with a result or an error. Does not wait, but advances the
+        operations in progress."""
         return self._core.test()
 
     def cancel(self) -> bool:

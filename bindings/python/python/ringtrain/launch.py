@@ -72,8 +72,8 @@ def run(
 
 
 def _path() -> str:
-    """Returns the import path of this process for the ranks. Replaces an empty entry, which notebooks have, by the working
-    directory."""
+    """Returns this process's `sys.path` as the value of PYTHONPATH for the ranks. Replaces an empty entry, which notebooks have,
+    by the working directory."""
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 

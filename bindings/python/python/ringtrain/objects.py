@@ -47,7 +47,7 @@ class Objects:
         return self._broadcast_from_root(lambda: value, root)
 
     def _broadcast_from_root(self, make: Callable[[], Any], root: int) -> Any:
-        """Returns the object that `make` returns on the root on every rank. If `make` raises an exception, all ranks do."""
+        """Calls `make` on the root, and returns the result on every rank. If `make` raises an exception, all ranks do."""
         value = None
 
         def encode() -> bytes:

@@ -39,7 +39,8 @@ BITWISE = ("band", "bor", "bxor")
 
 
 def sample(dtype, shape, rank, seed=0) -> np.ndarray:
-    """Returns the elements of rank `rank`, which every rank can compute. Sums and products over a few ranks are exact."""
+    """Returns the array that rank `rank` contributes. Every rank can compute this array. The values are small integers, so sums
+    and products over a few ranks are exact."""
     dtype = np.dtype(dtype)
     words = np.random.default_rng([seed, rank]).integers(0, 5, size=shape or (1,))
     if dtype.kind in "fui":

@@ -213,8 +213,9 @@ LARGE_COUNT = 4_000_000
 """The number of elements in a collective that is still running when rank 1 is killed."""
 
 
-def end_of_rank(directory: Path, how: str) -> None:
-    """Runs a rank of the test below. Rank 1 ends while the other ranks are in a collective. `how` says how rank 1 ends."""
+def run_rank(directory: Path, how: str) -> None:
+    """The program that each rank of the test below runs. Rank 1 ends in the way that `how` names, while the other ranks are in a
+    collective."""
     world = ring.init(timeout=30, transport=os.environ.get("TEST_TRANSPORT"))
     if world.rank == 1:
         write_atomically(directory / "pid", os.getpid())
@@ -274,7 +275,7 @@ ENDS = {
 def test_all_ranks_raise_an_error_when_a_rank_ends(ringrun: Launcher, tmp_path: Path, how: str, transport: str):
     kind, text = ENDS[how]
     n = 3
-    job = ringrun.start(n, HERE, "end_of_rank", tmp_path, how, env={"TEST_TRANSPORT": transport}, flags=("--grace", "10"))
+    job = ringrun.start(n, HERE, "run_rank", tmp_path, how, env={"TEST_TRANSPORT": transport}, flags=("--grace", "10"))
     pid = int(wait_and_read(tmp_path / "pid"))
     if how.startswith("killed"):
         for rank in (0, 2) if how == "killed" else ():

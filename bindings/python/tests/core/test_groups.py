@@ -65,7 +65,7 @@ def a_subgroup_has_the_listed_ranks(world):
 
 
 @cases
-def groups_can_be_split_again(world):
+def subgroups_can_be_split_again(world):
     group, depth = world, 0
     while group.size > 1:
         half = group.split(int(group.rank >= (group.size + 1) // 2))
@@ -151,7 +151,7 @@ def operations_complete_after_their_group_is_closed(world):
 
 
 @cases
-def a_group_is_closed_after_a_collective_of_another_thread(world):
+def a_group_can_be_closed_after_another_thread_used_it(world):
     group = world.duplicate()
     if world.size > 1 and world.rank == 0:
         inside = threading.Event()

@@ -1,5 +1,5 @@
-"""Tests that operations leak no memory, files or threads. After thousands of operations, a process must not use more of them than
-after the first few operations."""
+"""Tests that operations leak no memory, files or threads. After thousands of operations, a process must not use more memory,
+files or threads than after the first few operations."""
 
 import gc
 import os

@@ -158,7 +158,7 @@ def buffers_of_any_type_are_sent_as_bytes(world):
 
 
 @cases
-def a_message_that_is_too_long_fails_only_the_receive(world):
+def a_message_of_bytes_that_is_too_long_fails_only_the_receive(world):
     n, rank = world.size, world.rank
     core, right, left = world.core, (rank + 1) % n, (rank - 1) % n
     for length in (9, 300_000):

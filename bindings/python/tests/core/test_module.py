@@ -121,10 +121,10 @@ def test_calls_before_init_raise_an_error():
         assert not ring.is_initialized()
         ring.shutdown()
     """
-    assert python(text).returncode == 0
+    assert run_python(text).returncode == 0
 
 
-def python(text: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+def run_python(text: str, *arguments: str, **options) -> subprocess.CompletedProcess:
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(entry for entry in sys.path if entry))
     command = [sys.executable, *arguments, "-c", textwrap.dedent(text)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, **options)
@@ -133,7 +133,7 @@ def python(text: str, *arguments: str, **options) -> subprocess.CompletedProcess
 
 
 def test_importing_the_package_imports_no_frameworks_and_prints_nothing():
-    done = python(
+    done = run_python(
         "import sys, ringtrain; others = {'torch', 'mpi4py', 'ringtrain.torch', 'ringtrain.mpi', 'pytest'}; "
         "print(sorted(others & set(sys.modules)))",
         "-W",
@@ -143,7 +143,7 @@ def test_importing_the_package_imports_no_frameworks_and_prints_nothing():
 
 
 def test_a_rank_prints_the_log_that_rust_log_selects(ringrun: Launcher):
-    """Regression test: a rank in Python printed nothing of the log, not even warnings."""
+    """Regression test: ranks in Python printed no log messages, not even warnings."""
     command = ("-c", "import ringtrain; ringtrain.init()")
     assert "DEBUG ringtrain::" in ringrun(2, *command, env={"RUST_LOG": "debug"}).stderr
     assert "ringtrain::" not in ringrun(2, *command, env={"RUST_LOG": ""}).stderr

@@ -17,12 +17,12 @@ from ranks import Launcher, is_alive, raised, wait_and_read, wait_until
 
 @pytest.fixture(autouse=True)
 def launcher(ringrun: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes `run` use the launcher of the other tests."""
+    """Makes `ringtrain.run` start the `ringrun` that all other tests use: puts the folder of this `ringrun` first on PATH."""
     monkeypatch.setenv("PATH", str(Path(ringrun.program).parent), prepend=os.pathsep)
 
 
 def rank_pids() -> list[str]:
-    """Returns the ids of the processes of ranks that `run` has started."""
+    """Returns the process ids of the ranks that `run` has started and that have not ended."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ringtrain as ring
-from ranks import Launcher, Running, raised, wait_and_read, wait_until, wait_until_asleep, write_atomically
+from ranks import Launcher, RunningProgram, raised, wait_and_read, wait_until, wait_until_asleep, write_atomically
 
 HERE = Path(__file__)
 LATENCY_MAX_S = 2.0
@@ -175,7 +175,8 @@ def handler_aborts(directory: Path) -> None:
 
 
 def repeated_after_interrupt(directory: Path, what: str) -> None:
-    """Repeats a wait that was interrupted without ending the job. The interrupted wait must not have received the message."""
+    """Repeats a wait for a message that Ctrl-C has interrupted. The interrupt must not end the job, and the interrupted wait must
+    not take the message."""
     world = ring.init(timeout=40)
     world.barrier()
     if world.rank == 1:
@@ -203,7 +204,7 @@ def repeated_after_interrupt(directory: Path, what: str) -> None:
 
 
 def interrupted_early(directory: Path) -> None:
-    """Sends a signal before the rank checks for signals for the first time."""
+    """Sends a signal after a blocking call has begun, but before this call first checks for signals."""
     world = ring.init(timeout=40)
     world.barrier()
     if world.rank == 1:
@@ -271,7 +272,7 @@ BLOCKING = [
 ]
 
 
-def check_latency(job: Running, directory: Path) -> tuple[str, str]:
+def check_latency(job: RunningProgram, directory: Path) -> tuple[str, str]:
     """Waits until the job has ended, and checks the time from the signal to its exception. Returns the time and the exception's
     name."""
     done = job.finish()
@@ -301,7 +302,7 @@ def test_a_signal_interrupts_joining_a_job(ringrun: Launcher, tmp_path: Path):
 
 
 def test_a_signal_before_the_first_check_ends_the_call(ringrun: Launcher, tmp_path: Path):
-    """Regression test: the first check for an exception of a signal handler dropped that exception."""
+    """Regression test: if a signal came before the first check for signals, the exception of its handler was lost."""
     latency, kind = check_latency(ringrun.start(2, HERE, "interrupted_early", tmp_path), tmp_path)
     print(f"right after the start: {latency}")
     assert kind == "KeyboardInterrupt"

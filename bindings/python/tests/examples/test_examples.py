@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ranks import Done, Launcher
+from ranks import FinishedProgram, Launcher
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "python"
 FASHION = Path("/usr/share/datasets/fashion-mnist")
@@ -31,7 +31,7 @@ with_fashion = pytest.mark.skipif(
 )
 
 
-def final_line(done: Done, n: int, rank: int = 0) -> str:
+def final_line(done: FinishedProgram, n: int, rank: int = 0) -> str:
     """Returns the last line that a rank printed. This line must begin with "final: ranks" and the number of ranks."""
     lines = done.lines(rank)
     assert lines and lines[-1].startswith(f"final: ranks {n}, "), done

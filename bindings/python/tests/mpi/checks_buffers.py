@@ -222,7 +222,7 @@ def check_tensors_of_dlpack_version_0(comm):
 
 
 def check_tensors_that_cannot_be_imported(comm):
-    def refusal(kind, given, call=lambda given: comm.Bcast(given, root=comm.size - 1 - comm.rank)):
+    def text_of_error(kind, given, call=lambda given: comm.Bcast(given, root=comm.size - 1 - comm.rank)):
         try:
             call(given)
         except kind as error:
@@ -243,15 +243,15 @@ def check_tensors_that_cannot_be_imported(comm):
             return self.array.__dlpack__(**options)
 
     half = ArrayOfDlpackVersion0(np.zeros(4, np.uint16), code=4)
-    assert "bfloat16" in refusal(NotImplementedError, half)
+    assert "bfloat16" in text_of_error(NotImplementedError, half)
     comm.Bcast([half, MPI.BYTE])
-    assert "GPU memory" in refusal(NotImplementedError, ArrayOfDlpackVersion0(np.zeros(4), device=2))
-    assert "__cuda_array_interface__" in refusal(NotImplementedError, OnlyCuda())
+    assert "GPU memory" in text_of_error(NotImplementedError, ArrayOfDlpackVersion0(np.zeros(4), device=2))
+    assert "__cuda_array_interface__" in text_of_error(NotImplementedError, OnlyCuda())
     frozen = np.arange(4.0)
     frozen.setflags(write=False)
-    assert "not writable" in refusal(BufferError, ArrayOfDlpackVersion1(frozen), lambda given: comm.Recv(given))
+    assert "not writable" in text_of_error(BufferError, ArrayOfDlpackVersion1(frozen), lambda given: comm.Recv(given))
     got = np.zeros(4)
     comm.Sendrecv(ArrayOfDlpackVersion1(frozen), comm.rank, recvbuf=ArrayOfDlpackVersion1(got), source=comm.rank)
     assert (got == frozen).all()
-    assert "not contiguous" in refusal(BufferError, ArrayOfDlpackVersion1(np.zeros((4, 4))[::2]))
+    assert "not contiguous" in text_of_error(BufferError, ArrayOfDlpackVersion1(np.zeros((4, 4))[::2]))
     assert comm.allreduce(1) == comm.size

@@ -1,4 +1,5 @@
-"""Checks of reductions of buffers, which ringtrain, `ringtrain.mpi` in Python, or a function of the program computes."""
+"""Checks of reductions of buffers. Some reductions are computed by the compiled module, others in Python by `ringtrain.mpi` or by
+a function of the program."""
 
 import functools
 
@@ -119,7 +120,7 @@ def check_minloc_and_maxloc(comm):
         assert (got["value"].tolist(), got["index"].tolist()) == ([0, 5], [0, 0])
 
 
-def check_operation_of_the_program(comm):
+def check_user_defined_operation(comm):
     def matrices(left, right, datatype):
         assert datatype == MPI.DOUBLE
         a, b = np.frombuffer(left).reshape(2, 2), np.frombuffer(right).reshape(2, 2)

@@ -1,4 +1,4 @@
-"""Checks of requests: one or several, persistent requests, and generalized requests."""
+"""Checks of requests: calls that wait for or test one or several requests, persistent requests, and generalized requests."""
 
 import numpy as np
 
@@ -67,7 +67,7 @@ def check_wait_some(comm):
     assert all_arrived(buffers, before)
 
 
-def check_test_of_requests(comm):
+def check_test_calls(comm):
     buffers, received, sent, before = start_ring_messages(comm)
     while not MPI.Request.Testall(received):
         pass

@@ -19,7 +19,7 @@ def test_an_uncaught_exception_ends_the_job_and_names_the_rank() -> None:
     assert "stopped the job: its program ended with ValueError: boom" in done.stderr
 
 
-def test_other_ranks_get_an_exception_even_if_the_hook_was_replaced() -> None:
+def test_other_ranks_get_an_exception_even_if_sys_excepthook_was_replaced() -> None:
     code = FROM + "import sys\nif comm.rank == 1: sys.excepthook = print; raise ValueError('boom')\ncomm.recv(source=0, tag=1)"
     done = launch(2, "-c", code)
     assert "its program ended with ValueError: boom" in done.stderr
@@ -81,7 +81,7 @@ def test_a_process_without_a_launcher_is_the_only_rank() -> None:
     assert done.stdout == "1 3 x\n"
 
 
-def test_the_path_is_printed_without_joining_a_job() -> None:
+def test_the_directory_of_the_alias_is_printed_without_joining_a_job() -> None:
     done = subprocess.run([sys.executable, "-m", "ringtrain.mpi.path"], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == directory()
     assert os.path.isfile(os.path.join(directory(), "mpi4py", "__init__.py"))

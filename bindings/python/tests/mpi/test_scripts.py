@@ -23,7 +23,7 @@ QUICK = ("collective_arrays", "collective_objects", "master_worker")
 
 
 @cache
-def has_option() -> bool:
+def ringrun_has_option_mpi4py() -> bool:
     """Returns whether this `ringrun` has the option `--mpi4py`."""
     return "--mpi4py" in subprocess.run([ringrun(), "--help"], capture_output=True, text=True, check=True).stdout
 
@@ -47,20 +47,20 @@ def check(script: str, size: int, **how) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_script_with_the_alias_on_the_path(script: str, size: int) -> None:
-    path = os.pathsep.join([directory(), package(), os.environ.get("PYTHONPATH", "")])
+def test_script_with_the_mpi4py_alias_on_pythonpath(script: str, size: int) -> None:
+    path = os.pathsep.join([directory(), package_directory(), os.environ.get("PYTHONPATH", "")])
     check(script, size, environment={"PYTHONPATH": path}, options=("--mpi4py=installed",))
 
 
-def test_package_first_on_the_path_with_one_script() -> None:
-    test_script_with_the_alias_on_the_path("collective_arrays", 3)
+def test_one_script_with_the_mpi4py_alias_on_pythonpath() -> None:
+    test_script_with_the_mpi4py_alias_on_pythonpath("collective_arrays", 3)
 
 
 @pytest.mark.parametrize(
     "script", [script if script in QUICK else pytest.param(script, marks=pytest.mark.full) for script in SCRIPTS]
 )
 def test_script_with_the_option_mpi4py(script: str) -> None:
-    if not has_option():
+    if not ringrun_has_option_mpi4py():
         pytest.skip("this ringrun has no --mpi4py")
     check(script, 3, options=("--mpi4py",))
 
@@ -78,6 +78,6 @@ def test_the_expected_output_is_that_of_the_reference(script: str, size: int) ->
     assert sorted_lines(done.stdout) == expected_lines(script, size)
 
 
-def package() -> str:
-    """Returns the directory of the package under test."""
+def package_directory() -> str:
+    """Returns the directory that contains the package `ringtrain` under test."""
     return os.path.dirname(__import__("ringtrain").__path__[0])

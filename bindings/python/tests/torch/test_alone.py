@@ -21,7 +21,8 @@ def test_the_import_error_says_that_torch_is_missing(run_text: Callable) -> None
 
 
 class FakeStream:
-    """Replaces `torch.cuda.Stream` and `torch.cuda.Event` without a GPU. Operations on a `FakeStream` are complete at once."""
+    """Takes the place of `torch.cuda.Stream` and `torch.cuda.Event` where there is no GPU. Operations on a `FakeStream` are
+    complete at once."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -90,8 +91,8 @@ class PartialState:
     "imports", ["accelerate.state, ringtrain.torch", pytest.param("ringtrain.torch, accelerate.state", marks=pytest.mark.full)]
 )
 def test_accelerate_accepts_the_backend_on_a_cpu(run_text: Callable, tmp_path: Path, imports: str) -> None:
-    """accelerate 1.15 itself chooses "gloo" and refuses "ring". The test's package `accelerate` handles `backend` in the same
-    way."""
+    """Without ringtrain, accelerate 1.15 chooses "gloo" and refuses "ring". The package `accelerate` that this test writes does
+    the same."""
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "__init__.py").touch()
     (tmp_path / "accelerate" / "state.py").write_text(ACCELERATE)

@@ -21,7 +21,7 @@ def check_output(job) -> str:
 
 
 def require_no_crash(job) -> None:
-    """Checks that the job's output has none of the texts of a crash."""
+    """Checks that the job's output contains no text that a crash prints."""
     found = [crash for crash in CRASHES if crash in job.stdout + job.stderr]
     assert not found, f"{found}\n{job.stdout}\n{job.stderr}"
 
@@ -98,7 +98,7 @@ def test_errors_of_a_subgroup_name_global_ranks(launch: Launch) -> None:
 
 @FULL
 def test_the_benchmark_runs(launch: Launch) -> None:
-    """Runs one round of each measurement, which also compares the results with Gloo's."""
+    """Runs one round of each of the benchmark's measurements. The benchmark also compares the results with Gloo's."""
     output = check_output(launch(2, "../../../benchmarks/torch_compare.py", "--smoke"))
     assert output.count("ratio") == 5
 

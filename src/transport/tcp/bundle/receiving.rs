@@ -6,7 +6,7 @@ use super::{Bundle, Connection, ConnectionEnd, PendingRecord, Stream};
 use crate::transport::TransferResult;
 use crate::wire::record::{RECORD_HEADER_BYTES, Record};
 
-/// The maximum number of bytes of a connection that are read ahead. These bytes are copied once more.
+/// The maximum number of bytes of a connection that are read ahead, into a buffer from which they are then copied.
 const READ_AHEAD_BYTES: usize = 4 << 10;
 const ENDED: &str = "it closed the connection without saying why";
 
@@ -246,8 +246,8 @@ impl<P: Connection> Stream<P> {
         };
         slices.push(IoSliceMut::new(&mut self.buffer.make_space()[..beyond]));
         let read = self.connection.read(&mut slices);
-        // More data may have arrived during a long read. If `requested` is 0, `handle_read` keeps the connection
-        // ready for another read.
+        // More data may have arrived during a long read. So pass 0 for a long read: `handle_read` then assumes that
+        // the connection is still readable, even if the read returned fewer bytes than fit.
         let requested = if wanted < READ_AHEAD_BYTES { wanted + beyond } else { 0 };
         match self.handle_read(read, requested) {
             Some(count) => {

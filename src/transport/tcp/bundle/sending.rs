@@ -190,8 +190,8 @@ impl<P: Connection> Stream<P> {
             self.connection.send_space().unwrap_or(SendSpace { queued: 0, free: LONG_RECORD_BYTES_MAX });
     }
 
-    /// Returns whether the send buffer probably has space for a record. The rule is the one by which the kernel calls
-    /// a socket writable. If there is no space, an event will report when there is space again.
+    /// Returns whether the send buffer probably has space for a record. The kernel uses the same rule to decide
+    /// whether a socket is writable. If there is no space, an event will report when there is space again.
     fn has_space(&mut self) -> io::Result<bool> {
         if self.send_space.free >= self.send_space.queued / 2 {
             return Ok(true);

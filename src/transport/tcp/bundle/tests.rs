@@ -159,7 +159,7 @@ fn end(pipes: &[Rc<RefCell<Pipe>>; 2], side: usize) -> PipeEnd {
 }
 
 /// The frames that one side sends, and the bytes that the other side has received.
-struct RecordFlow {
+struct FrameFlow {
     from: usize,
     frames: VecDeque<Vec<u8>>,
     /// The number of bytes of the first frame that have been sent.
@@ -169,7 +169,7 @@ struct RecordFlow {
     expected: usize,
 }
 
-impl RecordFlow {
+impl FrameFlow {
     fn new(from: usize, random: &mut StdRng) -> Self {
         let frames: VecDeque<Vec<u8>> = (0..random.random_range(1..8))
             .map(|_| {
@@ -226,11 +226,11 @@ impl RecordFlow {
 /// times. If `becomes_single` is set, each side changes to a single connection at a random time.
 fn exchange_frames(seed: u64, stream_count: u8, capacity_max: usize, becomes_single: bool) -> SimulatedLink {
     let mut world = SimulatedLink::new(seed, stream_count, capacity_max);
-    let mut flows = [0, 1].map(|from| RecordFlow::new(from, &mut world.random));
+    let mut flows = [0, 1].map(|from| FrameFlow::new(from, &mut world.random));
     let mut missing: Vec<usize> = (1..stream_count.into()).collect();
     let mut sides_to_change = if becomes_single { vec![0, 1] } else { Vec::new() };
     let mut idle = 0;
-    while !flows.iter().all(RecordFlow::is_done) {
+    while !flows.iter().all(FrameFlow::is_done) {
         let before: usize = flows.iter().map(|flow| flow.sent.len() + flow.received.len()).sum();
         match world.random.random_range(0..20) {
             0 if !missing.is_empty() => {

@@ -28,7 +28,7 @@ def accept(backend: str) -> None:
 
 
 class _Finder:
-    """An import finder that wraps the choice of backends as soon as accelerate's module has been imported."""
+    """An import finder that calls `_wrap` as soon as the module `accelerate.state` has been imported."""
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
@@ -51,6 +51,7 @@ class _Finder:
 
 
 def _wrap(module: ModuleType, backend: str) -> None:
+    """Wraps the function that chooses a backend, so that the function returns `backend` if the program requests it."""
     state = getattr(module, "PartialState", None)
     choose = getattr(state, "_prepare_backend", None)
     # In a version of accelerate without this function, change nothing. Do not wrap the function twice.

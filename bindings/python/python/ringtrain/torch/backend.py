@@ -22,7 +22,7 @@ def register() -> None:
 
 
 def create(options: Any, _backend_options: Any = None) -> RingProcessGroup:
-    """Creates a process group. `torch.distributed` calls this function on each member."""
+    """Creates a process group. `torch.distributed` calls this function on each member of the new group."""
     # torch's flight recorder cannot attach to a process group that is written in Python.
     getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(NAME)
     rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()

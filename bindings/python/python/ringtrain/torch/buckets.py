@@ -27,7 +27,7 @@ class Settings:
     op: str
     compression: type[Compressor]
     predivide: float
-    """The number by which gradients are divided before the reduction and multiplied after it."""
+    """Gradients are divided by this number before the reduction, and the results are multiplied by this number."""
     passes: int
     """The number of backward passes whose gradients are accumulated before the reduction."""
     sparse_as_dense: bool
@@ -39,7 +39,7 @@ class Reducer:
     and of all earlier buckets have been computed.
 
     The first bucket holds the last parameters, because a backward pass computes gradients roughly from the last parameter to the
-    first. All ranks begin the buckets in this order, even if a later bucket is complete before an earlier one.
+    first. All ranks begin the reductions in this order, even if a later bucket is complete before an earlier one.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Reducer:
         self._passes = passes
 
     def is_reducing(self) -> bool:
-        """Returns whether the reduction of a bucket has begun and `synchronize` has not completed this reduction."""
+        """Returns whether there is a reduction that has begun and that `synchronize` has not yet completed."""
         return self._begun > 0
 
     def synchronize(self) -> None:
@@ -109,7 +109,7 @@ class Reducer:
 
 
 class Bucket:
-    """Gradients of one type, concatenated in memory of the group.
+    """Gradients of one type, concatenated in one tensor. On a CPU, this tensor is in memory from `Group.alloc`.
 
     After the gradients, the bucket has one additional element for each parameter, its mark. A rank sets a parameter's mark to 1
     if it has the parameter's gradient, otherwise to 0. After the reduction, a mark is above zero if any rank had the gradient.

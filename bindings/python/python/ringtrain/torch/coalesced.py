@@ -19,30 +19,32 @@ class Coalesced:
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist._Work:
         """All-reduces each tensor in place."""
-        return self._combined_work([self.allreduce([tensor], _async(opts)) for tensor in tensors], tensors, opts)
+        return self._combined_work([self.allreduce([tensor], _async_options(opts)) for tensor in tensors], tensors, opts)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist._Work:
         """Gathers each input. `outputs` has a list for each rank, and each list has a tensor for each input."""
         by_input = [[of_rank[index] for of_rank in outputs] for index in range(len(inputs))]
-        works = [self.allgather([parts], [mine], _async(opts)) for parts, mine in zip(by_input, inputs, strict=True)]
+        works = [self.allgather([parts], [mine], _async_options(opts)) for parts, mine in zip(by_input, inputs, strict=True)]
         return self._combined_work(works, outputs, opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist._Work:
         """Gathers input i of all ranks into output i."""
-        works = [self.all_gather_single(output, mine, _async(opts)) for output, mine in zip(outputs, inputs, strict=True)]
+        works = [self.all_gather_single(output, mine, _async_options(opts)) for output, mine in zip(outputs, inputs, strict=True)]
         return self._combined_work(works, outputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist._Work:
         """Reduces input i of all ranks and scatters the result into output i."""
-        works = [self.reduce_scatter_single(output, mine, _async(opts)) for output, mine in zip(outputs, inputs, strict=True)]
+        works = [
+            self.reduce_scatter_single(output, mine, _async_options(opts)) for output, mine in zip(outputs, inputs, strict=True)
+        ]
         return self._combined_work(works, outputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def start_coalescing(self, device: torch.device) -> None:
-        """Does nothing, because operations that have begun run at the same time even without coalescing."""
+        """Does nothing: even without coalescing, several operations run at the same time."""
 
     def end_coalescing(self, device: torch.device) -> dist._Work:
         return CompletedWork()
@@ -80,7 +82,7 @@ class _WorkHandle:
 
 
 class _AsyncOptions:
-    """The options of one operation of a coalesced call. The operation is asynchronous."""
+    """The options for one operation of a coalesced call: those of the call, but the operation is always asynchronous."""
 
     asyncOp = True
 
@@ -89,5 +91,5 @@ class _AsyncOptions:
         self.reduceOp = getattr(opts, "reduceOp", None)
 
 
-def _async(opts: Any) -> Any:
+def _async_options(opts: Any) -> Any:
     return None if opts is None else _AsyncOptions(opts)

@@ -1,5 +1,5 @@
-"""Completes the futures of operations in the order of the operations. Each future is completed in a thread that its continuations
-may block."""
+"""Completes the futures of operations in the order of the operations. The continuations of a future run in the thread that
+completes the future, and may block this thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Waitable(Protocol):
 
 
 class Completer:
-    """Waits for operations one after the other, and calls a function when an operation has ended.
+    """Waits for operations one after the other. Calls the function of each operation when the operation has ended.
 
     One thread, the leader, waits for the oldest operation. Before the leader calls the operation's function, it makes another
     thread the leader, because the function may wait for a later operation. A thread is started when an operation is added and no
@@ -48,7 +48,7 @@ class Completer:
         then()
 
     def close(self, timeout: float) -> None:
-        """Ends the threads, and waits at most `timeout` seconds for each. All operations must have ended."""
+        """Ends the threads, and waits at most `timeout` seconds for each. Requires that all operations have ended."""
         with self._state:
             self._closing = True
             self._state.notify_all()
@@ -72,7 +72,7 @@ class Completer:
 
     def _serve(self) -> None:
         try:
-            while (found := self._lead()) is not None:
+            while (found := self._wait_to_lead()) is not None:
                 operation, then = found
                 operation.settle(lambda: not self._closing)
                 with self._state:
@@ -90,7 +90,7 @@ class Completer:
             with self._state:
                 self._threads.discard(threading.current_thread())
 
-    def _lead(self) -> tuple[Waitable, Callable[[], None]] | None:
+    def _wait_to_lead(self) -> tuple[Waitable, Callable[[], None]] | None:
         """Waits until this thread is the leader, and returns the oldest operation. Returns `None` if the completer is closed."""
         with self._state:
             while self._has_leader or not self._queue:

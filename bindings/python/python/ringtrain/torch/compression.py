@@ -8,9 +8,11 @@ import torch
 
 
 class Compressor:
-    """A value of the argument `compression`. A subclass can convert tensors in `compress` and `decompress`, or set `wire` to
-    "fp16" or "bf16". With `wire`, the library converts float32 elements while it sends them: this needs no extra pass over
-    memory, and sums are still computed in float32."""
+    """Sends elements unchanged. The values of the argument `compression` are this class and its subclasses.
+
+    A subclass can convert tensors in `compress` and `decompress`, or set `wire` to "fp16" or "bf16". With `wire`, the library
+    converts float32 elements while it sends them: this needs no extra pass over memory, and sums are still computed in float32.
+    """
 
     wire: str | None = None
 
@@ -26,6 +28,8 @@ class Compressor:
 
 
 class _Half(Compressor):
+    """Converts float64 elements to `dtype`. Float32 elements are converted by the library while it sends them."""
+
     dtype: torch.dtype
 
     @classmethod

@@ -43,8 +43,8 @@ def host_like(tensor: torch.Tensor) -> torch.Tensor:
 
 def all_reduce(tensor: torch.Tensor, begin: Callable[[torch.Tensor], _core.Handle]) -> None:
     """All-reduces a contiguous tensor on a GPU piece by piece. While one piece is reduced on the host, the next piece is copied
-    to the host, and the previous piece is copied back. `begin` starts the reduction of a piece in place. The tensor has the
-    result when this function returns."""
+    to the host, and the previous piece is copied back. `begin` starts the reduction of a piece, in place in host memory,
+    and returns the handle of the reduction. The tensor has the result when this function returns."""
     require()
     flat = tensor.detach().view(-1)
     pieces = flat.split(max(1, PIECE_BYTES // flat.element_size())) if flat.numel() else ()
@@ -55,7 +55,7 @@ def all_reduce(tensor: torch.Tensor, begin: Callable[[torch.Tensor], _core.Handl
     free = [torch.empty_like(pieces[0], device="cpu", pin_memory=True) for _ in pieces[:_SLOTS]]
     returning: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
 
-    def return_oldest() -> None:
+    def copy_back_oldest() -> None:
         piece, host, handle = reducing.popleft()
         handle.wait()
         with torch.cuda.stream(up):
@@ -76,9 +76,9 @@ def all_reduce(tensor: torch.Tensor, begin: Callable[[torch.Tensor], _core.Handl
         down.synchronize()
         reducing.append((piece, host, begin(host[: piece.numel()])))
         if len(reducing) > 1:
-            return_oldest()
+            copy_back_oldest()
     while reducing:
-        return_oldest()
+        copy_back_oldest()
     current.wait_stream(up)
     # A pinned buffer may be reused as soon as it is dropped, so the last copies must be complete.
     up.synchronize()

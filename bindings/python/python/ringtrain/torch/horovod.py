@@ -1,7 +1,8 @@
 """Horovod's functions for PyTorch: `import ringtrain.torch as hvd` runs a Horovod script.
 
-There is one difference. Horovod matches operations by name, so that its ranks may begin them in different orders. Here all ranks
-must begin operations in the same order, and names have no effect. `DistributedOptimizer` ensures this order for gradients.
+There is one difference. Horovod matches operations by name, so that its ranks may begin them in different orders. In this module
+all ranks must begin operations in the same order, and names have no effect. `DistributedOptimizer` ensures this order for
+gradients.
 """
 
 from __future__ import annotations
@@ -248,7 +249,7 @@ def alltoall(tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name:
     sent, received = torch.tensor(send_counts, dtype=torch.int64), torch.empty(group.size, dtype=torch.int64)
     group.all_to_all(tensors.memory(received), tensors.memory(sent, False))
     receive_counts = received.tolist()
-    row_elements = _elements(source.shape[1:]) * tensors.units(source)
+    row_elements = _element_count(source.shape[1:]) * tensors.units(source)
     result = torch.empty((sum(receive_counts), *source.shape[1:]), dtype=source.dtype)
     group.all_to_all(
         tensors.memory(result),
@@ -266,7 +267,7 @@ def reducescatter(tensor: Tensor, name: str | None = None, op: str | None = None
     group, source = world(), tensors.readable(tensor)
     rows = [source.shape[0] // group.size + (index < source.shape[0] % group.size) for index in range(group.size)]
     result = torch.empty((rows[group.rank], *source.shape[1:]), dtype=source.dtype)
-    counts = [count * _elements(source.shape[1:]) * tensors.units(source) for count in rows]
+    counts = [count * _element_count(source.shape[1:]) * tensors.units(source) for count in rows]
     group.reduce_scatter(tensors.memory(result), tensors.memory(source, False), _reduction_name(None, op), counts)
     return result.to(tensor.device)
 
@@ -323,13 +324,15 @@ def _begin_allgather(tensor: Tensor) -> tuple[Handle, list[int]]:
     group, source = world(), tensors.readable(tensor)
     rows = _rows_of_all(group, source)
     result = torch.empty((sum(rows), *source.shape[1:]), dtype=source.dtype)
-    row_elements = _elements(source.shape[1:]) * tensors.units(source)
+    row_elements = _element_count(source.shape[1:]) * tensors.units(source)
     counts = [count * row_elements for count in rows]
     handle = group.all_gather_async(tensors.memory(result), tensors.memory(source, False), counts)
     return Handle(handle, lambda: result.to(tensor.device)), rows
 
 
 def _finish(tensor: Tensor, back: Callable[[], None] | None) -> Callable[[], Tensor]:
+    """Returns a function that copies the result into `tensor` with `back`, if there is such a copy, and returns `tensor`."""
+
     def finish() -> Tensor:
         if back is not None:
             back()
@@ -351,7 +354,7 @@ def _rows_of_all(group: _core.Group, source: Tensor) -> list[int]:
     return [int(rows) for rows, _ in described]
 
 
-def _elements(shape: Sequence[int]) -> int:
+def _element_count(shape: Sequence[int]) -> int:
     product = 1
     for length in shape:
         product *= length

@@ -38,10 +38,10 @@ def DistributedOptimizer(
 
     If a parameter has no gradient on some ranks, those ranks contribute zeros. If a parameter has no gradient on any rank, its
     `grad` stays None. `backward_passes_per_step` is the number of backward passes whose gradients are accumulated before they are
-    reduced. With `Average`, gradients are divided by `gradient_predivide_factor` before the sum, and then multiplied by that
-    factor and divided by the number of ranks. With `sparse_as_dense`, sparse gradients are converted to dense ones. Without
-    `sparse_as_dense`, sparse gradients raise `ringtrain.InvalidArgument`. `num_groups` and `groups`, which tell Horovod to fuse
-    gradients, have no effect.
+    reduced. With `Average`, gradients are divided by `gradient_predivide_factor` before they are summed, and the sum is
+    multiplied by that factor and divided by the number of ranks. With `sparse_as_dense`, sparse gradients are converted to
+    dense ones. Without `sparse_as_dense`, sparse gradients raise `ringtrain.InvalidArgument`. `num_groups` and `groups`, which
+    tell Horovod to fuse gradients, have no effect.
 
     Raises ValueError in the same cases as Horovod, and NotImplementedError for reductions other than Average and Sum and for
     process sets.

@@ -21,7 +21,7 @@ _PASSED = b"+"
 
 
 class PointToPoint:
-    """The methods of a process group that send messages."""
+    """The methods of a process group that send or receive messages, and `monitored_barrier`."""
 
     _barriers = 0
 
@@ -110,7 +110,7 @@ class PointToPoint:
 
 
 def _check_tag(tag: int) -> int:
-    """Returns the tag. Raises `ringtrain.InvalidArgument` if it is out of range."""
+    """Returns `tag`. Raises `ringtrain.InvalidArgument` if the tag is negative or reserved for monitored barriers."""
     if not 0 <= tag < _BARRIER_TAG_FIRST:
         raise _core.InvalidArgument(f"tags are 0 to {_BARRIER_TAG_FIRST - 1}, not {tag}")
     return tag

@@ -138,12 +138,12 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        """Does nothing. The timeout of an operation is the timeout that is passed to the call of this operation."""
+        """Does nothing. To set the timeout of a single operation, pass it to the call that begins the operation."""
 
     # Shutdown
 
     def shutdown(self) -> None:
-        """Closes the group. Operations that have not ended raise an error."""
+        """Closes the group. `Work.wait` raises an error for operations that have not ended."""
         if self._closed:
             return
         self._closed = True
@@ -336,8 +336,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
 
     @contextlib.contextmanager
     def _timeout_of(self, limit: float | None) -> Iterator[None]:
-        """Returns a context manager. Operations that begin in it have the timeout `limit`, or the group's timeout if
-        `limit` is None."""
+        """Returns a context manager for a `with` block. Operations that begin within the block have the timeout `limit`, or the
+        group's timeout if `limit` is None."""
         if limit is None or limit == self._timeout:
             yield
             return
@@ -408,7 +408,7 @@ def _reduction_of(opts: Any) -> Any:
 
 
 def _only_tensor(argument: Any) -> Tensor:
-    """Returns the only tensor of a list."""
+    """Returns the tensor in `argument`, which is a tensor or a list with one tensor."""
     if isinstance(argument, Tensor):
         return argument
     if len(argument) != 1:
@@ -417,7 +417,7 @@ def _only_tensor(argument: Any) -> Tensor:
 
 
 def _only_list(argument: Any) -> Tensors:
-    """Returns the only list of tensors in a list."""
+    """Returns the tensors in `argument`: a list of tensors, or a list that contains one such list."""
     inner = argument[0] if argument and not isinstance(argument[0], Tensor) else argument
     if not inner:
         raise _core.InvalidArgument("the list of tensors is empty; it needs one for each rank")
@@ -425,13 +425,15 @@ def _only_list(argument: Any) -> Tensors:
 
 
 def _element_counts(parts: Tensors, whole: Tensor) -> list[int]:
-    """Returns the number of elements of each part, in elements of `tensors.memory(whole)`."""
+    """Returns the length of each part, counted in elements of `tensors.memory(whole)`. There, for example, a complex number is
+    two elements."""
     scale = tensors.units(whole)
     return [part.numel() * scale for part in parts]
 
 
 def _row_counts(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int] | None:
-    """Returns the number of elements in each part of the first dimension; `None` if all parts are equal."""
+    """Returns the length of the part of each rank, which has `sizes[rank]` rows, counted in elements of `tensors.memory(tensor)`.
+    Returns `None` if `sizes` is empty: all parts are then equal."""
     if not sizes:
         if tensor.dim() and tensor.shape[0] % ranks:
             raise _core.InvalidArgument(f"{tensor.shape[0]} rows cannot be split evenly among {ranks} ranks; pass split sizes")

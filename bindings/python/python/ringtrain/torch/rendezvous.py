@@ -31,8 +31,8 @@ class Membership:
 
 
 def is_launched(rank: int, size: int) -> bool:
-    """Returns whether this process is rank `rank` of a job of `size` ranks. The job is the job that this process has
-    joined, or otherwise the job for which ringrun started this process."""
+    """Returns whether the job of this process has `size` ranks, of which this process is rank `rank`. A process that has not
+    joined a job yet belongs to the job for which ringrun started the process, if any."""
     if _world.is_joined():
         world = _world.current().core
         return (world.rank, world.size) == (rank, size)
@@ -107,8 +107,8 @@ def _job_secret() -> str:
 
 
 def _host_id() -> str:
-    """Returns a string that is equal on two processes if they can reach each other at 127.0.0.1. This is so if both are in the
-    same network namespace of the same kernel."""
+    """Returns a name for the running kernel and the network namespace of this process. Processes for which this function
+    returns the same name can reach each other at 127.0.0.1."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()

@@ -64,7 +64,7 @@ class _TensorSlot:
 
 
 def _without_tensors(state: Any, found: list[torch.Tensor]) -> Any:
-    """Returns the state with a slot in the place of each tensor. Appends the tensors to `found`."""
+    """Returns `state` with a `_TensorSlot` in the place of each tensor. Appends the tensors to `found`."""
     if isinstance(state, torch.Tensor):
         found.append(tensors.readable(state.detach()))
         return _TensorSlot(state)
@@ -76,7 +76,8 @@ def _without_tensors(state: Any, found: list[torch.Tensor]) -> Any:
 
 
 def _with_tensors(layout: Any, made: list[torch.Tensor]) -> Any:
-    """Returns the state with a new tensor in the place of each slot. Appends the tensors to `made` in the same order."""
+    """Returns `layout` with a new tensor in the place of each `_TensorSlot`. Appends the new tensors to `made`, in the order in
+    which `_without_tensors` finds tensors."""
     if isinstance(layout, _TensorSlot):
         made.append(torch.empty(layout.shape, dtype=layout.dtype))
         return made[-1]

@@ -1,4 +1,5 @@
-"""Passes tensors to the compiled module: element types, reductions, and copies of tensors that are not contiguous."""
+"""Translates between torch and the compiled module: tensors to memory, and element types and reductions to their names. Copies
+tensors that are not contiguous or not on the host."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 
 def writable(tensor: torch.Tensor, keep: bool = True) -> tuple[torch.Tensor, Copy | None]:
     """Returns a contiguous tensor on the host to write to: `tensor` itself if possible, otherwise a copy. With a copy, also
-    returns a function that copies the elements back to `tensor`. If `keep` is false, the copy need not have the elements."""
+    returns a function that copies the elements back to `tensor`. If `keep` is false, the elements of the copy may be
+    unspecified, because the caller overwrites all of them."""
     host = readable(tensor) if keep or tensor.is_cpu else cuda.host_like(tensor)
     if host is tensor:
         return tensor, None
@@ -139,7 +141,8 @@ def flat_output(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Copy]:
 
 
 def counts(tensors: Sequence[torch.Tensor], whole: torch.Tensor) -> list[int] | None:
-    """Returns the number of elements of each tensor, in elements of `memory(whole)`; `None` if these numbers are equal."""
+    """Returns for each tensor how many elements of `memory(whole)` it has, where `whole` contains the elements of all
+    `tensors`. Returns `None` if all tensors have the same number."""
     sizes = [tensor.numel() for tensor in tensors]
     if min(sizes) == max(sizes):
         return None

@@ -34,7 +34,7 @@ def seconds(timeout: timedelta | None) -> float | None:
 
 
 class CompletedWork(dist._Work):
-    """An operation that ended before the call for it returned."""
+    """The `Work` of an operation that had ended when the method that began it returned."""
 
     def __init__(self, tensors: Sequence[Any] = (), source: int = -1) -> None:
         super().__init__()
@@ -124,7 +124,8 @@ class PendingWork(dist._Work):
         self.wait()
 
     def settle(self, keep_waiting: Callable[[], bool]) -> None:
-        """Waits until the operation has ended or `keep_waiting` returns False. Does not raise the operation's error."""
+        """Waits until the operation has ended, but does not raise its error. If `keep_waiting` returns False before that, the
+        wait ends, and the operation counts as failed because the process group was closed."""
         while not self._ended:
             try:
                 self._wait_handles(_CLOSE_CHECK_SECONDS)
@@ -160,9 +161,9 @@ class PendingWork(dist._Work):
         If the operation fails, the future's continuation raises the error. An error that is set on the future itself would crash
         DistributedDataParallel.
 
-        If a communication hook calls this method, the method first waits for the operation. Then a continuation runs in this
-        thread when it is added. A continuation may begin other collectives, as in PowerSGD, and all ranks must begin these
-        collectives in the same order.
+        A continuation may begin other collectives, as in PowerSGD, and all ranks must begin these collectives in the same order.
+        So if a communication hook calls this method, the method waits for the operation before it returns the future. Whoever
+        adds a continuation to a future that is already complete runs the continuation in the same thread.
         """
         if self._completer is not None and _called_by_hook():
             self.wait()
@@ -220,8 +221,10 @@ class PendingWork(dist._Work):
 
 
 def _called_by_hook() -> bool:
-    """Returns whether Python code within the backward pass, such as a communication hook, called `get_future`. If torch's
-    compiled code called it, the innermost Python frame is that of the backward pass itself."""
+    """Returns whether Python code that runs within the backward pass, such as a communication hook, called `get_future`.
+
+    Returns False if torch's compiled code called `get_future`: then the innermost Python frame is that of the backward pass.
+    """
     frame: types.FrameType | None = sys._getframe(2)
     if frame is None or frame.f_globals.get("__name__") in _HOOKS_WITHOUT_COLLECTIVES or _is_backward(frame):
         return False

@@ -1,4 +1,4 @@
-"""Sends numpy arrays from one rank to another, with a named datatype and with the datatype of the array."""
+"""Sends numpy arrays from one rank to another, with an explicit MPI datatype and without one."""
 
 import numpy
 from mpi4py import MPI

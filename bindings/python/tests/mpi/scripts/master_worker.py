@@ -1,4 +1,4 @@
-"""A master gives tasks to workers as they become free, so that the results arrive in any order."""
+"""A master gives tasks to workers as they become free, so the results arrive in any order."""
 
 from mpi4py import MPI
 

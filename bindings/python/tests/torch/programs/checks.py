@@ -24,7 +24,7 @@ def parse() -> argparse.Namespace:
 
 
 def run(found: dict[str, Any], *arguments: Any, only: str = "") -> None:
-    """Runs the checks of `found` whose names contain `only`. Rank 0 prints the name and the time of each check."""
+    """Runs the checks in the namespace `found` whose names contain `only`. Rank 0 prints the name and the time of each check."""
     named: dict[str, Callable[..., None]] = {
         name: value for name, value in found.items() if name.startswith("check_") and only in name
     }

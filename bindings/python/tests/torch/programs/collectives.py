@@ -401,14 +401,14 @@ def check_futures(rank: int, n: int) -> None:
     # Continuations run in the order of the operations, and can wait for operations that they begin.
     second: list[torch.Tensor] = []
 
-    def follow(future: torch.futures.Future) -> torch.Tensor:
+    def reduce_again(future: torch.futures.Future) -> torch.Tensor:
         another = future.value()[0] * 1.0
         dist.all_reduce(another, async_op=True).get_future().wait()
         second.append(another)
         return another
 
     works = [dist.all_reduce(torch.full((4,), float(rank)), async_op=True) for _ in range(6)]
-    chained = [work.get_future().then(follow) for work in works]
+    chained = [work.get_future().then(reduce_again) for work in works]
     for future in chained:
         assert torch.all(future.wait() == n * sum(range(n)))
     assert len(second) == 6

@@ -54,8 +54,8 @@ def plain_step(model: DistributedDataParallel, batch: torch.Tensor, step: int) -
 def train(
     group: Any, rank: int, step: Step = plain_step, setup: Setup | None = None, **options: Any
 ) -> tuple[list[float], torch.Tensor]:
-    """Trains on a process group. The buckets are so small that the model has several buckets. Returns the losses and the final
-    parameters."""
+    """Trains on a process group. The bucket size is so small that the gradients fill several buckets. Returns the losses and
+    the final parameters."""
     torch.manual_seed(3)
     model = DistributedDataParallel(Network(), process_group=group, **({"bucket_cap_mb": 0.2} | options))
     if setup is not None:
@@ -150,8 +150,8 @@ def power_sgd(model: DistributedDataParallel, group: Any) -> None:
 
 
 def check_power_sgd(rank: int, n: int, gloo: Any) -> None:
-    """Compares the training in one bucket with Gloo's. With several buckets, the continuations of futures begin operations at the
-    same time, and Gloo confuses these operations."""
+    """Compares with Gloo, with all gradients in one bucket. With several buckets, PowerSGD begins operations for several buckets
+    at the same time, and Gloo confuses these operations."""
     compare(rank, n, gloo, tolerance=1e-3, setup=power_sgd, bucket_cap_mb=25)
 
 

@@ -62,7 +62,8 @@ def killed_with_hook(rank: int) -> None:
 
 
 def timeouts(rank: int) -> None:
-    """If a rank does not call an operation, the operation ends after the timeout of the call, not after the group's timeout."""
+    """If one rank does not call a barrier, the barrier of the other rank ends after the timeout that the other rank passed to the
+    call, not after the group's timeout."""
     if rank == 1:
         time.sleep(2.5)
         # Rank 0 began the first barrier, which reached its timeout.

@@ -1,4 +1,4 @@
-"""The error of an import of a part of mpi4py that `ringtrain.mpi` does not have."""
+"""The error that an import raises if `ringtrain.mpi` does not have the imported part of mpi4py."""
 
 
 class Missing(ImportError, NotImplementedError):
