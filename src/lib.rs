@@ -60,7 +60,7 @@ pub use codec::Compression;
 pub use group::{
     Buffer, Error, ForeignBuffer, Group, Handle, Input, JoinMethod, JoinOptions, Messenger, OwnedBuffer,
     Profile, Received, SendMode, SendOptions, SharedBuffer, Source, Spent, Statistics, Status, test_all,
-    test_any, wait_all, wait_all_timeout, wait_any, wait_any_timeout,
+    test_any, wait_all, wait_all_timeout, wait_any, wait_any_timeout, wait_until_any_ended,
 };
 pub use named::{NamedError, NamedHandle, NamedOptions, NamedStatistics, NamedTensors, Stall};
 pub use rendezvous::StartError;

@@ -210,6 +210,14 @@ pub fn wait_any_timeout<R>(
     take(handles, Some(timeout))
 }
 
+/// Waits until one of the operations has ended, for at most `timeout`. Returns the index of its handle, and `None` after
+/// `timeout` or if there are no handles. The list does not change.
+///
+/// The handles may be of different jobs.
+pub fn wait_until_any_ended<R>(handles: &[Handle<R>], timeout: Duration) -> Option<usize> {
+    first_ended(handles, Some(timeout))
+}
+
 /// [`wait_any`] without waiting: if no operation has ended it returns `None` and leaves the list unchanged.
 ///
 /// # Errors

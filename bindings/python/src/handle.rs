@@ -10,8 +10,7 @@ use ringtrain::{Error, Status};
 use crate::interrupt::SIGNAL_CHECK_INTERVAL;
 use crate::{deferred_drop, errors, fork};
 
-/// How long `wait_any` waits for the operation of the first handle before it tests the operations of all handles
-/// again.
+/// How often `wait_any` tests the operations for which other threads wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The result of an operation.
@@ -188,6 +187,32 @@ impl Drop for PyHandle {
     }
 }
 
+/// Waits until an operation has ended, for at most `patience`. If another thread waits for one of the operations, this function
+/// returns after [`POLL_INTERVAL`].
+fn wait_for_any(handles: &[&PyHandle], patience: Duration) {
+    let (mut owners, mut running) = (Vec::new(), Vec::new());
+    for &handle in handles {
+        let mut state = handle.lock();
+        match std::mem::replace(&mut *state, PyHandleState::Waiting) {
+            PyHandleState::Running(operation) => {
+                owners.push(handle);
+                running.push(operation);
+            }
+            other => *state = other,
+        }
+    }
+    if owners.is_empty() {
+        handles[0].wait_until_ended(POLL_INTERVAL);
+    } else {
+        let patience = if owners.len() < handles.len() { patience.min(POLL_INTERVAL) } else { patience };
+        ringtrain::wait_until_any_ended(&running, patience);
+    }
+    for (owner, operation) in owners.into_iter().zip(running) {
+        *owner.lock() = PyHandleState::Running(operation);
+        owner.returned.notify_all();
+    }
+}
+
 /// Waits until an operation has ended and returns the index of its handle. Returns `None` after `timeout` seconds, or if
 /// there are no handles.
 #[pyfunction]
@@ -205,21 +230,20 @@ pub(crate) fn wait_any(
     if handles.is_empty() {
         return Ok(None);
     }
-    let mut last_signal_check = Instant::now();
     loop {
         let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
-        let patience = left.map_or(POLL_INTERVAL, |left| left.min(POLL_INTERVAL));
+        let patience = left.map_or(SIGNAL_CHECK_INTERVAL, |left| left.min(SIGNAL_CHECK_INTERVAL));
+        let find_ended = || handles.iter().position(|handle| handle.wait_until_ended(Duration::ZERO));
         let ended = py.detach(|| {
-            let ended = handles.iter().position(|handle| handle.wait_until_ended(Duration::ZERO));
-            ended.or_else(|| handles[0].wait_until_ended(patience).then_some(0))
+            find_ended().or_else(|| {
+                wait_for_any(&handles, patience);
+                find_ended()
+            })
         });
         if ended.is_some() || left == Some(Duration::ZERO) {
             return Ok(ended);
         }
-        if last_signal_check.elapsed() >= SIGNAL_CHECK_INTERVAL {
-            py.check_signals()?;
-            last_signal_check = Instant::now();
-        }
+        py.check_signals()?;
     }
 }
 

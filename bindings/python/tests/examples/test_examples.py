@@ -114,6 +114,8 @@ def test_ddp_fashion_mnist_reports_missing_or_invalid_data(ringrun: Launcher, tm
     assert ("apt-get install dataset-fashion-mnist" in line) == (fault == "missing"), line
 
 
+# In the gate, the README's program for Horovod's users covers the same optimizer.
+@pytest.mark.full
 @with_torch
 def test_distributed_optimizer(ringrun: Launcher) -> None:
     script = EXAMPLES / "distributed_optimizer.py"

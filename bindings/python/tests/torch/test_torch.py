@@ -77,6 +77,7 @@ def test_a_killed_rank_is_named_within_two_seconds(launch: Launch, n: int, how: 
     assert "exited with code 0" in job.stderr, job.stderr
 
 
+@FULL
 def test_a_call_has_its_own_timeout(launch: Launch) -> None:
     output = check_output(launch(2, "failures.py", "--only", "timeouts"))
     assert "timed out: an operation did not end within 1000 ms" in output
@@ -90,6 +91,7 @@ def test_an_uncaught_exception_reaches_the_other_ranks(launch: Launch) -> None:
     assert "rank 0 raised: rank 1 on" in job.stdout and "ValueError: the data of this rank is broken" in job.stdout, job.stdout
 
 
+@FULL
 def test_errors_of_a_subgroup_name_global_ranks(launch: Launch) -> None:
     job = launch(3, "failures.py", "--only", "subgroup", options=["--grace", "100"])
     require_no_crash(job)
