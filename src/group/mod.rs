@@ -54,7 +54,9 @@ pub use alloc::SharedBuffer;
 pub use buffer::{Buffer, Input, OwnedBuffer};
 pub use error::Error;
 pub use foreign::ForeignBuffer;
-pub use handle::{Handle, test_all, test_any, wait_all, wait_all_timeout, wait_any, wait_any_timeout, wait_until_any_ended};
+pub use handle::{
+    Handle, test_all, test_any, wait_all, wait_all_timeout, wait_any, wait_any_timeout, wait_until_any_ended,
+};
 pub use join::{Interrupt, JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
 pub use messages::{Messenger, Received, SendOptions, Source, Status};
 pub use objects::OBJECT_BYTES_MAX;

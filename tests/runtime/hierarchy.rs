@@ -135,7 +135,7 @@ fn all_ranks_get_the_same_bits() {
     let noise = |rank: Rank, index: usize| (index as f32 * 0.37 + rank.get() as f32).sin() * 1e3;
     for hosts in PLACEMENTS {
         let results = run_on(hosts, move |mut group| {
-            let mut buffer: Vec<f32> = (0..if is_full() { 600_000 } else { 200_003 })
+            let mut buffer: Vec<f32> = (0..if runs_long_tests() { 600_000 } else { 200_003 })
                 .map(|index| noise(group.rank(), index))
                 .collect();
             group.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();

@@ -162,8 +162,8 @@ class PendingWork(dist._Work):
         DistributedDataParallel.
 
         A continuation may begin other collectives, as in PowerSGD, and all ranks must begin these collectives in the same order.
-        So if a communication hook calls this method, the method waits for the operation before it returns the future. Whoever
-        adds a continuation to a future that is already complete runs the continuation in the same thread.
+        So if a communication hook calls this method, the method waits for the operation before it returns the future. The
+        thread that adds a continuation to a complete future also runs the continuation.
         """
         if self._completer is not None and _called_by_hook():
             self.wait()
