@@ -8,17 +8,15 @@
 //! boundaries. The boundaries do not depend on the ranges in which the backward pass reports gradients. These ranges may
 //! differ between ranks: a rank without samples reports whole layers.
 //!
-//! The first step allocates a buffer for each bucket with [`Group::alloc`]. Ranks on the same host reduce these
-//! buffers in place.
+//! The first step allocates a buffer for each bucket with [`Group::alloc`](crate::Group::alloc). Ranks on the same host reduce
+//! these buffers in place.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use half::{bf16, f16};
-
-use crate::codec::{Compression, Narrow};
-use crate::group::{Error, Group, Handle, SharedBuffer};
-use crate::types::{Element, ReduceOp};
+use super::runtime::{PendingSum, Runtime, SumBuffer};
+use crate::codec::Compression;
+use crate::group::Error;
 
 /// The default size of a bucket in bytes: see `docs/results/training-and-python.md`.
 pub const BUCKET_BYTES: usize = 1 << 20;
@@ -31,37 +29,9 @@ pub(crate) struct Buckets {
     /// The range of gradients that are final but not yet in a bucket. The backward pass extends this range towards index 0.
     ready: Range<usize>,
     /// The buckets that are being reduced, each with its range of gradients, in the order in which they were started.
-    in_flight: VecDeque<(Range<usize>, PendingBucket)>,
-    /// The reusable buffers of earlier steps. Only the list of the type that `compression` selects holds buffers.
-    free_f32: FreeBuffers<f32>,
-    free_f16: FreeBuffers<f16>,
-    free_bf16: FreeBuffers<bf16>,
-}
-
-/// A bucket whose all-reduce has started.
-enum PendingBucket {
-    F32(Handle<SharedBuffer<f32>>),
-    F16(Handle<SharedBuffer<f16>>),
-    Bf16(Handle<SharedBuffer<bf16>>),
-}
-
-/// Buffers that can be reused, in the order of their buckets. So a buffer holds the same range of gradients in every step.
-struct FreeBuffers<T: Element>(VecDeque<SharedBuffer<T>>);
-
-impl<T: Element> FreeBuffers<T> {
-    /// Returns a buffer of `count` elements: the next free buffer, or a new one. `count` must be the same on all ranks.
-    fn take(&mut self, group: &mut Group, count: usize) -> Result<SharedBuffer<T>, Error> {
-        match self.0.pop_front() {
-            Some(buffer) if buffer.len() == count => Ok(buffer),
-            _ => group.alloc(count),
-        }
-    }
-}
-
-impl<T: Element> Default for FreeBuffers<T> {
-    fn default() -> Self {
-        Self(VecDeque::new())
-    }
+    in_flight: VecDeque<(Range<usize>, PendingSum)>,
+    /// The buffers of earlier steps, in the order of their buckets. So a buffer holds the same range of gradients in every step.
+    free: VecDeque<SumBuffer>,
 }
 
 impl Buckets {
@@ -73,9 +43,7 @@ impl Buckets {
             compression,
             ready: 0..0,
             in_flight: VecDeque::new(),
-            free_f32: FreeBuffers::default(),
-            free_f16: FreeBuffers::default(),
-            free_bf16: FreeBuffers::default(),
+            free: VecDeque::new(),
         }
     }
 
@@ -88,7 +56,7 @@ impl Buckets {
     /// all-reduce of each bucket that is now full.
     pub(crate) fn add(
         &mut self,
-        group: &mut Group,
+        runtime: &mut dyn Runtime,
         range: Range<usize>,
         gradients: &[f32],
     ) -> Result<(), Error> {
@@ -96,15 +64,15 @@ impl Buckets {
         while self.ready.len() >= self.elements {
             let bucket = self.ready.end - self.elements..self.ready.end;
             self.ready.end = bucket.start;
-            self.start_all_reduce(group, bucket, gradients)?;
+            self.start_sum(runtime, bucket, gradients)?;
         }
         Ok(())
     }
 
     /// Starts the all-reduce of the remaining gradients, which do not fill a bucket.
-    pub(crate) fn flush(&mut self, group: &mut Group, gradients: &[f32]) -> Result<(), Error> {
+    pub(crate) fn flush(&mut self, runtime: &mut dyn Runtime, gradients: &[f32]) -> Result<(), Error> {
         let rest = std::mem::replace(&mut self.ready, 0..0);
-        if rest.is_empty() { Ok(()) } else { self.start_all_reduce(group, rest, gradients) }
+        if rest.is_empty() { Ok(()) } else { self.start_sum(runtime, rest, gradients) }
     }
 
     /// Waits for the buckets, in the order in which they were started. Calls `on_reduced` with the range and the sums of each
@@ -116,67 +84,28 @@ impl Buckets {
     ) -> Result<(), Error> {
         while let Some((range, bucket)) = self.in_flight.pop_front() {
             let target = &mut gradients[range.clone()];
-            match bucket {
-                PendingBucket::F32(handle) => {
-                    let mut sums = handle.wait()?;
-                    on_reduced(range, &mut sums);
-                    self.free_f32.0.push_back(sums);
-                }
-                PendingBucket::F16(handle) => {
-                    let sums = handle.wait()?;
-                    f16::decode(&sums, target);
-                    on_reduced(range, target);
-                    self.free_f16.0.push_back(sums);
-                }
-                PendingBucket::Bf16(handle) => {
-                    let sums = handle.wait()?;
-                    bf16::decode(&sums, target);
-                    on_reduced(range, target);
-                    self.free_bf16.0.push_back(sums);
-                }
-            }
+            self.free.push_back(bucket.wait(target, |sums| on_reduced(range, sums))?);
         }
         Ok(())
     }
 
-    /// Copies the gradients of `range` into a buffer and starts the all-reduce of this buffer.
-    fn start_all_reduce(
+    /// Starts to sum the gradients of `range` over all ranks.
+    fn start_sum(
         &mut self,
-        group: &mut Group,
+        runtime: &mut dyn Runtime,
         range: Range<usize>,
         gradients: &[f32],
     ) -> Result<(), Error> {
-        let source = &gradients[range.clone()];
-        let (count, op) = (source.len(), ReduceOp::Sum);
-        let bucket = match self.compression {
-            Compression::None => {
-                let mut buffer = self.free_f32.take(group, count)?;
-                buffer.copy_from_slice(source);
-                PendingBucket::F32(group.all_reduce_async(buffer, op)?)
-            }
-            Compression::Fp16 => {
-                let buffer = encode(source, self.free_f16.take(group, count)?);
-                PendingBucket::F16(group.all_reduce_async(buffer, op)?)
-            }
-            Compression::Bf16 => {
-                let buffer = encode(source, self.free_bf16.take(group, count)?);
-                PendingBucket::Bf16(group.all_reduce_async(buffer, op)?)
-            }
-        };
+        let bucket = runtime.start_sum(&gradients[range.clone()], self.compression, self.free.pop_front())?;
         self.in_flight.push_back((range, bucket));
         Ok(())
     }
 }
 
-/// Writes the elements of `source` to `buffer` in half precision and returns `buffer`.
-fn encode<H: Narrow>(source: &[f32], mut buffer: SharedBuffer<H>) -> SharedBuffer<H> {
-    H::encode(source, &mut buffer);
-    buffer
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::group::Group;
 
     /// Regression test: a rank without samples reports a layer as one range, but other ranks report this layer as several ranges.
     /// When bucket boundaries depended on these ranges, the ranks started all-reduces of different lengths and the job failed.

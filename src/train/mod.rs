@@ -22,7 +22,9 @@ mod random;
 mod rank_checks;
 mod report;
 mod run;
+mod runtime;
 mod setup;
+mod strategies;
 mod trainer;
 
 pub use batches::{Batches, part};

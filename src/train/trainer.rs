@@ -6,7 +6,6 @@ use std::time::Instant;
 use ndarray::s;
 
 use super::batches::{Batches, part};
-use super::buckets::Buckets;
 use super::checkpoint::{self, Position, RunIdentity, TrainingState};
 use super::config::Config;
 use super::convergence;
@@ -17,6 +16,7 @@ use super::progress::Observer;
 use super::rank_checks::{ReplicaHash, check_all_succeeded};
 use super::report::EpochRecord;
 use super::setup::{Setup, total_sum_of_squares};
+use super::strategies::{AllReduce, GradientWork, Replica, Strategy, Totals};
 use super::{Phase, TrainError};
 use crate::group::Group;
 use crate::types::{Rank, ReduceOp, WorldSize};
@@ -36,8 +36,7 @@ pub(crate) struct Trainer<'a> {
     /// checkpoint is saved: at all other times, the optimizer's state vectors are in the field `optimizer`.
     pub(crate) state: TrainingState,
     gradients: Vec<f32>,
-    /// Reduces gradients during the backward pass. If `None`, all gradients are reduced after the backward pass.
-    buckets: Option<Buckets>,
+    strategy: Box<dyn Strategy>,
     workspace: Workspace,
     /// Whether any rank has received a stop signal. All ranks set this flag in the same step, or in the same block of an
     /// evaluation.
@@ -80,9 +79,7 @@ impl<'a> Trainer<'a> {
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }
-        // Use buckets only if there is more than one bucket. The all-reduce of a single bucket would start after the backward
-        // pass, so communication would not overlap with computation.
-        let bytes = config.bucket_bytes.filter(|&bytes| group.size() != WorldSize::ONE && bytes < 4 * count);
+        let strategy = AllReduce::new(group.size(), count, config.bucket_bytes, config.compression);
         let batch =
             setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(group.size().as_usize());
         Self {
@@ -94,7 +91,7 @@ impl<'a> Trainer<'a> {
             epoch_loss: state.history.last().map_or(0.0, |record| record.train_loss),
             state,
             gradients: vec![0.0; count],
-            buckets: bytes.map(|bytes| Buckets::new(bytes, config.compression)),
+            strategy: Box::new(strategy),
             workspace: setup.network.workspace(batch.max(EVALUATION_ROWS_MIN)),
             stopped: false,
             unchecked: None,
@@ -110,7 +107,7 @@ impl<'a> Trainer<'a> {
 
     /// Returns the size in bytes of a bucket. Returns `None` if gradients are not reduced in buckets.
     pub(crate) fn bucket_bytes(&self) -> Option<usize> {
-        self.buckets.as_ref().map(|buckets| buckets.elements() * size_of::<f32>())
+        self.strategy.bucket_bytes()
     }
 
     /// Trains until the last epoch is completed, the loss no longer falls, or a rank receives a stop signal.
@@ -206,48 +203,36 @@ impl<'a> Trainer<'a> {
     /// Takes one step on a global batch. Returns the sum of the losses of all samples in the batch.
     fn step(&mut self, group: &mut Group, batch: &[u32]) -> Result<f64, TrainError> {
         let setup = self.setup;
-        let local_batch = &batch[part(batch.len(), group.rank(), group.size())];
-        let local_batch = local_batch.iter().map(|&sample| sample as usize);
+        let local_batch = &batch[self.strategy.local_samples(group, batch.len())];
         let train = &setup.dataset.train;
         let input = self.workspace.input.slice_mut(s![..local_batch.len(), ..]);
-        train.features.gather(local_batch.clone(), setup.standardizer.as_ref(), input);
-        let slice = self.buckets.as_ref().map_or(usize::MAX, Buckets::elements);
-        let mut added = Ok(());
-        let outcome = setup.network.differentiate(
-            &self.state.parameters,
-            &mut self.gradients,
-            &mut self.workspace,
-            (&train.targets, local_batch),
-            1.0 / batch.len() as f32,
-            (slice, |range, gradients: &mut [f32]| {
-                if let (Some(buckets), Ok(())) = (&mut self.buckets, &added) {
-                    added = buckets.add(group, range, gradients);
-                }
-            }),
-        );
+        let rows = local_batch.iter().map(|&sample| sample as usize);
+        train.features.gather(rows, setup.standardizer.as_ref(), input);
+        let work = GradientWork {
+            network: &setup.network,
+            parameters: &self.state.parameters,
+            gradients: &mut self.gradients,
+            workspace: &mut self.workspace,
+            targets: &train.targets,
+            samples: local_batch,
+            batch_len: batch.len(),
+        };
+        let outcome = self.strategy.local_gradient(group, work)?;
         if !outcome.loss.is_finite() {
             return Err(self.abort_diverged_run(group, outcome.loss));
         }
-        added?;
-        let [high, low] = self.unchecked.as_ref().map_or([0.0; 2], |replica| replica.differences(group));
-        let mut sums = [outcome.loss, self.stop_flag(), high, low];
-        if let Some(buckets) = &mut self.buckets {
-            buckets.flush(group, &self.gradients)?;
-            let reduced_sums = group.all_reduce_async(sums.to_vec(), ReduceOp::Sum)?;
-            let (optimizer, parameters) = (&mut self.optimizer, &mut self.state.parameters);
-            optimizer.begin();
-            buckets.drain(&mut self.gradients, |range, gradients| {
-                optimizer.update(range, parameters, gradients);
-            })?;
-            optimizer.finish(parameters);
-            sums.copy_from_slice(&reduced_sums.wait()?);
-        } else {
-            let compression = self.config.compression;
-            group.all_reduce_compressed(&mut self.gradients, ReduceOp::Sum, compression)?;
-            group.all_reduce(&mut sums, ReduceOp::Sum)?;
-            self.optimizer.step(&mut self.state.parameters, &mut self.gradients);
-        }
-        let [loss, stop_flags, differences @ ..] = sums;
+        let own = Totals {
+            loss: outcome.loss,
+            stop_flags: self.stop_flag(),
+            differences: self.unchecked.as_ref().map_or([0.0; 2], |replica| replica.differences(group)),
+        };
+        let mut replica = Replica {
+            parameters: &mut self.state.parameters,
+            gradients: &mut self.gradients,
+            optimizer: &mut self.optimizer,
+        };
+        let totals = self.strategy.after_gradient(group, &mut replica, own)?;
+        let Totals { loss, stop_flags, differences } = totals.unwrap_or(own);
         if let Some(replica) = self.unchecked.take().filter(|_| differences != [0.0; 2]) {
             replica.check(group)?;
         }

@@ -1,0 +1,152 @@
+//! The part of the runtime that strategies use. If the API of [`Group`] changes, only this file of the strategies changes.
+
+use half::{bf16, f16};
+
+use crate::codec::{Compression, Narrow};
+use crate::group::{Error, Group, Handle, SharedBuffer};
+use crate::types::{Element, Rank, ReduceOp, WorldSize};
+
+/// The operations between ranks that strategies use. All ranks must call these functions in the same order.
+///
+/// This trait has at most six functions. So it stays easy to see what strategies need.
+pub(crate) trait Runtime {
+    /// Returns this rank and the number of ranks.
+    fn place(&self) -> (Rank, WorldSize);
+
+    /// Replaces each value by the sum of the values of all ranks. The result has the same bits on all ranks.
+    fn sum(&mut self, values: Values<'_>) -> Result<(), Error>;
+
+    /// Starts to sum `values` over all ranks, and returns while the sum is still in progress. `reuse` may be the buffer of an
+    /// earlier sum of as many values with the same compression.
+    fn start_sum(
+        &mut self,
+        values: &[f32],
+        compression: Compression,
+        reuse: Option<SumBuffer>,
+    ) -> Result<PendingSum, Error>;
+
+    /// Starts to sum a few numbers over all ranks, and returns while the sum is still in progress.
+    fn start_totals(&mut self, totals: Vec<f64>) -> Result<PendingTotals, Error>;
+}
+
+/// The values of a sum.
+pub(crate) enum Values<'a> {
+    /// Parameters or gradients, and the format in which ranks send them.
+    Vector(&'a mut [f32], Compression),
+    /// A few numbers.
+    Totals(&'a mut [f64]),
+}
+
+/// A buffer for a sum, in the format in which ranks send the values. Ranks on the same host reduce such buffers in place.
+pub(crate) enum SumBuffer {
+    F32(SharedBuffer<f32>),
+    F16(SharedBuffer<f16>),
+    Bf16(SharedBuffer<bf16>),
+}
+
+/// A sum that has started.
+pub(crate) enum PendingSum {
+    F32(Handle<SharedBuffer<f32>>),
+    F16(Handle<SharedBuffer<f16>>),
+    Bf16(Handle<SharedBuffer<bf16>>),
+}
+
+/// A sum of a few numbers that has started.
+pub(crate) struct PendingTotals(Handle<Vec<f64>>);
+
+impl Runtime for Group {
+    fn place(&self) -> (Rank, WorldSize) {
+        (self.rank(), self.size())
+    }
+
+    fn sum(&mut self, values: Values<'_>) -> Result<(), Error> {
+        match values {
+            Values::Vector(values, compression) => {
+                self.all_reduce_compressed(values, ReduceOp::Sum, compression)
+            }
+            Values::Totals(totals) => self.all_reduce(totals, ReduceOp::Sum),
+        }
+    }
+
+    fn start_sum(
+        &mut self,
+        values: &[f32],
+        compression: Compression,
+        reuse: Option<SumBuffer>,
+    ) -> Result<PendingSum, Error> {
+        let op = ReduceOp::Sum;
+        Ok(match (compression, reuse) {
+            (Compression::None, reuse) => {
+                let reuse = if let Some(SumBuffer::F32(buffer)) = reuse { Some(buffer) } else { None };
+                let mut buffer = reuse_or_allocate(self, reuse, values.len())?;
+                buffer.copy_from_slice(values);
+                PendingSum::F32(self.all_reduce_async(buffer, op)?)
+            }
+            (Compression::Fp16, reuse) => {
+                let reuse = if let Some(SumBuffer::F16(buffer)) = reuse { Some(buffer) } else { None };
+                let mut buffer = reuse_or_allocate(self, reuse, values.len())?;
+                f16::encode(values, &mut buffer);
+                PendingSum::F16(self.all_reduce_async(buffer, op)?)
+            }
+            (Compression::Bf16, reuse) => {
+                let reuse = if let Some(SumBuffer::Bf16(buffer)) = reuse { Some(buffer) } else { None };
+                let mut buffer = reuse_or_allocate(self, reuse, values.len())?;
+                bf16::encode(values, &mut buffer);
+                PendingSum::Bf16(self.all_reduce_async(buffer, op)?)
+            }
+        })
+    }
+
+    fn start_totals(&mut self, totals: Vec<f64>) -> Result<PendingTotals, Error> {
+        self.all_reduce_async(totals, ReduceOp::Sum).map(PendingTotals)
+    }
+}
+
+/// Returns a buffer of `count` elements: `reuse` if it has this length, or a new one. `count` must be the same on all ranks.
+fn reuse_or_allocate<T: Element>(
+    group: &mut Group,
+    reuse: Option<SharedBuffer<T>>,
+    count: usize,
+) -> Result<SharedBuffer<T>, Error> {
+    match reuse {
+        Some(buffer) if buffer.len() == count => Ok(buffer),
+        _ => group.alloc(count),
+    }
+}
+
+impl PendingSum {
+    /// Waits for the sums and calls `on_summed` with them. Returns the buffer, which a later sum may reuse. If the ranks sent
+    /// compressed values, the sums are written to `target` first, which must be as long as the values.
+    pub(crate) fn wait(
+        self,
+        target: &mut [f32],
+        on_summed: impl FnOnce(&mut [f32]),
+    ) -> Result<SumBuffer, Error> {
+        Ok(match self {
+            Self::F32(handle) => {
+                let mut sums = handle.wait()?;
+                on_summed(&mut sums);
+                SumBuffer::F32(sums)
+            }
+            Self::F16(handle) => {
+                let sums = handle.wait()?;
+                f16::decode(&sums, target);
+                on_summed(target);
+                SumBuffer::F16(sums)
+            }
+            Self::Bf16(handle) => {
+                let sums = handle.wait()?;
+                bf16::decode(&sums, target);
+                on_summed(target);
+                SumBuffer::Bf16(sums)
+            }
+        })
+    }
+}
+
+impl PendingTotals {
+    /// Waits for the sums.
+    pub(crate) fn wait(self) -> Result<Vec<f64>, Error> {
+        self.0.wait()
+    }
+}

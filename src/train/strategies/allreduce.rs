@@ -1,0 +1,91 @@
+//! Synchronous data parallelism. The ranks sum their gradients in every step, and every rank takes the same step:
+//!
+//! `p -= update(1/B * (g_1 + ... + g_n))`
+//!
+//! Here B is the number of samples in the batch of all ranks, and `g_i` is the sum of the gradients of the samples of rank i. So a
+//! run equals a run in a single process, except for rounding. The parameters and the optimizer agree on all ranks after
+//! every step, bit for bit.
+//!
+//! Source: Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
+
+use super::{GradientWork, Replica, Strategy, Totals};
+use crate::codec::Compression;
+use crate::group::Error;
+use crate::train::buckets::Buckets;
+use crate::train::model::LossSums;
+use crate::train::runtime::{Runtime, Values};
+use crate::types::WorldSize;
+
+/// The strategy `allreduce`.
+pub(crate) struct AllReduce {
+    compression: Compression,
+    /// Reduces gradients during the backward pass. If `None`, all gradients are reduced after the backward pass.
+    buckets: Option<Buckets>,
+}
+
+impl AllReduce {
+    /// Creates the strategy for a model of `parameter_count` parameters. `bucket_bytes` is the size of a bucket of gradients.
+    pub(crate) fn new(
+        size: WorldSize,
+        parameter_count: usize,
+        bucket_bytes: Option<usize>,
+        compression: Compression,
+    ) -> Self {
+        // Use buckets only if there is more than one bucket. The all-reduce of a single bucket would start after the backward
+        // pass, so communication would not overlap with computation.
+        let is_divided = |&bytes: &usize| size != WorldSize::ONE && bytes < size_of::<f32>() * parameter_count;
+        let bytes = bucket_bytes.filter(is_divided);
+        Self { compression, buckets: bytes.map(|bytes| Buckets::new(bytes, compression)) }
+    }
+}
+
+impl Strategy for AllReduce {
+    fn local_gradient(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        work: GradientWork<'_>,
+    ) -> Result<LossSums, Error> {
+        let weight = 1.0 / work.batch_len as f32;
+        let range_elements = self.buckets.as_ref().map_or(usize::MAX, Buckets::elements);
+        let mut added = Ok(());
+        let sums = work.differentiate(
+            weight,
+            (range_elements, |range, gradients: &mut [f32]| {
+                if let (Some(buckets), Ok(())) = (&mut self.buckets, &added) {
+                    added = buckets.add(runtime, range, gradients);
+                }
+            }),
+        );
+        // If the loss is not finite, the caller ends the job with its own error.
+        if sums.loss.is_finite() {
+            added?;
+        }
+        Ok(sums)
+    }
+
+    fn after_gradient(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
+        own: Totals,
+    ) -> Result<Option<Totals>, Error> {
+        let mut totals = own.to_array();
+        if let Some(buckets) = &mut self.buckets {
+            buckets.flush(runtime, gradients)?;
+            let pending = runtime.start_totals(totals.to_vec())?;
+            optimizer.begin();
+            buckets.drain(gradients, |range, gradients| optimizer.update(range, parameters, gradients))?;
+            optimizer.finish(parameters);
+            totals.copy_from_slice(&pending.wait()?);
+        } else {
+            runtime.sum(Values::Vector(gradients, self.compression))?;
+            runtime.sum(Values::Totals(&mut totals))?;
+            optimizer.step(parameters, gradients);
+        }
+        Ok(Some(Totals::from_array(totals)))
+    }
+
+    fn bucket_bytes(&self) -> Option<usize> {
+        self.buckets.as_ref().map(|buckets| buckets.elements() * size_of::<f32>())
+    }
+}

@@ -1,0 +1,110 @@
+//! Strategies: how ranks divide the samples of a batch, and when they exchange gradients or parameters.
+//!
+//! `docs/strategies.md` describes each strategy for users. A strategy is a file of this module. It sees the runtime only through
+//! the trait [`Runtime`].
+
+mod allreduce;
+
+use std::ops::Range;
+
+pub(crate) use self::allreduce::AllReduce;
+use super::batches::part;
+use super::data::Targets;
+use super::model::{LossSums, Network, Workspace};
+use super::optimizer::Optimizer;
+use super::runtime::Runtime;
+use crate::group::Error;
+
+/// How ranks divide the work of training. All ranks call these functions in the same order.
+pub(crate) trait Strategy {
+    /// Returns the range of the `len` samples of a batch that this rank processes. Together, the ranks use each sample once.
+    fn local_samples(&self, runtime: &dyn Runtime, len: usize) -> Range<usize> {
+        let (rank, size) = runtime.place();
+        part(len, rank, size)
+    }
+
+    /// Computes the gradient of this rank's samples. May start to exchange parts of the gradient that are final.
+    fn local_gradient(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        work: GradientWork<'_>,
+    ) -> Result<LossSums, Error>;
+
+    /// Updates the parameters after the local gradient. `own` has this rank's totals. Returns the sums of the totals of all ranks
+    /// if the ranks exchange them in every step.
+    fn after_gradient(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        replica: &mut Replica<'_>,
+        own: Totals,
+    ) -> Result<Option<Totals>, Error>;
+
+    /// Returns the size in bytes of a bucket of gradients. Returns `None` if gradients are not reduced in buckets.
+    fn bucket_bytes(&self) -> Option<usize> {
+        None
+    }
+}
+
+/// Numbers of a step. The run needs their sums over all ranks.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Totals {
+    /// The sum of the losses of all samples of the step.
+    pub(crate) loss: f64,
+    /// The number of ranks that have received a stop signal.
+    pub(crate) stop_flags: f64,
+    /// Both sums are 0 if all ranks hold the same parameters. See [`ReplicaHash`](super::rank_checks::ReplicaHash).
+    pub(crate) differences: [f64; 2],
+}
+
+impl Totals {
+    /// Returns the numbers in the order in which ranks sum them.
+    fn to_array(self) -> [f64; 4] {
+        let [high, low] = self.differences;
+        [self.loss, self.stop_flags, high, low]
+    }
+
+    fn from_array([loss, stop_flags, high, low]: [f64; 4]) -> Self {
+        Self { loss, stop_flags, differences: [high, low] }
+    }
+}
+
+/// The model and the optimizer of this rank, which a strategy updates.
+pub(crate) struct Replica<'a> {
+    pub(crate) parameters: &'a mut [f32],
+    /// The gradient that [`Strategy::local_gradient`] computed.
+    pub(crate) gradients: &'a mut [f32],
+    pub(crate) optimizer: &'a mut Optimizer,
+}
+
+/// All that a rank needs to compute the gradient of its samples. Their features are in the first rows of the workspace's input.
+pub(crate) struct GradientWork<'a> {
+    pub(crate) network: &'a Network,
+    pub(crate) parameters: &'a [f32],
+    pub(crate) gradients: &'a mut [f32],
+    pub(crate) workspace: &'a mut Workspace,
+    pub(crate) targets: &'a Targets,
+    /// This rank's samples, as indices of `targets`.
+    pub(crate) samples: &'a [u32],
+    /// The number of samples of all ranks together in this step.
+    pub(crate) batch_len: usize,
+}
+
+impl GradientWork<'_> {
+    /// Computes the gradient of `weight` times the sum of the losses. Calls `on_ready` with each range of final gradients.
+    /// See [`Network::differentiate`].
+    fn differentiate(
+        self,
+        weight: f32,
+        (range_elements, on_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
+    ) -> LossSums {
+        let rows = self.samples.iter().map(|&sample| sample as usize);
+        self.network.differentiate(
+            self.parameters,
+            self.gradients,
+            self.workspace,
+            (self.targets, rows),
+            weight,
+            (range_elements, on_ready),
+        )
+    }
+}
