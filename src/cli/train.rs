@@ -151,6 +151,7 @@ fn exit_of(error: &TrainError) -> Exit {
         | TrainError::Elsewhere { phase: Phase::Data, .. } => Exit::Data,
         TrainError::Checkpoint(_) | TrainError::Elsewhere { phase: Phase::Storage, .. } => Exit::Checkpoint,
         TrainError::ArgumentsDiffer { .. } => Exit::Configuration,
+        TrainError::Options(_) => Exit::Usage,
         TrainError::Diverged(_) => Exit::Diverged,
         TrainError::ParametersDiffer { .. } => Exit::ParametersDiffer,
         TrainError::Group(error) => group_args::exit_of(error),

@@ -38,13 +38,7 @@ impl Buckets {
     /// Creates buckets of `bytes` bytes of `f32` gradients each. The last bucket of a step may be shorter.
     pub(crate) fn new(bytes: usize, compression: Compression) -> Self {
         let elements = (bytes / size_of::<f32>()).max(1);
-        Self {
-            elements,
-            compression,
-            ready: 0..0,
-            in_flight: VecDeque::new(),
-            free: VecDeque::new(),
-        }
+        Self { elements, compression, ready: 0..0, in_flight: VecDeque::new(), free: VecDeque::new() }
     }
 
     /// Returns the number of elements in a full bucket.

@@ -327,15 +327,17 @@ fn check_identity(
     }
     for IdentityEntry { key, option, value } in &identity.entries {
         let found = match metadata.get(*key) {
-            Some(found) => found,
+            Some(found) => found.as_str(),
+            // Earlier versions had only this strategy.
+            None if *key == "strategy" => "allreduce",
             None if format == FORMAT_1 => continue,
             None => return Err(corrupt(key)),
         };
-        if found != value {
+        if found != value.as_str() {
             return Err(CheckpointError::Unfit {
                 path: path.to_owned(),
                 what: (*option).to_owned(),
-                found: found.clone(),
+                found: found.to_owned(),
                 wanted: value.clone(),
             });
         }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::data::{DataSource, HeaderRow, Task};
 use super::model::ModelSpec;
 use super::optimizer::Rule;
+use super::strategies::StrategySpec;
 use crate::codec::Compression;
 
 /// The checked configuration of a run. The configuration must be the same on all ranks, except for paths.
@@ -25,7 +26,8 @@ pub struct Config {
     /// Whether features and numeric targets are scaled to mean 0 and standard deviation 1.
     pub standardize: bool,
     /// The update rule of the optimizer. `None` selects [`Rule::Nesterov`] if the model has no hidden layers, the data is a
-    /// table of at most 2^24 values, and no batch size is given. Otherwise, `None` selects [`Rule::Adam`].
+    /// table of at most 2^24 values, no batch size is given, and the strategy is [`StrategySpec::AllReduce`]. Otherwise, `None`
+    /// selects [`Rule::Adam`].
     pub rule: Option<Rule>,
     /// The learning rate. If `None`, a resumed run uses the rate of the checkpoint, and a new run uses the default
     /// for the rule and the model.
@@ -42,7 +44,9 @@ pub struct Config {
     pub epochs: Option<u64>,
     /// The seed for the initial parameters and the order of the samples.
     pub seed: u64,
-    /// The format in which gradients are sent.
+    /// How ranks divide the work, and when they exchange gradients or parameters.
+    pub strategy: StrategySpec,
+    /// The format in which gradients, or changes of parameters, are sent.
     pub compression: Compression,
     /// The size in bytes of a bucket of gradients. Each bucket is reduced while the backward pass computes the next bucket.
     /// `None` reduces all gradients after the backward pass.
@@ -104,6 +108,22 @@ impl Config {
         }
     }
 
+    /// Checks the options together.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says which options do not fit together and what to do.
+    pub fn check(&self) -> Result<(), String> {
+        match (self.rule, self.strategy) {
+            (_, StrategySpec::AllReduce) => Ok(()),
+            (Some(Rule::Nesterov), strategy) => Err(format!(
+                "--optimizer nesterov needs the gradient of the whole training set in each step, but with --strategy \
+                 {strategy} a rank knows only the gradient of its own samples; pass --optimizer adam, momentum or sgd"
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the names and values of the options that must be the same on all ranks.
     pub(crate) fn shared_options(&self) -> Vec<(&'static str, String)> {
         vec![
@@ -121,6 +141,7 @@ impl Config {
             ("--batch-size", format!("{:?}", self.batch_size)),
             ("--epochs", format!("{:?}", self.epochs)),
             ("--seed", self.seed.to_string()),
+            ("--strategy", self.strategy.to_string()),
             ("--compression", self.compression.to_string()),
             ("--bucket-bytes or --no-overlap", format!("{:?}", self.bucket_bytes)),
             ("--checkpoint", self.checkpoint.is_some().to_string()),

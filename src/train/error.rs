@@ -47,6 +47,9 @@ pub enum TrainError {
         /// The names of the options that differ.
         what: String,
     },
+    /// The options do not fit together.
+    #[error("{0}")]
+    Options(String),
     /// Ranks hold different data.
     #[error(
         "rank {rank} and rank 0 read different data from {name}; copy the same files to all hosts (compare them with \

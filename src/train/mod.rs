@@ -36,3 +36,4 @@ pub use progress::{Console, Observer, ProgressDisplay, Silent};
 pub use report::{EpochRecord, Report, parameters_hash};
 pub use run::{Summary, run};
 pub use setup::{BATCH_SIZE_DEFAULT, EPOCHS_DEFAULT, STEPS_DEFAULT_MIN};
+pub use strategies::StrategySpec;

@@ -50,6 +50,8 @@ pub struct Report {
     pub batch_size: usize,
     /// The seed.
     pub seed: u64,
+    /// The strategy.
+    pub strategy: String,
     /// The format in which gradients were sent.
     pub compression: String,
     /// The number of completed epochs, including the epochs before a resumption.

@@ -11,6 +11,7 @@ use super::progress::Observer;
 use super::rank_checks::{check_all_succeeded, find_first_difference, short_digest};
 use super::report::{Report, parameters_hash};
 use super::setup::{Setup, TrainingSettings};
+use super::strategies::StrategySpec;
 use super::trainer::{Metrics, Trainer};
 use super::{Phase, TrainError, atomic_file, convergence, curvature};
 use crate::group::{Group, Statistics};
@@ -41,6 +42,8 @@ pub fn run(
     observer: &mut dyn Observer,
 ) -> Result<Summary, TrainError> {
     check_same_arguments(group, config)?;
+    // The options are the same on all ranks, so all ranks return this error.
+    config.check().map_err(TrainError::Options)?;
     let setup = Setup::new(config).map_err(TrainError::from);
     let setup = check_all_succeeded(group, Phase::Data, setup)?;
     check_same_data(group, &setup)?;
@@ -145,6 +148,7 @@ fn create_report(
         weight_decay: widen_decimal(config.weight_decay),
         batch_size: setup.settings.batch_size,
         seed: config.seed,
+        strategy: config.strategy.to_string(),
         compression: config.compression.to_string(),
         bucket_bytes: trainer.bucket_bytes(),
         epochs: state.position.epoch,
@@ -180,7 +184,7 @@ fn opening_line(group: &Group, config: &Config, setup: &Setup, learning_rate: Op
     let TrainingSettings { rule, batch_size, epochs, stops_when_converged, .. } = &setup.settings;
     format!(
         "{} on {} ({target}): {} training and {} test samples of {} features, {} parameters; {} lr {}, batch {batch_size}, \
-         {}{epochs} epochs, seed {}, {} ranks",
+         {}{epochs} epochs, seed {}, {} ranks{}",
         setup.model,
         setup.dataset.name,
         setup.dataset.train.len(),
@@ -192,6 +196,11 @@ fn opening_line(group: &Group, config: &Config, setup: &Setup, learning_rate: Op
         if *stops_when_converged { "at most " } else { "" },
         config.seed,
         group.size(),
+        if config.strategy == StrategySpec::AllReduce {
+            String::new()
+        } else {
+            format!(", strategy {}", config.strategy)
+        },
     )
 }
 

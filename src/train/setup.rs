@@ -6,6 +6,7 @@ use super::data::{DataError, Dataset, LoadOptions, Samples, Standardizer, Target
 use super::model::{Loss, ModelSpec, Network, Scale};
 use super::optimizer::Rule;
 use super::report::parameters_hash;
+use super::strategies::StrategySpec;
 
 /// By default, a convex model is trained with the whole training set as one batch if the training set holds at most this many
 /// values (rows times features).
@@ -60,7 +61,9 @@ impl TrainingSettings {
         let (rows, columns) = (dataset.train.len(), dataset.train.features.columns());
         let convex = model.hidden().is_empty();
         let is_small = rows.saturating_mul(columns) <= WHOLE_BATCH_VALUES_MAX;
-        let suits_nesterov = convex && dataset.tabular && is_small && config.batch_size.is_none();
+        let is_synchronous = config.strategy == StrategySpec::AllReduce;
+        let suits_nesterov =
+            convex && dataset.tabular && is_small && config.batch_size.is_none() && is_synchronous;
         let rule = config.rule.unwrap_or(if suits_nesterov { Rule::Nesterov } else { Rule::Adam });
         let batch_size = config.batch_size.unwrap_or(match rule {
             Rule::Nesterov => rows,
@@ -76,16 +79,14 @@ impl TrainingSettings {
             Some(_) => EPOCHS_DEFAULT,
         };
         let epochs = config.epochs.unwrap_or(epochs_default);
+        let usual_epochs_per_record =
+            if whole_batch || config.epochs.is_none() { epochs.div_ceil(RECORDS_DEFAULT) } else { 1 };
         Self {
             rule,
             batch_size,
             epochs,
             stops_when_converged: whole_batch && config.epochs.is_none(),
-            epochs_per_record: if whole_batch || config.epochs.is_none() {
-                epochs.div_ceil(RECORDS_DEFAULT)
-            } else {
-                1
-            },
+            epochs_per_record: config.strategy.epochs_per_record(usual_epochs_per_record, epochs),
         }
     }
 }
@@ -140,6 +141,7 @@ impl Setup {
             entry("momentum", "--momentum", momentum),
             entry("weight_decay", "--weight-decay", config.weight_decay.to_string()),
             entry("batch_size", "--batch-size", self.settings.batch_size.to_string()),
+            entry("strategy", "--strategy", config.strategy.to_string()),
             entry("seed", "--seed", config.seed.to_string()),
             entry("features", "number of features", self.dataset.train.features.columns().to_string()),
             entry("train_samples", "number of training samples", self.dataset.train.len().to_string()),

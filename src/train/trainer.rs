@@ -16,7 +16,7 @@ use super::progress::Observer;
 use super::rank_checks::{ReplicaHash, check_all_succeeded};
 use super::report::EpochRecord;
 use super::setup::{Setup, total_sum_of_squares};
-use super::strategies::{AllReduce, GradientWork, Replica, Strategy, Totals};
+use super::strategies::{self, Agreement, GradientWork, Replica, Strategy, Totals};
 use super::{Phase, TrainError};
 use crate::group::Group;
 use crate::types::{Rank, ReduceOp, WorldSize};
@@ -43,6 +43,9 @@ pub(crate) struct Trainer<'a> {
     pub(crate) stopped: bool,
     /// The hash of the parameters at the end of an epoch, if the ranks have not compared it yet.
     unchecked: Option<ReplicaHash>,
+    /// The sum of the losses of this rank's samples in this epoch that `state.position.loss_sum` does not contain yet, because
+    /// the strategy does not exchange losses in every step.
+    local_loss: f64,
     /// The mean loss of the last completed epoch.
     epoch_loss: f64,
     /// The duration in seconds of all steps that this process took.
@@ -79,7 +82,6 @@ impl<'a> Trainer<'a> {
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }
-        let strategy = AllReduce::new(group.size(), count, config.bucket_bytes, config.compression);
         let batch =
             setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(group.size().as_usize());
         Self {
@@ -91,10 +93,11 @@ impl<'a> Trainer<'a> {
             epoch_loss: state.history.last().map_or(0.0, |record| record.train_loss),
             state,
             gradients: vec![0.0; count],
-            strategy: Box::new(strategy),
+            strategy: strategies::create(config, group.size(), count),
             workspace: setup.network.workspace(batch.max(EVALUATION_ROWS_MIN)),
             stopped: false,
             unchecked: None,
+            local_loss: 0.0,
             step_seconds: 0.0,
             step_samples: 0,
         }
@@ -146,7 +149,13 @@ impl<'a> Trainer<'a> {
         let steps = (train.len().div_ceil(settings.batch_size)) as u64;
         let first = (last - 1) / settings.epochs_per_record * settings.epochs_per_record;
         let Position { epoch, step, .. } = self.state.position;
-        observer.epoch_started(last, settings.epochs, (epoch - first) * steps + step, (last - first) * steps);
+        let steps_between = |epochs: u64| epochs.saturating_mul(steps);
+        observer.epoch_started(
+            last,
+            settings.epochs,
+            steps_between(epoch - first).saturating_add(step),
+            steps_between(last - first),
+        );
         let started = Instant::now();
         let mut samples = 0;
         while self.state.position.epoch < last && !self.stopped {
@@ -156,19 +165,25 @@ impl<'a> Trainer<'a> {
                 let batch = batches.batch(index);
                 let loss = self.step(group, batch)?;
                 samples += batch.len() as u64;
-                let rate = samples as f64 / started.elapsed().as_secs_f64();
-                observer.step_taken(loss / batch.len() as f64, rate);
+                observer.step_taken(loss, samples as f64 / started.elapsed().as_secs_f64());
                 if self.stopped {
                     break;
                 }
             }
-            if self.state.position.step == steps {
-                self.epoch_loss = self.running_loss();
-                let Position { steps_total, momentum_start, .. } = self.state.position;
-                self.state.position =
-                    Position { epoch: epoch + 1, steps_total, momentum_start, ..Position::default() };
+            let is_complete = self.state.position.step == steps;
+            if is_complete {
+                let (strategy, mut replica) = self.strategy_and_replica();
+                strategy.after_epoch(group, &mut replica, epoch + 1)?;
+            }
+            if self.stopped || epoch + 1 == last {
+                self.agree(group)?;
+            }
+            if is_complete {
+                self.begin_epoch(epoch + 1);
                 observer.adjust_parameters(&mut self.state.parameters);
-                self.unchecked = self.replica_hash(group);
+                if self.strategy.agreement() == Agreement::EveryStep {
+                    self.unchecked = self.replica_hash(group);
+                }
             }
         }
         let seconds = started.elapsed().as_secs_f64();
@@ -180,27 +195,60 @@ impl<'a> Trainer<'a> {
         }
         let mut record = None;
         if self.state.position.epoch == last {
-            let test = self.evaluate(group, &setup.dataset.test)?;
-            let rate = samples as f64 / seconds.max(f64::MIN_POSITIVE);
-            record = Some(EpochRecord {
-                epoch: last,
-                train_loss: self.epoch_loss,
-                test_loss: test.map(|metrics| metrics.loss),
-                test_accuracy: test.and_then(|metrics| metrics.accuracy),
-                test_r2: test.and_then(|metrics| metrics.r2),
-                test_rmse: test
-                    .filter(|_| setup.dataset.task() == Task::Regression)
-                    .map(|metrics| metrics.loss.sqrt()),
-                samples_per_second: rate,
-                seconds,
-            });
+            record = Some(self.test_epoch(group, samples, seconds)?);
         }
         observer.epoch_ended(settings.epochs, record.as_ref());
         self.state.history.extend(record);
         self.save(group)
     }
 
-    /// Takes one step on a global batch. Returns the sum of the losses of all samples in the batch.
+    /// Tests the model and returns the record of the epochs since the last record. In these epochs, the ranks processed `samples`
+    /// samples in `seconds` seconds.
+    fn test_epoch(
+        &mut self,
+        group: &mut Group,
+        samples: u64,
+        seconds: f64,
+    ) -> Result<EpochRecord, TrainError> {
+        let dataset = &self.setup.dataset;
+        let test = self.evaluate(group, &dataset.test)?;
+        Ok(EpochRecord {
+            epoch: self.state.position.epoch,
+            train_loss: self.epoch_loss,
+            test_loss: test.map(|metrics| metrics.loss),
+            test_accuracy: test.and_then(|metrics| metrics.accuracy),
+            test_r2: test.and_then(|metrics| metrics.r2),
+            test_rmse: test.filter(|_| dataset.task() == Task::Regression).map(|metrics| metrics.loss.sqrt()),
+            samples_per_second: samples as f64 / seconds.max(f64::MIN_POSITIVE),
+            seconds,
+        })
+    }
+
+    /// Makes the parameters agree on all ranks and completes the sum of the losses, if the strategy does not do both in every
+    /// step.
+    fn agree(&mut self, group: &mut Group) -> Result<(), TrainError> {
+        if self.strategy.agreement() == Agreement::EveryStep {
+            return Ok(());
+        }
+        let (strategy, mut replica) = self.strategy_and_replica();
+        strategy.agree(group, &mut replica)?;
+        let mut sums = [std::mem::take(&mut self.local_loss), self.stop_flag()];
+        group.all_reduce(&mut sums, ReduceOp::Sum)?;
+        self.state.position.loss_sum += sums[0];
+        self.stopped |= sums[1] > 0.0;
+        Ok(())
+    }
+
+    /// Moves the position to the start of an epoch.
+    fn begin_epoch(&mut self, epoch: u64) {
+        self.epoch_loss = self.running_loss();
+        self.local_loss = 0.0;
+        let Position { steps_total, momentum_start, .. } = self.state.position;
+        self.state.position = Position { epoch, steps_total, momentum_start, ..Position::default() };
+    }
+
+    /// Takes one step on a global batch. Returns the mean loss of the batch, or of this rank's part of the batch if the ranks
+    /// do not exchange losses in every step.
     fn step(&mut self, group: &mut Group, batch: &[u32]) -> Result<f64, TrainError> {
         let setup = self.setup;
         let local_batch = &batch[self.strategy.local_samples(group, batch.len())];
@@ -226,24 +274,38 @@ impl<'a> Trainer<'a> {
             stop_flags: self.stop_flag(),
             differences: self.unchecked.as_ref().map_or([0.0; 2], |replica| replica.differences(group)),
         };
-        let mut replica = Replica {
-            parameters: &mut self.state.parameters,
-            gradients: &mut self.gradients,
-            optimizer: &mut self.optimizer,
+        let (is_stopping, steps) = (own.stop_flags > 0.0, self.state.position.step + 1);
+        let (strategy, mut replica) = self.strategy_and_replica();
+        let totals = strategy.after_gradient(group, &mut replica, own)?;
+        let stopped = strategy.after_step(group, &mut replica, steps, is_stopping)?;
+        let mean_loss = if let Some(totals) = totals {
+            if let Some(replica) = self.unchecked.take().filter(|_| totals.differences != [0.0; 2]) {
+                replica.check(group)?;
+            }
+            self.stopped = totals.stop_flags > 0.0;
+            self.state.position.loss_sum += totals.loss;
+            totals.loss / batch.len() as f64
+        } else {
+            self.stopped = stopped;
+            self.local_loss += own.loss;
+            own.loss / local_batch.len().max(1) as f64
         };
-        let totals = self.strategy.after_gradient(group, &mut replica, own)?;
-        let Totals { loss, stop_flags, differences } = totals.unwrap_or(own);
-        if let Some(replica) = self.unchecked.take().filter(|_| differences != [0.0; 2]) {
-            replica.check(group)?;
-        }
         let position = &mut self.state.position;
         position.step += 1;
         position.steps_total += 1;
         position.momentum_start = self.optimizer.momentum_start;
-        position.loss_sum += loss;
         position.samples += batch.len() as u64;
-        self.stopped = stop_flags > 0.0;
-        Ok(loss)
+        Ok(mean_loss)
+    }
+
+    /// Returns the strategy, and the model and optimizer that it updates.
+    fn strategy_and_replica(&mut self) -> (&mut dyn Strategy, Replica<'_>) {
+        let replica = Replica {
+            parameters: &mut self.state.parameters,
+            gradients: &mut self.gradients,
+            optimizer: &mut self.optimizer,
+        };
+        (self.strategy.as_mut(), replica)
     }
 
     /// Returns a hash of the parameters. Returns `None` on a single rank, which has nothing to compare.

@@ -7,7 +7,7 @@ use ringtrain::train::data::{DataSource, HeaderRow, Task};
 use ringtrain::train::optimizer::Rule;
 use ringtrain::train::{
     CHECKPOINT_FILE_NAME, Checkpoint, CheckpointError, Config, EPOCHS_DEFAULT, EpochRecord, Existing,
-    Observer, Silent, Summary, TrainError, run,
+    Observer, Silent, StrategySpec, Summary, TrainError, run,
 };
 use ringtrain::{Compression, Group};
 
@@ -27,6 +27,7 @@ pub(crate) fn config() -> Config {
         batch_size: None,
         epochs: None,
         seed: 0,
+        strategy: StrategySpec::AllReduce,
         compression: Compression::None,
         bucket_bytes: None,
         checkpoint: None,

@@ -5,5 +5,6 @@ mod convergence;
 mod fashion;
 mod library;
 mod several_ranks;
+mod strategies;
 #[path = "../util/mod.rs"]
 mod util;

@@ -9,7 +9,7 @@ use crate::codec::Compression;
 use crate::train::data::{DataSource, HeaderRow, Task};
 use crate::train::model::ModelSpec;
 use crate::train::optimizer::Rule;
-use crate::train::{BUCKET_BYTES, Checkpoint, Config, Existing};
+use crate::train::{BUCKET_BYTES, Checkpoint, Config, Existing, StrategySpec};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -34,6 +34,12 @@ Defaults:
   --lr          nesterov: 1 / the largest curvature of the loss, computed from the features;
                 mlp: adam 0.001, momentum and nesterov 0.01, sgd 0.1;  softmax: adam and momentum 0.01, sgd 0.1;
                 linear: adam 0.01, momentum 0.001, sgd 0.01
+
+Strategies:
+  With every strategy, a step of all ranks together uses the samples of one batch, each rank uses its part of the batch, and an
+  epoch uses each sample once. With allreduce, the parameters agree on all ranks after each step. With the other strategies,
+  they agree only after the ranks average: --bucket-bytes does not apply, the optimizer nesterov is not possible, and
+  ringtrain tests and saves the model only at the end of epochs at which the ranks average.
 
 With --resume you may change --lr, --epochs, --compression, --bucket-bytes and the number of ranks. All other options of training
 and data must be the same as before. Without --lr the run continues with the learning rate of the checkpoint.
@@ -142,7 +148,13 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 0, help_heading = "Training")]
     seed: u64,
 
-    /// The format in which gradients are sent: none (4 bytes per gradient), fp16 or bf16 (2 bytes per gradient)
+    /// How ranks divide the work: allreduce (the ranks sum their gradients in each step), model-average[:EPOCHS] (each rank
+    /// trains alone; the ranks average their models after EPOCHS epochs, or at the end), local-sgd:STEPS (each rank takes STEPS
+    /// steps alone, then the ranks average their models). See Strategies below
+    #[arg(long, value_name = "STRATEGY", default_value = "allreduce", help_heading = "Training")]
+    strategy: String,
+
+    /// The format in which gradients, or changes of parameters, are sent: none (4 bytes per parameter), fp16 or bf16 (2 bytes)
     #[arg(long, value_name = "none|fp16|bf16", default_value = "none", help_heading = "Training")]
     compression: String,
 
@@ -191,18 +203,9 @@ impl TrainArgs {
         let task = self.parse_task(model.as_ref())?;
         let compression =
             self.compression.parse::<Compression>().map_err(|why| format!("--compression {why}"))?;
-        match (&source, &self.target) {
-            (DataSource::Csv(path), None) => {
-                return Err(format!(
-                    "--data {} is a table: name the column to predict with --target",
-                    path.display()
-                ));
-            }
-            (DataSource::Csv(_), Some(_)) | (_, None) => {}
-            (_, Some(_)) => {
-                return Err(format!("--target is for tables; --data {source} has its target built in"));
-            }
-        }
+        let strategy: StrategySpec =
+            self.strategy.parse().map_err(|why| format!("--strategy {}: {why}", self.strategy))?;
+        self.check_target(&source)?;
         let test_fraction = self.test_fraction.unwrap_or(0.2);
         if !(0.0..1.0).contains(&test_fraction) {
             return Err(format!("--test-fraction {test_fraction}: it must be at least 0 and below 1"));
@@ -230,7 +233,7 @@ impl TrainArgs {
             return Err("--resume needs --checkpoint DIR, the directory of the checkpoint".into());
         }
         let existing = if self.resume { Existing::Resume } else { Existing::Refuse };
-        Ok(Config {
+        let config = Config {
             rule: self.parse_rule()?,
             source,
             target: self.target,
@@ -244,11 +247,24 @@ impl TrainArgs {
             batch_size,
             epochs: self.epochs,
             seed: self.seed,
+            strategy,
             compression,
             bucket_bytes: (!self.no_overlap).then_some(self.bucket_bytes),
             checkpoint: self.checkpoint.map(|directory| Checkpoint { directory, existing }),
             report: self.report,
-        })
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check_target(&self, source: &DataSource) -> Result<(), String> {
+        match (source, &self.target) {
+            (DataSource::Csv(path), None) => {
+                Err(format!("--data {} is a table: name the column to predict with --target", path.display()))
+            }
+            (DataSource::Csv(_), Some(_)) | (_, None) => Ok(()),
+            (_, Some(_)) => Err(format!("--target is for tables; --data {source} has its target built in")),
+        }
     }
 
     fn parse_header(&self, source: &DataSource) -> Result<HeaderRow, String> {
@@ -365,6 +381,9 @@ mod tests {
             ("--model softmax --task regression", "predicts classes"),
             ("--task both", "one of auto"),
             ("--compression zip", "one of none"),
+            ("--strategy ring", "one of allreduce"),
+            ("--strategy local-sgd", "such as local-sgd:8"),
+            ("--strategy local-sgd:8 --optimizer nesterov", "pass --optimizer adam"),
             ("--test-fraction 1", "below 1"),
             ("--test-fraction nan", "below 1"),
             ("--data some/directory --test-fraction 0.5", "own test set"),

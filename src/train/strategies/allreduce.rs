@@ -2,13 +2,13 @@
 //!
 //! `p -= update(1/B * (g_1 + ... + g_n))`
 //!
-//! Here B is the number of samples in the batch of all ranks, and `g_i` is the sum of the gradients of the samples of rank i. So a
-//! run equals a run in a single process, except for rounding. The parameters and the optimizer agree on all ranks after
+//! Here B is the number of samples in the batch of all ranks, and `g_i` is the sum of the gradients of the samples of rank i.
+//! So a run equals a run in a single process, except for rounding. The parameters and the optimizer agree on all ranks after
 //! every step, bit for bit.
 //!
 //! Source: Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
 
-use super::{GradientWork, Replica, Strategy, Totals};
+use super::{Agreement, GradientWork, Replica, Strategy, Totals};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::buckets::Buckets;
@@ -33,13 +33,18 @@ impl AllReduce {
     ) -> Self {
         // Use buckets only if there is more than one bucket. The all-reduce of a single bucket would start after the backward
         // pass, so communication would not overlap with computation.
-        let is_divided = |&bytes: &usize| size != WorldSize::ONE && bytes < size_of::<f32>() * parameter_count;
+        let is_divided =
+            |&bytes: &usize| size != WorldSize::ONE && bytes < size_of::<f32>() * parameter_count;
         let bytes = bucket_bytes.filter(is_divided);
         Self { compression, buckets: bytes.map(|bytes| Buckets::new(bytes, compression)) }
     }
 }
 
 impl Strategy for AllReduce {
+    fn agreement(&self) -> Agreement {
+        Agreement::EveryStep
+    }
+
     fn local_gradient(
         &mut self,
         runtime: &mut dyn Runtime,

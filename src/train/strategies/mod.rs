@@ -4,19 +4,33 @@
 //! the trait [`Runtime`].
 
 mod allreduce;
+mod local_sgd;
+mod local_training;
+mod model_average;
+mod spec;
+mod stop_exchange;
 
 use std::ops::Range;
 
-pub(crate) use self::allreduce::AllReduce;
+use self::allreduce::AllReduce;
+use self::local_sgd::LocalSgd;
+use self::local_training::LocalTraining;
+use self::model_average::ModelAverage;
+pub use self::spec::StrategySpec;
 use super::batches::part;
+use super::config::Config;
 use super::data::Targets;
 use super::model::{LossSums, Network, Workspace};
 use super::optimizer::Optimizer;
 use super::runtime::Runtime;
 use crate::group::Error;
+use crate::types::WorldSize;
 
 /// How ranks divide the work of training. All ranks call these functions in the same order.
 pub(crate) trait Strategy {
+    /// Returns when the parameters agree on all ranks.
+    fn agreement(&self) -> Agreement;
+
     /// Returns the range of the `len` samples of a batch that this rank processes. Together, the ranks use each sample once.
     fn local_samples(&self, runtime: &dyn Runtime, len: usize) -> Range<usize> {
         let (rank, size) = runtime.place();
@@ -39,10 +53,62 @@ pub(crate) trait Strategy {
         own: Totals,
     ) -> Result<Option<Totals>, Error>;
 
+    /// Called after each step. `steps` is the number of steps of this epoch so far, and `is_stopping` says whether this rank has
+    /// received a stop signal. A strategy whose [`after_gradient`](Self::after_gradient) returns no totals returns whether any
+    /// rank has received a stop signal, and all ranks return the same.
+    fn after_step(
+        &mut self,
+        _runtime: &mut dyn Runtime,
+        _replica: &mut Replica<'_>,
+        _steps: u64,
+        _is_stopping: bool,
+    ) -> Result<bool, Error> {
+        Ok(false)
+    }
+
+    /// Called at the end of each epoch. `epochs` is the number of epochs of the run so far.
+    fn after_epoch(
+        &mut self,
+        _runtime: &mut dyn Runtime,
+        _replica: &mut Replica<'_>,
+        _epochs: u64,
+    ) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Makes the parameters and the state of the optimizer agree on all ranks. The trainer calls this function before it tests or
+    /// saves the model.
+    fn agree(&mut self, _runtime: &mut dyn Runtime, _replica: &mut Replica<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Returns the size in bytes of a bucket of gradients. Returns `None` if gradients are not reduced in buckets.
     fn bucket_bytes(&self) -> Option<usize> {
         None
     }
+}
+
+/// Creates the strategy of a run on `size` ranks. `parameter_count` is the number of the model's parameters.
+pub(crate) fn create(config: &Config, size: WorldSize, parameter_count: usize) -> Box<dyn Strategy> {
+    let compression = config.compression;
+    match config.strategy {
+        StrategySpec::AllReduce => {
+            Box::new(AllReduce::new(size, parameter_count, config.bucket_bytes, compression))
+        }
+        StrategySpec::ModelAverage { epochs } => {
+            Box::new(LocalTraining::new(ModelAverage { epochs }, compression))
+        }
+        StrategySpec::LocalSgd { steps } => Box::new(LocalTraining::new(LocalSgd { steps }, compression)),
+    }
+}
+
+/// When the parameters and the state of the optimizer agree on all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Agreement {
+    /// After each step. The ranks compare hashes of their parameters after each epoch.
+    EveryStep,
+    /// After [`Strategy::agree`]. The ranks compare hashes of their parameters before each test.
+    OnRequest,
 }
 
 /// Numbers of a step. The run needs their sums over all ranks.

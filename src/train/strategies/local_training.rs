@@ -1,0 +1,200 @@
+//! The common part of the strategies with which each rank takes steps alone. A strategy decides when the ranks average, and
+//! computes the new parameters from the average ([`Averaging`]).
+//!
+//! Each rank takes the steps of its own optimizer on its own part of every batch. A round is the time between two averages. At
+//! the end of a round, the ranks sum the changes of their parameters in this round, each multiplied by the fraction of the
+//! round's samples that the rank processed. A rank whose part of a batch is empty takes no step, so its weight is smaller.
+//! The ranks send changes and not parameters, because changes lose less if they are compressed.
+
+use super::stop_exchange::StopExchange;
+use super::{Agreement, GradientWork, Replica, Strategy, Totals};
+use crate::codec::Compression;
+use crate::group::Error;
+use crate::train::model::LossSums;
+use crate::train::runtime::{Runtime, Values};
+use crate::types::WorldSize;
+
+/// When ranks average, and what the average does to the parameters.
+pub(crate) trait Averaging {
+    /// Returns whether the ranks average after the first `steps` steps of an epoch.
+    fn is_due_after_step(&self, steps: u64) -> bool;
+
+    /// Returns whether the ranks average after the first `epochs` epochs of the run.
+    fn is_due_after_epoch(&self, epochs: u64) -> bool;
+
+    /// Returns whether an average changes the parameters of a single rank.
+    fn acts_on_one_rank(&self) -> bool {
+        false
+    }
+
+    /// Computes the parameters after an average. `start` holds the parameters at the start of the round, and `change` holds the
+    /// average change in this round.
+    fn update(&mut self, parameters: &mut [f32], start: &[f32], change: &[f32]) {
+        for ((p, s), c) in parameters.iter_mut().zip(start).zip(change) {
+            *p = s + c;
+        }
+    }
+}
+
+/// A strategy with which each rank takes steps alone.
+pub(crate) struct LocalTraining<A> {
+    averaging: A,
+    /// The format in which ranks send the changes of their parameters.
+    compression: Compression,
+    /// The parameters at the start of the round.
+    start: Vec<f32>,
+    /// The number of this rank's samples in the current step.
+    step_samples: usize,
+    /// The samples since the last average of the parameters.
+    round: SampleCounts,
+    /// The samples since the last average of the optimizer's state.
+    since_agreement: SampleCounts,
+    stop: StopExchange,
+}
+
+/// Numbers of samples that were processed since an average.
+#[derive(Clone, Copy, Default)]
+struct SampleCounts {
+    own: u64,
+    all_ranks: u64,
+}
+
+impl SampleCounts {
+    fn add(&mut self, own: usize, all_ranks: usize) {
+        self.own += own as u64;
+        self.all_ranks += all_ranks as u64;
+    }
+
+    /// Returns the weight of this rank in an average. The weights of all ranks sum to 1.
+    fn weight(self) -> f32 {
+        (self.own as f64 / self.all_ranks as f64) as f32
+    }
+}
+
+impl<A: Averaging> LocalTraining<A> {
+    pub(crate) fn new(averaging: A, compression: Compression) -> Self {
+        Self {
+            averaging,
+            compression,
+            start: Vec::new(),
+            step_samples: 0,
+            round: SampleCounts::default(),
+            since_agreement: SampleCounts::default(),
+            stop: StopExchange::new(),
+        }
+    }
+
+    /// Ends the round, if a step was taken since the last round. Averages the parameters.
+    fn average(&mut self, runtime: &mut dyn Runtime, replica: &mut Replica<'_>) -> Result<(), Error> {
+        let counts = std::mem::take(&mut self.round);
+        let is_alone = runtime.place().1 == WorldSize::ONE;
+        if counts.all_ranks == 0 || is_alone && !self.averaging.acts_on_one_rank() {
+            return Ok(());
+        }
+        // The gradients are not needed until the next step, so their memory holds the changes.
+        let weight = counts.weight();
+        for ((change, p), s) in replica.gradients.iter_mut().zip(&*replica.parameters).zip(&self.start) {
+            *change = weight * (p - s);
+        }
+        runtime.sum(Values::Vector(replica.gradients, self.compression))?;
+        self.averaging.update(replica.parameters, &self.start, replica.gradients);
+        Ok(())
+    }
+}
+
+impl<A: Averaging> Strategy for LocalTraining<A> {
+    fn agreement(&self) -> Agreement {
+        Agreement::OnRequest
+    }
+
+    /// Divides the gradient by the number of this rank's samples, because this rank takes a step alone.
+    fn local_gradient(&mut self, _: &mut dyn Runtime, work: GradientWork<'_>) -> Result<LossSums, Error> {
+        if self.round.all_ranks == 0 {
+            self.start.clear();
+            self.start.extend_from_slice(work.parameters);
+        }
+        self.step_samples = work.samples.len();
+        self.round.add(work.samples.len(), work.batch_len);
+        self.since_agreement.add(work.samples.len(), work.batch_len);
+        let weight = 1.0 / work.samples.len().max(1) as f32;
+        Ok(work.differentiate(weight, (usize::MAX, |_, _: &mut [f32]| {})))
+    }
+
+    fn after_gradient(
+        &mut self,
+        _: &mut dyn Runtime,
+        Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
+        _: Totals,
+    ) -> Result<Option<Totals>, Error> {
+        if self.step_samples > 0 {
+            optimizer.step(parameters, gradients);
+        } else {
+            // All ranks count the same steps, so that Adam's bias correction stays the same on all ranks.
+            optimizer.begin();
+        }
+        Ok(None)
+    }
+
+    fn after_step(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        replica: &mut Replica<'_>,
+        steps: u64,
+        is_stopping: bool,
+    ) -> Result<bool, Error> {
+        if self.averaging.is_due_after_step(steps) {
+            self.average(runtime, replica)?;
+        }
+        self.stop.after_step(runtime, is_stopping)
+    }
+
+    fn after_epoch(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        replica: &mut Replica<'_>,
+        epochs: u64,
+    ) -> Result<(), Error> {
+        if self.averaging.is_due_after_epoch(epochs) { self.agree(runtime, replica) } else { Ok(()) }
+    }
+
+    fn agree(&mut self, runtime: &mut dyn Runtime, replica: &mut Replica<'_>) -> Result<(), Error> {
+        self.average(runtime, replica)?;
+        let counts = std::mem::take(&mut self.since_agreement);
+        if counts.all_ranks == 0 || runtime.place().1 == WorldSize::ONE {
+            return Ok(());
+        }
+        let weight = counts.weight();
+        for vector in &mut replica.optimizer.state {
+            for value in vector.iter_mut() {
+                *value *= weight;
+            }
+            runtime.sum(Values::Vector(vector, Compression::None))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::group::Group;
+    use crate::train::optimizer::{Optimizer, Rule};
+    use crate::train::strategies::LocalSgd;
+
+    /// A single rank has nothing to average. If the average rounded its parameters, `local-sgd` on one rank would differ from a
+    /// run without a strategy.
+    #[test]
+    fn an_average_does_not_change_a_single_rank() {
+        let steps = 1.try_into().unwrap();
+        let mut strategy = LocalTraining::new(LocalSgd { steps }, Compression::Bf16);
+        strategy.start = vec![1.0, 1.0];
+        strategy.round.add(3, 3);
+        let mut optimizer = Optimizer::new(Rule::Sgd, 0.1, 0.0, 2);
+        let (mut parameters, mut gradients) = ([1.000_001, 1e-30], [5.0, 5.0]);
+        let mut replica =
+            Replica { parameters: &mut parameters, gradients: &mut gradients, optimizer: &mut optimizer };
+        strategy.after_step(&mut Group::solo(), &mut replica, 1, false).unwrap();
+        strategy.agree(&mut Group::solo(), &mut replica).unwrap();
+        assert_eq!(parameters, [1.000_001, 1e-30]);
+    }
+}

@@ -1,0 +1,120 @@
+//! The strategies that `--strategy` can name.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+
+/// How ranks divide the work of training, and when they exchange gradients or parameters. `docs/strategies.md` has the
+/// mathematics and the source of each strategy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum StrategySpec {
+    /// Synchronous data parallelism: in each step, the ranks sum their gradients. The parameters agree on all ranks after each
+    /// step.
+    #[default]
+    AllReduce,
+    /// Each rank trains alone. The ranks average their parameters after this number of epochs, or only at the end of the run.
+    /// The parameters agree on all ranks after each average.
+    ModelAverage {
+        /// The number of epochs between two averages. `None` averages at the end of the run.
+        epochs: Option<NonZeroU32>,
+    },
+    /// Each rank takes this number of steps alone, then the ranks average their parameters. The ranks also average at the end
+    /// of each epoch. The parameters agree on all ranks after each average.
+    LocalSgd {
+        /// The number of steps between two averages.
+        steps: NonZeroU32,
+    },
+}
+
+impl StrategySpec {
+    /// Returns the number of epochs between two records of a run of `epochs` epochs, which would otherwise be `usual`. A run
+    /// tests and saves the model only when the parameters agree on all ranks.
+    pub(crate) fn epochs_per_record(self, usual: u64, epochs: u64) -> u64 {
+        match self {
+            Self::AllReduce | Self::LocalSgd { .. } => usual,
+            Self::ModelAverage { epochs: Some(between) } => {
+                usual.checked_next_multiple_of(between.get().into()).unwrap_or(epochs)
+            }
+            Self::ModelAverage { epochs: None } => epochs,
+        }
+    }
+}
+
+const NAMES: &str = "it is one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS";
+
+impl FromStr for StrategySpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, count) = match text.split_once(':') {
+            Some((name, count)) => (name, Some(count)),
+            None => (text, None),
+        };
+        let parse = |count: &str| {
+            count.parse().map_err(|_| format!("`{count}` is not a number from 1 to {}", u32::MAX))
+        };
+        let needed = |example: &str| {
+            count.ok_or(format!("it needs a number of steps, such as {example}")).and_then(parse)
+        };
+        match name {
+            "allreduce" if count.is_none() => Ok(Self::AllReduce),
+            "allreduce" => Err("allreduce takes no number".into()),
+            "model-average" => Ok(Self::ModelAverage { epochs: count.map(parse).transpose()? }),
+            "local-sgd" => Ok(Self::LocalSgd { steps: needed("local-sgd:8")? }),
+            _ => Err(NAMES.into()),
+        }
+    }
+}
+
+impl fmt::Display for StrategySpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AllReduce => f.write_str("allreduce"),
+            Self::ModelAverage { epochs: None } => f.write_str("model-average"),
+            Self::ModelAverage { epochs: Some(epochs) } => write!(f, "model-average:{epochs}"),
+            Self::LocalSgd { steps } => write!(f, "local-sgd:{steps}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_parsed_and_printed() {
+        for text in ["allreduce", "model-average", "model-average:3", "local-sgd:8"] {
+            assert_eq!(text.parse::<StrategySpec>().unwrap().to_string(), text);
+        }
+        for (text, expected) in [
+            ("", "one of allreduce"),
+            ("ring", "one of allreduce"),
+            ("allreduce:2", "takes no number"),
+            ("local-sgd", "such as local-sgd:8"),
+            ("local-sgd:0", "`0` is not a number from 1"),
+            ("local-sgd:-1", "`-1` is not a number"),
+            ("model-average:", "`` is not a number"),
+            ("model-average:99999999999", "from 1 to 4294967295"),
+        ] {
+            let error = text.parse::<StrategySpec>().unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn records_fall_on_epochs_at_whose_end_the_parameters_agree() {
+        for (text, usual, expected) in [
+            ("allreduce", 3, 3),
+            ("local-sgd:100", 3, 3),
+            ("model-average", 3, 100),
+            ("model-average:4", 3, 4),
+            ("model-average:2", 3, 4),
+        ] {
+            let spec: StrategySpec = text.parse().unwrap();
+            assert_eq!(spec.epochs_per_record(usual, 100), expected, "{text}");
+        }
+        let longest = StrategySpec::ModelAverage { epochs: Some(NonZeroU32::MAX) };
+        assert_eq!(longest.epochs_per_record(u64::MAX, u64::MAX), u64::MAX);
+    }
+}

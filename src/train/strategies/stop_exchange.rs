@@ -1,0 +1,86 @@
+//! Exchanges stop signals between ranks that take steps alone.
+//!
+//! A sum of the stop flags is always in progress. The ranks wait for this sum, and start the next sum, about every
+//! [`INTERVAL_SECONDS`]. So all ranks stop after the same step, at most about two intervals after a signal. The sums also keep
+//! the ranks within two intervals of each other. Without them, a fast rank could wait for the parameters of a slow rank
+//! longer than the deadline of an operation allows.
+
+use std::time::Instant;
+
+use crate::group::Error;
+use crate::train::runtime::{PendingTotals, Runtime};
+use crate::types::WorldSize;
+
+/// The time between two exchanges.
+const INTERVAL_SECONDS: f64 = 0.25;
+/// An interval has at most this many times the number of steps of the interval before.
+const GROWTH_MAX: u64 = 4;
+
+/// The exchange that is in progress.
+pub(crate) struct StopExchange {
+    pending: Option<PendingTotals>,
+    /// The number of steps of the current interval.
+    steps: u64,
+    /// The number of steps until the end of the current interval.
+    steps_left: u64,
+    /// The start of the current interval.
+    start: Instant,
+}
+
+impl StopExchange {
+    pub(crate) fn new() -> Self {
+        Self { pending: None, steps: 1, steps_left: 1, start: Instant::now() }
+    }
+
+    /// Call after each step, with whether this rank has received a stop signal. Returns whether any rank has received one. All
+    /// ranks return the same.
+    pub(crate) fn after_step(&mut self, runtime: &mut dyn Runtime, is_stopping: bool) -> Result<bool, Error> {
+        let (_, size) = runtime.place();
+        if size == WorldSize::ONE {
+            return Ok(is_stopping);
+        }
+        self.steps_left -= 1;
+        if self.steps_left > 0 {
+            return Ok(false);
+        }
+        let seconds_per_step = self.start.elapsed().as_secs_f64() / self.steps as f64;
+        let mut stop_flags = 0.0;
+        if let Some(pending) = self.pending.take() {
+            let totals = pending.wait()?;
+            stop_flags = totals[0];
+            self.steps = next_steps(self.steps, totals[1] / f64::from(size.get()));
+        }
+        let own_totals = vec![f64::from(u8::from(is_stopping)), seconds_per_step];
+        self.pending = Some(runtime.start_totals(own_totals)?);
+        self.steps_left = self.steps;
+        self.start = Instant::now();
+        Ok(stop_flags > 0.0)
+    }
+}
+
+/// Returns the number of steps of the next interval. `seconds_per_step` is the mean over all ranks, so all ranks get the same
+/// number.
+fn next_steps(steps: u64, seconds_per_step: f64) -> u64 {
+    let wanted = INTERVAL_SECONDS / seconds_per_step;
+    // The conversion of a number that is too large gives the largest `u64`.
+    (wanted as u64).clamp(1, steps.saturating_mul(GROWTH_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_grow_slowly_and_have_at_least_one_step() {
+        for (steps, seconds, expected) in [
+            (1, 0.01, 4),
+            (16, 0.01, 25),
+            (100, 0.01, 25),
+            (100, 5.0, 1),
+            (5, 0.0, 20),
+            (u64::MAX, 0.0, u64::MAX),
+        ] {
+            assert_eq!(next_steps(steps, seconds), expected, "{steps} {seconds}");
+        }
+    }
+}

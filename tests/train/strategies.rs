@@ -1,0 +1,226 @@
+//! Tests of the strategies: runs whose ranks are threads of the test, and `ringtrain --strategy` under `ringrun`.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ringtrain::Rank;
+use ringtrain::train::data::DataSource;
+use ringtrain::train::optimizer::Rule;
+use ringtrain::train::{
+    Checkpoint, Config, EpochRecord, Existing, Observer, Silent, StrategySpec, Summary, TrainError, run,
+};
+
+use super::library::{config, train};
+use super::util::{if_long_tests_else, ranks, ringrun, run as run_program, runs_long_tests};
+
+/// What a test does on a rank at certain moments of a run.
+#[derive(Clone, Copy)]
+struct Actions {
+    /// Sets the stop flag of this rank after this number of steps.
+    stop: Option<(Rank, usize)>,
+    /// Sets a parameter of this rank to this value at the end of each epoch.
+    parameter: Option<(Rank, f32)>,
+}
+
+const NONE: Actions = Actions { stop: None, parameter: None };
+
+/// Performs the [`Actions`] of one rank.
+struct Actor {
+    rank: Rank,
+    actions: Actions,
+    steps: usize,
+    stop: Arc<AtomicBool>,
+}
+
+impl Observer for Actor {
+    fn notice(&mut self, _: &str) {}
+    fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
+    fn step_taken(&mut self, _: f64, _: f64) {
+        self.steps += 1;
+        if self.actions.stop == Some((self.rank, self.steps)) {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+    }
+    fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
+    fn adjust_parameters(&mut self, parameters: &mut [f32]) {
+        if let Some((_, value)) = self.actions.parameter.filter(|(rank, _)| *rank == self.rank) {
+            parameters[0] = value;
+        }
+    }
+}
+
+/// Runs the configuration on `n` ranks.
+fn train_on(n: u32, config: &Config, actions: Actions) -> Vec<Result<Summary, TrainError>> {
+    let config = config.clone();
+    ranks::run(n, move |mut group| {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut actor = Actor { rank: group.rank(), actions, steps: 0, stop: Arc::clone(&stop) };
+        run(&mut group, &config, &stop, &mut actor)
+    })
+}
+
+/// Runs the configuration on `n` ranks. Checks that the final parameters agree on all ranks, and returns the summary of rank 0.
+fn train_and_compare(n: u32, config: &Config) -> Summary {
+    let mut summaries: Vec<Summary> =
+        train_on(n, config, NONE).into_iter().map(|result| result.unwrap()).collect();
+    for summary in &summaries {
+        assert_eq!(summary.report.parameters_hash, summaries[0].report.parameters_hash);
+    }
+    summaries.swap_remove(0)
+}
+
+fn strategy(text: &str) -> StrategySpec {
+    text.parse().unwrap()
+}
+
+fn checkpoint_in(directory: &Path, existing: Existing) -> Checkpoint {
+    Checkpoint { directory: directory.to_owned(), existing }
+}
+
+/// Asserts that the parameters of two runs differ by at most 1e-5, relative to the largest parameter.
+fn assert_close(found: &[f32], expected: &[f32], what: &str) {
+    let largest = expected.iter().fold(0.0, |max: f32, value| max.max(value.abs()));
+    for (index, (f, e)) in found.iter().zip(expected).enumerate() {
+        assert!((f - e).abs() <= 1e-5 * largest, "{what}: parameter {index} is {f}, expected {e}");
+    }
+}
+
+/// Returns a configuration with SGD and a small model, so that the tests are fast.
+fn sgd_config() -> Config {
+    let model = Some("mlp:16".parse().unwrap());
+    Config { model, rule: Some(Rule::Sgd), learning_rate: Some(0.3), epochs: Some(8), ..config() }
+}
+
+/// Returns the configuration of the convergence test. The long tests run the configuration with which `docs/strategies.md`
+/// states the results.
+fn convergence_config() -> Config {
+    if runs_long_tests() {
+        Config { rule: Some(Rule::Sgd), learning_rate: Some(0.1), epochs: Some(40), ..config() }
+    } else {
+        sgd_config()
+    }
+}
+
+#[test]
+fn each_strategy_learns_digits_as_well_as_a_single_process() {
+    let config = convergence_config();
+    let alone = train(&config).unwrap().report;
+    let mut bytes_sent = Vec::new();
+    for text in ["allreduce", "local-sgd:4", "model-average:1", "model-average"] {
+        let report = train_and_compare(4, &Config { strategy: strategy(text), ..config.clone() }).report;
+        let (found, expected) = (report.test_accuracy.unwrap(), alone.test_accuracy.unwrap());
+        println!("{text}: accuracy {found}, alone {expected}; {} bytes", report.bytes_sent);
+        assert!(found >= expected - 0.01, "{text}: {found}, alone {expected}");
+        assert_eq!(
+            (report.epochs, report.steps, report.strategy.as_str()),
+            (alone.epochs, alone.steps, text)
+        );
+        bytes_sent.push(report.bytes_sent);
+    }
+    assert!(bytes_sent.is_sorted_by(|a, b| a > b), "each strategy should send less: {bytes_sent:?}");
+}
+
+/// With SGD, an average of the parameters after each step equals a step with the average gradient. So a wrong weight, also of
+/// parts of different lengths, would give other parameters.
+#[test]
+fn synchronous_runs_equal_a_single_process_after_100_steps() {
+    // An epoch has 15 steps. Batches of 100 samples give 3 ranks parts of 34, 33 and 33 samples.
+    let config = Config { batch_size: Some(100), epochs: Some(7), ..sgd_config() };
+    let alone = train(&config).unwrap();
+    assert_eq!(alone.report.steps, 105);
+    let all: &[(u32, &str)] = &[(2, "allreduce"), (3, "local-sgd:1"), (3, "allreduce"), (4, "allreduce")];
+    for (n, text) in if_long_tests_else(all, &all[..2]) {
+        let found = train_and_compare(*n, &Config { strategy: strategy(text), ..config.clone() });
+        assert_close(&found.parameters, &alone.parameters, &format!("{text} on {n} ranks"));
+    }
+}
+
+#[test]
+fn a_single_rank_computes_the_same_bits_with_every_average() {
+    let config = Config { epochs: Some(2), rule: Some(Rule::Adam), ..sgd_config() };
+    let expected = train(&config).unwrap().parameters;
+    for text in ["local-sgd:3", "model-average:1", "model-average"] {
+        let found = train(&Config { strategy: strategy(text), ..config.clone() }).unwrap().parameters;
+        assert_eq!(found, expected, "{text}");
+    }
+}
+
+/// Ranks without a sample take no step. If they had the same weight as the others, their old parameters would dilute the average.
+#[test]
+fn ranks_without_samples_have_no_weight() {
+    let source = DataSource::Synthetic { rows: 200, columns: 4 };
+    let config = Config { source, batch_size: Some(2), epochs: Some(1), ..sgd_config() };
+    let two = train_and_compare(2, &Config { strategy: strategy("local-sgd:7"), ..config.clone() });
+    let four = train_and_compare(4, &Config { strategy: strategy("local-sgd:7"), ..config });
+    assert_close(&four.parameters, &two.parameters, "4 ranks share batches of 2 samples");
+}
+
+/// A stop signal on one rank stops all ranks after the same step. The ranks average, so the run can continue on another number of
+/// ranks.
+#[test]
+fn a_stopped_run_resumes_on_another_number_of_ranks() {
+    for text in ["local-sgd:4", "model-average:2", "model-average"] {
+        let directory = tempfile::tempdir().unwrap();
+        let first = Config {
+            strategy: strategy(text),
+            epochs: Some(4),
+            rule: Some(Rule::Adam),
+            learning_rate: Some(0.01),
+            checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
+            ..sgd_config()
+        };
+        let stopped = train_on(3, &first, Actions { stop: Some((Rank::new(1), 5)), ..NONE });
+        let reports: Vec<_> = stopped.into_iter().map(|result| result.unwrap().report).collect();
+        for report in &reports {
+            assert!(report.stopped && (5..48).contains(&report.steps), "{text}: {report:?}");
+            assert_eq!(report.parameters_hash, reports[0].parameters_hash);
+            assert!((0.1..3.0).contains(&report.train_loss), "{text}: {}", report.train_loss);
+        }
+        let resume =
+            Config { checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)), ..first.clone() };
+        let report = train_and_compare(2, &resume).report;
+        assert_eq!((report.steps, report.epochs), (48, 4), "{text}");
+        assert!(report.test_accuracy.unwrap() > 0.8, "{text}: {:?}", report.test_accuracy);
+        let other = Config { strategy: strategy("allreduce"), ..resume };
+        let error = train(&other).unwrap_err().to_string();
+        assert!(error.contains(&format!("saved with --strategy {text}, but this run has")), "{error}");
+    }
+}
+
+#[test]
+fn divergence_on_one_rank_ends_all_ranks() {
+    for text in ["local-sgd:4", "model-average"] {
+        // The parameter becomes NaN at the end of the first epoch on rank 1 only.
+        let config = Config { strategy: strategy(text), ..sgd_config() };
+        let results = train_on(3, &config, Actions { parameter: Some((Rank::new(1), f32::NAN)), ..NONE });
+        for (rank, result) in results.into_iter().enumerate() {
+            let error = result.unwrap_err().to_string();
+            let expected = if text == "model-average" { "the loss is NaN" } else { "different parameters" };
+            assert!(error.contains(expected), "{text}, rank {rank}: {error}");
+        }
+    }
+}
+
+#[test]
+fn options_that_do_not_fit_a_strategy_are_refused() {
+    let config = Config { rule: Some(Rule::Nesterov), strategy: strategy("local-sgd:2"), ..config() };
+    match run(&mut ringtrain::Group::solo(), &config, &AtomicBool::new(false), &mut Silent) {
+        Err(TrainError::Options(message)) => assert!(message.contains("pass --optimizer adam"), "{message}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_program_accepts_a_strategy() {
+    let arguments = "-n 2 ringtrain --strategy local-sgd:3 --epochs 2 --compression bf16";
+    let done = run_program(&mut ringrun(&arguments.split(' ').collect::<Vec<_>>()));
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    let stdout = done.stdout();
+    assert!(stdout.contains("2 ranks, strategy local-sgd:3"), "{stdout}");
+    let hashes: Vec<_> = stdout.lines().filter_map(|line| line.split("parameters_hash ").nth(1)).collect();
+    assert!(hashes.len() == 2 && hashes[0] == hashes[1], "{stdout}");
+    let done = run_program(&mut ringrun(&["-n", "2", "ringtrain", "--strategy", "local-sgd:0"]));
+    assert_eq!(done.code(), Some(2), "{done:?}");
+    assert!(done.stderr().contains("`0` is not a number from 1"), "{done:?}");
+}
