@@ -1,6 +1,7 @@
 //! The program `ringtrain`: parses and checks its arguments, trains, and returns an exit code.
 
 mod args;
+mod table_args;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;

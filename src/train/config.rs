@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::data::{DataSource, HeaderRow, Task};
+use super::data::{DataSource, TableOptions, Task};
 use super::model::ModelSpec;
 use super::optimizer::Rule;
 use super::strategies::StrategySpec;
@@ -15,8 +15,8 @@ pub struct Config {
     pub source: DataSource,
     /// The name or number of the column to predict. Only a table needs this option.
     pub target: Option<String>,
-    /// Whether the first row of a table holds the names of the columns.
-    pub header: HeaderRow,
+    /// How to read a table.
+    pub table: TableOptions,
     /// The fraction of the rows that is used for testing if the data has no test set: at least 0 and below 1.
     pub test_fraction: f64,
     /// The model. `None` selects [`default_model`].
@@ -126,11 +126,10 @@ impl Config {
 
     /// Returns the names and values of the options that must be the same on all ranks.
     pub(crate) fn shared_options(&self) -> Vec<(&'static str, String)> {
-        vec![
+        let mut options = vec![
             // The list does not contain `--data`, because hosts may store the data under different paths. The ranks
             // compare the content of the data after they have read it.
             ("--target", format!("{:?}", self.target)),
-            ("--header or --no-header", format!("{:?}", self.header)),
             ("--test-fraction", self.test_fraction.to_string()),
             ("--model", format!("{:?}", self.model)),
             ("--task", format!("{:?}", self.task)),
@@ -146,6 +145,8 @@ impl Config {
             ("--bucket-bytes or --no-overlap", format!("{:?}", self.bucket_bytes)),
             ("--checkpoint", self.checkpoint.is_some().to_string()),
             ("--resume", format!("{:?}", self.checkpoint.as_ref().map(|checkpoint| checkpoint.existing))),
-        ]
+        ];
+        options.extend(self.table.shared_options());
+        options
     }
 }

@@ -96,7 +96,7 @@ impl Setup {
     pub(crate) fn new(config: &Config) -> Result<Self, DataError> {
         let dataset = config.source.load(&LoadOptions {
             target: config.target.clone(),
-            header: config.header,
+            table: config.table.clone(),
             test_fraction: config.test_fraction,
             task: config.task(),
         })?;

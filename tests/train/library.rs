@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ringtrain::train::data::{DataSource, HeaderRow, Task};
+use ringtrain::train::data::{DataSource, TableOptions, Task};
 use ringtrain::train::optimizer::Rule;
 use ringtrain::train::{
     CHECKPOINT_FILE_NAME, Checkpoint, CheckpointError, Config, EPOCHS_DEFAULT, EpochRecord, Existing,
@@ -16,7 +16,7 @@ pub(crate) fn config() -> Config {
     Config {
         source: DataSource::Digits,
         target: None,
-        header: HeaderRow::Expected,
+        table: TableOptions::default(),
         test_fraction: 0.2,
         model: None,
         task: None,

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
+use super::table_args::TableArgs;
 use crate::cli::group_args::GroupArgs;
 use crate::codec::Compression;
-use crate::train::data::{DataSource, HeaderRow, Task};
+use crate::train::data::{DataSource, Task};
 use crate::train::model::ModelSpec;
 use crate::train::optimizer::Rule;
 use crate::train::{BUCKET_BYTES, Checkpoint, Config, Existing, StrategySpec};
@@ -77,8 +78,8 @@ pub(super) struct TrainArgs {
     model: Option<String>,
 
     /// The data. One of: digits, which are 1,797 built-in handwritten digits (UCI, CC BY 4.0); a directory of plain or .gz IDX
-    /// files, such as MNIST or Fashion-MNIST; a .csv or .tsv table, which needs --target (see also --no-header); a pair of
-    /// files FEATURES.npy,TARGETS.npy; synthetic:ROWSxFEATURES, which is random data of this shape
+    /// files, such as MNIST or Fashion-MNIST; a .csv or .tsv table, plain or compressed (.gz, .zip, .zst), which needs --target
+    /// (see Tables); a pair of files FEATURES.npy,TARGETS.npy; synthetic:ROWSxFEATURES, which is random data of this shape
     #[arg(long, value_name = "DATA", default_value = "digits", help_heading = "Data")]
     data: String,
 
@@ -86,13 +87,9 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "COLUMN", help_heading = "Data")]
     target: Option<String>,
 
-    /// Read the first row of the table as data. --target is then the number of a column
-    #[arg(long, conflicts_with = "header", help_heading = "Data")]
-    no_header: bool,
-
-    /// Read the first row of the table as a header, even if it holds numbers
-    #[arg(long, help_heading = "Data")]
-    header: bool,
+    /// How to read a table.
+    #[command(flatten)]
+    table: TableArgs,
 
     /// The fraction of the rows to use for testing. The choice of these rows does not depend on --seed. This option does
     /// not apply to IDX data, which has its own test set [default: 0.2]
@@ -213,7 +210,6 @@ impl TrainArgs {
         if self.test_fraction.is_some() && matches!(source, DataSource::Idx(_)) {
             return Err("--test-fraction does not apply: IDX data has its own test set (t10k-*)".into());
         }
-        let header = self.parse_header(&source)?;
         let batch_size = self.parse_batch_size()?;
         if self.bucket_bytes == 0 {
             return Err(
@@ -233,11 +229,13 @@ impl TrainArgs {
             return Err("--resume needs --checkpoint DIR, the directory of the checkpoint".into());
         }
         let existing = if self.resume { Existing::Resume } else { Existing::Refuse };
+        let rule = self.parse_rule()?;
+        let table = self.table.into_options(&source)?;
         let config = Config {
-            rule: self.parse_rule()?,
+            rule,
             source,
             target: self.target,
-            header,
+            table,
             test_fraction,
             model,
             task,
@@ -264,19 +262,6 @@ impl TrainArgs {
             }
             (DataSource::Csv(_), Some(_)) | (_, None) => Ok(()),
             (_, Some(_)) => Err(format!("--target is for tables; --data {source} has its target built in")),
-        }
-    }
-
-    fn parse_header(&self, source: &DataSource) -> Result<HeaderRow, String> {
-        let header = match (self.header, self.no_header) {
-            (true, _) => HeaderRow::Present,
-            (_, true) => HeaderRow::Absent,
-            _ => return Ok(HeaderRow::Expected),
-        };
-        if matches!(source, DataSource::Csv(_)) {
-            Ok(header)
-        } else {
-            Err(format!("--header and --no-header are for tables; --data {source} is not a table"))
         }
     }
 
@@ -340,6 +325,7 @@ impl TrainArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::train::data::{HeaderRow, Separator};
 
     fn parse_config(line: &str) -> Result<Config, String> {
         TrainArgs::try_parse_from(std::iter::once("ringtrain").chain(line.split_whitespace()))
@@ -353,6 +339,8 @@ mod tests {
         assert_eq!((config.source, config.batch_size, config.rule), (DataSource::Digits, None, None));
         assert!(parse_config("--data a.csv --target y --optimizer momentum --momentum 0.5").is_ok());
         assert!(parse_config("--checkpoint d --resume").is_ok());
+        let table = parse_config("--data a.csv.zip --target y --separator \\t --no-header").unwrap().table;
+        assert_eq!((table.separator, table.header), (Some(Separator::TAB), HeaderRow::Absent));
     }
 
     #[test]
@@ -361,7 +349,10 @@ mod tests {
             ("--resume", "needs --checkpoint"),
             ("--target x", "for tables"),
             ("--data a.csv", "name the column"),
-            ("--no-header", "for tables"),
+            ("--no-header", "--no-header is for tables"),
+            ("--separator tab", "--separator is for tables"),
+            ("--data a.csv --target y --separator ab", "--separator ab: it is not one of comma, tab"),
+            ("--data a.csv --target y --separator \"", "must not be a quotation mark"),
             ("--data a.csv --target 0 --header --no-header", "cannot be used with"),
             ("--data x.npy", "pair"),
             ("--momentum 0.9", "needs --optimizer momentum"),

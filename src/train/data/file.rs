@@ -1,36 +1,34 @@
 //! Opens and reads data files, plain or compressed.
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::Read;
 use std::path::Path;
 
-use flate2::read::MultiGzDecoder;
-
+use super::compression::{FileCompression, decompress};
 use super::{DataError, ELEMENTS_MAX};
 
-/// Opens a file as a stream, which is decompressed if the name of the file ends in `.gz`.
+/// Opens a file as a stream, which is decompressed if the name of the file ends in `.gz`, `.zip` or `.zst`.
 ///
 /// # Errors
 ///
-/// [`DataError::Unreadable`] if the file is missing or cannot be opened. [`DataError::Malformed`] if the path is a directory.
+/// [`DataError::Unreadable`] if the file is missing or cannot be opened. [`DataError::Malformed`] if the path is a directory or
+/// an archive that cannot be used.
 pub(crate) fn open(path: &Path) -> Result<Box<dyn Read>, DataError> {
     let file = File::open(path).map_err(|error| DataError::unreadable(path, error))?;
     let metadata = file.metadata().map_err(|error| DataError::unreadable(path, error))?;
     if metadata.is_dir() {
         return Err(DataError::malformed(path, "is a directory, but a file is needed"));
     }
-    let reader = BufReader::with_capacity(1 << 18, file);
-    let compressed = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gz"));
-    Ok(if compressed { Box::new(MultiGzDecoder::new(reader)) } else { Box::new(reader) })
+    decompress(path, file, FileCompression::of_name(path))
 }
 
-/// Returns the extension of a file's name in lower case, without `.gz`: `csv` for `a.CSV.gz`.
+/// Returns the extension of a file's name in lower case, without the extension of its compression: `csv` for `a.CSV.gz`.
 pub(crate) fn extension(path: &Path) -> Option<String> {
-    let outer = path.extension()?.to_str()?.to_ascii_lowercase();
-    if outer != "gz" {
-        return Some(outer);
-    }
-    Some(Path::new(path.file_stem()?).extension()?.to_str()?.to_ascii_lowercase())
+    let name = match FileCompression::of_name(path) {
+        Some(_) => Path::new(path.file_stem()?),
+        None => path,
+    };
+    Some(name.extension()?.to_str()?.to_ascii_lowercase())
 }
 
 /// Reads the rest of a stream, which must have exactly `len` bytes.
@@ -65,12 +63,12 @@ pub(crate) fn checked_element_count(dimensions: &[u64], path: &Path) -> Result<u
     })
 }
 
-/// Converts an error that a read returned. A broken gzip stream is an error in the file. Other errors come from the operating
+/// Converts an error that a read returned. Damage in a compressed file is an error in the file. Other errors come from the operating
 /// system.
 pub(crate) fn stream_error(path: &Path, error: std::io::Error) -> DataError {
     use std::io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     if matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof) {
-        DataError::malformed(path, format!("is truncated or not valid gzip ({error}); download it again"))
+        DataError::malformed(path, format!("is truncated or corrupt ({error}); download it again"))
     } else {
         DataError::unreadable(path, error)
     }

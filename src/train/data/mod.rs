@@ -1,5 +1,6 @@
 //! Reads data, splits the data into a training set and a test set, and interprets the target.
 
+mod compression;
 mod csv;
 mod digits;
 mod error;
@@ -14,7 +15,7 @@ mod target;
 
 use sha2::{Digest, Sha256};
 
-pub use csv::HeaderRow;
+pub use csv::{HeaderRow, Separator, TableOptions};
 pub use error::DataError;
 pub use features::{Features, Standardizer};
 pub use source::{DataSource, LoadOptions};

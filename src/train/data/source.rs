@@ -4,10 +4,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use super::compression::FileCompression;
 use super::file::extension;
 use super::synthetic::SyntheticTarget;
 use super::{
-    DataError, Dataset, ELEMENTS_MAX, HeaderRow, Samples, Table, Task, csv, digits, idx, npy, split,
+    DataError, Dataset, ELEMENTS_MAX, Samples, Table, TableOptions, Task, csv, digits, idx, npy, split,
     synthetic, target,
 };
 
@@ -18,7 +19,7 @@ pub enum DataSource {
     Digits,
     /// A directory with IDX files, such as MNIST.
     Idx(PathBuf),
-    /// A table with comma-separated (`.csv`) or tab-separated (`.tsv`) values, plain or compressed (`.gz`).
+    /// A table whose cells are separated by commas, tabs or another character, plain or compressed (`.gz`, `.zip`, `.zst`).
     Csv(PathBuf),
     /// A file with features and a file with targets in numpy's `.npy` format.
     Npy(PathBuf, PathBuf),
@@ -52,7 +53,9 @@ impl FromStr for DataSource {
         }
         match extension(Path::new(text)).as_deref() {
             Some("npy") => Err("needs a pair: FEATURES.npy,TARGETS.npy".into()),
-            Some("csv" | "tsv") => Ok(Self::Csv(text.into())),
+            Some("csv" | "tsv" | "tab") => Ok(Self::Csv(text.into())),
+            // The name of an archive may lack the extension of the file in it.
+            None if FileCompression::of_name(Path::new(text)).is_some() => Ok(Self::Csv(text.into())),
             _ => Ok(Self::Idx(text.into())),
         }
     }
@@ -86,8 +89,8 @@ impl fmt::Display for DataSource {
 pub struct LoadOptions {
     /// The name or number of the target's column, if the source is a table.
     pub target: Option<String>,
-    /// Whether a table has a header.
-    pub header: HeaderRow,
+    /// How to read a table.
+    pub table: TableOptions,
     /// The fraction of the rows that is used for testing if the source has no test set.
     pub test_fraction: f64,
     /// Whether to predict classes or numbers. If `None`, the target decides; see [`Targets`](super::Targets).
@@ -109,7 +112,7 @@ impl DataSource {
                 let target = options.target.as_deref().ok_or_else(|| {
                     DataError::malformed(path, "is a table: name the column to predict with --target")
                 })?;
-                split(csv::load(path, target, options.header)?)?
+                split(csv::load(path, target, &options.table)?)?
             }
             Self::Npy(features, targets) => split(npy::load(features, targets)?)?,
             &Self::Synthetic { rows, columns } => {
@@ -159,6 +162,9 @@ mod tests {
             ("/data/mnist", Ok(DataSource::Idx("/data/mnist".into()))),
             ("a.csv", Ok(DataSource::Csv("a.csv".into()))),
             ("a.csv.gz", Ok(DataSource::Csv("a.csv.gz".into()))),
+            ("a.csv.zip", Ok(DataSource::Csv("a.csv.zip".into()))),
+            ("archive.zip", Ok(DataSource::Csv("archive.zip".into()))),
+            ("a.TSV.zst", Ok(DataSource::Csv("a.TSV.zst".into()))),
             ("x.npy,y.npy", Ok(DataSource::Npy("x.npy".into(), "y.npy".into()))),
             ("synthetic:10x3", Ok(DataSource::Synthetic { rows: 10, columns: 3 })),
             ("x.npy", Err("pair")),

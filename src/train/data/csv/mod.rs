@@ -1,10 +1,15 @@
-//! Reads tables of comma-separated or tab-separated values, with or without a header.
+//! Reads tables of cells that are separated by a character, with or without a header.
+
+mod dialect;
+mod records;
 
 use std::path::Path;
 
+use csv::ByteRecord;
 use ndarray::Array2;
 
-use super::file::{extension, open, stream_error};
+pub use self::dialect::Separator;
+use self::records::Records;
 use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
 
 /// Whether the first row of a table holds the names of the columns.
@@ -20,6 +25,31 @@ pub enum HeaderRow {
     Absent,
 }
 
+/// How to read a table.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TableOptions {
+    /// Whether the first row holds the names of the columns.
+    pub header: HeaderRow,
+    /// The character between the cells of a row. If `None`, the first rows decide.
+    pub separator: Option<Separator>,
+}
+
+impl TableOptions {
+    /// Returns the command-line name of the first option that differs from its default. Returns `None` if there is none.
+    pub(crate) fn first_given(&self) -> Option<&'static str> {
+        let default = Self::default().shared_options();
+        let differing =
+            self.shared_options().into_iter().zip(default).find(|(given, default)| given != default);
+        differing.map(|((name, _), _)| name)
+    }
+
+    /// Returns the names and values of the options that must be the same on all ranks.
+    pub(crate) fn shared_options(&self) -> Vec<(&'static str, String)> {
+        let Self { header, separator } = self;
+        vec![("--header or --no-header", format!("{header:?}")), ("--separator", format!("{separator:?}"))]
+    }
+}
+
 /// Reads a table and separates the target column from the features. `target` is the name of this column or, if no column has
 /// this name, its number, counted from 0. The target may hold text (class names). All other cells must be finite numbers.
 ///
@@ -27,77 +57,85 @@ pub enum HeaderRow {
 ///
 /// Returns an error in each of these cases. If the fault is in a line or a column, the message names it.
 ///
-/// - The file cannot be read, or is empty.
+/// - The file cannot be read, is empty, or is not UTF-8 text.
 /// - The file has no column `target`.
 /// - Rows have different lengths, or a cell is not a finite number.
 /// - The first row should be a header, but looks like data.
-pub(crate) fn load(path: &Path, target: &str, header: HeaderRow) -> Result<Table, DataError> {
-    let tabs = extension(path).as_deref() == Some("tsv");
-    let mut reader = csv::ReaderBuilder::new()
-        .delimiter(if tabs { b'\t' } else { b',' })
-        .trim(csv::Trim::All)
-        .flexible(true)
-        .has_headers(header != HeaderRow::Absent)
-        .from_reader(open(path)?);
-    let first = reader.headers().map_err(|error| csv_error(path, error))?.clone();
-    if header == HeaderRow::Expected && looks_like_data(&first) {
-        return Err(DataError::malformed(
-            path,
+pub(crate) fn load(path: &Path, target: &str, options: &TableOptions) -> Result<Table, DataError> {
+    let mut records = Records::open(path, options.separator)?;
+    if !records.advance()? {
+        return Err(records.error("is empty"));
+    }
+    let names = read_header(&records, options.header)?;
+    let target_index = find_target(&names, target).map_err(|problem| records.error(problem))?;
+    if names.len() < 2 {
+        return Err(records.error(format!(
+            "has no column besides the target; the separator is {} (to choose another one, pass --separator)",
+            records.separator()
+        )));
+    }
+    let mut values = Vec::new();
+    let mut cells = Vec::new();
+    let mut in_row = options.header == HeaderRow::Absent || records.advance()?;
+    while in_row {
+        records.check_length(names.len())?;
+        for (index, (cell, name)) in records.row().iter().zip(&names).enumerate() {
+            let fail =
+                |why: String| records.error(format!("line {}, column `{name}`: {why}", records.line()));
+            let cell =
+                std::str::from_utf8(cell.trim_ascii()).map_err(|_| fail("the text is not UTF-8".into()))?;
+            if cell.is_empty() {
+                return Err(fail("the value is missing; fill it in or drop the row".into()));
+            }
+            if index == target_index {
+                cells.push((cell.to_owned(), records.line()));
+            } else {
+                values.push(parse_number(cell).map_err(fail)? as f32);
+            }
+        }
+        if values.len() as u64 > ELEMENTS_MAX {
+            return Err(records.error(format!("holds more than {ELEMENTS_MAX} values")));
+        }
+        in_row = records.advance()?;
+    }
+    let rows = cells.len();
+    let target = parse_target(cells)
+        .map_err(|problem| records.error(format!("column `{}`: {problem}", &names[target_index])))?;
+    let values =
+        Array2::from_shape_vec((rows, names.len() - 1), values).expect("all rows have the same length");
+    Ok(Table { features: Features::Numbers(values), target })
+}
+
+/// Returns the names of the columns. The current row of `records` is the first row.
+fn read_header(records: &Records, header: HeaderRow) -> Result<Vec<String>, DataError> {
+    let first = records.row();
+    if header == HeaderRow::Absent {
+        return Ok((0..first.len()).map(|index| index.to_string()).collect());
+    }
+    if header == HeaderRow::Expected && looks_like_data(first) {
+        return Err(records.error(
             "the first row holds numbers, so it looks like data and not like a header; pass --no-header if the file has no \
              header, or --header if these are the columns' names",
         ));
     }
-    let header = match header {
-        HeaderRow::Absent => (0..first.len()).map(|index| index.to_string()).collect(),
-        _ => first,
+    let name = |(index, cell): (usize, &[u8])| {
+        let text = std::str::from_utf8(cell.trim_ascii()).map(str::to_owned);
+        text.map_err(|_| {
+            records.error(format!(
+                "line {}, column number {}: the text is not UTF-8",
+                records.line(),
+                index + 1
+            ))
+        })
     };
-    let target_index = find_target(&header, target).map_err(|problem| DataError::malformed(path, problem))?;
-    if header.len() < 2 {
-        return Err(DataError::malformed(path, "has no column besides the target"));
-    }
-    let mut values = Vec::new();
-    let mut cells = Vec::new();
-    for record in reader.records() {
-        let record = record.map_err(|error| csv_error(path, error))?;
-        let line = record.position().map_or(0, csv::Position::line);
-        if record.len() != header.len() {
-            let (found, wanted) = (record.len(), header.len());
-            return Err(DataError::malformed(
-                path,
-                format!("line {line} has {found} cells, but the first row has {wanted}"),
-            ));
-        }
-        for (index, (cell, name)) in record.iter().zip(&header).enumerate() {
-            let cell_name = || format!("line {line}, column `{name}`");
-            if cell.is_empty() {
-                let problem = format!("{}: the value is missing; fill it in or drop the row", cell_name());
-                return Err(DataError::malformed(path, problem));
-            }
-            if index == target_index {
-                cells.push((cell.to_owned(), line));
-            } else {
-                let value = parse_number(cell)
-                    .map_err(|why| DataError::malformed(path, format!("{}: {why}", cell_name())))?;
-                values.push(value as f32);
-            }
-        }
-        if values.len() as u64 > ELEMENTS_MAX {
-            return Err(DataError::malformed(path, format!("holds more than {ELEMENTS_MAX} values")));
-        }
-    }
-    let rows = cells.len();
-    let target = parse_target(cells).map_err(|problem| {
-        DataError::malformed(path, format!("column `{}`: {problem}", &header[target_index]))
-    })?;
-    let values =
-        Array2::from_shape_vec((rows, header.len() - 1), values).expect("all rows have the same length");
-    Ok(Table { features: Features::Numbers(values), target })
+    first.iter().enumerate().map(name).collect()
 }
 
 /// Returns whether a first row is probably a sample: at most one of its cells (the target) is not a number. A row with the
 /// numbers 0, 1, 2, ... is a header, because pandas writes these numbers above columns without names.
-fn looks_like_data(first: &csv::StringRecord) -> bool {
-    let numbers: Vec<&str> = first.iter().filter(|cell| cell.parse::<f64>().is_ok()).collect();
+fn looks_like_data(first: &ByteRecord) -> bool {
+    let cells = first.iter().filter_map(|cell| std::str::from_utf8(cell.trim_ascii()).ok());
+    let numbers: Vec<&str> = cells.filter(|cell| cell.parse::<f64>().is_ok()).collect();
     let counted = numbers.iter().enumerate().all(|(index, cell)| cell.parse() == Ok(index));
     numbers.len() + 1 >= first.len() && !counted
 }
@@ -123,7 +161,7 @@ fn parse_target(cells: Vec<(String, u64)>) -> Result<Column, String> {
 }
 
 /// Returns the index of the column with the name or number `target`.
-fn find_target(header: &csv::StringRecord, target: &str) -> Result<usize, String> {
+fn find_target(header: &[String], target: &str) -> Result<usize, String> {
     let mut named = header.iter().enumerate().filter(|(_, name)| *name == target).map(|(index, _)| index);
     match (named.next(), named.next()) {
         (Some(index), None) => return Ok(index),
@@ -135,24 +173,10 @@ fn find_target(header: &csv::StringRecord, target: &str) -> Result<usize, String
         (None, _) => {}
     }
     target.parse().ok().filter(|&index| index < header.len()).ok_or_else(|| {
-        let names: Vec<&str> = header.iter().take(20).collect();
+        let names: Vec<&str> = header.iter().take(20).map(String::as_str).collect();
         let more = if header.len() > names.len() { ", ..." } else { "" };
         format!("has no column `{target}`; its columns are {}{more}", names.join(", "))
     })
-}
-
-/// Converts an error of the CSV reader.
-fn csv_error(path: &Path, error: csv::Error) -> DataError {
-    let text = error.to_string();
-    match error.into_kind() {
-        csv::ErrorKind::Io(error) => stream_error(path, error),
-        csv::ErrorKind::Utf8 { pos, err } => {
-            let line = pos.map_or(0, |pos| pos.line());
-            let column = err.field() + 1;
-            DataError::malformed(path, format!("line {line}, column number {column}: the text is not UTF-8"))
-        }
-        _ => DataError::malformed(path, text),
-    }
 }
 
 #[cfg(test)]
@@ -167,7 +191,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("table.csv");
         std::fs::write(&path, bytes).unwrap();
-        load(&path, target, header)
+        load(&path, target, &TableOptions { header, ..TableOptions::default() })
     }
 
     /// Regression test: a table without a header lost its first row.
@@ -198,8 +222,30 @@ mod tests {
     }
 
     #[test]
+    fn separators_marks_and_line_ends_of_every_kind_are_read() {
+        let expected = parse(b"a,y\n1,2\n3,4\n", "y").unwrap();
+        for bytes in [
+            &b"\xef\xbb\xbfa,y\n1,2\n3,4\n"[..],
+            b"\xef\xbb\xbf\"a\";y\n1;2\n3;4\n",
+            b"a\ty\r\n1\t2\n\r\n3\t4",
+            b"a|y\r1|2\n3|4\r\n",
+            b"a y\n1 2\n3 4\n",
+            b"\"a\", \"y\"\n\"1\", 2 \n 3,\"4\"\n",
+        ] {
+            assert_eq!(parse(bytes, "y").unwrap(), expected, "{}", bytes.escape_ascii());
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("table.csv");
+        std::fs::write(&path, b"a:y\n1:2\n3:4\n").unwrap();
+        let options = TableOptions { separator: Some(":".parse().unwrap()), ..TableOptions::default() };
+        assert_eq!(load(&path, "y", &options).unwrap(), expected);
+        let error = load(&path, "0", &TableOptions::default()).unwrap_err().to_string();
+        assert!(error.contains("no column besides the target") && error.contains("--separator"), "{error}");
+    }
+
+    #[test]
     fn errors_name_the_line_and_the_column_of_bad_cells() {
-        let cases: [(&[u8], &str); 13] = [
+        let cases: [(&[u8], &str); 15] = [
             (b"a,y\n1,2\nabc,3\n", "line 3, column `a`: `abc` is not a number"),
             (b"a,y\n1,2\n\"x\ny\",3\n4,z\n", "line 3, column `a`"),
             (b"a,y\nNaN,3\n", "line 2, column `a`: `NaN` is not a finite number"),
@@ -212,18 +258,19 @@ mod tests {
             (b"a,b\n1,2\n", "has no column `y`; its columns are a, b"),
             (b"y,y\n1,2\n", "more than one column `y`"),
             (b"y\n1\n", "no column besides"),
-            (b"a,y\n\xff,2\n", "line 2, column number 1: the text is not UTF-8"),
+            (b"a,y\n\xff,2\n", "line 2, column `a`: the text is not UTF-8"),
+            (b"y,\xff\n1,2\n", "line 1, column number 2: the text is not UTF-8"),
+            (
+                b"a,y\n\"1\n2,3\n4,5\n",
+                "line 2 has 1 cells, but the first row has 2; a cell of this row contains a line break",
+            ),
         ];
         for (bytes, expected) in cases {
             let error = parse(bytes, "y").unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains("table.csv"), "{error} / {expected}");
         }
-        assert!(parse(b"", "y").unwrap_err().to_string().contains("no column `y`"));
-        assert!(
-            load(Path::new("/nonexistent/x.csv"), "y", HeaderRow::Expected)
-                .unwrap_err()
-                .to_string()
-                .contains("/nonexistent/x.csv")
-        );
+        assert!(parse(b"", "y").unwrap_err().to_string().contains("is empty"));
+        let error = load(Path::new("/nonexistent/x.csv"), "y", &TableOptions::default()).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/x.csv"), "{error}");
     }
 }

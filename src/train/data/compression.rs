@@ -1,0 +1,367 @@
+//! Decompresses data files: gzip, Zstandard, and zip archives that hold one file.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use flate2::CrcReader;
+use flate2::bufread::{DeflateDecoder, MultiGzDecoder};
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+use zip::result::ZipError;
+use zip::{CompressionMethod, ZipArchive};
+
+use super::DataError;
+use super::file::stream_error;
+
+/// The size in bytes of the buffer through which a file is read.
+const BUFFER_BYTES: usize = 1 << 18;
+/// The number of names in a message about an archive with several files.
+const NAMES_SHOWN: usize = 5;
+
+/// The compression of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FileCompression {
+    /// One or more gzip streams.
+    Gzip,
+    /// A zip archive that holds one file.
+    Zip,
+    /// One or more Zstandard frames.
+    Zstandard,
+}
+
+impl FileCompression {
+    /// Returns the compression that the extension of a file's name stands for. Returns `None` for other extensions.
+    pub(crate) fn of_name(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "gz" => Some(Self::Gzip),
+            "zip" => Some(Self::Zip),
+            "zst" => Some(Self::Zstandard),
+            _ => None,
+        }
+    }
+
+    /// Returns the compression of a file that starts with `bytes`. Returns `None` if the file is not compressed.
+    pub(crate) fn of_content(bytes: &[u8]) -> Option<Self> {
+        match bytes {
+            [0x1f, 0x8b, 8, ..] => Some(Self::Gzip),
+            [b'P', b'K', 3, 4, ..] => Some(Self::Zip),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Self::Zstandard),
+            _ => None,
+        }
+    }
+
+    /// Returns the extension of compressed files.
+    pub(crate) fn extension(self) -> &'static str {
+        match self {
+            Self::Gzip => ".gz",
+            Self::Zip => ".zip",
+            Self::Zstandard => ".zst",
+        }
+    }
+}
+
+/// Returns a stream of the decompressed content of `file`. `path` is the name of the file in errors.
+///
+/// # Errors
+///
+/// If a zip archive is damaged, is encrypted, or does not hold exactly one file. Damage in other files is an error of the stream.
+pub(crate) fn decompress(
+    path: &Path,
+    file: File,
+    compression: Option<FileCompression>,
+) -> Result<Box<dyn Read>, DataError> {
+    let reader = BufReader::with_capacity(BUFFER_BYTES, file);
+    match compression {
+        None => Ok(Box::new(reader)),
+        Some(FileCompression::Gzip) => Ok(Box::new(MultiGzDecoder::new(reader))),
+        Some(FileCompression::Zstandard) => Ok(Box::new(ZstandardReader::new(reader))),
+        Some(FileCompression::Zip) => open_archive(path, reader),
+    }
+}
+
+/// Returns the content of the only file in a zip archive.
+///
+/// The crate `zip` reads the list of files and finds the position of the content. Its own readers borrow the archive, but the
+/// caller of this function needs a reader that owns the file.
+fn open_archive(path: &Path, reader: BufReader<File>) -> Result<Box<dyn Read>, DataError> {
+    let fail = |error: ZipError| match error {
+        ZipError::Io(error) => stream_error(path, error),
+        error => {
+            DataError::malformed(path, format!("is not a valid zip archive ({error}); download it again"))
+        }
+    };
+    let mut archive = ZipArchive::new(reader).map_err(fail)?;
+    let index = find_only_file(path, &mut archive)?;
+    let entry = archive.by_index_raw(index).map_err(fail)?;
+    if entry.encrypted() {
+        return Err(DataError::malformed(path, "is encrypted; extract the file and pass the extracted file"));
+    }
+    let (method, bytes, checksum) = (entry.compression(), entry.compressed_size(), entry.crc32());
+    let start = entry.data_start().ok_or_else(|| DataError::malformed(path, "has no content"))?;
+    drop(entry);
+    let mut reader = archive.into_inner();
+    reader.seek(SeekFrom::Start(start)).map_err(|error| stream_error(path, error))?;
+    let content = reader.take(bytes);
+    let content: Box<dyn Read> = match method {
+        CompressionMethod::Stored => Box::new(content),
+        CompressionMethod::DEFLATE => Box::new(DeflateDecoder::new(content)),
+        other => {
+            let problem =
+                format!("uses the compression {other:?}; extract the file and pass the extracted file");
+            return Err(DataError::malformed(path, problem));
+        }
+    };
+    Ok(Box::new(ArchivedFile { content: CrcReader::new(content), checksum }))
+}
+
+/// Returns the index of the only file in an archive. Does not count directories, hidden files and the metadata that macOS adds.
+fn find_only_file(path: &Path, archive: &mut ZipArchive<BufReader<File>>) -> Result<usize, DataError> {
+    let mut found = Vec::new();
+    for index in 0..archive.len() {
+        let Some(Ok(name)) = archive.name_for_index(index) else { continue };
+        let is_hidden = name.split('/').any(|part| part.starts_with('.') || part == "__MACOSX");
+        if !name.ends_with('/') && !is_hidden {
+            found.push((index, name.into_owned()));
+        }
+    }
+    if let [(index, _)] = found.as_slice() {
+        return Ok(*index);
+    }
+    let names: Vec<&str> = found.iter().take(NAMES_SHOWN).map(|(_, name)| name.as_str()).collect();
+    let problem = match found.len() {
+        0 => "is a zip archive without a file".to_owned(),
+        count => {
+            let more = if count > names.len() { ", ..." } else { "" };
+            format!(
+                "holds {count} files ({}{more}), but must hold one; extract the files and pass the one to use",
+                names.join(", ")
+            )
+        }
+    };
+    Err(DataError::malformed(path, problem))
+}
+
+/// The content of a file in a zip archive. At the end of the content, a read checks the checksum.
+struct ArchivedFile {
+    content: CrcReader<Box<dyn Read>>,
+    checksum: u32,
+}
+
+impl Read for ArchivedFile {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.content.read(buffer)?;
+        if count == 0 && !buffer.is_empty() && self.content.crc().sum() != self.checksum {
+            return Err(invalid("the checksum in the zip archive differs from that of the content"));
+        }
+        Ok(count)
+    }
+}
+
+/// The decompressed content of a Zstandard stream, which may have several frames.
+struct ZstandardReader<R> {
+    source: R,
+    decoder: FrameDecoder,
+    /// Whether `decoder` has begun a frame and has not returned all of its content.
+    in_frame: bool,
+    /// The number of frames that were begun.
+    frames: u64,
+}
+
+impl<R: BufRead> ZstandardReader<R> {
+    fn new(source: R) -> Self {
+        Self { source, decoder: FrameDecoder::new(), in_frame: false, frames: 0 }
+    }
+
+    /// Begins the next frame. Returns `false` at the end of the stream.
+    fn begin_frame(&mut self) -> io::Result<bool> {
+        loop {
+            if self.source.fill_buf()?.is_empty() && self.frames > 0 {
+                return Ok(false);
+            }
+            self.frames += 1;
+            match self.decoder.init(&mut self.source) {
+                Ok(()) => return Ok(true),
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => {
+                    io::copy(&mut self.source.by_ref().take(length.into()), &mut io::sink())?;
+                }
+                Err(error) => return Err(invalid(&error.to_string())),
+            }
+        }
+    }
+
+    /// Ends a frame. Checks its checksum, if it has one.
+    fn end_frame(&mut self) -> io::Result<()> {
+        self.in_frame = false;
+        match (self.decoder.get_checksum_from_data(), self.decoder.get_calculated_checksum()) {
+            (Some(expected), Some(found)) if expected != found => {
+                Err(invalid("the checksum of a Zstandard frame differs from that of its content"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<R: BufRead> Read for ZstandardReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            if !self.in_frame {
+                if !self.begin_frame()? {
+                    return Ok(0);
+                }
+                self.in_frame = true;
+            }
+            let count = self.decoder.read(buffer)?;
+            if count > 0 {
+                return Ok(count);
+            }
+            if self.decoder.is_finished() {
+                self.end_frame()?;
+            } else {
+                self.decoder
+                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBlocks(1))
+                    .map_err(|error| invalid(&error.to_string()))?;
+            }
+        }
+    }
+}
+
+/// Returns an error that reports damage in a file.
+fn invalid(problem: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::{DeflateEncoder, GzEncoder};
+    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+    use zip::ZipWriter;
+    use zip::write::SimpleFileOptions;
+
+    use super::super::file::open;
+    use super::*;
+
+    fn content() -> Vec<u8> {
+        (0..50_000_u32).flat_map(|index| format!("{},{}\n", index % 97, index).into_bytes()).collect()
+    }
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn zip_stored(files: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut writer = ZipWriter::new(io::Cursor::new(Vec::new()));
+        for (name, bytes) in files {
+            let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+            writer.start_file(*name, options).unwrap();
+            writer.write_all(bytes).unwrap();
+        }
+        writer.finish().unwrap().into_inner()
+    }
+
+    /// Returns an archive with one compressed file. Python's `zipfile` writes the same fields. The crate `zip` compresses only
+    /// with features that this package does not need.
+    fn zip_deflated(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = DeflateEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        let packed = encoder.finish().unwrap();
+        let mut crc = CrcReader::new(bytes);
+        io::copy(&mut crc, &mut io::sink()).unwrap();
+        let common = [
+            &[20, 0, 0, 0, 8, 0, 0, 0, 0, 0][..],
+            &crc.crc().sum().to_le_bytes(),
+            &(packed.len() as u32).to_le_bytes(),
+            &(bytes.len() as u32).to_le_bytes(),
+            &[5, 0, 0, 0],
+        ]
+        .concat();
+        let local = [b"PK\x03\x04", &common[..], b"a.csv", &packed].concat();
+        let central = [b"PK\x01\x02\x14\x00", &common[..], &[0; 14], b"a.csv"].concat();
+        let (size, offset) = ((central.len() as u32).to_le_bytes(), (local.len() as u32).to_le_bytes());
+        let end = [b"PK\x05\x06", &[0, 0, 0, 0, 1, 0, 1, 0][..], &size, &offset, &[0, 0]].concat();
+        [local, central, end].concat()
+    }
+
+    fn read(directory: &Path, name: &str, bytes: &[u8]) -> Result<Vec<u8>, String> {
+        let path = directory.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        let mut reader = open(&path).map_err(|error| error.to_string())?;
+        let mut content = Vec::new();
+        match reader.read_to_end(&mut content) {
+            Ok(_) => Ok(content),
+            Err(error) => Err(stream_error(&path, error).to_string()),
+        }
+    }
+
+    #[test]
+    fn every_compression_gives_the_content() {
+        let directory = tempfile::tempdir().unwrap();
+        let content = content();
+        let (first, second) = content.split_at(1000);
+        let zst = |bytes: &[u8]| compress_to_vec(bytes, CompressionLevel::Fastest);
+        // The magic number, the length and the content of a frame that decoders skip.
+        let skipped = [0x50, 0x2a, 0x4d, 0x18, 2, 0, 0, 0, 7, 7];
+        let archive = [("__MACOSX/._a.csv", &b"x"[..]), ("folder/a.csv", &content), (".DS_Store", b"y")];
+        for (name, bytes) in [
+            ("a.csv", content.clone()),
+            ("a.csv.gz", gzip(&content)),
+            ("b.csv.GZ", [gzip(first), gzip(second)].concat()),
+            ("a.csv.zst", zst(&content)),
+            ("b.csv.zst", [&zst(first)[..], &skipped, &zst(second)].concat()),
+            ("a.csv.zip", zip_stored(&archive)),
+            ("b.csv.zip", zip_deflated(&content)),
+        ] {
+            assert!(read(directory.path(), name, &bytes).as_ref() == Ok(&content), "{name}");
+        }
+    }
+
+    #[test]
+    fn damaged_files_and_unsuitable_archives_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let content = content();
+        let (zst, deflated) =
+            (compress_to_vec(&content[..], CompressionLevel::Fastest), zip_deflated(&content));
+        let mut flipped = zip_stored(&[("a.csv", &content)]);
+        let middle = flipped.len() / 2;
+        flipped[middle] ^= 1;
+        for (name, bytes, expected) in [
+            ("a.gz", &gzip(&content)[..999], "truncated"),
+            ("a.zst", &zst[..zst.len() / 2], "truncated"),
+            ("b.zst", b"", "truncated"),
+            ("c.zst", b"plain text", "truncated or corrupt"),
+            ("a.zip", &deflated[..999], "not a valid zip"),
+            ("b.zip", b"", "not a valid zip"),
+            ("c.zip", &flipped, "checksum"),
+            ("d.zip", &zip_stored(&[("a.csv", b"1"), ("b.csv", b"2")]), "holds 2 files (a.csv, b.csv)"),
+            ("e.zip", &zip_stored(&[]), "without a file"),
+        ] {
+            let error = read(directory.path(), name, bytes).unwrap_err();
+            assert!(error.contains(expected) && error.contains(name), "{name}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_compression_is_recognised_by_name_and_by_content() {
+        for (compression, bytes) in [
+            (FileCompression::Gzip, gzip(b"a")),
+            (FileCompression::Zip, zip_stored(&[("a", b"a")])),
+            (FileCompression::Zstandard, compress_to_vec(&b"a"[..], CompressionLevel::Fastest)),
+        ] {
+            assert_eq!(FileCompression::of_content(&bytes), Some(compression));
+            let name = format!("a.csv{}", compression.extension());
+            assert_eq!(FileCompression::of_name(Path::new(&name)), Some(compression));
+        }
+        assert_eq!(FileCompression::of_content(b"a,b"), None);
+    }
+}

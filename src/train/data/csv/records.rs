@@ -1,0 +1,120 @@
+//! Reads the rows of a table from a file.
+
+use std::io::{self, Chain, Cursor, Read};
+use std::path::{Path, PathBuf};
+
+use csv::ByteRecord;
+
+use super::dialect::{Separator, detect_separator, mark_bytes};
+use crate::train::data::DataError;
+use crate::train::data::file::{open, stream_error};
+
+/// The size in bytes of the beginning of a file from which the separator is chosen.
+const START_BYTES: u64 = 1 << 18;
+/// The maximum size in bytes of a row. A quotation mark that is never closed makes the rest of the file one row.
+const ROW_BYTES_MAX: u64 = 1 << 26;
+/// The size in bytes of the buffer from which rows are parsed.
+const BUFFER_BYTES: usize = 1 << 18;
+
+/// The rows of a file.
+pub(crate) struct Records {
+    path: PathBuf,
+    reader: csv::Reader<RowLimit>,
+    /// The current row.
+    row: ByteRecord,
+    /// The separator of the cells.
+    separator: Separator,
+}
+
+impl Records {
+    /// Opens a file, skips its byte-order mark, and chooses the separator unless `separator` is given.
+    pub(crate) fn open(path: &Path, separator: Option<Separator>) -> Result<Self, DataError> {
+        let mut rest = open(path)?;
+        let mut start = Vec::new();
+        let read = rest.by_ref().take(START_BYTES).read_to_end(&mut start);
+        let whole = (read.map_err(|error| stream_error(path, error))? as u64) < START_BYTES;
+        start.drain(..mark_bytes(path, &start)?);
+        let separator = separator.unwrap_or_else(|| detect_separator(path, &start, whole));
+        let input = RowLimit { input: Cursor::new(start).chain(rest), bytes_since_row: 0 };
+        let reader = configure(separator).buffer_capacity(BUFFER_BYTES).from_reader(input);
+        Ok(Self { path: path.to_owned(), reader, row: ByteRecord::new(), separator })
+    }
+
+    /// Returns the separator of the cells.
+    pub(crate) fn separator(&self) -> Separator {
+        self.separator
+    }
+
+    /// Reads the next row. Returns `false` at the end of the file. Skips empty lines.
+    pub(crate) fn advance(&mut self) -> Result<bool, DataError> {
+        self.reader.get_mut().bytes_since_row = 0;
+        self.reader.read_byte_record(&mut self.row).map_err(|error| self.convert(error))
+    }
+
+    /// Returns the current row.
+    pub(crate) fn row(&self) -> &ByteRecord {
+        &self.row
+    }
+
+    /// Returns the number of the line in which the current row begins, counted from 1.
+    pub(crate) fn line(&self) -> u64 {
+        self.row.position().map_or(0, csv::Position::line)
+    }
+
+    /// Returns an error if the current row does not have `wanted` cells.
+    pub(crate) fn check_length(&self, wanted: usize) -> Result<(), DataError> {
+        let found = self.row.len();
+        if found == wanted {
+            return Ok(());
+        }
+        let several_lines = self.row.iter().any(|cell| cell.contains(&b'\n') || cell.contains(&b'\r'));
+        let hint = if several_lines {
+            "; a cell of this row contains a line break, so a quotation mark may be missing".to_owned()
+        } else {
+            format!("; the separator is {} (to choose another one, pass --separator)", self.separator)
+        };
+        Err(self
+            .error(format!("line {} has {found} cells, but the first row has {wanted}{hint}", self.line())))
+    }
+
+    /// Returns an error in this file.
+    pub(crate) fn error(&self, problem: impl Into<String>) -> DataError {
+        DataError::malformed(&self.path, problem)
+    }
+
+    fn convert(&self, error: csv::Error) -> DataError {
+        let line = error.position().map_or(self.line(), csv::Position::line);
+        match error.into_kind() {
+            csv::ErrorKind::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => self.error(format!(
+                "a row after line {line} has more than {ROW_BYTES_MAX} bytes; a quotation mark may be missing"
+            )),
+            csv::ErrorKind::Io(error) => stream_error(&self.path, error),
+            kind => self.error(format!("line {line}: {kind:?}")),
+        }
+    }
+}
+
+/// Returns the settings of the CSV reader.
+fn configure(separator: Separator) -> csv::ReaderBuilder {
+    let mut builder = csv::ReaderBuilder::new();
+    builder.delimiter(separator.byte()).flexible(true).has_headers(false);
+    builder
+}
+
+/// The content of a file. Returns an error if a row has more than [`ROW_BYTES_MAX`] bytes.
+struct RowLimit {
+    input: Chain<Cursor<Vec<u8>>, Box<dyn Read>>,
+    /// The number of bytes that were read since the reader of the rows asked for the current row.
+    bytes_since_row: u64,
+}
+
+impl Read for RowLimit {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.bytes_since_row > ROW_BYTES_MAX {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let count = self.input.read(buffer)?;
+        self.bytes_since_row += count as u64;
+        Ok(count)
+    }
+}
