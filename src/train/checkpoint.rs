@@ -188,6 +188,9 @@ pub(crate) struct RunIdentity {
     pub(crate) scale: Scale,
     /// The names of the classes.
     pub(crate) classes: Vec<String>,
+    /// How the columns of a table become features, as JSON ([`TableEncoding`](super::data::TableEncoding)). The checkpoint
+    /// contains it for programs that use the model. `None` if the data is not a table.
+    pub(crate) encoding: Option<String>,
 }
 
 /// An option of a run or a size of its data.
@@ -248,6 +251,9 @@ pub(crate) fn save(
         metadata.insert("learning_rate".into(), rate.to_string());
     }
     metadata.insert("classes".into(), serde_json::Value::from(identity.classes.clone()).to_string());
+    if let Some(encoding) = &identity.encoding {
+        metadata.insert("encoding".into(), encoding.clone());
+    }
     metadata.insert("target_mean".into(), identity.scale.mean.to_string());
     metadata.insert("target_deviation".into(), identity.scale.deviation.to_string());
     metadata.insert("history".into(), json(&state.history));

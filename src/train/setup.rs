@@ -131,7 +131,7 @@ impl Setup {
             _ => "none".into(),
         };
         let entry = |key, option, value| IdentityEntry { key, option, value };
-        let entries = vec![
+        let mut entries = vec![
             entry("model", "--model", self.model.to_string()),
             entry("task", "--task", task.to_owned()),
             entry("target", "--target", config.target.clone().unwrap_or_else(|| "none".into())),
@@ -143,9 +143,23 @@ impl Setup {
             entry("batch_size", "--batch-size", self.settings.batch_size.to_string()),
             entry("strategy", "--strategy", config.strategy.to_string()),
             entry("seed", "--seed", config.seed.to_string()),
+        ];
+        if let Some(encoding) = &self.dataset.encoding {
+            let columns: Vec<&str> = encoding.columns.iter().map(|column| column.name.as_str()).collect();
+            entries.push(entry("missing", "--missing", encoding.missing.to_string()));
+            entries.push(entry("columns", "the feature columns (--features, --drop)", columns.join(",")));
+            entries.push(entry("categorical", "--categorical", config.table.categorical.join(",")));
+            entries.push(entry(
+                "max_categories",
+                "--max-categories",
+                config.table.categories_max.to_string(),
+            ));
+        }
+        // The sizes come last, so that an error names the option that changed a size.
+        entries.extend([
             entry("features", "number of features", self.dataset.train.features.columns().to_string()),
             entry("train_samples", "number of training samples", self.dataset.train.len().to_string()),
-        ];
+        ]);
         let scale = match self.network.loss() {
             Loss::SquaredError(scale) => scale,
             Loss::CrossEntropy => Scale::IDENTITY,
@@ -158,6 +172,7 @@ impl Setup {
             standardizer: self.standardizer.clone(),
             scale,
             classes: self.dataset.classes.clone(),
+            encoding: self.dataset.encoding.as_ref().map(|encoding| encoding.to_json()),
         }
     }
 

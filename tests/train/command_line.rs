@@ -36,7 +36,7 @@ fn a_training_run_writes_a_report_and_prints_the_hash_of_its_parameters() {
 fn failures_are_reported_with_the_right_exit_codes() {
     let directory = tempfile::tempdir().unwrap();
     let csv = directory.path().join("bad.csv");
-    std::fs::write(&csv, "a,y\n1,2\nabc,3\n").unwrap();
+    std::fs::write(&csv, "a,y\n1,2\n2,2\nabc,3\n").unwrap();
     let csv = csv.to_str().unwrap();
     let in_missing_directory = directory.path().join("absent/report.json");
     let under_file = format!("{csv}/checkpoints");
@@ -45,7 +45,7 @@ fn failures_are_reported_with_the_right_exit_codes() {
         (&["--resume"], 2, "--checkpoint"),
         (&["--batch-size", "x"], 2, "--batch-size"),
         (&["--data", "/no/such/place"], 4, "/no/such/place"),
-        (&["--data", csv, "--target", "y"], 4, "line 3, column `a`: `abc` is not a number"),
+        (&["--data", csv, "--target", "y"], 4, "line 4, column `a`: `abc` is not a number"),
         (&["--data", csv, "--target", "z"], 4, "no column `z`"),
         (&["--model", "linear", "--optimizer", "sgd", "--lr", "1e9"], 9, "on rank 0; lower --lr"),
         (&["--report", in_missing_directory.to_str().unwrap()], 10, "report.json"),

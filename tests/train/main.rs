@@ -6,5 +6,6 @@ mod fashion;
 mod library;
 mod several_ranks;
 mod strategies;
+mod tables;
 #[path = "../util/mod.rs"]
 mod util;

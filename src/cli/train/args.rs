@@ -66,7 +66,6 @@ Exit codes:
 /// these gradients.
 #[derive(Parser, Debug)]
 #[command(name = "ringtrain", version, after_help = AFTER_HELP)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(super) struct TrainArgs {
     /// How to join the job.
     #[command(flatten)]
@@ -325,7 +324,7 @@ impl TrainArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::data::{HeaderRow, Separator};
+    use crate::train::data::{HeaderRow, Separator, TableOptions};
 
     fn parse_config(line: &str) -> Result<Config, String> {
         TrainArgs::try_parse_from(std::iter::once("ringtrain").chain(line.split_whitespace()))
@@ -339,8 +338,12 @@ mod tests {
         assert_eq!((config.source, config.batch_size, config.rule), (DataSource::Digits, None, None));
         assert!(parse_config("--data a.csv --target y --optimizer momentum --momentum 0.5").is_ok());
         assert!(parse_config("--checkpoint d --resume").is_ok());
-        let table = parse_config("--data a.csv.zip --target y --separator \\t --no-header").unwrap().table;
+        let table =
+            parse_config("--data a.csv.zip --target y --separator \\t --no-header --drop a,b").unwrap().table;
         assert_eq!((table.separator, table.header), (Some(Separator::TAB), HeaderRow::Absent));
+        assert_eq!(table.drop, ["a", "b"]);
+        let table = parse_config("--data a.csv --target y").unwrap().table;
+        assert_eq!(table, TableOptions::default());
     }
 
     #[test]
@@ -351,6 +354,13 @@ mod tests {
             ("--data a.csv", "name the column"),
             ("--no-header", "--no-header is for tables"),
             ("--separator tab", "--separator is for tables"),
+            ("--missing mean", "--missing is for tables"),
+            ("--features a", "--features is for tables"),
+            ("--drop a", "--drop is for tables"),
+            ("--categorical a", "--categorical is for tables"),
+            ("--max-categories 9", "--max-categories is for tables"),
+            ("--data a.csv --target y --missing median", "--missing median: it is not one of error"),
+            ("--data a.csv --target y --max-categories 1", "from 2 to"),
             ("--data a.csv --target y --separator ab", "--separator ab: it is not one of comma, tab"),
             ("--data a.csv --target y --separator \"", "must not be a quotation mark"),
             ("--data a.csv --target 0 --header --no-header", "cannot be used with"),

@@ -20,7 +20,35 @@ pub(super) struct TableArgs {
     /// [default: the one that occurs equally often in the first rows]
     #[arg(long, value_name = "CHARACTER")]
     separator: Option<String>,
+
+    /// What to do with missing values in features. Missing are empty cells, ?, NA, N/A, NaN and null. drop leaves out the row;
+    /// mean replaces a number by the mean of its column in the training rows; indicator also adds an input that is 1 if the
+    /// number is missing. With mean and indicator, a missing text is a category of its own. Rows without a target are always
+    /// left out
+    #[arg(long, value_name = "error|drop|mean|indicator", default_value = "error")]
+    missing: String,
+
+    /// Use only these columns as features: their names, or their numbers counted from 0
+    #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
+    features: Vec<String>,
+
+    /// Leave out these columns
+    #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
+    drop: Vec<String>,
+
+    /// Read these columns as text, even if they hold numbers. By default, a column holds text if at least half of its first
+    /// values are not numbers
+    #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
+    categorical: Vec<String>,
+
+    /// A text column with at most COUNT distinct values has an input for each value, which is 1 for this value and otherwise 0.
+    /// The values of other text columns are hashed to COUNT inputs
+    #[arg(long, value_name = "COUNT", default_value_t = 256)]
+    max_categories: u32,
 }
+
+/// The maximum of `--max-categories`. Cells, which are f32, can represent all indices of categories.
+const CATEGORIES_MAX: u32 = 1 << 16;
 
 impl TableArgs {
     /// Checks the arguments.
@@ -38,7 +66,22 @@ impl TableArgs {
             (_, true) => HeaderRow::Absent,
             _ => HeaderRow::Expected,
         };
-        let options = TableOptions { header, separator };
+        let missing = self.missing.parse().map_err(|why| format!("--missing {}: it {why}", self.missing))?;
+        if !(2..=CATEGORIES_MAX).contains(&self.max_categories) {
+            return Err(format!(
+                "--max-categories {}: it must be from 2 to {CATEGORIES_MAX}",
+                self.max_categories
+            ));
+        }
+        let options = TableOptions {
+            header,
+            separator,
+            missing,
+            features: self.features,
+            drop: self.drop,
+            categorical: self.categorical,
+            categories_max: self.max_categories as usize,
+        };
         match options.first_given() {
             Some(name) if !matches!(source, DataSource::Csv(_)) => {
                 Err(format!("{name} is for tables; --data {source} is not a table"))

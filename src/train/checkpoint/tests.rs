@@ -15,6 +15,7 @@ fn sample_run() -> (Network, RunIdentity, TrainingState) {
         standardizer: None,
         scale: Scale::IDENTITY,
         classes: vec!["a".into(), "b".into()],
+        encoding: None,
     };
     let parameters = network.initialize(1);
     let optimizer = vec![parameters.iter().map(|value| value * 0.5).collect()];

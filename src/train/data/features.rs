@@ -1,7 +1,11 @@
 //! Holds the features of samples, and copies features into batches.
 
+use std::sync::Arc;
+
 use ndarray::{Array2, ArrayViewMut2, Axis};
 use sha2::{Digest, Sha256};
+
+use super::TableEncoding;
 
 /// Features of samples: a row per sample, a column per feature.
 #[derive(Clone, PartialEq, Debug)]
@@ -16,6 +20,14 @@ pub enum Features {
         /// The value of a byte that is scaled to 1.
         divisor: f32,
     },
+    /// Columns of a table, at least one of which becomes several features. A cell of each column is stored. The features are
+    /// computed when a batch is gathered, because they need much more memory than the cells.
+    Encoded {
+        /// A row of cells for each sample; see [`ColumnInputs`](super::ColumnInputs).
+        cells: Array2<f32>,
+        /// How cells become features.
+        encoding: Arc<TableEncoding>,
+    },
 }
 
 impl Features {
@@ -24,6 +36,7 @@ impl Features {
         match self {
             Self::Numbers(values) => values.nrows(),
             Self::Pixels { values, .. } => values.nrows(),
+            Self::Encoded { cells, .. } => cells.nrows(),
         }
     }
 
@@ -32,6 +45,7 @@ impl Features {
         match self {
             Self::Numbers(values) => values.ncols(),
             Self::Pixels { values, .. } => values.ncols(),
+            Self::Encoded { encoding, .. } => encoding.width(),
         }
     }
 
@@ -46,6 +60,9 @@ impl Features {
             Self::Numbers(values) => Self::Numbers(values.select(Axis(0), rows)),
             Self::Pixels { values, divisor } => {
                 Self::Pixels { values: values.select(Axis(0), rows), divisor: *divisor }
+            }
+            Self::Encoded { cells, encoding } => {
+                Self::Encoded { cells: cells.select(Axis(0), rows), encoding: Arc::clone(encoding) }
             }
         }
     }
@@ -68,6 +85,7 @@ impl Features {
                 Self::Pixels { values, divisor } => {
                     target.zip_mut_with(&values.row(row), |to, &from| *to = f32::from(from) / divisor);
                 }
+                Self::Encoded { cells, encoding } => encoding.expand(&cells.row(row), target.view_mut()),
             }
             if let Some(Standardizer { mean, inverse_deviation }) = standardizer {
                 for ((value, mean), inverse) in target.iter_mut().zip(mean).zip(inverse_deviation) {
@@ -82,19 +100,26 @@ impl Features {
         hasher.update((self.rows() as u64).to_le_bytes());
         hasher.update((self.columns() as u64).to_le_bytes());
         match self {
-            Self::Numbers(values) => {
-                for row in values.rows() {
-                    let bits: Vec<[u8; 4]> = row.iter().map(|value| value.to_le_bytes()).collect();
-                    hasher.update(bits.as_flattened());
-                }
-            }
+            Self::Numbers(values) => digest_numbers(values, hasher),
             Self::Pixels { values, divisor } => {
                 hasher.update(divisor.to_le_bytes());
                 for row in values.rows() {
                     hasher.update(row.to_vec());
                 }
             }
+            Self::Encoded { cells, encoding } => {
+                encoding.digest(hasher);
+                digest_numbers(cells, hasher);
+            }
         }
+    }
+}
+
+/// Adds the numbers to a digest, row by row.
+fn digest_numbers(values: &Array2<f32>, hasher: &mut Sha256) {
+    for row in values.rows() {
+        let bits: Vec<[u8; 4]> = row.iter().map(|value| value.to_le_bytes()).collect();
+        hasher.update(bits.as_flattened());
     }
 }
 

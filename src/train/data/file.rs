@@ -63,8 +63,8 @@ pub(crate) fn checked_element_count(dimensions: &[u64], path: &Path) -> Result<u
     })
 }
 
-/// Converts an error that a read returned. Damage in a compressed file is an error in the file. Other errors come from the operating
-/// system.
+/// Converts an error that a read returned. Damage in a compressed file is an error in the file. Other errors come from the
+/// operating system.
 pub(crate) fn stream_error(path: &Path, error: std::io::Error) -> DataError {
     use std::io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     if matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof) {

@@ -3,19 +3,24 @@
 mod compression;
 mod csv;
 mod digits;
+mod encoding;
 mod error;
 mod features;
 mod file;
 mod idx;
 mod npy;
+mod raw_table;
 mod source;
 mod split;
 mod synthetic;
 mod target;
 
+use std::sync::Arc;
+
 use sha2::{Digest, Sha256};
 
 pub use csv::{HeaderRow, Separator, TableOptions};
+pub use encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 pub use error::DataError;
 pub use features::{Features, Standardizer};
 pub use source::{DataSource, LoadOptions};
@@ -74,6 +79,8 @@ pub struct Dataset {
     pub classes: Vec<String>,
     /// `true` if the features are columns of a table, which may have any scale. `false` for pixels, which are from 0 to 1.
     pub tabular: bool,
+    /// How the columns of a table become features. `None` if the data is not a table with named columns.
+    pub encoding: Option<Arc<TableEncoding>>,
     /// Messages for the user. Each message names a property of the data that was guessed, and the option that overrides the
     /// guess.
     pub notes: Vec<String>,

@@ -105,6 +105,8 @@ impl DataSource {
     /// If a file cannot be read or is malformed (the error names the file and the line), or if the target does not fit the task.
     pub fn load(&self, options: &LoadOptions) -> Result<Dataset, DataError> {
         let split = |table: Table| split::split(&table, options.test_fraction);
+        let mut notes = Vec::new();
+        let mut encoding = None;
         let (train, test) = match self {
             Self::Digits => split(digits::load())?,
             Self::Idx(directory) => idx::load(directory)?,
@@ -112,7 +114,13 @@ impl DataSource {
                 let target = options.target.as_deref().ok_or_else(|| {
                     DataError::malformed(path, "is a table: name the column to predict with --target")
                 })?;
-                split(csv::load(path, target, &options.table)?)?
+                let table = csv::load(path, target, &options.table)?;
+                let (train, test) = split::split_rows(table.rows(), options.test_fraction)?;
+                let TableOptions { missing, categories_max, .. } = options.table;
+                let encoded = table.encode((&train, &test), missing, categories_max)?;
+                notes = encoded.notes;
+                encoding = Some(encoded.encoding);
+                (encoded.train, encoded.test)
             }
             Self::Npy(features, targets) => split(npy::load(features, targets)?)?,
             &Self::Synthetic { rows, columns } => {
@@ -127,14 +135,13 @@ impl DataSource {
         if train.features.rows() == 0 || train.features.columns() == 0 {
             return Err(DataError::Unsuitable(format!("{self} holds no samples")));
         }
-        let mut notes = Vec::new();
         let task = match (self, options.task) {
             (_, Some(task)) => task,
             // The targets of these sources are classes.
             (Self::Digits | Self::Idx(_) | Self::Synthetic { .. }, None) => Task::Classification,
             (Self::Csv(_) | Self::Npy(..), None) => {
                 let (task, note) = target::guess_task([&train.target, &test.target]);
-                notes.extend(note);
+                notes.push(note);
                 task
             }
         };
@@ -146,6 +153,7 @@ impl DataSource {
             test: Samples { features: test.features, targets: test_targets },
             classes,
             tabular: !matches!(self, Self::Digits | Self::Idx(_)),
+            encoding,
             notes,
         })
     }

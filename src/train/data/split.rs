@@ -8,8 +8,16 @@ use crate::train::random;
 const SPLIT_SEED: u64 = 1998;
 
 impl Column {
+    /// Returns the number of values.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Numbers(values) => values.len(),
+            Self::Text(values) => values.len(),
+        }
+    }
+
     /// Returns a copy of the values whose indices are in `rows`.
-    fn select(&self, rows: &[usize]) -> Self {
+    pub(crate) fn select(&self, rows: &[usize]) -> Self {
         match self {
             Self::Numbers(values) => Self::Numbers(rows.iter().map(|&row| values[row]).collect()),
             Self::Text(values) => Self::Text(rows.iter().map(|&row| values[row].clone()).collect()),
@@ -24,7 +32,14 @@ impl Column {
 ///
 /// If no row remains for training.
 pub(crate) fn split(table: &Table, fraction: f64) -> Result<(Table, Table), DataError> {
-    let rows = table.features.rows();
+    let (train, test) = split_rows(table.features.rows(), fraction)?;
+    let select =
+        |rows: &[usize]| Table { features: table.features.select(rows), target: table.target.select(rows) };
+    Ok((select(&train), select(&test)))
+}
+
+/// Returns the rows of the training set and of the test set, like [`split`], of a table with this number of rows.
+pub(crate) fn split_rows(rows: usize, fraction: f64) -> Result<(Vec<usize>, Vec<usize>), DataError> {
     let test_rows = (rows as f64 * fraction).round() as usize;
     if rows == test_rows {
         let problem = format!("--test-fraction {fraction} leaves none of the {rows} rows for training");
@@ -33,13 +48,13 @@ pub(crate) fn split(table: &Table, fraction: f64) -> Result<(Table, Table), Data
     let count =
         u32::try_from(rows).map_err(|_| DataError::Unsuitable(format!("{rows} rows are too many")))?;
     let order = random::permutation(&mut random::stream("split", SPLIT_SEED, 0), count);
-    let select = |chosen: &[u32]| {
+    let sorted = |chosen: &[u32]| {
         let mut rows: Vec<usize> = chosen.iter().map(|&row| row as usize).collect();
         rows.sort_unstable();
-        Table { features: table.features.select(&rows), target: table.target.select(&rows) }
+        rows
     };
     let (test, train) = order.split_at(test_rows);
-    Ok((select(train), select(test)))
+    Ok((sorted(train), sorted(test)))
 }
 
 #[cfg(test)]

@@ -22,13 +22,15 @@ impl Separator {
     pub const COMMA: Self = Self(b',');
     /// A tab.
     pub const TAB: Self = Self(b'\t');
+    /// A space.
+    const SPACE: Self = Self(b' ');
     /// The separators that are recognised, with their names on the command line.
     const NAMED: [(Self, &'static str); 5] = [
         (Self::COMMA, "comma"),
         (Self::TAB, "tab"),
         (Self(b';'), "semicolon"),
         (Self(b'|'), "pipe"),
-        (Self(b' '), "space"),
+        (Self::SPACE, "space"),
     ];
 
     /// Returns the character as a byte.
@@ -89,8 +91,8 @@ pub(crate) fn mark_bytes(path: &Path, start: &[u8]) -> Result<usize, DataError> 
 /// is whether it is the whole file.
 ///
 /// A separator is chosen if it occurs equally often in every row. If there are several such separators, the most frequent one is
-/// chosen. If there is none, the most frequent separator of the first row is chosen. A `.tsv` file with a tab in its first row
-/// has tabs.
+/// chosen, and a space only if there is no other. If there is none, the most frequent separator of the first row is chosen. A
+/// `.tsv` file with a tab in its first row has tabs.
 pub(crate) fn detect_separator(path: &Path, start: &[u8], whole: bool) -> Separator {
     let rows = count_separators(start, whole);
     let Some(first) = rows.first() else { return Separator::COMMA };
@@ -102,9 +104,11 @@ pub(crate) fn detect_separator(path: &Path, start: &[u8], whole: bool) -> Separa
         return Separator::TAB;
     }
     let is_regular = |index: usize| rows.iter().all(|row| row[index] == first[index]);
-    // `max_by_key` returns the last of several equal values, so the order is reversed: a comma is preferred to a space.
-    let best =
-        (0..first.len()).rev().max_by_key(|&index| (first[index] > 0 && is_regular(index), first[index]));
+    // `max_by_key` returns the last of several equal values, so the order is reversed: a comma is preferred to a tab.
+    let best = (0..first.len()).rev().max_by_key(|&index| {
+        let is_space = Separator::NAMED[index].0 == Separator::SPACE;
+        (first[index] > 0 && is_regular(index), !is_space, first[index])
+    });
     best.filter(|&index| first[index] > 0).map_or(Separator::COMMA, |index| Separator::NAMED[index].0)
 }
 
@@ -145,7 +149,7 @@ fn count_in_row(row: &[u8]) -> Option<[u32; Separator::NAMED.len()]> {
     for &byte in row {
         quoted ^= byte == b'"';
         let index = Separator::NAMED.iter().position(|(separator, _)| separator.byte() == byte);
-        if let Some(index) = index.filter(|_| !quoted && !(byte == b' ' && last == b' ')) {
+        if let Some(index) = index.filter(|_| !(quoted || byte == b' ' && last == b' ')) {
             counts[index] += 1;
         }
         last = byte;

@@ -9,7 +9,7 @@ use super::dialect::{Separator, detect_separator, mark_bytes};
 use crate::train::data::DataError;
 use crate::train::data::file::{open, stream_error};
 
-/// The size in bytes of the beginning of a file from which the separator is chosen.
+/// The size in bytes of the beginning of a file from which the separator and the kinds of the columns are chosen.
 const START_BYTES: u64 = 1 << 18;
 /// The maximum size in bytes of a row. A quotation mark that is never closed makes the rest of the file one row.
 const ROW_BYTES_MAX: u64 = 1 << 26;
@@ -24,25 +24,38 @@ pub(crate) struct Records {
     row: ByteRecord,
     /// The separator of the cells.
     separator: Separator,
+    /// The complete rows at the beginning of the file.
+    sample: Vec<ByteRecord>,
 }
 
 impl Records {
-    /// Opens a file, skips its byte-order mark, and chooses the separator unless `separator` is given.
-    pub(crate) fn open(path: &Path, separator: Option<Separator>) -> Result<Self, DataError> {
+    /// Opens a file, skips its byte-order mark, and chooses the separator unless `separator` is given. `sample_rows` is the
+    /// maximum number of rows of [`sample`](Self::sample).
+    pub(crate) fn open(
+        path: &Path,
+        separator: Option<Separator>,
+        sample_rows: usize,
+    ) -> Result<Self, DataError> {
         let mut rest = open(path)?;
         let mut start = Vec::new();
         let read = rest.by_ref().take(START_BYTES).read_to_end(&mut start);
         let whole = (read.map_err(|error| stream_error(path, error))? as u64) < START_BYTES;
         start.drain(..mark_bytes(path, &start)?);
         let separator = separator.unwrap_or_else(|| detect_separator(path, &start, whole));
+        let sample = read_sample(&start, separator, whole, sample_rows);
         let input = RowLimit { input: Cursor::new(start).chain(rest), bytes_since_row: 0 };
         let reader = configure(separator).buffer_capacity(BUFFER_BYTES).from_reader(input);
-        Ok(Self { path: path.to_owned(), reader, row: ByteRecord::new(), separator })
+        Ok(Self { path: path.to_owned(), reader, row: ByteRecord::new(), separator, sample })
     }
 
     /// Returns the separator of the cells.
     pub(crate) fn separator(&self) -> Separator {
         self.separator
+    }
+
+    /// Returns the complete rows at the beginning of the file. [`advance`](Self::advance) returns these rows again.
+    pub(crate) fn sample(&self) -> &[ByteRecord] {
+        &self.sample
     }
 
     /// Reads the next row. Returns `false` at the end of the file. Skips empty lines.
@@ -99,6 +112,20 @@ fn configure(separator: Separator) -> csv::ReaderBuilder {
     let mut builder = csv::ReaderBuilder::new();
     builder.delimiter(separator.byte()).flexible(true).has_headers(false);
     builder
+}
+
+/// Returns up to `rows_max` rows at the beginning of a file. Leaves out the last row of `start` if this is not the `whole` file.
+fn read_sample(start: &[u8], separator: Separator, whole: bool, rows_max: usize) -> Vec<ByteRecord> {
+    let mut rows: Vec<ByteRecord> = configure(separator)
+        .from_reader(start)
+        .into_byte_records()
+        .take(rows_max + 1)
+        .map_while(Result::ok)
+        .collect();
+    if rows.len() > rows_max || !whole {
+        rows.pop();
+    }
+    rows
 }
 
 /// The content of a file. Returns an error if a row has more than [`ROW_BYTES_MAX`] bytes.

@@ -1,0 +1,160 @@
+//! Collects the values of the columns of a table.
+
+use std::collections::HashMap;
+
+use super::cells::{ColumnKind, is_missing, parse_number};
+use crate::train::data::raw_table::{RawColumn, RawValues};
+use crate::train::data::{Column, MissingPolicy};
+
+/// The maximum number of distinct texts in a column.
+const DISTINCT_TEXTS_MAX: usize = 1 << 24;
+
+/// What to do with a column.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ColumnUse {
+    /// The column is a feature.
+    Feature(ColumnKind),
+    /// The column is the target.
+    Target(ColumnKind),
+    /// The column is not used.
+    Ignored,
+}
+
+/// The values of a column that were read so far.
+#[derive(Debug)]
+pub(crate) struct ColumnValues {
+    pub(crate) name: String,
+    sink: Sink,
+    /// The number of missing values, also in rows that were left out.
+    pub(crate) missing: usize,
+}
+
+#[derive(Debug)]
+enum Sink {
+    Numbers(Vec<f32>),
+    Texts(TextValues),
+    TargetNumbers(Vec<f64>),
+    TargetTexts(Vec<String>),
+    Ignored,
+}
+
+/// The texts of a column. Each distinct text is stored once.
+#[derive(Debug, Default)]
+struct TextValues {
+    indices: Vec<u32>,
+    distinct: Vec<String>,
+    index_of: HashMap<String, u32>,
+}
+
+impl TextValues {
+    fn push(&mut self, text: &str) -> Result<(), String> {
+        let index = match self.index_of.get(text) {
+            Some(index) => *index,
+            None if self.distinct.len() == DISTINCT_TEXTS_MAX => {
+                return Err(format!("the column holds more than {DISTINCT_TEXTS_MAX} distinct texts"));
+            }
+            None => {
+                let index = self.distinct.len() as u32;
+                self.distinct.push(text.to_owned());
+                self.index_of.insert(text.to_owned(), index);
+                index
+            }
+        };
+        self.indices.push(index);
+        Ok(())
+    }
+}
+
+impl ColumnValues {
+    /// Creates a column without values.
+    pub(crate) fn new(name: String, column_use: ColumnUse) -> Self {
+        let sink = match column_use {
+            ColumnUse::Feature(ColumnKind::Numbers) => Sink::Numbers(Vec::new()),
+            ColumnUse::Feature(ColumnKind::Text) => Sink::Texts(TextValues::default()),
+            ColumnUse::Target(ColumnKind::Numbers) => Sink::TargetNumbers(Vec::new()),
+            ColumnUse::Target(ColumnKind::Text) => Sink::TargetTexts(Vec::new()),
+            ColumnUse::Ignored => Sink::Ignored,
+        };
+        Self { name, sink, missing: 0 }
+    }
+
+    /// Returns whether the column is a feature.
+    pub(crate) fn is_feature(&self) -> bool {
+        matches!(self.sink, Sink::Numbers(_) | Sink::Texts(_))
+    }
+
+    /// Adds the value of a row. `cell` has no spaces at its ends.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says what is wrong with the cell and what to do.
+    pub(crate) fn push(&mut self, cell: &[u8], policy: MissingPolicy) -> Result<(), String> {
+        if is_missing(cell) && self.is_feature() {
+            return self.push_missing(policy);
+        }
+        match &mut self.sink {
+            Sink::Numbers(values) => match parse_number(cell) {
+                Ok(value) => values.push(value as f32),
+                Err(problem) => return Err(self.describe_bad_number(&problem)),
+            },
+            Sink::TargetNumbers(values) => match parse_number(cell) {
+                Ok(value) => values.push(value),
+                Err(problem) => return Err(self.describe_bad_number(&problem)),
+            },
+            Sink::Texts(values) => values.push(to_text(cell)?)?,
+            Sink::TargetTexts(values) => values.push(to_text(cell)?.to_owned()),
+            Sink::Ignored => {}
+        }
+        Ok(())
+    }
+
+    fn push_missing(&mut self, policy: MissingPolicy) -> Result<(), String> {
+        self.missing += 1;
+        if policy == MissingPolicy::Error {
+            let name = &self.name;
+            return Err(format!(
+                "the value is missing; pass --missing drop to leave out such rows, --missing mean or --missing indicator to \
+                 replace such values, or --drop {name} to leave out the column"
+            ));
+        }
+        match &mut self.sink {
+            Sink::Numbers(values) => values.push(f32::NAN),
+            Sink::Texts(values) => values.push("")?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn describe_bad_number(&self, problem: &str) -> String {
+        let name = &self.name;
+        let drop =
+            if self.is_feature() { format!(", or --drop {name} to leave it out") } else { String::new() };
+        format!(
+            "{problem}, but the first values of this column are numbers; correct the cell, empty it if the value is missing, or \
+             pass --categorical {name} if the column holds names{drop}"
+        )
+    }
+
+    /// Returns the values of the target. Returns `None` if this is not the target.
+    pub(crate) fn take_target(&mut self) -> Option<Column> {
+        match &mut self.sink {
+            Sink::TargetNumbers(values) => Some(Column::Numbers(std::mem::take(values))),
+            Sink::TargetTexts(values) => Some(Column::Text(std::mem::take(values))),
+            _ => None,
+        }
+    }
+
+    /// Returns the values of a feature. Returns `None` if this is not a feature.
+    pub(crate) fn into_feature(self) -> Option<RawColumn> {
+        let values = match self.sink {
+            Sink::Numbers(values) => RawValues::Numbers(values),
+            Sink::Texts(TextValues { indices, distinct, .. }) => RawValues::Texts { indices, distinct },
+            _ => return None,
+        };
+        Some(RawColumn { name: self.name, values })
+    }
+}
+
+fn to_text(cell: &[u8]) -> Result<&str, String> {
+    std::str::from_utf8(cell).map_err(|_| "the text is not UTF-8; save the table as UTF-8".into())
+}

@@ -1,0 +1,145 @@
+//! The options for reading a table, and the columns that they choose.
+
+use csv::ByteRecord;
+
+use super::cells::{ColumnKind, column_kind};
+use super::columns::ColumnUse;
+use super::dialect::Separator;
+use crate::train::data::MissingPolicy;
+
+/// The default of [`TableOptions::categories_max`].
+const CATEGORIES_DEFAULT: usize = 256;
+/// The number of names in a message that lists the columns of a table.
+const NAMES_SHOWN: usize = 20;
+
+/// Whether the first row of a table holds the names of the columns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum HeaderRow {
+    /// The first row should hold names. If the first row looks like data, reading the table fails, because the values of
+    /// this row would be lost.
+    #[default]
+    Expected,
+    /// The first row holds names, even if it looks like data.
+    Present,
+    /// The first row holds data. The name of a column is its number, counted from 0.
+    Absent,
+}
+
+/// How to read a table. Columns are given by name or, if no column has this name, by number, counted from 0.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TableOptions {
+    /// Whether the first row holds the names of the columns.
+    pub header: HeaderRow,
+    /// The character between the cells of a row. If `None`, the first rows decide.
+    pub separator: Option<Separator>,
+    /// What to do with missing values in the features.
+    pub missing: MissingPolicy,
+    /// The columns to use as features. If the list is empty, all columns except for the target are features.
+    pub features: Vec<String>,
+    /// The columns to leave out.
+    pub drop: Vec<String>,
+    /// The columns that hold names of categories, even if these names are numbers.
+    pub categorical: Vec<String>,
+    /// The maximum number of inputs of a text column. A column with more distinct texts is hashed.
+    pub categories_max: usize,
+}
+
+impl Default for TableOptions {
+    fn default() -> Self {
+        Self {
+            header: HeaderRow::default(),
+            separator: None,
+            missing: MissingPolicy::default(),
+            features: Vec::new(),
+            drop: Vec::new(),
+            categorical: Vec::new(),
+            categories_max: CATEGORIES_DEFAULT,
+        }
+    }
+}
+
+impl TableOptions {
+    /// Returns the command-line name of the first option that differs from its default. Returns `None` if there is none.
+    pub(crate) fn first_given(&self) -> Option<&'static str> {
+        let default = Self::default().shared_options();
+        let differing =
+            self.shared_options().into_iter().zip(default).find(|(given, default)| given != default);
+        differing.map(|((name, _), _)| name)
+    }
+
+    /// Returns the names and values of the options that must be the same on all ranks.
+    pub(crate) fn shared_options(&self) -> Vec<(&'static str, String)> {
+        let Self { header, separator, missing, features, drop, categorical, categories_max } = self;
+        vec![
+            ("--header or --no-header", format!("{header:?}")),
+            ("--separator", format!("{separator:?}")),
+            ("--missing", missing.to_string()),
+            ("--features", features.join(",")),
+            ("--drop", drop.join(",")),
+            ("--categorical", categorical.join(",")),
+            ("--max-categories", categories_max.to_string()),
+        ]
+    }
+
+    /// Returns what to do with each of the columns `names`. `rows` are the first rows of data, from which the kinds of the
+    /// columns are chosen.
+    ///
+    /// # Errors
+    ///
+    /// If an option names a column that does not exist, or if options contradict each other.
+    pub(crate) fn column_uses(
+        &self,
+        names: &[String],
+        target: &str,
+        rows: &[ByteRecord],
+    ) -> Result<Vec<ColumnUse>, String> {
+        let target = find_column(names, target)?;
+        let find =
+            |list: &[String]| list.iter().map(|name| find_column(names, name)).collect::<Result<Vec<_>, _>>();
+        let (features, drop, categorical) =
+            (find(&self.features)?, find(&self.drop)?, find(&self.categorical)?);
+        for (option, list) in [("--features", &features), ("--drop", &drop)] {
+            if list.contains(&target) {
+                return Err(format!("{option} names column `{}`, which is the target", names[target]));
+            }
+        }
+        if let Some(&both) = features.iter().find(|index| drop.contains(index)) {
+            return Err(format!("both --features and --drop name column `{}`", names[both]));
+        }
+        let is_used = |index| (features.is_empty() || features.contains(&index)) && !drop.contains(&index);
+        if let Some(&unused) = categorical.iter().find(|&&index| index != target && !is_used(index)) {
+            return Err(format!("--categorical names column `{}`, which is not used", names[unused]));
+        }
+        if !(0..names.len()).any(|index| index != target && is_used(index)) {
+            return Err("has no column besides the target".into());
+        }
+        let kind = |index| {
+            if categorical.contains(&index) { ColumnKind::Text } else { column_kind(rows, index) }
+        };
+        let column_use = |index| match index {
+            _ if index == target => ColumnUse::Target(kind(index)),
+            _ if is_used(index) => ColumnUse::Feature(kind(index)),
+            _ => ColumnUse::Ignored,
+        };
+        Ok((0..names.len()).map(column_use).collect())
+    }
+}
+
+/// Returns the index of the column with the name or number `wanted`.
+fn find_column(names: &[String], wanted: &str) -> Result<usize, String> {
+    let mut named = names.iter().enumerate().filter(|(_, name)| *name == wanted).map(|(index, _)| index);
+    match (named.next(), named.next()) {
+        (Some(index), None) => return Ok(index),
+        (Some(_), Some(_)) => {
+            return Err(format!(
+                "has more than one column `{wanted}`; pass the number of the column instead"
+            ));
+        }
+        (None, _) => {}
+    }
+    wanted.parse().ok().filter(|&index| index < names.len()).ok_or_else(|| {
+        let shown: Vec<&str> = names.iter().take(NAMES_SHOWN).map(String::as_str).collect();
+        let more = if names.len() > shown.len() { ", ..." } else { "" };
+        format!("has no column `{wanted}`; its columns are {}{more}", shown.join(", "))
+    })
+}

@@ -1,0 +1,245 @@
+use ndarray::array;
+
+use super::super::{Column, MissingPolicy};
+use super::*;
+use crate::train::data::raw_table::{RawColumn, RawValues};
+
+fn parse(bytes: &[u8], target: &str) -> Result<RawTable, DataError> {
+    parse_with(bytes, target, &TableOptions::default())
+}
+
+fn parse_as(bytes: &[u8], target: &str, header: HeaderRow) -> Result<RawTable, DataError> {
+    parse_with(bytes, target, &TableOptions { header, ..TableOptions::default() })
+}
+
+fn parse_with(bytes: &[u8], target: &str, options: &TableOptions) -> Result<RawTable, DataError> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("table.csv");
+    std::fs::write(&path, bytes).unwrap();
+    load(&path, target, options)
+}
+
+/// Returns a column of numbers.
+fn numbers(name: &str, values: &[f32]) -> RawColumn {
+    RawColumn { name: name.into(), values: RawValues::Numbers(values.to_vec()) }
+}
+
+/// Returns a column of texts.
+fn texts(name: &str, indices: &[u32], distinct: &[&str]) -> RawColumn {
+    let distinct = distinct.iter().map(|&text| text.into()).collect();
+    RawColumn { name: name.into(), values: RawValues::Texts { indices: indices.to_vec(), distinct } }
+}
+
+/// Regression test: a table without a header lost its first row.
+#[test]
+fn a_first_row_of_numbers_is_refused_without_a_header_option() {
+    for (bytes, target) in [
+        (&b"1,2,3\n4,5,6\n"[..], "2"),
+        (b"5.1,3.5,setosa\n6,2,virginica\n", "2"),
+        (b"UA,JFK,5\nAA,LGA,NA\nUA,LGA,7\n", "0"),
+    ] {
+        let rows = bytes.split(|&byte| byte == b'\n').count() - 1;
+        let error = parse_as(bytes, target, HeaderRow::Expected).unwrap_err().to_string();
+        assert!(error.contains("--no-header") && error.contains("--header if"), "{error}");
+        let options = TableOptions { missing: MissingPolicy::Mean, ..TableOptions::default() };
+        for (header, expected) in [(HeaderRow::Absent, rows), (HeaderRow::Present, rows - 1)] {
+            let table = parse_with(bytes, target, &TableOptions { header, ..options.clone() }).unwrap();
+            assert_eq!(table.rows(), expected);
+        }
+    }
+    for header in
+        [&b"0,1,2\n4,5,6\n"[..], b"0,1,target\n4,5,6\n", b"2019,rooms,price\n1,2,3\n", b",0,1\n0,7,8\n"]
+    {
+        assert_eq!(parse_as(header, "2", HeaderRow::Expected).unwrap().rows(), 1);
+    }
+}
+
+#[test]
+fn the_target_is_found_by_name_or_number() {
+    for target in ["y", "1"] {
+        let table = parse(b"a,y,b\n1, 5 ,2\n3,6,4\n", target).unwrap();
+        assert_eq!(table.columns, [numbers("a", &[1.0, 3.0]), numbers("b", &[2.0, 4.0])]);
+        assert_eq!((table.target_name.as_str(), table.target), ("y", Column::Numbers(vec![5.0, 6.0])));
+    }
+    let table = parse(b"a,kind\n1,cat\n2,7\n", "kind").unwrap();
+    assert_eq!(table.target, Column::Text(vec!["cat".into(), "7".into()]));
+}
+
+#[test]
+fn separators_marks_and_line_ends_of_every_kind_are_read() {
+    let expected = parse(b"a,y\n1,2\n3,4\n", "y").unwrap();
+    for bytes in [
+        &b"\xef\xbb\xbfa,y\n1,2\n3,4\n"[..],
+        b"\xef\xbb\xbf\"a\";y\n1;2\n3;4\n",
+        b"a\ty\r\n1\t2\n\r\n3\t4",
+        b"a|y\r1|2\n3|4\r\n",
+        b"a y\n1 2\n3 4\n",
+        b"\"a\",\"y\"\n\"1\", 2 \n 3,\"4\"\n",
+    ] {
+        assert_eq!(parse(bytes, "y").unwrap(), expected, "{}", bytes.escape_ascii());
+    }
+    let separator = Some(":".parse().unwrap());
+    let options = TableOptions { separator, ..TableOptions::default() };
+    assert_eq!(parse_with(b"a:y\n1:2\n3:4\n", "y", &options).unwrap(), expected);
+    let error = parse(b"a:y\n1:2\n3:4\n", "0").unwrap_err().to_string();
+    assert!(error.contains("no column besides the target") && error.contains("--separator"), "{error}");
+}
+
+#[test]
+fn rows_without_target_and_missing_values_are_counted() {
+    let bytes = b"a,name,y\n1,x,1\nNA,?,2\n3,x,\n,z,4\n5,,nan\n";
+    let with = |missing| parse_with(bytes, "y", &TableOptions { missing, ..TableOptions::default() });
+    let error = with(MissingPolicy::Error).unwrap_err().to_string();
+    assert!(
+        error.contains("table.csv: line 3, column `a`: the value is missing; pass --missing drop"),
+        "{error}"
+    );
+    let dropped = with(MissingPolicy::Drop).unwrap();
+    assert_eq!(dropped.columns, [numbers("a", &[1.0]), texts("name", &[0], &["x"])]);
+    assert_eq!(
+        dropped.notes,
+        [
+            "dropped 2 of 5 rows, because their target `y` is missing",
+            "dropped 2 of 5 rows, because values are missing (--missing drop): `a` 2, `name` 1"
+        ]
+    );
+    let filled = with(MissingPolicy::Mean).unwrap();
+    assert_eq!(filled.target, Column::Numbers(vec![1.0, 2.0, 4.0]));
+    assert_eq!(filled.columns[1], texts("name", &[0, 1, 2], &["x", "", "z"]));
+    let RawValues::Numbers(values) = &filled.columns[0].values else { panic!("`a` holds numbers") };
+    assert!(values[0] == 1.0 && values[1].is_nan() && values[2].is_nan());
+    assert!(filled.notes[1].ends_with("(--missing mean): `a` 2, `name` 1"), "{:?}", filled.notes);
+    let error = parse(b"a,y\n1,NA\n2,?\n", "y").unwrap_err().to_string();
+    assert!(error.starts_with("no row remains: dropped 2 of 2 rows"), "{error}");
+}
+
+#[test]
+fn columns_are_chosen_by_name_or_number() {
+    let bytes = b"a,b,y,id\n1,2,3,x\n4,5,6,z\n";
+    let list = |names: &str| names.split_whitespace().map(String::from).collect::<Vec<_>>();
+    let load = |features: &str, drop: &str, categorical: &str| {
+        let (features, drop, categorical) = (list(features), list(drop), list(categorical));
+        let options = TableOptions { features, drop, categorical, ..TableOptions::default() };
+        parse_with(bytes, "y", &options).map_err(|error| error.to_string())
+    };
+    for (features, drop, categorical, expected) in [
+        ("a 1", "", "", vec![numbers("a", &[1.0, 4.0]), numbers("b", &[2.0, 5.0])]),
+        ("", "id a", "", vec![numbers("b", &[2.0, 5.0])]),
+        ("b", "", "b y", vec![texts("b", &[0, 1], &["2", "5"])]),
+        ("", "0 1", "", vec![texts("id", &[0, 1], &["x", "z"])]),
+    ] {
+        assert_eq!(load(features, drop, categorical).unwrap().columns, expected);
+    }
+    assert_eq!(load("a", "", "y").unwrap().target, Column::Text(vec!["3".into(), "6".into()]));
+    for (features, drop, categorical, expected) in [
+        ("c", "", "", "has no column `c`; its columns are a, b, y, id"),
+        ("", "4", "", "has no column `4`"),
+        ("", "y", "", "--drop names column `y`, which is the target"),
+        ("y", "", "", "--features names column `y`, which is the target"),
+        ("a", "0", "", "both --features and --drop name column `a`"),
+        ("a", "", "id", "--categorical names column `id`, which is not used"),
+        ("", "a b id", "", "no column besides the target"),
+    ] {
+        let error = load(features, drop, categorical).unwrap_err();
+        assert!(error.contains(expected) && error.contains("table.csv"), "{error}");
+    }
+}
+
+#[test]
+fn errors_name_the_line_and_the_column_of_bad_cells() {
+    let cases: [(&[u8], &str); 15] = [
+        (b"a,y\n1,2\n2,3\nabc,3\n", "line 4, column `a`: `abc` is not a number, but the first values"),
+        (b"a,y\n1,2\n\"x\ny\",3\n3,z\n4,5\n", "line 3, column `a`"),
+        (b"a,y\ninf,3\n", "line 2, column `a`: `inf` is not a finite number"),
+        (b"a,y\n1e300,3\n", "line 2, column `a`: `1e300` is not a finite number"),
+        (b"a,y\n1,inf\n", "line 2, column `y`: `inf` is not a finite number"),
+        (b"a,y\n,3\n", "line 2, column `a`: the value is missing"),
+        (b"a,y\n1,2,3\n", "line 2 has 3 cells, but the first row has 2"),
+        (b"a,y\n1\n", "line 2 has 1 cells, but the first row has 2"),
+        (b"a,b\n1,2\n", "has no column `y`; its columns are a, b"),
+        (b"y,y\n1,2\n", "more than one column `y`"),
+        (b"y\n1\n", "no column besides"),
+        (b"a,y\n\xff,2\n", "line 2, column `a`: the text is not UTF-8"),
+        (b"y,\xff\n1,2\n", "line 1, column number 2: the text is not UTF-8"),
+        (
+            b"a,y\n\"1\n2,3\n4,5\n",
+            "line 2 has 1 cells, but the first row has 2; a cell of this row contains a line break",
+        ),
+        (b"", "is empty"),
+    ];
+    for (bytes, expected) in cases {
+        let error = parse(bytes, "y").unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("table.csv"), "{error} / {expected}");
+    }
+    let error = load(Path::new("/nonexistent/x.csv"), "y", &TableOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("/nonexistent/x.csv"), "{error}");
+}
+
+/// A column must not become text silently if a cell far below the first rows is damaged.
+#[test]
+fn a_column_that_changes_from_numbers_to_text_is_an_error() {
+    let mut bytes = b"a,y\n".to_vec();
+    for row in 0..5000 {
+        bytes.extend(format!("{row},{}\n", row % 7).bytes());
+    }
+    bytes.extend(b"unknown,3\n");
+    let error = parse(&bytes, "y").unwrap_err().to_string();
+    assert!(error.contains("line 5002, column `a`: `unknown` is not a number"), "{error}");
+    assert!(error.contains("--categorical a") && error.contains("--drop a"), "{error}");
+    let error = parse(&bytes, "a").unwrap_err().to_string();
+    assert!(error.contains("--categorical a") && !error.contains("--drop"), "{error}");
+    let categorical = vec!["a".into()];
+    let table = parse_with(&bytes, "y", &TableOptions { categorical, ..TableOptions::default() }).unwrap();
+    assert_eq!(table.rows(), 5001);
+}
+
+/// The sample of the first rows must not split a row at the end of the part of the file that is read first.
+#[test]
+fn files_longer_than_the_first_part_are_read_completely() {
+    let mut bytes = b"a,name,y\n".to_vec();
+    for row in 0..10_000 {
+        bytes.extend(format!("{row},a long text of a cell {},{}\n", row % 3, row % 7).bytes());
+    }
+    let table = parse(&bytes, "y").unwrap();
+    let RawValues::Numbers(values) = &table.columns[0].values else { panic!("`a` holds numbers") };
+    assert!(bytes.len() > 1 << 18 && values.iter().enumerate().all(|(row, &value)| value == row as f32));
+    assert_eq!((table.rows(), values.len()), (10_000, 10_000));
+}
+
+#[test]
+fn encodings_are_fitted_on_the_training_rows() {
+    let bytes = b"a,b,name,y\n1,1,x,1\nNA,2,?,2\n3,3,z,3\nNA,NA,w,4\n";
+    let encode = |missing, categories_max| {
+        let table = parse_with(bytes, "y", &TableOptions { missing, ..TableOptions::default() }).unwrap();
+        table.encode((&[0, 1, 2], &[3]), missing, categories_max).unwrap()
+    };
+    let inputs = |table: &super::super::Table| {
+        let mut inputs = ndarray::Array2::zeros((table.features.rows(), table.features.columns()));
+        table.features.gather(0..table.features.rows(), None, inputs.view_mut());
+        inputs
+    };
+    let encoded = encode(MissingPolicy::Mean, 3);
+    // The columns are a, b, name= (missing), name=x and name=z.
+    let rows = array![[1.0, 1.0, 0.0, 1.0, 0.0], [2.0, 2.0, 1.0, 0.0, 0.0], [3.0, 3.0, 0.0, 0.0, 1.0]];
+    assert_eq!(inputs(&encoded.train), rows);
+    assert_eq!(inputs(&encoded.test), array![[2.0, 2.0, 0.0, 0.0, 0.0]]);
+    let notes = encoded.notes.join("\n");
+    assert!(notes.contains("1 test rows have a value of `name` that no training row has"), "{notes}");
+    assert!(
+        notes.contains("column `name` holds text with 4 distinct values: one input for each value"),
+        "{notes}"
+    );
+    // Only `a` is missing in training rows, so only `a` has an indicator.
+    let encoded = encode(MissingPolicy::Indicator, 2);
+    assert_eq!((encoded.encoding.width(), encoded.train.features.columns()), (5, 5));
+    assert_eq!(inputs(&encoded.test).row(0).to_vec()[..3], [2.0, 1.0, 2.0]);
+    assert_eq!(inputs(&encoded.train).sum_axis(ndarray::Axis(1)), array![3.0, 6.0, 7.0]);
+    assert!(encoded.notes.iter().any(|note| note.contains("hashed to 2 inputs")), "{:?}", encoded.notes);
+    let only = parse_with(
+        b"a,b,y\nNA,1,1\n2,2,2\n",
+        "y",
+        &TableOptions { missing: MissingPolicy::Mean, ..TableOptions::default() },
+    );
+    let error = only.unwrap().encode((&[0], &[1]), MissingPolicy::Mean, 2).err().unwrap().to_string();
+    assert!(error.contains("column `a` holds no value in the training rows"), "{error}");
+}

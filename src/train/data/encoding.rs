@@ -1,0 +1,253 @@
+//! Describes how the columns of a table become the inputs of a model.
+//!
+//! An encoding is fitted on the training rows. It contains everything that is needed to convert other rows in the same way.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ndarray::{ArrayView1, ArrayViewMut1};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::train::rank_checks::short_digest;
+
+/// What to do with missing values in the features of a table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MissingPolicy {
+    /// Return an error.
+    #[default]
+    Error,
+    /// Leave out the row.
+    Drop,
+    /// Replace a missing number by the mean of the column in the training rows. A missing text is a category of its own.
+    Mean,
+    /// Like [`Mean`](Self::Mean). In addition, each column of numbers with missing values in the training rows has a second
+    /// input, which is 1 if the value is missing and otherwise 0.
+    Indicator,
+}
+
+impl MissingPolicy {
+    const NAMED: [(Self, &'static str); 4] =
+        [(Self::Error, "error"), (Self::Drop, "drop"), (Self::Mean, "mean"), (Self::Indicator, "indicator")];
+}
+
+impl fmt::Display for MissingPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = Self::NAMED.iter().find(|(policy, _)| policy == self);
+        f.write_str(named.map_or("", |(_, name)| name))
+    }
+}
+
+impl FromStr for MissingPolicy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Self::NAMED.iter().find(|(_, name)| *name == text);
+        named.map(|(policy, _)| *policy).ok_or_else(|| "is not one of error, drop, mean, indicator".into())
+    }
+}
+
+/// How the feature columns of a table become the inputs of a model.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TableEncoding {
+    /// The name of the column with the target.
+    pub target: String,
+    /// What to do with missing values.
+    pub missing: MissingPolicy,
+    /// The feature columns in the order of their inputs.
+    pub columns: Vec<ColumnEncoding>,
+}
+
+/// How a column becomes one or more inputs.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ColumnEncoding {
+    /// The name of the column.
+    pub name: String,
+    /// The inputs of the column.
+    pub inputs: ColumnInputs,
+}
+
+/// The inputs of a column.
+///
+/// A *cell* is a value of a column as a single number, from which [`TableEncoding::expand`] computes the inputs. The cell of a
+/// number is the number. The cell of a text is the index of its category or bucket. NaN represents a missing number and a text
+/// without a category.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ColumnInputs {
+    /// One input: the number.
+    Number {
+        /// The value for missing numbers: the mean of the column in the training rows. If `None`, no number may be missing.
+        fill: Option<f32>,
+        /// Whether there is a second input, which is 1 if the number is missing and otherwise 0.
+        indicator: bool,
+    },
+    /// One input for each category, which is 1 for the category of the text and otherwise 0. For a text that does not occur in
+    /// the training rows, all inputs are 0.
+    OneHot {
+        /// The distinct texts of the training rows in sorted order. The empty text stands for a missing value.
+        categories: Vec<String>,
+    },
+    /// One input for each bucket, which is 1 for the bucket of the text and otherwise 0. The bucket is the first 8 bytes of the
+    /// SHA-256 of the text, as a little-endian number, modulo the number of buckets.
+    Hashed {
+        /// The number of buckets.
+        buckets: u32,
+    },
+}
+
+impl ColumnEncoding {
+    /// Returns the number of inputs.
+    pub fn width(&self) -> usize {
+        match &self.inputs {
+            ColumnInputs::Number { indicator, .. } => 1 + usize::from(*indicator),
+            ColumnInputs::OneHot { categories } => categories.len(),
+            ColumnInputs::Hashed { buckets } => *buckets as usize,
+        }
+    }
+
+    /// Returns the names of the inputs: `delay`, `delay missing`, `carrier=UA`, `tail#17`.
+    pub fn input_names(&self) -> Vec<String> {
+        let name = &self.name;
+        match &self.inputs {
+            ColumnInputs::Number { indicator: false, .. } => vec![name.clone()],
+            ColumnInputs::Number { indicator: true, .. } => vec![name.clone(), format!("{name} missing")],
+            ColumnInputs::OneHot { categories } => {
+                categories.iter().map(|category| format!("{name}={category}")).collect()
+            }
+            ColumnInputs::Hashed { buckets } => {
+                (0..*buckets).map(|bucket| format!("{name}#{bucket}")).collect()
+            }
+        }
+    }
+
+    /// Returns the cell of a text; the empty text stands for a missing value. Returns NaN if the text has no category, or if this
+    /// is a column of numbers.
+    pub fn text_cell(&self, text: &str) -> f32 {
+        match &self.inputs {
+            ColumnInputs::Number { .. } => f32::NAN,
+            ColumnInputs::OneHot { categories } => {
+                let found = categories.binary_search_by(|category| category.as_str().cmp(text));
+                found.map_or(f32::NAN, |index| index as f32)
+            }
+            ColumnInputs::Hashed { buckets } => {
+                (short_digest(text.as_bytes()) % u64::from(*buckets).max(1)) as f32
+            }
+        }
+    }
+}
+
+impl TableEncoding {
+    /// Returns the number of inputs of the model.
+    pub fn width(&self) -> usize {
+        self.columns.iter().map(ColumnEncoding::width).sum()
+    }
+
+    /// Returns whether each cell is an input, after missing numbers are filled.
+    pub fn is_plain(&self) -> bool {
+        let is_plain =
+            |column: &ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { indicator: false, .. });
+        self.columns.iter().all(is_plain)
+    }
+
+    /// Adds the encoding to a digest.
+    pub(crate) fn digest(&self, hasher: &mut Sha256) {
+        hasher.update(self.to_json());
+    }
+
+    /// Returns the encoding as JSON, from which serde reads the same encoding.
+    pub(crate) fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("strings and finite numbers are valid JSON")
+    }
+
+    /// Computes the inputs of a row from its cells, of which there is one for each column.
+    ///
+    /// # Panics
+    ///
+    /// If `inputs` is shorter than [`width`](Self::width), or if a cell is not the index of a category or a bucket.
+    pub fn expand(&self, cells: &ArrayView1<'_, f32>, mut inputs: ArrayViewMut1<'_, f32>) {
+        inputs.fill(0.0);
+        let mut at = 0;
+        for (column, &cell) in self.columns.iter().zip(cells) {
+            match &column.inputs {
+                ColumnInputs::Number { fill, indicator } => {
+                    let missing = cell.is_nan();
+                    inputs[at] = if missing { fill.unwrap_or_default() } else { cell };
+                    if *indicator && missing {
+                        inputs[at + 1] = 1.0;
+                    }
+                }
+                ColumnInputs::OneHot { .. } | ColumnInputs::Hashed { .. } => {
+                    if !cell.is_nan() {
+                        inputs[at + cell as usize] = 1.0;
+                    }
+                }
+            }
+            at += column.width();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::{Array1, array};
+
+    use super::*;
+
+    fn encoding() -> TableEncoding {
+        let column = |name: &str, inputs| ColumnEncoding { name: name.into(), inputs };
+        let categories = ["", "EWR", "JFK"].map(String::from).to_vec();
+        TableEncoding {
+            target: "y".into(),
+            missing: MissingPolicy::Indicator,
+            columns: vec![
+                column("delay", ColumnInputs::Number { fill: Some(2.5), indicator: true }),
+                column("origin", ColumnInputs::OneHot { categories }),
+                column("hour", ColumnInputs::Number { fill: None, indicator: false }),
+                column("tail", ColumnInputs::Hashed { buckets: 3 }),
+            ],
+        }
+    }
+
+    #[test]
+    fn cells_are_expanded_to_inputs() {
+        let encoding = encoding();
+        assert!(!encoding.is_plain());
+        let names: Vec<String> = encoding.columns.iter().flat_map(ColumnEncoding::input_names).collect();
+        let expected = "delay,delay missing,origin=,origin=EWR,origin=JFK,hour,tail#0,tail#1,tail#2";
+        assert_eq!(names.join(","), expected);
+        assert_eq!(encoding.width(), names.len());
+        let origin = |text| encoding.columns[1].text_cell(text);
+        for (cells, expected) in [
+            (array![7.0, origin("JFK"), 5.0, 1.0], array![7.0, 0.0, 0.0, 0.0, 1.0, 5.0, 0.0, 1.0, 0.0]),
+            (array![f32::NAN, origin(""), 0.0, 2.0], array![2.5, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]),
+            (array![1.0, origin("LGA"), 0.0, 0.0], array![1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]),
+        ] {
+            let mut inputs = Array1::from_elem(encoding.width(), 9.0);
+            encoding.expand(&cells.view(), inputs.view_mut());
+            assert_eq!(inputs, expected);
+        }
+    }
+
+    #[test]
+    fn buckets_are_those_of_the_documented_hash() {
+        // python3 -c "import hashlib; print([int.from_bytes(hashlib.sha256(t).digest()[:8],'little')%1000 for t in
+        // (b'N14228',b'')])"
+        let inputs = ColumnInputs::Hashed { buckets: 1000 };
+        let column = ColumnEncoding { name: "tail".into(), inputs };
+        assert_eq!(["N14228", ""].map(|text| column.text_cell(text)), HASHES);
+    }
+
+    const HASHES: [f32; 2] = [629.0, 227.0];
+
+    #[test]
+    fn an_encoding_is_the_same_after_it_is_written_and_read() {
+        let text = serde_json::to_string(&encoding()).unwrap();
+        assert_eq!(serde_json::from_str::<TableEncoding>(&text).unwrap(), encoding());
+        for policy in ["error", "drop", "mean", "indicator"] {
+            assert_eq!(policy.parse::<MissingPolicy>().unwrap().to_string(), policy);
+        }
+        assert!("median".parse::<MissingPolicy>().is_err());
+    }
+}

@@ -1,0 +1,180 @@
+//! A table as it was read from files. [`RawTable::encode`] fits the encoding of its columns and applies the encoding.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ndarray::Array2;
+
+use super::encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
+use super::{Column, DataError, Features, Table};
+
+/// A table as it was read from files.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct RawTable {
+    /// The columns of the features.
+    pub(crate) columns: Vec<RawColumn>,
+    /// The name of the column with the target.
+    pub(crate) target_name: String,
+    /// The target of each row. No target is missing.
+    pub(crate) target: Column,
+    /// Messages for the user.
+    pub(crate) notes: Vec<String>,
+}
+
+/// A column of a feature.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct RawColumn {
+    pub(crate) name: String,
+    pub(crate) values: RawValues,
+}
+
+/// The values of a column.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum RawValues {
+    /// Numbers. NaN represents a missing value.
+    Numbers(Vec<f32>),
+    /// Texts.
+    Texts {
+        /// For each row the index of its text in `distinct`.
+        indices: Vec<u32>,
+        /// The distinct texts. The empty text stands for a missing value.
+        distinct: Vec<String>,
+    },
+}
+
+/// The training rows and the test rows of a table after encoding.
+pub(crate) struct EncodedTable {
+    pub(crate) train: Table,
+    pub(crate) test: Table,
+    pub(crate) encoding: Arc<TableEncoding>,
+    /// Messages for the user.
+    pub(crate) notes: Vec<String>,
+}
+
+impl RawTable {
+    /// Returns the number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.target.len()
+    }
+
+    /// Fits the encoding on the rows `train`, and encodes these rows and the rows `test`. A text column with at most
+    /// `categories_max` distinct texts has an input for each text. The texts of other columns are hashed to `categories_max`
+    /// inputs.
+    pub(crate) fn encode(
+        self,
+        (train, test): (&[usize], &[usize]),
+        missing: MissingPolicy,
+        categories_max: usize,
+    ) -> Result<EncodedTable, DataError> {
+        let mut notes = self.notes;
+        let mut columns = Vec::with_capacity(self.columns.len());
+        for column in &self.columns {
+            let inputs = column.fit(train, missing, categories_max)?;
+            notes.extend(column.describe(&inputs));
+            columns.push(ColumnEncoding { name: column.name.clone(), inputs });
+        }
+        let encoding = Arc::new(TableEncoding { target: self.target_name, missing, columns });
+        let (train_cells, _) = cells(&self.columns, train, &encoding);
+        let (test_cells, unknown) = cells(&self.columns, test, &encoding);
+        for (column, count) in self.columns.iter().zip(unknown).filter(|(_, count)| *count > 0) {
+            notes.push(format!(
+                "{count} test rows have a value of `{}` that no training row has; its inputs are 0 in these rows",
+                column.name
+            ));
+        }
+        let table = |cells, rows| {
+            let features = if encoding.is_plain() {
+                Features::Numbers(cells)
+            } else {
+                Features::Encoded { cells, encoding: Arc::clone(&encoding) }
+            };
+            Table { features, target: self.target.select(rows) }
+        };
+        let (train, test) = (table(train_cells, train), table(test_cells, test));
+        Ok(EncodedTable { train, test, encoding, notes })
+    }
+}
+
+impl RawColumn {
+    /// Fits the encoding of this column on `rows`.
+    fn fit(
+        &self,
+        rows: &[usize],
+        missing: MissingPolicy,
+        categories_max: usize,
+    ) -> Result<ColumnInputs, DataError> {
+        match &self.values {
+            RawValues::Numbers(values) => {
+                let present = rows.iter().map(|&row| f64::from(values[row])).filter(|value| !value.is_nan());
+                let (sum, count) =
+                    present.fold((0.0, 0_usize), |(sum, count), value| (sum + value, count + 1));
+                if matches!(missing, MissingPolicy::Error | MissingPolicy::Drop) {
+                    return Ok(ColumnInputs::Number { fill: None, indicator: false });
+                }
+                if count == 0 {
+                    let name = &self.name;
+                    return Err(DataError::Unsuitable(format!(
+                        "column `{name}` holds no value in the training rows, so it has no mean; pass --drop {name}"
+                    )));
+                }
+                let indicator = missing == MissingPolicy::Indicator && count < rows.len();
+                Ok(ColumnInputs::Number { fill: Some((sum / count as f64) as f32), indicator })
+            }
+            RawValues::Texts { indices, distinct } => {
+                let mut used = vec![false; distinct.len()];
+                for &row in rows {
+                    used[indices[row] as usize] = true;
+                }
+                let texts = distinct.iter().zip(used).filter(|(_, used)| *used).map(|(text, _)| text);
+                let categories: BTreeSet<&String> = texts.collect();
+                Ok(if categories.len() <= categories_max {
+                    ColumnInputs::OneHot { categories: categories.into_iter().cloned().collect() }
+                } else {
+                    ColumnInputs::Hashed { buckets: categories_max as u32 }
+                })
+            }
+        }
+    }
+
+    /// Returns a message about a text column.
+    fn describe(&self, inputs: &ColumnInputs) -> Option<String> {
+        let (RawValues::Texts { distinct, .. }, name) = (&self.values, &self.name) else { return None };
+        let count = distinct.len();
+        Some(match inputs {
+            ColumnInputs::Hashed { buckets } => format!(
+                "column `{name}` holds text with {count} distinct values: hashed to {buckets} inputs; see --max-categories, or \
+                 leave it out with --drop {name}"
+            ),
+            _ => format!("column `{name}` holds text with {count} distinct values: one input for each value"),
+        })
+    }
+}
+
+/// Returns the cells of `rows`, and for each column the number of texts without a category.
+fn cells(columns: &[RawColumn], rows: &[usize], encoding: &TableEncoding) -> (Array2<f32>, Vec<usize>) {
+    let mut cells = Array2::zeros((rows.len(), columns.len()));
+    let mut unknown = vec![0; columns.len()];
+    let plain = encoding.is_plain();
+    for (index, (column, encoding)) in columns.iter().zip(&encoding.columns).enumerate() {
+        let to = cells.column_mut(index);
+        match &column.values {
+            RawValues::Numbers(values) => {
+                let fill = match encoding.inputs {
+                    ColumnInputs::Number { fill: Some(fill), .. } if plain => fill,
+                    _ => f32::NAN,
+                };
+                for (cell, &row) in to.into_iter().zip(rows) {
+                    *cell = if values[row].is_nan() { fill } else { values[row] };
+                }
+            }
+            RawValues::Texts { indices, distinct } => {
+                let cell_of: Vec<f32> = distinct.iter().map(|text| encoding.text_cell(text)).collect();
+                for (cell, &row) in to.into_iter().zip(rows) {
+                    *cell = cell_of[indices[row] as usize];
+                    unknown[index] += usize::from(cell.is_nan());
+                }
+            }
+        }
+    }
+    (cells, unknown)
+}

@@ -1,0 +1,99 @@
+//! Tests of training on tables with text columns and missing values.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use ringtrain::Group;
+use ringtrain::train::data::{DataSource, MissingPolicy, TableOptions};
+use ringtrain::train::{Checkpoint, Config, Existing, run};
+
+use super::library::{Lines, config, train};
+
+/// Writes a table with the target y = 2 x + (the effect of `carrier`) - 5 if x is missing. Every tenth y is missing.
+fn write_table(directory: &Path) -> PathBuf {
+    let mut text = String::from("\u{feff}id;x;carrier;y\r\n");
+    for row in 0..500_u32 {
+        let (carrier, effect) = [("UA", 10.0), ("AA", -7.0), ("B6", 0.5)][row as usize * 7 % 3];
+        let x = f64::from(row * 13 % 101) / 10.0;
+        let is_missing = row % 9 == 4;
+        let y = if is_missing { 2.0 * 5.0 - 5.0 } else { 2.0 * x } + effect;
+        let x = if is_missing { "NA".into() } else { x.to_string() };
+        let y = if row % 10 == 0 { String::new() } else { y.to_string() };
+        writeln!(text, "N{row};{x};{carrier};{y}").unwrap();
+    }
+    let path = directory.join("table.csv");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn table_config(path: PathBuf, missing: MissingPolicy) -> Config {
+    let table = TableOptions { missing, drop: vec!["id".into()], ..TableOptions::default() };
+    Config { source: DataSource::Csv(path), target: Some("y".into()), table, ..config() }
+}
+
+#[test]
+fn text_columns_and_missing_values_are_used_as_features() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write_table(directory.path());
+    let mut scores = Vec::new();
+    for missing in [MissingPolicy::Drop, MissingPolicy::Mean, MissingPolicy::Indicator] {
+        let mut lines = Lines(Vec::new());
+        let config = table_config(path.clone(), missing);
+        let summary = run(&mut Group::solo(), &config, &AtomicBool::new(false), &mut lines).unwrap();
+        let lines = lines.0.join("\n");
+        for expected in [
+            "dropped 50 of 500 rows, because their target `y` is missing",
+            "column `carrier` holds text with 3 distinct values: one input for each value",
+            "which is not an integer: treated as numbers",
+        ] {
+            assert!(lines.contains(expected), "{expected}: {lines}");
+        }
+        scores.push((
+            summary.report.test_r2.unwrap(),
+            summary.report.train_samples + summary.report.test_samples,
+        ));
+    }
+    let [(drop, drop_rows), (mean, mean_rows), (indicator, indicator_rows)] = scores[..] else {
+        panic!("{scores:?}")
+    };
+    assert!(drop > 0.9999 && indicator > 0.9999 && mean < 0.999, "{scores:?}");
+    assert_eq!((drop_rows, mean_rows, indicator_rows), (400, 450, 450));
+    let error = train(&table_config(path, MissingPolicy::Error)).unwrap_err().to_string();
+    assert!(error.contains("table.csv: line 6, column `x`: the value is missing"), "{error}");
+}
+
+#[test]
+fn a_run_on_a_table_resumes_only_with_the_same_columns() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write_table(directory.path());
+    let with = |existing| Config {
+        epochs: Some(2),
+        checkpoint: Some(Checkpoint { directory: directory.path().join("saved"), existing }),
+        ..table_config(path.clone(), MissingPolicy::Mean)
+    };
+    train(&with(Existing::Refuse)).unwrap();
+    train(&Config { epochs: Some(3), ..with(Existing::Resume) }).unwrap();
+    let change = |change: fn(&mut TableOptions)| {
+        let mut config = with(Existing::Resume);
+        change(&mut config.table);
+        train(&config).unwrap_err().to_string()
+    };
+    for (error, expected) in [
+        (
+            change(|table| table.missing = MissingPolicy::Indicator),
+            "--missing mean, but this run has --missing indicator",
+        ),
+        (change(|table| table.drop.push("carrier".into())), "(--features, --drop) x,carrier, but this run"),
+        (
+            change(|table| table.categorical = vec!["x".into()]),
+            "--categorical , but this run has --categorical x",
+        ),
+        (
+            change(|table| table.categories_max = 2),
+            "--max-categories 256, but this run has --max-categories 2",
+        ),
+    ] {
+        assert!(error.contains(expected), "{error}");
+    }
+}
