@@ -164,6 +164,8 @@ pub(crate) struct TrainingState {
     pub(crate) parameters: Vec<f32>,
     /// The state vectors of the optimizer.
     pub(crate) optimizer: Vec<Vec<f32>>,
+    /// The state vectors of the strategy.
+    pub(crate) strategy: Vec<Vec<f32>>,
     /// The results of the epochs that were recorded so far.
     pub(crate) history: Vec<EpochRecord>,
 }
@@ -180,6 +182,8 @@ pub(crate) struct RunIdentity {
     pub(crate) data_hash: String,
     /// The names of the optimizer's state vectors.
     pub(crate) optimizer_names: &'static [&'static str],
+    /// The names of the strategy's state vectors.
+    pub(crate) strategy_names: &'static [&'static str],
     /// The mean and deviation with which features are standardized. The checkpoint contains these values for programs that use
     /// the model.
     pub(crate) standardizer: Option<Standardizer>,
@@ -230,7 +234,8 @@ pub(crate) fn save(
     for (name, shape, range) in network.tensors() {
         tensors.push(Tensor { name, shape, bytes: to_bytes(&state.parameters[range]) });
     }
-    for (name, values) in identity.optimizer_names.iter().zip(&state.optimizer) {
+    let optimizer = identity.optimizer_names.iter().zip(&state.optimizer);
+    for (name, values) in optimizer.chain(identity.strategy_names.iter().zip(&state.strategy)) {
         tensors.push(Tensor { name: (*name).into(), shape: vec![values.len()], bytes: to_bytes(values) });
     }
     if let Some(Standardizer { mean, inverse_deviation }) = &identity.standardizer {
@@ -292,15 +297,16 @@ pub(crate) fn check_space(
 
 /// Returns the size in bytes of all tensors in a checkpoint.
 fn tensor_bytes(network: &Network, identity: &RunIdentity) -> u64 {
-    let vectors = 1 + identity.optimizer_names.len();
+    let vectors = 1 + identity.optimizer_names.len() + identity.strategy_names.len();
     let standardizer_values = identity.standardizer.as_ref().map_or(0, |standard| 2 * standard.mean.len());
     4 * (vectors * network.parameter_count() + standardizer_values) as u64
 }
 
-/// Returns a hash of the parameters and of the optimizer's state vectors.
+/// Returns a hash of the parameters and of the state vectors of the optimizer and the strategy.
 fn state_hash(state: &TrainingState) -> String {
     let parts: Vec<String> = std::iter::once(&state.parameters)
         .chain(&state.optimizer)
+        .chain(&state.strategy)
         .map(|part| parameters_hash(part))
         .collect();
     parts.join("+")
@@ -408,6 +414,9 @@ pub(crate) fn load(
     }
     for name in identity.optimizer_names {
         state.optimizer.push(tensor(name, &[network.parameter_count()])?);
+    }
+    for name in identity.strategy_names {
+        state.strategy.push(tensor(name, &[network.parameter_count()])?);
     }
     let mut words = [0; POSITION_KEYS.len()];
     for (word, key) in words.iter_mut().zip(POSITION_KEYS) {

@@ -250,6 +250,7 @@ fn starting_state(
     let mut state = found.unwrap_or_else(|| TrainingState {
         parameters: setup.network.initialize(config.seed),
         optimizer: vec![vec![0.0; count]; setup.settings.rule.state_names().len()],
+        strategy: vec![vec![0.0; count]; config.strategy.state_names().len()],
         ..TrainingState::default()
     });
     broadcast_state(group, &mut state)?;
@@ -273,7 +274,7 @@ fn broadcast_state(group: &mut Group, state: &mut TrainingState) -> Result<(), T
     group.broadcast(&mut rate, Rank::ZERO)?;
     state.learning_rate = Some(rate[0]).filter(|&rate| rate > 0.0);
     group.broadcast(&mut state.parameters, Rank::ZERO)?;
-    for vector in &mut state.optimizer {
+    for vector in state.optimizer.iter_mut().chain(&mut state.strategy) {
         group.broadcast(vector, Rank::ZERO)?;
     }
     state.history = group.broadcast_object(&state.history, Rank::ZERO)?;

@@ -169,6 +169,7 @@ impl Setup {
             data_name: self.dataset.name.clone(),
             data_hash: parameters_hash(&digest),
             optimizer_names: self.settings.rule.state_names(),
+            strategy_names: config.strategy.state_names(),
             standardizer: self.standardizer.clone(),
             scale,
             classes: self.dataset.classes.clone(),

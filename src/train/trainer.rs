@@ -32,8 +32,8 @@ pub(crate) struct Trainer<'a> {
     /// Becomes true when this rank receives a stop signal.
     stop: &'a AtomicBool,
     optimizer: Optimizer,
-    /// The parameters, the position in the run and the history. The field `state.optimizer` is empty, except while a
-    /// checkpoint is saved: at all other times, the optimizer's state vectors are in the field `optimizer`.
+    /// The parameters, the position in the run and the history. The fields `state.optimizer` and `state.strategy` are empty,
+    /// except while a checkpoint is saved: at all other times, these state vectors are in the fields `optimizer` and `strategy`.
     pub(crate) state: TrainingState,
     gradients: Vec<f32>,
     strategy: Box<dyn Strategy>,
@@ -82,6 +82,10 @@ impl<'a> Trainer<'a> {
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }
+        let mut strategy = strategies::create(config, group.size(), count);
+        for (vector, saved) in strategy.state().into_iter().zip(std::mem::take(&mut state.strategy)) {
+            *vector = saved;
+        }
         let batch =
             setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(group.size().as_usize());
         Self {
@@ -93,7 +97,7 @@ impl<'a> Trainer<'a> {
             epoch_loss: state.history.last().map_or(0.0, |record| record.train_loss),
             state,
             gradients: vec![0.0; count],
-            strategy: strategies::create(config, group.size(), count),
+            strategy,
             workspace: setup.network.workspace(batch.max(EVALUATION_ROWS_MIN)),
             stopped: false,
             unchecked: None,
@@ -400,8 +404,12 @@ impl<'a> Trainer<'a> {
         let mut saved = Ok(());
         if group.rank() == Rank::ZERO {
             self.state.optimizer = std::mem::take(&mut self.optimizer.state);
+            self.state.strategy = self.strategy.state().into_iter().map(std::mem::take).collect();
             saved = checkpoint::save(&target.directory, &self.setup.network, &self.identity, &self.state);
             self.optimizer.state = std::mem::take(&mut self.state.optimizer);
+            for (vector, saved) in self.strategy.state().into_iter().zip(self.state.strategy.drain(..)) {
+                *vector = saved;
+            }
         }
         check_all_succeeded(group, Phase::Storage, saved.map_err(TrainError::from))
     }

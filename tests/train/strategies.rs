@@ -107,18 +107,20 @@ fn each_strategy_learns_digits_as_well_as_a_single_process() {
     let config = convergence_config();
     let alone = train(&config).unwrap().report;
     let mut bytes_sent = Vec::new();
-    for text in ["allreduce", "local-sgd:4", "model-average:1", "model-average"] {
+    let all: &[&str] = &["allreduce", "local-sgd:4", "diloco:6", "model-average", "model-average:1"];
+    for text in if_long_tests_else(all, &all[..4]) {
         let report = train_and_compare(4, &Config { strategy: strategy(text), ..config.clone() }).report;
         let (found, expected) = (report.test_accuracy.unwrap(), alone.test_accuracy.unwrap());
         println!("{text}: accuracy {found}, alone {expected}; {} bytes", report.bytes_sent);
         assert!(found >= expected - 0.01, "{text}: {found}, alone {expected}");
         assert_eq!(
             (report.epochs, report.steps, report.strategy.as_str()),
-            (alone.epochs, alone.steps, text)
+            (alone.epochs, alone.steps, *text)
         );
         bytes_sent.push(report.bytes_sent);
     }
-    assert!(bytes_sent.is_sorted_by(|a, b| a > b), "each strategy should send less: {bytes_sent:?}");
+    // A job chooses its algorithms by measured cost, and some algorithms send twice as many bytes as others.
+    assert!(bytes_sent[1..].iter().all(|&bytes| bytes < bytes_sent[0]), "{bytes_sent:?}");
 }
 
 /// With SGD, an average of the parameters after each step equals a step with the average gradient. So a wrong weight, also of
@@ -160,7 +162,7 @@ fn ranks_without_samples_have_no_weight() {
 /// ranks.
 #[test]
 fn a_stopped_run_resumes_on_another_number_of_ranks() {
-    for text in ["local-sgd:4", "model-average:2", "model-average"] {
+    for text in ["local-sgd:4", "diloco:4", "model-average:2", "model-average"] {
         let directory = tempfile::tempdir().unwrap();
         let first = Config {
             strategy: strategy(text),
@@ -185,6 +187,25 @@ fn a_stopped_run_resumes_on_another_number_of_ranks() {
         let other = Config { strategy: strategy("allreduce"), ..resume };
         let error = train(&other).unwrap_err().to_string();
         assert!(error.contains(&format!("saved with --strategy {text}, but this run has")), "{error}");
+    }
+}
+
+/// If a checkpoint did not contain the outer velocity, or if the state of the optimizers differed between ranks when a
+/// checkpoint is saved, the resumed run would give other parameters.
+#[test]
+fn a_run_that_is_resumed_between_epochs_gives_the_same_bits() {
+    for text in ["local-sgd:5", "diloco:5"] {
+        let directory = tempfile::tempdir().unwrap();
+        // Two ranks give the same bits with every algorithm, because a sum of two numbers does not depend on their order.
+        let whole =
+            Config { strategy: strategy(text), rule: Some(Rule::Adam), epochs: Some(2), ..sgd_config() };
+        let expected = train_and_compare(2, &whole);
+        for (epochs, existing) in [(1, Existing::Refuse), (2, Existing::Resume)] {
+            let checkpoint = Some(checkpoint_in(directory.path(), existing));
+            let found = train_and_compare(2, &Config { epochs: Some(epochs), checkpoint, ..whole.clone() });
+            assert_eq!(found.report.epochs, epochs);
+            assert_eq!(found.parameters == expected.parameters, epochs == 2, "{text}, {epochs} epochs");
+        }
     }
 }
 

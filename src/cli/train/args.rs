@@ -146,7 +146,8 @@ pub(super) struct TrainArgs {
 
     /// How ranks divide the work: allreduce (the ranks sum their gradients in each step), model-average[:EPOCHS] (each rank
     /// trains alone; the ranks average their models after EPOCHS epochs, or at the end), local-sgd:STEPS (each rank takes STEPS
-    /// steps alone, then the ranks average their models). See Strategies below
+    /// steps alone, then the ranks average their models), diloco:STEPS (as local-sgd, but an outer optimizer with momentum
+    /// applies the average). See Strategies below
     #[arg(long, value_name = "STRATEGY", default_value = "allreduce", help_heading = "Training")]
     strategy: String,
 

@@ -12,6 +12,7 @@ fn sample_run() -> (Network, RunIdentity, TrainingState) {
         data_name: "a.csv".into(),
         data_hash: "123".into(),
         optimizer_names: &["optimizer.velocity"],
+        strategy_names: &["strategy.outer_velocity"],
         standardizer: None,
         scale: Scale::IDENTITY,
         classes: vec!["a".into(), "b".into()],
@@ -19,11 +20,12 @@ fn sample_run() -> (Network, RunIdentity, TrainingState) {
     };
     let parameters = network.initialize(1);
     let optimizer = vec![parameters.iter().map(|value| value * 0.5).collect()];
+    let strategy = vec![parameters.iter().map(|value| value * 0.25).collect()];
     let position =
         Position { epoch: 3, step: 2, steps_total: 11, momentum_start: 5, loss_sum: 0.1, samples: 64 };
     let learning_rate = Some(0.05);
     let history = Vec::new();
-    (network, identity, TrainingState { position, learning_rate, parameters, optimizer, history })
+    (network, identity, TrainingState { position, learning_rate, parameters, optimizer, strategy, history })
 }
 
 #[test]

@@ -27,6 +27,11 @@ pub(crate) trait Averaging {
         false
     }
 
+    /// Returns the state vectors of the strategy. See [`Strategy::state`].
+    fn state(&mut self) -> Vec<&mut Vec<f32>> {
+        Vec::new()
+    }
+
     /// Computes the parameters after an average. `start` holds the parameters at the start of the round, and `change` holds the
     /// average change in this round.
     fn update(&mut self, parameters: &mut [f32], start: &[f32], change: &[f32]) {
@@ -155,6 +160,10 @@ impl<A: Averaging> Strategy for LocalTraining<A> {
         epochs: u64,
     ) -> Result<(), Error> {
         if self.averaging.is_due_after_epoch(epochs) { self.agree(runtime, replica) } else { Ok(()) }
+    }
+
+    fn state(&mut self) -> Vec<&mut Vec<f32>> {
+        self.averaging.state()
     }
 
     fn agree(&mut self, runtime: &mut dyn Runtime, replica: &mut Replica<'_>) -> Result<(), Error> {

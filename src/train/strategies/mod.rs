@@ -4,6 +4,7 @@
 //! the trait [`Runtime`].
 
 mod allreduce;
+mod diloco;
 mod local_sgd;
 mod local_training;
 mod model_average;
@@ -13,6 +14,7 @@ mod stop_exchange;
 use std::ops::Range;
 
 use self::allreduce::AllReduce;
+use self::diloco::DiLoCo;
 use self::local_sgd::LocalSgd;
 use self::local_training::LocalTraining;
 use self::model_average::ModelAverage;
@@ -82,6 +84,12 @@ pub(crate) trait Strategy {
         Ok(())
     }
 
+    /// Returns the state vectors that [`StrategySpec::state_names`] names, each as long as the parameters. They are part of
+    /// checkpoints, and agree on all ranks when the parameters agree.
+    fn state(&mut self) -> Vec<&mut Vec<f32>> {
+        Vec::new()
+    }
+
     /// Returns the size in bytes of a bucket of gradients. Returns `None` if gradients are not reduced in buckets.
     fn bucket_bytes(&self) -> Option<usize> {
         None
@@ -97,6 +105,9 @@ pub(crate) fn create(config: &Config, size: WorldSize, parameter_count: usize) -
         }
         StrategySpec::ModelAverage { epochs } => {
             Box::new(LocalTraining::new(ModelAverage { epochs }, compression))
+        }
+        StrategySpec::DiLoCo { steps } => {
+            Box::new(LocalTraining::new(DiLoCo::new(steps, parameter_count), compression))
         }
         StrategySpec::LocalSgd { steps } => Box::new(LocalTraining::new(LocalSgd { steps }, compression)),
     }

@@ -25,14 +25,29 @@ pub enum StrategySpec {
         /// The number of steps between two averages.
         steps: NonZeroU32,
     },
+    /// Each rank takes this number of steps alone. Then the ranks average the changes of their parameters, and an outer optimizer
+    /// with Nesterov momentum applies the average. It also does so at the end of each epoch. The parameters agree on all ranks
+    /// after each step of the outer optimizer.
+    DiLoCo {
+        /// The number of steps between two steps of the outer optimizer.
+        steps: NonZeroU32,
+    },
 }
 
 impl StrategySpec {
+    /// Returns the names of the state vectors that the strategy keeps between epochs.
+    pub(crate) fn state_names(self) -> &'static [&'static str] {
+        match self {
+            Self::DiLoCo { .. } => &["strategy.outer_velocity"],
+            Self::AllReduce | Self::ModelAverage { .. } | Self::LocalSgd { .. } => &[],
+        }
+    }
+
     /// Returns the number of epochs between two records of a run of `epochs` epochs, which would otherwise be `usual`. A run
     /// tests and saves the model only when the parameters agree on all ranks.
     pub(crate) fn epochs_per_record(self, usual: u64, epochs: u64) -> u64 {
         match self {
-            Self::AllReduce | Self::LocalSgd { .. } => usual,
+            Self::AllReduce | Self::LocalSgd { .. } | Self::DiLoCo { .. } => usual,
             Self::ModelAverage { epochs: Some(between) } => {
                 usual.checked_next_multiple_of(between.get().into()).unwrap_or(epochs)
             }
@@ -41,7 +56,8 @@ impl StrategySpec {
     }
 }
 
-const NAMES: &str = "it is one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS";
+const NAMES: &str =
+    "it is one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, diloco:STEPS";
 
 impl FromStr for StrategySpec {
     type Err = String;
@@ -62,6 +78,7 @@ impl FromStr for StrategySpec {
             "allreduce" => Err("allreduce takes no number".into()),
             "model-average" => Ok(Self::ModelAverage { epochs: count.map(parse).transpose()? }),
             "local-sgd" => Ok(Self::LocalSgd { steps: needed("local-sgd:8")? }),
+            "diloco" => Ok(Self::DiLoCo { steps: needed("diloco:50")? }),
             _ => Err(NAMES.into()),
         }
     }
@@ -74,6 +91,7 @@ impl fmt::Display for StrategySpec {
             Self::ModelAverage { epochs: None } => f.write_str("model-average"),
             Self::ModelAverage { epochs: Some(epochs) } => write!(f, "model-average:{epochs}"),
             Self::LocalSgd { steps } => write!(f, "local-sgd:{steps}"),
+            Self::DiLoCo { steps } => write!(f, "diloco:{steps}"),
         }
     }
 }
@@ -84,7 +102,7 @@ mod tests {
 
     #[test]
     fn names_are_parsed_and_printed() {
-        for text in ["allreduce", "model-average", "model-average:3", "local-sgd:8"] {
+        for text in ["allreduce", "model-average", "model-average:3", "local-sgd:8", "diloco:50"] {
             assert_eq!(text.parse::<StrategySpec>().unwrap().to_string(), text);
         }
         for (text, expected) in [
@@ -92,6 +110,7 @@ mod tests {
             ("ring", "one of allreduce"),
             ("allreduce:2", "takes no number"),
             ("local-sgd", "such as local-sgd:8"),
+            ("diloco", "such as diloco:50"),
             ("local-sgd:0", "`0` is not a number from 1"),
             ("local-sgd:-1", "`-1` is not a number"),
             ("model-average:", "`` is not a number"),

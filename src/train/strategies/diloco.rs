@@ -1,0 +1,77 @@
+//! `DiLoCo`, distributed low-communication training. Each rank takes H steps alone. Then the ranks average the changes of their
+//! parameters, and the average is the gradient of an outer optimizer with Nesterov momentum:
+//!
+//! `g = -(w_1 (p_1 - s) + ... + w_n (p_n - s))`, `v = m v + g`, `p_i = s - r (g + m v)` on all ranks.
+//!
+//! Here s holds the parameters after the last outer step, `w_i` is the fraction of the samples since then that rank i processed,
+//! v is the outer velocity, m the outer momentum, and r the outer learning rate. With m = 0 and r = 1 the method is local SGD.
+//!
+//! Source: Douillard et al., "`DiLoCo`: distributed low-communication training of language models", 2023.
+
+use std::num::NonZeroU32;
+
+use super::local_training::Averaging;
+
+/// The outer learning rate, as in the paper.
+const OUTER_LEARNING_RATE: f32 = 0.7;
+/// The outer momentum, as in the paper.
+const OUTER_MOMENTUM: f32 = 0.9;
+
+/// The strategy `diloco`.
+pub(crate) struct DiLoCo {
+    steps: NonZeroU32,
+    /// The outer velocity, the same on all ranks.
+    velocity: Vec<f32>,
+}
+
+impl DiLoCo {
+    /// Creates the strategy for a model of `parameter_count` parameters.
+    pub(crate) fn new(steps: NonZeroU32, parameter_count: usize) -> Self {
+        Self { steps, velocity: vec![0.0; parameter_count] }
+    }
+}
+
+impl Averaging for DiLoCo {
+    fn is_due_after_step(&self, steps: u64) -> bool {
+        steps.is_multiple_of(self.steps.get().into())
+    }
+
+    fn is_due_after_epoch(&self, _: u64) -> bool {
+        true
+    }
+
+    /// On one rank, the outer step still applies the outer momentum to the changes of the rank.
+    fn acts_on_one_rank(&self) -> bool {
+        true
+    }
+
+    fn update(&mut self, parameters: &mut [f32], start: &[f32], change: &[f32]) {
+        let old = start.iter().zip(change).zip(&mut self.velocity);
+        for (p, ((s, c), v)) in parameters.iter_mut().zip(old) {
+            let gradient = -c;
+            *v = OUTER_MOMENTUM * *v + gradient;
+            *p = s - OUTER_LEARNING_RATE * (gradient + OUTER_MOMENTUM * *v);
+        }
+    }
+
+    fn state(&mut self) -> Vec<&mut Vec<f32>> {
+        vec![&mut self.velocity]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The expected numbers are those of `torch.optim.SGD(lr=0.7, momentum=0.9, nesterov=True)` with the gradients -1 and -2,
+    /// computed from its formulas by hand.
+    #[test]
+    fn the_outer_steps_are_those_of_sgd_with_nesterov_momentum() {
+        let mut diloco = DiLoCo::new(1.try_into().unwrap(), 1);
+        let mut parameters = [0.0];
+        diloco.update(&mut parameters, &[10.0], &[1.0]);
+        assert!((parameters[0] - 11.33).abs() < 1e-5, "{parameters:?}");
+        diloco.update(&mut parameters, &[11.33], &[2.0]);
+        assert!((parameters[0] - 14.557).abs() < 1e-5, "{parameters:?}");
+    }
+}
