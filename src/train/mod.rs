@@ -2,9 +2,10 @@
 //! of [`Group`](crate::Group).
 //!
 //! All ranks draw the same batches, and each rank computes the gradients of its part of every batch ([`Batches`], [`part`]).
-//! These gradients are already divided by the size of the global batch. The ranks sum these gradients, and every rank takes
-//! the same step. So the result of a run does not depend on the number of ranks, except for rounding: the number of ranks
-//! changes the order in which floating-point numbers are added.
+//! With the default strategy, these gradients are already divided by the size of the global batch. The ranks sum these
+//! gradients, and every rank takes the same step. So the result of a run does not depend on the number of ranks, except for
+//! rounding: the number of ranks changes the order in which floating-point numbers are added. With other strategies
+//! ([`StrategySpec`]), each rank takes steps alone, and the ranks average their parameters.
 
 pub(crate) mod atomic_file;
 mod batches;

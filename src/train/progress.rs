@@ -12,8 +12,8 @@ pub trait Observer {
     /// Called with a line of text for the user.
     fn notice(&mut self, line: &str);
     /// Called when an epoch begins. `epoch` counts from 1 to `epochs`. Of the epoch's `steps` steps, `step` are already
-    /// complete. If an epoch has only one step, several epochs are reported together: `epoch` is the last of these
-    /// epochs, and `steps` and `step` count the steps of all of them.
+    /// complete. If an epoch has only one step, or if the ranks average only after several epochs, several epochs are reported
+    /// together: `epoch` is the last of these epochs, and `steps` and `step` count the steps of all of them.
     fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64);
     /// Called after each step with the mean loss of the step, and with the samples per second since `epoch_started`.
     fn step_taken(&mut self, loss: f64, samples_per_second: f64);

@@ -61,8 +61,8 @@ fn gather_rows(group: &mut Group, row: &[u64]) -> Result<Vec<u64>, TrainError> {
     Ok(table)
 }
 
-/// A hash of this rank's parameters at the end of an epoch. The parameters must be the same on all ranks, bit for bit, because
-/// data parallelism requires equal parameters after every step. A difference means that memory or the network corrupted a value.
+/// A hash of this rank's parameters at the end of an epoch. If the strategy says that the parameters agree, they must be the
+/// same on all ranks, bit for bit. A difference means that memory or the network corrupted a value.
 pub(crate) struct ReplicaHash {
     epoch: u64,
     hash: u64,

@@ -37,10 +37,10 @@ Defaults:
                 linear: adam 0.01, momentum 0.001, sgd 0.01
 
 Strategies:
-  With every strategy, a step of all ranks together uses the samples of one batch, each rank uses its part of the batch, and an
-  epoch uses each sample once. With allreduce, the parameters agree on all ranks after each step. With the other strategies,
-  they agree only after the ranks average: --bucket-bytes does not apply, the optimizer nesterov is not possible, and
-  ringtrain tests and saves the model only at the end of epochs at which the ranks average.
+  In each step, every rank uses its part of the batch of --batch-size samples. An epoch uses each sample once. With
+  allreduce, the parameters agree on all ranks after each step. With the other strategies, a step of a rank uses only
+  the gradient of its own part, and the parameters agree after the ranks average. Then ringtrain tests and saves the
+  model only after epochs at whose end the ranks average, --bucket-bytes does not apply, and nesterov is not possible.
 
 With --resume you may change --lr, --epochs, --compression, --bucket-bytes and the number of ranks. All other options of training
 and data must be the same as before. Without --lr the run continues with the learning rate of the checkpoint.
@@ -48,7 +48,8 @@ and data must be the same as before. Without --lr the run continues with the lea
 If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
 The ranks do not evaluate the model after the signal. A second signal ends the process at once.
 
-After each epoch, the ranks compare hashes of their parameters. If the hashes differ, the job ends with exit code 16.
+After each epoch at whose end the parameters should agree on all ranks, the ranks compare hashes of their parameters. If the
+hashes differ, the job ends with exit code 16.
 
 Exit codes:
   0  success, also after a signal            8  an operation passed its deadline
