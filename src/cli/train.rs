@@ -1,6 +1,8 @@
 //! The program `ringtrain`: parses and checks its arguments, trains, and returns an exit code.
 
 mod args;
+mod optimizer_args;
+mod recipe_args;
 mod table_args;
 
 use std::ffi::OsString;

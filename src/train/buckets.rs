@@ -83,6 +83,14 @@ impl Buckets {
         Ok(())
     }
 
+    /// Waits for all buckets and writes their sums to `gradients`.
+    pub(crate) fn drain_into(&mut self, gradients: &mut [f32]) -> Result<(), Error> {
+        while let Some((range, bucket)) = self.in_flight.pop_front() {
+            self.free.push_back(bucket.wait_into(&mut gradients[range])?);
+        }
+        Ok(())
+    }
+
     /// Starts to sum the gradients of `range` over all ranks.
     fn start_sum(
         &mut self,

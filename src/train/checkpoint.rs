@@ -13,6 +13,7 @@ use safetensors::{Dtype, SafeTensors};
 
 use super::atomic_file;
 use super::data::Standardizer;
+use super::early_stopping::Best;
 use super::model::{Network, Scale};
 use super::report::{EpochRecord, parameters_hash};
 
@@ -22,6 +23,22 @@ pub const FILE_NAME: &str = "checkpoint.safetensors";
 const FORMAT: &str = "ringtrain-2";
 /// The format that earlier versions wrote, without the learning rate and without some entries of [`RunIdentity`].
 const FORMAT_1: &str = "ringtrain-1";
+/// The tensor of [`Best::parameters`].
+const BEST_PARAMETERS: &str = "best.parameters";
+/// The metadata of [`Best::record`].
+const BEST_RECORD: &str = "best_record";
+/// The entries of [`RunIdentity`] that were added to the format later. A checkpoint without such an entry was saved by a run
+/// with this value.
+const ADDED_ENTRIES: [(&str, &str); 8] = [
+    ("strategy", "allreduce"),
+    ("adam_options", "default"),
+    ("schedule", "constant"),
+    ("warmup", "0"),
+    ("clip_norm", "none"),
+    ("label_smoothing", "0"),
+    ("class_weights", "none"),
+    ("validation_fraction", "none"),
+];
 /// The maximum size in bytes of the names, the metadata and the history in a checkpoint.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The size in bytes that [`check_space`] assumes for the names, the metadata and the history.
@@ -129,7 +146,7 @@ pub(crate) struct Position {
     pub step: u64,
     /// The number of steps since the run began.
     pub steps_total: u64,
-    /// The value of `steps_total` when the momentum of Nesterov's rule was last reset to 0.
+    /// The value of `steps_total` when the momentum of the accelerated rule was last reset to 0.
     pub momentum_start: u64,
     /// The sum of the losses of the samples that this epoch has used so far.
     pub loss_sum: f64,
@@ -164,6 +181,8 @@ pub(crate) struct TrainingState {
     pub(crate) parameters: Vec<f32>,
     /// The state vectors of the optimizer.
     pub(crate) optimizer: Vec<Vec<f32>>,
+    /// The best parameters so far, if the run keeps them.
+    pub(crate) best: Option<Best>,
     /// The state vectors of the strategy.
     pub(crate) strategy: Vec<Vec<f32>>,
     /// The results of the epochs that were recorded so far.
@@ -180,6 +199,8 @@ pub(crate) struct RunIdentity {
     pub(crate) data_name: String,
     /// A hash of the content of the data.
     pub(crate) data_hash: String,
+    /// Whether the run keeps its best parameters.
+    pub(crate) keeps_best: bool,
     /// The names of the optimizer's state vectors.
     pub(crate) optimizer_names: &'static [&'static str],
     /// The names of the strategy's state vectors.
@@ -213,6 +234,10 @@ struct Tensor {
     bytes: Vec<u8>,
 }
 
+fn to_json<T: serde::Serialize>(value: &T) -> String {
+    serde_json::to_string(value).expect("strings and numbers are valid JSON")
+}
+
 fn to_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
@@ -238,6 +263,10 @@ pub(crate) fn save(
     for (name, values) in optimizer.chain(identity.strategy_names.iter().zip(&state.strategy)) {
         tensors.push(Tensor { name: (*name).into(), shape: vec![values.len()], bytes: to_bytes(values) });
     }
+    if let Some(Best { parameters, .. }) = &state.best {
+        let bytes = to_bytes(parameters);
+        tensors.push(Tensor { name: BEST_PARAMETERS.into(), shape: vec![parameters.len()], bytes });
+    }
     if let Some(Standardizer { mean, inverse_deviation }) = &identity.standardizer {
         for (name, values) in [("features.mean", mean), ("features.inverse_deviation", inverse_deviation)] {
             tensors.push(Tensor { name: name.into(), shape: vec![values.len()], bytes: to_bytes(values) });
@@ -248,7 +277,6 @@ pub(crate) fn save(
     metadata.extend(
         POSITION_KEYS.iter().zip(state.position.to_words()).map(|(k, v)| ((*k).into(), v.to_string())),
     );
-    let json = |value| serde_json::to_string(value).expect("strings and numbers are valid JSON");
     metadata.insert("format".into(), FORMAT.into());
     metadata.insert("data".into(), identity.data_hash.clone());
     metadata.insert("data_name".into(), identity.data_name.clone());
@@ -261,7 +289,10 @@ pub(crate) fn save(
     }
     metadata.insert("target_mean".into(), identity.scale.mean.to_string());
     metadata.insert("target_deviation".into(), identity.scale.deviation.to_string());
-    metadata.insert("history".into(), json(&state.history));
+    metadata.insert("history".into(), to_json(&state.history));
+    if let Some(Best { record, .. }) = &state.best {
+        metadata.insert(BEST_RECORD.into(), to_json(record));
+    }
     metadata.insert("state_hash".into(), state_hash(state));
     let views = tensors.iter().map(|tensor| {
         let view = TensorView::new(Dtype::F32, tensor.shape.clone(), &tensor.bytes);
@@ -297,16 +328,18 @@ pub(crate) fn check_space(
 
 /// Returns the size in bytes of all tensors in a checkpoint.
 fn tensor_bytes(network: &Network, identity: &RunIdentity) -> u64 {
-    let vectors = 1 + identity.optimizer_names.len() + identity.strategy_names.len();
+    let vectors =
+        1 + identity.optimizer_names.len() + identity.strategy_names.len() + usize::from(identity.keeps_best);
     let standardizer_values = identity.standardizer.as_ref().map_or(0, |standard| 2 * standard.mean.len());
     4 * (vectors * network.parameter_count() + standardizer_values) as u64
 }
 
-/// Returns a hash of the parameters and of the state vectors of the optimizer and the strategy.
+/// Returns a hash of the parameters, of the state vectors of the optimizer and the strategy, and of the best parameters.
 fn state_hash(state: &TrainingState) -> String {
     let parts: Vec<String> = std::iter::once(&state.parameters)
         .chain(&state.optimizer)
         .chain(&state.strategy)
+        .chain(state.best.as_ref().map(|best| &best.parameters))
         .map(|part| parameters_hash(part))
         .collect();
     parts.join("+")
@@ -338,12 +371,12 @@ fn check_identity(
         });
     }
     for IdentityEntry { key, option, value } in &identity.entries {
-        let found = match metadata.get(*key) {
-            Some(found) => found.as_str(),
-            // Earlier versions had only this strategy.
-            None if *key == "strategy" => "allreduce",
-            None if format == FORMAT_1 => continue,
-            None => return Err(corrupt(key)),
+        let added = ADDED_ENTRIES.iter().find(|(added, _)| added == key);
+        let found = match (metadata.get(*key), added) {
+            (Some(found), _) => found.as_str(),
+            (None, Some((_, default))) => default,
+            (None, None) if format == FORMAT_1 => continue,
+            (None, None) => return Err(corrupt(key)),
         };
         if found != value.as_str() {
             return Err(CheckpointError::Unfit {
@@ -418,6 +451,11 @@ pub(crate) fn load(
     for name in identity.strategy_names {
         state.strategy.push(tensor(name, &[network.parameter_count()])?);
     }
+    if identity.keeps_best {
+        let record = serde_json::from_str(value(BEST_RECORD)?).map_err(|error| corrupt(error.to_string()))?;
+        let parameters = tensor(BEST_PARAMETERS, &[network.parameter_count()])?;
+        state.best = Some(Best { record, parameters });
+    }
     let mut words = [0; POSITION_KEYS.len()];
     for (word, key) in words.iter_mut().zip(POSITION_KEYS) {
         if key == "momentum_start" && metadata["format"] == FORMAT_1 {
@@ -426,10 +464,8 @@ pub(crate) fn load(
         *word = value(key)?.parse().map_err(|_| corrupt(format!("its {key} is not a number")))?;
     }
     state.position = Position::from_words(words);
-    state.learning_rate = match metadata.get("learning_rate") {
-        Some(text) => Some(text.parse().map_err(|_| corrupt("its learning_rate is not a number".into()))?),
-        None => None,
-    };
+    let rate = metadata.get("learning_rate").map(|text| text.parse()).transpose();
+    state.learning_rate = rate.map_err(|_| corrupt("its learning_rate is not a number".into()))?;
     state.history = serde_json::from_str(value("history")?).map_err(|error| corrupt(error.to_string()))?;
     if *value("state_hash")? != state_hash(&state) {
         return Err(corrupt("its content does not match its hash".into()));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::data::{DataSource, TableOptions, Task};
 use super::model::ModelSpec;
 use super::optimizer::Rule;
+use super::recipe::Recipe;
 use super::strategies::StrategySpec;
 use crate::codec::Compression;
 
@@ -25,20 +26,22 @@ pub struct Config {
     pub task: Option<Task>,
     /// Whether features and numeric targets are scaled to mean 0 and standard deviation 1.
     pub standardize: bool,
-    /// The update rule of the optimizer. `None` selects [`Rule::Nesterov`] if the model has no hidden layers, the data is a
-    /// table of at most 2^24 values, no batch size is given, and the strategy is [`StrategySpec::AllReduce`]. Otherwise, `None`
-    /// selects [`Rule::Adam`].
+    /// The update rule of the optimizer. `None` selects [`Rule::Accelerated`] if the model has no hidden layers, the data is a
+    /// table of at most 2^24 values, no batch size is given, the strategy is [`StrategySpec::AllReduce`], and the recipe suits
+    /// this rule. Otherwise, `None` selects [`Rule::Adam`].
     pub rule: Option<Rule>,
     /// The learning rate. If `None`, a resumed run uses the rate of the checkpoint, and a new run uses the default
     /// for the rule and the model.
     pub learning_rate: Option<f32>,
-    /// The factor of L2 regularization.
+    /// The weight decay: see [`Optimizer`](super::optimizer::Optimizer).
     pub weight_decay: f32,
+    /// Options that change how the model is trained.
+    pub recipe: Recipe,
     /// The number of samples that all ranks together process in a step; at least 1. `None` selects the whole training set for
-    /// [`Rule::Nesterov`], and [`BATCH_SIZE_DEFAULT`](super::BATCH_SIZE_DEFAULT) for other rules.
+    /// [`Rule::Accelerated`], and [`BATCH_SIZE_DEFAULT`](super::BATCH_SIZE_DEFAULT) for other rules.
     pub batch_size: Option<usize>,
     /// The number of passes over the training set, including the passes before a resumption. If `None`, a run with
-    /// [`Rule::Nesterov`] whose batch is the whole training set ends when the loss no longer falls. Other runs take
+    /// [`Rule::Accelerated`] whose batch is the whole training set ends when the loss no longer falls. Other runs take
     /// [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs. If no batch size is given, they take at least
     /// [`STEPS_DEFAULT_MIN`](super::STEPS_DEFAULT_MIN) steps, and so more epochs on a small data set.
     pub epochs: Option<u64>,
@@ -86,15 +89,14 @@ pub fn default_model(task: Task) -> ModelSpec {
 /// Returns the default learning rate. A model without hidden layers is convex and allows a larger rate for Adam. With SGD or
 /// momentum, linear regression needs a smaller rate, because the curvature of its loss grows with the number of features.
 ///
-/// A run with [`Rule::Nesterov`] and a model without hidden layers uses 1 / (the largest curvature of its loss) instead.
+/// A run with [`Rule::Accelerated`] and a model without hidden layers uses 1 / (the largest curvature of its loss) instead.
 pub fn default_learning_rate(rule: Rule, model: &ModelSpec) -> f32 {
     match (rule, model) {
         (Rule::Sgd, ModelSpec::Linear) => 0.01,
-        (Rule::Momentum { .. } | Rule::Nesterov, ModelSpec::Linear) | (Rule::Adam, ModelSpec::Mlp(_)) => {
-            0.001
-        }
         (Rule::Sgd, _) => 0.1,
-        (Rule::Momentum { .. } | Rule::Nesterov | Rule::Adam, _) => 0.01,
+        (Rule::Momentum { .. } | Rule::Nesterov { .. } | Rule::Accelerated, ModelSpec::Linear)
+        | (Rule::Adam(_) | Rule::AdamW(_), ModelSpec::Mlp(_)) => 0.001,
+        (_, _) => 0.01,
     }
 }
 
@@ -115,9 +117,14 @@ impl Config {
     /// Returns a sentence that says which options do not fit together and what to do.
     pub fn check(&self) -> Result<(), String> {
         match (self.rule, self.strategy) {
+            (Some(Rule::Accelerated), _) if !self.recipe.suits_accelerated() => {
+                Err("--schedule, --warmup, --scale-lr and --clip-norm do not apply to --optimizer accelerated, which \
+                     computes its learning rate from the data; pass another --optimizer"
+                    .into())
+            }
             (_, StrategySpec::AllReduce) => Ok(()),
-            (Some(Rule::Nesterov), strategy) => Err(format!(
-                "--optimizer nesterov needs the gradient of the whole training set in each step, but with --strategy \
+            (Some(Rule::Accelerated), strategy) => Err(format!(
+                "--optimizer accelerated needs the gradient of the whole training set in each step, but with --strategy \
                  {strategy} a rank knows only the gradient of its own samples; pass --optimizer adam, momentum or sgd"
             )),
             _ => Ok(()),
@@ -134,7 +141,7 @@ impl Config {
             ("--model", format!("{:?}", self.model)),
             ("--task", format!("{:?}", self.task)),
             ("--no-standardize", self.standardize.to_string()),
-            ("--optimizer or --momentum", format!("{:?}", self.rule)),
+            ("--optimizer, --momentum, --betas or --epsilon", format!("{:?}", self.rule)),
             ("--lr", format!("{:?}", self.learning_rate)),
             ("--weight-decay", self.weight_decay.to_string()),
             ("--batch-size", format!("{:?}", self.batch_size)),
@@ -146,6 +153,7 @@ impl Config {
             ("--checkpoint", self.checkpoint.is_some().to_string()),
             ("--resume", format!("{:?}", self.checkpoint.as_ref().map(|checkpoint| checkpoint.existing))),
         ];
+        options.extend(self.recipe.shared_options());
         options.extend(self.table.shared_options());
         options
     }

@@ -41,6 +41,7 @@ mod tests {
             test_accuracy: None,
             test_r2: None,
             test_rmse: None,
+            validation_loss: None,
             samples_per_second: 1.0,
             seconds: 1.0,
         };

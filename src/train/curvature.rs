@@ -1,4 +1,5 @@
-//! The learning rate of Nesterov's rule: 1 / (the largest curvature of the loss). All ranks compute this rate together.
+//! The learning rate of [`Rule::Accelerated`](super::optimizer::Rule): 1 / (the largest curvature of the loss). All ranks compute
+//! this rate together.
 
 use ndarray::{Array2, s};
 
@@ -30,6 +31,7 @@ pub(crate) fn safe_learning_rate(
     let factor = match setup.network.loss() {
         Loss::SquaredError(_) => 2.0,
         Loss::CrossEntropy => 0.5,
+        Loss::WeightedCrossEntropy(targets) => 0.5 * f64::from(targets.weight_max()),
     };
     let curvature = factor * MARGIN * largest_eigenvalue(group, setup)? + f64::from(weight_decay);
     Ok(round_down(1.0 / curvature))

@@ -103,6 +103,7 @@ impl<W: Write> Observer for Console<W> {
             ("test accuracy", record.test_accuracy),
             ("test R²", record.test_r2),
             ("test RMSE", record.test_rmse),
+            ("validation loss", record.validation_loss),
         ] {
             if let Some(value) = value {
                 let _ = write!(line, ", {name} {value:.4}");
@@ -162,6 +163,7 @@ mod tests {
             test_accuracy: Some(0.875),
             test_r2: None,
             test_rmse: None,
+            validation_loss: None,
             samples_per_second: 1234.4,
             seconds: 1.0,
         };

@@ -19,6 +19,9 @@ pub struct EpochRecord {
     pub test_r2: Option<f64>,
     /// The square root of the mean squared error on the test set, in the unit of the target.
     pub test_rmse: Option<f64>,
+    /// The mean loss of the validation set after the epoch, if the run holds out samples for validation.
+    #[serde(default)]
+    pub validation_loss: Option<f64>,
     /// The number of samples that all ranks together process per second, in the steps since the last record.
     pub samples_per_second: f64,
     /// The duration in seconds of the steps since the last record, without testing and saving.
@@ -38,6 +41,8 @@ pub struct Report {
     pub train_samples: usize,
     /// The number of samples in the test set.
     pub test_samples: usize,
+    /// The number of samples that are held out of the training set for validation.
+    pub validation_samples: usize,
     /// The number of parameters of the model.
     pub parameters: usize,
     /// The name of the optimizer.
@@ -67,6 +72,10 @@ pub struct Report {
     pub train_loss: f64,
     /// The mean loss of the test set with the final parameters.
     pub test_loss: Option<f64>,
+    /// The epoch after which the validation loss was lowest. The final parameters are those after this epoch.
+    pub best_epoch: Option<u64>,
+    /// The mean loss of the validation set with the final parameters.
+    pub validation_loss: Option<f64>,
     /// The fraction of correct predictions on the test set, from 0 to 1.
     pub test_accuracy: Option<f64>,
     /// The fraction of correct predictions on the training set, from 0 to 1.

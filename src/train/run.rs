@@ -6,6 +6,8 @@ use std::time::Instant;
 
 use super::checkpoint::{self, CheckpointError, Position, TrainingState};
 use super::config::{Config, Existing, default_learning_rate};
+use super::data::Samples;
+use super::early_stopping::{Best, BestRecord};
 use super::optimizer::Rule;
 use super::progress::Observer;
 use super::rank_checks::{check_all_succeeded, find_first_difference, short_digest};
@@ -112,6 +114,20 @@ fn closing_line(config: &Config, setup: &Setup, trainer: &Trainer<'_>) -> String
             None => "nothing was saved, because --checkpoint was not given".into(),
         };
         format!("stopped by a signal after step {}: {saved}", position.steps_total)
+    } else if let Some(best) = &trainer.state.best {
+        let BestRecord { epoch, loss, records_since, .. } = best.record;
+        let why = if trainer.is_out_of_patience() {
+            format!(
+                "stopped early after epoch {}: {records_since} records without a lower validation loss",
+                position.epoch
+            )
+        } else {
+            format!("done: {} epochs", position.epoch)
+        };
+        let loss = loss.unwrap_or_default();
+        format!(
+            "{why}; the result has the parameters after epoch {epoch}, whose validation loss of {loss:.4} is the lowest"
+        )
     } else if trainer.has_converged() {
         format!("converged: the loss no longer falls after epoch {}", position.epoch)
     } else if convergence::is_still_improving(&trainer.state.history, setup.constant_loss(), convex) {
@@ -136,12 +152,14 @@ fn create_report(
     let exposed = after.exposed.saturating_sub(before.exposed).min(communication);
     let metric = |metrics: Option<Metrics>, get: fn(Metrics) -> Option<f64>| metrics.and_then(get);
     let state = &trainer.state;
+    let best = state.best.as_ref().map(|best| best.record).filter(|record| record.selected);
     Report {
         world_size: group.size().get(),
         model: setup.model.to_string(),
         dataset: setup.dataset.name.clone(),
         train_samples: setup.dataset.train.len(),
         test_samples: setup.dataset.test.len(),
+        validation_samples: setup.validation.as_ref().map_or(0, Samples::len),
         parameters: setup.network.parameter_count(),
         optimizer: setup.settings.rule.name().into(),
         lr: widen_decimal(trainer.learning_rate()),
@@ -156,6 +174,8 @@ fn create_report(
         stopped: trainer.stopped,
         train_loss: train.map_or_else(|| trainer.running_loss(), |metrics| metrics.loss),
         test_loss: test.map(|metrics| metrics.loss),
+        best_epoch: best.map(|record| record.epoch),
+        validation_loss: best.and_then(|record| record.loss),
         test_accuracy: metric(test, |metrics| metrics.accuracy),
         train_accuracy: metric(train, |metrics| metrics.accuracy),
         test_r2: metric(test, |metrics| metrics.r2),
@@ -183,7 +203,7 @@ fn opening_line(group: &Group, config: &Config, setup: &Setup, learning_rate: Op
     };
     let TrainingSettings { rule, batch_size, epochs, stops_when_converged, .. } = &setup.settings;
     format!(
-        "{} on {} ({target}): {} training and {} test samples of {} features, {} parameters; {} lr {}, batch {batch_size}, \
+        "{} on {} ({target}): {} training and {} test samples of {} features, {} parameters; {} lr {}{}, batch {batch_size}, \
          {}{epochs} epochs, seed {}, {} ranks{}",
         setup.model,
         setup.dataset.name,
@@ -193,6 +213,7 @@ fn opening_line(group: &Group, config: &Config, setup: &Setup, learning_rate: Op
         setup.network.parameter_count(),
         rule.name(),
         learning_rate.unwrap_or_default(),
+        config.recipe,
         if *stops_when_converged { "at most " } else { "" },
         config.seed,
         group.size(),
@@ -213,9 +234,14 @@ fn check_same_arguments(group: &mut Group, config: &Config) -> Result<(), TrainE
 }
 
 fn check_same_data(group: &mut Group, setup: &Setup) -> Result<(), TrainError> {
-    match find_first_difference(group, &[short_digest(&setup.digest)])? {
+    // The loss holds the class weights, which may come from a file.
+    let loss = format!("{:?}", setup.network.loss());
+    match find_first_difference(group, &[short_digest(&setup.digest), short_digest(loss.as_bytes())])? {
         None => Ok(()),
-        Some((rank, _)) => Err(TrainError::DataDiffer { rank, name: setup.dataset.name.clone() }),
+        Some((rank, different)) if different.contains(&0) => {
+            Err(TrainError::DataDiffer { rank, name: setup.dataset.name.clone() })
+        }
+        Some((rank, _)) => Err(TrainError::DataDiffer { rank, name: "the file of --class-weights".into() }),
     }
 }
 
@@ -240,8 +266,9 @@ fn starting_state(
         None if resuming => observer.notice("there is no checkpoint yet: starting from the beginning"),
         None => {}
     }
-    if let (Some(TrainingState { learning_rate: Some(saved), .. }), Some(given)) =
-        (&found, config.learning_rate)
+    let factor = if config.recipe.scale_learning_rate { group.size().get() as f32 } else { 1.0 };
+    let given = config.learning_rate.map(|rate| rate * factor);
+    if let (Some(TrainingState { learning_rate: Some(saved), .. }), Some(given)) = (&found, given)
         && *saved != given
     {
         observer.notice(&format!("--lr changes from {saved} to {given}"));
@@ -254,12 +281,12 @@ fn starting_state(
         ..TrainingState::default()
     });
     broadcast_state(group, &mut state)?;
-    state.learning_rate = Some(match (config.learning_rate.or(state.learning_rate), setup.settings.rule) {
+    state.learning_rate = Some(match (given.or(state.learning_rate), setup.settings.rule) {
         (Some(rate), _) => rate,
-        (None, Rule::Nesterov) if setup.model.hidden().is_empty() => {
+        (None, Rule::Accelerated) if setup.model.hidden().is_empty() => {
             curvature::safe_learning_rate(group, setup, config.weight_decay)?
         }
-        (None, rule) => default_learning_rate(rule, &setup.model),
+        (None, rule) => default_learning_rate(rule, &setup.model) * factor,
     });
     Ok(state)
 }
@@ -276,6 +303,13 @@ fn broadcast_state(group: &mut Group, state: &mut TrainingState) -> Result<(), T
     group.broadcast(&mut state.parameters, Rank::ZERO)?;
     for vector in state.optimizer.iter_mut().chain(&mut state.strategy) {
         group.broadcast(vector, Rank::ZERO)?;
+    }
+    let record = group.broadcast_object(&state.best.as_ref().map(|best| best.record), Rank::ZERO)?;
+    if let Some(record) = record {
+        let mut parameters =
+            state.best.take().map_or_else(|| state.parameters.clone(), |best| best.parameters);
+        group.broadcast(&mut parameters, Rank::ZERO)?;
+        state.best = Some(Best { record, parameters });
     }
     state.history = group.broadcast_object(&state.history, Rank::ZERO)?;
     Ok(())

@@ -144,6 +144,21 @@ impl PendingSum {
     }
 }
 
+impl PendingSum {
+    /// Waits for the sums and writes them to `target`, which must be as long as the values. Returns the buffer, which a later sum
+    /// may reuse.
+    pub(crate) fn wait_into(self, target: &mut [f32]) -> Result<SumBuffer, Error> {
+        match self {
+            Self::F32(handle) => {
+                let sums = handle.wait()?;
+                target.copy_from_slice(&sums);
+                Ok(SumBuffer::F32(sums))
+            }
+            compressed => compressed.wait(target, |_| ()),
+        }
+    }
+}
+
 impl PendingTotals {
     /// Waits for the sums.
     pub(crate) fn wait(self) -> Result<Vec<f64>, Error> {

@@ -3,8 +3,11 @@
 use super::checkpoint::{IdentityEntry, RunIdentity};
 use super::config::{Config, default_model};
 use super::data::{DataError, Dataset, LoadOptions, Samples, Standardizer, Targets, Task};
+use super::early_stopping::hold_out;
+use super::learning_rate::LearningRates;
 use super::model::{Loss, ModelSpec, Network, Scale};
-use super::optimizer::Rule;
+use super::optimizer::{AdamOptions, Rule};
+use super::recipe::Recipe;
 use super::report::parameters_hash;
 use super::strategies::StrategySpec;
 
@@ -30,12 +33,15 @@ pub const STEPS_DEFAULT_MIN: u64 = 480;
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) dataset: Dataset,
+    /// The samples that are held out of the training set for validation.
+    pub(crate) validation: Option<Samples>,
     pub(crate) model: ModelSpec,
     pub(crate) network: Network,
     pub(crate) standardizer: Option<Standardizer>,
     /// The digest of the data.
     pub(crate) digest: [u8; 32],
     pub(crate) settings: TrainingSettings,
+    pub(crate) learning_rates: LearningRates,
 }
 
 /// The settings of the step loop: the options of the command line, and the defaults for this model and data.
@@ -54,22 +60,27 @@ pub(crate) struct TrainingSettings {
 }
 
 impl TrainingSettings {
-    /// Chooses the settings. By default, a convex model on a table of moderate size is trained with Nesterov's rule and the
-    /// whole training set as one batch, until the loss no longer falls. This method needs no tuning and reaches the optimum of
-    /// the loss. Small batches at a constant rate do not reach the optimum.
+    /// Chooses the settings. By default, a convex model on a table of moderate size is trained with [`Rule::Accelerated`] and
+    /// the whole training set as one batch, until the loss no longer falls. This method needs no tuning and reaches the optimum
+    /// of the loss. Small batches at a constant rate do not reach the optimum.
     fn new(config: &Config, model: &ModelSpec, dataset: &Dataset) -> Self {
         let (rows, columns) = (dataset.train.len(), dataset.train.features.columns());
         let convex = model.hidden().is_empty();
         let is_small = rows.saturating_mul(columns) <= WHOLE_BATCH_VALUES_MAX;
         let is_synchronous = config.strategy == StrategySpec::AllReduce;
-        let suits_nesterov =
-            convex && dataset.tabular && is_small && config.batch_size.is_none() && is_synchronous;
-        let rule = config.rule.unwrap_or(if suits_nesterov { Rule::Nesterov } else { Rule::Adam });
+        let suits_accelerated = convex
+            && dataset.tabular
+            && is_small
+            && config.batch_size.is_none()
+            && is_synchronous
+            && config.recipe.suits_accelerated();
+        let adam = Rule::Adam(AdamOptions::DEFAULT);
+        let rule = config.rule.unwrap_or(if suits_accelerated { Rule::Accelerated } else { adam });
         let batch_size = config.batch_size.unwrap_or(match rule {
-            Rule::Nesterov => rows,
+            Rule::Accelerated => rows,
             _ => BATCH_SIZE_DEFAULT,
         });
-        let whole_batch = rule == Rule::Nesterov && batch_size >= rows;
+        let whole_batch = rule == Rule::Accelerated && batch_size >= rows;
         let values = (rows * columns.max(1)).max(1);
         let whole_batch_epochs = (WHOLE_BATCH_VALUES_READ / values).clamp(1000, 5000) as u64;
         let steps_per_epoch = rows.div_ceil(batch_size).max(1) as u64;
@@ -94,30 +105,42 @@ impl TrainingSettings {
 impl Setup {
     /// Reads the data and chooses the model and the settings.
     pub(crate) fn new(config: &Config) -> Result<Self, DataError> {
-        let dataset = config.source.load(&LoadOptions {
+        let mut dataset = config.source.load(&LoadOptions {
             target: config.target.clone(),
             table: config.table.clone(),
             test_fraction: config.test_fraction,
             task: config.task(),
         })?;
+        let digest = dataset.digest();
+        let validation = match config.recipe.patience {
+            Some(patience) => Some(hold_out(&mut dataset.train, patience.validation_fraction)?),
+            None => None,
+        };
         let model = config.model.clone().unwrap_or_else(|| default_model(dataset.task()));
         // Pixels are standardized only for a linear model, which then converges faster. Other models do not need this, because
         // pixels are from 0 to 1.
         let standardize = config.standardize && (dataset.tabular || model == ModelSpec::Linear);
         let standardizer = standardize.then(|| Standardizer::fit(&dataset.train.features));
         let (loss, outputs) = match &dataset.train.targets {
-            Targets::Numbers(values) if config.standardize => (Loss::SquaredError(Scale::fit(values)), 1),
-            Targets::Numbers(_) => (Loss::SquaredError(Scale::IDENTITY), 1),
-            Targets::Classes(_) => (Loss::CrossEntropy, dataset.classes.len()),
+            Targets::Numbers(values) => {
+                config.recipe.check_numbers()?;
+                (Loss::SquaredError(if config.standardize { Scale::fit(values) } else { Scale::IDENTITY }), 1)
+            }
+            Targets::Classes(classes) => {
+                let counts = count_classes(classes, dataset.classes.len());
+                (config.recipe.class_loss(&dataset.classes, &counts)?, dataset.classes.len())
+            }
         };
         let network =
             Network::new(&model, dataset.train.features.columns(), outputs, loss).ok_or_else(|| {
                 let columns = dataset.train.features.columns();
                 DataError::Unsuitable(format!("{model} on {columns} features has too many parameters"))
             })?;
-        let digest = dataset.digest();
         let settings = TrainingSettings::new(config, &model, &dataset);
-        Ok(Self { dataset, model, network, standardizer, digest, settings })
+        let steps_per_epoch = dataset.train.len().div_ceil(settings.batch_size).max(1) as u64;
+        let Recipe { schedule, warmup, .. } = config.recipe;
+        let learning_rates = LearningRates::new(schedule, warmup, steps_per_epoch, settings.epochs)?;
+        Ok(Self { dataset, validation, model, network, standardizer, digest, settings, learning_rates })
     }
 
     /// Returns the properties that must be the same in a checkpoint and in a run that resumes from the checkpoint. These
@@ -126,9 +149,10 @@ impl Setup {
     pub(crate) fn identity(&self, config: &Config) -> RunIdentity {
         let digest: Vec<f32> = self.digest.iter().map(|&byte| f32::from(byte)).collect();
         let task = if self.dataset.task() == Task::Classification { "classification" } else { "regression" };
-        let momentum = match self.settings.rule {
-            Rule::Momentum { momentum } => momentum.to_string(),
-            _ => "none".into(),
+        let momentum = self.settings.rule.momentum().map_or("none".into(), |momentum| momentum.to_string());
+        let adam_options = match self.settings.rule.adam_options() {
+            Some(options) if options != AdamOptions::DEFAULT => options.to_string(),
+            _ => "default".into(),
         };
         let entry = |key, option, value| IdentityEntry { key, option, value };
         let mut entries = vec![
@@ -139,6 +163,7 @@ impl Setup {
             entry("standardize", "standardization (--no-standardize)", config.standardize.to_string()),
             entry("optimizer", "--optimizer", self.settings.rule.name().to_owned()),
             entry("momentum", "--momentum", momentum),
+            entry("adam_options", "--betas and --epsilon", adam_options),
             entry("weight_decay", "--weight-decay", config.weight_decay.to_string()),
             entry("batch_size", "--batch-size", self.settings.batch_size.to_string()),
             entry("strategy", "--strategy", config.strategy.to_string()),
@@ -155,19 +180,21 @@ impl Setup {
                 config.table.categories_max.to_string(),
             ));
         }
+        entries.extend(config.recipe.identity(self.settings.epochs, self.network.loss()));
         // The sizes come last, so that an error names the option that changed a size.
         entries.extend([
             entry("features", "number of features", self.dataset.train.features.columns().to_string()),
             entry("train_samples", "number of training samples", self.dataset.train.len().to_string()),
         ]);
         let scale = match self.network.loss() {
-            Loss::SquaredError(scale) => scale,
-            Loss::CrossEntropy => Scale::IDENTITY,
+            Loss::SquaredError(scale) => *scale,
+            Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) => Scale::IDENTITY,
         };
         RunIdentity {
             entries,
             data_name: self.dataset.name.clone(),
             data_hash: parameters_hash(&digest),
+            keeps_best: self.validation.is_some(),
             optimizer_names: self.settings.rule.state_names(),
             strategy_names: config.strategy.state_names(),
             standardizer: self.standardizer.clone(),
@@ -177,20 +204,30 @@ impl Setup {
         }
     }
 
-    /// Returns the mean training loss of the best constant prediction: the variance of numbers, or the entropy of classes.
+    /// Returns the mean training loss of the best constant prediction: the variance of numbers, or the entropy of classes
+    /// (with their weights and with label smoothing).
     pub(crate) fn constant_loss(&self) -> f64 {
         let samples = &self.dataset.train;
         let count = samples.len() as f64;
         let Targets::Classes(classes) = &samples.targets else {
             return total_sum_of_squares(samples) / count;
         };
-        let mut counts = vec![0_u64; self.dataset.classes.len()];
-        for &class in classes {
-            counts[class as usize] += 1;
+        let counts = count_classes(classes, self.dataset.classes.len());
+        if let Loss::WeightedCrossEntropy(targets) = self.network.loss() {
+            return targets.constant_loss(&counts);
         }
         let fractions = counts.iter().filter(|&&found| found > 0).map(|&found| found as f64 / count);
         fractions.map(|fraction| -fraction * fraction.ln()).sum()
     }
+}
+
+/// Returns the number of samples of each class.
+fn count_classes(classes: &[u32], class_count: usize) -> Vec<u64> {
+    let mut counts = vec![0; class_count];
+    for &class in classes {
+        counts[class as usize] += 1;
+    }
+    counts
 }
 
 /// Returns the sum of the squared differences between the targets and their mean, with which R² compares the squared errors of

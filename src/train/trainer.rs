@@ -10,6 +10,7 @@ use super::checkpoint::{self, Position, RunIdentity, TrainingState};
 use super::config::Config;
 use super::convergence;
 use super::data::{Samples, Targets, Task};
+use super::early_stopping::Best;
 use super::model::Workspace;
 use super::optimizer::Optimizer;
 use super::progress::Observer;
@@ -79,8 +80,17 @@ impl<'a> Trainer<'a> {
         let mut optimizer = Optimizer::new(setup.settings.rule, rate, config.weight_decay, count);
         optimizer.steps = state.position.steps_total;
         optimizer.momentum_start = state.position.momentum_start;
+        optimizer.clip_norm = config.recipe.clip_norm;
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
+        }
+        if setup.validation.is_some() && state.best.is_none() {
+            state.best = Some(Best::new(&state.parameters));
+        }
+        if let Some(best) = &mut state.best
+            && best.record.selected
+        {
+            best.exchange(&mut state.parameters);
         }
         let mut strategy = strategies::create(config, group.size(), count);
         for (vector, saved) in strategy.state().into_iter().zip(std::mem::take(&mut state.strategy)) {
@@ -107,9 +117,9 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Returns the learning rate.
+    /// Returns the learning rate without the factors of the schedule and of the warm-up.
     pub(crate) fn learning_rate(&self) -> f32 {
-        self.optimizer.learning_rate
+        self.state.learning_rate.unwrap_or_default()
     }
 
     /// Returns the size in bytes of a bucket. Returns `None` if gradients are not reduced in buckets.
@@ -119,9 +129,44 @@ impl<'a> Trainer<'a> {
 
     /// Trains until the last epoch is completed, the loss no longer falls, or a rank receives a stop signal.
     pub(crate) fn train(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        while self.state.position.epoch < self.setup.settings.epochs && !self.stopped && !self.has_converged()
+        // If a signal stopped the run during the evaluation, the checkpoint has no validation loss.
+        self.validate(group)?;
+        while self.state.position.epoch < self.setup.settings.epochs
+            && !self.stopped
+            && !self.has_converged()
+            && !self.is_out_of_patience()
         {
             self.train_until_next_record(group, observer)?;
+        }
+        if let (Some(best), false) = (&mut self.state.best, self.stopped) {
+            best.exchange(&mut self.state.parameters);
+            self.save(group)?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether the run ends because the validation loss no longer falls.
+    pub(crate) fn is_out_of_patience(&self) -> bool {
+        let (Some(patience), Some(best)) = (self.config.recipe.patience, &self.state.best) else {
+            return false;
+        };
+        best.record.records_since >= patience.records
+    }
+
+    /// Computes the validation loss of the last record, if the run holds out samples and this loss is missing.
+    fn validate(&mut self, group: &mut Group) -> Result<(), TrainError> {
+        let setup = self.setup;
+        let (Some(validation), Some(record)) = (&setup.validation, self.state.history.last()) else {
+            return Ok(());
+        };
+        if record.validation_loss.is_some() {
+            return Ok(());
+        }
+        let Some(metrics) = self.evaluate(group, validation)? else { return Ok(()) };
+        let TrainingState { best, history, parameters, .. } = &mut self.state;
+        if let (Some(best), Some(record)) = (best, history.last_mut()) {
+            record.validation_loss = Some(metrics.loss);
+            best.observe(metrics.loss, record.epoch, parameters);
         }
         Ok(())
     }
@@ -197,12 +242,13 @@ impl<'a> Trainer<'a> {
         if let Some(replica) = self.unchecked.take().or_else(|| self.replica_hash(group)) {
             replica.check(group)?;
         }
-        let mut record = None;
-        if self.state.position.epoch == last {
-            record = Some(self.test_epoch(group, samples, seconds)?);
+        let recorded = self.state.position.epoch == last;
+        if recorded {
+            let record = self.test_epoch(group, samples, seconds)?;
+            self.state.history.push(record);
+            self.validate(group)?;
         }
-        observer.epoch_ended(settings.epochs, record.as_ref());
-        self.state.history.extend(record);
+        observer.epoch_ended(settings.epochs, self.state.history.last().filter(|_| recorded));
         self.save(group)
     }
 
@@ -223,6 +269,7 @@ impl<'a> Trainer<'a> {
             test_accuracy: test.and_then(|metrics| metrics.accuracy),
             test_r2: test.and_then(|metrics| metrics.r2),
             test_rmse: test.filter(|_| dataset.task() == Task::Regression).map(|metrics| metrics.loss.sqrt()),
+            validation_loss: None,
             samples_per_second: samples as f64 / seconds.max(f64::MIN_POSITIVE),
             seconds,
         })
@@ -278,6 +325,8 @@ impl<'a> Trainer<'a> {
             stop_flags: self.stop_flag(),
             differences: self.unchecked.as_ref().map_or([0.0; 2], |replica| replica.differences(group)),
         };
+        let steps_total = self.state.position.steps_total;
+        self.optimizer.learning_rate = setup.learning_rates.rate(self.learning_rate(), steps_total);
         let (is_stopping, steps) = (own.stop_flags > 0.0, self.state.position.step + 1);
         let (strategy, mut replica) = self.strategy_and_replica();
         let totals = strategy.after_gradient(group, &mut replica, own)?;
@@ -333,7 +382,7 @@ impl<'a> Trainer<'a> {
             position.epoch + 1,
             position.step + 1,
             group.rank(),
-            self.optimizer.learning_rate,
+            self.learning_rate(),
             if self.config.standardize { "" } else { ", or do not pass --no-standardize" },
         );
         // If another rank has aborted the job first, `abort` fails. Ignore this failure, so that this rank returns its own
@@ -378,7 +427,7 @@ impl<'a> Trainer<'a> {
         if !loss.is_finite() {
             // All ranks hold the same sum, so all ranks return this error.
             let steps = self.state.position.steps_total;
-            let rate = self.optimizer.learning_rate;
+            let rate = self.learning_rate();
             let message =
                 format!("the loss is {loss} after step {steps} on all ranks; lower --lr (now {rate})");
             return Err(TrainError::Diverged(message));

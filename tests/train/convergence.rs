@@ -138,7 +138,7 @@ fn linear_and_softmax_reach_the_optimum_with_the_defaults() {
     let report = train(&default_config(path, "softmax")).unwrap().report;
     let found = report.train_accuracy.unwrap();
     assert!((found - expected).abs() <= 0.005, "{found} {expected}");
-    assert_eq!((report.optimizer.as_str(), report.batch_size), ("nesterov", 500));
+    assert_eq!((report.optimizer.as_str(), report.batch_size), ("accelerated", 500));
 }
 
 /// Regression test: the default was 40 epochs, even if an epoch had only one step. The accuracy on the iris flowers

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ringtrain::train::data::{DataSource, TableOptions, Task};
-use ringtrain::train::optimizer::Rule;
+use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
     CHECKPOINT_FILE_NAME, Checkpoint, CheckpointError, Config, EPOCHS_DEFAULT, EpochRecord, Existing,
-    Observer, Silent, StrategySpec, Summary, TrainError, run,
+    Observer, Recipe, Silent, StrategySpec, Summary, TrainError, run,
 };
 use ringtrain::{Compression, Group};
 
@@ -24,6 +24,7 @@ pub(crate) fn config() -> Config {
         rule: None,
         learning_rate: None,
         weight_decay: 0.0,
+        recipe: Recipe::default(),
         batch_size: None,
         epochs: None,
         seed: 0,
@@ -52,9 +53,13 @@ fn the_default_settings_learn_digits_with_every_seed() {
 
 #[test]
 fn other_models_and_optimizers_learn_digits() {
-    for (model, rule) in
-        [("softmax", Rule::Adam), ("mlp:64,32", Rule::Sgd), ("mlp:64", Rule::Momentum { momentum: 0.9 })]
-    {
+    for (model, rule) in [
+        ("softmax", Rule::Adam(AdamOptions::DEFAULT)),
+        ("mlp:64,32", Rule::Sgd),
+        ("mlp:64", Rule::Momentum { momentum: 0.9 }),
+        ("mlp:64", Rule::Nesterov { momentum: 0.9 }),
+        ("mlp:64", Rule::AdamW(AdamOptions::DEFAULT)),
+    ] {
         let model = Some(model.parse().unwrap());
         let report = train(&Config { model, rule: Some(rule), ..config() }).unwrap().report;
         assert!(report.test_accuracy.unwrap() > 0.9, "{} {:?}", report.model, report.test_accuracy);
@@ -108,9 +113,9 @@ fn an_mlp_learns_regression() {
 }
 
 /// An observer that sets the stop flag, as the handler of a signal does, after a number of steps.
-struct StopAfter<'a> {
-    steps: usize,
-    stop: &'a AtomicBool,
+pub(crate) struct StopAfter<'a> {
+    pub(crate) steps: usize,
+    pub(crate) stop: &'a AtomicBool,
 }
 
 impl Observer for StopAfter<'_> {
@@ -136,14 +141,20 @@ impl Observer for Lines {
 }
 
 /// Returns the settings that save checkpoints to `directory`.
-fn checkpoint_in(directory: &Path, existing: Existing) -> Checkpoint {
+pub(crate) fn checkpoint_in(directory: &Path, existing: Existing) -> Checkpoint {
     Checkpoint { directory: directory.to_owned(), existing }
 }
 
 /// A run that is stopped within an epoch and resumed must give the same bits as an uninterrupted run.
 #[test]
 fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
-    for rule in [Rule::Sgd, Rule::Momentum { momentum: 0.9 }, Rule::Adam] {
+    for rule in [
+        Rule::Sgd,
+        Rule::Momentum { momentum: 0.9 },
+        Rule::Nesterov { momentum: 0.9 },
+        Rule::Adam(AdamOptions::DEFAULT),
+        Rule::AdamW(AdamOptions::DEFAULT),
+    ] {
         let directory = tempfile::tempdir().unwrap();
         // An epoch has 15 steps, so the run stops within an epoch and at the last step of an epoch.
         let uninterrupted = Config { epochs: Some(3), batch_size: Some(100), rule: Some(rule), ..config() };
@@ -210,6 +221,7 @@ fn a_checkpoint_is_not_overwritten_or_resumed_with_other_options() {
     train(&first).unwrap();
     let file = directory.path().join(CHECKPOINT_FILE_NAME);
     let bytes = std::fs::read(&file).unwrap();
+    let other_betas = AdamOptions { beta_1: 0.5, ..AdamOptions::DEFAULT };
     let resume =
         Config { checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)), ..first.clone() };
     for (config, expected) in [
@@ -222,6 +234,10 @@ fn a_checkpoint_is_not_overwritten_or_resumed_with_other_options() {
             "saved with --test-fraction 0.2, but this run has --test-fraction 0.3",
         ),
         (Config { rule: Some(Rule::Sgd), ..resume.clone() }, "--optimizer adam"),
+        (
+            Config { rule: Some(Rule::Adam(other_betas)), ..resume.clone() },
+            "--betas and --epsilon default, but this run has --betas and --epsilon 0.5,0.999 and 0.00000001",
+        ),
         (
             Config { weight_decay: 0.5, ..resume.clone() },
             "saved with --weight-decay 0, but this run has --weight-decay 0.5",

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ringtrain::Rank;
 use ringtrain::train::data::DataSource;
-use ringtrain::train::optimizer::Rule;
+use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
     Checkpoint, Config, EpochRecord, Existing, Observer, Silent, StrategySpec, Summary, TrainError, run,
 };
@@ -140,7 +140,7 @@ fn synchronous_runs_equal_a_single_process_after_100_steps() {
 
 #[test]
 fn a_single_rank_computes_the_same_bits_with_every_average() {
-    let config = Config { epochs: Some(2), rule: Some(Rule::Adam), ..sgd_config() };
+    let config = Config { epochs: Some(2), rule: Some(Rule::Adam(AdamOptions::DEFAULT)), ..sgd_config() };
     let expected = train(&config).unwrap().parameters;
     for text in ["local-sgd:3", "model-average:1", "model-average"] {
         let found = train(&Config { strategy: strategy(text), ..config.clone() }).unwrap().parameters;
@@ -167,7 +167,7 @@ fn a_stopped_run_resumes_on_another_number_of_ranks() {
         let first = Config {
             strategy: strategy(text),
             epochs: Some(4),
-            rule: Some(Rule::Adam),
+            rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
             learning_rate: Some(0.01),
             checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
             ..sgd_config()
@@ -197,8 +197,12 @@ fn a_run_that_is_resumed_between_epochs_gives_the_same_bits() {
     for text in ["local-sgd:5", "diloco:5"] {
         let directory = tempfile::tempdir().unwrap();
         // Two ranks give the same bits with every algorithm, because a sum of two numbers does not depend on their order.
-        let whole =
-            Config { strategy: strategy(text), rule: Some(Rule::Adam), epochs: Some(2), ..sgd_config() };
+        let whole = Config {
+            strategy: strategy(text),
+            rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
+            epochs: Some(2),
+            ..sgd_config()
+        };
         let expected = train_and_compare(2, &whole);
         for (epochs, existing) in [(1, Existing::Refuse), (2, Existing::Resume)] {
             let checkpoint = Some(checkpoint_in(directory.path(), existing));
@@ -225,7 +229,7 @@ fn divergence_on_one_rank_ends_all_ranks() {
 
 #[test]
 fn options_that_do_not_fit_a_strategy_are_refused() {
-    let config = Config { rule: Some(Rule::Nesterov), strategy: strategy("local-sgd:2"), ..config() };
+    let config = Config { rule: Some(Rule::Accelerated), strategy: strategy("local-sgd:2"), ..config() };
     match run(&mut ringtrain::Group::solo(), &config, &AtomicBool::new(false), &mut Silent) {
         Err(TrainError::Options(message)) => assert!(message.contains("pass --optimizer adam"), "{message}"),
         other => panic!("{other:?}"),

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
+use super::optimizer_args::{OptimizerArgs, OptimizerChoice};
+use super::recipe_args::RecipeArgs;
 use super::table_args::TableArgs;
 use crate::cli::group_args::GroupArgs;
 use crate::codec::Compression;
 use crate::train::data::{DataSource, Task};
 use crate::train::model::ModelSpec;
-use crate::train::optimizer::Rule;
 use crate::train::{BUCKET_BYTES, Checkpoint, Config, Existing, StrategySpec};
 
 const AFTER_HELP: &str = "\
@@ -27,20 +28,21 @@ Defaults:
   --task        classification if the target holds text, or if it holds integers with few distinct values; otherwise regression.
                 Few are at most 2 values, or at most 100 values with at least 10 rows each on average. ringtrain prints
                 its choice
-  --optimizer   nesterov for linear and softmax on tables of at most 16 million values, unless --batch-size is given;
-                otherwise adam
-  --batch-size  nesterov: the whole training set; other optimizers: 128
-  --epochs      nesterov: until the loss no longer falls, at most 5000 epochs (1000 on large tables);
+  --optimizer   accelerated for linear and softmax on tables of at most 16 million values, unless --batch-size, --schedule,
+                --warmup, --scale-lr or --clip-norm is given; otherwise adam
+  --batch-size  accelerated: the whole training set; other optimizers: 128
+  --epochs      accelerated: until the loss no longer falls, at most 5000 epochs (1000 on large tables);
                 other optimizers: 40, but at least 480 steps if --batch-size is not given
-  --lr          nesterov: 1 / the largest curvature of the loss, computed from the features;
-                mlp: adam 0.001, momentum and nesterov 0.01, sgd 0.1;  softmax: adam and momentum 0.01, sgd 0.1;
-                linear: adam 0.01, momentum 0.001, sgd 0.01
+  --lr          accelerated: 1 / the largest curvature of the loss, computed from the features (mlp: 0.01);
+                mlp: adam and adamw 0.001, momentum and nesterov 0.01, sgd 0.1;
+                softmax: adam and adamw 0.01, momentum and nesterov 0.01, sgd 0.1;
+                linear: adam and adamw 0.01, momentum and nesterov 0.001, sgd 0.01
 
 Strategies:
   In each step, every rank uses its part of the batch of --batch-size samples. An epoch uses each sample once. With
   allreduce, the parameters agree on all ranks after each step. With the other strategies, a step of a rank uses only
   the gradient of its own part, and the parameters agree after the ranks average. Then ringtrain tests and saves the
-  model only after epochs at whose end the ranks average, --bucket-bytes does not apply, and nesterov is not possible.
+  model only after epochs at whose end the ranks average, --bucket-bytes does not apply, and accelerated is not possible.
 
 With --resume you may change --lr, --epochs, --compression, --bucket-bytes and the number of ranks. All other options of training
 and data must be the same as before. Without --lr the run continues with the learning rate of the checkpoint.
@@ -119,27 +121,13 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "COUNT", help_heading = "Training")]
     epochs: Option<u64>,
 
-    /// The optimizer: auto, sgd, momentum, nesterov or adam; see Defaults below
-    #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Training")]
-    optimizer: String,
+    /// The optimizer and its constants.
+    #[command(flatten)]
+    optimizer: OptimizerArgs,
 
-    /// The learning rate [default: see below]
-    #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
-    lr: Option<f32>,
-
-    /// The momentum factor of --optimizer momentum, as in torch.optim.SGD [default: 0.9]
-    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, help_heading = "Training")]
-    momentum: Option<f32>,
-
-    /// L2 regularisation: adds RATE times each parameter to its gradient, as torch.optim does
-    #[arg(
-        long,
-        value_name = "RATE",
-        default_value_t = 0.0,
-        allow_negative_numbers = true,
-        help_heading = "Training"
-    )]
-    weight_decay: f32,
+    /// The recipe.
+    #[command(flatten)]
+    recipe: RecipeArgs,
 
     /// The seed of the initial parameters and of the order of the samples. The same seed gives the same run
     #[arg(long, value_name = "NUMBER", default_value_t = 0, help_heading = "Training")]
@@ -180,11 +168,6 @@ pub(super) struct TrainArgs {
     report: Option<PathBuf>,
 }
 
-/// Returns an error if the value is not finite or not allowed. `range` describes the allowed values in words.
-fn check_number(flag: &str, value: f32, allowed: bool, range: &str) -> Result<(), String> {
-    if value.is_finite() && allowed { Ok(()) } else { Err(format!("{flag} {value}: it must be {range}")) }
-}
-
 impl TrainArgs {
     /// Checks each argument alone and all arguments together, and returns the configuration.
     ///
@@ -221,16 +204,11 @@ impl TrainArgs {
         if self.epochs == Some(0) {
             return Err("--epochs 0: there must be at least 1".into());
         }
-        if let Some(rate) = self.lr {
-            check_number("--lr", rate, rate > 0.0, "a number above 0")?;
-        }
-        let weight_decay = self.weight_decay;
-        check_number("--weight-decay", weight_decay, weight_decay >= 0.0, "a number of at least 0")?;
+        let OptimizerChoice { rule, learning_rate, weight_decay } = self.optimizer.choose()?;
         if self.resume && self.checkpoint.is_none() {
             return Err("--resume needs --checkpoint DIR, the directory of the checkpoint".into());
         }
         let existing = if self.resume { Existing::Resume } else { Existing::Refuse };
-        let rule = self.parse_rule()?;
         let table = self.table.into_options(&source)?;
         let config = Config {
             rule,
@@ -241,8 +219,9 @@ impl TrainArgs {
             model,
             task,
             standardize: !self.no_standardize,
-            learning_rate: self.lr,
-            weight_decay: self.weight_decay,
+            learning_rate,
+            weight_decay,
+            recipe: self.recipe.choose()?,
             batch_size,
             epochs: self.epochs,
             seed: self.seed,
@@ -293,40 +272,14 @@ impl TrainArgs {
             _ => Ok(task),
         }
     }
-
-    fn parse_rule(&self) -> Result<Option<Rule>, String> {
-        let rule = match self.optimizer.as_str() {
-            "auto" if self.momentum.is_none() => return Ok(None),
-            "auto" => return Err("--momentum needs --optimizer momentum".into()),
-            "nesterov" => Rule::Nesterov,
-            "sgd" => Rule::Sgd,
-            "momentum" => Rule::Momentum { momentum: self.momentum.unwrap_or(0.9) },
-            "adam" => Rule::Adam,
-            other => {
-                return Err(format!("--optimizer {other}: it is one of auto, sgd, momentum, nesterov, adam"));
-            }
-        };
-        match (rule, self.momentum) {
-            (Rule::Momentum { momentum }, _) => {
-                let is_allowed = (0.0..1.0).contains(&momentum);
-                check_number("--momentum", momentum, is_allowed, "at least 0 and below 1")?;
-            }
-            (_, Some(_)) => {
-                let name = rule.name();
-                return Err(format!(
-                    "--momentum does not apply to --optimizer {name}; pass --optimizer momentum"
-                ));
-            }
-            _ => {}
-        }
-        Ok(Some(rule))
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::train::data::{HeaderRow, Separator, TableOptions};
+    use crate::train::optimizer::{AdamOptions, Rule};
+    use crate::train::{RateSchedule, Warmup};
 
     fn parse_config(line: &str) -> Result<Config, String> {
         TrainArgs::try_parse_from(std::iter::once("ringtrain").chain(line.split_whitespace()))
@@ -340,12 +293,32 @@ mod tests {
         assert_eq!((config.source, config.batch_size, config.rule), (DataSource::Digits, None, None));
         assert!(parse_config("--data a.csv --target y --optimizer momentum --momentum 0.5").is_ok());
         assert!(parse_config("--checkpoint d --resume").is_ok());
+        let recipe = parse_config("--schedule step:5,0.5 --warmup 2e --scale-lr").unwrap().recipe;
+        assert_eq!(recipe.schedule, RateSchedule::Step { epochs: 5, factor: 0.5 });
+        assert_eq!((recipe.warmup, recipe.scale_learning_rate), (Warmup::Epochs(2), true));
         let table =
             parse_config("--data a.csv.zip --target y --separator \\t --no-header --drop a,b").unwrap().table;
         assert_eq!((table.separator, table.header), (Some(Separator::TAB), HeaderRow::Absent));
         assert_eq!(table.drop, ["a", "b"]);
         let table = parse_config("--data a.csv --target y").unwrap().table;
         assert_eq!(table, TableOptions::default());
+    }
+
+    #[test]
+    fn optimizers_get_their_constants_and_their_default_weight_decay() {
+        let options = AdamOptions { beta_1: 0.8, beta_2: 0.99, epsilon: 1e-6 };
+        for (line, rule, decay) in [
+            ("--optimizer adam", Rule::Adam(AdamOptions::DEFAULT), 0.0),
+            ("--optimizer adam --betas 0.8,0.99 --epsilon 1e-6", Rule::Adam(options), 0.0),
+            ("--optimizer adamw --betas 0.8,0.99 --epsilon 1e-6", Rule::AdamW(options), 0.01),
+            ("--optimizer adamw --weight-decay 0", Rule::AdamW(AdamOptions::DEFAULT), 0.0),
+            ("--optimizer nesterov", Rule::Nesterov { momentum: 0.9 }, 0.0),
+            ("--optimizer momentum --momentum 0.5 --weight-decay 1", Rule::Momentum { momentum: 0.5 }, 1.0),
+            ("--optimizer accelerated", Rule::Accelerated, 0.0),
+        ] {
+            let config = parse_config(line).unwrap();
+            assert_eq!((config.rule, config.weight_decay), (Some(rule), decay), "{line}");
+        }
     }
 
     #[test]
@@ -368,11 +341,32 @@ mod tests {
             ("--data a.csv --target 0 --header --no-header", "cannot be used with"),
             ("--data x.npy", "pair"),
             ("--momentum 0.9", "needs --optimizer momentum"),
+            ("--betas 0.9,0.99", "needs --optimizer adam"),
+            ("--betas 0.9,0.99 --optimizer sgd", "does not apply to --optimizer sgd"),
+            ("--betas 0.9 --optimizer adam", "two numbers"),
+            ("--betas 0.9,1 --optimizer adam", "below 1"),
+            ("--betas 0.9,x --optimizer adam", "`x` is not a number"),
+            ("--epsilon 1e-6 --optimizer momentum", "does not apply to --optimizer momentum"),
+            ("--epsilon 0 --optimizer adamw", "above 0"),
             ("--momentum 0.9 --optimizer adam", "does not apply to --optimizer adam"),
             ("--optimizer momentum --momentum 1", "below 1"),
             ("--optimizer lion", "one of auto"),
             ("--batch-size 0", "from 1"),
             ("--epochs 0", "at least 1"),
+            ("--schedule sine", "one of constant"),
+            ("--schedule step:5,2", "above 0 and at most 1"),
+            ("--warmup 5x", "`5x` is neither"),
+            ("--warmup 5e --optimizer accelerated", "do not apply to --optimizer accelerated"),
+            ("--clip-norm 0", "above 0"),
+            ("--clip-norm nan", "above 0"),
+            ("--clip-norm 1 --optimizer accelerated", "do not apply to --optimizer accelerated"),
+            ("--label-smoothing 1", "below 1"),
+            ("--label-smoothing -0.1", "at least 0"),
+            ("--class-weights -1,2", "`-1` is not a weight"),
+            ("--class-weights 0,0", "all weights are 0"),
+            ("--patience 0", "at least 1"),
+            ("--patience 3 --validation-fraction 0", "above 0 and below 1"),
+            ("--validation-fraction 0.2", "needs --patience"),
             ("--lr 0", "above 0"),
             ("--lr -1", "above 0"),
             ("--lr nan", "above 0"),
@@ -386,7 +380,7 @@ mod tests {
             ("--compression zip", "one of none"),
             ("--strategy ring", "one of allreduce"),
             ("--strategy local-sgd", "such as local-sgd:8"),
-            ("--strategy local-sgd:8 --optimizer nesterov", "pass --optimizer adam"),
+            ("--strategy local-sgd:8 --optimizer accelerated", "pass --optimizer adam"),
             ("--test-fraction 1", "below 1"),
             ("--test-fraction nan", "below 1"),
             ("--data some/directory --test-fraction 0.5", "own test set"),

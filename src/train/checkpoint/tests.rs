@@ -11,6 +11,7 @@ fn sample_run() -> (Network, RunIdentity, TrainingState) {
         ],
         data_name: "a.csv".into(),
         data_hash: "123".into(),
+        keeps_best: true,
         optimizer_names: &["optimizer.velocity"],
         strategy_names: &["strategy.outer_velocity"],
         standardizer: None,
@@ -25,7 +26,14 @@ fn sample_run() -> (Network, RunIdentity, TrainingState) {
         Position { epoch: 3, step: 2, steps_total: 11, momentum_start: 5, loss_sum: 0.1, samples: 64 };
     let learning_rate = Some(0.05);
     let history = Vec::new();
-    (network, identity, TrainingState { position, learning_rate, parameters, optimizer, strategy, history })
+    let mut best = Best::new(&parameters);
+    best.observe(0.1, 2, &vec![0.25; parameters.len()]);
+    let best = Some(best);
+    (
+        network,
+        identity,
+        TrainingState { position, learning_rate, parameters, optimizer, best, strategy, history },
+    )
 }
 
 #[test]
@@ -74,7 +82,9 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
 #[test]
 fn a_checkpoint_of_version_1_can_be_resumed() {
     let directory = tempfile::tempdir().unwrap();
-    let (network, identity, state) = sample_run();
+    let (network, mut identity, mut state) = sample_run();
+    identity.keeps_best = false;
+    state.best = None;
     save(directory.path(), &network, &identity, &state).unwrap();
     let path = directory.path().join(FILE_NAME);
     let mut bytes = fs::read(&path).unwrap();

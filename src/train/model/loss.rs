@@ -2,6 +2,7 @@
 
 use ndarray::{ArrayView2, ArrayViewMut2};
 
+use super::ClassTargets;
 use crate::train::data::Targets;
 
 /// The scale of the output of a regression model, which predicts (target - mean) / deviation.
@@ -31,12 +32,14 @@ impl Scale {
 }
 
 /// The function that training minimizes.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum Loss {
     /// The squared difference between output and target, in the squared unit of the target.
     SquaredError(Scale),
     /// The cross-entropy of the softmax of the outputs, in nats.
     CrossEntropy,
+    /// The cross-entropy with label smoothing and class weights.
+    WeightedCrossEntropy(ClassTargets),
 }
 
 /// The results of an evaluation, summed over samples.
@@ -52,7 +55,7 @@ impl Loss {
     /// Sums the losses of the samples with the indices `rows`. The rows of `outputs` are the outputs for these samples, in the
     /// same order.
     pub(crate) fn evaluate(
-        self,
+        &self,
         outputs: &ArrayView2<'_, f32>,
         targets: &Targets,
         rows: impl Iterator<Item = usize>,
@@ -63,11 +66,17 @@ impl Loss {
                 (Self::SquaredError(scale), Targets::Numbers(values)) => {
                     total.loss += (scale.mean + scale.deviation * f64::from(output[0]) - values[row]).powi(2);
                 }
-                (Self::CrossEntropy, Targets::Classes(classes)) => {
+                (Self::CrossEntropy | Self::WeightedCrossEntropy(_), Targets::Classes(classes)) => {
                     let class = classes[row] as usize;
                     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                     let sum: f64 = output.iter().map(|&value| f64::from(value - max).exp()).sum();
-                    total.loss += sum.ln() - f64::from(output[class] - max);
+                    let own = sum.ln() - f64::from(output[class] - max);
+                    total.loss += if let Self::WeightedCrossEntropy(targets) = self {
+                        let distances: f64 = output.iter().map(|&value| f64::from(value - max)).sum();
+                        targets.loss(class, own, sum.ln() - distances / output.len() as f64)
+                    } else {
+                        own
+                    };
                     // If several outputs have the largest value, the first of these outputs is the prediction, as in
                     // numpy's argmax.
                     let prediction = output.iter().position(|&value| value == max);
@@ -82,7 +91,7 @@ impl Loss {
     /// Replaces `outputs` by `weight` times the derivative of the sum of the losses. For regression, the derivative is that of
     /// the squared difference between the output and the scaled target.
     pub(crate) fn differentiate(
-        self,
+        &self,
         mut outputs: ArrayViewMut2<'_, f32>,
         targets: &Targets,
         rows: impl Iterator<Item = usize>,
@@ -93,6 +102,13 @@ impl Loss {
                 (Self::SquaredError(scale), Targets::Numbers(values)) => {
                     let scaled_target = (values[row] - scale.mean) / scale.deviation;
                     output[0] = 2.0 * weight * (f64::from(output[0]) - scaled_target) as f32;
+                }
+                (Self::WeightedCrossEntropy(class_targets), Targets::Classes(classes)) => {
+                    let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                    output.mapv_inplace(|value| (value - max).exp());
+                    let factor = 1.0 / output.sum();
+                    output.mapv_inplace(|value| value * factor);
+                    class_targets.differentiate(output, classes[row] as usize, weight);
                 }
                 (Self::CrossEntropy, Targets::Classes(classes)) => {
                     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -56,8 +56,8 @@ impl Network {
     }
 
     /// Returns the loss that training minimizes.
-    pub fn loss(&self) -> Loss {
-        self.loss
+    pub fn loss(&self) -> &Loss {
+        &self.loss
     }
 
     /// Returns the name and the shape of each tensor, and the range of its elements in the flat vector of parameters. The names
@@ -198,7 +198,7 @@ fn last_output(workspace: &Workspace, count: usize) -> ArrayView2<'_, f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::model::Scale;
+    use crate::train::model::{ClassTargets, Scale};
 
     fn check_gradient(spec: &str, outputs: usize, loss: Loss, targets: &Targets, unit: f64) {
         let network = Network::new(&spec.parse().unwrap(), 5, outputs, loss).unwrap();
@@ -249,6 +249,10 @@ mod tests {
         check_gradient("softmax", 3, Loss::CrossEntropy, &classes, 1.0);
         check_gradient("mlp:7", 3, Loss::CrossEntropy, &classes, 1.0);
         check_gradient("mlp:6,4", 3, Loss::CrossEntropy, &classes, 1.0);
+        let weighted =
+            |smoothing| Loss::WeightedCrossEntropy(ClassTargets::new(smoothing, vec![0.5, 0.0, 2.0]));
+        check_gradient("softmax", 3, weighted(0.0), &classes, 1.0);
+        check_gradient("mlp:7", 3, weighted(0.2), &classes, 1.0);
         check_gradient("linear", 1, Loss::SquaredError(Scale::IDENTITY), &numbers, 1.0);
         check_gradient("mlp:8", 1, Loss::SquaredError(scale), &numbers, 4.0);
     }

@@ -78,9 +78,16 @@ impl Strategy for AllReduce {
         if let Some(buckets) = &mut self.buckets {
             buckets.flush(runtime, gradients)?;
             let pending = runtime.start_totals(totals.to_vec())?;
-            optimizer.begin();
-            buckets.drain(gradients, |range, gradients| optimizer.update(range, parameters, gradients))?;
-            optimizer.finish(parameters);
+            if optimizer.clip_norm.is_some() {
+                // The norm is known only when all buckets have been reduced.
+                buckets.drain_into(gradients)?;
+                optimizer.step(parameters, gradients);
+            } else {
+                optimizer.begin();
+                buckets
+                    .drain(gradients, |range, gradients| optimizer.update(range, parameters, gradients))?;
+                optimizer.finish(parameters);
+            }
             totals.copy_from_slice(&pending.wait()?);
         } else {
             runtime.sum(Values::Vector(gradients, self.compression))?;

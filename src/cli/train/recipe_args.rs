@@ -1,0 +1,118 @@
+//! The options of `ringtrain` that change how a model is trained, besides the optimizer and the data.
+
+use clap::Args;
+
+use super::optimizer_args::check_number;
+use crate::train::{ClassWeights, Patience, Recipe, VALIDATION_FRACTION_DEFAULT, check_class_weights};
+
+/// The options of a [`Recipe`].
+#[derive(Args, Debug)]
+pub(super) struct RecipeArgs {
+    /// How the learning rate changes: constant; step:EPOCHS,FACTOR (multiply it by FACTOR after every EPOCHS epochs); cosine
+    /// (lower it to 0 at the end of the run)
+    #[arg(
+        long,
+        value_name = "constant|step:EPOCHS,FACTOR|cosine",
+        default_value = "constant",
+        help_heading = "Training"
+    )]
+    schedule: String,
+
+    /// Raise the learning rate linearly during the first STEPS steps, or during the first COUNT epochs if an e follows, as in
+    /// 5e
+    #[arg(
+        long,
+        value_name = "STEPS|COUNTe",
+        default_value = "0",
+        allow_negative_numbers = true,
+        help_heading = "Training"
+    )]
+    warmup: String,
+
+    /// Multiply the learning rate by the number of ranks. This suits a --batch-size that you raise with the number of ranks.
+    /// A resumed run continues with the rate of the checkpoint
+    #[arg(long, help_heading = "Training")]
+    scale_lr: bool,
+
+    /// If the norm of all gradients together is larger than NORM, scale the gradients to this norm before the step, as
+    /// torch.nn.utils does
+    #[arg(long, value_name = "NORM", allow_negative_numbers = true, help_heading = "Training")]
+    clip_norm: Option<f32>,
+
+    /// Spread this fraction of each target evenly over all classes, as torch.nn.CrossEntropyLoss does. Reported losses include it
+    #[arg(
+        long,
+        value_name = "FRACTION",
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        help_heading = "Training"
+    )]
+    label_smoothing: f32,
+
+    /// How much the samples of each class count: balanced (all classes count the same), a weight for each class in their order,
+    /// as in 1,2.5, or a CSV file with the columns class,weight. Reported losses include the weights
+    #[arg(long, value_name = "balanced|W,W,...|FILE", allow_hyphen_values = true, help_heading = "Training")]
+    class_weights: Option<String>,
+
+    /// Hold out a part of the training set, and stop if the loss on this part has not fallen for COUNT reported epochs in a row.
+    /// The result and the last checkpoint have the parameters with the lowest loss on this part
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true, help_heading = "Training")]
+    patience: Option<u64>,
+
+    /// The fraction of the training set that --patience holds out [default: 0.1]
+    #[arg(long, value_name = "FRACTION", allow_negative_numbers = true, help_heading = "Training")]
+    validation_fraction: Option<f64>,
+}
+
+impl RecipeArgs {
+    /// Checks the options.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says which option is wrong and what to do.
+    pub(super) fn choose(&self) -> Result<Recipe, String> {
+        let smoothing = self.label_smoothing;
+        let is_allowed = (0.0..1.0).contains(&smoothing);
+        check_number("--label-smoothing", smoothing, is_allowed, "at least 0 and below 1")?;
+        let schedule = &self.schedule;
+        if let Some(norm) = self.clip_norm {
+            check_number("--clip-norm", norm, norm > 0.0, "a number above 0")?;
+        }
+        Ok(Recipe {
+            schedule: schedule.parse().map_err(|why| format!("--schedule {schedule}: {why}"))?,
+            warmup: self.warmup.parse().map_err(|why| format!("--warmup: {why}"))?,
+            scale_learning_rate: self.scale_lr,
+            clip_norm: self.clip_norm,
+            label_smoothing: self.label_smoothing,
+            class_weights: self.parse_class_weights()?,
+            patience: self.parse_patience()?,
+        })
+    }
+
+    fn parse_patience(&self) -> Result<Option<Patience>, String> {
+        let Some(records) = self.patience else {
+            return match self.validation_fraction {
+                None => Ok(None),
+                Some(_) => {
+                    Err("--validation-fraction needs --patience, which uses the held-out samples".into())
+                }
+            };
+        };
+        if records == 0 {
+            return Err("--patience 0: it must be at least 1".into());
+        }
+        let validation_fraction = self.validation_fraction.unwrap_or(VALIDATION_FRACTION_DEFAULT);
+        let is_allowed = validation_fraction > 0.0 && validation_fraction < 1.0;
+        check_number("--validation-fraction", validation_fraction, is_allowed, "above 0 and below 1")?;
+        Ok(Some(Patience { records, validation_fraction }))
+    }
+
+    fn parse_class_weights(&self) -> Result<ClassWeights, String> {
+        let Some(text) = &self.class_weights else { return Ok(ClassWeights::Equal) };
+        let Ok(weights) = text.parse();
+        if let ClassWeights::List(list) = &weights {
+            check_class_weights(list).map_err(|why| format!("--class-weights {text}: {why}"))?;
+        }
+        Ok(weights)
+    }
+}

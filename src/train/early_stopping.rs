@@ -1,0 +1,162 @@
+//! Early stopping: a part of the training set is held out, and the run keeps the parameters with the lowest loss on this part.
+
+use serde::{Deserialize, Serialize};
+
+use super::data::{DataError, Samples, Targets};
+use super::random;
+
+/// The seed of the choice of the held-out samples. It does not depend on `--seed`, so that runs with different seeds are
+/// compared on the same samples.
+const SPLIT_SEED: u64 = 1998;
+
+/// When to stop a run early.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Patience {
+    /// The run ends if the validation loss has not reached a new minimum for this many records in a row; at least 1. There is a
+    /// record for each epoch that is reported.
+    pub records: u64,
+    /// The fraction of the training set that is held out for validation: above 0 and below 1.
+    pub validation_fraction: f64,
+}
+
+/// The fraction of the training set that is held out by default, as in scikit-learn's `MLPClassifier`.
+pub const VALIDATION_FRACTION_DEFAULT: f64 = 0.1;
+
+/// The record with the lowest validation loss so far.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct BestRecord {
+    /// The validation loss of this record. `None` before the first record, because JSON has no infinity.
+    pub(crate) loss: Option<f64>,
+    /// The epoch of this record, counted from 1; 0 before the first record.
+    pub(crate) epoch: u64,
+    /// The number of records since this record.
+    pub(crate) records_since: u64,
+    /// Whether the run has ended and has exchanged its parameters with those of this record.
+    pub(crate) selected: bool,
+}
+
+/// The best parameters so far.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Best {
+    pub(crate) record: BestRecord,
+    /// The parameters of the best record. If `record.selected`, the parameters of the last step, from which a resumed run
+    /// continues.
+    pub(crate) parameters: Vec<f32>,
+}
+
+impl Best {
+    /// Returns the state before the first record.
+    pub(crate) fn new(parameters: &[f32]) -> Self {
+        let record = BestRecord { loss: None, epoch: 0, records_since: 0, selected: false };
+        Self { record, parameters: parameters.to_vec() }
+    }
+
+    /// Considers the validation loss after `epoch`, which all ranks compute alike.
+    pub(crate) fn observe(&mut self, loss: f64, epoch: u64, parameters: &[f32]) {
+        if self.record.loss.is_none_or(|best| loss < best) {
+            self.record = BestRecord { loss: Some(loss), epoch, records_since: 0, selected: false };
+            self.parameters.copy_from_slice(parameters);
+        } else {
+            self.record.records_since += 1;
+        }
+    }
+
+    /// Exchanges the parameters of the run and those of the best record: at the end of a run, and when a run that had ended is
+    /// resumed.
+    pub(crate) fn exchange(&mut self, parameters: &mut Vec<f32>) {
+        std::mem::swap(&mut self.parameters, parameters);
+        self.record.selected = !self.record.selected;
+    }
+}
+
+/// Takes `fraction` of the samples (rounded) from a training set, chosen by a fixed shuffle, and returns the taken samples.
+/// Both sets keep the order of the samples.
+///
+/// # Errors
+///
+/// If either set would be empty.
+pub(crate) fn hold_out(samples: &mut Samples, fraction: f64) -> Result<Samples, DataError> {
+    let count = samples.len();
+    let taken = (count as f64 * fraction).round() as usize;
+    if taken == 0 || taken >= count {
+        return Err(DataError::Unsuitable(format!(
+            "--validation-fraction {fraction} of {count} training samples gives {taken} samples for validation and leaves {} \
+             for training; both need at least one",
+            count.saturating_sub(taken),
+        )));
+    }
+    let count = u32::try_from(count)
+        .map_err(|_| DataError::Unsuitable(format!("{count} training samples are too many")))?;
+    let order = random::permutation(&mut random::stream("validation", SPLIT_SEED, 0), count);
+    let (validation, training) = order.split_at(taken);
+    let held_out = select(samples, validation);
+    *samples = select(samples, training);
+    Ok(held_out)
+}
+
+/// Returns a copy of the samples with these indices, in their original order.
+fn select(samples: &Samples, indices: &[u32]) -> Samples {
+    let mut rows: Vec<usize> = indices.iter().map(|&row| row as usize).collect();
+    rows.sort_unstable();
+    let targets = match &samples.targets {
+        Targets::Numbers(values) => Targets::Numbers(rows.iter().map(|&row| values[row]).collect()),
+        Targets::Classes(classes) => Targets::Classes(rows.iter().map(|&row| classes[row]).collect()),
+    };
+    Samples { features: samples.features.select(&rows), targets }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array2;
+
+    use super::*;
+    use crate::train::data::Features;
+
+    fn numbered_samples(count: usize) -> Samples {
+        let values: Vec<f64> = (0..count).map(|row| row as f64).collect();
+        let features = Array2::from_shape_fn((count, 1), |(row, _)| row as f32);
+        Samples { features: Features::Numbers(features), targets: Targets::Numbers(values) }
+    }
+
+    #[test]
+    fn held_out_samples_and_the_rest_are_the_whole_set() {
+        let mut training = numbered_samples(50);
+        let validation = hold_out(&mut training, 0.1).unwrap();
+        let mut found = Vec::new();
+        for (samples, expected) in [(&training, 45), (&validation, 5)] {
+            let Features::Numbers(features) = &samples.features else { panic!() };
+            let Targets::Numbers(targets) = &samples.targets else { panic!() };
+            assert_eq!((features.nrows(), targets.len()), (expected, expected));
+            assert!(features.iter().zip(targets).all(|(&feature, &target)| f64::from(feature) == target));
+            found.extend(targets.iter().map(|&target| target as usize));
+        }
+        found.sort_unstable();
+        assert!(found.into_iter().eq(0..50));
+        for (count, fraction) in [(4, 0.1), (4, 0.9), (1, 0.5)] {
+            let error = hold_out(&mut numbered_samples(count), fraction).unwrap_err();
+            assert!(error.to_string().contains("--validation-fraction"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_first_of_the_lowest_losses_is_kept() {
+        let mut best = Best::new(&[0.0]);
+        for (epoch, loss, expected) in [
+            (1, 3.0, (1, 0)),
+            (2, 2.0, (2, 0)),
+            (3, 2.0, (2, 1)),
+            (4, 2.5, (2, 2)),
+            (5, 1.0, (5, 0)),
+            (6, 9.0, (5, 1)),
+        ] {
+            best.observe(loss, epoch, &[epoch as f32]);
+            assert_eq!((best.record.epoch, best.record.records_since), expected, "{epoch}");
+            assert_eq!(best.parameters, [expected.0 as f32]);
+        }
+        let mut last = vec![6.0];
+        best.exchange(&mut last);
+        assert_eq!((last[0], best.parameters[0], best.record.selected), (5.0, 6.0, true));
+        best.exchange(&mut last);
+        assert_eq!((last[0], best.parameters[0], best.record.selected), (6.0, 5.0, false));
+    }
+}

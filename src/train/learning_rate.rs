@@ -1,0 +1,240 @@
+//! The learning rate of each step: the schedule and the warm-up.
+//!
+//! The rate depends on the number of the step alone, so a resumed run continues exactly. All ranks compute the same bits: the
+//! formulas use only operations that round in the same way on every host. (`cos` and `powi` may round differently.)
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::data::DataError;
+use super::optimizer::power;
+
+/// How the learning rate changes during the run.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub enum RateSchedule {
+    /// The rate does not change.
+    #[default]
+    Constant,
+    /// The rate is multiplied by `factor` after every `epochs` epochs, as with `PyTorch`'s `StepLR`.
+    Step {
+        /// The number of epochs between two changes; at least 1.
+        epochs: u64,
+        /// The factor; above 0 and at most 1.
+        factor: f64,
+    },
+    /// The rate falls to 0 at the end of the run, along half a period of a cosine (Loshchilov and Hutter 2017). The fall begins
+    /// after the warm-up.
+    Cosine,
+}
+
+/// The first steps of a run, in which the learning rate grows linearly to its full value (Goyal et al. 2017).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Warmup {
+    /// This number of steps. 0 is no warm-up.
+    Steps(u64),
+    /// The steps of this number of epochs.
+    Epochs(u64),
+}
+
+impl Default for Warmup {
+    fn default() -> Self {
+        Self::Steps(0)
+    }
+}
+
+/// The maximum number of steps or epochs of a schedule.
+const COUNT_MAX: u64 = 1 << 40;
+
+fn parse_count(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|count| (1..=COUNT_MAX).contains(count))
+}
+
+impl FromStr for RateSchedule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "constant" => return Ok(Self::Constant),
+            "cosine" => return Ok(Self::Cosine),
+            _ => {}
+        }
+        let step = text.strip_prefix("step:").ok_or("it is one of constant, step:EPOCHS,FACTOR, cosine")?;
+        let (epochs, factor) = step.split_once(',').ok_or("pass EPOCHS,FACTOR, as in step:10,0.1")?;
+        let epochs = parse_count(epochs)
+            .ok_or_else(|| format!("`{epochs}` is not a number of epochs of at least 1"))?;
+        let factor = factor.parse().ok().filter(|&factor| factor > 0.0 && factor <= 1.0);
+        let factor = factor.ok_or("FACTOR must be a number above 0 and at most 1, as in step:10,0.1")?;
+        Ok(Self::Step { epochs, factor })
+    }
+}
+
+impl fmt::Display for RateSchedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Constant => f.write_str("constant"),
+            Self::Step { epochs, factor } => write!(f, "step:{epochs},{factor}"),
+            Self::Cosine => f.write_str("cosine"),
+        }
+    }
+}
+
+impl FromStr for Warmup {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let fail = || format!("`{text}` is neither a number of steps, as in 500, nor of epochs, as in 5e");
+        match text.strip_suffix('e') {
+            Some(epochs) => parse_count(epochs).map(Self::Epochs).ok_or_else(fail),
+            None if text == "0" => Ok(Self::Steps(0)),
+            None => parse_count(text).map(Self::Steps).ok_or_else(fail),
+        }
+    }
+}
+
+impl fmt::Display for Warmup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Steps(steps) => write!(f, "{steps}"),
+            Self::Epochs(epochs) => write!(f, "{epochs}e"),
+        }
+    }
+}
+
+/// The learning rates of all steps of a run.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct LearningRates {
+    schedule: RateSchedule,
+    warmup_steps: u64,
+    steps_per_epoch: u64,
+    /// The number of steps of the whole run.
+    steps: u64,
+}
+
+impl LearningRates {
+    /// # Errors
+    ///
+    /// If the warm-up leaves no step for a schedule that ends with the run.
+    pub(crate) fn new(
+        schedule: RateSchedule,
+        warmup: Warmup,
+        steps_per_epoch: u64,
+        epochs: u64,
+    ) -> Result<Self, DataError> {
+        let steps = epochs.saturating_mul(steps_per_epoch);
+        let warmup_steps = match warmup {
+            Warmup::Steps(steps) => steps,
+            Warmup::Epochs(epochs) => epochs.saturating_mul(steps_per_epoch),
+        };
+        if schedule == RateSchedule::Cosine && warmup_steps >= steps {
+            return Err(DataError::Unsuitable(format!(
+                "--warmup {warmup} takes {warmup_steps} steps, but the run takes only {steps} steps, so that --schedule cosine \
+                 has no step left; lower --warmup or raise --epochs"
+            )));
+        }
+        Ok(Self { schedule, warmup_steps, steps_per_epoch: steps_per_epoch.max(1), steps })
+    }
+
+    /// Returns the rate of step `step`, counted from 0. `peak` is the rate after the warm-up.
+    pub(crate) fn rate(&self, peak: f32, step: u64) -> f32 {
+        let factor = match self.schedule {
+            RateSchedule::Constant => 1.0,
+            RateSchedule::Step { epochs, factor } => power(factor, step / self.steps_per_epoch / epochs),
+            RateSchedule::Cosine => {
+                let done = step.saturating_sub(self.warmup_steps);
+                let all = self.steps - self.warmup_steps;
+                0.5 * (1.0 + half_turn_cosine(done as f64 / all as f64))
+            }
+        };
+        let warmth =
+            if step < self.warmup_steps { (step + 1) as f64 / self.warmup_steps as f64 } else { 1.0 };
+        (f64::from(peak) * factor * warmth) as f32
+    }
+}
+
+/// Returns the cosine of `fraction` half turns, for a fraction from 0 to 1, with an error of at most 1e-15.
+fn half_turn_cosine(fraction: f64) -> f64 {
+    if fraction > 0.5 {
+        return -half_turn_cosine(1.0 - fraction.min(1.0));
+    }
+    let angle = fraction * std::f64::consts::PI;
+    let (mut term, mut sum) = (1.0, 1.0);
+    // The Taylor series. For angles of up to a quarter turn, the terms after the twelfth are below 1e-17.
+    for index in 1..=12 {
+        let n = f64::from(2 * index);
+        term *= -angle * angle / (n * (n - 1.0));
+        sum += term;
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn valid_names_are_parsed_and_printed_unchanged_and_invalid_names_are_rejected() {
+        for text in ["constant", "step:10,0.1", "step:1,1", "cosine"] {
+            assert_eq!(text.parse::<RateSchedule>().unwrap().to_string(), text);
+        }
+        for text in ["0", "500", "5e"] {
+            assert_eq!(text.parse::<Warmup>().unwrap().to_string(), text);
+        }
+        let bad =
+            ["", "step", "step:", "step:5", "step:0,0.1", "step:5,0", "step:5,2", "step:5,nan", "linear"];
+        for text in bad {
+            assert!(text.parse::<RateSchedule>().is_err(), "{text}");
+        }
+        for text in ["", "e", "0e", "-1", "1.5", "5E", "99999999999999999999", "2000000000000"] {
+            assert!(text.parse::<Warmup>().is_err(), "{text}");
+        }
+    }
+
+    /// The rates of these steps were computed by hand. `PyTorch`'s `StepLR` and `CosineAnnealingLR` give the same rates.
+    #[test]
+    fn each_schedule_gives_the_expected_rates() {
+        let constant = RateSchedule::Constant;
+        let step = RateSchedule::Step { epochs: 2, factor: 0.1 };
+        let root = 0.5_f64.sqrt();
+        // An epoch has 4 steps, and the run has 5 epochs.
+        let cases: [(RateSchedule, Warmup, u64, f64); 15] = [
+            (constant, Warmup::Steps(0), 0, 1.0),
+            (constant, Warmup::Steps(0), 1000, 1.0),
+            (constant, Warmup::Steps(5), 0, 0.2),
+            (constant, Warmup::Steps(5), 3, 0.8),
+            (constant, Warmup::Steps(5), 5, 1.0),
+            (constant, Warmup::Epochs(1), 1, 0.5),
+            (step, Warmup::Steps(0), 7, 1.0),
+            (step, Warmup::Steps(0), 8, 0.1),
+            (step, Warmup::Steps(0), 16, 0.01),
+            (step, Warmup::Steps(10), 8, 0.09),
+            (RateSchedule::Cosine, Warmup::Steps(0), 0, 1.0),
+            (RateSchedule::Cosine, Warmup::Steps(0), 5, 0.5 + 0.5 * root),
+            (RateSchedule::Cosine, Warmup::Steps(0), 15, 0.5 - 0.5 * root),
+            (RateSchedule::Cosine, Warmup::Epochs(1), 4, 1.0),
+            (RateSchedule::Cosine, Warmup::Epochs(1), 12, 0.5),
+        ];
+        for (schedule, warmup, at, expected) in cases {
+            let rates = LearningRates::new(schedule, warmup, 4, 5).unwrap();
+            let found = f64::from(rates.rate(2.0, at));
+            assert!((found - 2.0 * expected).abs() < 1e-7, "{schedule} {warmup} {at}: {found}");
+        }
+        let error = LearningRates::new(RateSchedule::Cosine, Warmup::Epochs(5), 4, 5).unwrap_err();
+        assert!(error.to_string().contains("--warmup 5e takes 20 steps"), "{error}");
+    }
+
+    #[test]
+    fn the_cosine_equals_that_of_the_standard_library_up_to_rounding() {
+        for index in 0..=1000 {
+            let fraction = f64::from(index) / 1000.0;
+            let expected = (fraction * std::f64::consts::PI).cos();
+            assert!((half_turn_cosine(fraction) - expected).abs() < 2e-15, "{fraction}");
+        }
+    }
+
+    /// A run may end later than planned if it was resumed with more epochs.
+    #[test]
+    fn rates_stay_finite_after_the_end() {
+        let rates = LearningRates::new(RateSchedule::Cosine, Warmup::Steps(2), 4, 5).unwrap();
+        assert_eq!(rates.rate(1.0, u64::MAX), 0.0);
+    }
+}

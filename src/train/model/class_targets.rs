@@ -1,0 +1,97 @@
+//! Cross-entropy with smoothed targets and with class weights.
+
+use std::sync::Arc;
+
+use ndarray::ArrayViewMut1;
+
+/// How the cross-entropy of a sample counts its classes. With s of label smoothing, K classes and probabilities p, the loss of a
+/// sample of class y is `w_y ((1 - s) (-ln p_y) + s / K sum_k (-ln p_k))`.
+///
+/// The smoothing is that of `PyTorch`'s `CrossEntropyLoss` (Szegedy et al. 2016). The weights are those of scikit-learn's
+/// `class_weight`: each sample counts with the weight of its class, and a mean is over the number of samples.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ClassTargets {
+    smoothing: f32,
+    weights: Arc<[f32]>,
+}
+
+impl ClassTargets {
+    /// `smoothing` is at least 0 and below 1. `weights` has a finite number of at least 0 for each class.
+    pub fn new(smoothing: f32, weights: Vec<f32>) -> Self {
+        Self { smoothing, weights: weights.into() }
+    }
+
+    /// Returns the weights of the classes.
+    pub fn weights(&self) -> &[f32] {
+        &self.weights
+    }
+
+    /// Returns the largest weight of a class.
+    pub(crate) fn weight_max(&self) -> f32 {
+        self.weights.iter().copied().fold(0.0, f32::max)
+    }
+
+    /// Returns the loss of a sample of class `class`. `own` is -ln p of this class, and `mean` is the mean of -ln p of all
+    /// classes.
+    pub(crate) fn loss(&self, class: usize, own: f64, mean: f64) -> f64 {
+        let smoothing = f64::from(self.smoothing);
+        f64::from(self.weights[class]) * ((1.0 - smoothing) * own + smoothing * mean)
+    }
+
+    /// Replaces the probabilities of a sample of class `class` by `weight` times the derivative of its loss.
+    pub(crate) fn differentiate(&self, mut probabilities: ArrayViewMut1<'_, f32>, class: usize, weight: f32) {
+        let weight = weight * self.weights[class];
+        let share = self.smoothing / probabilities.len() as f32;
+        probabilities.mapv_inplace(|probability| weight * (probability - share));
+        probabilities[class] -= weight * (1.0 - self.smoothing);
+    }
+
+    /// Returns the mean loss of the best constant prediction for a set of samples with `counts` samples of each class: the
+    /// entropy of the smoothed and weighted targets.
+    pub(crate) fn constant_loss(&self, counts: &[u64]) -> f64 {
+        let smoothing = f64::from(self.smoothing);
+        let masses: Vec<f64> = counts
+            .iter()
+            .zip(&*self.weights)
+            .map(|(&count, &weight)| count as f64 * f64::from(weight))
+            .collect();
+        let total: f64 = masses.iter().sum();
+        let share = smoothing * total / counts.len() as f64;
+        let targets =
+            masses.iter().map(|mass| (1.0 - smoothing) * mass + share).filter(|&target| target > 0.0);
+        let loss: f64 = targets.map(|target| -target * (target / total).ln()).sum();
+        loss / counts.iter().sum::<u64>().max(1) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_constant_loss_is_the_loss_of_the_best_constant_prediction() {
+        let counts = [5, 0, 3];
+        for (smoothing, weights) in
+            [(0.0, [1.0; 3]), (0.3, [1.0; 3]), (0.0, [2.0, 1.0, 0.5]), (0.2, [2.0, 1.0, 0.0])]
+        {
+            let targets = ClassTargets::new(smoothing, weights.to_vec());
+            let mean_loss = |probabilities: [f64; 3]| {
+                let logs = probabilities.map(|probability| -probability.max(1e-300).ln());
+                let mean = logs.iter().sum::<f64>() / 3.0;
+                let losses =
+                    (0..3).map(|class| counts[class] as f64 * targets.loss(class, logs[class], mean));
+                losses.sum::<f64>() / 8.0
+            };
+            // Search the best constant prediction on a grid.
+            let mut best = f64::INFINITY;
+            for first in 0..=200 {
+                for second in 0..=200 - first {
+                    let (first, second) = (f64::from(first) / 200.0, f64::from(second) / 200.0);
+                    best = best.min(mean_loss([first, second, 1.0 - first - second]));
+                }
+            }
+            let found = targets.constant_loss(&counts);
+            assert!(found <= best + 1e-9 && found > best - 1e-3, "{smoothing} {weights:?}: {found} {best}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The loops of the optimizers. In each loop, p is a parameter, g its gradient, and v, m its state. All slices of a call have
+//! the same length.
+
+use super::{AdamOptions, power};
+
+/// Multiplies each parameter by 1 - `rate` * `decay`.
+pub(super) fn shrink(parameters: &mut [f32], rate: f32, decay: f32) {
+    let factor = (1.0 - f64::from(rate) * f64::from(decay)) as f32;
+    for p in parameters {
+        *p *= factor;
+    }
+}
+
+pub(super) fn momentum(
+    parameters: &mut [f32],
+    gradients: &[f32],
+    velocity: &mut [f32],
+    momentum: f32,
+    rate: f32,
+) {
+    for ((p, g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
+        *v = momentum * *v + g;
+        *p -= rate * *v;
+    }
+}
+
+pub(super) fn nesterov(
+    parameters: &mut [f32],
+    gradients: &[f32],
+    velocity: &mut [f32],
+    momentum: f32,
+    rate: f32,
+) {
+    for ((p, g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
+        *v = momentum * *v + g;
+        *p -= rate * (g + momentum * *v);
+    }
+}
+
+/// Returns the dot product of the new velocity and the gradients.
+pub(super) fn accelerated(
+    parameters: &mut [f32],
+    gradients: &[f32],
+    velocity: &mut [f32],
+    momentum: f32,
+    rate: f32,
+) -> f64 {
+    let mut ascent = 0.0;
+    for ((p, g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
+        *v = momentum * *v - rate * g;
+        *p -= rate * g;
+        ascent += f64::from(*v) * f64::from(*g);
+    }
+    ascent
+}
+
+/// The numbers of one step of Adam. They are computed in f64 and then rounded, as in `PyTorch`: in f32, 1 - 0.999 has a
+/// relative error of 5e-5.
+pub(super) struct AdamStep {
+    beta_1: f32,
+    beta_2: f32,
+    rest_1: f32,
+    rest_2: f32,
+    epsilon: f32,
+    /// The learning rate divided by the bias of the first moment.
+    step_size: f32,
+    /// The root of the bias of the second moment.
+    second_root: f32,
+}
+
+impl AdamStep {
+    /// `step` counts from 1.
+    pub(super) fn new(options: AdamOptions, rate: f32, step: u64) -> Self {
+        let AdamOptions { beta_1, beta_2, epsilon } = options;
+        Self {
+            beta_1: beta_1 as f32,
+            beta_2: beta_2 as f32,
+            rest_1: (1.0 - beta_1) as f32,
+            rest_2: (1.0 - beta_2) as f32,
+            epsilon: epsilon as f32,
+            step_size: (f64::from(rate) / (1.0 - power(beta_1, step))) as f32,
+            second_root: (1.0 - power(beta_2, step)).sqrt() as f32,
+        }
+    }
+
+    pub(super) fn update_moments(&self, gradients: &[f32], first: &mut [f32], second: &mut [f32]) {
+        for ((g, m), v) in gradients.iter().zip(first).zip(second) {
+            *m = self.beta_1 * *m + self.rest_1 * g;
+            *v = self.beta_2 * *v + self.rest_2 * g * g;
+        }
+    }
+
+    pub(super) fn apply(&self, parameters: &mut [f32], first: &[f32], second: &[f32]) {
+        for ((p, m), v) in parameters.iter_mut().zip(first).zip(second) {
+            *p -= self.step_size * m / (v.sqrt() / self.second_root + self.epsilon);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The rules by which optimizers update parameters.
+
+use std::fmt;
+
+/// The rule by which parameters are updated. In the formulas, p is a parameter, g its gradient, v its velocity, and lr the
+/// learning rate. `docs/optimizers.md` has all formulas.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Rule {
+    /// p -= lr g.
+    Sgd,
+    /// v = momentum v + g; p -= lr v. `PyTorch`'s `SGD(momentum=...)` has the same definition.
+    Momentum {
+        /// The fraction of the velocity that each step keeps: at least 0 and below 1.
+        momentum: f32,
+    },
+    /// v = momentum v + g; p -= lr (g + momentum v). `PyTorch`'s `SGD(momentum=..., nesterov=True)` has the same definition
+    /// (Sutskever et al. 2013).
+    Nesterov {
+        /// The fraction of the velocity that each step keeps: at least 0 and below 1.
+        momentum: f32,
+    },
+    /// Nesterov's accelerated gradient method: v = m v - lr g; p += m' v - lr g, where m' is the momentum of the next step. The
+    /// momentum grows with the number of steps k as k / (k + 3), and is reset to 0 when v points uphill (O'Donoghue and
+    /// Candès 2015). Use this rule for convex losses with the whole training set as one batch. The rule then needs no tuning,
+    /// because the learning rate is 1 / (the largest curvature).
+    Accelerated,
+    /// Adam (Kingma and Ba 2015). The weight decay is added to the gradient.
+    Adam(AdamOptions),
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+    AdamW(AdamOptions),
+}
+
+/// The constants of [`Rule::Adam`] and [`Rule::AdamW`].
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct AdamOptions {
+    /// The fraction of the mean gradient that each step keeps: at least 0 and below 1.
+    pub beta_1: f64,
+    /// The fraction of the mean squared gradient that each step keeps: at least 0 and below 1.
+    pub beta_2: f64,
+    /// The number that is added to the root of the mean squared gradient: above 0.
+    pub epsilon: f64,
+}
+
+impl AdamOptions {
+    /// The constants of the paper, which `PyTorch` uses too.
+    pub const DEFAULT: Self = Self { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-8 };
+}
+
+impl Default for AdamOptions {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// Writes the betas and the epsilon, as in `0.9,0.999 and 0.00000001`.
+impl fmt::Display for AdamOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{},{} and {}", self.beta_1, self.beta_2, self.epsilon)
+    }
+}
+
+impl Rule {
+    /// Returns the name of the rule on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sgd => "sgd",
+            Self::Momentum { .. } => "momentum",
+            Self::Nesterov { .. } => "nesterov",
+            Self::Accelerated => "accelerated",
+            Self::Adam(_) => "adam",
+            Self::AdamW(_) => "adamw",
+        }
+    }
+
+    /// Returns the names of the state vectors that the rule keeps between steps.
+    pub fn state_names(self) -> &'static [&'static str] {
+        match self {
+            Self::Sgd => &[],
+            Self::Momentum { .. } | Self::Nesterov { .. } | Self::Accelerated => &["optimizer.velocity"],
+            Self::Adam(_) | Self::AdamW(_) => &["optimizer.first_moment", "optimizer.second_moment"],
+        }
+    }
+
+    /// Returns the momentum factor of the rules that have one.
+    pub fn momentum(self) -> Option<f32> {
+        match self {
+            Self::Momentum { momentum } | Self::Nesterov { momentum } => Some(momentum),
+            _ => None,
+        }
+    }
+
+    /// Returns the constants of the rules that keep moments of the gradient.
+    pub fn adam_options(self) -> Option<AdamOptions> {
+        match self {
+            Self::Adam(options) | Self::AdamW(options) => Some(options),
+            _ => None,
+        }
+    }
+
+    /// Returns the default weight decay: 0.01 for `AdamW`, as in `PyTorch`, and 0 for the other rules.
+    pub fn default_weight_decay(self) -> f32 {
+        match self {
+            Self::AdamW(_) => 0.01,
+            _ => 0.0,
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Tests of the options that change how a model is trained: learning-rate schedules, clipping and others.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use ringtrain::Group;
+use ringtrain::train::data::DataSource;
+use ringtrain::train::optimizer::{AdamOptions, Rule};
+use ringtrain::train::{
+    ClassWeights, Config, EpochRecord, Existing, Patience, RateSchedule, Recipe, Silent, Summary, Warmup, run,
+};
+
+use super::library::{StopAfter, checkpoint_in, config, train};
+use super::util::ranks;
+
+/// Returns a run of 3 epochs of 15 steps each.
+fn three_epochs(recipe: Recipe) -> Config {
+    Config {
+        epochs: Some(3),
+        batch_size: Some(100),
+        model: Some("mlp:16".parse().unwrap()),
+        rule: Some(Rule::AdamW(AdamOptions::DEFAULT)),
+        weight_decay: 0.01,
+        recipe,
+        ..config()
+    }
+}
+
+/// Runs `config` with checkpoints in `directory`. Stops after each of these numbers of steps and resumes. Returns the result
+/// of the last part, which runs to the end.
+fn train_in_parts(config: &Config, directory: &Path, parts: &[usize]) -> Summary {
+    let mut existing = Existing::Refuse;
+    for &steps in parts {
+        let checkpoint = Some(checkpoint_in(directory, existing));
+        let part = Config { checkpoint, ..config.clone() };
+        let stop = AtomicBool::new(false);
+        let mut observer = StopAfter { steps, stop: &stop };
+        assert!(run(&mut Group::solo(), &part, &stop, &mut observer).unwrap().report.stopped);
+        existing = Existing::Resume;
+    }
+    train(&Config { checkpoint: Some(checkpoint_in(directory, existing)), ..config.clone() }).unwrap()
+}
+
+/// The options of a run must depend on the step alone, and not on where the run was interrupted.
+#[test]
+fn a_run_resumed_with_any_recipe_gives_the_same_bits() {
+    let step = RateSchedule::Step { epochs: 1, factor: 0.5 };
+    let plain = train(&three_epochs(Recipe::default())).unwrap();
+    for recipe in [
+        Recipe { schedule: step, warmup: Warmup::Steps(9), ..Recipe::default() },
+        Recipe { schedule: RateSchedule::Cosine, warmup: Warmup::Epochs(1), ..Recipe::default() },
+        Recipe { clip_norm: Some(0.5), ..Recipe::default() },
+        Recipe { label_smoothing: 0.1, class_weights: ClassWeights::Balanced, ..Recipe::default() },
+    ] {
+        let config = three_epochs(recipe);
+        let expected = train(&config).unwrap();
+        assert_ne!(expected.parameters, plain.parameters, "{:?} has no effect", config.recipe);
+        let directory = tempfile::tempdir().unwrap();
+        let found = train_in_parts(&config, directory.path(), &[7, 5, 4, 20]);
+        assert_eq!(found.parameters, expected.parameters, "{:?}", config.recipe);
+        assert_eq!(found.report.train_loss, expected.report.train_loss);
+    }
+}
+
+#[test]
+fn a_run_is_not_resumed_with_another_recipe() {
+    let directory = tempfile::tempdir().unwrap();
+    let recipe = Recipe { schedule: RateSchedule::Cosine, ..Recipe::default() };
+    let config = Config {
+        checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
+        ..three_epochs(recipe.clone())
+    };
+    train(&config).unwrap();
+    let resume =
+        Config { checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)), ..config.clone() };
+    let with = |recipe: Recipe| Config { recipe, ..resume.clone() };
+    for (config, expected) in [
+        (Config { epochs: Some(4), ..resume.clone() }, "--schedule cosine over 3 epochs, but this run"),
+        (with(Recipe::default()), "--schedule cosine over 3 epochs, but this run has --schedule constant"),
+        (
+            with(Recipe { warmup: Warmup::Epochs(1), ..recipe.clone() }),
+            "--warmup 0, but this run has --warmup 1e",
+        ),
+        (
+            with(Recipe { clip_norm: Some(1.5), ..recipe.clone() }),
+            "--clip-norm none, but this run has --clip-norm 1.5",
+        ),
+    ] {
+        let error = train(&config).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// With class weights, the loss of a model that is good for a rare class can be far above the entropy of the classes. Such a
+/// run must not count as diverged.
+#[test]
+fn a_rare_class_with_balanced_weights_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("rare.csv");
+    // One row in 50 is of the rare class, whose feature is only slightly larger.
+    let row = |i: u32| {
+        format!(
+            "{},{}\n",
+            f64::from(i * 37 % 101) / 50.0 + 0.3 * f64::from(u32::from(i.is_multiple_of(50))),
+            u32::from(i.is_multiple_of(50))
+        )
+    };
+    let rows: String = (0..400).map(row).collect();
+    std::fs::write(&path, format!("x,y\n{rows}")).unwrap();
+    let weights = directory.path().join("weights.csv");
+    std::fs::write(&weights, "class,weight\n0,0.5102041\n1,25\n").unwrap();
+    let recall = |class_weights| {
+        let config = Config {
+            source: DataSource::Csv(path.clone()),
+            target: Some("y".into()),
+            model: Some("softmax".parse().unwrap()),
+            test_fraction: 0.0,
+            epochs: Some(100),
+            recipe: Recipe { class_weights, ..Recipe::default() },
+            ..config()
+        };
+        let summary = train(&config).unwrap();
+        (summary.report.train_accuracy.unwrap(), summary.report.train_loss)
+    };
+    let (plain, plain_loss) = recall(ClassWeights::Equal);
+    let (balanced, balanced_loss) = recall(ClassWeights::Balanced);
+    let (listed, listed_loss) = recall(ClassWeights::List(vec![0.510_204_1, 25.0]));
+    assert_eq!((listed, listed_loss), recall(ClassWeights::File(weights)));
+    // Without weights, the model never predicts the rare class.
+    assert_eq!(plain, 0.98);
+    assert!(balanced < 0.9 && balanced_loss < 2.0_f64.ln() && plain_loss < 0.1, "{balanced} {balanced_loss}");
+    assert!((listed - balanced).abs() < 0.01 && (listed_loss - balanced_loss).abs() < 1e-4);
+}
+
+#[test]
+fn options_for_classes_are_refused_for_numbers() {
+    for recipe in [
+        Recipe { label_smoothing: 0.1, ..Recipe::default() },
+        Recipe { class_weights: ClassWeights::Balanced, ..Recipe::default() },
+    ] {
+        let model = Some("linear".parse().unwrap());
+        let error = train(&Config { model, recipe, ..config() }).unwrap_err().to_string();
+        assert!(error.contains("is for classes, but the target holds numbers"), "{error}");
+    }
+}
+
+/// Trains on `count` ranks and returns the results of all ranks.
+fn train_on_ranks(count: u32, config: &Config) -> Vec<Summary> {
+    let config = config.clone();
+    ranks::run(count, move |mut group| {
+        run(&mut group, &config, &AtomicBool::new(false), &mut Silent).unwrap()
+    })
+}
+
+/// The norm of the reduced gradients must not depend on the number of ranks or on the buckets.
+#[test]
+fn clipped_gradients_are_the_same_on_all_ranks_and_for_all_buckets() {
+    let recipe = Recipe { clip_norm: Some(0.1), ..Recipe::default() };
+    let whole = Config { rule: Some(Rule::Sgd), weight_decay: 0.0, ..three_epochs(recipe) };
+    let expected = train(&whole).unwrap();
+    for bucket_bytes in [None, Some(4000)] {
+        let summaries = train_on_ranks(3, &Config { bucket_bytes, ..whole.clone() });
+        for summary in &summaries {
+            assert_eq!(summary.parameters, summaries[0].parameters, "{bucket_bytes:?}");
+        }
+        for (found, expected) in summaries[0].parameters.iter().zip(&expected.parameters) {
+            assert!((found - expected).abs() < 1e-5, "{bucket_bytes:?}: {found} {expected}");
+        }
+    }
+}
+
+/// A resumed run keeps the rate of its checkpoint, also on another number of ranks.
+#[test]
+fn the_learning_rate_is_scaled_once_with_the_number_of_ranks() {
+    let directory = tempfile::tempdir().unwrap();
+    let recipe = Recipe { scale_learning_rate: true, ..Recipe::default() };
+    let checkpoint = |existing| Some(checkpoint_in(directory.path(), existing));
+    let first = Config { epochs: Some(1), checkpoint: checkpoint(Existing::Refuse), ..three_epochs(recipe) };
+    assert_eq!(train_on_ranks(2, &first)[0].report.lr, 0.002);
+    let second = Config { epochs: Some(2), checkpoint: checkpoint(Existing::Resume), ..first };
+    assert_eq!(train_on_ranks(1, &second)[0].report.lr, 0.002);
+}
+
+/// Returns a run that overfits: a large model on few samples.
+fn overfitting_run(records: u64) -> Config {
+    Config {
+        epochs: Some(30),
+        batch_size: Some(50),
+        test_fraction: 0.85,
+        model: Some("mlp:32".parse().unwrap()),
+        rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
+        learning_rate: Some(0.02),
+        recipe: Recipe {
+            patience: Some(Patience { records, validation_fraction: 0.25 }),
+            ..Recipe::default()
+        },
+        ..config()
+    }
+}
+
+/// Returns the epoch with the lowest validation loss in the history.
+fn lowest_epoch(summary: &Summary) -> u64 {
+    let loss = |record: &&EpochRecord| record.validation_loss.unwrap();
+    summary.report.history.iter().min_by(|a, b| loss(a).total_cmp(&loss(b))).unwrap().epoch
+}
+
+#[test]
+fn the_best_parameters_are_the_result_and_a_resumption_gives_the_same_bits() {
+    let config = overfitting_run(3);
+    let expected = train(&config).unwrap();
+    let report = &expected.report;
+    let best = report.best_epoch.unwrap();
+    assert_eq!((best, best + 3), (lowest_epoch(&expected), report.epochs), "{:?}", report.history);
+    assert!(report.epochs < 30);
+    assert_eq!((report.train_samples, report.validation_samples), (202, 68));
+    // A run that ends after the best epoch gives the same parameters.
+    let short = train(&Config { epochs: Some(best), ..config.clone() }).unwrap();
+    assert_eq!(short.parameters, expected.parameters);
+    let directory = tempfile::tempdir().unwrap();
+    // An epoch has 5 steps. The third part ends with the last step of an epoch, before the validation.
+    let found = train_in_parts(&config, directory.path(), &[3, 6, 6]);
+    assert_eq!(found.parameters, expected.parameters);
+    // A completed run continues from the parameters of its last step if the patience is raised.
+    let uninterrupted = train(&overfitting_run(100)).unwrap();
+    let checkpoint = Some(checkpoint_in(directory.path(), Existing::Resume));
+    let continued = train(&Config { checkpoint, ..overfitting_run(100) }).unwrap();
+    let losses = |summary: &Summary| -> Vec<f64> {
+        summary.report.history.iter().map(|record| record.train_loss).collect()
+    };
+    assert_eq!(losses(&continued), losses(&uninterrupted));
+    assert_eq!(continued.parameters, uninterrupted.parameters);
+}
+
+#[test]
+fn all_ranks_stop_early_after_the_same_epoch() {
+    let config = overfitting_run(2);
+    let expected = train(&config).unwrap().report;
+    for summary in train_on_ranks(3, &config) {
+        assert_eq!(
+            (summary.report.epochs, summary.report.best_epoch),
+            (expected.epochs, expected.best_epoch)
+        );
+        assert!((summary.report.validation_loss.unwrap() - expected.validation_loss.unwrap()).abs() < 1e-4);
+    }
+}
