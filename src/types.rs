@@ -24,7 +24,7 @@ impl Rank {
     /// Rank 0. By convention, rank 0 prints results and broadcasts the initial parameters.
     pub const ZERO: Self = Self(0);
 
-    /// Returns the rank with this number, without comparing it with a world size.
+    /// Returns the rank with this number. Does not check that a world has this rank.
     pub const fn new(number: u32) -> Self {
         Self(number)
     }
@@ -253,8 +253,8 @@ wire_enum! {
         LogicalOr = 10 => "lor",
         /// 1 if the elements of an odd number of ranks are true, else 0.
         LogicalXor = 11 => "lxor",
-        /// The smallest value with its location. Of equal values the one with the lowest index wins. A NaN wins over all
-        /// numbers. Of several NaNs the one with the lowest index wins. Only for types with a location.
+        /// The smallest value with its location. Of equal values, the value with the lowest index wins. A NaN wins
+        /// over all numbers. Of several NaNs, the NaN with the lowest index wins. Only for types with a location.
         MinLoc = 12 => "minloc",
         /// The largest value with its location. The rules for equal values and NaNs are those of [`ReduceOp::MinLoc`].
         /// Only for types with a location.
@@ -312,7 +312,7 @@ wire_enum! {
         Gather = 7 => "gather",
         /// Every rank gets its own part of the root's buffer.
         Scatter = 8 => "scatter",
-        /// Every rank sends a different part to each rank, and gets one part from each rank.
+        /// Every rank sends a part of its buffer to each rank, and gets one part from each rank.
         AllToAll = 9 => "all_to_all",
         /// Rank r gets the reduction of the buffers of ranks 0 to r.
         Scan = 10 => "scan",
@@ -346,8 +346,8 @@ wire_enum! {
         Direct = 5 => "direct",
         /// Each rank sends its whole buffer directly to every other rank, and reduces all buffers itself.
         OneShot = 6 => "one-shot",
-        /// Each rank gets the buffers of all ranks in rounds at distances 1, 2, 4, ..., and reduces them itself. Each round
-        /// doubles the number of buffers that a rank has.
+        /// In rounds at distances 1, 2, 4, ..., each rank collects the buffers of all ranks, and then reduces these
+        /// buffers itself. Each round doubles the number of buffers that a rank has.
         Doubling = 7 => "doubling",
         /// Each rank exchanges its whole buffer with partners at distances 1, 2, 4, ..., and reduces after each exchange.
         Butterfly = 8 => "butterfly",
@@ -360,7 +360,7 @@ wire_enum! {
     }
 }
 
-/// The bits of a group's number that mark internal operations on the wire. In the group's own number they are 0.
+/// The bits that mark internal operations in a group's number on the wire. In the number itself these bits are 0.
 pub const GROUP_FLAGS: u32 = OBJECTS_GROUP | HOSTS_GROUP | LOCAL_GROUP;
 /// The bit that marks messages of asynchronous object operations.
 pub const OBJECTS_GROUP: u32 = 1 << 31;

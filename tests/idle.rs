@@ -15,7 +15,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 use self::util::{ranks, wait_until};
 
-/// The time for which the ranks are idle. The measurement itself takes far less than a thousandth of this time.
+/// The time for which the ranks are idle. The measurement itself uses a processor for far less than a thousandth of
+/// this time.
 const IDLE: Duration = Duration::from_secs(5);
 /// The fraction of one core that all ranks together may use.
 const CORE_FRACTION_MAX: f64 = 0.001;
@@ -25,8 +26,8 @@ const WAKE_UPS_MAX: f64 = 5.0;
 /// The number of ranks of each job.
 const RANKS: u32 = 3;
 
-/// The settings of a job. The cases with and without named tensors differ while the job is idle: with named tensors, the
-/// progress thread waits for a message; without them, no operation is in progress.
+/// The settings of a job. With named tensors, the progress thread of an idle job waits for a message. Without named
+/// tensors, no operation is in progress in an idle job.
 #[derive(Clone, Copy)]
 struct JobSettings {
     transport: LocalTransport,

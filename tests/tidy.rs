@@ -87,17 +87,17 @@ const LONG_FILES: &[(&str, usize)] = &[];
 
 const COLUMNS_MAX: usize = 130;
 
-/// Words that no text may use, because readers have to decode a sentence with such a word. The list may grow.
+/// Words that no text may use, because they make a sentence hard to understand. The list may grow.
 const UNCLEAR_WORDS: &[&str] = &["nobody", "whoever", "whatever", "becomes of", "such as are"];
 /// Modules in which [`UNCLEAR_WORDS`] are allowed, because a later change will replace these modules.
 const OLDER_TEXTS: &[&str] =
     &["src/group", "src/engine", "src/transport/shm", "bindings/python/python/ringtrain/mpi"];
 
-/// Names that two types share, in modules that a later change will replace.
+/// Names that two types have, in modules that a later change will replace.
 const AMBIGUOUS_TYPES: &[&str] = &["Seat"];
 
-/// The files in which tests may sleep, with the number of calls of `sleep` in each file. Only the loop that waits for a condition
-/// and tests of time itself may sleep.
+/// The files in which tests may sleep, with the number of calls of `sleep` in each file. Two kinds of code may sleep:
+/// the loop that waits for a condition, and tests whose subject is time.
 const MAY_SLEEP: &[(&str, usize)] =
     &[("tests/util/mod.rs", 2), ("tests/launch/ending.rs", 1), ("tests/idle.rs", 1)];
 
@@ -164,8 +164,8 @@ fn reexports(sources: &[Source]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Returns the offset at which the code of a file, except its tests, names a path such as `std::env` or a word such as
-/// `HashMap`.
+/// Returns the offset in a file at which its code names `what`: a path such as `std::env`, or a word such as
+/// `HashMap`. Ignores the tests in the file.
 fn find_name(source: &Source, what: &str) -> Option<usize> {
     let last = what.rsplit("::").next().unwrap_or(what);
     let wanted: Vec<&str> = what.split("::").collect();
@@ -194,7 +194,7 @@ fn check_purity(source: &Source) -> Vec<String> {
         .collect()
 }
 
-/// (b) Checks which modules read the clock and the environment.
+/// (b) Checks that only the listed modules read the clock or the environment.
 fn check_clock_and_environment(source: &Source) -> Vec<String> {
     let Some(own) = top_module(&source.path) else { return Vec::new() };
     let mut found = Vec::new();
@@ -216,7 +216,7 @@ fn check_clock_and_environment(source: &Source) -> Vec<String> {
     found
 }
 
-/// (c) Checks that `unsafe` is only in some modules. Clippy checks that each use of `unsafe` has a
+/// (c) Checks that only the listed modules and files contain `unsafe`. Clippy checks that each use of `unsafe` has a
 /// comment that says why the use is sound.
 fn check_unsafe(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
@@ -232,8 +232,8 @@ fn check_unsafe(source: &Source) -> Vec<String> {
     found
 }
 
-/// (d) Checks that each `expect` in a module which processes bytes from other processes states why it cannot fail. Clippy
-/// checks that these modules do not panic in another way.
+/// (d) Checks each `expect` in the modules that process bytes from other processes: its text must state why the
+/// `expect` cannot fail. Clippy checks that these modules do not panic in another way.
 fn check_expects(source: &Source) -> Vec<String> {
     if !top_module(&source.path).is_some_and(|own| NEVER_PANIC.contains(&own)) {
         return Vec::new();
@@ -273,8 +273,8 @@ fn check_file_length(source: &Source, known: &[(&str, usize)]) -> Vec<String> {
     }
 }
 
-/// (f) Checks single lines. The text in quotes does not count for the width: a message stays in one line, so that it can be
-/// searched for.
+/// (f) Checks single lines. Text in quotes does not count for the width of a line, because a message stays on one
+/// line, so that a search finds the message.
 fn check_lines(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
     let width_without_quotes = |text: &str, code: &str| {
@@ -297,7 +297,7 @@ fn check_lines(source: &Source) -> Vec<String> {
     found
 }
 
-/// (g) Returns the lines of a text with words that an outsider has to decode.
+/// (g) Returns the lines of a text that contain one of [`UNCLEAR_WORDS`].
 fn check_words(path: &str, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -345,7 +345,8 @@ fn find_ambiguous_types(sources: &[Source]) -> Vec<String> {
     found
 }
 
-/// Returns the name of the type or trait that a line defines. An indented alias belongs to a trait, and is not returned.
+/// Returns the name of the type or trait that a line defines. Returns `None` for an indented alias, because such an
+/// alias belongs to a trait.
 fn defined_type(line: &str) -> Option<&str> {
     let item = line.trim_start();
     let item = item.strip_prefix("pub").map_or(item, |rest| match rest.strip_prefix('(') {

@@ -2,13 +2,15 @@
 
     ringrun -n 4 python local_sgd.py --every 20
 
-When gradients are averaged, every rank waits for the slowest rank at every step. Here a rank continues to train while the models
-are averaged. When the average is ready, the rank replaces its model by the average plus the changes that the rank has made in the
-meantime (Stich, "Local SGD Converges Fast and Communicates Little", 2019; Wang et al., "Overlap Local-SGD", 2020).
+When gradients are averaged, every rank waits for the slowest rank at every step. In this program, a rank continues to
+train while the models are averaged. When the average is ready, the rank replaces its model by the average plus the
+changes that the rank has made in the meantime (Stich, "Local SGD Converges Fast and Communicates Little", 2019; Wang
+et al., "Overlap Local-SGD", 2020).
 
-Each rank has data of different classes, so no rank can learn all classes without the other ranks. To show this, the program also
-trains models that are never averaged. The number of steps during an average depends on the speed of the machine, and so do the
-last digits of the result. With `--ahead 0` the result is deterministic.
+Each rank has data of different classes, so no rank can learn all classes without the other ranks. To show this, the
+program also trains models that are never averaged. The number of steps that a rank makes during an average depends on
+the speed of the machine. The last digits of the result therefore differ from run to run. With `--ahead 0` the result
+is deterministic.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Fits a linear regression by averaging models. This is an ordinary script for mpi4py, which does not mention ringtrain.
+"""Fits a linear regression by averaging models. This script is an ordinary script for mpi4py and does not mention
+ringtrain.
 
     ringrun --mpi4py -n 4 python mpi_average.py
     mpirun -n 4 python mpi_average.py

@@ -1,12 +1,12 @@
-"""Combines model parallelism and data parallelism. The network has two stages. Half of the ranks have the first stage, and the
-other half have the second stage.
+"""Combines model parallelism and data parallelism. The network has two stages. Half of the ranks have the first
+stage, and the other half have the second stage.
 
     ringrun -n 4 python pipeline.py
 
-With n ranks, ranks 0 to n/2-1 have the first layers, and ranks n/2 to n-1 have the last layers. Rank r and rank n/2+r form one
-copy of the model. The two ranks exchange activations and gradients in micro-batches, so that both ranks compute at the same time
-(Huang et al., "GPipe", 2019). All ranks with the same stage average the gradients of that stage. At the end the program compares
-the model with the same network trained in one process.
+With n ranks, ranks 0 to n/2-1 have the first layers, and ranks n/2 to n-1 have the last layers. Rank r and rank n/2+r
+form one copy of the model. The two ranks exchange activations and gradients in micro-batches, so that both ranks
+compute at the same time (Huang et al., "GPipe", 2019). All ranks with the same stage average the gradients of that
+stage. At the end the program compares the model with the same network trained in one process.
 """
 
 import argparse
@@ -50,7 +50,8 @@ def run_first_stage(world: ring.Group, partner: int, stage: nn.Module, parts: tu
 
 
 def run_last_stage(world: ring.Group, partner: int, stage: nn.Module, targets: tuple[Tensor, ...]) -> Tensor:
-    """Receives activations, and sends back the gradients of the loss with respect to the activations. Returns the mean loss."""
+    """Receives activations, and sends back the gradients of the loss with respect to the activations. Returns the
+    mean loss."""
     total = torch.zeros(())
     sends = []
     for target in targets:
@@ -73,8 +74,8 @@ def average_gradients(group: ring.Group, stage: nn.Module) -> None:
 
 
 def train_in_one_process(options: argparse.Namespace, rows: int) -> list[nn.Sequential]:
-    """Trains the network of the pipeline in one process, and returns its two stages. Except for rounding, they equal the stages
-    that the ranks of the pipeline have trained."""
+    """Trains the network of the pipeline in one process, and returns its two stages. Except for rounding, their
+    parameters equal those that the ranks of the pipeline have trained."""
     stages = make_stages(options.seed)
     model = nn.Sequential(*stages)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.rate)

@@ -29,9 +29,10 @@ use super::print_error::print_error;
 use crate::group::{Error, Group};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
 
-/// The target time of a row whose number of iterations is adaptive, in microseconds.
+/// Without `-n`, ringbench chooses the number of iterations such that a row takes about this time, in microseconds.
 const ROW_TARGET_US: f64 = 500_000.0;
-/// The target for the total time of all rows whose number of iterations is adaptive, in microseconds.
+/// Without `-n`, ringbench chooses the numbers of iterations such that all rows together take about this time, in
+/// microseconds.
 const RUN_TARGET_US: f64 = 30_000_000.0;
 /// The size in bytes of the record in which a rank sends its process id and its host name.
 const HOST_RECORD_BYTES: usize = 128;
@@ -105,7 +106,8 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Parses the options. On `--help`, `--version` or an error, prints the text and returns the exit code as `Err`.
+/// Parses the options. For `--help`, `--version` or wrong arguments, prints the help, the version or the error, and
+/// returns the exit code as `Err`.
 fn parse(args: impl Iterator<Item = OsString>) -> Result<BenchArgs, ExitCode> {
     BenchArgs::try_parse_from(args).map_err(|error| {
         // Help goes to standard output, errors to standard error. A closed pipe is not an error.
@@ -115,7 +117,8 @@ fn parse(args: impl Iterator<Item = OsString>) -> Result<BenchArgs, ExitCode> {
 }
 
 /// Checks the arguments for a job of `world` ranks without joining the job, so that ringrun prints an error once and
-/// not for every rank. Does not check file paths: the ranks check these paths, because ranks may run in another directory.
+/// not for every rank. Does not check file paths. The ranks check the paths, because the working directory of a rank
+/// may differ from that of ringrun.
 pub(super) fn check_arguments(
     args: impl Iterator<Item = OsString>,
     world: WorldSize,
@@ -133,7 +136,7 @@ fn run_with(args: &BenchArgs) -> Result<(), BenchError> {
     let plan = BenchPlan::new(args)?;
     plan.check_memory(WorldSize::ONE, available_memory())?;
     if let Some(path) = &plan.json {
-        // Report an unusable path now and not after all measurements.
+        // Check the path before the measurements, so that an unusable path is reported at once.
         report::check_writable(path)
             .map_err(|error| BenchPlanError::Report { path: path.clone(), problem: error.to_string() })?;
     }
@@ -150,8 +153,8 @@ fn run_with(args: &BenchArgs) -> Result<(), BenchError> {
     }
 }
 
-/// Measures every row of the plan. All ranks must call this function together. Rank 0 prints each row to `out` as soon as
-/// the row is measured.
+/// Measures every row of the plan. All ranks must call this function together. Rank 0 writes each row to `out` as
+/// soon as the row is measured.
 ///
 /// # Errors
 ///
@@ -167,7 +170,7 @@ pub fn bench(
         .for_world(group.size())
         .and_then(|plan| plan.check_memory(group.local_size(), available_memory()).map(|()| plan));
     let plan = &fitted.inspect_err(|error| {
-        // Ranks on hosts with enough memory see no error, so abort the job to stop these ranks too.
+        // Only ranks on hosts with too little memory see this error, so abort the job to stop the other ranks.
         let _ = group.abort(&error.to_string());
     })?;
     let ranks = gather_hosts(group)?;
@@ -244,8 +247,8 @@ fn available_memory() -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// A writer that ignores a closed pipe. The job then continues, because the other ranks and the JSON report still need
-/// this rank.
+/// A writer that ignores a closed pipe. If the pipe is closed, the job continues, because the other ranks and the
+/// JSON report still need this rank.
 struct IgnoreBrokenPipe<W>(W);
 
 impl<W: Write> Write for IgnoreBrokenPipe<W> {

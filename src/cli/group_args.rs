@@ -37,12 +37,13 @@ pub struct GroupArgs {
     #[arg(long, value_name = "R", requires = "peers")]
     pub rank: Option<u32>,
 
-    /// Listen on this address instead of the address in the peers file. The port remains that of the peers file
+    /// The IP address on which this rank listens, instead of the address in its line of the peers file. The port is
+    /// always that of the peers file
     #[arg(long, value_name = "IP", requires = "peers")]
     pub bind: Option<IpAddr>,
 
-    /// File with the secret of the job. The secret must be the same on every rank [default: the variable RING_SECRET].
-    /// Without a secret, the job can use loopback addresses only
+    /// File with the secret of the job. The secret must be the same on every rank. Without a secret, the job can use
+    /// loopback addresses only [default: the variable RING_SECRET]
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
 
@@ -54,8 +55,9 @@ pub struct GroupArgs {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub timeout: Duration,
 
-    /// TCP congestion control of this rank's links: auto (cubic if the kernel has it, otherwise host), host (the default of
-    /// the host), or a name from /proc/sys/net/ipv4/tcp_available_congestion_control
+    /// TCP congestion control of this rank's links: a name from /proc/sys/net/ipv4/tcp_available_congestion_control,
+    /// or host, or auto. With host, the links use the default of the host. With auto, the links use cubic if the
+    /// kernel has cubic, otherwise the default of the host
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tcp_congestion: CongestionControl,
 
@@ -64,9 +66,10 @@ pub struct GroupArgs {
     #[arg(long, value_name = "RATE")]
     pub tcp_pacing: Option<PacingRate>,
 
-    /// The number of TCP connections of each link, from 1 to 8. Use several connections if a single connection does not reach the
-    /// rate of the network. With auto, the ranks measure 1 and 4 connections when the job starts. The ranks use 4 connections
-    /// if these take at least 10% less time, otherwise 1. Rank 0's setting applies to all ranks
+    /// The number of TCP connections of each link, from 1 to 8. Use several connections if a single connection does
+    /// not reach the rate of the network. With auto, the ranks measure 1 and 4 connections when the job starts. If a
+    /// transfer over 4 connections takes at least 10% less time than over 1, the ranks use 4 connections, otherwise
+    /// 1. Rank 0's setting applies to all ranks
     #[arg(long, value_name = "K", default_value_t)]
     pub streams: Streams,
 
@@ -90,8 +93,8 @@ pub struct GroupArgs {
     #[arg(long, value_name = "NAME")]
     pub host_id: Option<String>,
 
-    /// Add a CRC32C checksum to the payloads on all links, including links within a host [default: only on links between
-    /// hosts]. Rank 0's setting applies to all ranks
+    /// Add a CRC32C checksum to the payloads on all links, including links within a host. Rank 0's setting applies to
+    /// all ranks [default: only on links between hosts]
     #[arg(long, overrides_with = "no_checksum")]
     pub checksum: bool,
 
@@ -154,8 +157,8 @@ impl GroupArgs {
     pub fn join(&self) -> Result<Group, JoinError> {
         let launched = from_environment().map_err(StartError::from);
         let method = match (&self.peers, launched) {
-            // If another launcher started this process, `launched` is an error. With a peers file, the process can
-            // join anyway.
+            // If a launcher other than ringrun started this process, `launched` is an error. With a peers file, the
+            // process can join the job anyway.
             (Some(path), Ok(None) | Err(_)) => JoinMethod::Peers {
                 file: PeersFile::read(path).map_err(StartError::from)?,
                 rank: Rank::new(self.rank.unwrap_or_default()),
@@ -260,7 +263,7 @@ impl JoinError {
     }
 }
 
-/// Returns the exit code of a program in which a group operation failed with `error`.
+/// Returns the exit code of a program whose operation on a group failed with `error`.
 pub fn exit_of(error: &Error) -> Exit {
     error.cause().map_or(Exit::Failure, exit_of_cause)
 }

@@ -98,7 +98,8 @@ struct RunArgs {
     #[arg(short = 'H', long = "host", value_name = "HOSTS", value_delimiter = ',')]
     hosts: Vec<String>,
 
-    /// A file with one entry per line: HOST, HOST:N or HOST slots=N. As for --host, naming any other host is an error.
+    /// A file with one entry per line: HOST, HOST:N or HOST slots=N. As for --host, an entry for any other host is an
+    /// error.
     #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
     hostfile: Option<PathBuf>,
 
@@ -199,8 +200,8 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// If the command is a built-in program, checks its arguments before any rank is started, so that errors and `--help`
-/// are printed once.
+/// If the command is a built-in program, checks the arguments of this program before any rank is started. So an error
+/// or the `--help` text is printed once and not by every rank.
 fn check_builtin_program(plan: &LaunchPlan) -> Result<(), ExitCode> {
     let arguments = iter::once(&plan.program).chain(&plan.arguments).cloned();
     match plan.program.to_str() {
@@ -226,8 +227,8 @@ fn error_without_usage(text: String) -> clap::Error {
     clap::Error::raw(ErrorKind::ValueValidation, text + "\n")
 }
 
-/// Checks that the options fit together, and converts them to a plan. `has_start_timeout` says whether the user gave
-/// `--start-timeout`.
+/// Checks that the options can be used together, and converts them to a plan. `has_start_timeout` says whether the
+/// user gave `--start-timeout`.
 fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, String> {
     let world = hosts::count_ranks(&args)?;
     let mut start_timeout = args.start_timeout;
@@ -305,8 +306,8 @@ impl std::str::FromStr for RankCount {
     }
 }
 
-/// Parses a value of `--bind-to`. mpirun and mpiexec allow a qualifier after a colon, which ringrun ignores. For a
-/// value that only these launchers accept, the error says which value to use instead.
+/// Parses a value of `--bind-to`. mpirun and mpiexec allow a qualifier after a colon, which ringrun ignores. If
+/// mpirun or mpiexec accepts the value and ringrun does not, the error says which value to use instead.
 fn parse_binding(text: &str) -> Result<Binding, String> {
     let instead = match text.split_once(':').map_or(text, |(place, _)| place) {
         "none" => return Ok(Binding::None),

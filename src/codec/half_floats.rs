@@ -1,4 +1,4 @@
-//! Compression to half-precision types. Each element is rounded to the nearest value, with ties to even.
+//! Compression to half-precision types. Each `f32` is rounded to the nearest half-precision value, with ties to even.
 
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};

@@ -1,8 +1,9 @@
 //! Finds the rank that failed first from the last lines that the ranks printed. This module performs no IO.
 //!
 //! Exit codes and times do not always show which rank failed first. A rank that panics or calls `Group::abort` first
-//! notifies the other ranks, so the other ranks may exit earlier, and with the same code. However, the error messages of
-//! these ranks name the rank at fault. Every program uses the words of [`Cause`](crate::wire::Cause) for these messages.
+//! notifies the other ranks. The other ranks may then exit before this rank, and with the same exit code. However,
+//! the error messages of the other ranks name the rank at fault. In every program that uses ringtrain, these messages
+//! are the `Display` text of [`Cause`](crate::wire::Cause).
 
 use super::outcome::{JobOutcome, RankEnd, RankStatus};
 use crate::types::Rank;
@@ -11,8 +12,9 @@ use crate::types::Rank;
 const FAULTS: [&str; 4] =
     [" was lost: ", " closed its group while ", " stopped the job: ", " broke the protocol: "];
 
-/// If the last lines of the blamed rank name another rank, blames that rank instead, and repeats this step. Considers
-/// only ranks that exited with a code other than 0. `tails` holds the last lines of each rank.
+/// If the last lines of the blamed rank name another rank as the rank at fault, blames the named rank instead, and
+/// repeats this step. Considers only ranks that exited with a code other than 0. `tails` holds the last lines of each
+/// rank.
 pub(super) fn blame_named_rank(
     outcome: JobOutcome,
     members: &[RankStatus],
@@ -111,7 +113,7 @@ mod tests {
         let cases: [(&[RankEnd], [&str; 3], u32); 8] = [
             (&[one, one, other], [&abort_message(2), &abort_message(2), "thread panicked"], 2),
             (&[one, one, one], [&abort_message(2), &abort_message(2), &abort_message(2)], 2),
-            // The blamed rank names a rank that names another rank.
+            // Rank 1 is blamed first and names rank 2, and rank 2 names rank 0.
             (&[one, one, one], ["out of memory", &abort_message(2), "rank 0 on h was lost: reset"], 0),
             // Rank 1 stays blamed, because it names no rank, or because the named rank succeeded or was killed.
             (&[one, one, one], ["x", "y", "z"], 1),

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use super::topology::PhysicalCore;
 
-/// The maximal number of jobs that are counted on one core.
+/// The maximal number of jobs that can claim the same core.
 const JOBS_COUNTED_MAX: usize = 16;
 
-/// How long to wait for the lock. A job holds the lock only for the milliseconds in which it claims its processors.
+/// How long to wait for the lock. A job holds the lock only while it claims its processors, which takes some
+/// milliseconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The pause between two attempts to get the lock.
@@ -50,7 +51,7 @@ impl ClaimRegistry {
         Self { prefix: prefix.to_owned(), _lock: lock }
     }
 
-    /// Returns how many jobs have claimed each of these cores.
+    /// Returns, for each of these cores, the number of jobs that have claimed it.
     pub(super) fn count_jobs(&self, cores: &[PhysicalCore]) -> Vec<usize> {
         let is_claimed = |core: &PhysicalCore, job: usize| {
             bind_name(&self.name(core, job)).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)

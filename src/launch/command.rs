@@ -1,4 +1,5 @@
-//! Finds the program of the ranks before any rank is started, so that a misspelt name is reported once and not by every rank.
+//! Finds the program that the ranks will execute, before any rank is started. A misspelt name is then reported once,
+//! and not by every rank.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -8,8 +9,8 @@ use rustix::fs::{Access, access};
 
 use super::LaunchError;
 
-/// The programs that are built into ringrun's executable. So `ringrun -n 4 ringtrain` works even if only ringrun was
-/// built or copied, and always runs the ringtrain that has the same version as ringrun.
+/// The programs that are built into ringrun's executable. `ringrun -n 4 ringtrain` therefore works even if only
+/// ringrun was built or copied. The ringtrain that runs always has the same version as ringrun.
 const BUILT_IN: [&str; 2] = ["ringtrain", "ringbench"];
 
 /// The search path if `PATH` is not set, as in glibc's `execvp`.
@@ -78,8 +79,8 @@ fn candidate_paths(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Vec<
         .collect()
 }
 
-/// Checks that the file can be executed. The error is `None` if there is no such file. Otherwise, it contains the reason why
-/// the file cannot be executed.
+/// Checks that the file can be executed. If there is no such file, returns `Err(None)`. If the file cannot be
+/// executed, the error contains the reason.
 fn check_executable(path: &Path) -> Result<(), Option<&'static str>> {
     match path.metadata() {
         Ok(metadata) if metadata.is_dir() => Err(Some("it is a directory")),

@@ -30,7 +30,7 @@ pub struct JobVariables {
     pub start_timeout: Duration,
     /// The number of the job's processors that no other job has claimed.
     pub processors: usize,
-    /// The value of `OMP_NUM_THREADS`; `None` if the user has set it.
+    /// The value of `OMP_NUM_THREADS`; `None` if the user has set this variable.
     pub threads: Option<usize>,
 }
 

@@ -51,8 +51,8 @@ const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(2);
 /// `--output-dir`.
 const FILES_PER_RANK: u64 = 5;
 
-/// The number of other open files: files that ringrun or a rank opens, and temporary files during the start. Files for
-/// claims on processors are not included: ringrun needs one for each processor that it claims.
+/// The number of other open files: files that ringrun or a rank opens, and temporary files during the start. This
+/// number does not include the files with which ringrun claims processors, one file for each processor.
 const OTHER_FILES: u64 = 64;
 
 /// Runs the job and returns the exit code of ringrun.
@@ -107,9 +107,10 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     };
     let outcome = blame_named_rank(outcome, &members, &tails);
     let mut text = report(outcome, &members, &tails);
-    // These errors were already printed when they occurred. Print them again, because they may have scrolled away.
+    // Each error was printed when it occurred. The text repeats the errors, because the first copies may have
+    // scrolled away.
     text.extend(incomplete.iter().map(|sentence| format!("ringrun: {sentence}\n")));
-    // Ignore the error of a closed standard error.
+    // Ignore the failure of this write: standard error may be closed.
     let _ = io::stderr().write_all(text.as_bytes());
     let code = exit_code(outcome, &members);
     Ok(if code == 0 && !incomplete.is_empty() { Exit::Failure as u8 } else { code })

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 /// that never ends its line cannot exhaust the memory.
 pub(super) const LINE_BYTES_MAX: usize = 16 << 20;
 
-/// The limit in bytes on the unfinished lines of all ranks together. If these lines exceed the limit, lines longer than
-/// [`LINE_BYTES_MIN`] are printed in pieces.
+/// The maximal total size, in bytes, of the unfinished lines of all ranks. If the unfinished lines exceed this limit,
+/// those longer than [`LINE_BYTES_MIN`] are printed in pieces.
 pub(super) const UNFINISHED_BYTES_MAX: usize = 256 << 20;
 
 /// The length in bytes up to which a line is always printed in one piece.
@@ -18,7 +18,7 @@ const _: () = assert!(LINE_BYTES_MIN <= LINE_BYTES_MAX && LINE_BYTES_MAX <= UNFI
 /// The number of last lines of each rank that are kept for the report.
 const TAIL_LINES_MAX: usize = 20;
 
-/// The maximal number of bytes that are kept of each of these last lines.
+/// The maximal number of bytes that are kept of each of the last lines of a rank.
 const TAIL_LINE_BYTES_MAX: usize = 512;
 
 /// How a piece of output ends.
@@ -67,8 +67,8 @@ impl LineSplitter {
         }
     }
 
-    /// Adds a part of a line. If the line is now longer than `limit` bytes, calls `emit` with all pieces but the last,
-    /// so that a line of exactly `limit` bytes is not split.
+    /// Adds a part of a line. If the line is now longer than `limit` bytes, calls `emit` with each full piece of
+    /// `limit` bytes. A line of exactly `limit` bytes is not split.
     fn extend_line(&mut self, mut part: &[u8], limit: usize, emit: &mut impl FnMut(&[u8], LineEnd)) {
         while self.pending.len() + part.len() > limit {
             let (fits, after) = part.split_at(limit.saturating_sub(self.pending.len()).min(part.len()));

@@ -8,8 +8,9 @@
 //!   +---------- rank 0, 1, ...: each process leads a process group, and runs first the shim (see `shim`) and then the command
 //! ```
 //!
-//! The module `supervisor` decides when to send which signal, and does no IO. This module does not parse command lines, and
-//! makes no temporary files. In the library, only this module and `rendezvous` read environment variables.
+//! The module `supervisor` decides when to send which signal, and does no IO. This module does not parse command
+//! lines, and makes no temporary files. This module and `rendezvous` are the only modules of the library that read
+//! environment variables.
 
 mod binding;
 mod blame;
@@ -48,7 +49,7 @@ use crate::rendezvous::StartError;
 use crate::types::{Rank, WorldSize};
 
 /// The maximal number of ranks that ringrun starts on one machine. The limit is higher than any useful number of
-/// ranks, but low enough that a typing error does not overload the machine.
+/// ranks. It is low enough to protect the machine from a typing error in `-n`.
 pub const LOCAL_RANKS_MAX: u32 = 1024;
 
 /// A job to launch, with checked arguments.
@@ -100,7 +101,7 @@ pub enum Binding {
     None,
     /// An even share of the processors: whole cores if there are enough.
     Core,
-    /// All processors of the NUMA nodes that contain the even share which `Core` would give to the rank.
+    /// All processors of the NUMA nodes in which the rank's even share lies (see `Core`).
     Numa,
 }
 
@@ -125,7 +126,7 @@ pub enum Verbosity {
 /// The time limits of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaunchLimits {
-    /// How long the ranks wait for each other when the job starts. ringrun passes this limit on to the ranks.
+    /// How long the ranks wait for each other when the job starts. ringrun passes this time to the ranks.
     pub start_timeout: Duration,
     /// The time from the first failure of a rank until the other ranks get SIGTERM.
     pub grace: Duration,
@@ -264,8 +265,8 @@ pub fn internal_program(name: &OsStr, arguments: impl Iterator<Item = OsString>)
     }
 }
 
-/// Sets the name of this process that `ps` and `top` show. By default, they show a process that runs `/proc/self/exe` as
-/// `exe`.
+/// Sets the name of this process that `ps` and `top` show. Without this call, `ps` and `top` show the name `exe` for
+/// a process that was started from `/proc/self/exe`.
 pub fn name_process(name: &str) {
     let _ = std::fs::write("/proc/self/comm", name);
 }

@@ -1,4 +1,5 @@
-//! The option `--mpi4py`, with which `from mpi4py import MPI` on the ranks imports a module of the Python package `ringtrain`.
+//! The option `--mpi4py`: in the Python programs of the ranks, `from mpi4py import MPI` then imports a module of the
+//! package `ringtrain`.
 //!
 //! The package `ringtrain` contains a directory with its own package `mpi4py`, which ringrun puts first in the ranks'
 //! `PYTHONPATH`. ringrun asks the job's interpreter for this directory once, before it starts any rank. Without the
@@ -25,7 +26,7 @@ use super::outcome::{RankEnd, format_seconds};
 use super::shim::{self, ShimSocket};
 use super::{LaunchError, LaunchPlan, Mpi4py, processes};
 
-/// The Python module that prints the path of the directory with ringtrain's `mpi4py` when `python -m` runs the module.
+/// The Python module that `python -m` runs to print the path of the directory with ringtrain's `mpi4py`.
 const MODULE: &str = "ringtrain.mpi.path";
 
 /// The package that must be in the directory whose path [`MODULE`] prints.
@@ -46,8 +47,9 @@ pub(super) struct SearchPaths<'a> {
     pub(super) python_path: Option<&'a OsStr>,
 }
 
-/// Puts ringtrain's `mpi4py` or the guard before the other entries of the ranks' `PYTHONPATH`, which come from `-x` or from
-/// ringrun's own environment. The caller must keep the guard until the job has ended.
+/// Puts the directory of ringtrain's `mpi4py`, or of the guard, at the beginning of the ranks' `PYTHONPATH`. The
+/// other entries come from `-x` or from ringrun's own environment. The caller must keep the guard until the job has
+/// ended.
 pub(super) fn extend_python_path(
     plan: &LaunchPlan,
     search: SearchPaths<'_>,
@@ -106,7 +108,8 @@ fn ask_interpreter(mut command: Command, timeout: Duration) -> Result<Vec<u8>, S
     thread::spawn(move || {
         let answer = last_line(stdout);
         let error_line = error_line.join().unwrap_or_default();
-        // NOWAIT does not reap the process, so that its process id is not reused before its group is killed.
+        // With NOWAIT the process is not reaped, so no other process gets its process id before its process group is
+        // killed.
         let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         let _ = sender.send((answer, error_line));
     });

@@ -28,8 +28,8 @@ pub(super) struct Mpi4pyGuard {
 
 impl Mpi4pyGuard {
     pub(super) fn create() -> io::Result<Self> {
-        // If an MPI launcher started ringrun itself, the ranks inherit such a variable. An inherited variable does not show
-        // that a rank called an MPI launcher, so the guard does not look for this variable.
+        // If an MPI launcher started ringrun itself, the ranks inherit such a variable. An inherited variable does
+        // not show that a rank called an MPI launcher, so the guard ignores inherited variables.
         let variables =
             MPI_VARIABLES.map(|name| if env::var_os(name).is_none() { name } else { "" }).join(" ");
         let mut archive = File::from(memfd_create("ringrun-mpi4py", MemfdFlags::CLOEXEC)?);

@@ -1,4 +1,5 @@
-//! Describes how the ranks and the job ended, and makes the final report. This module performs no IO and reads no clock.
+//! Describes how each rank and the job ended, and writes the text of the final report. This module performs no IO and
+//! reads no clock.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -43,9 +44,9 @@ impl RankEnd {
         }
     }
 
-    /// Returns how likely it is that this rank failed first: a higher number is more likely. A rank that exited with one of
-    /// [`VICTIM_CODES`], or was killed by SIGPIPE, probably failed because of another rank. A rank that another signal killed
-    /// probably failed first.
+    /// Returns a score: the higher the score, the more likely it is that this rank failed first. A rank that exited
+    /// with one of [`VICTIM_CODES`], or was killed by SIGPIPE, probably failed because of another rank. A rank that
+    /// another signal killed probably failed first.
     pub(super) fn blame_score(self) -> u8 {
         match self {
             Self::Exited(0) => 0,
@@ -93,7 +94,7 @@ pub enum JobOutcome {
     Terminated,
     /// The job passed `--job-timeout`.
     TimedOut,
-    /// ringrun's standard output can no longer be written.
+    /// ringrun can no longer write to its standard output.
     OutputClosed {
         /// The error of the write: `EPIPE` if the reader closed the pipe.
         errno: i32,

@@ -1,8 +1,8 @@
 //! The output of the ranks. One thread reads the pipes of all ranks. This thread writes whole lines to ringrun's own output,
 //! and every byte to the files of `--output-dir`.
 //!
-//! If a pager or a stopped terminal reads ringrun's output too slowly, this thread blocks, and the ranks block once their pipes
-//! are full. The thread that supervises the job never blocks on output.
+//! If ringrun's output is read too slowly, for example by a pager or a stopped terminal, this thread blocks, and the
+//! ranks block once their pipes are full. The thread that supervises the job never blocks on output.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write};
@@ -70,12 +70,13 @@ pub(super) enum OutputEvent {
     Drained(OutputSummary),
 }
 
-/// What the final report says about the output.
+/// The facts about the output that ringrun's final report contains.
 #[derive(Default, Debug)]
 pub(super) struct OutputSummary {
     /// The last lines of each rank.
     pub(super) tails: Vec<Vec<String>>,
-    /// A sentence for each output that could not be written completely: files of `--output-dir` and standard output.
+    /// A sentence for each output that could not be written completely. Such an output is a file of `--output-dir`,
+    /// or standard output.
     pub(super) incomplete: Vec<String>,
 }
 
@@ -100,7 +101,7 @@ impl CommandSender {
     }
 
     fn send(&self, command: OutputCommand) {
-        // Sending fails if the thread has ended. The thread then needs no commands.
+        // Sending fails if the thread has ended. No command is needed then, so ignore the error.
         let _ = self.commands.send(command);
         let _ = self.waker.wake();
     }
@@ -133,15 +134,15 @@ impl Output {
         };
         thread::Builder::new().name("output".to_owned()).spawn(move || {
             reader.run();
-            // Close the channel before waking the job, so that the job sees that the channel is closed. If the thread
-            // panics, the order is the same.
+            // Close the channel before waking the job, so that the job sees that the channel is closed. A panic drops
+            // the reader and the guard in the same order.
             drop(reader);
             drop(wake_at_end);
         })?;
         Ok(Self { commands: CommandSender { commands, waker }, events })
     }
 
-    /// Starts to read the streams of a rank.
+    /// Tells the thread to read the streams of a rank.
     pub(super) fn add_streams(&self, rank: Rank, streams: RankStreams) {
         self.commands.send(OutputCommand::Read(rank, streams));
     }
@@ -151,7 +152,7 @@ impl Output {
         self.commands.note(text);
     }
 
-    /// Returns a sender with which other threads can write messages of ringrun.
+    /// Returns a sender with which other threads can make the output thread print messages of ringrun.
     pub(super) fn commands(&self) -> CommandSender {
         self.commands.clone()
     }
@@ -257,7 +258,7 @@ impl OutputReader {
         self.send_event(OutputEvent::Drained(OutputSummary { tails, incomplete }));
     }
 
-    /// Executes the commands of the job. An error means that the job's thread has ended.
+    /// Executes the commands that the job's thread has sent. Returns an error if that thread has ended.
     fn take_commands(&mut self) -> Result<(), TryRecvError> {
         loop {
             match self.commands.try_recv() {

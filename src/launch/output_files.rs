@@ -17,7 +17,7 @@ pub(super) struct OutputFiles {
 }
 
 impl OutputFiles {
-    /// Creates the files of all ranks. An error contains the path.
+    /// Creates the files of all ranks. An error contains the path that could not be created.
     pub(super) fn create(directory: &Path, world: WorldSize) -> Result<Self, (PathBuf, io::Error)> {
         let mut by_rank = BTreeMap::new();
         for rank in world.ranks() {

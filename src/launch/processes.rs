@@ -1,4 +1,5 @@
-//! Finds processes through `/proc` and kills them. All functions are best effort, because a process may end at any time.
+//! Finds processes through `/proc` and kills them. A process may end at any time, so every function may miss a
+//! process.
 
 use std::fs;
 
@@ -23,14 +24,15 @@ pub(super) fn find_children(parent: Pid) -> Vec<Pid> {
         .collect()
 }
 
-/// Kills every process that was started with the `entry` `NAME=value` in its environment, and returns the number of killed
-/// processes. Processes that a rank starts inherit its environment, even if they leave its process group and session.
+/// Kills every process that was started with the `entry` `NAME=value` in its environment, and returns the number of
+/// killed processes. Processes that a rank starts inherit the rank's environment, even if they leave the rank's
+/// process group and session.
 pub(super) fn kill_by_environment(entry: &[u8]) -> usize {
     all_pids().filter(|&pid| kill_if_environment_contains(pid, entry)).count()
 }
 
-/// Kills the process if its environment contains `entry`. The pidfd is opened first, so that the check and the signal concern the
-/// same process even if its process id is reused.
+/// Kills the process if its environment contains `entry`. The pidfd is opened before the check, so that the signal
+/// goes to the checked process even if its process id is reused.
 fn kill_if_environment_contains(pid: Pid, entry: &[u8]) -> bool {
     let pidfd = pidfd_open(pid, PidfdFlags::empty());
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -39,7 +41,7 @@ fn kill_if_environment_contains(pid: Pid, entry: &[u8]) -> bool {
     }
     match pidfd {
         Ok(pidfd) => pidfd_send_signal(&pidfd, Signal::KILL).is_ok(),
-        // Linux before 5.3 and some sandboxes have no pidfd. There, send the signal to the process id.
+        // Linux before 5.3 and some sandboxes have no pidfd. On these systems, send the signal to the process id.
         Err(rustix::io::Errno::NOSYS) => kill_process(pid, Signal::KILL).is_ok(),
         Err(_) => false,
     }

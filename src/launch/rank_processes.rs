@@ -1,4 +1,4 @@
-//! Starts the processes of the ranks, detects their end, and kills all processes that the ranks have started.
+//! Starts the processes of the ranks, detects when they end, and kills all processes that the ranks have started.
 //!
 //! Each rank leads a process group, so that ringrun can kill a rank together with the processes that the rank has started.
 //! ringrun is also the subreaper of its descendants: a process whose parent has ended becomes a child of ringrun, even if
@@ -51,8 +51,8 @@ impl RankProcesses {
         Self { processes: Vec::new(), watchdog, watchdog_ended: false }
     }
 
-    /// Starts the next rank. Call this function on a thread that lives as long as the job: the rank asks the kernel to kill it
-    /// when its parent dies, and for the kernel, the parent is the thread that started the rank.
+    /// Starts the next rank. Call this function on a thread that lives as long as the job: the rank asks the kernel
+    /// to kill the rank when its parent dies, and for the kernel, the parent is the thread that started the rank.
     pub(super) fn start(&mut self, mut command: Command) -> io::Result<RankStreams> {
         let (shim, shim_stdin) = ShimSocket::pair()?;
         let mut child = command
@@ -93,7 +93,8 @@ impl RankProcesses {
             if !process.running {
                 continue;
             }
-            // NOWAIT does not reap the process, so that its process id is not reused before its group is killed.
+            // With NOWAIT the ended process is not reaped, so its process id is not reused before ringrun has killed
+            // its process group.
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
             let Ok(Some(status)) = retry_interrupted(|| waitid(WaitId::Pid(process.pid), options)) else {
                 continue;
@@ -114,7 +115,7 @@ impl RankProcesses {
                 self.watchdog_ended = true;
                 self.watchdog.set_lost();
             }
-            // The process may be a rank that ended after `reap` had checked this rank.
+            // The reaped process may be a rank that ended after `reap` had checked this rank.
             let found = self.processes.iter().position(|process| process.running && process.pid == pid);
             if let Some(index) = found {
                 let ended = self.finish_rank(index, status.exit_status(), status.terminating_signal());

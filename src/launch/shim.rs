@@ -1,9 +1,9 @@
 //! The shim: the program that runs first in a rank's process and then executes the rank's command.
 //!
-//! The shim asks the kernel to kill the rank's process when ringrun dies. The shim then waits until ringrun has told the
-//! [watchdog](super::watchdog) about the rank. Then `exec` replaces the shim by the command. The request to the kernel
-//! remains in effect. If `exec` fails, the shim sends the `errno` to ringrun. An exit code could not report this
-//! failure, because the command itself may exit with 127.
+//! The shim asks the kernel to kill the rank's process when ringrun dies. The shim then waits until ringrun has told
+//! the [watchdog](super::watchdog) about the rank. Then `exec` replaces the shim by the command. After that, the
+//! kernel still kills the rank's process when ringrun dies. If `exec` fails, the shim sends the `errno` to ringrun.
+//! An exit code could not report this failure, because the command itself may exit with 127.
 //!
 //! The standard input of the shim is a socket to ringrun. ringrun sends one byte, and the shim then executes the
 //! command. If `exec` fails, the shim sends the 4 bytes of the `errno`. If `exec` succeeds, the socket is closed.
@@ -60,13 +60,14 @@ impl ShimSocket {
         Ok((Self { stream }, Stdio::from(std::os::fd::OwnedFd::from(shim_end))))
     }
 
-    /// Tells the shim to execute the command. Ignores errors: they mean that the shim has died, and the kernel
-    /// notifies ringrun of the end of the shim's process.
+    /// Tells the shim to execute the command. Ignores errors: an error means that the shim has died, and the kernel
+    /// notifies ringrun when the process of the shim ends.
     pub(super) fn send_go(&self) {
         let _ = (&self.stream).write_all(&[GO]);
     }
 
-    /// Returns the `errno` if the command of a rank that has ended could not be executed.
+    /// Returns the `errno` if the shim could not execute the command, otherwise `None`. Call this function after the
+    /// rank has ended.
     pub(super) fn exec_error(&self) -> Option<i32> {
         let mut errno = [0; 4];
         (&self.stream).read_exact(&mut errno).ok().map(|()| i32::from_le_bytes(errno))

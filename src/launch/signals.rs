@@ -1,4 +1,4 @@
-//! Turns signals to ringrun into events of a `mio` poll.
+//! Converts the signals that ringrun receives to events of a `mio` poll.
 
 use std::io::{self, Read as _};
 use std::os::unix::net::UnixStream as StdStream;

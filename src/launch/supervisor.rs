@@ -93,8 +93,9 @@ impl Supervisor {
         }
         match (self.phase, self.outcome) {
             (StopPhase::Running, _) => self.fail(rank, now),
-            // The kernel closes the sockets of a dying process before it notifies ringrun. So ringrun may see the end of
-            // a rank that lost its peer before it sees the end of the peer. In this case, blame the peer.
+            // The kernel closes the sockets of a dying process before it notifies ringrun. So another rank may lose
+            // this peer and exit, and ringrun may see the end of that rank before the end of the peer. In this case,
+            // blame the peer.
             (StopPhase::Leaving { .. }, JobOutcome::Failed(first))
                 if ended.blame_score() > self.blame_score(first) =>
             {
@@ -119,7 +120,8 @@ impl Supervisor {
                     ));
                     self.stop(signal, self.limits.kill_after, now);
                 }
-                // While the job is being stopped, Ctrl-C kills the ranks at once. SIGHUP from a closing terminal does not.
+                // While the job is being stopped, Ctrl-C kills the ranks at once. A SIGHUP from a closing terminal
+                // does not kill them.
                 _ if signal == SIGINT => self.kill(now),
                 _ => {}
             },

@@ -15,22 +15,22 @@ pub(super) struct PhysicalCore {
     pub(super) processors: Vec<Processor>,
 }
 
-/// Returns the cores that this process may use, sorted by NUMA node, package and core. Respects the affinity mask that the
-/// process inherited, for example from `taskset`, Slurm or a container's cpuset. Returns an empty list if the kernel does
-/// not report the mask.
+/// Returns the cores that this process may use, sorted by NUMA node, package and core. Omits cores that the process's
+/// affinity mask excludes. The process inherits this mask, for example from `taskset`, Slurm or a container's cpuset.
+/// Returns an empty list if the kernel does not report the mask.
 pub(super) fn cores() -> Vec<PhysicalCore> {
     let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
     let allowed = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
     group_by_core(allowed.map(|processor| (processor, ProcessorPosition::read(processor))).collect())
 }
 
-/// Binds this thread to the processors that it already may use. A sandbox that forbids
-/// this call also forbids binding the ranks.
+/// Binds this thread to the processors that it may use anyway, to find out whether binding is allowed. A sandbox that
+/// forbids this call also forbids binding the ranks.
 pub(super) fn try_to_bind() -> Result<(), Errno> {
     sched_setaffinity(None, &sched_getaffinity(None)?)
 }
 
-/// The position of a processor. Processors with equal positions are hardware threads of one core.
+/// The position of a processor in the machine. Processors with equal positions are hardware threads of one core.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct ProcessorPosition {
     numa_node: usize,

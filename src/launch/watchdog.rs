@@ -1,9 +1,9 @@
 //! The watchdog: a second process of ringrun that kills the job's processes if ringrun is killed by SIGKILL.
 //!
-//! ringrun tells the watchdog through a pipe which process groups exist. Only ringrun has the writing end. If the
-//! pipe is closed before the line `done` has arrived, ringrun has died. The watchdog then kills these groups, and all
-//! processes that have the job's id in their environment. The environment also identifies a rank whose process group
-//! ringrun has not reported yet.
+//! ringrun tells the watchdog through a pipe which process groups exist. Only ringrun has the writing end of this
+//! pipe. If the pipe is closed before the line `done` has arrived, ringrun has died. The watchdog then kills the
+//! process groups that it has been told about, and all processes that have the job's id in their environment. The
+//! environment also identifies a rank whose process group ringrun has not reported yet.
 //!
 //! The watchdog runs in a new session, under a different name than ringrun, and without the job's environment. The watchdog
 //! ignores the signals that stop jobs, so that Ctrl-C, `killall ringrun` or `systemctl stop` do not end it before ringrun.
@@ -27,7 +27,8 @@ use super::processes;
 /// The name (`argv[0]`) under which ringrun's executable runs as the watchdog.
 pub const WATCHDOG: &str = "ring-watchdog";
 
-/// How long the watchdog keeps killing processes if new processes appear.
+/// The longest time for which the watchdog repeats its search for processes to kill, if it finds new processes each
+/// time.
 const SWEEP_TIME: Duration = Duration::from_secs(5);
 
 /// The pause between two searches for processes.

@@ -1,13 +1,13 @@
-//! The response cache. Each tensor in the cache has a number, its slot, so that ranks can identify a tensor that has
-//! run before by the slot instead of the name.
+//! The response cache. Each tensor in the cache has a number, which is called its slot. If a tensor is in the cache,
+//! ranks send its slot instead of its name.
 //!
 //! Only the coordinator, which runs on rank 0 of the group, assigns and retires slots ([`CacheDirectory`]). Each rank
 //! keeps a copy of the cache, and updates this copy when the rank reads the coordinator's messages ([`CacheView`]).
 //!
-//! A slot gets a new tensor in two steps. First the coordinator sends a message that retires the slot, and ranks that
-//! have read this message no longer use the slot. When every rank has reported that it has read the message, the
-//! coordinator assigns the slot again. Until then the coordinator remembers the old tensor, because a rank that has
-//! not read the message may still report the old tensor by this slot.
+//! A slot gets a new tensor in two steps. First the coordinator sends a message that retires the slot. A rank that
+//! has read this message no longer uses the slot. When every rank has reported that it has read the message, the
+//! coordinator assigns the slot again. Until then, a rank that has not read the message may still report the old
+//! tensor by this slot, so the coordinator remembers the old tensor.
 
 use std::collections::BTreeMap;
 
@@ -69,7 +69,7 @@ struct CachedTensor {
     request: Request,
     /// The value of `CacheDirectory::use_count` at the last announcement of this tensor.
     last_use: u64,
-    /// The number of the message that retired the slot, if it is retired.
+    /// The number of the message that retired this slot; `None` if the slot is not retired.
     retired_by: Option<u64>,
 }
 
@@ -85,8 +85,8 @@ impl CacheDirectory {
     }
 
     /// Returns the announcement of a tensor, which becomes part of message `number`. If no slot is free for the
-    /// tensor, retires the least recently used slot, so that a later tensor can get the slot, and adds the slot to
-    /// `retired`.
+    /// tensor, retires the least recently used slot and adds this slot to `retired`. A later tensor can then get this
+    /// slot.
     pub(super) fn announce(
         &mut self,
         request: Request,
@@ -169,8 +169,8 @@ mod tests {
             AnnouncedTensor::Named(request("b", 1), Some(1))
         );
         assert_eq!(directory.announce(request("a", 1), 2, &mut retired), AnnouncedTensor::Cached(0));
-        // `b` was used least recently, so the slot of `b` is retired. A rank that has not read the message that
-        // retires the slot may still use the slot.
+        // `b` was used least recently, so the slot of `b` is retired. Until a rank has read the message that retires
+        // a slot, the rank may still use the slot.
         assert_eq!(
             directory.announce(request("c", 1), 3, &mut retired),
             AnnouncedTensor::Named(request("c", 1), None)

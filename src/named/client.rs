@@ -1,6 +1,7 @@
-//! The client side of the negotiation, in which the ranks agree for which tensors they run operations next. Every rank
-//! has a client. The client keeps the tensors in flight, decides what to report to the coordinator on rank 0, and
-//! processes the coordinator's messages. The client uses no clock and no IO.
+//! The client side of the negotiation, in which the ranks agree on the tensors for which they run the next
+//! operations. Every rank has a client. The client keeps the tensors that this rank has submitted and whose results
+//! are not known, decides what to report to the coordinator on rank 0, and processes the coordinator's messages. The
+//! client uses no clock and no IO.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +13,15 @@ use super::message::{
 };
 use crate::types::{Rank, WorldSize};
 
-/// The largest number of tensors that a rank may have in flight.
+/// The largest number of tensors that a rank may have submitted while their results are not known.
 pub const TENSORS_MAX: usize = 1 << 16;
 
 /// A rank's side of the negotiation. `P` is the type of a tensor's data.
 pub(super) struct Client<P> {
     world: WorldSize,
     slots: CacheView,
-    /// The tensors in flight by name. When the operation of a tensor begins, its data are removed (`None`).
+    /// The submitted tensors whose results are not known, by name. When a tensor's operation begins, the tensor's
+    /// data are removed (`None`).
     tensors: BTreeMap<String, (Signature, Option<P>)>,
     report: RankReport,
     has_joined: bool,
@@ -30,12 +32,13 @@ pub(super) struct Client<P> {
 /// An action that a message of the coordinator requires of this rank.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum ClientAction<P> {
-    /// Run one operation on all these tensors. For a tensor without data, this rank contributes zeros, because this rank
-    /// has called `join` and has no more data.
+    /// Run a single operation on all these tensors. For a tensor without data, this rank contributes zeros, because
+    /// this rank has called `join` and has no more data.
     Run(Vec<(Request, Option<P>)>),
     /// Report this error to the handle of the tensor with these data.
     Fail(P, NamedError),
-    /// Report that all ranks have called `join`, because they have no more data. The field is the last rank to call it.
+    /// Report that all ranks have called `join`, because they have no more data. The field is the rank that was the
+    /// last to call `join`.
     Joined(Rank),
     /// End the named tensors, because all ranks have closed.
     End,
@@ -62,7 +65,8 @@ impl<P> Client<P> {
         self.statistics
     }
 
-    /// Submits a tensor, or returns an error if this rank alone can tell that the tensor is not acceptable.
+    /// Submits a tensor. Returns an error if the name or the size is invalid, or if this rank may not submit this
+    /// tensor now.
     pub(super) fn submit(
         &mut self,
         name: &str,
@@ -137,7 +141,7 @@ impl<P> Client<P> {
         Some(taken)
     }
 
-    /// Processes a message of the coordinator.
+    /// Processes a message of the coordinator, and returns what this rank must do now.
     pub(super) fn process(&mut self, message: CoordinatorMessage) -> Result<Vec<ClientAction<P>>, Violation> {
         let mut actions = Vec::with_capacity(message.instructions.len());
         for instruction in message.instructions {
@@ -189,7 +193,7 @@ impl<P> Client<P> {
             Some((own, payload @ Some(_))) if *own == *signature => Ok(payload.take()),
             // In the second case (`Some((_, None))`) this rank submitted a tensor with this name before this rank
             // joined. The operation of that tensor still runs on this rank. On other ranks the operation has ended,
-            // and those ranks have submitted the name again.
+            // and those ranks have submitted a new tensor with the same name.
             None | Some((_, None)) if self.has_joined => Ok(None),
             Some((own, _)) => {
                 Err(Violation(format!("it ran `{name}` as {signature}, but this rank submitted {own}")))
@@ -198,15 +202,15 @@ impl<P> Client<P> {
         }
     }
 
-    /// Returns whether no tensor is in flight and this rank does not wait in a join.
+    /// Returns whether this rank waits for nothing: neither for the result of a tensor nor in a join.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.tensors.is_empty() && !self.has_joined
     }
 
-    /// Makes the name of a tensor available again, because its result is known. Call this function only for a tensor
-    /// that this rank has submitted. If the rank only contributed zeros, the name may by now belong to a new tensor
-    /// of this rank.
+    /// Makes the name of a tensor available again, because the result of the tensor is known. Call this function only
+    /// for a tensor that this rank has submitted. If the rank only contributed zeros, the name may by now belong to a
+    /// new tensor of this rank.
     pub(super) fn release_name(&mut self, name: &str) {
         self.tensors.remove(name);
     }

@@ -37,8 +37,8 @@ pub(super) struct Coordinator {
     pub(super) ranks: Vec<MemberState>,
     /// The number of ranks that have joined or closed.
     inactive: usize,
-    /// The tensors, by name, that at least one rank has submitted and that still wait for a decision
-    /// ([`Self::decide`]).
+    /// The tensors that wait for a decision ([`Self::decide`]), by name. At least one rank has submitted each of
+    /// these tensors.
     pub(super) pending: BTreeMap<String, PendingTensor>,
     /// The tensors that can run.
     ready: VecDeque<Request>,
@@ -57,7 +57,7 @@ pub(super) struct Coordinator {
 /// The state of one rank.
 #[derive(Clone, Copy, Default)]
 pub(super) struct MemberState {
-    /// The number of the coordinator's messages that the rank has read.
+    /// How many messages of the coordinator the rank has read.
     messages_read: u64,
     pub(super) has_joined: bool,
     pub(super) has_closed: bool,
@@ -79,7 +79,8 @@ pub(super) struct PendingTensor {
 }
 
 impl Coordinator {
-    /// Creates a coordinator. `members` contains the job rank of each rank of the group, which error messages show.
+    /// Creates a coordinator. `members` contains, for each rank of the group, the number of this rank in the job.
+    /// Error messages show this number.
     pub(super) fn new(limits: CoordinatorLimits, members: Arc<[Rank]>, watch: StallWatch) -> Self {
         Self {
             limits,
@@ -163,7 +164,7 @@ impl Coordinator {
     }
 
     /// Decides whether a tensor runs or is refused. If a rank has closed without submitting the tensor, refuses the
-    /// tensor. Otherwise waits with the decision until all ranks have submitted the tensor or have joined.
+    /// tensor. Otherwise, postpones the decision until each rank has submitted the tensor or has joined.
     fn decide(&mut self, name: &str) {
         let Some(entry) = self.pending.get(name) else { return };
         let (mut joined, mut closed, mut is_awaited) = (Vec::new(), Vec::new(), false);
@@ -270,7 +271,8 @@ impl Coordinator {
         Some(message)
     }
 
-    /// Takes the first ready tensor, and the other ready tensors that can be fused with it within the limits.
+    /// Takes the first ready tensor, and those other ready tensors that one operation can fuse with the first within
+    /// the limits.
     fn fuse(&mut self, tensors_left: usize) -> Vec<Request> {
         let mut fused: Vec<Request> = Vec::new();
         let mut bytes = 0u64;

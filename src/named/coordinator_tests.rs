@@ -65,7 +65,8 @@ fn tensors_that_become_ready_while_an_operation_runs_are_fused() {
     send_report(&mut coordinator, 1, submissions(&["f", "a", "e", "b", "d"], SUM));
     assert_eq!(coordinator.next_message(), None, "one operation still runs");
     coordinator.complete(T0);
-    // Each tensor has 16 bytes and the limit is 64. The tensors are in the order in which they became ready.
+    // Each tensor has 16 bytes, and a fused operation at most 64 bytes. The tensors are in the order in which they
+    // became ready.
     assert_eq!(next_runs(&mut coordinator), [["f", "a", "e", "b"]]);
     coordinator.complete(T0);
     assert_eq!(next_runs(&mut coordinator), [["d"]]);

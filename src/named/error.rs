@@ -11,11 +11,12 @@ use crate::group::Error;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NamedError {
-    /// Either the job has failed, so that no tensor gets a result, or the call is invalid in every group. Examples of
-    /// invalid calls are a sum of values with locations, and a root that is not a rank of the group.
+    /// Either the job has failed, or the call would be invalid in every group. If the job has failed, no tensor gets
+    /// a result. Examples of invalid calls are a sum of values with locations, and a root that is not a rank of the
+    /// group.
     #[error(transparent)]
     Job(#[from] Error),
-    /// This rank has already submitted a tensor with this name, which has no result yet.
+    /// This rank has already submitted a tensor with this name, and that tensor has no result yet.
     #[error("tensor `{0}` is already in flight on this rank; wait for it, or use another name")]
     InFlight(String),
     /// The name or the tensor exceeds a limit, or too many tensors are in flight.

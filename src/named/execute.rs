@@ -1,5 +1,5 @@
-//! Runs tensors with the same kind of operation and the same element type as one operation of the group, and passes the
-//! results to the tensors' handles.
+//! Runs several submitted tensors as one operation of the group, and passes each result to the handle of its tensor.
+//! The tensors have the same kind of operation and the same element type.
 
 use std::any::Any;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use super::message::{Request, TENSOR_BYTES_MAX, TensorOp};
 use crate::group::{Error, Group, Handle};
 use crate::types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc};
 
-/// Locks the mutex, even if it is poisoned: a panic leaves the state under these locks consistent.
+/// Locks the mutex, even if the mutex is poisoned: the state behind these mutexes is consistent even after a panic.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -22,7 +22,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct ResultCell<R> {
     result: Mutex<Option<Result<R, NamedError>>>,
     changed: Condvar,
-    /// The signal to set when there is a result, for a thread that waits for several results.
+    /// The signal to set when there is a result. A thread that waits for several results waits for this signal.
     signal: Mutex<Option<Arc<ReadySignal>>>,
 }
 
@@ -46,7 +46,7 @@ impl ReadySignal {
     }
 }
 
-/// The sender of a result. If it is dropped without a result, the receiver gets [`NamedError::Closed`].
+/// The sender of a result. If a promise is dropped without a result, the receiver gets [`NamedError::Closed`].
 pub(super) struct Promise<R>(Arc<ResultCell<R>>);
 
 /// The receiver of a result.
@@ -76,7 +76,7 @@ impl<R> Drop for Promise<R> {
 }
 
 impl<R> ResultReceiver<R> {
-    /// Makes the promise set this signal when it provides the result.
+    /// Makes the promise of this receiver set `signal` when there is a result.
     pub(super) fn attach_signal(&self, signal: &Arc<ReadySignal>) {
         *lock(&self.0.signal) = Some(Arc::clone(signal));
     }
@@ -140,8 +140,8 @@ pub(super) trait BegunOperation: Send {
     fn finish(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error>;
 }
 
-/// The range of a tensor in the operation's buffer, and the promise of the tensor's result with the function to apply
-/// to the result. The promise is `None` if this rank has joined and contributes zeros.
+/// The range of a tensor in the operation's buffer, the promise of the tensor's result, and the function to apply to
+/// the result. If this rank has joined and contributes zeros, the promise and the function are `None`.
 type FusedPart<T> = (Range<usize>, Option<(Promise<Vec<T>>, PostProcess<T>)>);
 
 struct FusedOperation<T> {
@@ -212,8 +212,8 @@ fn begin_typed<T: Element>(group: &mut Group, items: Vec<RunItem>) -> Box<dyn Be
     Box::new(FusedOperation { handle, names, parts })
 }
 
-/// Gathers tensors whose lengths may differ between ranks. This function gathers the lengths first, so that all ranks
-/// detect an excessive length.
+/// Gathers tensors whose lengths may differ between ranks. Gathers the lengths of all ranks first, so that every rank
+/// returns an error if the sum of the lengths is too large.
 fn gather<T: Element>(group: &mut Group, own: &[T]) -> Result<Handle<Vec<T>>, Error> {
     let counts = group.all_gather_from(&[own.len() as u64])?;
     let total = counts.iter().fold(0u64, |total, &count| total.saturating_add(count));
@@ -230,8 +230,8 @@ impl<T: Element> BegunOperation for FusedOperation<T> {
     fn finish(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error> {
         let Self { handle, names, parts } = *self;
         let result = handle.and_then(Handle::wait);
-        // The names are available again before the results are visible, because a thread that gets a result may submit
-        // the same name at once.
+        // Release the names before any result is visible, because a thread that gets a result may submit a tensor
+        // with the same name at once.
         on_end(&names);
         let mut fused = match result {
             Ok(elements) => elements,

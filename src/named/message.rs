@@ -1,7 +1,7 @@
 //! The encoding of the messages between the ranks and the coordinator. Every value that a peer sends is compared with a
 //! limit before it is used.
 //!
-//! The encoding is custom: reports contain a bit vector, and names and counts have limits. Numbers are little-endian.
+//! No library is used: reports contain a bit vector, and names and counts have limits. Numbers are little-endian.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,20 +11,20 @@ use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
 /// The largest size of a name in bytes.
 pub const NAME_BYTES_MAX: usize = 256;
-/// The largest size of a tensor in bytes. For an all-gather, this limits the size of the result.
+/// The largest size of a tensor in bytes. For an all-gather, this limit applies to the result.
 pub const TENSOR_BYTES_MAX: u64 = 1 << 34;
 /// The largest number of tensors in one message.
 pub(super) const REQUESTS_MAX: usize = 1024;
 /// The largest number of refusals in one message.
 pub(super) const REFUSALS_MAX: usize = 64;
-/// The largest size of the reason of a refusal in bytes.
+/// The largest size in bytes of the text that gives the reason of a refusal.
 pub(super) const REASON_BYTES_MAX: usize = 2048;
 /// The largest number of slots of a response cache.
 pub(super) const SLOTS_MAX: u16 = 16_384;
 /// The largest size of a message in bytes. A receiver allocates the size that the sender announces, up to this limit.
 pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// The most bytes of an announced tensor: name and its length, operation and argument, type, count, and two slots.
+/// The most bytes of an [`AnnouncedTensor`]: name length, name, operation, its argument, type, count, and two slots.
 const REQUEST_BYTES_MAX: usize = 2 + NAME_BYTES_MAX + 1 + 4 + 1 + 8 + 2 + 2;
 const REFUSAL_BYTES_MAX: usize = 2 + 2 + NAME_BYTES_MAX + 2 + REASON_BYTES_MAX;
 const _: () = assert!(
@@ -91,7 +91,7 @@ impl fmt::Display for Signature {
     }
 }
 
-/// Checks the length of a name.
+/// Returns an error if a name is empty or too long.
 pub(super) fn check_name(name: &str) -> Result<(), Violation> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         let length = name.len();
@@ -110,7 +110,7 @@ pub(super) struct Request {
 /// A report from a rank to the coordinator.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct RankReport {
-    /// The number of the coordinator's messages that the rank had read when it wrote this report.
+    /// How many messages of the coordinator the rank had read when it wrote this report.
     pub(super) messages_read: u64,
     /// The submitted tensors that are in the response cache, by their slots.
     pub(super) slots: BTreeSet<u16>,
@@ -148,7 +148,7 @@ pub(super) enum Instruction {
 pub(super) enum AnnouncedTensor {
     /// The tensor in this slot of the response cache.
     Cached(u16),
-    /// A name and signature that are not in the cache, and the slot in which every rank now stores them, if any.
+    /// The name and signature of an uncached tensor. If there is a slot, every rank now stores them in this slot.
     Named(Request, Option<u16>),
 }
 
@@ -281,7 +281,7 @@ fn put_tensor(out: &mut Vec<u8>, tensor: &AnnouncedTensor) {
     }
 }
 
-/// A reader of the bytes of a peer's message.
+/// Reads fields from the bytes of a message that a peer has sent.
 struct MessageReader<'a>(&'a [u8]);
 
 impl<'a> MessageReader<'a> {

@@ -1,11 +1,12 @@
 //! Named tensors: collectives that the ranks may start in different orders.
 //!
 //! The ranks of a group must call its collectives in the same order. A framework that computes gradients in parallel
-//! has no such order: the threads of each rank finish tensors at different times. [`NamedTensors`] accepts tensors by
-//! name and determines which tensors all ranks have submitted. [`NamedTensors`] runs these tensors in an order that
-//! rank 0 of the group chooses, and fuses small tensors into one operation. This is Horovod's model (Sergeev and Del
-//! Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", arXiv:1802.05799), but without a fixed
-//! cycle time: a tensor runs as soon as it is ready, and tensors that become ready while an operation runs are fused.
+//! has no common order: the threads of each rank finish gradients at different times. [`NamedTensors`] accepts
+//! tensors by name and determines which tensors all ranks have submitted. [`NamedTensors`] runs these tensors in an
+//! order that rank 0 of the group chooses, and fuses small tensors into one operation. This is Horovod's model
+//! (Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", arXiv:1802.05799), but
+//! without a fixed cycle time: a tensor runs as soon as it is ready, and tensors that become ready while an operation
+//! runs are fused.
 //!
 //! ```
 //! use ringtrain::{Group, NamedOptions, NamedTensors, ReduceOp};
@@ -62,8 +63,8 @@ const OUTSTANDING_MAX: usize = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct NamedOptions {
-    /// The largest number of bytes that are fused into one operation. Tensors with more bytes are not fused. If the
-    /// value is 0, no tensors are fused.
+    /// The largest number of bytes that are fused into one operation. Tensors with more bytes are not fused. With 0,
+    /// no tensors are fused.
     ///
     /// The default is 16 MiB. Horovod's default is 64 MiB (now 128 MiB), for networks and GPUs on which an operation
     /// has a higher fixed cost. Fusing copies each tensor twice. An operation of 16 MiB takes milliseconds, so the
@@ -96,7 +97,7 @@ impl Default for NamedOptions {
 pub struct NamedStatistics {
     /// The number of tensors that this rank has submitted.
     pub tensors: u64,
-    /// The number of submitted tensors that were in the response cache, so that one bit reported each of them.
+    /// The number of submitted tensors that were in the response cache. One bit was sent for each of these tensors.
     pub cached: u64,
     /// The number of operations that have run. This number is smaller than the number of tensors if tensors were
     /// fused.
@@ -107,10 +108,10 @@ pub struct NamedStatistics {
 
 /// Collectives of a group on tensors with names. Each rank can submit the tensors in any order and from any thread.
 ///
-/// You can use a name again when its result is available. For a name, all ranks must submit the same operation,
-/// element type and count. Otherwise every rank gets an error for this tensor; other tensors are not affected. If
-/// [`NamedOptions::stall_abort`] is set and a rank does not submit a tensor within this time, the job ends with an error
-/// that names the tensor and the rank.
+/// You can use a name again when its result is available. Tensors with the same name must have the same operation,
+/// element type and count on all ranks. Otherwise every rank gets an error for this tensor, and all other tensors
+/// continue. If [`NamedOptions::stall_abort`] is set and a rank does not submit a tensor within this time, the job
+/// ends with an error that names the tensor and the rank.
 pub struct NamedTensors {
     shared: Arc<NamedShared>,
     threads: Vec<JoinHandle<()>>,
@@ -122,8 +123,7 @@ impl NamedTensors {
     ///
     /// # Errors
     ///
-    /// The errors of [`Group::duplicate`], which this function calls twice; [`Error::System`] if a thread cannot be
-    /// started.
+    /// The errors of [`Group::duplicate`]; [`Error::System`] if a thread cannot be started.
     pub fn new(group: &mut Group, options: NamedOptions) -> Result<Self, Error> {
         let mut control = group.duplicate()?;
         let data = group.duplicate()?;
@@ -149,7 +149,7 @@ impl NamedTensors {
     /// # Errors
     ///
     /// [`NamedError::InFlight`], [`NamedError::Limit`], [`NamedError::HasJoined`], [`NamedError::Closed`],
-    /// [`Error::Unsupported`], or the failure of the job. Errors that involve other ranks are returned by the handle.
+    /// [`Error::Unsupported`], or the failure of the job. The handle returns errors that involve other ranks.
     pub fn all_reduce<T: Element>(
         &self,
         name: &str,
@@ -258,8 +258,8 @@ impl NamedTensors {
     /// Then all ranks can submit tensors again.
     ///
     /// Until all ranks have joined, this rank contributes zeros to sums and averages that other ranks submit.
-    /// Averages are still divided by the number of all ranks. If other ranks submit any other operation, and this
-    /// rank has not submitted the same tensor, those ranks get an error.
+    /// Averages are still divided by the number of all ranks. If other ranks submit a tensor for any other operation,
+    /// and this rank did not submit this tensor before it joined, those ranks get an error.
     ///
     /// # Errors
     ///

@@ -21,8 +21,8 @@ enum TestAction {
     Close,
 }
 
-/// A tensor of an operation that has begun: its name, and the contribution of this rank, given as the number of the
-/// tensor and the step. The contribution is `None` if this rank contributes zeros.
+/// A tensor of an operation that has begun: its name, and the contribution of this rank. The contribution is given as
+/// two numbers: that of the tensor, and that of the step. The contribution is `None` if this rank contributes zeros.
 type BegunTensor = (String, Option<(usize, usize)>);
 
 struct SimulatedRank {
@@ -30,8 +30,8 @@ struct SimulatedRank {
     actions: VecDeque<TestAction>,
     reports: VecDeque<RankReport>,
     messages: VecDeque<CoordinatorMessage>,
-    /// The running operations, the oldest first. For each operation, the names of those of its tensors that this rank
-    /// has submitted.
+    /// The running operations, the oldest first. An operation is given as a list of tensor names. The list has only
+    /// the tensors that this rank has submitted.
     running: VecDeque<Vec<String>>,
     /// All operations that have begun, each with its tensors.
     begun: Vec<Vec<BegunTensor>>,
@@ -45,7 +45,8 @@ struct SimulatedGroup {
     size: WorldSize,
 }
 
-/// Returns the signature of a tensor in a step. Every third tensor has a different length in every second step.
+/// Returns the signature of a tensor in a step. The length of every third tensor alternates from step to step, and
+/// all other lengths are constant.
 fn signature(tensor: usize, step: usize) -> Signature {
     let count = if tensor.is_multiple_of(3) { 1 + step as u64 % 2 } else { 2 };
     let op = if tensor.is_multiple_of(5) { ReduceOp::Average } else { ReduceOp::Sum };
@@ -81,11 +82,11 @@ impl SimulatedGroup {
         }
     }
 
-    /// Makes one move on one rank. `what` selects the move: 0 makes the next call, 1 takes a report, 2 delivers a
+    /// Makes one move on one rank. `move_kind` selects the move: 0 makes the next call, 1 takes a report, 2 delivers a
     /// report, 3 delivers a message, and 4 ends an operation. Returns whether the move was possible.
-    fn make_move(&mut self, rank: usize, what: usize) -> bool {
+    fn make_move(&mut self, rank: usize, move_kind: usize) -> bool {
         let node = &mut self.nodes[rank];
-        match what {
+        match move_kind {
             0 => match node.actions.front().copied() {
                 Some(TestAction::Submit { tensor, step }) => {
                     let name = format!("t{tensor}");
@@ -210,7 +211,7 @@ proptest! {
             let contributed = node.begun.iter().flatten().filter(|(_, payload)| payload.is_some()).count();
             prop_assert_eq!(contributed, submitted[rank]);
         }
-        // In each operation, all ranks that contribute to a tensor contribute their data of the same step.
+        // If several ranks contribute to a tensor in one operation, they contribute their data of the same step.
         for (operation, names) in first.iter().enumerate() {
             for tensor in 0..names.len() {
                 let contribution = |node: &SimulatedRank| node.begun[operation][tensor].1;

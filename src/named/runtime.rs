@@ -1,5 +1,6 @@
-//! The threads of named tensors, and the messages between ranks. The client and the coordinator perform no IO and read
-//! no clock: the threads send and receive their messages over a group, and tell them the time.
+//! The threads of named tensors, and the messages between ranks. The client and the coordinator perform no IO and
+//! read no clock: the threads of this module send and receive the messages over a group, and pass the current time to
+//! both.
 //!
 //! Every rank has three threads. The reporter sends the reports of the client, the reader carries out the instructions of
 //! the coordinator, and the finisher waits for operations and delivers their results. On rank 0 a fourth thread, the
@@ -22,8 +23,8 @@ use crate::types::Rank;
 const REPORT_TAG: u32 = 0;
 /// The tag of a message of the coordinator.
 const MESSAGE_TAG: u32 = 1;
-/// The largest number of begun operations that wait for the finisher. If more operations begin, the reader waits for
-/// the finisher.
+/// The largest number of operations that have begun and wait for the finisher. At this limit, the reader waits before
+/// it passes another operation to the finisher.
 const RUNNING_MAX: usize = 4;
 
 /// The state that a rank's threads share.
@@ -35,14 +36,14 @@ pub(super) struct NamedShared {
     control: Mutex<Group>,
     /// The additional state on rank 0; `None` on other ranks.
     pub(super) leader: Option<LeaderState>,
-    /// The instant from which the coordinator's timestamps count.
+    /// The coordinator's timestamps are durations since this instant.
     epoch: Instant,
 }
 
 /// This rank's own state.
 pub(super) struct LocalState {
     pub(super) client: Client<Box<dyn TensorPayload>>,
-    /// The promise of the result for which a thread waits in `join`; `None` if no thread waits there.
+    /// If a thread of the program waits in `join`, the promise of the result for which this thread waits.
     pub(super) join: Option<Promise<Rank>>,
     /// The reason why the named tensors have ended: a failure, or `Closed` if all ranks have closed.
     pub(super) ended: Option<NamedError>,
@@ -249,13 +250,13 @@ impl NamedShared {
                 Ok(ReaderInput::Failed(error)) => return Err(error),
                 Err(RecvTimeoutError::Timeout) => {}
                 // The channel cannot be disconnected, because `leader` owns a sender. If the channel were
-                // disconnected, the named tensors would end.
+                // disconnected nevertheless, this error would end the named tensors.
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Taken),
             }
         }
     }
 
-    /// Carries out the instructions of a message. Returns whether it was the last message.
+    /// Carries out the instructions of a message. Returns whether this message was the last one.
     fn execute_message(
         &self,
         message: CoordinatorMessage,

@@ -1,4 +1,4 @@
-//! The detection of stalls: tensors that some ranks have submitted and others do not submit for a long time.
+//! Detects stalls: tensors that some ranks have submitted, and that other ranks have not submitted for a long time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,9 +16,10 @@ const LISTED_RANKS_MAX: usize = 8;
 pub struct Stall {
     /// The name of the tensor, or `None` for a join or close.
     pub tensor: Option<String>,
-    /// The ranks that have not submitted the tensor, or have not joined or closed. The numbers are those in the job.
+    /// The ranks that have not submitted the tensor, or have not joined or closed. These are ranks of the job, and
+    /// not of the group.
     pub missing: Vec<Rank>,
-    /// The time for which the tensor, join or close had waited when the stall was detected.
+    /// How long the tensor, join or close had waited when the stall was detected.
     pub waited: Duration,
 }
 
@@ -53,7 +54,7 @@ pub(super) struct StallWatch {
     abort: Option<Duration>,
     /// The time of the last activity: a report of a rank, or the end of an operation.
     last_activity: Duration,
-    /// The reported stalls that have not ended, by the name of the tensor.
+    /// The reported stalls that have not ended. The key is the name of the tensor, or `None` for a join or close.
     reported: BTreeMap<Option<String>, Stall>,
 }
 
@@ -128,12 +129,13 @@ impl Coordinator {
         report
     }
 
-    /// Returns the stalls that have been reported and still wait.
+    /// Returns the reported stalls that have not ended.
     pub(super) fn stalled(&self) -> Vec<Stall> {
         self.watch.reported.values().cloned().collect()
     }
 
-    /// Returns the active ranks that have not submitted the tensor. If `name` is `None`, returns all active ranks.
+    /// Returns the ranks that have not submitted the tensor `name`, without the ranks that have joined or closed. If
+    /// `name` is `None`, returns all ranks that have neither joined nor closed.
     fn missing_ranks(&self, name: Option<&str>) -> Vec<Rank> {
         let entry = name.and_then(|name| self.pending.get(name));
         let ranks = self.ranks.iter().zip(self.members.iter()).enumerate();

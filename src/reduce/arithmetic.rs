@@ -1,8 +1,8 @@
 //! Functions that reduce two single elements. These functions are inlined into loops that the compiler vectorises.
 //!
-//! Every reduction gives the same bits if its two operands are swapped. This property is necessary for a butterfly
-//! (recursive doubling): two ranks reduce the same two contributions, each with its own contribution as the right
-//! operand.
+//! Every reduction gives the same bits if its two operands are swapped. In a butterfly (recursive doubling), two
+//! ranks reduce the same two contributions. Each rank uses its own contribution as the right operand, so only this
+//! property gives both ranks the same bits.
 
 use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc};
 
@@ -63,8 +63,8 @@ macro_rules! floats {
             fn add(self, other: Self) -> Self { with_canonical_nan!(self + other, $ty, $nan) }
             #[inline(always)]
             fn multiply(self, other: Self) -> Self { with_canonical_nan!(self * other, $ty, $nan) }
-            // If neither number is NaN, the bits of `one` and `two` differ only for the zeros -0 and +0. Then `|` gives
-            // -0, which counts as smaller, and the `&` in `larger` gives +0.
+            // If neither number is NaN, the bits of `one` and `two` differ only for the zeros -0 and +0. For these
+            // zeros, `|` gives -0, which counts as smaller, and the `&` in `larger` gives +0.
             #[inline(always)]
             fn smaller(self, other: Self) -> Self {
                 let one = if self < other { self } else { other }.to_bits();

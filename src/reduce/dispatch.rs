@@ -11,7 +11,7 @@ use super::half_floats::reduce_half_slice;
 use super::kernel::{Kernel, Kernels};
 use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 
-/// The vector units that kernels are compiled for.
+/// The vector instructions for which each kernel is compiled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum VectorWidth {
     /// The instructions that every processor of this architecture has.
@@ -83,7 +83,7 @@ macro_rules! stored {
 stored!(itself = reduce_slice: f32, f64, i8, u8, i16, u16, i32, u32, i64, u64, F32Loc, F64Loc, I32Loc, I64Loc);
 stored!(f32 = reduce_half_slice: f16, bf16);
 
-/// The loop for elements of type `S` with the reduction `R` and the last operation `F`.
+/// The loop that combines elements of type `S` with the reduction `R` and then applies `F` to each result.
 struct LoopOver<S, R, F>(std::marker::PhantomData<(S, R, F)>);
 
 impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: Epilogue<S::Computed>> Loop for LoopOver<S, R, F> {
@@ -106,7 +106,7 @@ fn kernel_for_width<L: Loop>(width: VectorWidth) -> Kernel {
     })
 }
 
-/// Returns the kernels of a reduction that treats the last contribution like all other contributions.
+/// Returns the kernels of a reduction that does not divide the result by the number of ranks.
 fn kernels_without_division<S: StoredElement, R: BinaryReduction<S::Computed>>(
     width: VectorWidth,
 ) -> Kernels {
@@ -181,7 +181,7 @@ pub(super) fn integer_kernels<S: StoredElement<Computed: Integer>>(
     }
 }
 
-/// Returns the kernels of a type with locations.
+/// Returns the kernels of a type whose elements are pairs of a value and a location, such as `F32Loc`.
 pub(super) fn located_kernels<S: StoredElement<Computed: Located>>(
     width: VectorWidth,
     op: ReduceOp,

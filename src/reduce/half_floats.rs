@@ -37,7 +37,7 @@ const ONE: u32 = 127;
 
 /// Converts an `f16` to an `f32`, with the same bits as the processor's own conversion. This code has no branches, so
 /// that the compiler can vectorise it. A library call for every eight elements would take four times as long. The
-/// method is F. Giesen's `half_to_float_fast4`.
+/// method is F. The method is `half_to_float_fast4` by Fabian Giesen.
 #[inline(always)]
 fn widen_f16(narrow: f16) -> f32 {
     let bits = u32::from(narrow.to_bits());
@@ -55,7 +55,7 @@ fn widen_f16(narrow: f16) -> f32 {
 }
 
 /// Rounds an `f32` to the nearest `f16`, ties to even. A NaN keeps its upper bits and becomes quiet. The method is F.
-/// Giesen's `float_to_half_fast3_rtne`.
+/// The method is `float_to_half_fast3_rtne` by Fabian Giesen.
 #[inline(always)]
 fn round_to_f16(wide: f32) -> f16 {
     let bits = wide.to_bits();

@@ -8,14 +8,15 @@ use crate::types::Element;
 /// The numbers of elements in the tests. Miri needs half a millisecond for each element, and finds invalid reads and
 /// writes with few elements.
 struct Lengths {
-    /// More than a vector and more than one block of half-precision numbers, and no multiple of either.
+    /// The usual number of elements. It exceeds the elements of a vector and of a block of half-precision numbers,
+    /// and is a multiple of neither.
     default: usize,
     /// The length of the longest buffer in comparisons between vector widths.
     longest: usize,
-    /// More elements than `reduce_single_contribution` reduces at a time.
+    /// A number of elements that `reduce_single_contribution` cannot reduce in one go, but only piece by piece.
     single: usize,
-    /// The step between tested bit patterns of a half-precision type. Even with this step, there are more tested
-    /// patterns than elements in a block.
+    /// The tests of half-precision types use every `stride`-th bit pattern. These are still more patterns than a
+    /// block has elements.
     stride: usize,
 }
 
@@ -24,13 +25,13 @@ struct Lengths {
 const NAN_BITS_MAY_DIFFER: bool = cfg!(miri);
 
 const LENGTHS: Lengths = if cfg!(miri) {
-    // These lengths are greater than those of the vectors that Miri supports.
+    // Even the shortest of these lengths is longer than the vectors that Miri supports.
     Lengths { default: 35, longest: 67, single: 67, stride: 97 }
 } else {
     Lengths { default: 1100, longest: 4099, single: 5000, stride: 1 }
 };
 
-/// Sample values of a type, and reductions of two of them without a kernel.
+/// Sample values of a type, and a scalar implementation of the reductions of two values.
 trait Reference: Element {
     fn samples() -> Vec<Self>;
     /// Returns the expected result. If `divisor` is `Some`, an average is divided by the divisor.
@@ -162,7 +163,7 @@ located! {
     I64Loc: [0, 1, -1, i64::MIN, i64::MAX - 1, i64::MAX];
 }
 
-fn run<T: Element>(kernel: &Kernel, mut a: Vec<T>, b: &[T], divisor: u32) -> Vec<T> {
+fn run_kernel<T: Element>(kernel: &Kernel, mut a: Vec<T>, b: &[T], divisor: u32) -> Vec<T> {
     kernel.apply(bytemuck::cast_slice_mut(&mut a), bytemuck::cast_slice(b), divisor);
     a
 }
@@ -172,18 +173,18 @@ fn run<T: Element>(kernel: &Kernel, mut a: Vec<T>, b: &[T], divisor: u32) -> Vec
 fn reduce<T: Element>(op: ReduceOp, a: Vec<T>, b: &[T], divisor: Option<u32>) -> Vec<T> {
     let kernels = kernels(T::DTYPE, op).expect("the reduction is defined");
     let (kernel, divisor) = select_kernel(&kernels, divisor);
-    run(kernel, a, b, divisor)
+    run_kernel(kernel, a, b, divisor)
 }
 
 /// Returns two buffers that contain every pair of samples, repeated up to the length.
-fn pairs<T: Reference>(length: usize) -> (Vec<T>, Vec<T>) {
+fn sample_pairs<T: Reference>(length: usize) -> (Vec<T>, Vec<T>) {
     let samples = T::samples();
     let count = samples.len();
     (0..length).map(|i| (samples[i % count], samples[i / count % count])).unzip()
 }
 
 /// Returns the vector widths that this processor supports.
-fn widths() -> Vec<VectorWidth> {
+fn supported_widths() -> Vec<VectorWidth> {
     let mut widths = vec![VectorWidth::Portable];
     #[cfg(target_arch = "x86_64")]
     match VectorWidth::detect() {
@@ -223,12 +224,12 @@ fn select_kernel(kernels: &Kernels, divisor: Option<u32>) -> (&Kernel, u32) {
 }
 
 fn check_against_reference<T: Reference>() {
-    let (a, b) = pairs::<T>(LENGTHS.default);
+    let (a, b) = sample_pairs::<T>(LENGTHS.default);
     for &op in ReduceOp::ALL {
         let Some(kernels) = kernels(T::DTYPE, op) else { continue };
         for last_divisor in [None, Some(3), Some(300)] {
             let (kernel, divisor) = select_kernel(&kernels, last_divisor);
-            for (i, found) in run(kernel, a.clone(), &b, divisor).into_iter().enumerate() {
+            for (i, found) in run_kernel(kernel, a.clone(), &b, divisor).into_iter().enumerate() {
                 let expected = T::expected(op, a[i], b[i], last_divisor);
                 let context = || format!("{op} of {:?} and {:?}: {found:?}, not {expected:?}", a[i], b[i]);
                 assert!(found.agrees(expected), "{} {}", T::DTYPE, context());
@@ -244,17 +245,17 @@ fn every_reduction_of_every_type_agrees_with_the_reference() {
 
 fn check_bits_at_every_width<T: Reference>() {
     for length in [0usize, 1, 7, 63, 64, LENGTHS.default, LENGTHS.longest] {
-        let (a, b) = pairs::<T>(length);
+        let (a, b) = sample_pairs::<T>(length);
         for &op in ReduceOp::ALL {
             let results = |width| {
                 let kernels = kernels_for(width, T::DTYPE, op)?;
                 Some([None, Some(3)].map(|divisor| {
                     let (kernel, divisor) = select_kernel(&kernels, divisor);
-                    run(kernel, a.clone(), &b, divisor)
+                    run_kernel(kernel, a.clone(), &b, divisor)
                 }))
             };
             let Some(portable) = results(VectorWidth::Portable) else { continue };
-            for width in widths() {
+            for width in supported_widths() {
                 for (wide, portable) in
                     results(width).expect("the portable kernel exists too").iter().zip(&portable)
                 {
@@ -277,14 +278,14 @@ fn every_vector_width_gives_the_same_bits() {
 }
 
 fn check_bits_with_exchanged_operands<T: Reference>() {
-    let (a, b) = pairs::<T>(LENGTHS.default);
+    let (a, b) = sample_pairs::<T>(LENGTHS.default);
     for &op in ReduceOp::ALL {
-        for width in widths() {
+        for width in supported_widths() {
             let Some(kernels) = kernels_for(width, T::DTYPE, op) else { continue };
             for divisor in [None, Some(3)] {
                 let (kernel, divisor) = select_kernel(&kernels, divisor);
-                let one = run(kernel, a.clone(), &b, divisor);
-                let two = run(kernel, b.clone(), &a, divisor);
+                let one = run_kernel(kernel, a.clone(), &b, divisor);
+                let two = run_kernel(kernel, b.clone(), &a, divisor);
                 for (i, (one, two)) in one.iter().zip(&two).enumerate() {
                     let are_same = bytemuck::bytes_of(one) == bytemuck::bytes_of(two);
                     assert!(are_same, "{} {op} {width:?} of {:?} and {:?}", T::DTYPE, a[i], b[i]);
@@ -294,15 +295,16 @@ fn check_bits_with_exchanged_operands<T: Reference>() {
     }
 }
 
-/// Regression test: the ranks of a butterfly got zeros of different signs and different NaNs, because the order of
-/// the two operands differs from rank to rank.
+/// Regression test: before the fix, the ranks of a butterfly got zeros of different signs and different NaNs, because
+/// the order of the two operands differs from rank to rank.
 #[test]
 #[cfg_attr(miri, ignore = "Miri gives the quotient of a NaN random bits")]
 fn exchanging_the_operands_gives_the_same_bits() {
     for_every_type!(check_bits_with_exchanged_operands);
 }
 
-/// A ring reduces each chunk of a buffer in a different order of the ranks. The result must not depend on this order.
+/// A ring reduces the contributions of the ranks in an order that differs from chunk to chunk. The result must not
+/// depend on this order.
 #[test]
 fn min_and_max_do_not_depend_on_the_order_of_three_contributions() {
     let values = f32::samples();
@@ -413,21 +415,22 @@ fn half_types_are_summed_in_f32_and_rounded_once() {
     }
 }
 
-/// If rank 2 receives the reduction of ranks 0 and 1, its result is the reduction of ranks 0, 1 and 2 in this order.
+/// If rank 2 receives the reduction of ranks 0 and 1, it must compute the reduction of ranks 0, 1 and 2 in this
+/// order.
 #[test]
 fn a_custom_function_gets_the_arriving_element_as_its_left_operand() {
     let kernels = Kernels::custom(|arrived: &u64, own: &u64| arrived * 10 + own);
     for kernel in [&kernels.reduce, &kernels.reduce_last] {
-        assert_eq!(run(kernel, vec![2u64, 5], &[1, 30], 7), [12, 305], "{kernel:?}");
+        assert_eq!(run_kernel(kernel, vec![2u64, 5], &[1, 30], 7), [12, 305], "{kernel:?}");
     }
     // The composition of functions x -> slope x + offset is associative but not commutative.
     let compose = Kernels::custom(|first: &F32Loc, then: &F32Loc| {
         F32Loc::new(first.value * then.value, first.index * then.value as u32 + then.index)
     });
     let (double, add_one) = (F32Loc::new(2.0, 0), F32Loc::new(1.0, 1));
-    assert_eq!(run(&compose.reduce, vec![add_one], &[double], 1), [F32Loc::new(2.0, 1)]);
-    assert_eq!(run(&compose.reduce, vec![double], &[add_one], 1), [F32Loc::new(2.0, 2)]);
-    assert!(run::<F32Loc>(&compose.clone().reduce_last, Vec::new(), &[], 1).is_empty());
+    assert_eq!(run_kernel(&compose.reduce, vec![add_one], &[double], 1), [F32Loc::new(2.0, 1)]);
+    assert_eq!(run_kernel(&compose.reduce, vec![double], &[add_one], 1), [F32Loc::new(2.0, 2)]);
+    assert!(run_kernel::<F32Loc>(&compose.clone().reduce_last, Vec::new(), &[], 1).is_empty());
 }
 
 #[test]
@@ -439,7 +442,7 @@ fn a_custom_kernel_panics_if_the_lengths_of_its_slices_differ() {
 
 /// Returns a contribution before and after `reduce_single_contribution`.
 fn apply_to_single_contribution<T: Reference>(op: ReduceOp) -> (Vec<T>, Vec<T>) {
-    let (before, _) = pairs::<T>(LENGTHS.single);
+    let (before, _) = sample_pairs::<T>(LENGTHS.single);
     let mut after = before.clone();
     reduce_single_contribution(T::DTYPE, op, bytemuck::cast_slice_mut(&mut after));
     (before, after)

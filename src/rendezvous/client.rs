@@ -1,5 +1,5 @@
-//! A rank's side of the rendezvous. The rank dials the rendezvous until the rendezvous answers. Then the rank
-//! registers, and waits for the roster, which is the list of all ranks and their addresses.
+//! A rank's side of the rendezvous. The rank repeats its attempt to connect until the rendezvous answers. Then the
+//! rank registers, and waits for the roster, which is the list of all ranks and their addresses.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -17,7 +17,8 @@ use crate::wire::handshake::{Dialer, Introduction, Purpose, StreamId};
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// The time-out of one attempt to connect.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
-/// The time-out of the answer to [`FromRank::Ask`]. A rank sends this request when its start timeout is over.
+/// How long a rank waits for the answer to [`FromRank::Ask`]. A rank sends this request when its start timeout is
+/// over.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a rank needs to register.
@@ -181,8 +182,8 @@ impl Registration<'_> {
     }
 }
 
-/// Returns whether a read ended because of its time-out or because of a signal. In both cases the connection still
-/// works.
+/// Returns whether `error` ended a read because of the read's time-out or because of a signal. In both cases the
+/// connection still works.
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }

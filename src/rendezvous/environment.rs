@@ -39,8 +39,8 @@ pub struct Launched {
     pub job_id: [u8; 16],
     /// The start timeout, if the launcher sets one.
     pub start_timeout: Option<Duration>,
-    /// The number of this host's processors that the job may use, if the launcher sets it. A rank that is bound to
-    /// some of these processors cannot find out how many processors the job may use.
+    /// The number of processors of this host that the job may use, if the launcher has set this number. A rank that
+    /// is bound to some of these processors cannot find out how many processors the job may use.
     pub local_processors: Option<u32>,
 }
 
@@ -80,7 +80,7 @@ pub enum EnvironmentError {
     },
 }
 
-/// The same text as `Display`, because `main` and `unwrap` print errors with `Debug`.
+/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same text as `Display`.
 impl fmt::Debug for EnvironmentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -91,8 +91,8 @@ impl fmt::Debug for EnvironmentError {
 ///
 /// # Errors
 ///
-/// [`EnvironmentError`] if variables are missing or invalid, or if another launcher started several ranks. Without this check
-/// each of these ranks would train alone, without an error.
+/// [`EnvironmentError`] if variables are missing or invalid, or if another launcher started several ranks. Without
+/// this check, each rank of another launcher would train alone, without an error.
 pub fn from_environment() -> Result<Option<Launched>, EnvironmentError> {
     interpret(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
@@ -162,21 +162,22 @@ fn parse_16_hex_bytes(text: &str) -> Option<[u8; 16]> {
 mod tests {
     use super::*;
 
-    const GOOD: [(&str, &str); 4] = [
+    const VALID: [(&str, &str); 4] = [
         ("RING_RENDEZVOUS", "127.0.0.1:4000"),
         ("RING_RANK", "2"),
         ("RING_WORLD_SIZE", "4"),
         ("RING_JOB_ID", "000102030405060708090a0b0c0d0e0f"),
     ];
 
-    /// Variables with other values than in `GOOD`; `None` stands for a variable that is not set.
+    /// Changes to the variables in `VALID`: each has the name of a variable and its new value, or `None` to unset the
+    /// variable.
     type Changes<'a> = &'a [(&'a str, Option<&'a str>)];
 
     fn read_with(changes: Changes<'_>) -> Result<Option<Launched>, EnvironmentError> {
         interpret(|name| {
             let changed = changes.iter().find(|(changed, _)| *changed == name);
             let value = changed.map_or_else(
-                || GOOD.iter().find(|(good, _)| *good == name).map(|(_, value)| *value),
+                || VALID.iter().find(|(good, _)| *good == name).map(|(_, value)| *value),
                 |(_, value)| *value,
             );
             value.map(str::to_owned)

@@ -116,7 +116,7 @@ pub enum StartError {
         /// A description of the failure.
         detail: String,
     },
-    /// The job failed in the barrier that is the last step of its start.
+    /// The job failed in its first barrier, which is the last step of the start.
     #[error("{0}")]
     Failed(Cause),
     /// This machine's operating system refused a system call or a resource.
@@ -165,8 +165,8 @@ impl StartError {
         )
     }
 
-    /// Returns whether this error means that the peers were started with different settings of the job: its id, its
-    /// size, its peers file or their ranks.
+    /// Returns whether this error means that the peers were started with different settings: another job id, world
+    /// size or peers file, or ranks that do not fit.
     pub fn is_configuration(&self) -> bool {
         let Self::Handshake { source: HandshakeError::Refused(refusal), .. } = self else { return false };
         matches!(

@@ -98,7 +98,7 @@ pub(super) fn to_rank_bytes_max(world: WorldSize) -> usize {
     FROM_RANK_BYTES_MAX + world.as_usize() * MEMBER_BYTES_MAX
 }
 
-/// Encodes a message, with its length before it.
+/// Encodes a message as its length in four bytes, followed by JSON.
 pub(super) fn encode<M: Serialize>(message: &M) -> Vec<u8> {
     let body = serde_json::to_vec(message).expect("a message of plain fields can be written as JSON");
     let mut out = Vec::with_capacity(LENGTH_BYTES + body.len());
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(input.len(), 6);
     }
 
-    /// Regression test: the escape sequences in a host name were printed unchanged.
+    /// Regression test: before the fix, escape sequences in a host name were printed unchanged.
     #[test]
     fn control_characters_are_replaced() {
         let unsafe_text = "h\u{1b}[31m\n".to_owned();

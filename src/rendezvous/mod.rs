@@ -42,8 +42,8 @@ pub struct Member {
     pub machine: String,
     /// The address on which the rank listens.
     pub address: SocketAddr,
-    /// This rank's values of the settings that must be the same on all ranks. If the ranks' values differ, those of
-    /// rank 0 apply.
+    /// The values that this rank was given for the shared settings. If the values of the ranks differ, those of rank
+    /// 0 apply.
     pub shared: Shared,
 }
 
@@ -51,7 +51,7 @@ pub struct Member {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Checksums {
-    /// Links between hosts have checksums. Data that stay within one host never travel over a network.
+    /// Only links between hosts have checksums, because only data between hosts travel over a network.
     #[default]
     Auto,
     /// All links have checksums.
@@ -60,7 +60,7 @@ pub enum Checksums {
     Off,
 }
 
-/// Settings that must be the same on all ranks.
+/// Settings that have the same values on every rank of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Shared {
     /// The maximum length of a segment in bytes.

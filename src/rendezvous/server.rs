@@ -24,7 +24,7 @@ use crate::wire::handshake::{Job, Purpose};
 const FINAL_SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time after which a rank that waits for the start of the job first logs what it waits for.
 pub(super) const NOTICE_AFTER: Duration = Duration::from_secs(2);
-/// The ratio of the times of two successive notices: the notices come after 2 s, 10 s, 50 s, ...
+/// The time of a notice is this many times that of the notice before: 2 s, 10 s, 50 s, ...
 const NOTICE_GROWTH: u32 = 5;
 
 /// Serves the rendezvous on `listener` until all ranks of `world` have registered. `own` is the registration of the serving
@@ -83,13 +83,13 @@ pub struct ServerOptions {
 /// The receiver of the notices that the job still waits for missing ranks. The notices are 2 s, 10 s, 50 s, ... after the
 /// first registration.
 pub enum Notices {
-    /// The lowest registered rank logs them.
+    /// The lowest registered rank logs the notices.
     LowestRank,
     /// The server's thread calls this function with a sentence.
     Report(Box<dyn Fn(&str) + Send>),
 }
 
-/// A launcher's rendezvous. A thread serves it until all ranks have registered.
+/// The rendezvous of a launcher. A thread serves the ranks until all have registered.
 pub struct Server {
     address: SocketAddr,
     commands: Sender<Command>,
@@ -145,8 +145,8 @@ impl Server {
         self.address
     }
 
-    /// Reports that the process of a rank has ended; `how` is, for example, "was killed by signal 9 (SIGKILL)". If the job
-    /// has not started, its start fails, and the waiting ranks receive this error.
+    /// Reports that the process of a rank has ended; `how` is, for example, "was killed by signal 9 (SIGKILL)". If
+    /// the job has not started, its start fails, and the waiting ranks receive an error that contains `how`.
     pub fn rank_ended(&self, rank: Rank, how: String) {
         self.send(Command::RankEnded { rank, how });
     }
@@ -266,7 +266,7 @@ impl<'a> RankRegistry<'a> {
         self.notice.get_or_insert((now, now + NOTICE_AFTER));
     }
 
-    /// Serves until all ranks have registered. Returns `None` if the launcher stops the server before that.
+    /// Serves until all ranks have registered, or the launcher stops the server. Returns `None` in the second case.
     fn run(
         &mut self,
         commands: &Receiver<Command>,
@@ -319,7 +319,7 @@ impl<'a> RankRegistry<'a> {
         for client in registered.into_iter().take(audience_ranks) {
             client.output.extend_from_slice(&bytes);
             if let Err(error) = client.write() {
-                // The next event on this connection reports the error again.
+                // Ignore the error here, because the next event on this connection reports it again.
                 log::debug!("the list of missing ranks could not be sent to rank {}: {error}", client.rank);
             }
         }
@@ -453,7 +453,7 @@ impl ClientConnection {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.to_string()),
             }
-            // Without this limit, a client could fill the memory.
+            // Without this limit, a client that sends without end could fill the memory.
             if self.input.len() > 2 * FROM_RANK_BYTES_MAX {
                 return Err("it sent a message that is longer than the limit".into());
             }
@@ -482,8 +482,8 @@ pub(super) fn describe_wait(absent: &Absent, name: &dyn Fn(Rank) -> String, wait
     format!("still waiting for {missing} to join the job, after {} s", waited.as_secs())
 }
 
-/// Formats the missing ranks, and the processes that were refused. Up to 8 ranks are listed one by one with `name`, which adds
-/// their addresses if they are known.
+/// Formats the missing ranks, and the processes that were refused. Up to 8 missing ranks are listed by name: `name`
+/// returns the name of a rank, with its address if this is known.
 pub(super) fn describe_absent(absent: &Absent, name: &dyn Fn(Rank) -> String) -> String {
     let Absent { ranks, refused } = absent;
     let mut text = if ranks.len() <= 8 {

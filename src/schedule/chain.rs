@@ -1,5 +1,5 @@
-//! Schedules in which the buffer passes along a chain of ranks. Each rank reduces its own elements into the buffer or
-//! copies the buffer. The comments of `schedule/mod.rs` define n, S, B and s.
+//! Schedules in which the buffer passes along a chain of ranks. Each rank either reduces its own elements into the
+//! buffer or takes a copy of the buffer. The comments of `schedule/mod.rs` define n, S, B and s.
 //!
 //! A rank forwards each segment as soon as the rank has applied the segment. So a chain of n-1 hops takes S/B +
 //! (n-2)s/B and not (n-1)S/B. This is the pipeline of Watts and van de Geijn, "A pipelined broadcast for
@@ -41,9 +41,9 @@ pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 /// The buffer has 2 `count` elements. The first half contains the rank's contribution and, after the operation, the
 /// inclusive prefix. The second half is for the result, which is unspecified on rank 0.
 ///
-/// Each rank sends its inclusive prefix twice. The next rank reduces the first message into its first half, and copies
-/// the second message into its second half: a message can be applied to only one range. The message that the rest of
-/// the chain waits for is sent first.
+/// Each rank sends its inclusive prefix twice. The next rank reduces the first message into the first half of its
+/// buffer, and copies the second message into the second half. One message would not be enough, because a message can
+/// be applied to only one range. The rest of the chain waits only for the first message.
 pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (previous, next) = neighbours(world, rank);
     if previous.is_none() && next.is_none() {

@@ -19,25 +19,26 @@ pub const REQUESTABLE_ALGORITHMS: [Algorithm; 8] = [
     Algorithm::Tree,
 ];
 
-/// The size of the longest buffer that is sent along a tree to or from a root. A longer buffer is sent along a chain,
-/// which has n-1 hops but sends each byte only once over each link, and stores no data that arrives early.
+/// The size of the longest buffer that is sent along a tree to or from a root. A longer buffer is sent along a chain.
+/// A chain has n-1 hops, but sends each byte only once over each link, and stores no data that arrives early.
 const TREE_BYTES_MAX: u64 = 64 << 10;
-/// The size of the longest part that a rank may have to store for a peer before it can reduce the part.
+/// The size of the longest part of a buffer in the direct algorithm. A rank may have to store a part of each peer
+/// before the rank can reduce this part.
 const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
-/// The size of the longest buffer in shared memory that every rank reduces completely. Compared with ranks that each
-/// reduce a part, this saves a round.
+/// The size of the longest buffer in shared memory that every rank reduces completely. If every rank reduces the
+/// whole buffer, the operation needs one round less than if each rank reduces a part.
 const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
 /// The size of the longest workspace of an all-reduce in which every rank gets the buffers of all other ranks.
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
-/// The time to allocate, fill and reduce a byte of the workspace of such an all-reduce, in nanoseconds.
+/// The time in nanoseconds for each byte of the workspace of an all-reduce: to allocate, fill and reduce the byte.
 const WORKSPACE_NS_PER_BYTE: f64 = 0.1;
 /// The size of the longest buffer for a butterfly. A receiver may have to store a whole buffer.
 const BUTTERFLY_BYTES_MAX: u64 = 256 << 10;
 /// The size of the smallest world in which no two ranks are neighbours in both trees of a double tree.
 const DOUBLE_TREE_WORLD_MIN: u32 = 4;
-/// The largest overhead that the model assumes for each of many successive messages to a few peers, as a fraction of
-/// the latency. The measured overhead can be larger: it is measured with messages to all peers at once, which delay
-/// each other.
+/// The model assumes at most this overhead for each of many successive messages to a few peers, as a fraction of the
+/// latency. The measured overhead can be larger, because the measurement sends to all peers at once, and these
+/// messages delay each other.
 const PIPELINED_LATENCY_FRACTION_MAX: f64 = 0.25;
 /// The size of the largest world in which the automatic choice of an algorithm may open links between all ranks.
 const DIRECT_WORLD_MAX: u32 = 32;
@@ -137,8 +138,8 @@ impl LinkCost {
         best.1
     }
 
-    /// Returns the estimated time of an operation in nanoseconds, or infinity for an algorithm that runs only if the
-    /// user requests it.
+    /// Returns the estimated time of an operation in nanoseconds. If an algorithm runs only at the request of the
+    /// user, returns infinity.
     fn time(&self, operation: Operation, algorithm: Algorithm, world: WorldSize, bytes: u64) -> f64 {
         let n = f64::from(world.get());
         let rounds = f64::from(world.get().next_power_of_two().trailing_zeros());
@@ -154,8 +155,8 @@ impl LinkCost {
                 (is_small_world && workspace <= WORKSPACE_BYTES_MAX, direct_step + gathered)
             }
             (_, Algorithm::Doubling) => (workspace <= WORKSPACE_BYTES_MAX, rounds * self.latency + gathered),
-            // With two ranks the one-shot algorithm replaces the butterfly: the one-shot algorithm also exchanges
-            // whole buffers, but reduces the buffers in rank order.
+            // With two ranks, the one-shot algorithm is used instead of the butterfly. Both algorithms exchange whole
+            // buffers, but only the one-shot algorithm reduces in rank order.
             (_, Algorithm::Butterfly) => (world.get() > 2, rounds * (self.latency + whole_buffer)),
             (Operation::AllReduce, Algorithm::Direct) => {
                 (is_small_world && is_storable, 2.0 * (direct_step + parts))

@@ -2,18 +2,18 @@
 //! `schedule/mod.rs` define n, S, B and s.
 //!
 //! The inner ranks of one tree are leaves of the other tree. In a single tree the leaves are idle half of the time.
-//! With two trees each rank uses the full bandwidth of its link in both directions, and the number of hops is still
-//! the height of a tree. The method is from Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
-//! broadcast, reduction and scan", Parallel Computing 35 (2009). NCCL has used two such trees since version 2.4.
+//! With two trees each rank uses the full bandwidth of its link in both directions, and the number of hops is that of
+//! a single tree. The method is from Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast,
+//! reduction and scan", Parallel Computing 35 (2009). NCCL has used two such trees since version 2.4.
 //!
 //! These trees work for any number of ranks. At most one rank is a leaf of both trees. With four or more ranks, no
 //! two ranks are neighbours in both trees, so messages of one tree never wait on a link for messages of the other
 //! tree. (If the second tree were a mirrored or shifted copy of the first tree, the two trees could share an edge.)
 //!
 //! The contributions of two children to an element are reduced in a fixed order, so the same data give the same bits.
-//! For this purpose, the receive from the second child waits for the receive from the first child, segment by
-//! segment. No other receive waits. The second child may send as much as the receiver can store, and sends the rest
-//! block by block when the receiver reports that it is ready.
+//! The order is fixed because the receive from the second child waits for the receive from the first child, segment
+//! by segment. No other receive waits. The second child may send as much as the receiver can store, and sends the
+//! rest block by block when the receiver reports that it is ready.
 
 use std::ops::Range;
 
@@ -129,8 +129,8 @@ impl TreeLinks {
         Self { parent: Some(parent), children: children.into_iter().map(at).collect() }
     }
 
-    /// Adds the steps that reduce the children's blocks into the rank's blocks, and send each result to the parent.
-    /// Returns, for each block, the last of the steps that reduce it, or `None` if the rank has no children.
+    /// For each block, adds the steps that reduce the children's block into the rank's block and send the result to
+    /// the parent. Returns the last reducing step of each block, or `None` if the rank has no children.
     fn push_up(&self, schedule: &mut Schedule, half: Range<usize>, block: usize) -> Vec<Option<After>> {
         let mut ends = Vec::new();
         for range in blocks(half, block) {
@@ -151,9 +151,9 @@ impl TreeLinks {
         ends
     }
 
-    /// Adds the steps that receive every block from the parent and send it to the children, first to the child with
-    /// the larger subtree. A rank without a parent sends each block after the block's step in `ups`, or at once if
-    /// this entry is `None`.
+    /// For each block, adds the steps that receive the block from the parent and send it to the children, first to
+    /// the child with the larger subtree. `ups` is the result of `push_up`: a rank without a parent sends each block
+    /// after this step, or at once if the step is `None`.
     fn push_down(&self, schedule: &mut Schedule, half: Range<usize>, block: usize, ups: &[Option<After>]) {
         for (index, range) in blocks(half, block).enumerate() {
             let mut after = ups.get(index).copied().flatten();
@@ -173,10 +173,10 @@ impl TreeLinks {
 /// One of the two trees.
 ///
 /// A place is the position of a rank in the tree, from 0 to n-1. A tree has n/2 inner nodes, and its other places are
-/// leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. Of the inner
-/// nodes beside this gap, one has no inner child on the side of the gap. This inner node is the parent of the leaf.
-/// So every inner node has two children, except that the last one has one child if n is even. No path to the top has
-/// more than floor(log2 n) hops.
+/// leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. The leaf's
+/// parent is the inner node before or after the gap: one of these two nodes has no inner child on the side of the
+/// gap. Every inner node therefore has two children, except that the last one has one child if n is even. No path to
+/// the top has more than floor(log2 n) hops.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
     /// The tree in which leaves and inner nodes alternate, starting with a leaf at place 0.
@@ -251,7 +251,7 @@ impl Tree {
     }
 }
 
-/// Returns the top node of the subtree that consists of a range of inner nodes and the leaves beside them. For an
+/// Returns the top node of a subtree: a range of inner nodes and the leaves in the gaps beside these nodes. For an
 /// empty range, returns the leaf in the gap between the inner nodes, or `None` if the gap has no leaf.
 fn top_of_subtree(places: usize, inner: &Range<usize>) -> Option<Node> {
     if !inner.is_empty() {

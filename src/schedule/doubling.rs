@@ -1,4 +1,4 @@
-//! Schedules in which the amount of data that a rank has doubles with every step.
+//! Schedules in which every step doubles the amount of data that a rank has.
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
@@ -8,13 +8,13 @@ use crate::types::{Rank, WorldSize};
 ///
 /// The buffer has a slot of `count` elements for each rank. Slot i of rank r is for the data of rank r + i (modulo
 /// n), so slot 0 contains the rank's own data. Before the step of distance d = 1, 2, 4, .., the first d slots are
-/// filled. In this step, rank r sends these slots to rank r - d and receives the next d slots (in the last step
-/// perhaps fewer) from rank r + d. This is the algorithm of Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient
-/// algorithms for all-to-all communications in multiport message-passing systems", IEEE Trans. Parallel and
-/// Distributed Systems 8 (1997).
+/// filled. In this step, rank r sends these slots to rank r - d and receives the next d slots from rank r + d. The
+/// last step may transfer fewer than d slots. This is the algorithm of Bruck, Ho, Kipnis, Upfal and Weathersby,
+/// "Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE Trans. Parallel
+/// and Distributed Systems 8 (1997).
 ///
-/// A step sends the data of all earlier receives, so each receive waits for the receive before it. The algorithm is
-/// therefore for short messages.
+/// In each step, a rank sends the data that it has received in all earlier steps. So each receive waits for the
+/// receive of the step before. The algorithm is therefore for short messages.
 ///
 /// # Panics
 ///

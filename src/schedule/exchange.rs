@@ -6,11 +6,11 @@ use super::{Action, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Exchanges one part between each pair of ranks (all-to-all) in n-1 steps. Each rank sends S bytes minus its part
-/// for itself, which are (n-1)/n S bytes if all parts have the same length.
+/// for itself. If all parts have the same length, each rank sends (n-1)/n S bytes.
 ///
 /// The buffer contains the elements to send, divided by `send`, and then the elements to receive, divided by
-/// `receive`. The part for a peer in a rank's `send` must be as long as the part for that rank in the peer's
-/// `receive`. The caller copies the part that a rank sends to itself.
+/// `receive`. For ranks a and b, part b in the `send` of rank a must be as long as part a in the `receive` of rank b.
+/// The caller copies the part that a rank sends to itself.
 ///
 /// In step k rank r sends to rank r + k and receives from rank r - k (modulo n), so no two ranks send to the same rank.
 /// This is the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective communication

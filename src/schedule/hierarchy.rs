@@ -1,10 +1,11 @@
 //! Hierarchical collectives, for ranks on several hosts of which at least one has several ranks. The ranks of a host
-//! communicate in shared memory. Between hosts every rank transfers one slice of the buffer, so the network link of a
-//! host transfers no more bytes than if the host were one rank.
+//! communicate in shared memory. Between hosts, every rank transfers only the slices that it carries. So the network
+//! link of a host transfers no more bytes than if the host were one rank.
 //!
 //! The number of slices is the number of ranks on the largest host. On each host, every slice has one rank as its
-//! carrier. The carrier gets the host's reduction of the slice, reduces it with the carriers on the other hosts, and
-//! shares the result with the ranks of its host. On a host with fewer ranks, a rank carries several adjacent slices.
+//! carrier. The carrier first gets the reduction of the slice over its own host. Together with the carriers of the
+//! slice on the other hosts, it then computes the reduction over all hosts, and shares the result with the ranks of
+//! its host. On a host with fewer ranks than slices, some ranks carry several adjacent slices.
 //!
 //! Between hosts, each slice is a separate instance of an ordinary algorithm in which each host has the role of a
 //! rank. The number of hosts need not be a power of two, and no host is left out.
@@ -103,7 +104,8 @@ impl Layout {
                 return Phases { before: barrier.clone(), across, after: barrier };
             }
             CollectiveSpec::AllReduce { .. } => (CollectiveSpec::ReduceScatter(parts), gather),
-            // On the root's host all ranks get the result, although only the root needs the result.
+            // In the third phase, all ranks of the root's host get the result, although only the root needs the
+            // result.
             CollectiveSpec::Reduce { .. } => (
                 CollectiveSpec::ReduceScatter(parts),
                 if local_root(root).is_some() { gather } else { barrier },

@@ -7,13 +7,13 @@
 //!
 //! `docs/algorithms.md` lists the cost of each schedule in steps and bytes. In the comments of this module, n is the
 //! number of ranks, S the size of the whole buffer in bytes, B the bandwidth of a link in bytes per second, and s the
-//! size of a segment in bytes. A segment is the part of a message that is sent and applied at a time.
+//! size of a segment in bytes. A segment is a piece of a message. Each segment is sent and applied separately.
 //!
 //! In schedules for long messages no receive depends on another receive, so arriving data is applied at once. In
 //! other schedules a receive waits for another receive: the tree that reduces, the barrier, direct reduction,
 //! doubling and the butterfly. These schedules are for short messages, which the receiver can store while the receive
-//! waits. In the double tree a receive may wait for one other receive of the same block, which itself waits for no
-//! receive.
+//! waits. In the double tree a receive may wait for one other receive of the same block. That other receive waits for
+//! no receive.
 
 pub mod butterfly;
 mod chain;
@@ -48,7 +48,8 @@ use crate::types::Rank;
 /// The steps of one rank in one operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Schedule {
-    /// The steps. The messages to a peer, and those from a peer, are in the order of the steps.
+    /// The steps. The messages to each peer are sent in the order of the steps, and the messages from each peer
+    /// arrive in that order.
     pub steps: Vec<Step>,
 }
 
@@ -108,8 +109,8 @@ pub enum Action {
 }
 
 impl Step {
-    /// Returns whether this step, whose index is `index`, must send its elements before the receive of this step
-    /// overwrites the elements. Returns false if the step sends the elements that it has received.
+    /// Returns whether this step must send its elements before its own receive overwrites them. `index` is the index
+    /// of this step. Returns false if the step sends the elements that it has received.
     pub fn must_send_before_receiving(&self, index: usize) -> bool {
         let (Some(send), Some(receive)) = (&self.send, &self.receive) else { return false };
         let overlaps = send.range.start.max(receive.range.start) < send.range.end.min(receive.range.end);

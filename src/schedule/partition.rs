@@ -1,5 +1,4 @@
-//! The division of a buffer into one chunk for each rank, and of a chunk into the segments in which the chunk is
-//! sent.
+//! Divides a buffer into one chunk for each rank, and a chunk into segments, which are sent one after another.
 
 use std::ops::Range;
 
@@ -17,7 +16,7 @@ pub fn chunk(count: usize, world: WorldSize, rank: Rank) -> Range<usize> {
 /// The division of a buffer into one part for each rank. Parts are contiguous, in rank order and of any lengths.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Partition {
-    /// The index at which each part begins, and then the index at which the last part ends.
+    /// The index at which each part begins, followed by the index at which the last part ends.
     bounds: Vec<usize>,
 }
 

@@ -52,8 +52,8 @@ pub struct OrderedReduce {
     pub is_posted_next: bool,
 }
 
-/// The part of an all-reduce without slots that this rank does: the rank reduces these elements of all ranks' buffers
-/// and writes the result into all buffers. No other rank reads or writes these elements.
+/// This rank's part of an all-reduce without slots: the rank reduces these elements of all ranks' buffers, and writes
+/// the result into all buffers. No other rank reads or writes these elements.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Exchange {
     /// The range of the elements in each buffer.
@@ -65,11 +65,11 @@ pub struct Exchange {
 pub struct Round {
     /// The elements that the rank posts. If this list is empty, the rank posts only a signal.
     pub puts: Vec<Put>,
-    /// The elements of all ranks that the rank reduces in rank order.
+    /// The range of elements of which the rank reduces the contributions of all ranks, in rank order.
     pub ordered_reduce: Option<OrderedReduce>,
-    /// In the round in which ranks post the addresses of their whole buffers: what this rank does instead of the rest of
-    /// the round if every rank has posted an address ([`RoundPlan::go_in_place`]). A rank that posts an address posts no
-    /// elements: the other ranks read its buffer instead of its slot.
+    /// What this rank does instead of the rest of the round if every rank has posted the address of its whole buffer
+    /// ([`RoundPlan::go_in_place`]). `None` in rounds in which no rank can post an address. A rank that posts an
+    /// address posts no elements: the other ranks read its buffer instead of its slot.
     pub exchange: Option<Exchange>,
     /// The elements that the rank takes, in this order. A [`Take`] with an empty range only waits until the other
     /// rank has posted.
@@ -234,8 +234,8 @@ impl RoundPlan {
     }
 
     /// Fills a round of a two-shot reduction. In even rounds every rank posts a block and reduces its own chunk of
-    /// all ranks' blocks. In odd rounds every rank posts its reduced chunk, and `root` (or every rank, if `None`)
-    /// takes all chunks.
+    /// all ranks' blocks. In odd rounds every rank posts its reduced chunk, and `root` takes all chunks. If `root` is
+    /// `None`, every rank takes all chunks.
     fn two_shot(&self, round: &mut Round, number: usize, count: usize, root: Option<Rank>) {
         let block = piece(&(0..count), number / 2, self.slot_len);
         let partition = Partition::even(block.len(), self.world);
@@ -293,8 +293,8 @@ impl Round {
     }
 }
 
-/// Returns piece `number` of a range that is divided into pieces of `piece_len` elements. The pieces after the last
-/// one are empty.
+/// Returns piece `number` of a range that is divided into pieces of `piece_len` elements. A piece that begins after
+/// the end of the range is empty.
 fn piece(range: &Range<usize>, number: usize, piece_len: usize) -> Range<usize> {
     let start = range.end.min(range.start + number * piece_len);
     start..range.end.min(start + piece_len)

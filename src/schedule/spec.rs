@@ -124,7 +124,7 @@ impl CollectiveSpec {
         }
     }
 
-    /// Returns the same operation on a block of the buffer that has `count` elements.
+    /// Returns the same operation, but on a block of `count` elements of the buffer.
     ///
     /// # Panics
     ///

@@ -1,5 +1,5 @@
-//! Proves that schedules are correct, with symbolic elements instead of numbers: each element of each rank's buffer
-//! records its index in the operation and the ranks that have contributed to it.
+//! Proves that schedules are correct. Buffers contain symbolic elements instead of numbers: each element records its
+//! index in the operation and the ranks that have contributed to it.
 
 mod chain;
 mod direct;
@@ -25,11 +25,11 @@ use crate::types::{Rank, WorldSize};
 
 /// The limits of the proofs.
 struct ProofLimits {
-    /// The number of ranks in the largest world.
+    /// The number of ranks in the largest world for which a schedule is proved.
     world_size_max: u32,
-    /// The number of elements in the longest operation.
+    /// The number of elements in the longest operation that is simulated.
     count_max: usize,
-    /// The number of random orders of events in a small world.
+    /// The number of random orders of moves that are simulated for each small world.
     random_orders: u64,
 }
 
@@ -426,7 +426,7 @@ impl Proof {
     }
 }
 
-/// Checks every two steps whose receives reduce into the same elements: the later step must wait for the earlier step,
+/// Checks each pair of steps that reduce into the same elements: the later step must wait for the earlier step,
 /// directly or through other steps. Otherwise contributions would be reduced in the order of their arrival.
 fn assert_reduction_order_is_fixed(schedule: &Schedule) {
     let receive = |step: usize| schedule.steps[step].receive.as_ref();
@@ -472,7 +472,7 @@ fn all_contributions(world: WorldSize, count: usize) -> Vec<Value> {
 }
 
 /// Returns the partition for the test case with number `which`. If the number is even, the parts have equal lengths.
-/// If it is odd, either the parts grow with the rank and the first parts are often empty, or one rank has all
+/// If the number is odd, either the parts grow with the rank and the first parts are often empty, or one rank has all
 /// elements.
 fn tested_partition(count: usize, world: WorldSize, which: usize) -> Partition {
     let n = world.as_usize();

@@ -1,5 +1,5 @@
-//! Binomial trees, for messages so short that the number of rounds determines the cost. The comments of
-//! `schedule/mod.rs` define n, S, B and s.
+//! Binomial trees, for short messages. The cost of a short message depends mainly on the number of rounds. The
+//! comments of `schedule/mod.rs` define n, S, B and s.
 //!
 //! The tree is that of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
 //! Int. J. High Performance Computing Applications 19 (2005). With d = rank - root (modulo n), the parent of d is d
@@ -12,7 +12,7 @@ use crate::types::{Rank, WorldSize};
 /// ceil(log2 n) S bytes.
 ///
 /// The contributions of the children are reduced in a fixed order, the smallest subtree first, so the result does not
-/// depend on the order of arrival. Each receive waits for the receive before it, and a rank must store data that
+/// depend on the order of arrival. Each receive waits for the previous receive, so a rank must store data that
 /// arrives early. The algorithm is therefore for short messages. The buffers of the other ranks contain partial
 /// results.
 pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {

@@ -44,8 +44,8 @@ fn replace(
     Ok(())
 }
 
-/// Checks that a file of `len` bytes can be written to `path` while the old file still exists: allocates a temporary file of
-/// this size and removes it.
+/// Checks that a file of `len` bytes can be written to `path` while the old file still exists. For this check,
+/// allocates a temporary file of `len` bytes and then removes the temporary file.
 ///
 /// # Errors
 ///
@@ -60,7 +60,7 @@ pub(crate) fn check_space(path: &Path, len: u64) -> io::Result<()> {
     }
     let temporary = TemporaryFile::create(&target)?;
     match rustix::fs::fallocate(temporary.file(), FallocateFlags::empty(), 0, len) {
-        // If the file system cannot allocate space without writing, write zeros.
+        // If the file system cannot allocate space in advance, write zeros to the file.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
             let block = vec![0; 1 << 20];
             let mut left = len;
@@ -75,7 +75,8 @@ pub(crate) fn check_space(path: &Path, len: u64) -> io::Result<()> {
     }
 }
 
-/// Returns the file that a symbolic link points to, so that the file is replaced, and the link remains.
+/// Returns the path to which a symbolic link points, or `path` itself. A caller that replaces this file keeps the
+/// link.
 fn resolve_symlink(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
@@ -176,7 +177,8 @@ mod tests {
         check_space(Path::new("/dev/null"), 1).unwrap();
     }
 
-    /// Regression test: the names of temporary files contained the process id, so each killed process left another file.
+    /// Regression test: before the fix, the names of temporary files contained the process id, so each killed process
+    /// left another file.
     #[test]
     fn the_temporary_file_of_a_killed_process_is_overwritten() {
         let directory = tempfile::tempdir().unwrap();
@@ -187,7 +189,8 @@ mod tests {
         assert_eq!(file_names(directory.path()), ["file"]);
     }
 
-    /// Regression test: the function returned an error after the rename, so the caller believed that the old file remained.
+    /// Regression test: before the fix, an error after the rename was returned, so the caller believed that the old
+    /// file was still there.
     #[test]
     fn a_failure_after_the_rename_is_not_an_error() {
         let directory = tempfile::tempdir().unwrap();

@@ -22,7 +22,8 @@ impl Batches {
     ///
     /// # Panics
     ///
-    /// If `batch_size` is 0, or if `samples` does not fit 32 bits. Checked configurations and data sets exclude both cases.
+    /// If `batch_size` is 0, or if `samples` does not fit 32 bits. The checks of the configuration and of the data
+    /// set exclude both cases.
     pub fn new(seed: u64, epoch: u64, samples: usize, batch_size: usize) -> Self {
         assert!(batch_size > 0, "a batch holds at least one sample");
         let samples = u32::try_from(samples).expect("data sets are limited to 2^31 samples");
@@ -45,8 +46,9 @@ impl Batches {
     }
 }
 
-/// Returns the range of `len` items that `rank` processes. The ranges of the ranks follow each other in rank order, cover all
-/// items, and differ in length by at most one. If there are fewer items than ranks, some ranges are empty.
+/// Divides `len` items among the ranks, and returns the range of items that `rank` processes. The ranges of the ranks
+/// follow each other in rank order, cover all items, and differ in length by at most one. If there are fewer items
+/// than ranks, some ranges are empty.
 pub fn part(len: usize, rank: Rank, world: WorldSize) -> Range<usize> {
     let (rank, world) = (rank.index(), world.as_usize());
     let (each, longer) = (len / world, len % world);

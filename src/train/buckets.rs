@@ -109,8 +109,9 @@ mod tests {
     use super::*;
     use crate::group::Group;
 
-    /// Regression test: a rank without samples reports a layer as one range, but other ranks report this layer as several ranges.
-    /// When bucket boundaries depended on these ranges, the ranks started all-reduces of different lengths and the job failed.
+    /// Regression test. A rank without samples reports a layer as one range, and other ranks report the same layer as
+    /// several ranges. Before the fix, bucket boundaries depended on these ranges, so the ranks started all-reduces
+    /// of different lengths and the job failed.
     #[test]
     fn bucket_boundaries_do_not_depend_on_the_reported_ranges() {
         let gradients: Vec<f32> = (0..1000).map(|value| value as f32).collect();

@@ -44,7 +44,7 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The size in bytes that [`check_space`] assumes for the names, the metadata and the history.
 const HEADER_BYTES_ASSUMED: u64 = 1 << 16;
 
-/// The reason why a checkpoint or a report cannot be used or written.
+/// The reason why a checkpoint cannot be read, used or written, or why a report cannot be written.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
@@ -189,8 +189,8 @@ pub(crate) struct TrainingState {
     pub(crate) history: Vec<EpochRecord>,
 }
 
-/// The properties of a run that do not change. A run can resume from a checkpoint if `entries` and `data_hash` are
-/// the same in the run and in the checkpoint.
+/// The properties of a run that stay the same from its beginning to its end. A run can resume from a checkpoint if
+/// `entries` and `data_hash` are the same in the run and in the checkpoint.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct RunIdentity {
     /// The options and the sizes of the data. Resuming compares the entries in this order, and reports the first difference.
@@ -246,8 +246,8 @@ fn from_bytes(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
-/// Writes a checkpoint into `directory`, which is created if it does not exist. The previous checkpoint is replaced only after
-/// the new checkpoint is on the disk.
+/// Writes a checkpoint into `directory`, which is created if it does not exist. The new checkpoint replaces the
+/// previous one only when the new one is completely on the disk.
 pub(crate) fn save(
     directory: &Path,
     network: &Network,
@@ -310,8 +310,8 @@ fn create_directory(directory: &Path) -> Result<(), CheckpointError> {
         .map_err(|error| CheckpointError::io("create the directory", directory, error))
 }
 
-/// Checks that checkpoints can be saved in `directory` while the previous checkpoint still exists. Creates the directory if it
-/// does not exist, and temporarily allocates a file of the required size.
+/// Checks that `directory` has enough space to save a checkpoint while the previous checkpoint still exists. Creates
+/// the directory if it does not exist, and temporarily allocates a file of the required size.
 pub(crate) fn check_space(
     directory: &Path,
     network: &Network,

@@ -42,8 +42,8 @@ pub struct Config {
     pub batch_size: Option<usize>,
     /// The number of passes over the training set, including the passes before a resumption. If `None`, a run with
     /// [`Rule::Accelerated`] whose batch is the whole training set ends when the loss no longer falls. Other runs take
-    /// [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs. If no batch size is given, they take at least
-    /// [`STEPS_DEFAULT_MIN`](super::STEPS_DEFAULT_MIN) steps, and so more epochs on a small data set.
+    /// [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs. If no batch size is given, such a run takes more epochs on a
+    /// small data set, so that it has at least [`STEPS_DEFAULT_MIN`](super::STEPS_DEFAULT_MIN) steps.
     pub epochs: Option<u64>,
     /// The seed for the initial parameters and the order of the samples.
     pub seed: u64,
@@ -89,7 +89,8 @@ pub fn default_model(task: Task) -> ModelSpec {
 /// Returns the default learning rate. A model without hidden layers is convex and allows a larger rate for Adam. With SGD or
 /// momentum, linear regression needs a smaller rate, because the curvature of its loss grows with the number of features.
 ///
-/// A run with [`Rule::Accelerated`] and a model without hidden layers uses 1 / (the largest curvature of its loss) instead.
+/// This default does not apply to a run with [`Rule::Accelerated`] and a model without hidden layers. Its rate is 1 /
+/// (the largest curvature of its loss).
 pub fn default_learning_rate(rule: Rule, model: &ModelSpec) -> f32 {
     match (rule, model) {
         (Rule::Sgd, ModelSpec::Linear) => 0.01,

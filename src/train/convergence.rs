@@ -2,8 +2,8 @@
 
 use super::report::EpochRecord;
 
-/// The loss has converged if the difference between the losses of the last two records is less than this fraction of the
-/// loss of the best constant prediction (a model that ignores its inputs).
+/// The loss has converged if it differs between the last two records by less than this fraction of the constant loss.
+/// The constant loss is the loss of the best model that ignores its inputs.
 const CONVERGED_FRACTION: f64 = 1e-6;
 /// For a convex model, a longer run is advised if more than this fraction of the loss's total fall took place in the
 /// last tenth of the run. This fraction is small, because the run should reach the optimum of the loss.

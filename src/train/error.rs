@@ -61,7 +61,7 @@ pub enum TrainError {
         /// The name of the data.
         name: String,
     },
-    /// Ranks hold different parameters, which only corrupted memory or messages can cause.
+    /// Ranks hold different parameters. The only possible causes are corrupted memory and corrupted messages.
     #[error(
         "{} after epoch {epoch}: the memory of a host or the network between the hosts corrupted a value; resume from the last \
          checkpoint without --no-checksum; if the error occurs again, test the memory of the hosts of these ranks",
@@ -83,7 +83,7 @@ pub enum TrainError {
     Group(#[from] group::Error),
 }
 
-/// Returns the first clause of the message of [`TrainError::ParametersDiffer`].
+/// Returns the part of the message of [`TrainError::ParametersDiffer`] that names the ranks.
 fn describe_differing_ranks(ranks: &[Rank], majority: bool) -> String {
     let names: Vec<String> = ranks.iter().map(Rank::to_string).collect();
     let names = names.join(", ");

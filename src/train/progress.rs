@@ -17,7 +17,8 @@ pub trait Observer {
     fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64);
     /// Called after each step with the mean loss of the step, and with the samples per second since `epoch_started`.
     fn step_taken(&mut self, loss: f64, samples_per_second: f64);
-    /// Called at the end of an epoch. `record` is `None` if a signal stopped the epoch.
+    /// Called at the end of an epoch. `epochs` is the number of epochs in the run. `record` is `None` if a signal
+    /// stopped the epoch.
     fn epoch_ended(&mut self, epochs: u64, record: Option<&EpochRecord>);
     /// Called with the parameters at the end of each epoch, before the run tests and saves the parameters. A program can change
     /// the parameters here, for example to clip them. The program must make the same changes on all ranks, because the run then

@@ -1,4 +1,5 @@
-//! Seeded streams of random numbers. The streams are the same on every host, for every world size, and in every later version.
+//! Seeded streams of random numbers. A stream gives the same numbers on every host, for every world size, and in
+//! every later version of ringtrain.
 //!
 //! The generator is xoshiro256++ (Blackman and Vigna 2021), seeded with the SHA-256 of the stream's purpose, seed and index.
 //! The shuffle and the conversion to floats are implemented here, because the functions of the crate `rand` may

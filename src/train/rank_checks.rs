@@ -74,9 +74,9 @@ impl ReplicaHash {
         Self { epoch, hash: hash(parameters) }
     }
 
-    /// Returns two numbers, which the caller sums over all ranks. Both sums are 0 if all hashes are equal. If hashes differ,
-    /// both sums are 0 only with a probability of about 2^-64. So a comparison can be part of another all-reduce, and costs
-    /// no message.
+    /// Returns two numbers, which the caller sums over all ranks. If all hashes are equal, both sums are 0. If some
+    /// hashes differ, the probability that both sums are 0 is about 2^-64. So a comparison can be part of another
+    /// all-reduce, and costs no message.
     ///
     /// Rank 0 contributes its hash once for each other rank, and each other rank subtracts its own hash. A hash is split into
     /// halves of 32 bits, so that the sums are exact.

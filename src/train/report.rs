@@ -3,13 +3,13 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// The results of an epoch. Metrics that do not apply are `None` (`null` in JSON). On small data sets,
-/// only every N-th epoch has a record.
+/// The results of an epoch. Metrics that do not apply are `None` (`null` in JSON). If the data set is small, only
+/// every N-th epoch has a record, for a number N that depends on the run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct EpochRecord {
     /// The epoch, counted from 1.
     pub epoch: u64,
-    /// The mean loss of the epoch's samples. The loss of a sample is measured before the step that uses it.
+    /// The mean loss of the epoch's samples. The loss of a sample is measured before the step that uses this sample.
     pub train_loss: f64,
     /// The mean loss of the test set after the epoch.
     pub test_loss: Option<f64>,
@@ -63,12 +63,12 @@ pub struct Report {
     pub epochs: u64,
     /// The number of steps, including the steps before a resumption.
     pub steps: u64,
-    /// Whether a signal ended the run. Such a run does not evaluate the model, so the optional metrics below are
-    /// `None`.
+    /// Whether a signal ended the run. A run that a signal ended does not evaluate the model, so the optional metrics
+    /// below are `None`.
     pub stopped: bool,
     /// The mean loss of the training set with the final parameters: the squared error (in the squared unit of the
-    /// target) for regression, and otherwise the cross-entropy in nats. After a signal, `train_loss` is the mean over the
-    /// samples that the current epoch has used.
+    /// target) for regression, and otherwise the cross-entropy in nats. If a signal ended the run, `train_loss` is
+    /// the mean over the samples that the last epoch had used.
     pub train_loss: f64,
     /// The mean loss of the test set with the final parameters.
     pub test_loss: Option<f64>,
@@ -93,7 +93,7 @@ pub struct Report {
     pub bucket_bytes: Option<usize>,
     /// The time in seconds in which rank 0 had a collective in flight, including the wait for slower ranks.
     pub communication_seconds: f64,
-    /// The time in seconds in which rank 0 waited for a collective: communication that did not overlap with computation.
+    /// The time in seconds in which rank 0 only waited for a collective and computed nothing.
     pub exposed_communication_seconds: f64,
     /// The number of bytes that rank 0 sent.
     pub bytes_sent: u64,

@@ -76,9 +76,9 @@ const REPORT_BYTES_ASSUMED: u64 = 1 << 16;
 /// A run fails if its training loss is more than this many times the loss of the best constant prediction.
 const DIVERGED_RATIO: f64 = 10.0;
 
-/// Compares the training loss with the loss of the best constant prediction. If the training loss is larger, the model has
-/// learned nothing, and this function warns the user. If the training loss is more than [`DIVERGED_RATIO`] times as large, this
-/// function returns an error instead.
+/// Compares the training loss with the loss of the best constant prediction. If the training loss is larger, the
+/// model has learned nothing, and this function warns the user. If the training loss is more than [`DIVERGED_RATIO`]
+/// times the loss of that prediction, this function returns an error instead.
 fn check_against_constant(
     setup: &Setup,
     trainer: &Trainer<'_>,

@@ -1,4 +1,5 @@
-//! The part of the runtime that strategies use. If the API of [`Group`] changes, only this file of the strategies changes.
+//! The part of the runtime that strategies use. Strategies call only this trait, and not [`Group`]. So a change of
+//! the API of [`Group`] changes this file, but no strategy.
 
 use half::{bf16, f16};
 
@@ -16,8 +17,8 @@ pub(crate) trait Runtime {
     /// Replaces each value by the sum of the values of all ranks. The result has the same bits on all ranks.
     fn sum(&mut self, values: Values<'_>) -> Result<(), Error>;
 
-    /// Starts to sum `values` over all ranks, and returns while the sum is still in progress. `reuse` may be the buffer of an
-    /// earlier sum of as many values with the same compression.
+    /// Starts to sum `values` over all ranks, and returns while the sum is still in progress. `reuse` may be the
+    /// buffer of an earlier sum that had the same number of values and the same compression.
     fn start_sum(
         &mut self,
         values: &[f32],
@@ -44,14 +45,14 @@ pub(crate) enum SumBuffer {
     Bf16(SharedBuffer<bf16>),
 }
 
-/// A sum that has started.
+/// A sum of parameters or gradients over all ranks, which may still be in progress.
 pub(crate) enum PendingSum {
     F32(Handle<SharedBuffer<f32>>),
     F16(Handle<SharedBuffer<f16>>),
     Bf16(Handle<SharedBuffer<bf16>>),
 }
 
-/// A sum of a few numbers that has started.
+/// A sum of a few numbers over all ranks, which may still be in progress.
 pub(crate) struct PendingTotals(Handle<Vec<f64>>);
 
 impl Runtime for Group {
@@ -115,8 +116,9 @@ fn reuse_or_allocate<T: Element>(
 }
 
 impl PendingSum {
-    /// Waits for the sums and calls `on_summed` with them. Returns the buffer, which a later sum may reuse. If the ranks sent
-    /// compressed values, the sums are written to `target` first, which must be as long as the values.
+    /// Waits for the sums and calls `on_summed` with them. Returns the buffer, which a later sum may reuse. If the
+    /// ranks sent compressed values, the sums are first written to `target`. The length of `target` must be the
+    /// number of values.
     pub(crate) fn wait(
         self,
         target: &mut [f32],

@@ -11,8 +11,8 @@ use super::recipe::Recipe;
 use super::report::parameters_hash;
 use super::strategies::StrategySpec;
 
-/// By default, a convex model is trained with the whole training set as one batch if the training set holds at most this many
-/// values (rows times features).
+/// If the training set has at most this many values (rows times features), a convex model is by default trained with
+/// the whole training set as one batch.
 const WHOLE_BATCH_VALUES_MAX: usize = 1 << 24;
 /// The approximate number of values that a whole-batch run reads in its default number of epochs. Reading these values
 /// takes a few seconds on one processor.
@@ -230,8 +230,8 @@ fn count_classes(classes: &[u32], class_count: usize) -> Vec<u64> {
     counts
 }
 
-/// Returns the sum of the squared differences between the targets and their mean, with which R² compares the squared errors of
-/// a model. Returns 0 for classes.
+/// Returns the sum of the squared differences between the targets and their mean. R² compares the squared errors of a
+/// model with this sum. Returns 0 for classes.
 pub(crate) fn total_sum_of_squares(samples: &Samples) -> f64 {
     match &samples.targets {
         Targets::Numbers(values) => {

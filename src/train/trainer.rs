@@ -44,8 +44,8 @@ pub(crate) struct Trainer<'a> {
     pub(crate) stopped: bool,
     /// The hash of the parameters at the end of an epoch, if the ranks have not compared it yet.
     unchecked: Option<ReplicaHash>,
-    /// The sum of the losses of this rank's samples in this epoch that `state.position.loss_sum` does not contain yet, because
-    /// the strategy does not exchange losses in every step.
+    /// This rank's part of the epoch's sum of losses, until it is added to `state.position.loss_sum`. 0 if the
+    /// strategy exchanges losses in every step.
     local_loss: f64,
     /// The mean loss of the last completed epoch.
     epoch_loss: f64,
@@ -351,7 +351,7 @@ impl<'a> Trainer<'a> {
         Ok(mean_loss)
     }
 
-    /// Returns the strategy, and the model and optimizer that it updates.
+    /// Returns the strategy, and the model and optimizer that the strategy updates.
     fn strategy_and_replica(&mut self) -> (&mut dyn Strategy, Replica<'_>) {
         let replica = Replica {
             parameters: &mut self.state.parameters,

@@ -6,9 +6,10 @@ use std::net::IpAddr;
 
 use mio::Token;
 
-/// The connections whose handshake is not complete, in the order in which they are closed. A rank sends its hello as soon as it
-/// is connected, so connections that have sent nothing come first. Of several such connections, the oldest one of the
-/// address with the most connections comes first. Each operation takes logarithmic time.
+/// The connections whose handshake is not complete, in the order in which they are closed. A rank sends its hello as
+/// soon as it is connected, so connections that have sent nothing come first. Among the connections that have sent
+/// nothing, the oldest connection of the address with the most such connections comes first. The same rule orders the
+/// connections that have sent data. Each operation takes logarithmic time.
 #[derive(Default)]
 pub(super) struct EvictionOrder {
     silent: Ranking,
@@ -35,7 +36,7 @@ impl EvictionOrder {
         }
     }
 
-    /// Returns the connection to close.
+    /// Returns the connection to close first, or `None` if there are no connections.
     pub(super) fn first(&self) -> Option<Token> {
         self.silent.first().or_else(|| self.talking.first())
     }
@@ -45,7 +46,7 @@ impl EvictionOrder {
 #[derive(Default)]
 struct Ranking {
     by_address: BTreeMap<IpAddr, BTreeSet<Token>>,
-    /// For each address: the number of its connections, and the oldest one.
+    /// For each address: the number of its connections, the oldest of its connections, and the address.
     addresses: BTreeSet<(Reverse<usize>, Token, IpAddr)>,
 }
 
@@ -97,7 +98,8 @@ mod tests {
             order.remove(token, address(last));
             closed.push(token.0);
         }
-        // Address 2 has two silent connections, 4 and 5. After 4 is closed, each address has one: the oldest is closed.
+        // Address 2 has two silent connections, 4 and 5. After 4 is closed, each address has one silent connection,
+        // and the oldest of these is closed.
         assert_eq!(closed, [4, 2, 5, 7, 3, 6]);
         assert!(order.silent.by_address.is_empty() && order.talking.by_address.is_empty());
     }

@@ -1,4 +1,5 @@
-//! Performs [handshakes](crate::wire::handshake) on connections: the dialing side, and the transfer of a handshake's bytes.
+//! Performs [handshakes](crate::wire::handshake) on connections. Contains the handshake of the dialing side, and the
+//! function with which both sides send and receive the messages.
 
 use std::io;
 
@@ -106,7 +107,8 @@ pub(crate) fn advance<S: io::Read + io::Write>(
             Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Ok(count) => {
                 if let Err(error) = handshake.feed(&bytes[..count]) {
-                    // Tell the peer the reason. If this write fails, the first error matters more.
+                    // Tell the peer the reason. Ignore an error of this write, because the error of the handshake is
+                    // returned.
                     let _ = stream.write_all(&handshake.take_output());
                     return Err(error.into());
                 }

@@ -32,10 +32,10 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 pub const PENDING_MAX: usize = 256;
 /// While handshakes are in progress, a rank that is not busy calls [`Listener::serve`] again after at most this time. If the
 /// next call comes later, only this much of the time between the calls counts toward the time-out of the handshakes.
-const SERVED_MAX: Duration = Duration::from_secs(1);
-/// The maximum number of connections that one call of [`Listener::serve`] accepts. Without this limit, programs that connect
-/// again and again could keep the listener from its other connections. The limit is lower than [`PENDING_MAX`], so that a new
-/// connection stays open until the listener has read its hello.
+const SERVE_INTERVAL_MAX: Duration = Duration::from_secs(1);
+/// The maximum number of connections that one call of [`Listener::serve`] accepts. Without this limit, programs that
+/// connect again and again could prevent the listener from serving its other connections. The limit is lower than
+/// [`PENDING_MAX`], so that a new connection stays open until the listener has read its hello.
 const ACCEPTS_MAX: usize = 64;
 const _: () = assert!(ACCEPTS_MAX * 2 <= PENDING_MAX);
 /// The pause before the next attempt to accept when the operating system had no free file descriptor.
@@ -45,8 +45,9 @@ const REFUSED_MAX: usize = 8;
 /// The maximum number of connections that stay open after the reply to a late rank. If the listener closed the
 /// connection at once, a reset could discard the reply.
 const REPLIED_MAX: usize = 64;
-/// The number of connections that the kernel keeps until the process accepts them (`somaxconn` may lower this number). The
-/// kernel does not answer further connections, so their dialers wait and may time out.
+/// The number of established connections that the kernel keeps until the process accepts them. The setting
+/// `somaxconn` may lower this number. The kernel does not answer further connections, so their dialers wait and may
+/// time out.
 const BACKLOG: i32 = 4096;
 /// The token of the listening socket.
 const LISTENER: Token = Token(0);
@@ -82,7 +83,7 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Sends the verdict, which accepts the connection. From then on both ends use the connection as the link.
+    /// Sends the verdict, which accepts the connection. After that, both ends use the connection as the link.
     ///
     /// # Errors
     ///
@@ -117,8 +118,8 @@ struct IncomingHandshake {
     stream: TcpStream,
     address: SocketAddr,
     handshake: Acceptor,
-    /// The time that counts toward the time-out: at most [`SERVED_MAX`] for each interval between two calls of
-    /// [`Listener::serve`].
+    /// The time that counts toward the time-out: at most [`SERVE_INTERVAL_MAX`] for each interval between two calls
+    /// of [`Listener::serve`].
     elapsed: Duration,
 }
 
@@ -133,7 +134,7 @@ pub struct Listener {
     socket: TcpListener,
     identity: Identity,
     pending: BTreeMap<Token, IncomingHandshake>,
-    /// Which of the pending connections to close if there are too many.
+    /// The order in which pending connections are closed if there are too many.
     eviction: EvictionOrder,
     accepted: VecDeque<Accepted>,
     /// Whether connections may wait to be accepted. The kernel reports each waiting connection only once.
@@ -219,12 +220,13 @@ impl Listener {
         self.accepted.remove(index)
     }
 
-    /// Returns the ranks that were refused first, each rank once.
+    /// Returns the first `REFUSED_MAX` ranks that were refused, each rank once.
     pub fn refused(&self) -> impl Iterator<Item = &RefusedRank> {
         self.refused.iter()
     }
 
-    /// Sends the result of `reply` to each rank that registers from now on, because the job already runs or cannot start.
+    /// Call this method when the job runs or cannot start: from now on, each rank that registers gets the result of
+    /// `reply`.
     pub fn reply_to_late_ranks(&mut self, reply: impl Fn(Rank) -> Vec<u8> + Send + 'static) {
         self.late_reply = Some(Box::new(reply));
     }
@@ -262,8 +264,9 @@ impl Listener {
     /// Returns when [`Listener::serve`] must be called again, even if there is no event.
     pub fn next_deadline(&self) -> Option<Duration> {
         let longest = self.pending.values().map(|pending| pending.elapsed).max();
-        let handshakes =
-            longest.map(|longest| self.served_at + HANDSHAKE_TIMEOUT.saturating_sub(longest).min(SERVED_MAX));
+        let handshakes = longest.map(|longest| {
+            self.served_at + HANDSHAKE_TIMEOUT.saturating_sub(longest).min(SERVE_INTERVAL_MAX)
+        });
         let accept = self.may_have_waiting.then_some(self.accept_at);
         handshakes.into_iter().chain(accept).chain(self.log.deadline()).min()
     }
@@ -327,7 +330,7 @@ impl Listener {
         self.continue_handshake(now, token);
     }
 
-    /// Closes the connection that is least likely to be a rank's.
+    /// Closes the pending connection that is least likely to belong to a rank.
     fn evict(&mut self, now: Duration) {
         let Some(token) = self.eviction.first() else { return };
         let Some(IncomingHandshake { address, .. }) = self.remove_pending(token) else { return };
@@ -413,7 +416,7 @@ impl Listener {
 
     /// Updates the elapsed time of all handshakes, and closes the connections whose time-out is over.
     fn expire(&mut self, now: Duration) {
-        let elapsed = now.saturating_sub(self.served_at).min(SERVED_MAX);
+        let elapsed = now.saturating_sub(self.served_at).min(SERVE_INTERVAL_MAX);
         self.served_at = now;
         let Self { pending, eviction, log, .. } = self;
         pending.retain(|&token, pending| {

@@ -27,7 +27,7 @@ pub enum TransferResult {
     Blocked,
     /// The link is lost and will not be opened again; the text says why.
     Lost(String),
-    /// The peer has sent invalid data; the text says what is wrong. A link returns this error once. Bytes that are
+    /// The peer has sent invalid data; the text says what is wrong. A link returns this result once. Bytes that are
     /// received later are meaningless.
     Corrupt(String),
 }
@@ -42,7 +42,7 @@ pub trait Transport {
     /// Returns whether the link to `peer` has been opened and is not known to be lost.
     fn is_open(&self, peer: Rank) -> bool;
 
-    /// Sends the parts one after another, as many bytes as the link accepts without blocking.
+    /// Sends as many bytes of the parts, one after another, as the link accepts without blocking.
     fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult;
 
     /// Receives the bytes that have arrived, and fills the parts with them one after another.
@@ -51,8 +51,8 @@ pub trait Transport {
     /// Closes the sending direction of the link to `peer`. Data from the peer can still be received.
     fn finish(&mut self, peer: Rank);
 
-    /// Returns a peer that has opened a link which this rank did not request, if there is one. Each such link is
-    /// returned once.
+    /// Returns a peer that has opened a link to this rank although this rank did not request the link, or `None` if
+    /// there is no such peer. Each such link is returned once.
     fn take_incoming(&mut self) -> Option<Rank>;
 
     /// Returns the name of the transport, as benchmarks print it.

@@ -8,11 +8,12 @@ use mio::{Events, Poll, Registry, Token, Waker};
 
 /// The maximum number of events that one wait returns.
 const EVENTS_MAX: usize = 256;
-/// The longest wait. The kernel counts milliseconds in 31 bits, so a longer wait ends early, after a day.
+/// The longest wait. The kernel counts the milliseconds of a timeout in 31 bits. So a wait with a longer timeout than
+/// this ends early, after a day.
 const TIMEOUT_MAX: Duration = Duration::from_hours(24);
 /// The token of [`Poller::waker`]. Events with this token are not returned.
 const WAKER: Token = Token(1);
-/// The lowest token for sockets of the poller's owner.
+/// The lowest token that the owner of a poller may give to a socket.
 pub(super) const FIRST_TOKEN: usize = 2;
 
 /// An event on a socket.

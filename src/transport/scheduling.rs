@@ -9,12 +9,12 @@ const NO_FLAGS: libc::c_uint = 0;
 
 /// Asks the scheduler to give the calling thread short time slices, so that the thread runs soon after it is woken.
 ///
-/// A thread that moves bytes is woken often and runs for microseconds. If threads that compute share its processor,
-/// and all slices are equally long, the thread that moves bytes waits for the end of a slice each time, and the peers
-/// of this rank wait too. Short slices do not change the thread's share of the processor. Linux uses the requested
-/// slice of a `SCHED_OTHER` thread from version 6.12 on (sched(7); theory: Stoica and Abdel-Wahab, "Earliest eligible
-/// virtual deadline first", 1995), and earlier versions ignore it. The attributes of a thread with another policy are
-/// not changed.
+/// A thread that moves bytes is woken often and runs for microseconds. Suppose that threads that compute run on the
+/// same processor, with equally long slices. The thread that moves bytes then waits for the end of another thread's
+/// slice whenever it is woken, and the peers of this rank wait too. Short slices do not change the thread's share of
+/// the processor. From version 6.12 on, Linux gives a `SCHED_OTHER` thread slices of the requested length (sched(7);
+/// theory: Stoica and Abdel-Wahab, "Earliest eligible virtual deadline first", 1995). Earlier versions ignore the
+/// request. If the thread has another scheduling policy than `SCHED_OTHER`, this function changes nothing.
 ///
 /// # Errors
 ///
@@ -61,7 +61,7 @@ mod tests {
         for _ in 0..2 {
             request_short_slices().unwrap();
             let after = read_attributes().unwrap();
-            // Kernels before 6.12 return 0.
+            // Kernels before 6.12 report a slice of 0.
             assert!([0, TIME_SLICE_NS].contains(&after.sched_runtime), "{} ns", after.sched_runtime);
             assert_eq!(
                 (after.sched_policy, after.sched_nice, after.sched_flags),

@@ -1,10 +1,10 @@
 //! A simulated network with virtual time. The simulated network has delays, short reads and writes, broken links and
 //! corrupted data, all of which depend on a seed.
 //!
-//! The simulation runs in one thread: the [`SimTransport`]s of all ranks share a [`SimNetwork`], whose clock moves only in
-//! [`SimNetwork::advance`]. Links are ordered streams, like TCP connections, but data on different links arrive in any order. A
-//! link is open once one end has requested it, the delay of the handshake is over, and the other end has handled the request.
-//! Runs with the same seed are identical.
+//! The simulation runs in one thread: the [`SimTransport`]s of all ranks share a [`SimNetwork`], whose clock moves
+//! only in [`SimNetwork::advance`]. Links are ordered streams, like TCP connections, but data on different links
+//! arrive in any order. A link is open when one end has requested the link, the delay of the handshake is over, and
+//! the other end has handled the request. Runs with the same seed are identical.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -23,7 +23,7 @@ use crate::types::Rank;
 pub struct SimConfig {
     /// The seed of every random choice.
     pub seed: u64,
-    /// The minimum time from a send to its arrival.
+    /// The minimum time from a send to the arrival of its data.
     pub latency: Duration,
     /// The maximum of the random delay that is added for each send.
     pub jitter: Duration,
@@ -40,7 +40,7 @@ pub struct SimConfig {
 /// A fault at a moment of virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// A rank's process ends. The links of this rank close after all data that the rank had sent have arrived.
+    /// A rank's process ends. The rank's links close when all data that the rank had sent have arrived.
     Kill {
         /// The rank whose process ends.
         rank: Rank,
@@ -101,16 +101,16 @@ pub struct SimNetwork {
 
 struct SimLink {
     requested_by: Rank,
-    /// When the other rank can see the request.
+    /// The time at which the request arrives at the other rank.
     arrives: Duration,
-    /// The time from which the requesting rank can use the link, and the time from which the other rank can use the link.
-    /// `None` until the other rank has handled the request.
+    /// Two times: when the requesting rank can use the link, and when the other rank can use the link. `None` until
+    /// the other rank has handled the request.
     opens: Option<(Duration, Duration)>,
 }
 
 #[derive(Default)]
 struct SimPipe {
-    /// The pieces in flight, each with the time at which all of it has arrived.
+    /// The pieces of data in flight, each with the time at which the whole piece has arrived.
     in_flight: VecDeque<(Duration, VecDeque<u8>)>,
     bytes: usize,
     /// The time at which the last byte sent so far arrives.
@@ -146,8 +146,8 @@ impl SimNetwork {
         self.now
     }
 
-    /// Returns the number of bytes sent and received so far. While this number changes, do not advance the clock: after one
-    /// rank has received data, another rank may be able to send.
+    /// Returns the number of bytes sent and received so far. While this number changes, do not advance the clock,
+    /// because each received byte may allow another rank to send.
     pub fn bytes_moved(&self) -> u64 {
         self.bytes_moved
     }
@@ -191,7 +191,7 @@ impl SimNetwork {
         self.links.insert(ends, SimLink { requested_by: from, arrives, opens: None });
     }
 
-    /// Accepts, on behalf of `rank`, all requests for links that have arrived.
+    /// Accepts all requests for links that have arrived at `rank`.
     fn accept_links(&mut self, rank: Rank) {
         let verdict_arrives = self.now + self.config.latency + self.jitter();
         let is_requested = |link: &&mut SimLink| link.requested_by != rank && link.opens.is_none();

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::panic::Location;
 
-/// The number of bytes at the end of a file's path that are shown.
+/// Of a file's path, at most this number of bytes is shown: the end of the path.
 const FILE_BYTES_MAX: usize = 60;
 
 /// A line of the caller's program. Error messages show the line, for example as `train.py:12`.
 ///
-/// If the program is in Rust, this is the line of the call. A binding to another language sets the line with
+/// For a program in Rust, the site is the line of the call. A binding to another language sets the line with
 /// [`group::at`](crate::group::at).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Site {

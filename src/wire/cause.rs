@@ -14,7 +14,8 @@ use crate::types::{Algorithm, Contract, DType, GROUP_FLAGS, Operation, Rank, Red
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// A process ended, or the network between two ranks failed. The reporting rank cannot tell which.
+    /// A process ended, or the network between two ranks failed. The rank that reports the failure cannot distinguish
+    /// these two cases.
     #[error(
         "rank {seen_by}'s connection to rank {rank} on {host} was lost: {detail}; {}",
         advice(*seen_by, *rank, detail)
@@ -107,8 +108,8 @@ fn advice(seen_by: Rank, rank: Rank, detail: &str) -> String {
     format!("see the output of rank {rank}, and if that rank still runs, {network}")
 }
 
-/// Returns whether the error of a connection means that no answer came from the other host. If only the process at the other end
-/// has ended, its host answers, and the error is another one.
+/// Returns whether `detail`, the error of a connection, means that no answer came from the other host. If only the
+/// process on the other host has ended, the other host still answers, with another error.
 pub fn is_without_answer(detail: &str) -> bool {
     let errors = [Errno::TIMEDOUT, Errno::HOSTUNREACH, Errno::HOSTDOWN, Errno::NETUNREACH, Errno::NETDOWN];
     let is_error = |error: &Errno| detail.contains(&format!("(os error {})", error.raw_os_error()));
@@ -135,8 +136,9 @@ const _: () = assert!(2 * (TEXT_BYTES_MAX as usize + 2) + 128 <= CONTROL_BYTES_M
 impl Cause {
     /// Combines this cause with a cause that a peer has sent. The order in which several causes are combined does not matter.
     ///
-    /// Merges two causes about the same mismatch, and two missed deadlines. Otherwise keeps one cause: the cause whose
-    /// kind more likely explains the other kind, or, if both have the same kind, the cause with the lower rank.
+    /// Merges two causes about the same mismatch, and two missed deadlines. Otherwise keeps only one cause: the cause
+    /// whose kind more likely explains the other cause. Of two causes of the same kind, keeps the cause with the
+    /// lower rank.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         match (self, other) {
@@ -156,12 +158,14 @@ impl Cause {
         }
     }
 
-    /// Returns whether other ranks may know more about this cause, so that this rank should wait for their messages.
+    /// Returns whether other ranks may know more about this cause. If so, this rank should wait for messages from the
+    /// other ranks.
     pub fn may_grow(&self) -> bool {
         matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
     }
 
-    /// Adds the file and line of `rank`'s call to a mismatch that names `rank` but not this line.
+    /// If this cause is a mismatch that names `rank`, but not yet the line of its call, adds `site`, the file and
+    /// line of this call.
     pub fn add_site(&mut self, rank: Rank, site: &str) {
         if let Self::Mismatch { first, first_site, second, second_site, .. } = self {
             for (who, known) in [(*first, first_site), (*second, second_site)] {
@@ -172,7 +176,8 @@ impl Cause {
         }
     }
 
-    /// If only one of two causes about the same mismatch has a call's file and line, adds these to the other cause.
+    /// Both causes are about the same mismatch. If only one cause has the file and line of a call, adds the file and
+    /// line to the other cause.
     fn exchange_sites(&mut self, other: &mut Self) {
         if self.precedence() != other.precedence() || self.encoded_contracts() != other.encoded_contracts() {
             return;
@@ -204,8 +209,8 @@ impl Cause {
         }
     }
 
-    /// Returns the encoded contracts of a mismatch. Two mismatches can have the same ranks and the same number, because
-    /// the messages in the two directions of a link are numbered separately. Then only their contracts differ.
+    /// Returns the encoded contracts of a mismatch. Messages in the two directions of a link are numbered separately.
+    /// Two mismatches can therefore have the same ranks and the same number, and differ only in their contracts.
     fn encoded_contracts(&self) -> Vec<u8> {
         let mut contracts = Vec::new();
         if let Self::Mismatch { first_asked, second_asked, .. } = self {
@@ -402,7 +407,8 @@ mod tests {
         assert_eq!(message, "é".repeat(512));
     }
 
-    /// Regression test: if a host did not answer, the advice was to read the output of the rank on this host.
+    /// Regression test: before the fix, if a host did not answer, the error advised to read the output of the rank on
+    /// this host.
     #[test]
     fn only_the_network_is_suspect_if_a_host_does_not_answer() {
         let error = |error: Errno| std::io::Error::from(error).to_string();

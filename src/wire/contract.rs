@@ -14,7 +14,8 @@ pub fn contract_to_words(contract: &Contract) -> [u64; CONTRACT_WORDS] {
     [u64::from_le_bytes(codes), u64::from(root.get()), count, u64::from(layout)]
 }
 
-/// Decodes the contract in the first [`CONTRACT_WORDS`] words. Returns `None` if they are not a valid contract.
+/// Decodes the contract in the first [`CONTRACT_WORDS`] words. Returns `None` if these words are not a valid
+/// contract.
 pub fn contract_from_words(words: &[u64]) -> Option<Contract> {
     let &[codes, root, count, layout] = words.first_chunk::<CONTRACT_WORDS>()?;
     let [operation, dtype, reduction, algorithm, 0, 0, 0, 0] = codes.to_le_bytes() else { return None };

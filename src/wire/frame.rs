@@ -5,7 +5,7 @@ use crate::types::{Algorithm, Contract, DType, Operation, Rank, ReduceOp};
 
 /// The length of a frame's header in bytes.
 pub const HEADER_BYTES: usize = 64;
-/// The maximum payload of a data frame in bytes: one segment.
+/// The maximum length of a data frame's payload in bytes. The payload of a data frame is one segment.
 pub const SEGMENT_BYTES_MAX: usize = 4 << 20;
 /// The maximum payload of a control frame in bytes.
 pub const CONTROL_BYTES_MAX: usize = 4096;
@@ -13,8 +13,8 @@ pub const CONTROL_BYTES_MAX: usize = 4096;
 const MAGIC: [u8; 2] = *b"RF";
 /// The flag for a header that contains the payload's checksum.
 const FLAG_PAYLOAD_CRC: u8 = 1;
-/// The flag for a segment that was sent on credit, that is, before its sender received a ready frame for it.
-/// `docs/flow-control.md` describes the limits of credit.
+/// The flag for a segment that was sent on credit, that is, before the sender received a ready frame for the
+/// operation. `docs/flow-control.md` describes the limits of credit.
 const FLAG_EAGER: u8 = 2;
 
 const _: () = assert!(CONTROL_BYTES_MAX <= SEGMENT_BYTES_MAX);
@@ -29,13 +29,14 @@ pub enum FrameKind {
     Abort = 2,
     /// The sender leaves the job without a failure. A goodbye is the last frame of its sender.
     Goodbye = 3,
-    /// The sender of this frame has begun the operation. Of the steps in which its peer sends to it, the peer may now
-    /// send the data of the first `offset` steps. Credit does not limit these data.
+    /// The sender of this frame has begun the operation. `offset` counts the steps in which the receiver of this
+    /// frame sends to the sender of this frame: the receiver may now send the data of the first `offset` such steps.
+    /// Credit does not limit these data.
     Ready = 4,
-    /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the total number of bytes
-    /// that the peer sent on credit and that were consumed since the link was opened.
+    /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the number of bytes sent
+    /// on credit that the sender of this frame has consumed since the link was opened.
     Credit = 5,
-    /// The sender has data for the operation that it may not send on credit.
+    /// The sender of this frame has data for the operation, but may not send the data on credit.
     Announce = 6,
     /// The sender has changed the shared memory of the two ranks while the receiver was asleep.
     Wake = 7,
@@ -70,10 +71,11 @@ pub struct FrameHeader {
     /// The arguments of the sender's call: operation, element type, count and so on. The receiver compares these
     /// arguments with those of its own call.
     pub contract: Contract,
-    /// The number of the step among the operation's steps from this sender to this receiver, counted from 0.
+    /// The number of the step, counted from 0, among the steps of the operation in which this sender sends to this
+    /// receiver.
     pub message: u32,
-    /// The index of the segment's first element within its step. Ready and credit frames use this field differently: see
-    /// [`FrameKind`].
+    /// The index of the segment's first element within the data of the step. Ready and credit frames use this field
+    /// differently: see [`FrameKind`].
     pub offset: u64,
     /// Whether the segment was sent on credit, before the sender knew that the receiver is ready.
     pub eager: bool,
@@ -114,7 +116,7 @@ pub enum HeaderError {
 }
 
 impl FrameHeader {
-    /// The values of the fields that a header does not set.
+    /// A header with the default value of each field, for fields that a frame does not use.
     pub const EMPTY: Self = Self {
         kind: FrameKind::Goodbye,
         group: 0,

@@ -2,10 +2,10 @@
 //! it knows the job's secret.
 //!
 //! The dialer sends its hello with a nonce. The acceptor answers with its nonce and an HMAC-SHA256 over both hellos.
-//! The dialer sends an HMAC under another label, so that a dialer cannot send the acceptor's proof back as its own.
-//! The acceptor answers with its verdict, which accepts or refuses the connection. No frame is read before the
-//! verdict. Both sides are state machines without IO: [`Handshake::wanted`] returns how many bytes a side needs next,
-//! and [`Handshake::feed`] processes received bytes.
+//! The dialer then sends an HMAC under another label. Because the labels differ, a dialer cannot send the acceptor's
+//! proof back as its own. The acceptor answers with its verdict, which accepts or refuses the connection. No frame is
+//! read before the verdict. Both sides are state machines without IO: [`Handshake::wanted`] returns how many bytes a
+//! side needs next, and [`Handshake::feed`] processes received bytes.
 
 use super::VERSION;
 use super::reader::{Excerpt, Reader};

@@ -32,8 +32,8 @@ fn acceptor(job: &Job, secret_text: &[u8]) -> Acceptor {
     Acceptor::new(secret(secret_text), job.clone(), Some(Rank::new(2)), [2; 32])
 }
 
-/// Passes messages between the two sides, in pieces of `piece_bytes`, until neither side sends any more. Returns the results of
-/// the dialer and the acceptor.
+/// Passes messages between the two sides, in pieces of `piece_bytes` bytes, until neither side has more to send.
+/// Returns the results of the dialer and the acceptor.
 fn run_handshake(
     dialer: &mut Dialer,
     acceptor: &mut Acceptor,

@@ -60,8 +60,8 @@ pub struct SilentLink {
     pub is_acknowledged: bool,
 }
 
-/// Displays [`Cause::Timeout`](super::Cause::Timeout): first the faulty links, or the ranks that probably cause the delay. Then
-/// which rank waits for which ranks.
+/// Displays [`Cause::Timeout`](super::Cause::Timeout). The text begins with the faulty links or, if there are none,
+/// with the ranks that probably cause the delay. The text then says which rank waits for which ranks.
 pub(super) struct MissedDeadline<'a> {
     pub(super) timeout_ms: u64,
     pub(super) waiting: &'a [Waiting],
@@ -92,7 +92,7 @@ impl fmt::Display for MissedDeadline<'_> {
 }
 
 impl MissedDeadline<'_> {
-    /// Writes the ranks that others wait for and that do not wait themselves.
+    /// Writes the ranks for which other ranks wait, although these ranks themselves do not wait for any rank.
     fn write_culprits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let waits = |rank: Rank| self.waiting.iter().any(|waiting| waiting.rank == rank);
         let awaited = self.waiting.iter().flat_map(|waiting| &waiting.awaited);
@@ -163,7 +163,7 @@ pub(super) fn join_links(links: Vec<SilentLink>, more: Vec<SilentLink>) -> Vec<S
     known.into_values().take(LINKS_MAX).collect()
 }
 
-/// Appends the waiting ranks and the links.
+/// Appends the waiting ranks and the links to `out`.
 pub(super) fn put_all(out: &mut Vec<u8>, waiting: &[Waiting], links: &[SilentLink]) {
     out.push(waiting.len().min(WAITING_MAX) as u8);
     for waiting in waiting.iter().take(WAITING_MAX) {

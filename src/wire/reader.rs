@@ -40,12 +40,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns at most the first `length_max` bytes of the text, cut between characters.
+/// Returns the beginning of the text: as many whole characters as fit into `length_max` bytes.
 pub(super) fn truncate(text: &str, length_max: u16) -> String {
     text[..text.floor_char_boundary(text.len().min(usize::from(length_max)))].to_owned()
 }
 
-/// Cuts a text to at most `length_max` bytes, and appends its length and the text.
+/// Appends the length of a text (16 bits) and then the text to `out`. A longer text is cut to at most `length_max`
+/// bytes.
 pub(super) fn put_text(out: &mut Vec<u8>, text: &str, length_max: u16) {
     let end = text.floor_char_boundary(text.len().min(usize::from(length_max)));
     out.extend_from_slice(&(end as u16).to_le_bytes());

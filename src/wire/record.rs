@@ -13,7 +13,7 @@ const CHECKED_BYTES: usize = RECORD_HEADER_BYTES - 4;
 /// The header of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// The number of the record among those that its sender sends over the link, counted from 0.
+    /// The number of the record, counted from 0. The sender of a link numbers its records in the order of the stream.
     pub number: u64,
     /// The number of bytes after the header; `None` for the last record, which ends where its connection ends.
     pub length: Option<u32>,
@@ -26,9 +26,9 @@ pub enum RecordError {
     /// The checksum of the header is wrong.
     #[error("a record's header is corrupt (checksum {found:08x}, should be {expected:08x})")]
     Checksum {
-        /// The checksum of the header's bytes.
+        /// The checksum that was computed from the header's other bytes.
         expected: u32,
-        /// The checksum in the header.
+        /// The checksum that the header contains.
         found: u32,
     },
     /// The record is longer than the limit.

@@ -43,8 +43,8 @@ impl Secret {
         }
     }
 
-    /// Returns the value for a job without a secret. Such a job may use loopback addresses only, and any process of this
-    /// machine can join it.
+    /// Returns the value for a job without a secret. A job without a secret may use loopback addresses only, and any
+    /// process of this machine can join the job.
     pub fn none() -> Self {
         Self(Vec::new())
     }

@@ -125,7 +125,7 @@ fn without_checks_the_table_says_not_applicable() {
     assert!(table.contains("# Out of bounds values : N/A"), "{table}");
 }
 
-/// A reader such as `head` may close the pipe before `ringbench` has printed its table. `ringbench` must then still finish
+/// Even if a reader such as `head` closes the pipe before `ringbench` has printed its table, `ringbench` must finish
 /// and exit with 0.
 #[test]
 fn a_closed_standard_output_is_ignored() {

@@ -23,7 +23,8 @@ fn allowed_processors() -> Vec<usize> {
     parse_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).unwrap())
 }
 
-/// Parses the output of [`SCRIPT`]. Returns the processors and the number of threads of each rank, in rank order.
+/// Parses the output of [`SCRIPT`]. Returns, for each rank in rank order, its processors and the value of
+/// `OMP_NUM_THREADS`.
 fn parse_shares(done: &FinishedProgram) -> Vec<(Vec<usize>, usize)> {
     assert_eq!(done.code(), Some(0), "{}", done.stderr());
     let share = |line: &String| {
@@ -73,7 +74,8 @@ fn bindings_are_reported_and_can_be_turned_off() {
     assert!(parse_shares(&done).iter().all(|(share, _)| *share == allowed_processors()));
 }
 
-/// taskset, Slurm and containers set the affinity mask of the processes that they start.
+/// ringrun itself may be limited to some processors: taskset, Slurm and containers set the affinity mask of the
+/// processes that they start.
 #[test]
 fn an_inherited_affinity_mask_is_respected() {
     let Some(&last) = allowed_processors().last() else { return };
@@ -121,8 +123,8 @@ fn a_job_finds_that_another_job_uses_all_processors() {
     finish(first);
 }
 
-/// Regression test: the error did not say which value of `--bind-to` to use instead, and showed how to print the
-/// help.
+/// Regression test: before the fix, the error did not say which value of `--bind-to` to use instead, but how to print
+/// the help.
 #[test]
 fn a_bind_to_value_of_another_launcher_is_refused_with_one_sentence() {
     let done = run(&mut ringrun(&["-n", "2", "--bind-to", "socket", "true"]));
@@ -130,8 +132,9 @@ fn a_bind_to_value_of_another_launcher_is_refused_with_one_sentence() {
     assert_eq!((done.code(), done.stderr().as_str()), (Some(2), sentence));
 }
 
-/// Forbids `sched_setaffinity` (203 on x86-64, 122 on aarch64) as a sandbox does, and then runs its arguments. The program of
-/// the filter says: load the number of the system call; if it is this one, return EPERM; otherwise allow it.
+/// A Python script that forbids the system call `sched_setaffinity` (203 on x86-64, 122 on aarch64), as a sandbox
+/// does, and then runs the command in its arguments. The instructions of the seccomp filter are: load the number of
+/// the system call; if it is the number of `sched_setaffinity`, return EPERM; otherwise allow the call.
 const SANDBOX: &str = "
 import ctypes, os, platform, struct, sys
 number = {'x86_64': 203, 'aarch64': 122}[platform.machine()]
@@ -143,8 +146,8 @@ assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, filter, 0, 0) == 0, os.strerr
 os.execv(sys.argv[1], sys.argv[1:])
 ";
 
-/// Regression test: ranks ran unbound without a message, and `--report-bindings` printed processors to which no rank
-/// was bound.
+/// Regression test: before the fix, ranks ran unbound without a message, and `--report-bindings` printed processors
+/// to which no rank was bound.
 #[test]
 fn a_sandbox_that_forbids_binding_causes_one_warning() {
     let mut command = std::process::Command::new("python3");

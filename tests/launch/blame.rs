@@ -1,7 +1,7 @@
-//! Tests that ringrun blames rank 2, which fails while the other ranks wait in a barrier. The other ranks fail only because
-//! rank 2 has failed.
+//! Tests that ringrun blames the rank that failed first. Rank 2 fails while the other ranks wait in a barrier, and
+//! the other ranks then fail because rank 2 has failed.
 //!
-//! Each rank is a process that runs only the test `program_of_a_rank` of this test program.
+//! Each rank runs this test program with a filter, so that only the test `program_of_a_rank` runs.
 
 use std::error::Error;
 use std::process::exit;
@@ -12,7 +12,7 @@ use ringtrain::Group;
 /// The environment variable that says how rank 2 fails.
 const FAILURE_VARIABLE: &str = "LAUNCH_BLAME_FAILURE";
 
-/// The program that ringrun starts for each rank. As an ordinary test, without ringrun, this function does nothing.
+/// The program that ringrun starts for each rank. If the test program runs without ringrun, this test does nothing.
 #[test]
 fn program_of_a_rank() -> Result<(), Box<dyn Error>> {
     let Ok(failure) = std::env::var(FAILURE_VARIABLE) else { return Ok(()) };

@@ -145,8 +145,8 @@ fn no_process_is_left_when_ringrun_is_killed_while_it_starts() {
     let script = "sleep 1000 & setsid sleep 1000 & sleep 1000";
     for step in 0..12 {
         let mut child = ringrun_script(&["-n", "16"], script).env("DIR", folder.path()).spawn().unwrap();
-        // Kill ringrun after a different time in each round, and not when a condition is met, because no condition
-        // marks the different moments of its start.
+        // Each round kills ringrun after a different time. The test waits for no condition, because none marks these
+        // moments of ringrun's start.
         std::thread::sleep(Duration::from_millis(step * 2));
         child.kill().unwrap();
         child.wait().unwrap();

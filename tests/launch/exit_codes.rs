@@ -97,8 +97,8 @@ fn wrong_arguments_and_files_are_reported_with_the_right_exit_codes() {
     }
 }
 
-/// ringtrain cannot join a job that torchrun started. Without this error, each of the four processes would train
-/// alone.
+/// ringtrain cannot join a job that torchrun started. If ringtrain did not refuse to run, each of the four processes
+/// would train alone.
 #[test]
 fn ringtrain_refuses_to_run_under_torchrun() {
     let done = Command::new(env!("CARGO_BIN_EXE_ringtrain")).env("WORLD_SIZE", "4").output().unwrap();

@@ -1,6 +1,6 @@
 //! Tests of jobs of two ranks on two hosts, while the network between the hosts stops delivering packets. The hosts
-//! are network namespaces, so these tests need root's rights and iproute2. Without these, the tests print that they
-//! are skipped. Each test takes about 3 s, so the tests run only with `tools/test --full`.
+//! are network namespaces, so these tests need root's rights and iproute2. Without root's rights or iproute2, the
+//! tests print that they are skipped. Each test takes about 3 s, so the tests run only with `tools/test --full`.
 
 use std::fs;
 use std::path::Path;
@@ -131,7 +131,8 @@ fn blames_only_the_network(error: &str) -> bool {
     is_named && !error.contains("hangs")
 }
 
-/// Regression test: each rank reported that the program on the other rank hangs, is stopped or is slow.
+/// Regression test: before the fix, each rank reported that the program on the other rank hangs, is stopped or is
+/// slow.
 #[test]
 fn an_address_that_changes_during_a_job_is_reported_as_a_network_problem() {
     let change = |hosts: &Hosts| {
@@ -143,7 +144,8 @@ fn an_address_that_changes_during_a_job_is_reported_as_a_network_problem() {
     }
 }
 
-/// Regression test: each rank reported that the program on the other rank hangs, is stopped or is slow.
+/// Regression test: before the fix, each rank reported that the program on the other rank hangs, is stopped or is
+/// slow.
 #[test]
 fn packets_that_are_lost_because_of_their_size_are_reported_as_a_network_problem() {
     let both = |hosts: &Hosts| [0, 1].into_iter().for_each(|host| hosts.drop_large_packets_from(host));

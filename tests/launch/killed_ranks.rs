@@ -21,7 +21,8 @@ const ENDLESS: [&str; 6] = ["--epochs", "1000000", "--report", "report.json", "-
 /// The names of the tested transports: shared memory, TCP, and two simulated hosts with two ranks each (`hosts`).
 const TRANSPORTS: [&str; 3] = ["shm", "tcp", "hosts"];
 
-/// Starts ranks in the folder, with a peers file (a list of the addresses of all ranks) and without a launcher.
+/// Starts `n` ranks in the folder without a launcher. The ranks find each other by a peers file, which lists the
+/// addresses of all ranks.
 fn start_with_peers_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
     fs::write(folder.join("hosts.txt"), crate::util::ranks::peers_text(n)).unwrap();
     (0..n)
@@ -112,7 +113,8 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
     {
         let folder = tempfile::tempdir().unwrap();
         let ranks = start_with_peers_file(folder.path(), 4, transport);
-        // Wait until every rank has connected to rank 0. Before that, a rank can only report that rank 0 did not answer.
+        // Wait until every rank has connected to rank 0. A rank that has not connected can only report that rank 0
+        // did not answer.
         let rank0: SocketAddr = fs::read_to_string(folder.path().join("hosts.txt"))
             .unwrap()
             .lines()
@@ -142,8 +144,8 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
     }
 }
 
-/// Regression test: after 25 of 276 kills, the job ended only after 2 s, because the launcher knew of the death of a rank and did
-/// not tell the ranks that waited for it.
+/// Regression test: before the fix, the job ended only after 2 s in 25 of 276 kills. The launcher knew that a rank
+/// had died, but did not tell the ranks that waited for this rank.
 #[test]
 fn a_job_ends_soon_after_a_rank_is_killed_at_a_random_moment() {
     let seed = std::env::var("KILLS_SEED").map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
@@ -152,7 +154,7 @@ fn a_job_ends_soon_after_a_rank_is_killed_at_a_random_moment() {
     let mut times: Vec<Duration> = (0..count)
         .map(|kill| {
             let victim = random.random_range(0..4);
-            // The job starts within about 150 ms.
+            // The delays also cover the start of the job, which takes about 150 ms.
             let delay = Duration::from_micros(random.random_range(0..300_000));
             let case = format!("KILLS_SEED={seed}, kill {kill}: rank {victim} after {delay:?}");
             let took = kill_after(victim, delay, ["auto", "tcp"][kill % 2]);
@@ -227,8 +229,8 @@ fn ringrun_reports_the_rank_that_was_killed_and_leaves_no_process() {
     }
 }
 
-/// Regression test: ringrun knew that a rank had died, but did not tell the ranks that waited for it. They waited until ringrun
-/// stopped them.
+/// Regression test: before the fix, ringrun knew that a rank had died, but did not tell the ranks that waited for
+/// this rank. The waiting ranks ended only when ringrun stopped them.
 #[test]
 fn other_ranks_name_a_rank_that_dies_before_it_registers() {
     let script = r#"[ "$RING_RANK" = 1 ] && kill -9 $$; exec "$0" --start-timeout 10"#;

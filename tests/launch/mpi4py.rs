@@ -8,8 +8,8 @@ use std::process::Command;
 use crate::util::{FinishedProgram, processes_with_environment, ringrun, run, wait_until};
 use tempfile::TempDir;
 
-/// The source of a fake module `ringtrain.mpi.path`. The module prints the directory of ringtrain's `mpi4py`, and writes a line
-/// to a file each time the module runs.
+/// The source of a fake module `ringtrain.mpi.path`. The fake module prints the directory of ringtrain's `mpi4py`.
+/// Each time the module runs, it also appends a line to a file.
 const PRINT_DIRECTORY: &str = "
 import os
 home = os.environ['HOME_OF_FAKES']
@@ -18,7 +18,7 @@ print('a line before the directory')
 print(home + '/shim')
 ";
 
-/// A Python script that prints which `mpi4py` the script imports, and the variable `PYTHONPATH`.
+/// A Python script that imports `mpi4py`, and prints which package it has imported and the variable `PYTHONPATH`.
 const SCRIPT: &str = "from mpi4py import MPI; import os; print(MPI.NAME, os.environ['PYTHONPATH'])";
 
 /// Returns whether python3 is on PATH. If not, prints that the test is skipped.
@@ -67,7 +67,7 @@ fn with_the_mpi4py_option_every_rank_imports_mpi4py_from_ringtrain() {
     let script = format!("exec python3 -c \"{SCRIPT}\"");
     let cases: [(&[&str], &[&str], String); 4] = [
         (&[], &["python3", "-c", SCRIPT], format!("ringtrain {shown}/shim:{shown}/packages")),
-        // The command is a shell and not a Python interpreter.
+        // In this case the command is a shell and not a Python interpreter.
         (&[], &["sh", "-c", &script], format!("ringtrain {shown}/shim:{shown}/packages")),
         (
             &["-x", "PYTHONPATH"],
@@ -93,7 +93,8 @@ fn with_the_mpi4py_option_every_rank_imports_mpi4py_from_ringtrain() {
     assert_eq!(done.stdout(), format!("installed {shown}/packages\n"));
 }
 
-/// Regression test: with an installed MPI, each of two ranks was a world of size 1, and the program printed its result twice.
+/// Regression test: before the fix, each of two ranks imported an installed mpi4py and was a world of size 1, so the
+/// program printed its result twice.
 #[test]
 fn without_the_mpi4py_option_the_import_error_names_the_option() {
     if !has_python("without_the_mpi4py_option_the_import_error_names_the_option") {
@@ -145,8 +146,8 @@ fn without_the_mpi4py_option_single_ranks_and_mpiexec_use_the_installed_package(
         let done = run_with_fakes(&home, arguments);
         assert_eq!((done.code(), done.stdout().as_str()), (Some(0), expected), "{}", done.stderr());
     }
-    // Here an MPI launcher started ringrun itself, as in a scheduler's allocation. ringrun started the ranks, so importing mpi4py
-    // must still be an error.
+    // In this case an MPI launcher has started ringrun, as in a scheduler's allocation. The ranks are still started
+    // by ringrun, so importing mpi4py must still be an error.
     let packages = home.join("packages");
     let arguments = ["-n", "2", "python3", "-c", script];
     let done = run(ringrun(&arguments).env("PYTHONPATH", packages).env("PMI_RANK", "0"));

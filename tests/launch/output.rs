@@ -266,7 +266,8 @@ fn a_background_process_that_keeps_the_pipe_open_is_killed() {
     }
 }
 
-/// Regression test: if a rank's program had no logger, as in Python, it printed nothing while it waited for another rank.
+/// Regression test: before the fix, a rank printed nothing while it waited for another rank if its program had no
+/// logger, as in Python.
 #[test]
 fn a_rank_that_has_not_joined_is_named_after_two_seconds() {
     let folder = tempfile::tempdir().unwrap();
@@ -284,7 +285,8 @@ fn a_rank_that_has_not_joined_is_named_after_two_seconds() {
     assert_eq!(done.code(), Some(0), "{}", done.stderr());
 }
 
-/// Regression test: if a rank exited before it joined, the other ranks waited until their start timeout.
+/// Regression test: before the fix, the other ranks waited until their start timeout if a rank exited before it
+/// joined.
 #[test]
 fn a_rank_that_exits_before_it_joins_fails_the_start_at_once() {
     let script = "[ $RANK = 1 ] || exec \"$RINGBENCH\" barrier";
@@ -296,7 +298,7 @@ fn a_rank_that_exits_before_it_joins_fails_the_start_at_once() {
     assert!(errors.contains("it exited with code 0"), "{errors}");
 }
 
-/// The reader begins to read only when all pipes are full, and must get all output.
+/// The test begins to read the output only when all pipes are full, and must then get all output.
 #[test]
 fn a_slow_reader_gets_all_output() {
     let folder = tempfile::tempdir().unwrap();

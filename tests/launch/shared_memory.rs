@@ -37,7 +37,7 @@ fn a_full_dev_shm_does_not_change_results() {
     }
 }
 
-/// Returns how many of ringtrain's anonymous memory files the process has mapped as shared memory, counting each mapping.
+/// Returns how many shared mappings of ringtrain's anonymous memory files the process has.
 fn count_shared_mappings(pid: u32) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     maps.lines().filter(|line| line.contains(" rw-s ") && line.contains("memfd:ringtrain")).count()

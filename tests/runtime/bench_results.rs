@@ -1,5 +1,5 @@
-//! Runs benchmarks on all ranks of a job. Checks that the results of every operation, element type and reduction are right, and
-//! that the reports are complete.
+//! Tests that run benchmarks on all ranks of a job. They check that the results of every operation, element type and
+//! reduction are right, and that the reports are complete.
 
 use clap::Parser as _;
 use ringtrain::cli::bench::args::BenchArgs;
@@ -40,7 +40,8 @@ fn operations(n: u32) -> impl Iterator<Item = BenchOperation> {
 
 #[test]
 fn every_operation_type_and_reduction_is_right_at_every_world_size() {
-    // Without `--full`: every type and every reduction, but not every pair; the kernels' tests check each pair.
+    // Without `--full`, run every type with the sum, and every reduction on two types. The tests of the kernels check
+    // every reduction of every type.
     let types = if_long_tests_else(&["-t all -o all"][..], &["-t all -o sum", "-t i32,bf16 -o all"]);
     for &n in if_long_tests_else(&[1, 2, 3, 4, 5][..], &[3]) {
         for (operation, types) in

@@ -90,9 +90,10 @@ fn statistics_count_operations_and_sent_bytes() {
         let after = group.statistics();
         (after.bytes_sent - before.bytes_sent, after.operations - before.operations)
     });
-    // Each rank sends 2(n-1) = 6 chunks of 1 MB. Each chunk has 4 segments of at most 256 KiB, and each segment has a header.
-    // Besides, each rank sends one ready frame, and credit frames, which tell a peer how much it may send before this rank is
-    // ready. The number of credit frames depends on how much data came early, in this operation and while the group formed.
+    // Each rank sends 2(n-1) = 6 chunks of 1 MB. Each chunk has 4 segments of at most 256 KiB, and each segment has a
+    // header. Besides, each rank sends one ready frame, and credit frames, which tell a peer how much it may send
+    // before this rank is ready. The number of credit frames depends on how many bytes arrived before this rank was
+    // ready, in this operation and while the group formed.
     let payload = 6_000_000;
     let headers = 6 * 4 + 1;
     let header_bytes = HEADER_BYTES as u64;
@@ -112,8 +113,8 @@ fn page_faults() -> u64 {
     fields.split(' ').nth(7).unwrap().parse().unwrap()
 }
 
-/// Regression test: the all-to-all copied both buffers through new memory, and most of its time was spent in page
-/// faults.
+/// Regression test: before the fix, the all-to-all copied both buffers through new memory, and most of its time was
+/// spent in page faults.
 #[test]
 fn an_all_to_all_between_two_buffers_uses_no_new_memory() {
     let bytes = 4 << 20;
@@ -125,8 +126,8 @@ fn an_all_to_all_between_two_buffers_uses_no_new_memory() {
             assert_eq!(output, input);
             page_faults() - before
         });
-        // Some page faults are needed to map the shared memory. Copies of both buffers would cause twice as many page
-        // faults as this limit.
+        // Some page faults are needed to map the shared memory. If the all-to-all copied both buffers, there would be
+        // twice as many page faults as this limit allows.
         let faults_max = (bytes / rustix::param::page_size()) as u64;
         assert!(
             faults.iter().all(|&count| count < faults_max),

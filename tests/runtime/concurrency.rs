@@ -19,8 +19,9 @@ fn receive(group: &mut Group, count: usize, source: Rank, tag: u32) -> Vec<u64> 
     elements
 }
 
-/// A sender may begin many messages before the receives are posted. Until then, it transmits only the first 1 MiB of
-/// these messages (the credit of the link), and announces up to 1,048,576 further messages without their data.
+/// A sender may begin many messages before the receives are posted. Before the receives, the sender transmits only
+/// the first 1 MiB of these messages (the credit of the link). It announces up to 1,048,576 further messages without
+/// their data.
 #[test]
 fn a_receiver_gets_many_unexpected_messages() {
     TestTransport::Tcp.run(2, |mut group| {
@@ -39,8 +40,8 @@ fn a_receiver_gets_many_unexpected_messages() {
     });
 }
 
-/// Regression test: a receive whose handle was dropped took the next matching message, ended the job when the deadline of the
-/// receive passed, and delayed the closing of the last group.
+/// Regression test: before the fix, a receive went on after its handle had been dropped. The receive took the next
+/// matching message, ended the job at its deadline, and delayed the closing of the last group.
 fn a_receive_whose_handle_is_dropped_is_cancelled(transport: TestTransport) {
     transport.run_with(
         2,
@@ -79,7 +80,8 @@ fn a_receive_whose_handle_is_dropped_is_cancelled(transport: TestTransport) {
     );
 }
 
-/// Regression test: a long message that began before the barrier occupied the link until its last byte was sent.
+/// Regression test: before the fix, a long message that began before the barrier occupied the link until its last
+/// byte was sent.
 fn a_barrier_completes_while_a_long_message_is_sent(transport: TestTransport) {
     transport.run(2, |mut group| {
         const LONG: usize = 8 << 20;
@@ -128,8 +130,8 @@ fn short_operations_of_one_thread_complete_during_a_long_operation_of_another(tr
     });
 }
 
-/// Regression test: a reduction function that used a group waited forever for a lock, which the library holds while it calls the
-/// function.
+/// Regression test: before the fix, a reduction function that used a group waited forever for a lock that the library
+/// holds during the function.
 fn a_reduction_function_may_own_groups_but_using_one_ends_the_job(transport: TestTransport) {
     transport.run(2, |mut group| {
         // The values that a function captures are dropped with its operation, on any thread.
@@ -196,9 +198,9 @@ fn background_operations_continue_after_a_thread_slept_in_shared_memory() {
                 handle.wait().unwrap();
                 short.wait().unwrap();
             } else {
-                // The first pause lets rank 0 fall asleep in its barrier. The second pause lets it fall asleep again
-                // after its receive has ended. While rank 0 sleeps, its main thread waits for the sockets, and its
-                // progress thread waits for the main thread.
+                // The first pause lets rank 0 fall asleep in its barrier. The second pause lets rank 0 fall asleep
+                // again after its receive has ended. While rank 0 sleeps, its main thread waits for the sockets, and
+                // its progress thread waits for the main thread.
                 let pause = || {
                     let started = Instant::now();
                     while started.elapsed() < Duration::from_millis(2) {

@@ -1,7 +1,7 @@
-//! Compares every collective, blocking and asynchronous, with a naive reference for every reduction, world size, length and
-//! transport. The tests use only a few element types. The kernels' tests and `bench_results` cover every type with every
-//! reduction.
-//! All values are small, so that every result is exact in any order of the operands.
+//! Compares the results of every collective with a naive reference, in blocking and asynchronous calls, for every
+//! reduction, world size, length and transport. The tests use only a few element types. The kernels' tests and
+//! `bench_results` cover every type with every reduction. All values are small, so that every result is exact in any
+//! order of the operands.
 
 mod algorithms;
 mod forms;
@@ -44,8 +44,8 @@ numbers! {
     i64: |v| v as i64, |v| v as f64;
 }
 
-/// A reduction to check. `value(rank, index)` is an element of the contribution of a rank. `expected(ranks, index)` is
-/// the same element after the reduction over these ranks.
+/// A reduction to check. `value(rank, index)` returns the element at `index` of the contribution of `rank`.
+/// `expected(ranks, index)` returns the result at `index` of the reduction over `ranks`.
 struct Case<'a, T> {
     op: ReduceOp,
     value: &'a dyn Fn(u32, usize) -> T,
@@ -86,7 +86,7 @@ fn expected<T: Number>(op: ReduceOp, ranks: Range<u32>, index: usize) -> T {
     })
 }
 
-/// Returns the lengths of `n` parts. Some are 0, and their sum is `count`.
+/// Returns the lengths of `n` parts. Some lengths are 0, and the sum of all lengths is `count`.
 fn uneven_counts(n: usize, count: usize) -> Vec<usize> {
     let mut counts: Vec<usize> = (0..n).map(|rank| count / n * (rank % 3) / 2).collect();
     counts[n / 2] += count - counts.iter().sum::<usize>();
@@ -113,7 +113,8 @@ fn assert_elements<T: Element>(
     }
 }
 
-/// Checks all collectives that reduce. The asynchronous operations are in progress while the blocking operations run.
+/// Checks all collectives that reduce. The asynchronous operations are in progress while this function calls the
+/// blocking operations.
 fn check_reduction<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
     let Case { op, value, expected } = *case;
     let (n, rank) = (group.size().get(), group.rank());

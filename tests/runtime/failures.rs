@@ -1,5 +1,5 @@
-//! Failures of a job that has started: mismatched calls, missed deadlines, ranks that leave, damage by the network, and
-//! connections that do not belong to the job. Every rank reports the cause.
+//! Failures of a job that has started: mismatched calls, missed deadlines, ranks that leave, damage by the network,
+//! and connections that do not belong to the job. The tests check that every rank reports the cause.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -79,7 +79,8 @@ fn a_mismatch_is_reported_with_the_call_of_the_differing_rank(transport: TestTra
             group.barrier()?;
             if group.rank().get() == 2 { rank_2_call(group) } else { common_call(group) }
         });
-        // Two ranks may detect the mismatch at the same moment, so the causes may name different ranks beside rank 2.
+        // A cause names rank 2 and another rank. Two ranks may detect the mismatch at the same moment, so this other
+        // rank may differ from cause to cause.
         for cause in causes {
             let text = cause.to_string();
             assert!(text.contains(&format!("rank 2 called {expected}")), "{what}: {text}");
@@ -173,7 +174,8 @@ fn a_job_continues_while_its_ranks_refuse_strangers() {
                 let mut group = Group::join(&options).unwrap();
                 let mut rounds = 0u64;
                 loop {
-                    // The ranks stop in the same round: rank 0 tells them whether the job has rejected all strangers.
+                    // All ranks must leave the loop in the same round, so rank 0 tells them whether the job has
+                    // rejected all strangers.
                     let mut is_over = [u8::from(refused_count.load(Ordering::SeqCst) == STRANGER_KINDS * 3)];
                     group.broadcast(&mut is_over, Rank::ZERO).unwrap();
                     if is_over[0] == 1 {
@@ -240,7 +242,8 @@ fn connect_as_stranger(address: SocketAddr, stranger: usize, file: &ringtrain::r
             bytes[8] = 42;
             drop(stream.write_all(&bytes));
         }
-        // The stranger has another secret. The stranger sends a proof, although it cannot verify the rank's answer.
+        // The stranger has another secret. Because the secrets differ, the stranger cannot verify the rank's answer,
+        // but it sends a proof nevertheless.
         _ => {
             let mut dialer = hello(b"some other secret!!", &right_job, 0);
             drop(stream.write_all(&dialer.take_output()));
@@ -289,7 +292,8 @@ fn run_over_damaged_network<R: Send>(damage: Damage, work: impl Fn(&mut Group) -
     })
 }
 
-/// Regression test: each rank reported the other rank as lost and did not mention the network, although both ranks were alive.
+/// Regression test: before the fix, each rank reported the other rank as lost and did not mention the network,
+/// although both ranks were alive.
 #[test]
 fn a_reset_between_two_live_ranks_is_reported_as_a_network_problem() {
     let repeat =
@@ -302,7 +306,8 @@ fn a_reset_between_two_live_ranks_is_reported_as_a_network_problem() {
     }
 }
 
-/// Regression test: if the network delivered nothing in one direction, each rank reported that the other rank hangs.
+/// Regression test: before the fix, if the network delivered nothing in one direction, each rank reported that the
+/// other rank hangs.
 #[test]
 fn a_one_way_block_is_reported_as_a_network_problem() {
     let repeat = |group: &mut Group| {
@@ -315,7 +320,8 @@ fn a_one_way_block_is_reported_as_a_network_problem() {
     }
 }
 
-/// Regression test: a flipped bit gave a wrong sum without an error, because payloads had no checksum by default.
+/// Regression test: before the fix, a flipped bit gave a wrong sum without an error, because payloads had no checksum
+/// by default.
 #[test]
 fn a_bit_that_flips_between_hosts_is_detected() {
     let all_reduce = |group: &mut Group| group.all_reduce(&mut vec![1f32; 1 << 20], ReduceOp::Sum);

@@ -51,7 +51,8 @@ fn a_split_sorts_by_colour_then_key_then_rank(transport: TestTransport) {
         if let Some(mut part) = part {
             check_members(transport, &mut part, rank, &[2, 4, 5, 6, 0, 1]);
         }
-        // The largest possible colour and key, and keys close to the smallest possible key.
+        // Keys at the limits: the largest possible key on rank 0, and keys close to the smallest on all other ranks.
+        // The colour is the largest possible.
         let key = if rank == 0 { i64::MAX } else { i64::MIN + i64::from(rank) };
         let mut all = world.split(Some(u32::MAX), key).unwrap().unwrap();
         check_members(transport, &mut all, rank, &[1, 2, 3, 4, 5, 6, 0]);

@@ -6,8 +6,8 @@ use ringtrain::group::{Algorithms, LocalTransport};
 use ringtrain::types::{Algorithm, Operation};
 use ringtrain::{Group, JoinMethod, JoinOptions, Rank, ReduceOp};
 
-/// The tested placements, each with the number of the host of each rank. Hosts have consecutive or interleaved ranks, and equal
-/// or different numbers of ranks.
+/// The tested placements. A placement lists, for each rank, the number of its host. Hosts have consecutive or
+/// interleaved ranks, and equal or different numbers of ranks.
 const PLACEMENTS: [&[u32]; 5] =
     [&[0, 0, 1, 1], &[0, 1, 0, 1], &[0, 0, 0, 1], &[0, 1, 1, 2, 2, 2], &[0, 0, 1, 1, 2, 2, 3, 3]];
 /// The number of elements of a long buffer. Between hosts, each rank transfers one slice of the buffer. Each slice has more than
@@ -170,8 +170,8 @@ fn groups_use_the_transport_that_their_hosts_allow() {
     });
 }
 
-/// If the options name an algorithm, operations use this algorithm, unless the transport or the placement of the ranks rules the
-/// algorithm out.
+/// If the options name an algorithm, operations use this algorithm, unless it is impossible with this transport or
+/// placement of the ranks.
 #[test]
 fn requested_algorithms_are_used_where_they_are_possible() {
     let run_with_options = |transport, algorithms: &str, hosts: [u32; 3]| {

@@ -35,7 +35,7 @@ enum OnClose {
     ConnectAgain,
 }
 
-/// Opens and holds idle connections until it is dropped.
+/// Idle connections to ranks. They stay open until this value is dropped.
 struct Strangers {
     is_over: Arc<AtomicBool>,
     opened: Arc<AtomicUsize>,
@@ -118,7 +118,8 @@ fn raise_open_files_limit(needed: usize) {
         .expect("below the maximum");
 }
 
-/// Joins the job with each of the options in a separate thread, and checks the sum of an all-reduce.
+/// Starts a thread for each element of `options`. The thread joins the job with these options, and checks the sum of
+/// an all-reduce.
 fn join_all(options: Vec<JoinOptions>) -> Vec<JoinHandle<()>> {
     let join = |options: JoinOptions| {
         thread::spawn(move || {
@@ -142,7 +143,7 @@ const FULL: [Case; 4] = [
     (1000, Sources::Different, OnClose::ConnectAgain),
 ];
 
-/// Regression test: more than 512 idle connections to a rank's port kept a job from starting.
+/// Regression test: before the fix, more than 512 idle connections to a rank's port kept a job from starting.
 #[test]
 fn ranks_join_by_a_peers_file_in_spite_of_idle_strangers() {
     for &(count, sources, on_close) in if_long_tests_else::<[Case]>(&FULL, &SHORT) {
@@ -155,7 +156,8 @@ fn ranks_join_by_a_peers_file_in_spite_of_idle_strangers() {
         for options in &mut options {
             options.transport = ringtrain::group::LocalTransport::Tcp;
         }
-        // Strangers connect to rank 0 while it waits for the other ranks, and to rank 1 as soon as it listens.
+        // Strangers connect to rank 0 while rank 0 waits for the other ranks, and to rank 1 as soon as rank 1
+        // listens.
         let later = options.split_off(1);
         let mut joining = join_all(options);
         let first = Strangers::start(vec![addresses[0]], count, sources, on_close);
@@ -174,7 +176,8 @@ fn ranks_join_by_a_peers_file_in_spite_of_idle_strangers() {
     }
 }
 
-/// Regression test: more than 512 idle connections to the launcher's rendezvous kept a job from starting.
+/// Regression test: before the fix, more than 512 idle connections to the launcher's rendezvous kept a job from
+/// starting.
 #[test]
 fn ranks_join_under_a_launcher_in_spite_of_idle_strangers() {
     for &(count, sources, on_close) in if_long_tests_else::<[Case]>(&FULL, &SHORT) {

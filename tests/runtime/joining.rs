@@ -1,4 +1,4 @@
-//! Tests how ranks join a job, with a peers file or under a launcher, and which error each failure to join causes.
+//! Tests how ranks join a job, with a peers file or under a launcher, and which error a rank gets if it cannot join.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -15,7 +15,8 @@ fn secret(text: &str) -> Secret {
     Secret::new(text.as_bytes()).unwrap()
 }
 
-/// Joins a job with each of the options in a separate thread. Returns whether each thread has joined, or its error.
+/// Joins a job with each of the options in a separate thread. For each thread, returns `Ok` if the thread has joined,
+/// or its error.
 fn join_all(options: Vec<JoinOptions>) -> Vec<Result<(), StartError>> {
     let threads: Vec<_> = options
         .into_iter()
@@ -104,7 +105,8 @@ fn a_missing_rank_is_named() {
     assert!(error.to_string().starts_with("rank 0 at 127.0.0.1:"), "{error}");
 }
 
-/// Regression test: the error of rank 0 said that rank 1 was missing, and not that rank 1 was refused because of its secret.
+/// Regression test: before the fix, the error of rank 0 said that rank 1 was missing. The error must say that rank 1
+/// was refused because of its secret.
 #[test]
 fn a_wrong_secret_is_reported_on_both_ranks() {
     let file = peers_file(2);
@@ -151,7 +153,8 @@ fn a_second_process_with_the_same_rank_is_refused() {
         method: ringtrain::JoinMethod::Peers {
             file: file.clone(),
             rank: Rank::new(1),
-            // If this process used the same address as the first process, the error would be that the port is in use.
+            // This process uses another address than the first process. With the same address, the error would be
+            // that the port is in use.
             bind: Some("127.0.0.2".parse().unwrap()),
         },
         ..peers_file_options(&file, 1, &secret)
@@ -168,7 +171,7 @@ fn a_second_process_with_the_same_rank_is_refused() {
     assert_eq!(refused, 1, "{errors:?}");
 }
 
-/// A server for HTTP listens at the address of rank 0.
+/// An HTTP server, and not rank 0, listens at the address of the rendezvous.
 #[test]
 fn a_server_of_another_protocol_at_the_rendezvous_is_reported() {
     let file = peers_file(2);
@@ -232,8 +235,8 @@ fn a_rank_that_dies_while_others_wait_is_named() {
     );
 }
 
-/// Regression test: ranks that waited for a dead rank failed only at the start timeout, although the launcher
-/// knew that the rank was dead.
+/// Regression test: before the fix, ranks that waited for a dead rank failed only at the start timeout, although the
+/// launcher knew that this rank was dead.
 #[test]
 fn the_launcher_tells_waiting_ranks_which_rank_has_died() {
     let (world, secret, job_id) =
@@ -261,8 +264,8 @@ fn the_launcher_tells_waiting_ranks_which_rank_has_died() {
     assert_eq!((rank, detail.as_str()), (Rank::new(1), "it was killed by signal 9 (SIGKILL)"));
 }
 
-/// Regression test: a launcher that reported two ended ranks and then stopped its rendezvous waited until the start timeout,
-/// because the rendezvous handled only one command after each wake-up.
+/// Regression test: before the fix, a rendezvous handled only one command after each wake-up. A launcher that
+/// reported two ended ranks and then stopped its rendezvous waited until the start timeout.
 #[test]
 fn a_rendezvous_stops_at_once_after_several_ranks_have_ended() {
     let start_timeout = Duration::from_mins(1);
@@ -278,7 +281,8 @@ fn a_rendezvous_stops_at_once_after_several_ranks_have_ended() {
     assert!(started.elapsed() < start_timeout, "{:?}", started.elapsed());
 }
 
-/// Regression test: a second process with rank 1 failed only at its timeout, with the error that the rendezvous did not answer.
+/// Regression test: before the fix, a second process with rank 1 failed only at its timeout, and its error said that
+/// the rendezvous did not answer.
 #[test]
 fn a_rank_that_is_started_again_is_told_that_the_job_runs() {
     let (file, secret) = (peers_file(2), secret("a secret for this test"));
@@ -290,7 +294,8 @@ fn a_rank_that_is_started_again_is_told_that_the_job_runs() {
         let rank0 = scope.spawn(move || {
             let mut group = Group::join(&peers_file_options(file, 0, secret)).unwrap();
             joined.send(()).unwrap();
-            // While rank 0 is inside this call, it answers the second process with rank 1.
+            // Rank 0 answers peers only inside a call of the library. During this call, rank 0 answers the second
+            // process that claims to be rank 1.
             group.barrier().unwrap();
         });
         let rank1 = scope.spawn(move || {

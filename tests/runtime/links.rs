@@ -19,7 +19,8 @@ fn set_short_timeout(options: &mut JoinOptions) {
     options.operation_timeout = Duration::from_secs(15);
 }
 
-/// Regression test: only the lower of two ranks opened links, so a message to that rank waited until the sender's deadline.
+/// Regression test: before the fix, only the lower of two ranks opened links, so a message to the lower rank waited
+/// until the sender's deadline.
 #[test]
 fn a_message_to_a_lower_rank_is_sent_before_its_receive_is_posted() {
     for n in [17, 18, 20] {
@@ -104,7 +105,8 @@ fn rank_at_distance(own: Rank, step: u32, n: u32) -> Rank {
     Rank::new((own.get() + step) % n)
 }
 
-/// Regression test: a rank that computed for longer than the connect timeout was reported as lost by the rank that dialed it.
+/// Regression test: before the fix, if a rank computed for longer than the connect timeout, the rank that dialed it
+/// reported it as lost.
 #[test]
 fn a_rank_that_computes_for_longer_than_the_connect_timeout_is_not_lost() {
     let (has_waited, waits) = mpsc::channel();

@@ -1,4 +1,5 @@
-//! Tests of the library's public API. Each rank is a thread of the test; ranks use real sockets and shared memory.
+//! Tests of the library's public API. Each rank is a thread of the test. The ranks communicate over real sockets and
+//! shared memory.
 
 /// For each function `name(transport: TestTransport)`, defines a module `name` that has one test for each transport.
 macro_rules! on_every_transport {

@@ -15,7 +15,8 @@ const R1: Rank = Rank::new(1);
 const SHORT_LENGTH: usize = 8 << 10;
 /// The number of bytes of a frame header on the wire.
 const HEADER_BYTES: u64 = 64;
-/// The maximum number of bytes of one peer's messages that a rank stores before their receives are posted.
+/// A rank stores at most this number of bytes of messages from one peer before receives for these messages are
+/// posted.
 const CREDIT_BYTES: u64 = 1 << 20;
 
 /// Returns the elements of the message with this number. No two messages have an element in common.
@@ -59,7 +60,8 @@ fn messages_of_one_tag_keep_their_order_when_other_tags_are_received_first(trans
     });
 }
 
-/// The sender first sends a few long or many short messages with another tag, for which the receiver has not posted receives.
+/// The sender first sends a few long or many short messages with another tag. The receiver has not posted receives
+/// for these messages.
 fn a_message_overtakes_messages_without_a_receive(transport: TestTransport) {
     for (messages, count) in [(5, 400_000), (300, SHORT_LENGTH), (3000, 10), (20_000, 0)] {
         transport.run(2, move |mut group| {
@@ -86,8 +88,8 @@ fn a_message_overtakes_messages_without_a_receive(transport: TestTransport) {
     }
 }
 
-/// The sender keeps most of 256 MiB of messages until the receives are posted. The test counts the bytes that the receiver
-/// gets, because both ranks share one process, whose memory use tells nothing about either rank.
+/// The sender keeps most of 256 MiB of messages until the receives are posted. The test counts the bytes that the
+/// receiver gets. It cannot measure the memory of one rank, because both ranks share one process.
 #[test]
 fn a_sender_keeps_messages_beyond_the_credit_until_their_receives_are_posted() {
     TestTransport::Tcp.run(2, |mut group| {
@@ -98,8 +100,9 @@ fn a_sender_keeps_messages_beyond_the_credit_until_their_receives_are_posted() {
                 .map(|number| group.send_async(content(number, SHORT_LENGTH), R1, 1).unwrap())
                 .collect();
             group.send(&[0u64], R1, 2).unwrap();
-            // This message follows the flood. When it has arrived, at most 1 MiB of the flood has arrived too: the credit, which
-            // is the most that a sender may send before the receives are posted.
+            // The receiver sends this message when it has received the message with tag 2, which was sent after the
+            // flood. Until the receives of the flood are posted, at most 1 MiB of the flood may leave the sender: its
+            // credit.
             assert_eq!(receive(&mut group, 1, R1, 3), [0]);
             let sent = handles.iter().filter(|handle| handle.test()).count();
             assert!(
@@ -186,8 +189,8 @@ fn a_probe_describes_a_message_without_receiving_it(transport: TestTransport) {
             group.barrier().unwrap();
             return;
         }
-        // Messages begin to arrive in order. So when this message has arrived, each earlier message has arrived at least in
-        // part.
+        // Messages begin to arrive in the order of their sends. When this message has arrived, each earlier message
+        // has therefore arrived at least in part.
         receive(&mut group, 1, R1, 19);
         let expected = Status { source: R1, tag: 17, dtype: DType::U64, count: 123 };
         assert_eq!(group.probe_now(R1, 17), Ok(Some(expected)));
@@ -217,7 +220,8 @@ fn a_probe_waits_for_a_message(transport: TestTransport) {
     });
 }
 
-/// If the progress thread waits for the sockets, it wakes the thread that probes as soon as a message arrives.
+/// If the progress thread is the one that waits for the sockets, the progress thread must wake the probing thread as
+/// soon as a message arrives.
 fn a_probe_returns_while_another_operation_runs(transport: TestTransport) {
     transport.run(2, |mut group| {
         let other = Rank::new(1 - group.rank().get());
@@ -302,7 +306,8 @@ fn messages_of_a_rank_that_has_left_can_still_be_received(transport: TestTranspo
             return;
         }
         has_left.wait();
-        // While ranks 1 and 2 exchange these messages, they read rank 0's goodbye, which says that rank 0 has closed its group.
+        // While ranks 1 and 2 exchange these messages, both also read the goodbye of rank 0, the frame which says
+        // that rank 0 has closed its group.
         let (own, other) = (group.rank(), Rank::new(3 - group.rank().get()));
         for _ in 0..20 {
             let mut buffer = [0; 1000];
@@ -331,7 +336,7 @@ fn a_message_whose_handle_was_dropped_still_arrives(transport: TestTransport) {
     });
 }
 
-/// In a job that runs only one operation, a rank may complete the operation and close its group while another rank still waits
+/// The job runs one operation. A rank may complete the operation and close its group, while another rank still waits
 /// for data of a third rank.
 fn ranks_may_leave_when_their_own_operations_are_complete(transport: TestTransport) {
     for round in 0..20 {
@@ -365,8 +370,8 @@ fn wait_any_returns_each_message_once(transport: TestTransport) {
     });
 }
 
-/// Checks that both ranks fail with the same cause, which has the texts `expected` and the lines of both calls. `send` and
-/// `receive` return the line and the result of their calls.
+/// Checks that both ranks fail with the same cause, and that its text contains `expected` and the lines of both
+/// calls. `send` and `receive` return the line and the result of their calls.
 fn assert_mismatch(
     transport: TestTransport,
     send: impl Fn(&mut Group) -> (u32, Result<(), Error>) + Send + Sync + 'static,
@@ -374,8 +379,8 @@ fn assert_mismatch(
     expected: [&str; 2],
 ) {
     let reports = transport.run(2, move |mut group| {
-        // Collectives, messages to a rank and messages from a rank are numbered separately. So several operations have the same
-        // number, and the error must still name the right operation.
+        // Collectives, messages to a rank and messages from a rank are numbered separately. Several operations
+        // therefore have the same number, and the error must name the right one.
         let other = Rank::new(1 - group.rank().get());
         for _ in 0..10 {
             group.barrier().unwrap();

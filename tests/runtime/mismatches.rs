@@ -16,9 +16,9 @@ use ringtrain::{Compression, Error, Group, JoinOptions, Rank, ReduceOp, Site};
 type CallResult = Result<(), Error>;
 type GroupCall = fn(&mut Group) -> CallResult;
 
-/// The deadline of each operation in tests of mismatches that a rank detects without a deadline.
+/// The deadline of each operation in tests in which a rank detects the mismatch before any deadline passes.
 const LONG: Duration = Duration::from_secs(20);
-/// The deadline of each operation in tests of mismatches that may be found only by a deadline.
+/// The deadline of each operation in tests in which the mismatch may be found only when this deadline passes.
 const SHORT: Duration = Duration::from_millis(300);
 /// The additional time that a test may take on a busy machine.
 const GRACE: Duration = Duration::from_secs(15);
@@ -26,8 +26,8 @@ const WORLDS: [u32; 4] = [2, 3, 4, 5];
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
-/// Returns a function that sets the deadline and, depending on the number of ranks `n`, the ring algorithm, shared memory or
-/// several hosts. The reported causes must not depend on these options.
+/// Returns a function that sets the deadline and, for certain numbers of ranks `n`, selects the ring algorithm,
+/// shared memory or several hosts. The reported causes must not depend on these options.
 fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
     move |options| {
         options.operation_timeout = LONG;
@@ -42,7 +42,7 @@ fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
     }
 }
 
-/// Calls barriers until the job has failed, and returns the cause.
+/// If `first` is not an error, calls barriers until the job has failed. Returns the cause of the failure.
 fn wait_for_cause(group: &mut Group, first: CallResult) -> Cause {
     let started = Instant::now();
     let mut called = first;
@@ -71,7 +71,7 @@ fn causes(n: u32, differing_rank: u32, deadline: Duration, common: GroupCall, od
     })
 }
 
-/// Checks that all ranks report the same cause, and returns its text.
+/// Checks that all ranks report the same cause, and returns the text of this cause.
 fn common_report(what: &str, causes: &[Cause]) -> String {
     let same = causes.iter().all(|cause| *cause == causes[0]);
     assert!(same, "{what}: ranks report different causes: {causes:#?}");
@@ -84,8 +84,8 @@ fn line_of(site: &str) -> usize {
     line.unwrap_or_else(|| panic!("`{site}` is not a line of this file"))
 }
 
-/// Checks that `common` and `odd` are the lines of the two calls. Each line must be within the assertion that begins at line
-/// `start`, or in the function `sum`. The line of the common call must come first, unless a call is in `sum`.
+/// Checks that `common` and `odd` are the lines of the two calls. Each line must be within the assertion that begins
+/// at line `start`, or in the function `sum`. The line of the common call must come first, unless a call is in `sum`.
 fn assert_lines_of_calls(start: u32, common: &str, odd: &str, report: &str) {
     let source: Vec<&str> = include_str!("mismatches.rs").lines().collect();
     let start = start as usize;

@@ -31,7 +31,8 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// Returns the values that `rank` submits as tensor `tensor` in `step`. They are small whole numbers, so that sums are exact.
+/// Returns the values that `rank` submits as tensor `tensor` in `step`. The values are small whole numbers, so that
+/// sums are exact.
 fn submitted_values(tensor: usize, step: usize, rank: u32) -> Vec<f32> {
     let length = [1, 3, 0, 17, 1000, 33, 20_000][tensor % 7] + tensor / 7;
     (0..length).map(|index| ((index + 3 * tensor + 5 * step) % 11 + rank as usize) as f32).collect()
@@ -114,7 +115,8 @@ fn tensors_that_are_ready_together_are_fused_up_to_the_threshold(transport: Test
                     .collect::<Result<Vec<_>, _>>()
                     .expect("the tensors are accepted")
             };
-            // No tensor is ready before rank 1 submits it. Then nearly all tensors become ready at once.
+            // No tensor is ready before rank 1 submits it. When rank 1 submits the tensors, nearly all of them become
+            // ready at once.
             let handles = if group.rank() == Rank::ZERO { submit(Rank::ZERO) } else { Vec::new() };
             group.barrier().expect("the group can be used");
             let handles = if group.rank() == Rank::ZERO { handles } else { submit(Rank::new(1)) };
@@ -207,7 +209,7 @@ fn a_rank_that_runs_out_of_data_contributes_zeros(transport: TestTransport) {
             let tensors = create_named_tensors(&mut group, |_| {});
             let rank = group.rank().get();
             for epoch in 0..2 {
-                // Rank r has r + 1 batches, so ranks b and higher take part in batch b.
+                // Rank r has r + 1 batches, so rank b and all higher ranks take part in batch b.
                 for batch in 0..=rank {
                     let sum = tensors.all_reduce("x", vec![1u32; 3], ReduceOp::Sum).unwrap();
                     let other = tensors.all_reduce(&format!("{batch}"), vec![2u32], ReduceOp::Sum).unwrap();
@@ -300,8 +302,8 @@ fn a_stall_that_lasts_too_long_fails_every_rank_with_the_same_error(transport: T
     assert!(slow || other, "{text}");
 }
 
-/// Regression test: after the abort, a thread of rank 0 slept in the event queue until the stuck rank exited, and the drop waited
-/// for this thread.
+/// Regression test: before the fix, a thread of rank 0 slept in the event queue after the abort until the stuck rank
+/// exited, and dropping the named tensors waited for this thread.
 fn a_drop_after_a_stall_abort_does_not_wait_for_the_stuck_rank(transport: TestTransport) {
     let is_over = Barrier::new(2);
     transport.run(2, move |mut group| {
@@ -338,8 +340,8 @@ fn a_rank_that_waits_alone_in_join_fails_the_job(transport: TestTransport) {
         if group.rank().get() == 1 {
             return tensors.join().unwrap_err();
         }
-        // Rank 1 has called `join`, so a maximum is impossible, but only this tensor fails. Then rank 1 waits alone in
-        // `join`, until the stall ends the job, and with it the barrier of this rank.
+        // Rank 1 has called `join`, so a maximum is impossible, but only this tensor fails. Rank 1 then waits alone
+        // in `join`, until the stall ends the job. The barrier of this rank then fails too.
         let error = tensors.all_reduce("x", vec![1u8], ReduceOp::Max).unwrap().wait().unwrap_err();
         assert!(matches!(error, NamedError::WithoutJoined { .. }), "{error}");
         NamedError::Job(group.barrier().unwrap_err())

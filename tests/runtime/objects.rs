@@ -85,7 +85,7 @@ fn objects_can_be_sent_and_received(transport: TestTransport) {
     });
 }
 
-/// An object whose encoding fails if `rank`, the rank that encodes it, is `failing_rank`.
+/// An object that cannot be encoded if `rank` equals `failing_rank`. `rank` is the rank that encodes the object.
 #[derive(Deserialize)]
 struct Broken {
     failing_rank: u32,
@@ -123,7 +123,8 @@ fn a_collective_fails_on_every_rank_if_an_object_cannot_be_encoded(transport: Te
             let all: Vec<Broken> = (0..n).map(|_| broken()).collect();
             assert!(matches!(group.scatter_object(&all, root), Err(Error::Object(_))));
             assert_usable(&mut group);
-            // The root passes one object too few. Only the root knows this, but all ranks must get an error.
+            // The root passes one object too few. Only the root knows that an object is missing, but all ranks must
+            // get an error.
             let few = vec![0u8; n as usize - 1];
             assert!(group.scatter_object(&few, Rank::ZERO).is_err());
             assert_usable(&mut group);

@@ -20,7 +20,8 @@ use crate::util::{ranks, ringrun, ringrun_script, run};
 const TRANSPORTS: [LocalTransport; 2] = [LocalTransport::Tcp, LocalTransport::Shm];
 const PARTS: [&str; 5] = ["send", "receive", "reduce", "wait", "other"];
 
-/// The largest rounding error, in microseconds.
+/// The largest allowed difference between the wall time and the sum of its parts, in microseconds. The difference is
+/// due to rounding.
 const ROUNDING_US: f64 = 1e-3;
 
 fn number(value: &Value) -> f64 {
@@ -164,7 +165,7 @@ fn ringbench_reports_the_profile_in_its_table_and_json() {
             for rank_profile in ranks {
                 let parts = PARTS.map(|part| number(&rank_profile[format!("{part}_us")]));
                 assert!(parts.iter().all(|&part| part >= 0.0), "{rank_profile}");
-                // A buffer of 64 bytes may have parts that took no time: in shared memory it is reduced in place,
+                // For 64 bytes, a part may have taken no time: in shared memory the buffer is reduced in place,
                 // without a copy.
                 let are_parts_plausible = row["bytes"] == 64 || parts[..4].iter().all(|&part| part > 0.0);
                 assert!(are_parts_plausible, "a part took no time: {rank_profile}");

@@ -1,8 +1,8 @@
 //! Runs random programs with many operations in flight on several groups, and compares the results with a reference that each
 //! rank computes alone.
 //!
-//! `PROGRAM_SEED=17 cargo test --test runtime random_programs` runs only the program of this seed.
-//! `PROGRAM_COUNT=5` runs fewer programs, for slow sanitizers.
+//! `PROGRAM_SEED=17 cargo test --test runtime random_programs` runs only the program that seed 17 gives. With a slow
+//! sanitizer, set a lower number of programs, for example `PROGRAM_COUNT=5`.
 
 mod collective;
 mod program;
@@ -20,7 +20,8 @@ use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 
 /// The number of programs that a test runs by default.
 const PROGRAM_COUNT: u64 = 8;
-/// The tag of a [`Step::FromAnySource`] is this number plus the index of the step. All other tags are lower.
+/// A message of a [`Step::FromAnySource`] has this number plus the index of the step as its tag. All other tags are
+/// lower.
 const STEP_TAG: u32 = 1000;
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::BitXor, ReduceOp::Max, ReduceOp::Min];
 
@@ -39,15 +40,15 @@ fn combine(op: ReduceOp, a: u64, b: u64) -> u64 {
     }
 }
 
-/// Composes two functions x -> a x + b modulo 2^32, where one element contains both a and b. Composition is associative
-/// and does not commute.
+/// Composes two functions of the form x -> a x + b modulo 2^32. Each argument encodes one function: a in the upper
+/// and b in the lower 32 bits. Composition is associative, but not commutative.
 fn compose(first: u64, second: u64) -> u64 {
     let split = |one: u64| ((one >> 32) as u32, one as u32);
     let ((a, b), (c, d)) = (split(first), split(second));
     u64::from(a.wrapping_mul(c)) << 32 | u64::from(b.wrapping_mul(c).wrapping_add(d))
 }
 
-/// Combines all vectors element by element, in their order.
+/// Combines the vectors of all ranks element by element, in rank order.
 fn reduce(all: &[Vec<u64>], combine: impl Fn(u64, u64) -> u64) -> Vec<u64> {
     let (first, rest) = all.split_first().expect("a group has at least one rank");
     let mut result = first.clone();
@@ -173,7 +174,7 @@ impl Runner {
                 .copied()
                 .filter(|rank| colours[rank.index()] == colours[own])
                 .collect();
-            // Ranks with equal keys keep their order, which a stable sort preserves.
+            // Ranks with equal keys must keep their order, and `sort_by_key` is stable.
             members.sort_by_key(|rank| keys[rank.index()]);
             assert_eq!(part.is_some(), colours[own].is_some());
             part.inspect(|part| assert_eq!(part.members(), members))

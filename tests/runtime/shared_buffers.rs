@@ -12,7 +12,7 @@ const WORLDS: [u32; 6] = [1, 2, 3, 4, 5, 8];
 /// The number of elements of a long buffer. With 4 bytes per element, the buffer needs three slots.
 const LONG: usize = 300_007;
 
-/// An element type whose elements can be made from a number.
+/// An element type with a conversion from `f64`.
 trait FromNumber: Element {
     fn from_f64(value: f64) -> Self;
 }
@@ -31,7 +31,7 @@ from_numbers! {
     F64Loc: |v| F64Loc::new(f64::from(v as i32 % 3), v.abs() as u64);
 }
 
-/// Returns a value. Sums of such values are rounded, so that another order of the operands gives other bits.
+/// Returns a value. Sums of these values are rounded, so a sum in another order would have other bits.
 fn value<T: FromNumber>(rank: Rank, index: usize) -> T {
     T::from_f64((index as f64 * 0.37 + f64::from(rank.get()) * 1.7).sin() * 100.0)
 }
@@ -44,7 +44,8 @@ fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
     bytemuck::cast_slice(elements)
 }
 
-/// Runs `work` on `n` ranks with this transport and the algorithm `direct`, which by default only long buffers use.
+/// Runs `work` on `n` ranks with this transport and the algorithm `direct`. By default the library would use this
+/// algorithm only for long buffers.
 fn run(n: u32, transport: LocalTransport, work: impl Fn(Group) + Send + Sync + 'static) {
     let adjust = |options: &mut JoinOptions| {
         options.transport = transport;
@@ -182,8 +183,8 @@ fn buffers_can_be_allocated_and_dropped_in_any_order() {
         let mut buffers: Vec<Option<SharedBuffer<f32>>> =
             (0..6).map(|index| Some(group.alloc(5000 + index).unwrap())).collect();
         for round in 0..30u32 {
-            // Each rank drops one of its buffers and passes another. The indices of the dropped and of the passed buffer differ
-            // between ranks.
+            // Each rank drops one of its buffers and passes another one to the all-reduce. The indices of both
+            // buffers differ between ranks.
             let dropped = (round as usize + rank.index()) % buffers.len();
             buffers[dropped] = None;
             let mut kept: Vec<&mut SharedBuffer<f32>> = buffers.iter_mut().flatten().collect();
@@ -287,7 +288,7 @@ fn a_buffer_that_exceeds_the_memory_is_refused_on_all_ranks() {
     run(2, LocalTransport::Tcp, |mut group| assert!(group.alloc::<f64>(usize::MAX).is_err()));
 }
 
-/// After the failure no other rank uses the buffer, and the elements that did not belong to the operation are unchanged.
+/// After the failure, no other rank uses the buffer. The elements outside the range of the operation are unchanged.
 #[test]
 fn a_failed_operation_returns_the_buffer() {
     for is_busy in [false, true] {
@@ -314,7 +315,7 @@ fn a_failed_operation_returns_the_buffer() {
     }
 }
 
-/// If ranks pass buffers of different lengths, they get the same error as with ordinary memory.
+/// If the lengths of the ranks' buffers differ, all ranks get the same error as with ordinary memory.
 #[test]
 fn different_lengths_are_reported() {
     run(3, LocalTransport::Shm, |mut group| {

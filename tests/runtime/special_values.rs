@@ -72,7 +72,8 @@ impl Format {
     }
 
     /// Returns the contributions of each rank for one period. The position in the period decides whether the ranks
-    /// contribute only zeros, any finite numbers, any numbers and infinities, or any values including NaNs.
+    /// contribute only zeros; zeros and other finite numbers; finite numbers and infinities; or all of these and
+    /// NaNs.
     fn contributions(self, n: u32) -> Vec<Vec<u64>> {
         let mut random = StdRng::seed_from_u64(u64::from(n));
         let magnitudes = self.magnitudes();
@@ -108,15 +109,15 @@ impl Format {
     }
 }
 
-/// The part of an operation's result that one rank has.
+/// The result of an operation on one rank, which may be only a part of the whole result.
 struct Outcome {
     operation: Operation,
     is_shared_buffer: bool,
     format: Format,
     op: ReduceOp,
-    /// The ranks whose contributions are reduced into this part.
+    /// The ranks whose contributions are reduced to this result.
     ranks: Range<usize>,
-    /// The index of the part's first element in the whole buffer.
+    /// The index in the whole buffer of the first element of this result.
     start: usize,
     bits: Vec<u64>,
 }
@@ -134,7 +135,7 @@ fn bits_of<T: Element>(elements: &[T]) -> Vec<u64> {
     elements.iter().map(bits).collect()
 }
 
-/// Runs every reducing operation on `count` elements, and returns the parts of the results that this rank has.
+/// Runs every operation that reduces, on `count` elements, and returns the outcomes on this rank.
 fn run_reductions<T: Element>(group: &mut Group, count: usize) -> Vec<Outcome> {
     let format = Format::of::<T>();
     let (n, rank) = (group.size(), group.rank());
@@ -171,7 +172,7 @@ fn run_reductions<T: Element>(group: &mut Group, count: usize) -> Vec<Outcome> {
     outcomes
 }
 
-/// Checks the result of one operation. `of_ranks` has the part of each rank.
+/// Checks the result of one operation. `of_ranks` has the outcome of each rank.
 fn check(of_ranks: &[&Outcome], context: &str) {
     let format = of_ranks[0].format;
     let contributions = format.contributions(of_ranks.len() as u32);
@@ -199,8 +200,8 @@ fn check(of_ranks: &[&Outcome], context: &str) {
     }
 }
 
-/// Regression test: ranks got different zeros and NaNs as the result of one reduction, and equal contributions at
-/// different places of one buffer gave different zeros and NaNs.
+/// Regression test: before the fix, the result of a reduction had different zeros and NaNs on different ranks. Also,
+/// equal contributions at different places of one buffer gave different zeros and NaNs.
 #[test]
 fn every_algorithm_gives_special_values_the_same_bits() {
     use Algorithm::{Butterfly, Direct, DoubleTree, Doubling, Hierarchy, OneShot, Ring};

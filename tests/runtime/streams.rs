@@ -29,7 +29,7 @@ fn pattern(rank: Rank, length: usize) -> Vec<u32> {
     (0..length as u32).map(|index| index.wrapping_mul(2_654_435_761) ^ rank.get()).collect()
 }
 
-/// Checks all-reduces and messages, with lengths below and above the sizes at which data are split.
+/// Checks all-reduces and messages. Some lengths are below, and some are above the sizes at which a link splits data.
 fn check_all_lengths(group: &mut Group) {
     let n = group.size().get();
     let longest = if runs_long_tests() { 2_000_003 } else { 500_003 };
@@ -156,8 +156,8 @@ fn all_ranks_use_the_number_of_connections_of_rank_0() {
     assert_eq!(streams, [3, 3, 3]);
 }
 
-/// The last frame of a rank is an abort, or a goodbye, which says that the rank has closed its group. This frame arrives before
-/// the connections of the rank close, on whichever connection the rank sends the frame.
+/// The last frame of a rank is an abort, or a goodbye, which says that the rank has closed its group. This frame must
+/// arrive before the rank's connections close, whichever connection carries the frame.
 #[test]
 fn aborts_and_goodbyes_arrive_over_several_connections() {
     for count in COUNTS {

@@ -8,7 +8,8 @@ use ringtrain::{Rank, SendOptions, test_all};
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
-/// Regression test: a short synchronous send was complete as soon as the receiver had stored the message.
+/// Regression test: before the fix, a short synchronous send was complete as soon as the receiver had stored the
+/// message.
 fn a_synchronous_send_completes_only_when_a_receive_has_matched_it(transport: TestTransport) {
     const PROBED: u32 = 2;
     const GO: u32 = 3;

@@ -1,5 +1,5 @@
-//! Tests of several threads of one rank, and of callbacks: messages during collectives, receives that fail without ending the
-//! job, and waits that an interrupt function ends.
+//! Tests of ranks with several threads, and of callbacks: messages during collectives, receives that fail without
+//! ending the job, and waits that an interrupt function ends.
 
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -142,7 +142,8 @@ fn panic_in_one_thread() -> bool {
     false
 }
 
-/// Regression test: the panic unwound through an operation while other ranks still wrote to the buffer of the operation.
+/// Regression test: before the fix, the panic unwound through an operation while other ranks still wrote to the
+/// buffer of the operation.
 #[test]
 fn an_interrupt_function_that_panics_ends_the_job() {
     for transport in TestTransport::ALL {
@@ -175,7 +176,8 @@ fn wait_for_sleep(name: &str) {
     wait_until("the thread sleeps", || fs::read_dir("/proc/self/task").unwrap().flatten().any(sleeps));
 }
 
-/// Regression test: after an abort by another thread, a receive that slept in the event queue failed only at its deadline.
+/// Regression test: before the fix, a receive that slept in the event queue failed only at its deadline if another
+/// thread aborted the job.
 #[test]
 fn a_sleeping_receive_fails_at_once_when_another_thread_aborts() {
     for transport in TestTransport::ALL {
@@ -211,8 +213,8 @@ impl Drop for DropNotice {
     }
 }
 
-/// Regression test: the progress thread dropped the reduction function, and with it the last handle of the job. Then the
-/// progress thread waited for its own end.
+/// Regression test: before the fix, the progress thread dropped the reduction function and, with this function, the
+/// last handle of the job. The progress thread then waited for its own end.
 #[test]
 fn a_reduction_function_may_own_the_last_handle_of_the_job() {
     for transport in TestTransport::ALL {

@@ -324,7 +324,7 @@ fn every_abort_has_the_documented_bytes() {
         (Cause::Misbehaved { rank, host: host(), detail: text() }, 7, &[h, why]),
     ];
     for (cause, kind, fields) in cases {
-        // A timeout names several ranks, so its rank field is 0.
+        // The cause of a missed deadline names several ranks, so the field for its first rank is 0.
         let rank = if kind == 5 { [0; 4] } else { [0x02, 0x01, 0, 0] };
         let mut expected = [&[kind][..], &rank].concat();
         expected.extend(fields.iter().copied().flatten());

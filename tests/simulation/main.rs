@@ -1,8 +1,8 @@
 //! Tests of the engine over a simulated network in virtual time, for thousands of seeds, with and without faults.
 //!
-//! All ranks run the same random program of collectives and messages, several at a time, in the group of all ranks and in
-//! smaller groups. The last call is a barrier. For every network, a rank that reports success has the right result, every
-//! rank ends before its deadline, and no rank completes the last barrier if a rank failed before that barrier.
+//! All ranks run the same random program: collectives and messages, several at once, in the group of all ranks and in
+//! smaller groups. The last call is a barrier. For every network, a rank that reports success has the right result,
+//! every rank ends before its deadline, and no rank completes the last barrier if a rank failed before that barrier.
 
 mod program;
 
@@ -23,8 +23,8 @@ use ringtrain::types::{Algorithm, Operation, ReduceOp};
 use ringtrain::wire::Cause;
 use ringtrain::{Rank, WorldSize};
 
-/// Returns the number by which the counts of simulated networks are divided. `tools/test --full` simulates all networks. Miri
-/// needs seconds for each network, but simulating a few networks is enough to find undefined behaviour.
+/// Each test divides its number of networks by this divisor. `tools/test --full` simulates all networks. Miri needs
+/// seconds for each network, but simulating a few networks is enough to find undefined behaviour.
 fn network_count_divisor() -> u64 {
     if cfg!(miri) {
         1000
@@ -48,7 +48,7 @@ struct SimulatedRank {
     groups: Vec<Members>,
     /// The index of the next call to begin.
     next_call: usize,
-    /// The indices of the calls that run, by their operations.
+    /// For each operation in progress, the index of its call.
     running: BTreeMap<OpId, usize>,
     /// The largest number of calls that run at the same time.
     running_max: usize,
@@ -148,7 +148,7 @@ impl SimulatedRank {
         Some((WorldSize::new(members.len() as u32)?, Rank::new(rank as u32)))
     }
 
-    /// Begins the next call, if this rank is a member of its group. Returns false if the call fails at once.
+    /// Begins the next call, if this rank is a member of the call's group. Returns false if the call fails at once.
     fn begin(&mut self, now: Timestamp) -> bool {
         let call = self.program[self.next_call];
         let Some((world, rank)) = self.rank_in_group(call) else { return true };
@@ -214,7 +214,7 @@ impl SimulatedRank {
     }
 }
 
-/// The parameters of a simulation. The seed of the simulation determines all of them.
+/// The parameters of a simulation, all of which its seed determines.
 struct Scenario {
     world: WorldSize,
     groups: Vec<Members>,
@@ -328,7 +328,7 @@ impl Scenario {
     }
 }
 
-/// Returns the group of all ranks, two groups that divide them, and the group of all ranks in reverse order.
+/// Returns all ranks, the ranks below and above a random limit, and all ranks in reverse order, without empty groups.
 fn random_groups(random: &mut StdRng, world: WorldSize) -> Vec<Members> {
     let all: Members = world.ranks().collect();
     let (low, high) = all.split_at(random.random_range(0..=all.len()));
@@ -350,7 +350,7 @@ fn random_fault(random: &mut StdRng, world: WorldSize) -> Fault {
     }
 }
 
-/// Returns the seed in the variable `SIM_SEED`, if that variable is set. It is then the only seed to simulate.
+/// Returns the seed in the variable `SIM_SEED`, if that variable is set. Only this seed is then simulated.
 fn only_seed() -> Option<u64> {
     std::env::var("SIM_SEED").ok().map(|seed| seed.parse().expect("SIM_SEED must be a number"))
 }

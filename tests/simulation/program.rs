@@ -194,12 +194,12 @@ impl Call {
         start..start + self.count
     }
 
-    /// Returns a rank's contribution to an element.
+    /// Returns the contribution of `rank` to the element `index`.
     fn contribution(rank: Rank, index: usize) -> f64 {
         f64::from(rank.get() + 1) * 64.0 + (index % 7) as f64
     }
 
-    /// Returns the initial buffer of `rank` of the group.
+    /// Returns the initial buffer of the group's rank `rank`.
     pub(crate) fn initial_buffer(self, world: WorldSize, rank: Rank) -> Vec<f64> {
         let own = chunk(self.count, world, rank);
         let all =
@@ -226,7 +226,7 @@ impl Call {
         }
     }
 
-    /// Returns whether `buffer` is the right result of this call on `rank` of the group.
+    /// Returns whether `buffer` is the right result of this call on the group's rank `rank`.
     pub(crate) fn is_right_result(self, world: WorldSize, rank: Rank, buffer: &[f64]) -> bool {
         let Self { count, root, .. } = self;
         let own = chunk(count, world, rank);
@@ -278,7 +278,7 @@ impl Call {
         }
     }
 
-    /// Returns the reduction of the contributions of `ranks` to an element.
+    /// Returns the reduction of the contributions of all `ranks` to the element `index`.
     fn expected_element(self, ranks: impl Iterator<Item = Rank>, world: WorldSize, index: usize) -> f64 {
         let values = ranks.map(|rank| Self::contribution(rank, index));
         match self.op {

@@ -1,4 +1,4 @@
-//! Tests of every rule, with code that breaks it and code that does not.
+//! Tests every rule on code that breaks the rule and on code that follows the rule.
 
 use super::*;
 

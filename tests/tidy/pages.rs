@@ -1,5 +1,5 @@
-//! Tests of the Markdown pages: every link and every named source file exists, every page can be reached by links, and no
-//! page is too long.
+//! Tests of the Markdown pages: the files that a page links or names exist, every page can be reached by links, and
+//! no page is too long.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Source files as text, for the rules in `tests/tidy.rs`. To hide comments and literals from a rule, they are
-//! replaced by spaces, so that offsets and line numbers stay the same.
+//! Source files as text, for the rules in `tests/tidy.rs`. Comments and literals are replaced by spaces, which hides
+//! their text from the rules and keeps all offsets and line numbers.
 
 use std::fs;
 use std::path::{Path, PathBuf};

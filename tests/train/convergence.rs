@@ -141,13 +141,13 @@ fn linear_and_softmax_reach_the_optimum_with_the_defaults() {
     assert_eq!((report.optimizer.as_str(), report.batch_size), ("accelerated", 500));
 }
 
-/// Regression test: the default was 40 epochs, even if an epoch had only one step. The accuracy on the iris flowers
-/// was then only 0.77.
+/// Regression test: before the fix, the default was 40 epochs, even if an epoch had only one step. With 40 epochs,
+/// the accuracy on the iris flowers was only 0.77.
 #[test]
 fn the_default_settings_take_enough_steps_on_a_small_table() {
     let directory = tempfile::tempdir().unwrap();
     let mut numbers = UniformNumbers(5);
-    // The means and approximate ranges of the iris flowers.
+    // Like the iris flowers: the mean features of each of the three species, and random features with similar ranges.
     let means = ndarray::array![[5.0, 3.4, 1.5, 0.2], [5.9, 2.8, 4.3, 1.3], [6.6, 3.0, 5.6, 2.0]];
     let classes = Array1::from_shape_fn(60, |row| (row % 3) as f64);
     let mut features = numbers.array(60, 4) * &ndarray::array![0.9, 0.6, 0.8, 0.4];
@@ -233,9 +233,9 @@ fn errors_after_flipped_bit(count: u32, config: &Config) -> Vec<String> {
     })
 }
 
-/// Regression test: with a corrupted parameter, the ranks trained different models and ended with exit code 0.
-/// A later version compared the parameters only after the epochs that are reported. Of 100 epochs of one step, epoch 2 is not
-/// reported.
+/// Regression test: in an early version, ranks with a corrupted parameter trained different models, and ended with
+/// exit code 0. A later version compared the parameters only after those epochs that are reported. Of 100 epochs of
+/// one step, epoch 2 is not reported.
 #[test]
 fn a_corrupted_parameter_ends_the_job_on_all_ranks() {
     let digits = Config { epochs: Some(3), batch_size: Some(500), ..config() };

@@ -5,7 +5,8 @@ use std::process::Command;
 
 const DIRECTORY: &str = "/usr/share/datasets/fashion-mnist";
 
-/// The test trains for one epoch to save time. Ten epochs reach an accuracy of 0.88 and take nearly a minute on two cores.
+/// To save time, the test trains for only one epoch. Ten epochs reach an accuracy of 0.88 and take nearly a minute on
+/// two cores.
 #[test]
 fn fashion_mnist_trains_on_four_ranks() {
     if !Path::new(DIRECTORY).join("train-images-idx3-ubyte.gz").exists() {

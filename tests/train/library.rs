@@ -93,8 +93,8 @@ fn linear_regression_finds_the_least_squares_solution() {
         ..config()
     };
     let report = train(&config).unwrap().report;
-    // The variance of the noise is 1. The loss is slightly lower, because the coefficients of x and z and the intercept
-    // are also fitted to a little of the noise.
+    // The variance of the noise is 1. The loss is slightly lower than this variance, because the fitted coefficients
+    // also follow a little of the noise.
     assert!((0.9..1.0).contains(&report.train_loss), "{}", report.train_loss);
     assert!(report.train_r2.unwrap() > 0.999);
     assert_eq!((report.test_loss, report.test_accuracy, report.test_r2), (None, None, None));
@@ -255,7 +255,8 @@ fn a_checkpoint_is_not_overwritten_or_resumed_with_other_options() {
     }
 }
 
-/// Regression test: `--resume` accepted a different learning rate, momentum or weight decay without a message.
+/// Regression test: before the fix, `--resume` accepted a different learning rate, momentum or weight decay without a
+/// message.
 #[test]
 fn a_resumed_run_keeps_the_learning_rate_or_reports_that_it_changes() {
     let directory = tempfile::tempdir().unwrap();
@@ -284,7 +285,8 @@ fn a_resumed_run_keeps_the_learning_rate_or_reports_that_it_changes() {
     assert!(error.contains("saved with --momentum 0.5, but this run has --momentum 0.9"), "{error}");
 }
 
-/// Regression test: a softmax model whose loss had grown to thousands ended with exit code 0.
+/// Regression test: before the fix, the loss of a softmax model could grow to thousands, and the run ended with exit
+/// code 0.
 #[test]
 fn a_loss_far_above_that_of_a_constant_prediction_is_an_error() {
     let config = Config {
@@ -302,7 +304,8 @@ fn a_loss_far_above_that_of_a_constant_prediction_is_an_error() {
     }
 }
 
-/// Regression test: a checkpoint directory without free space caused an error only after the first epoch.
+/// Regression test: before the fix, if the checkpoint directory had no free space, the error came only after the
+/// first epoch.
 #[test]
 fn a_checkpoint_that_cannot_be_saved_is_an_error_before_training() {
     /// An observer that panics if training begins.
@@ -315,7 +318,7 @@ fn a_checkpoint_that_cannot_be_saved_is_an_error_before_training() {
         fn step_taken(&mut self, _: f64, _: f64) {}
         fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
     }
-    // Even root cannot create a file in this directory.
+    // In this directory, not even root can create a file.
     let config = Config {
         checkpoint: Some(checkpoint_in(Path::new("/proc/self/task"), Existing::Refuse)),
         ..config()

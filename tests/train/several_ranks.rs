@@ -33,8 +33,9 @@ fn every_world_size_gives_the_same_loss() {
     }
 }
 
-/// Ranks without a sample contribute zeros. Regression test: with several buckets, these ranks and the ranks with
-/// samples started all-reduces of different lengths, and the job ended with exit code 7.
+/// Ranks without a sample contribute zeros. Regression test: before the fix, if there were several buckets, ranks
+/// without samples and ranks with samples started all-reduces of different lengths, and the job ended with exit code
+/// 7.
 #[test]
 fn a_batch_may_have_fewer_samples_than_ranks() {
     let cases: [&[&str]; 2] = [

@@ -14,7 +14,7 @@ use ringtrain::train::{
 use super::library::{config, train};
 use super::util::{if_long_tests_else, ranks, ringrun, run as run_program, runs_long_tests};
 
-/// What a test does on a rank at certain moments of a run.
+/// What a test does to a rank at certain moments of a run.
 #[derive(Clone, Copy)]
 struct Actions {
     /// Sets the stop flag of this rank after this number of steps.
@@ -92,8 +92,8 @@ fn sgd_config() -> Config {
     Config { model, rule: Some(Rule::Sgd), learning_rate: Some(0.3), epochs: Some(8), ..config() }
 }
 
-/// Returns the configuration of the convergence test. The long tests run the configuration with which `docs/strategies.md`
-/// states the results.
+/// Returns the configuration of the convergence test. The long tests use the configuration of the results in
+/// `docs/strategies.md`.
 fn convergence_config() -> Config {
     if runs_long_tests() {
         Config { rule: Some(Rule::Sgd), learning_rate: Some(0.1), epochs: Some(40), ..config() }
@@ -123,8 +123,8 @@ fn each_strategy_learns_digits_as_well_as_a_single_process() {
     assert!(bytes_sent[1..].iter().all(|&bytes| bytes < bytes_sent[0]), "{bytes_sent:?}");
 }
 
-/// With SGD, an average of the parameters after each step equals a step with the average gradient. So a wrong weight, also of
-/// parts of different lengths, would give other parameters.
+/// With SGD, an average of the parameters after each step equals a step with the average gradient. A wrong weight
+/// would therefore give other parameters. The test also covers ranks whose parts have different lengths.
 #[test]
 fn synchronous_runs_equal_a_single_process_after_100_steps() {
     // An epoch has 15 steps. Batches of 100 samples give 3 ranks parts of 34, 33 and 33 samples.
@@ -148,7 +148,8 @@ fn a_single_rank_computes_the_same_bits_with_every_average() {
     }
 }
 
-/// Ranks without a sample take no step. If they had the same weight as the others, their old parameters would dilute the average.
+/// Ranks without a sample take no step. If ranks without samples had the same weight as the other ranks, their old
+/// parameters would distort the average.
 #[test]
 fn ranks_without_samples_have_no_weight() {
     let source = DataSource::Synthetic { rows: 200, columns: 4 };
@@ -158,8 +159,8 @@ fn ranks_without_samples_have_no_weight() {
     assert_close(&four.parameters, &two.parameters, "4 ranks share batches of 2 samples");
 }
 
-/// A stop signal on one rank stops all ranks after the same step. The ranks average, so the run can continue on another number of
-/// ranks.
+/// A stop signal on one rank stops all ranks after the same step. Before they stop, the ranks average their
+/// parameters, so the run can continue on another number of ranks.
 #[test]
 fn a_stopped_run_resumes_on_another_number_of_ranks() {
     for text in ["local-sgd:4", "diloco:4", "model-average:2", "model-average"] {

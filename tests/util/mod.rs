@@ -18,14 +18,13 @@ use ringtrain::rendezvous::PeersFile;
 use ringtrain::wire::Secret;
 use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, StreamId};
 
-/// The time after which a waiting test fails. This time is far longer than necessary, because the machine may
-/// be busy.
+/// The time after which a waiting test fails. This time is far longer than any test needs on an idle machine.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The time between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Returns whether the long tests run too, as under `tools/test --full`.
+/// Returns whether the long tests run in addition to the short ones, as they do under `tools/test --full`.
 pub fn runs_long_tests() -> bool {
     std::env::var_os("TEST_FULL").is_some()
 }
@@ -139,7 +138,8 @@ pub fn is_alive(pid: u32) -> bool {
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
 }
 
-/// Waits for a file with a process id and returns the id. A script writes the file with `echo $$ > part && mv part FILE`.
+/// Waits until the file `path` exists, and returns the process id that it contains. A script must write this file
+/// with `echo $$ > part && mv part FILE`, so that the file is never incomplete.
 pub fn read_pid(path: &Path) -> u32 {
     wait_for(&format!("{} appears", path.display()), || fs::read_to_string(path).ok()?.trim().parse().ok())
 }

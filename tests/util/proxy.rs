@@ -12,7 +12,8 @@ use std::thread;
 pub enum Damage {
     /// The proxy forwards all bytes unchanged.
     None,
-    /// The proxy flips one bit in the middle of the next read of more than 4 KiB. After that, it forwards bytes unchanged.
+    /// The proxy flips one bit in the middle of the next read of more than 4 KiB. After this read, the proxy forwards
+    /// all bytes unchanged.
     FlipBit,
     /// The proxy resets every connection.
     Reset,
@@ -33,7 +34,8 @@ impl Proxy {
         let shared = Arc::clone(&damage);
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                // If the rank does not listen yet, the client's connection is closed, and the client connects again.
+                // If the rank does not listen yet, `continue` closes the client's connection, and the client connects
+                // again.
                 let Ok(server) = TcpStream::connect(target) else { continue };
                 for (from, to, is_reply) in [(&client, &server, false), (&server, &client, true)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());

@@ -29,7 +29,7 @@ impl TestTransport {
     /// One transport for each set of algorithms. `Streams` is missing, because it uses the same algorithms as `Tcp`.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Shm, Self::Hosts];
 
-    /// Sets the options of a rank to use this transport.
+    /// Changes the options of a rank so that the rank uses this transport.
     pub fn apply(self, options: &mut JoinOptions) {
         let three = Streams::new(3).expect("a link has at most 8 connections");
         let uses_sockets = matches!(self, Self::Tcp | Self::Streams);

@@ -13,8 +13,8 @@ MISS_MAX = 0.05
 def median_interval(values):
     """Returns the median of `values` and its 95% confidence interval, which is None if there are fewer than six values.
 
-    The ends of the interval are two of the sorted values, chosen with a sign test. The interval is therefore valid for every
-    distribution.
+    Both ends of the interval are among the sorted values, and a sign test chooses them. The interval is therefore
+    valid for every distribution.
     """
     ordered = sorted(values)
     count, skipped, miss = len(ordered), 0, 0.0
@@ -26,8 +26,9 @@ def median_interval(values):
 
 
 def comparison(rounds):
-    """Returns a row for each case that was measured with both builds. A row has the new build's time divided by the old
-    build's time: for each round, and as a median with its interval."""
+    """Returns a row for each case that was measured with both builds. A row has the ratio of the new build's time to
+    the old build's time: the ratio of each round, the median of these ratios, and the interval of the median.
+    """
     rows = []
     for key, after in rounds.rows.items():
         before = rounds.rows.get(key.__class__(**{**vars(key), "program": key.program + BEFORE}))

@@ -1,4 +1,4 @@
-"""One rank of a benchmark of collectives with PyTorch's Gloo backend; peers.py starts it.
+"""Runs one rank of a benchmark of PyTorch's Gloo backend. peers.py starts this script.
 
 The script reads its rank and the job's address from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Rank 0 prints a JSON object
 on each line: first the version, and then the results of each size as soon as this size is measured.
@@ -77,7 +77,7 @@ def processor_time_s():
 
 
 def measure(operation, iterations, warm_up):
-    """Returns the median time of an iteration and the processor time of all ranks. The time is that of the slowest rank."""
+    """Returns the median time of an iteration on the slowest rank, and the processor time of all ranks together."""
     for _ in range(warm_up):
         operation.perform()
     times = torch.zeros(iterations, dtype=torch.float64)

@@ -188,7 +188,8 @@ class Rounds(rounds.Rounds):
 
 
 def add_line_rates(rows, lines):
-    """Adds the rate of the line to each row, if this rate was measured, and the row's bus bandwidth as a fraction of the rate."""
+    """Adds two values to each row, if the rate of the line was measured: this rate, and the row's bus bandwidth as a fraction of
+    the rate."""
     for row in rows:
         if line := lines.get(row["congestion_control_host"]):
             row["line_gb_per_s"] = line["one_way_mbit_per_s"] / 8e3

@@ -30,7 +30,8 @@ def processor_count():
 
 
 def core_count():
-    """Returns the number of cores that this process may use. A core may have two processors: its hardware threads."""
+    """Returns the number of cores that this process may use. A core may count as two processors, one for each of its
+    hardware threads."""
     found = set()
     for processor in os.sched_getaffinity(0):
         topology = pathlib.Path(f"/sys/devices/system/cpu/cpu{processor}/topology")
@@ -75,7 +76,8 @@ class Congestion:
         return self
 
     def settable(self, wanted):
-        """Returns those of the `wanted` congestion controls that can be set. Prints a message for each one that cannot be set."""
+        """Returns the congestion controls in `wanted` that this machine allows the script to set. Prints a message
+        for each of the others."""
         found = []
         for name in dict.fromkeys(self.original if name == "host" else name for name in wanted):
             try:

@@ -55,7 +55,7 @@ class Measurement:
 
 
 class Program:
-    """A program to compare. Its results are one column of the table."""
+    """A program to compare. The results of each program are one column of the printed table."""
 
     key = name = ""
     dtypes = tuple(DTYPES)

@@ -1,6 +1,7 @@
 """Draws the results as an SVG: time against size on two logarithmic axes, and bus bandwidth against size.
 
-This module uses no plotting library, because no plotting library is in the environments of all compared programs.
+This module uses no plotting library, because the compared programs run in different environments, and no library is in all of
+them.
 """
 
 import math
@@ -107,7 +108,8 @@ def draw_panel(body, x, y, rows, styles, value):
 def draw_series(body, rows, look, across, up, read):
     """Draws the rows of one program: a line through the medians, and a bar from the lowest to the highest value of each size.
 
-    `across` converts a size to x, and `up` converts a value to y. `read` returns the value that belongs to a time of a row.
+    `across` converts a size to x, and `up` converts a value to y. `read(row, time_us)` returns the value to draw for this time of
+    the row.
     """
     colour, dash, width = look
     points = []

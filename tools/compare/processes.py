@@ -41,7 +41,8 @@ def interrupt_on_signals():
 
 
 def run(commands, stall_s, scratch, variables=({},), ending_s=0):
-    """Runs the commands together until all have ended, one has failed, or the first command has printed nothing for `stall_s`.
+    """Runs the commands together until all have ended, one has failed, or the first command has printed nothing for `stall_s`
+    seconds.
 
     The result contains the output of the first command only. `variables` contains environment variables: one dictionary for all
     commands, or one for each command. At the end, processes that still run are killed. If `ending_s` is not 0, these processes
@@ -83,7 +84,8 @@ def run(commands, stall_s, scratch, variables=({},), ending_s=0):
 
 
 def _wait(pids, output_path, stall_s):
-    """Waits for the commands. Returns the code as in `RunResult`, and the index of the command that failed, or 0 if none did."""
+    """Waits for the commands. Returns two values: the code as in `RunResult`, and the index of the command that failed (0 if
+    no command failed)."""
     poll = select.poll()
     descriptors = {}
     try:
@@ -112,7 +114,7 @@ def _wait(pids, output_path, stall_s):
 
 
 def _terminate(pids, within_s):
-    """Sends SIGTERM to the running processes, and waits until they have ended or `within_s` has passed."""
+    """Sends SIGTERM to the running processes, and waits until they have ended or `within_s` seconds have passed."""
     deadline = time.monotonic() + within_s
     for pid in filter(_is_running, pids):
         os.kill(pid, signal.SIGTERM)

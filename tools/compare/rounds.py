@@ -37,13 +37,16 @@ def iterations_for(time_us):
 
 
 def rotate(programs, number):
-    """Rotates the programs, so that a program does not follow the same program in every round."""
+    """Rotates the list of programs by `number`, the number of the round, so that each round begins with another
+    program.
+    """
     first = number % max(1, len(programs))
     return programs[first:] + programs[:first]
 
 
 def busbw_factor(operation, world):
-    """Returns busbw divided by algbw, as in nccl-tests: the fraction of the size that each rank must send at the least.
+    """Returns busbw divided by algbw, as in nccl-tests. This factor is the smallest number of bytes that each rank
+    must send, divided by the size of the buffer.
 
     The table of operations in docs/benchmarking.md shows these factors.
     """
@@ -79,7 +82,9 @@ class Rounds:
         self.iterations = {}
 
     def measured_lines(self):
-        """Returns the rates that iperf3 has measured on the network, by congestion control. Only a lab measures such rates."""
+        """Returns the rates that iperf3 has measured on the network, by congestion control. Only a comparison in a
+        lab measures these rates.
+        """
         return {}
 
     def measure_all(self, programs, cases, sizes, congestion):
@@ -155,7 +160,8 @@ class Rounds:
             self.record_stall(program, case, control, number, [size for size, _ in sizes if size not in measurement.rows])
 
     def record_stall(self, program, case, control, number, sizes):
-        """Counts a stall, and drops the unfinished `sizes` if the program has stalled before in this case.
+        """Counts a stall of the program. If the program has stalled before in this case, drops the unfinished
+        `sizes`.
 
         After the first stall the sizes are kept, because the program has measured them in its trial.
         """
@@ -165,7 +171,9 @@ class Rounds:
             self.drop_sizes(program, case, sizes)
 
     def measure_undisturbed(self, program, case, sizes, stall_s):
-        """Repeats the measurement, at most `REPEATS_MAX` times, until the machine was idle before and after it."""
+        """Repeats a measurement, at most `REPEATS_MAX` times, until the machine was idle before and after the
+        measurement.
+        """
         for _ in range(REPEATS_MAX):
             machine.wait_until_idle(self.args.wait_idle, self.say)
             measurement = program.measure(case, sizes, stall_s, self.args.cpu)

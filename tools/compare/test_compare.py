@@ -64,7 +64,8 @@ class FakeCongestion:
 
 
 def measure_fakes(programs, sizes=((64, 0), (1 << 20, 0)), **more):
-    """Measures fake programs. Returns the rounds, and the messages except those that only show progress."""
+    """Measures fake programs. Measures the fake programs. Returns the rounds, and all messages that say more than the
+    progress."""
     options = {"rounds": 3, "congestion": ["bbr", "cubic"], "wait_idle": 0, "timeout": 1, "cpu": True, **more}
     said = []
     results = rounds.Rounds(types.SimpleNamespace(**options), lambda text, keep=True: said.append(text) if keep else None)

@@ -26,7 +26,9 @@ def iperf_json(congestion="cubic", forward=900e6, reverse=None):
 
 
 class FakeLine(lab.Line):
-    """A network line with 800 Mbit/s in one direction, and with 780 and 760 Mbit/s if both are used. If `fails`, iperf3 fails."""
+    """A fake network line. With data in one direction, it has 800 Mbit/s. With data in both directions, the
+    directions have 780 and 760 Mbit/s. If `fails`, iperf3 fails.
+    """
 
     def __init__(self, fails=False):
         super().__init__(TWO, None)

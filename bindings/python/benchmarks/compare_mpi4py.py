@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def format_range(values: list[float]) -> str:
-    """Formats the median, the minimum and the maximum."""
+    """Formats the median of `values`, and their minimum and maximum."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 

@@ -1,4 +1,4 @@
-"""Measures calls of the mpi4py interface. The same script runs with mpi4py and with `ringrun --mpi4py`.
+"""Measures how long calls of the mpi4py interface take. The same script runs with mpi4py and with `ringrun --mpi4py`.
 
 Prints one line for each measurement, `name bytes microseconds`, from rank 0. Every result is checked.
 """
@@ -14,7 +14,8 @@ DICTIONARY = {"step": 17, "loss": 0.25, "names": ["a", "b", "c"], "shape": (3, 4
 
 
 def repetitions(nbytes: int, budget: int) -> int:
-    """Returns the number of times to repeat a call. This number is at most `budget`, and smaller for long messages."""
+    """Returns how often to repeat a call: `budget` times for a short message, and less often for a long one, but at
+    least 5 times."""
     return max(5, min(budget, (256 << 20) // max(nbytes, 1)))
 
 

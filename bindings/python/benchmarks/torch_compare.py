@@ -4,8 +4,8 @@ alternately in the same processes.
 
     ringrun -n 4 python benchmarks/torch_compare.py [--rounds 7] [--smoke]
 
-In each round, the time of the slowest rank counts. Prints the median and the range over the rounds, and the median of "ring"
-divided by the median of Gloo. Checks every result.
+The time of a round is the time of its slowest rank. Prints the median and the range of the times of each backend, and
+the median of "ring" divided by the median of Gloo. Checks every result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EPOCH_STEPS = 8
 
 
 def measure(call: Callable[[], None], group: Any) -> float:
-    """Returns the seconds that `call` takes on the slowest rank. All ranks begin after a barrier."""
+    """Runs `call` on all ranks after a barrier, and returns the seconds that it takes on the slowest rank."""
     dist.barrier(group)
     start = time.perf_counter()
     call()

@@ -12,7 +12,8 @@ use crate::errors;
 use crate::group::PyGroup;
 use crate::region::Region;
 
-/// The bit that a rank sets in its header if it refuses. The other bits are then the length of its reason.
+/// The bit that a rank sets in its header if the rank refuses. The other bits of that header are the length of the
+/// rank's reason.
 const REFUSED: u64 = 1 << 63;
 /// The maximum length of a reason in bytes. Longer reasons are cut.
 const REASON_BYTES_MAX: usize = 4096;
@@ -28,7 +29,7 @@ struct RankRefusal {
 /// The result of a collective in which a rank may refuse.
 type UnlessRefused<T> = Result<Result<T, RankRefusal>, Error>;
 
-/// This rank's data. If this rank refuses: the reason, which the other ranks get, and the error that this rank raises.
+/// This rank's data. If this rank refuses: the reason that the other ranks get, and the error that this rank raises.
 struct Contribution<T> {
     data: Result<T, String>,
     error: Option<PyErr>,
@@ -80,8 +81,8 @@ fn reason_bytes(header: u64) -> Option<usize> {
     (header & REFUSED != 0).then_some(((header & !REFUSED) as usize).min(REASON_BYTES_MAX))
 }
 
-/// Returns the lengths in all ranks' headers. If one or more ranks refuse, exchanges their reasons, and returns the
-/// refusal of the refusing rank with the lowest number.
+/// Returns the lengths in the headers of all ranks. If some ranks refuse, exchanges the reasons, and returns the
+/// refusal of the lowest of these ranks.
 fn lengths_or_refusal<T>(
     group: &mut ringtrain::Group,
     headers: &[u64],
@@ -93,7 +94,7 @@ fn lengths_or_refusal<T>(
     let counts: Vec<usize> = headers.iter().map(|&header| reason_bytes(header).unwrap_or_default()).collect();
     let reason = own.as_ref().err().map_or(&[][..], String::as_bytes);
     let reasons = group.all_gather_uneven(reason, &counts)?;
-    // The reason of the first refusing rank is at the beginning, because the ranks before this rank sent no reason.
+    // `reasons` begins with the reason of rank `first`, because the lower ranks sent no reason.
     let reason = String::from_utf8_lossy(&reasons[..counts[first]]).into_owned();
     Ok(Err(RankRefusal { rank: Rank::new(first as u32), reason }))
 }
@@ -126,7 +127,7 @@ fn check_lengths(lengths: &[u64]) -> Result<Vec<usize>, Error> {
     Ok(lengths)
 }
 
-/// Divides `all` into Python objects of these lengths.
+/// Divides `all` into Python `bytes` objects of these lengths.
 fn divide<'py>(py: Python<'py>, mut all: &[u8], lengths: &[usize]) -> Vec<Bound<'py, PyBytes>> {
     let mut part = |&length: &usize| {
         let (one, rest) = all.split_at(length);
@@ -164,8 +165,8 @@ fn concatenate(
 }
 
 impl PyGroup {
-    /// Runs a collective in which a rank may refuse. If ranks refuse, each refusing rank returns its own error, and every
-    /// other rank returns an error that names the first refusing rank.
+    /// Runs a collective in which a rank may refuse. If some ranks refuse, each of these ranks returns its own error,
+    /// and every other rank returns an error that names the lowest of these ranks.
     fn run_unless_refused<R: Send>(
         &self,
         py: Python<'_>,

@@ -11,7 +11,8 @@ use crate::handle::{OperationResult, PyHandle};
 use crate::messages::{send_options, source_and_tag};
 use crate::region::Region;
 
-/// The maximum length of received data in bytes. A rank allocates no more, even if another rank sends a larger length.
+/// The maximum length of received data in bytes. Even if another rank sends a larger length, a rank allocates at most
+/// this many bytes for a message.
 pub(crate) const BYTES_MAX: usize = 1 << 34;
 
 #[pymethods]
@@ -51,7 +52,7 @@ impl PyGroup {
         let handle = self.receive_bytes_async(py, source, tag)?;
         let received = handle.wait_for(py, None);
         if received.is_err() {
-            // Cancel the receive. Otherwise the receive could still match a message, which no call would return.
+            // Cancel the receive. Otherwise the receive could still match a message, and that message would be lost.
             handle.cancel(py)?;
         }
         received?.ok_or_else(|| errors::general(py, "the message has not arrived"))

@@ -29,8 +29,8 @@ pub(crate) fn check_same_kind(py: Python<'_>, output: &Region, input: &Region) -
     Err(errors::invalid(py, format!("the input's elements are {input}, the output's {output}")))
 }
 
-/// Returns the memory of a reduction's output, and of its input if the reduction is not in place. Checks that both have
-/// the same type and length.
+/// Returns the memory of a reduction's output, and of its input if the reduction is not in place. Checks that output
+/// and input have the same type and length.
 pub(crate) fn output_and_input(
     output: BufferArg<'_, '_>,
     input: Option<BufferArg<'_, '_>>,
@@ -47,7 +47,8 @@ pub(crate) fn output_and_input(
     Ok((output, Some(input)))
 }
 
-/// Multiplies counts of elements by `scale`. For each element of the buffer, the library sends `scale` elements.
+/// Converts counts of elements to counts of the values that the library sends: multiplies them by `scale`. The
+/// library sends each element of the caller's buffer as `scale` values.
 pub(crate) fn scale_counts(
     py: Python<'_>,
     counts: Option<Vec<i64>>,
@@ -71,7 +72,8 @@ pub(crate) fn copy_result_to<T: Element>(
     }
 }
 
-/// The last step of an operation that returns no value to the program: drops the result.
+/// Drops the result of an operation. This function is the last step of each operation that returns no value to the
+/// program.
 #[expect(clippy::unnecessary_wraps, reason = "the last step of other operations can fail")]
 pub(crate) fn discard_result<R>(_: R) -> Result<OperationResult, Error> {
     Ok(OperationResult::Nothing)

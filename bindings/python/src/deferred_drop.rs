@@ -1,5 +1,6 @@
-//! References to Python objects that a thread can drop without the interpreter's lock. Dropping puts the object on a
-//! list, and a later call that holds the interpreter's lock drops the objects of the list.
+//! References to Python objects that a thread can drop without the interpreter's lock. When such a reference is
+//! dropped, its object is put on a list. The next call that holds the interpreter's lock drops the objects of the
+//! list.
 //!
 //! `PyO3` has such a list too, but every call through `PyO3` locks that list, and in a forked child the lock may stay
 //! locked forever. A forked child does not use the list of this module.
@@ -43,6 +44,7 @@ pub(crate) fn drop_all(_py: Python<'_>) {
     }
     HAS_DROPPED.store(false, Ordering::Release);
     let objects = std::mem::take(&mut *DROPPED.lock().unwrap_or_else(PoisonError::into_inner));
-    // The list must not be locked here, because a destructor in the program may add objects to it.
+    // The list must not be locked here, because dropping an object may run a destructor of the program that adds
+    // other objects to the list.
     drop(objects);
 }

@@ -1,5 +1,5 @@
-//! Finds element types by their names and by the formats of the buffer protocol. Calls generic code with an element type that
-//! is known only at run time.
+//! The element types of buffers. This module finds an element type by its name or by its format in Python's buffer
+//! protocol, and calls generic code with an element type that is known only at run time.
 
 use std::ffi::CStr;
 

@@ -24,8 +24,8 @@ const NAMES: [&str; 14] = [
     "StillRunning",
 ];
 
-/// The exception classes, in the order of `NAMES`. This static keeps the classes because an interpreter that is ending
-/// cannot import their module.
+/// The exception classes, in the order of `NAMES`. The classes are kept here, because an interpreter that is ending
+/// can no longer import the module of the classes.
 static CLASSES: PyOnceLock<Vec<Py<PyType>>> = PyOnceLock::new();
 
 fn classes(py: Python<'_>) -> PyResult<&'static [Py<PyType>]> {
@@ -54,7 +54,7 @@ fn exception(py: Python<'_>, name: &str, message: String) -> PyErr {
 
 /// Sets an attribute of the exception and returns the exception.
 fn with_attribute(py: Python<'_>, error: PyErr, name: &str, value: impl for<'py> IntoPyObject<'py>) -> PyErr {
-    // If the attribute cannot be set, the exception is raised without it.
+    // If the attribute cannot be set, the exception is raised without the attribute.
     let _ = error.value(py).setattr(name, value);
     error
 }
@@ -143,8 +143,8 @@ fn with_culprit(py: Python<'_>, error: PyErr, cause: &Cause) -> PyErr {
             with_attribute(py, error, "ranks", (first.get(), second.get()))
         }
         Cause::Timeout { waiting, .. } => {
-            // The rank at fault is the rank that other ranks wait for and that does not wait itself, if there is
-            // exactly one such rank.
+            // Other ranks wait for the rank at fault, and the rank at fault does not wait itself. If several ranks
+            // fit this description, none is named.
             let awaited = waiting.iter().flat_map(|one| &one.awaited);
             let mut late: Vec<_> =
                 awaited.filter(|(rank, _)| waiting.iter().all(|one| one.rank != *rank)).collect();

@@ -282,7 +282,7 @@ impl PyGroup {
 }
 
 impl PyGroup {
-    /// Returns `buffer` on the root, which must have passed one, and `None` on the other ranks, which need none.
+    /// On the root, returns `buffer`, or an error if the caller passed no buffer. On the other ranks, returns `None`.
     fn root_buffer<'a, 'py>(
         &self,
         buffer: Option<BufferArg<'a, 'py>>,

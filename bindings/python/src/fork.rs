@@ -1,6 +1,6 @@
-//! Handles processes that are forked from a rank. A forked process is not a rank itself. The process must not use
-//! the rank's connections. It must also not keep these connections open: otherwise the peers could not see that the rank has
-//! ended.
+//! Handles processes that are forked from a rank. A forked process is not a rank itself. The process must not use the
+//! rank's connections. A forked process must also not keep the rank's connections open: otherwise the peers could not
+//! see that the rank has ended.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,8 @@ use crate::errors;
 
 /// Whether this process was forked from a rank.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
-/// Whether this process has ever had a group. A process that has had no group may fork processes that become
-/// ranks.
+/// Whether this process has ever had a group. Until then, processes that it forks are not marked as forked from a
+/// rank, and may become ranks.
 static HAS_HAD_GROUPS: AtomicBool = AtomicBool::new(false);
 /// The groups that this process has.
 static GROUPS: Mutex<Vec<Weak<Messenger>>> = Mutex::new(Vec::new());

@@ -69,7 +69,8 @@ impl PyGroup {
         let (messenger, site) = (self.messenger(py)?, site::find(py));
         let result = py.detach(|| {
             let result = site::at(site, || work(&messenger));
-            // If another thread has closed the group meanwhile, this drop closes the connections.
+            // If another thread closed the group during this call, dropping the last messenger closes the
+            // connections.
             drop(messenger);
             result
         });

@@ -12,9 +12,10 @@ use crate::interrupt::{self, SIGNAL_CHECK_INTERVAL};
 pub(crate) enum LockError {
     /// The group has been closed.
     Closed,
-    /// A signal handler raised an exception.
+    /// While the thread waited for the group, a signal handler raised an exception.
     Interrupted,
-    /// The thread is already in a collective of the group, and a signal handler calls another collective of the group.
+    /// A signal handler called a collective of the group while its thread was already in a collective of the same
+    /// group.
     Nested,
 }
 
@@ -22,13 +23,13 @@ pub(crate) enum LockError {
 enum Holder {
     /// No thread uses the group.
     Free(Box<Group>),
-    /// A thread uses the group. If `is_closing`, that thread drops the group when it no longer uses it.
+    /// A thread uses the group. If `is_closing` is true, this thread drops the group after its use.
     Thread { id: ThreadId, is_closing: bool },
     /// The group has been dropped.
     Closed,
 }
 
-/// A group and its messenger. Sending and receiving messages needs no lock.
+/// A group, which one thread at a time can use, and the group's messenger, which needs no lock.
 pub(crate) struct GroupLock {
     holder: Mutex<Holder>,
     returned: Condvar,
@@ -126,7 +127,8 @@ impl GroupLock {
         matches!(*lock(&self.holder), Holder::Closed | Holder::Thread { is_closing: true, .. })
     }
 
-    /// Forgets the group without closing its connections. In a forked process, the connections belong to the parent.
+    /// Forgets the group without closing its connections. A forked process calls this function, because the
+    /// connections belong to its parent.
     pub(crate) fn leak(&mut self) {
         let holder = self.holder.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::replace(holder, Holder::Closed));
@@ -134,7 +136,8 @@ impl GroupLock {
     }
 }
 
-/// The right to use the group. When the guard is dropped, it puts the group back into the lock.
+/// A thread that holds this guard may use the group. When the guard is dropped, the guard puts the group back into
+/// the lock.
 struct GroupGuard<'a> {
     lock: &'a GroupLock,
     group: Option<Box<Group>>,

@@ -10,7 +10,7 @@ use ringtrain::{Error, Status};
 use crate::interrupt::SIGNAL_CHECK_INTERVAL;
 use crate::{deferred_drop, errors, fork};
 
-/// How often `wait_any` tests the operations for which other threads wait.
+/// The interval at which `wait_any` tests operations for which other threads wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The result of an operation.
@@ -25,8 +25,8 @@ pub(crate) enum OperationResult {
 }
 
 impl OperationResult {
-    /// Returns the result of a receive into a buffer, each of whose elements was sent as `scale` elements. `status`
-    /// counts the sent elements.
+    /// Returns the result of a receive into a buffer. Each element of the buffer was sent as `scale` elements, and
+    /// `status.count` is the number of sent elements.
     pub(crate) fn message(status: Status, scale: usize) -> Self {
         Self::Message(Status { count: status.count / scale.max(1), ..status })
     }
@@ -54,8 +54,8 @@ enum PyHandleState {
     Cancelled,
 }
 
-/// The handle of an operation that has begun. The operation keeps its buffers alive until it ends. If the handle is dropped,
-/// the operation continues, but a receive that has matched no message yet is cancelled.
+/// The handle of an operation that has begun. The buffers of the operation stay alive until the operation ends. If
+/// the handle is dropped, the operation continues, but a receive that has matched no message yet is cancelled.
 #[pyclass(name = "Handle", frozen, module = "ringtrain._core")]
 pub(crate) struct PyHandle {
     state: Mutex<PyHandleState>,
@@ -187,8 +187,8 @@ impl Drop for PyHandle {
     }
 }
 
-/// Waits until an operation has ended, for at most `patience`. If another thread waits for one of the operations, this function
-/// returns after [`POLL_INTERVAL`].
+/// Waits until one of the operations has ended, for at most `patience`. If another thread waits for one of the
+/// operations, this function returns after [`POLL_INTERVAL`].
 fn wait_for_any(handles: &[&PyHandle], patience: Duration) {
     let (mut owners, mut running) = (Vec::new(), Vec::new());
     for &handle in handles {
@@ -213,8 +213,8 @@ fn wait_for_any(handles: &[&PyHandle], patience: Duration) {
     }
 }
 
-/// Waits until an operation has ended and returns the index of its handle. Returns `None` after `timeout` seconds, or if
-/// there are no handles.
+/// Waits until one of the operations has ended, and returns the index of its handle. Returns `None` after `timeout`
+/// seconds, or if there are no handles.
 #[pyfunction]
 #[pyo3(signature = (handles, timeout = None))]
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts the Python sequence into it")]

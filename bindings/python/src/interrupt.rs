@@ -9,7 +9,8 @@ use pyo3::prelude::*;
 pub(crate) const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 thread_local! {
-    /// Whether the current thread is Python's main thread, which runs signal handlers. `None` if the thread has not checked.
+    /// Whether the current thread is Python's main thread, which runs signal handlers. `None` if this thread has not
+    /// yet determined whether it is the main thread.
     static IS_MAIN: Cell<Option<bool>> = const { Cell::new(None) };
     /// The exception that a signal handler raised while this thread waited.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
@@ -23,7 +24,8 @@ pub(crate) fn is_interrupted() -> bool {
         return false;
     }
     let is_interrupted = Python::try_attach(|py| {
-        // Both `check_signals` and `is_main_thread` can run signal handlers, so an exception from either must be kept.
+        // Both `check_signals` and `is_main_thread` can run signal handlers, so this function must store an exception
+        // from either call.
         let checked = match IS_MAIN.get() {
             Some(_) => py.check_signals(),
             None => is_main_thread(py).and_then(|is_main| {

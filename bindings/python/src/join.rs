@@ -18,7 +18,8 @@ use crate::handle::duration;
 use crate::interrupt::SIGNAL_CHECK_INTERVAL;
 use crate::{errors, fork, interrupt};
 
-/// The rendezvous server of a job. A separate thread runs it until all ranks have joined or this object is dropped.
+/// The rendezvous server of a job. A separate thread runs the server until all ranks have joined or this object is
+/// dropped.
 #[pyclass(frozen, module = "ringtrain._core")]
 pub(crate) struct Rendezvous {
     server: Mutex<Option<Server>>,
@@ -57,7 +58,7 @@ impl Drop for Rendezvous {
         if fork::is_forked() {
             std::mem::forget(server);
         } else {
-            // `drop` waits for the server's thread. `detach` lets other Python threads run meanwhile.
+            // `drop` waits for the server's thread. `detach` lets other Python threads run during this wait.
             Python::try_attach(|py| py.detach(move || drop(server)));
         }
     }
@@ -145,15 +146,16 @@ pub(crate) fn join(
     join_in_thread(py, options)
 }
 
-/// Writes the library's warnings to standard error, as `ringtrain` does. Python's `logging` would cause deadlocks: it needs the
-/// interpreter's lock, whose holder may wait for a lock that the logging thread holds.
+/// Writes the library's warnings to standard error, as `ringtrain` does. Python's `logging` would cause deadlocks: a
+/// thread that logs would wait for the interpreter's lock, and the holder of the interpreter's lock may wait for a
+/// lock of the thread that logs.
 fn log_to_stderr() {
     static ONCE: Once = Once::new();
     ONCE.call_once(ringtrain::cli::log_to_stderr);
 }
 
-/// Joins the job in a separate thread, so that signal handlers run meanwhile. If a handler raises an exception, this
-/// function returns that exception, and the separate thread continues until its deadline.
+/// Joins the job in a separate thread, so that Python can run signal handlers while this function waits. If a handler
+/// raises an exception, this function returns that exception, and the separate thread continues until its deadline.
 fn join_in_thread(py: Python<'_>, options: JoinOptions) -> PyResult<PyGroup> {
     let (sender, receiver) = mpsc::channel();
     let join = move || {
@@ -179,7 +181,7 @@ fn join_in_thread(py: Python<'_>, options: JoinOptions) -> PyResult<PyGroup> {
     }
 }
 
-/// Returns the options that say how this rank finds the other ranks, from the arguments of `join`.
+/// Converts the arguments of `join` to the options that say how this rank finds the other ranks.
 fn join_options(
     py: Python<'_>,
     rendezvous: Option<&str>,

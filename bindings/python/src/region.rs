@@ -1,4 +1,5 @@
-//! The memory of a buffer argument: the address and type of its elements, and the object that keeps them alive.
+//! The memory of a buffer argument: the address and the type of the elements, and the object that keeps the elements
+//! alive.
 
 use std::borrow::Cow;
 
@@ -52,8 +53,8 @@ impl PyMemory {
     }
 }
 
-/// A Python object that owns a view. If a thread drops a reference to this object without the interpreter's lock, another thread
-/// that holds the lock can complete the drop later.
+/// A Python object that owns a view. A thread without the interpreter's lock can drop a reference to this object: a
+/// thread that holds the lock completes the drop later.
 #[pyclass(frozen, module = "ringtrain._core")]
 struct ViewOwner(#[expect(dead_code, reason = "it only keeps the view alive")] BufferView);
 
@@ -78,7 +79,8 @@ impl Region {
     pub(crate) fn readable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
         let region = if let Ok(shared) = object.cast::<PySharedBuffer>() {
-            // The buffer protocol has no format for some element types of a shared buffer, such as bf16.
+            // The element type comes from the shared buffer, because the buffer protocol has no format for some
+            // types, such as bf16.
             Self { kind: shared.get().kind(), ..Self::from_buffer_protocol(object)? }
         } else if let Ok(memory) = object.cast::<PyMemory>() {
             let memory = memory.get();
@@ -167,8 +169,8 @@ impl Region {
         if count == 0 {
             return &[];
         }
-        // SAFETY: the owner keeps this many bytes valid; type and alignment have been checked. The caller guarantees that
-        // no other Python thread writes the elements meanwhile, as with all arrays.
+        // SAFETY: the owner keeps this many bytes valid; type and alignment have been checked. As with all arrays,
+        // the caller guarantees that no other Python thread writes the elements during the operation.
         unsafe { std::slice::from_raw_parts(self.start.cast(), count) }
     }
 
@@ -178,8 +180,9 @@ impl Region {
         if count == 0 || !self.is_writable {
             return &mut [];
         }
-        // SAFETY: as in `elements`. If another argument overlaps with this region, operations read a copy of that argument
-        // (`elements_outside`), and the caller guarantees that no other Python thread uses the elements meanwhile.
+        // SAFETY: as in `elements`. If another argument overlaps with this region, operations read a copy of that
+        // argument (`elements_outside`). The caller guarantees that no other Python thread uses the elements during
+        // the operation.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), count) }
     }
 
@@ -244,8 +247,8 @@ unsafe impl Send for Region {}
 // SAFETY: shared references only read the elements.
 unsafe impl Sync for Region {}
 
-/// Returns whether items of this format hold references to Python objects (`O`). Names of fields,
-/// which may contain an `O` too, are between colons.
+/// Returns whether items of this format hold references to Python objects (`O`). The format contains names of fields
+/// between colons. An `O` in such a name is not an item.
 fn has_objects(format: &[u8]) -> bool {
     let mut is_name = false;
     format.iter().any(|&byte| {

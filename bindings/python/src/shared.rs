@@ -34,7 +34,8 @@ impl PyGroup {
         let kind = ElementKind::from_name(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is not an element type of ringtrain")))?;
         let bytes = count.checked_mul(kind.bytes()).filter(|&bytes| isize::try_from(bytes).is_ok());
-        // A length that is too large must fail on all ranks, so the library checks it and informs the other ranks.
+        // If a length is too large, `alloc` must fail on all ranks. The library therefore checks the length, and
+        // informs the other ranks.
         let words = bytes.map_or(usize::MAX, |bytes| bytes.div_ceil(size_of::<u64>()));
         let mut buffer = self.collective(py, |group| group.alloc::<u64>(words))?;
         let start = buffer.as_mut_ptr() as usize;

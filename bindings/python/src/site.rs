@@ -1,4 +1,5 @@
-//! Finds the line of the Python program that makes a call. Errors name this line, and not a line of this package.
+//! Finds the source line at which the user's Python program calls this package. Errors name this line, and not a line
+//! of this package.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,27 +9,27 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 use ringtrain::{Site, group};
 
-/// The maximum number of stack frames that are searched for a line of the program.
+/// The maximum number of stack frames in which `find` looks for a line of the user's program.
 const FRAMES_MAX: usize = 8;
-/// The maximum number of entries in `FILES`. Lines of further files are not found.
+/// The maximum number of entries in `FILES`. Once `FILES` is full, lines in further files are not found.
 const FILES_MAX: usize = 4096;
 
 /// A source file.
 #[derive(Clone, Copy)]
 struct File {
     name: &'static str,
-    /// Whether the file belongs to this package or to a framework, and not to the program.
+    /// Whether the file belongs to this package or to a framework, and not to the user's program.
     is_internal: bool,
 }
 
 thread_local! {
-    /// Files, by the address of the Python string with the file's name. These strings are never dropped: there are
-    /// only a few of them, and a thread that ends may not have the interpreter's lock.
+    /// The known files. The key is the address of the Python string that contains the file's name. The strings are
+    /// never dropped: there are only a few strings, and a thread that ends may not have the interpreter's lock.
     static FILES: RefCell<HashMap<usize, File>> = RefCell::new(HashMap::new());
 }
 
-/// Parts of paths. A file whose path contains one of them belongs to a framework, which calls this package on behalf of
-/// the program.
+/// Parts of paths. A file whose path contains one of these parts belongs to a framework, which calls this package on
+/// behalf of the user's program.
 const FRAMEWORKS: [&str; 1] = ["/site-packages/torch/"];
 
 /// Runs the closure `calls`. If the line `site` is known, errors of operations that begin in the closure name this line.
@@ -76,7 +77,7 @@ fn find_file(py: Python<'_>, name: &Bound<'_, PyString>) -> Option<File> {
         let text = name.to_str().ok()?;
         let is_internal = package_directory(py).is_some_and(|directory| text.starts_with(&directory))
             || FRAMEWORKS.iter().any(|framework| text.contains(framework));
-        // The number of files is bounded, so their names are never freed.
+        // The name of each file is leaked, but the number of files is bounded.
         let file = File { name: text.to_owned().leak(), is_internal };
         std::mem::forget(name.clone());
         files.insert(address, file);

@@ -41,7 +41,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left():
-    """Checks that every process that a test has started through `ranks` has ended when the test ends."""
+    """Checks at the end of each test that no process is left of those that the test started through `ranks`."""
     yield
     left = kill_leftover_processes()
     assert not left, f"processes were left behind: {left}"

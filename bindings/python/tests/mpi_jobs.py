@@ -15,8 +15,7 @@ JOB_TIMEOUT_S = 120
 
 
 def ringrun() -> str:
-    """Returns the path of the launcher: the variable `RINGRUN`, or `ringrun` on PATH. If there is no launcher, the
-    test fails."""
+    """Returns the path of the launcher: the variable `RINGRUN`, or `ringrun` on PATH. If neither exists, the test fails."""
     found = os.environ.get("RINGRUN") or shutil.which("ringrun")
     if not found:
         pytest.fail("ringrun is not on PATH; build it (cargo build --release) and set RINGRUN to it")
@@ -26,8 +25,8 @@ def ringrun() -> str:
 def launch(
     size: int, *command: str, options: tuple[str, ...] = (), environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess:
-    """Runs a job in which `size` ranks execute this Python interpreter with the arguments `command`. Returns the exit code and
-    the output."""
+    """Runs a job in which `size` ranks execute this Python interpreter with the arguments `command`. Returns the exit
+    code and the output."""
     package = str(Path(__import__("ringtrain").__path__[0]).parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     env = {**os.environ, "PYTHONPATH": path, **(environment or {})}
@@ -47,7 +46,8 @@ def launch(
 
 @functools.cache
 def check_results(module: str, size: int) -> dict[str, str]:
-    """Runs all checks of a module in one job. Returns a dictionary from the name of each check to "passed" or the traceback."""
+    """Runs all checks of a module in one job. Returns a dictionary from the name of each check to "passed" or the
+    traceback."""
     done = launch(size, str(HERE / "run_checks.py"), module)
     results = dict(re.findall(r"^CHECK (\w+) (passed)$", done.stdout, re.MULTILINE))
     failed = re.findall(r"^CHECK (\w+) failed\n(.*?)^END$", done.stdout, re.MULTILINE | re.DOTALL)

@@ -1,4 +1,5 @@
-"""Runs ranks for tests: programs under ringrun, files with many checks in one launch, and jobs whose ranks are threads.
+"""Runs ranks for tests, in three ways: programs under ringrun, files with many checks that one launch runs, and jobs whose
+ranks are threads of this process.
 
 Both pytest and the ranks import this module. This module imports pytest only inside functions that pytest calls, because
 the ranks do not need pytest.
@@ -76,8 +77,8 @@ def is_asleep(thread: int, pid: int | None = None) -> bool:
 
 
 def wait_until_asleep(thread: int, pid: int | None = None) -> None:
-    """Waits until a thread is asleep in 25 consecutive checks. Such a thread is blocked, and not only waiting shortly for a
-    lock."""
+    """Waits until a thread is asleep in 25 consecutive checks. A thread that is asleep in all these checks is blocked, and
+    does not only wait for a lock for a short time."""
     consecutive = 0
 
     def is_blocked() -> bool:
@@ -93,7 +94,7 @@ def wait_until_asleep(thread: int, pid: int | None = None) -> None:
 
 @dataclass
 class FinishedProgram:
-    """A program that has ended, and that ran under ringrun: its exit code and its output."""
+    """The exit code and the output of a program that has run under ringrun and has ended."""
 
     code: int
     stdout: str
@@ -140,8 +141,8 @@ class RunningProgram:
         self.process.send_signal(number)
 
     def finish(self) -> FinishedProgram:
-        """Waits until the program has ended. If it takes too long, kills the program with all its ranks
-        and raises AssertionError."""
+        """Waits until the program has ended. If the program has not ended within its timeout, kills the program with all its
+        ranks and raises AssertionError."""
         try:
             out, err = self.process.communicate(timeout=max(0.1, self.timeout - (time.monotonic() - self.started)))
         except BaseException as late:
@@ -188,7 +189,8 @@ class Launcher:
 
 
 def kill_leftover_processes() -> list[str]:
-    """Kills the processes that this test run has started and that have not ended. Returns their ids and commands."""
+    """Kills the processes that this test run has started and that have not ended. Returns the ids and commands of the killed
+    processes."""
 
     def living_processes() -> dict[int, str]:
         entry = f"{_MARK}={_OWN_MARK}".encode()
@@ -252,7 +254,7 @@ class Cases:
     def for_each(
         self, values: Iterable[Any], sizes: Sequence[int] | None = None
     ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-        """Adds a check for each value. The function's arguments are the group and the value."""
+        """Returns a decorator that adds a check for each value. The decorated function gets the group and the value."""
 
         def add(function: Callable[..., None]) -> Callable[..., None]:
             for value in values:
@@ -263,7 +265,8 @@ class Cases:
         return add
 
     def tests(self) -> Callable[..., None]:
-        """Returns the test function that pytest collects, with a parameter set for each check and number of ranks."""
+        """Returns the test function that pytest collects, with one parameter set for each pair of a check and a number of
+        ranks."""
         import pytest
 
         def runs_only_with_full(n: int, sizes: Sequence[int]) -> bool:
@@ -373,8 +376,8 @@ def run_in_threads(n: int, work: Callable[[Any], Any], **options: Any) -> list[A
 def raised(
     kind: type[BaseException] | tuple[type[BaseException], ...], call: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls `call` and returns the exception of this kind that the call raises. Raises AssertionError if the call raises
-    nothing."""
+    """Calls `call`, which must raise an exception of the class `kind`, and returns this exception. Raises AssertionError if
+    the call raises nothing."""
     try:
         result = call(*args, **kwargs)
     except kind as error:

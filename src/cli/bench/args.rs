@@ -52,9 +52,9 @@ pub struct BenchArgs {
     #[arg(value_name = "OPERATION")]
     pub operation: BenchOperation,
 
-    /// The size of the smallest buffer in bytes. The suffixes K, M, G (or KiB, MiB, GiB) are powers of 1024 [default: 4].
-    /// Each size is rounded down to a whole number of elements, at least one. For gather, scatter and all_to_all, each size is
-    /// rounded down so that every rank has the same whole number of elements, at least one
+    /// The size of the smallest buffer in bytes. The suffixes K, M, G (or KiB, MiB, GiB) are powers of 1024. Each
+    /// size is rounded down to a whole number of elements, at least one. For gather, scatter and all_to_all, each
+    /// size is rounded down so that every rank has the same whole number of elements, at least one [default: 4]
     #[arg(short = 'b', long = "min-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes_min: Option<usize>,
 
@@ -70,8 +70,8 @@ pub struct BenchArgs {
     #[arg(short = 'i', long = "step-bytes", value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "step_factor")]
     pub step_bytes: Option<usize>,
 
-    /// The number of timed iterations for each row [default: as many as fit into half a second, from 5 to 1000; fewer if there
-    /// are many rows]. The column iters shows the number of iterations
+    /// The number of timed iterations for each row. The column iters shows this number [default: as many as fit into
+    /// half a second, from 5 to 1000; fewer if there are many rows]
     #[arg(short = 'n', long = "iters", value_name = "COUNT",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iterations: Option<u32>,

@@ -1,4 +1,4 @@
-//! Checks before the first measurement that all ranks were started with the same flags.
+//! Before the first measurement, checks that all ranks were started with the same flags.
 
 use sha2::{Digest as _, Sha256};
 

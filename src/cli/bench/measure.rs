@@ -20,7 +20,7 @@ const ITERATIONS_MIN: u32 = 5;
 const ITERATIONS_MAX: u32 = 1000;
 /// The delay after which the last rank enters a checked barrier. By then, all other ranks wait in the barrier.
 const LAST_RANK_DELAY: Duration = Duration::from_millis(2);
-/// The operation timeout of a rank that does not take part in the measured operation.
+/// The timeout for the operations of a rank that does not take part in the measured operation.
 const IDLE_RANK_TIMEOUT: Duration = Duration::from_hours(24);
 /// The tag of all messages of the benchmark.
 const TAG: u32 = 0;
@@ -35,7 +35,7 @@ pub(super) struct MeasureOptions {
     pub(super) profiles: bool,
     /// Whether to allocate the buffers of an all-reduce with [`Group::alloc`] (`--alloc`).
     pub(super) allocates: bool,
-    /// The target time of a row whose number of iterations is adaptive, in microseconds.
+    /// Without `-n`, the number of iterations is chosen such that a row takes about this time, in microseconds.
     pub(super) budget_us: f64,
 }
 
@@ -136,7 +136,7 @@ pub(super) fn measure<T: Sample>(
 ) -> Result<BenchRow, Error> {
     let timeout = group.timeout();
     if !case.operation.involves(group.rank()) {
-        // A single operation of this rank lasts as long as many operations of the other ranks, so this rank needs a longer
+        // This rank waits in one operation while the other ranks perform many operations, so this rank needs a longer
         // timeout.
         group.set_timeout(IDLE_RANK_TIMEOUT);
     }
@@ -166,7 +166,7 @@ fn measure_row<T: Sample>(
     let TimedIterations { mut times_us, wall, spent } =
         time_iterations(group, case, iterations, &mut buffers)?;
     if case.operation == BenchOperation::PingPong {
-        // Rank 0 measures the round trip by its clock. The reported time is half of the round trip.
+        // Only rank 0 reports a time: half of the round trip, by the clock of rank 0. The other ranks report 0.
         let part = if group.rank() == Rank::ZERO { 0.5 } else { 0.0 };
         for time_us in &mut times_us {
             *time_us *= part;
@@ -207,8 +207,8 @@ fn choose_iterations<T: Sample>(
     Ok((fitting as u32).clamp(ITERATIONS_MIN, ITERATIONS_MAX))
 }
 
-/// Times each iteration on this rank. As in nccl-tests, there is no barrier between iterations: ranks leave a barrier at slightly
-/// different times, which would distort the times of short operations.
+/// Times each iteration on this rank. As in nccl-tests, there is no barrier between iterations. Ranks leave a barrier
+/// at slightly different times, and these differences would distort the times of short operations.
 fn time_iterations<T: Sample>(
     group: &mut Group,
     case: BenchCase,
@@ -248,8 +248,9 @@ fn count_wrong_elements<T: Sample>(
     Ok(wrong[0])
 }
 
-/// Returns how many times a rank left a barrier before the last rank entered the barrier. In each round, a different
-/// rank enters last. Returns `None` if the ranks are on several hosts, because these hosts have no common clock.
+/// Runs `checks` barriers, and returns how many times a rank left a barrier before the last rank entered this
+/// barrier. In each round, a different rank enters last. Returns `None` if the ranks are on several hosts, because
+/// these hosts have no common clock.
 fn check_barrier(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
     if group.local_size() != group.size() {
         return Ok(None);
@@ -267,8 +268,8 @@ fn check_barrier(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
     Ok(Some(early))
 }
 
-/// Returns how many ranks left the barrier before the last rank entered the barrier. For each rank, `times` holds the
-/// time at which the rank entered, followed by the time at which the rank left.
+/// Returns how many ranks left the barrier before the last rank entered the barrier. `times` holds two times for each
+/// rank: when the rank entered the barrier, and when the rank left the barrier.
 fn count_early_leavers(times: &[u64]) -> u64 {
     let last = times.iter().step_by(2).max();
     times.iter().skip(1).step_by(2).filter(|&left| Some(left) < last).count() as u64
@@ -323,7 +324,7 @@ fn ping_pong<T: Sample>(group: &mut Group, buffers: &mut BenchBuffers<T>) -> Res
     if peer == Rank::ZERO {
         group.receive(output, peer, TAG)?;
     }
-    // `send_async` takes the buffer and returns it, so no copy is measured.
+    // `send_async` takes ownership of the buffer, and `wait` returns the buffer, so the time includes no copy.
     *input = group.send_async(std::mem::take(input), peer, TAG)?.wait()?;
     if peer != Rank::ZERO {
         group.receive(output, peer, TAG)?;

@@ -35,7 +35,7 @@ pub enum BenchOperation {
 }
 
 impl BenchOperation {
-    /// All operations, in the order in which an error message lists the operations.
+    /// All operations, in the order in which an error message lists them.
     pub const ALL: &'static [Self] = &[
         Self::AllReduce,
         Self::Reduce,
@@ -61,7 +61,7 @@ impl BenchOperation {
         }
     }
 
-    /// Returns the operation of [`Group`](crate::Group) that performs the measured operation.
+    /// Returns the operation that [`Group`](crate::Group) runs in this measurement.
     pub const fn group_operation(self) -> Operation {
         match self {
             Self::AllReduce => Operation::AllReduce,
@@ -94,7 +94,8 @@ impl BenchOperation {
         }
     }
 
-    /// Returns whether each rank gets the reduction over a prefix of the ranks, instead of over all ranks.
+    /// Returns whether the operation is a scan or an exscan, which give each rank the reduction over only the first
+    /// ranks.
     pub const fn reduces_prefixes(self) -> bool {
         matches!(self, Self::Scan | Self::Exscan)
     }
@@ -123,7 +124,7 @@ impl BenchOperation {
         matches!(self, Self::Gather | Self::Scatter | Self::AllToAll)
     }
 
-    /// Returns the least number of ranks with which the operation can be measured.
+    /// Returns the smallest world in which the operation can be measured, as a number of ranks.
     pub const fn ranks_min(self) -> u32 {
         if self.is_message() { 2 } else { 1 }
     }

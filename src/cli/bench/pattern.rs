@@ -1,7 +1,8 @@
 //! The contents of buffers before a checked iteration, and the expected contents of the result.
 //!
-//! The contents are pseudo-random: they depend on a seed, the rank and the index. For any order of the reduction, these
-//! contents give the same, exactly known result (see [`sample`](super::sample)). So the check finds every wrong bit.
+//! The contents are pseudo-random: they depend on a seed, the rank and the index. The contents are chosen so that a
+//! reduction in any order gives the same result, which is known exactly (see [`sample`](super::sample)). The check
+//! therefore finds every wrong bit.
 
 use std::ops::Range;
 
@@ -21,12 +22,13 @@ pub struct TestPattern<T> {
     world: WorldSize,
     rank: Rank,
     seed: u64,
-    /// One period of the reduced contents that this rank may receive; empty if the operation does not reduce.
+    /// One period of the reduction that this rank may receive, for a scan only of the contributions up to this rank;
+    /// empty if the operation does not reduce.
     reduced: Vec<T>,
 }
 
-/// The expected contents of a part of the result: a range of a *source*, which is the contribution of a rank or the
-/// reduction of several contributions.
+/// The expected contents of a part of the result. The part is a copy of a range of a *source*: the contribution of
+/// one rank, or the reduction of several contributions.
 struct ExpectedPart<T> {
     /// The range of the part within the result.
     range: Range<usize>,
@@ -47,8 +49,8 @@ impl<T: Sample> TestPattern<T> {
         pattern
     }
 
-    /// Writes the contribution of this rank to `input`. In operations in which a rank contributes only a part of `input`,
-    /// fills the rest with zeros. No correct result of these operations contains a zero.
+    /// Writes the contribution of this rank to `input`. If a rank contributes only a part of `input`, this function
+    /// fills the rest with zeros. A correct result contains no zeros in this case.
     pub fn fill(&self, input: &mut [T]) {
         let chunk = chunk(self.case.count, self.world, self.rank);
         let (own, start) = match self.case.operation {
@@ -167,8 +169,8 @@ impl<T: Sample> TestPattern<T> {
     }
 }
 
-/// Returns the number of elements that differ from the expected periodic contents. `tile` is one period of these contents,
-/// and `start` is the index of the first of `elements` in these contents.
+/// Returns the number of elements that differ from the expected periodic contents. `tile` is one period of the
+/// expected contents. `start` is the index of `elements[0]` in the expected contents.
 fn count_differences<T: PartialEq>(elements: &[T], tile: &[T], start: usize) -> u64 {
     let mut wrong = 0;
     let mut done = 0;
@@ -202,7 +204,8 @@ mod tests {
         BenchCase { operation, dtype, reduction, root: Rank::ZERO, count }
     }
 
-    /// Reduces in rank order and rounds after each step, as a ring does.
+    /// Reduces the contributions in rank order and rounds after each step. The ring algorithm also rounds after each
+    /// step.
     fn reduce_in_rank_order<T: Sample>(op: ReduceOp, contributions: &[Vec<T>]) -> Vec<T> {
         let kernels = crate::reduce::kernels(T::DTYPE, op).expect("a defined reduction");
         let world = contributions.len();

@@ -12,9 +12,9 @@ use crate::types::{DType, Rank, ReduceOp, WorldSize};
 const BYTES_MIN_DEFAULT: usize = 4;
 /// The default size of the largest buffer, in bytes.
 const BYTES_MAX_DEFAULT: usize = 64 << 20;
-/// The default factor between sizes.
+/// The default factor between one size and the next.
 const STEP_FACTOR_DEFAULT: usize = 4;
-/// The maximal number of rows in one run. More rows are probably a typing error.
+/// The maximal number of rows in one run. A plan with more rows is probably the result of a typing error.
 pub(super) const ROWS_MAX: usize = 10_000;
 
 /// The number of timed iterations.
@@ -96,7 +96,7 @@ pub struct BenchPlan {
     pub bytes_min: usize,
     /// The largest size in bytes, from `-e` or its default.
     pub bytes_max: usize,
-    /// The step between sizes, in the form in which the header prints the step.
+    /// The step from one size to the next, as the header of the table shows it.
     pub step: String,
     /// The number of timed iterations for each row.
     pub iterations: IterationCount,
@@ -257,8 +257,8 @@ fn list_sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, Benc
 }
 
 /// Returns a case for every element type, reduction and size. Sizes are rounded to whole elements, and equal sizes
-/// are merged. A reduction that is not defined for a type is skipped. However, if the flags name both the reduction
-/// and the type explicitly, this function returns an error.
+/// are merged. A reduction that is not defined for a type is skipped. But if the flags name both this reduction and
+/// this type explicitly, the function returns an error.
 fn list_cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>, BenchPlanError> {
     let operation = args.operation;
     if operation == BenchOperation::Barrier {

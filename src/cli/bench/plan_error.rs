@@ -1,4 +1,4 @@
-//! The error for flags of `ringbench` that do not fit together.
+//! The error for flags with which `ringbench` cannot run.
 
 use std::path::PathBuf;
 

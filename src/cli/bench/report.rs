@@ -1,4 +1,4 @@
-//! Writes the results as a table to standard output, and as a report to a JSON file.
+//! Writes the results: as a table for standard output, and as a report in a JSON file.
 
 use std::fs;
 use std::io::{self, Write};
@@ -244,7 +244,8 @@ impl BenchReport {
     }
 }
 
-/// Checks, as far as possible before the measurement, that a report can be written to `path`. Does not change an existing file.
+/// Before the measurement, checks as far as possible that a report can be written to `path`. Does not change an
+/// existing file.
 ///
 /// # Errors
 ///
@@ -260,7 +261,8 @@ pub(super) fn check_writable(path: &Path) -> io::Result<()> {
         }
         // A named pipe is not opened, because opening it would wait for a reader.
         Ok(kind) if !kind.is_file() => Ok(()),
-        // `save` writes a new file in the same directory. A trial file shows whether the directory is writable and has space.
+        // `save` writes a new file in the same directory. A temporary file shows whether this directory is writable
+        // and has space.
         _ => {
             let mut name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
             name.push(format!(".{}.trial", std::process::id()));

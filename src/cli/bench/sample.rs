@@ -1,7 +1,7 @@
 //! Buffer contents whose reduction gives an exactly known result, for each element type.
 //!
-//! - Floats are chosen so that every sum is a whole number that the type represents exactly, and every product is a positive or
-//!   negative power of two.
+//! - Floats are chosen so that every sum is a whole number that the type represents exactly, and every product is
+//!   plus or minus a power of two.
 //! - Integers may have any value, because integer sums and products wrap around.
 //! - An average is the exact sum divided once, as [`ReduceOp::Average`] promises. Integers are rounded towards zero.
 //!   Half-precision types are divided in `f32` and rounded once.
@@ -93,7 +93,7 @@ fn reduce_logical(op: ReduceOp, mut values: impl Iterator<Item = bool>) -> bool 
     }
 }
 
-/// Reduces floats exactly. For an average, returns the undivided sum.
+/// Reduces floats exactly. For an average, returns the sum without dividing it.
 fn reduce_floats(op: ReduceOp, values: impl Iterator<Item = f64>) -> f64 {
     match op {
         ReduceOp::Sum | ReduceOp::PreMulSum | ReduceOp::Average => values.sum(),

@@ -10,8 +10,8 @@ use crate::types::Rank;
 
 /// The number of durations that each rank sends to the other ranks.
 const DURATION_COUNT: usize = 5;
-/// The maximal number of ranks for which each rank gets a line. For larger jobs, three lines are printed: the mean of
-/// all ranks, and two selected ranks.
+/// The maximal number of ranks for which each rank gets a line. A larger job gets three lines: one for the mean of
+/// all ranks, and one each for two selected ranks.
 const LISTED_RANKS_MAX: usize = 2;
 
 /// A rank and its time breakdown.
@@ -30,13 +30,13 @@ pub struct TimeBreakdown {
     /// The mean time of an iteration by this rank's clock. In contrast, `time_us` of the row is the median time on
     /// the slowest rank.
     pub wall_us: f64,
-    /// The mean of [`Spent::send`] in an iteration.
+    /// The mean of [`Spent::send`] per iteration.
     pub send_us: f64,
-    /// The mean of [`Spent::receive`] in an iteration.
+    /// The mean of [`Spent::receive`] per iteration.
     pub receive_us: f64,
-    /// The mean of [`Spent::reduce`] in an iteration.
+    /// The mean of [`Spent::reduce`] per iteration.
     pub reduce_us: f64,
-    /// The mean of [`Spent::wait`] in an iteration.
+    /// The mean of [`Spent::wait`] per iteration.
     pub wait_us: f64,
     /// The rest of the time. This part includes planning schedules, matching messages, allocating results, waiting for
     /// locks, and the work of `ringbench` between two calls.
@@ -62,7 +62,8 @@ impl RankProfile {
 }
 
 impl TimeBreakdown {
-    /// Makes a breakdown from the total durations of all iterations, in nanoseconds.
+    /// Makes a breakdown of a mean iteration. The arguments are the durations of all iterations together, in
+    /// nanoseconds.
     fn new([wall, parts @ ..]: [u64; DURATION_COUNT], iterations: u32) -> Self {
         let mean_us = |nanoseconds: u64| nanoseconds as f64 / f64::from(iterations.max(1)) / 1e3;
         let other_us = mean_us(wall.saturating_sub(parts.iter().sum()));
@@ -109,8 +110,9 @@ pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "# below each row: how the mean time of a timed iteration, in microseconds, was spent")
 }
 
-/// Writes a line for each rank if there are at most two ranks. Otherwise writes three lines: the mean of all ranks, the
-/// rank that waits least, and the rank that waits most. The other ranks probably wait for the rank that waits least.
+/// Writes a line for each rank if there are at most two ranks. Otherwise writes three lines: the mean of all ranks,
+/// the rank that waits least, and the rank that waits most. The rank that waits least is probably the one for which
+/// the other ranks wait.
 pub(super) fn write(out: &mut dyn Write, ranks: &[RankProfile]) -> io::Result<()> {
     if ranks.len() <= LISTED_RANKS_MAX {
         return ranks.iter().try_for_each(|rank| rank.parts.write(out, &format!("rank {}", rank.rank)));

@@ -14,8 +14,8 @@ use crate::types::WorldSize;
 /// The maximal length of a hostfile, in bytes. A real hostfile is much shorter.
 const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Returns the number of ranks. If no option gives this number, it is the sum of the hosts' slots. Returns an error if a
-/// host is not this host.
+/// Returns the number of ranks. If no option gives this number, it is the sum of the hosts' slots. Returns an error
+/// if an option names another host.
 pub(super) fn count_ranks(args: &RunArgs) -> Result<WorldSize, String> {
     let slots = match &args.hostfile {
         Some(path) => sum_slots_of_file(path)?,

@@ -5,16 +5,16 @@ use std::os::unix::ffi::OsStrExt as _;
 
 use clap::{Arg, Command};
 
-/// How ringrun translates an option of another launcher, or that it refuses the option.
+/// What ringrun does with an option of another launcher.
 #[derive(Clone, Copy, Debug)]
 enum Translation {
     /// ringrun replaces the option by this option of ringrun, with the same value.
     SameAs(&'static str),
-    /// ringrun drops the option, because it always behaves as the option asks.
-    Default,
-    /// ringrun drops the option if its value is in the list, because ringrun behaves as these values ask. ringrun refuses
-    /// other values with the sentence.
-    DefaultFor(&'static [&'static str], &'static str),
+    /// ringrun drops the option, because ringrun always behaves as the option asks.
+    Dropped,
+    /// ringrun drops the option if its value is in the list in the first field, because ringrun always behaves as
+    /// these values ask. ringrun refuses any other value, with the sentence in the second field.
+    DroppedFor(&'static [&'static str], &'static str),
     /// ringrun replaces the values `NAME VALUE` by `-x NAME=VALUE`.
     Variable,
     /// ringrun replaces the value `A,B` by `-x A -x B`.
@@ -23,7 +23,7 @@ enum Translation {
     Refused(&'static str),
 }
 
-use Translation::{Default, DefaultFor, Refused, SameAs, Variable, Variables};
+use Translation::{Dropped, DroppedFor, Refused, SameAs, Variable, Variables};
 
 /// The names of an option of another launcher, the number of its values, and its translation. A name without dashes
 /// is a long option: users may type such a name with one dash or two, and with `_` instead of `-`.
@@ -76,7 +76,7 @@ const OPTIONS: &[Row] = &[
         SameAs("--ranks-per-host"),
     ),
     (&["pernode"], 0, SameAs("--ranks-per-host=1")),
-    (&["oversubscribe", "overcommit", "use-hwthread-cpus", "allow-run-as-root"], 0, Default),
+    (&["oversubscribe", "overcommit", "use-hwthread-cpus", "allow-run-as-root"], 0, Dropped),
     (
         &["nooversubscribe", "nolocal"],
         0,
@@ -94,8 +94,8 @@ const OPTIONS: &[Row] = &[
     (&["hosts"], 1, SameAs("--host")),
     (&["-f", "machinefile", "default-hostfile"], 1, SameAs("--hostfile")),
     (&["nodelist", "add-host", "add-hostfile"], 1, Refused(SEVERAL_HOSTS)),
-    (&["nodes", "nnodes"], 1, DefaultFor(ONE_HOST, SEVERAL_HOSTS)),
-    (&["node-rank"], 1, DefaultFor(&["0"], SEVERAL_HOSTS)),
+    (&["nodes", "nnodes"], 1, DroppedFor(ONE_HOST, SEVERAL_HOSTS)),
+    (&["node-rank"], 1, DroppedFor(&["0"], SEVERAL_HOSTS)),
     (
         &["-p", "ssh-port", "-i", "ssh-identity-file", "launch-agent", "launcher", "launcher-exec"],
         1,
@@ -116,10 +116,10 @@ const OPTIONS: &[Row] = &[
     (&["display-map", "display-allocation", "display-devel-map", "display-topo"], 0, Refused(SHOW_PLACEMENT)),
     (&["display"], 1, Refused(SHOW_PLACEMENT)),
     // Rendezvous and restarts.
-    (&["standalone"], 0, Default),
+    (&["standalone"], 0, Dropped),
     (&["rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"], 1, Refused(RENDEZVOUS)),
     (&["master-addr", "master-port"], 1, Refused(MASTER)),
-    (&["max-restarts"], 1, DefaultFor(&["0"], NOT_ELASTIC)),
+    (&["max-restarts"], 1, DroppedFor(&["0"], NOT_ELASTIC)),
     (
         &["monitor-interval", "start-method", "role", "event-log-handler", "signals-to-handle"],
         1,
@@ -128,7 +128,7 @@ const OPTIONS: &[Row] = &[
     (&["enable-recovery", "continuous", "disable-recovery"], 0, Refused(NOT_ELASTIC)),
     (&["timeout"], 1, SameAs("--job-timeout")),
     // The command.
-    (&["no-python"], 0, Default),
+    (&["no-python"], 0, Dropped),
     (&["-m", "module", "run-path"], 0, Refused(MODULE)),
     (&["app", "configfile", "multi-prog"], 1, Refused(ONE_PROGRAM)),
     (&["preload-binary", "debug", "debugger", "tv"], 0, Refused(DEBUGGER)),
@@ -140,9 +140,9 @@ const OPTIONS: &[Row] = &[
     // The environment of the ranks.
     (&["-env", "genv"], 2, Variable),
     (&["genvlist", "envlist"], 1, Variables),
-    (&["genvall", "envall"], 0, Default),
+    (&["genvall", "envall"], 0, Dropped),
     (&["genvnone", "envnone"], 0, Refused(ENVIRONMENT)),
-    (&["export"], 1, DefaultFor(&["ALL"], ENVIRONMENT)),
+    (&["export"], 1, DroppedFor(&["ALL"], ENVIRONMENT)),
     // The output of the ranks.
     (&["-l", "label", "prepend-rank"], 0, SameAs("--tag-output")),
     (&["timestamp-output", "prefix-timestamp", "prefix-output-with-timestamp"], 0, Refused(TIMESTAMPS)),
@@ -151,7 +151,7 @@ const OPTIONS: &[Row] = &[
     (&["outfile-pattern", "errfile-pattern"], 1, SameAs("--output-dir")),
     (&["log-dir"], 1, SameAs("--output-dir")),
     (&["-r", "redirects", "-t", "tee", "local-ranks-filter", "logs-specs"], 1, Refused(SAVE_OUTPUT)),
-    (&["stdin"], 1, DefaultFor(&["none"], STDIN)),
+    (&["stdin"], 1, DroppedFor(&["none"], STDIN)),
     (&["log-level"], 1, Refused(LOGGING)),
     (&["report-pid", "report-uri"], 1, Refused("use --verbose; each rank also finds its number in $RANK")),
     (&["print-all-exitcodes"], 0, SameAs("--verbose")),
@@ -222,7 +222,7 @@ pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<O
     Ok(translated)
 }
 
-/// Returns the row of the option that the user typed; `typed` does not include its value.
+/// Returns the row for the option `typed`, which is the option as the user typed it, without its value.
 fn find_row(typed: &str) -> Option<&'static Row> {
     let long = typed.strip_prefix("--").or_else(|| typed.strip_prefix('-').filter(|name| name.len() > 1));
     let long = long.map(|name| name.replace('_', "-"));
@@ -243,8 +243,8 @@ fn translate_option(
             out.push(option.into());
             out.extend(values);
         }
-        Default => {}
-        DefaultFor(accepted, _) if values.iter().all(|value| accepted.iter().any(|known| value == known)) => {
+        Dropped => {}
+        DroppedFor(accepted, _) if values.iter().all(|value| accepted.iter().any(|known| value == known)) => {
         }
         Variable => {
             let mut assignment = OsString::new();
@@ -258,7 +258,7 @@ fn translate_option(
             let names = values.iter().flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
             out.extend(names.flat_map(|name| ["-x".into(), OsStr::from_bytes(name).to_owned()]));
         }
-        DefaultFor(_, sentence) | Refused(sentence) => return Err(format!("{typed}: {sentence}")),
+        DroppedFor(_, sentence) | Refused(sentence) => return Err(format!("{typed}: {sentence}")),
     }
     Ok(())
 }
@@ -308,7 +308,8 @@ mod tests {
         Ok(words.iter().map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" "))
     }
 
-    /// Every spelling of every name is replaced by options that clap accepts, or refused with one sentence.
+    /// For each option of the table, in each of its spellings, ringrun either replaces the option by options that
+    /// clap accepts, or refuses the option with one sentence.
     #[test]
     fn every_option_of_the_table_is_translated_or_refused_with_a_sentence() {
         for &(names, count, translation) in OPTIONS {
@@ -323,7 +324,7 @@ mod tests {
                     let values = ["3", "4"][..count].join(" ");
                     let found = translate_line(&format!("{typed} {values} prog"));
                     match translation {
-                        SameAs(_) | Default | Variable | Variables => {
+                        SameAs(_) | Dropped | Variable | Variables => {
                             let line = found.unwrap_or_else(|error| panic!("{typed}: {error}"));
                             assert!(
                                 line.ends_with("prog") && line.split(' ').all(|word| word != typed),
@@ -337,7 +338,7 @@ mod tests {
                             };
                             assert!(words.into_iter().all(known), "{typed}: {line}");
                         }
-                        DefaultFor(accepted, sentence) => {
+                        DroppedFor(accepted, sentence) => {
                             assert_eq!(found, Err(format!("{typed}: {sentence}")));
                             for value in accepted {
                                 assert_eq!(

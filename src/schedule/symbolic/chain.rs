@@ -85,8 +85,8 @@ fn all_ordered_reduce_gives_every_rank_every_contribution_in_order() {
     );
 }
 
-/// Each rank reduces only its own contribution into the result. If two ranks computed the result, it could differ because
-/// of rounding or because of a bug in the user's function.
+/// On each rank, the schedule reduces only the rank's own contribution into the result. If two ranks computed the
+/// result separately, their results could differ, because of rounding or a bug in the user's function.
 #[test]
 fn all_ordered_reduce_reduces_every_contribution_once() {
     let world = WorldSize::new(9).unwrap();

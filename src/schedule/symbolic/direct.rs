@@ -7,8 +7,8 @@ use super::super::{Schedule, butterfly, direct, doubling};
 use super::{Proof, Value, all_contributions, every_part, own_contribution, own_part, tested_partition};
 use crate::types::{Rank, WorldSize};
 
-/// Returns the sizes of worlds for algorithms in which every rank sends to every other rank. The limit is low, because the
-/// number of messages grows with the square of the number of ranks.
+/// Returns the sizes of worlds for algorithms in which every rank sends to every other rank. These worlds are small,
+/// because the number of messages grows with the square of the number of ranks.
 fn small_worlds() -> RangeInclusive<u32> {
     1..=(*Proof::new().worlds.end()).min(24)
 }
@@ -85,7 +85,7 @@ fn one_shot_is_a_direct_all_gather_of_whole_buffers() {
 #[test]
 fn a_butterfly_gives_every_rank_every_contribution_once() {
     let build = |world: WorldSize, rank, count| {
-        // For worlds of other sizes there is no butterfly.
+        // There is a butterfly only for worlds whose size is a power of two.
         if world.get().is_power_of_two() {
             butterfly::all_reduce(world, rank, count)
         } else {

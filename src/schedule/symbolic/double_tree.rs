@@ -1,4 +1,4 @@
-//! Proofs of the schedules of the double tree, with one block in each half of the buffer and with several.
+//! Proofs of the schedules of the double tree, with one block and with several blocks in each half of the buffer.
 
 use super::super::double_tree::{all_reduce, block_bytes, broadcast, reduce};
 use super::super::{After, Schedule};

@@ -1,11 +1,11 @@
-//! Tests that the proofs fail for schedules with a mistake.
+//! Tests that the symbolic executor rejects schedules that contain a mistake.
 
 use super::super::{Action, After, Inbound, Outbound, Schedule, Step, reduce, reduce_tree};
 use super::{MoveOrder, Proof, SimulatedWorld, own_contribution};
 use crate::types::{Rank, WorldSize};
 
-/// Returns the schedules of two ranks that exchange messages in one step. The two arrays contain, for each rank, the
-/// number of elements that it sends and the number of elements that it expects to receive.
+/// Returns the schedules of two ranks that exchange messages in one step. Rank r sends `sent[r]` elements and expects
+/// to receive `received[r]` elements.
 fn exchange_schedules(sent: [usize; 2], received: [usize; 2], action: Action) -> Vec<Schedule> {
     let step = |rank: usize| {
         let peer = Rank::new(1 - rank as u32);
@@ -29,8 +29,8 @@ fn run(schedules: Vec<Schedule>, order: &mut MoveOrder) {
 fn a_receive_that_overwrites_unsent_data_is_found() {
     let mut schedules = exchange_schedules([4, 4], [4, 4], Action::Copy);
     for schedule in &mut schedules {
-        // The send becomes a separate step. If the send and the receive were in one step, the receive would wait for
-        // the send.
+        // Make the send a separate step. If the send and the receive were in one step, the receive would wait for the
+        // send.
         let send = schedule.steps[0].send.take();
         schedule.steps.push(Step { send, receive: None });
     }

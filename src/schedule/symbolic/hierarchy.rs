@@ -70,9 +70,9 @@ fn run_on_hosts(
     buffers
 }
 
-/// Runs a collective for every placement and length, and for several orders in which the links move data. Passes the final
-/// buffer of every rank to `check`. The last argument of `check` is the number of elements whose reduction a rank completed
-/// in the schedules, summed over all ranks.
+/// Runs a collective for every placement and length, and for several orders in which the links move data. Passes the
+/// final buffer of every rank to `check`. In the schedules, each rank completes the reduction of some elements. The
+/// last argument of `check` is the number of these elements, summed over all ranks.
 fn run(
     algorithms: &[Algorithm],
     spec: impl Fn(WorldSize, usize) -> CollectiveSpec,

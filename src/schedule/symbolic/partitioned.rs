@@ -1,5 +1,4 @@
-//! Proofs of the schedules with a partition as argument, for parts of equal lengths, of different lengths, and of
-//! length 0.
+//! Proofs of the schedules whose functions take a [`Partition`]. The lengths of the parts are equal, different, or 0.
 
 use super::super::partition::Partition;
 use super::super::{all_gather, all_to_all, gather, reduce_scatter, scatter};

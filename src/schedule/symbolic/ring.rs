@@ -8,8 +8,8 @@ use crate::types::{Rank, WorldSize};
 
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_once() {
-    // Only small worlds are proved with several blocks, because the time of a proof grows with the number of ranks
-    // and with the number of blocks.
+    // Schedules of several blocks are proved only for small worlds, because the time of a proof grows with the number
+    // of ranks and with the number of blocks.
     for (worlds, block) in
         [(1..=proof_limits().world_size_max, usize::MAX >> 1), (1..=proof_limits().world_size_max.min(12), 7)]
     {

@@ -202,8 +202,8 @@ fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
     }
 }
 
-/// Only some ranks have buffers that all ranks can access. Then the operation uses slots, but in the first round ranks
-/// read the data of those ranks from their buffers and not from their slots.
+/// Only some ranks have buffers that all ranks can access. The operation then uses slots. But in the first round, the
+/// data of a rank with such a buffer are read from the buffer, and not from a slot.
 #[test]
 fn all_reduce_uses_slots_if_only_some_buffers_are_shared() {
     for ranks in 2..=RANKS_MAX {

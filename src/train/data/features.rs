@@ -17,7 +17,7 @@ pub enum Features {
     Pixels {
         /// The bytes.
         values: Array2<u8>,
-        /// The value of a byte that is scaled to 1.
+        /// The divisor of every byte: a byte with this value is scaled to 1.
         divisor: f32,
     },
     /// Columns of a table, at least one of which becomes several features. A cell of each column is stored. The features are
@@ -67,8 +67,8 @@ impl Features {
         }
     }
 
-    /// Copies the samples whose indices are in `rows` to the first rows of `out`. If `standardizer` is given, standardizes the
-    /// copies.
+    /// Copies the samples whose indices are in `rows` to the first rows of `out`. If the caller passes a
+    /// `standardizer`, standardizes the copies.
     ///
     /// # Panics
     ///
@@ -158,7 +158,8 @@ impl Standardizer {
             .zip(&mean)
             .map(|(sum, mean)| {
                 let deviation = (sum / rows.max(1) as f64).sqrt();
-                // Treat the column as constant: rounding can cause such a small deviation in a constant column.
+                // Treat a column with such a small deviation as constant, because rounding can cause this deviation
+                // in a constant column.
                 if deviation <= 1e-7 * mean.abs() || deviation == 0.0 {
                     0.0
                 } else {

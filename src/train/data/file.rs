@@ -31,7 +31,7 @@ pub(crate) fn extension(path: &Path) -> Option<String> {
     Some(name.extension()?.to_str()?.to_ascii_lowercase())
 }
 
-/// Reads the rest of a stream, which must have exactly `len` bytes.
+/// Reads the rest of a stream. Returns an error unless the rest has exactly `len` bytes.
 ///
 /// This function allocates memory only for bytes that it has read, because the header of a malformed file may announce any
 /// length.

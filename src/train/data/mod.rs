@@ -87,7 +87,7 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Returns whether the target holds classes or numbers.
+    /// Returns the task that the target requires: to predict classes, or to predict numbers.
     pub fn task(&self) -> Task {
         if self.classes.is_empty() { Task::Regression } else { Task::Classification }
     }

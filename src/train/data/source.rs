@@ -87,13 +87,14 @@ impl fmt::Display for DataSource {
 /// The options for reading a source.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct LoadOptions {
-    /// The name or number of the target's column, if the source is a table.
+    /// For a table: the name of the column that holds the target, or its number counted from 0.
     pub target: Option<String>,
     /// How to read a table.
     pub table: TableOptions,
-    /// The fraction of the rows that is used for testing if the source has no test set.
+    /// The fraction of the rows to use for testing. This field has no effect if the source has a test set of its own.
     pub test_fraction: f64,
-    /// Whether to predict classes or numbers. If `None`, the target decides; see [`Targets`](super::Targets).
+    /// Whether to predict classes or numbers. If `None`, the task is chosen by the values of the target; see
+    /// [`Targets`](super::Targets).
     pub task: Option<Task>,
 }
 

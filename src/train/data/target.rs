@@ -8,10 +8,10 @@ use super::{Column, DataError};
 
 /// The maximum number of classes in a target.
 const CLASSES_MAX: usize = 10_000;
-/// The maximum number of distinct values in a target of integers that [`guess_task`] takes for classes.
+/// The maximum number of distinct integers that [`guess_task`] still takes for classes.
 const CLASSES_GUESSED_MAX: usize = 100;
-/// The minimum average number of samples of each distinct value in a target of integers that [`guess_task`] takes for
-/// classes. This limit does not apply to one or two distinct values, which are always classes.
+/// [`guess_task`] takes integers for classes only if there are, on average, at least this many samples of each
+/// distinct integer. This limit does not apply to one or two distinct values, which are always classes.
 const SAMPLES_PER_CLASS_MIN: usize = 10;
 
 /// The kind of value that a model predicts.
@@ -39,7 +39,7 @@ pub enum Targets {
 }
 
 impl Targets {
-    /// Adds the content to a digest.
+    /// Adds the targets to a digest.
     pub(crate) fn digest(&self, hasher: &mut Sha256) {
         match self {
             Self::Numbers(values) => values.iter().for_each(|value| hasher.update(value.to_le_bytes())),
@@ -161,7 +161,8 @@ mod tests {
         Column::Numbers(values.to_vec())
     }
 
-    /// Regression test: a target with 43 distinct integers in 60 rows was treated as classes without a message.
+    /// Regression test: before the fix, a target with 43 distinct integers in 60 rows was treated as classes, and the
+    /// user got no message.
     #[test]
     fn text_and_integers_with_many_samples_of_each_value_are_classes() {
         let text = Column::Text(vec!["a".into()]);

@@ -58,8 +58,9 @@ impl Dense {
         general_mat_mul(1.0, input, &self.weight(parameters).t(), 1.0, &mut output);
     }
 
-    /// Computes the gradient of the layer's parameters from `delta`, the derivative with respect to the layer's outputs. Works
-    /// from the last parameter to the first in slices of about `slice` elements, and calls `on_ready` for each slice.
+    /// Computes the gradient of the layer's parameters from `delta`, the derivative with respect to the layer's
+    /// outputs. Computes slices of about `slice` elements, from the last parameter to the first, and calls `on_ready`
+    /// after each slice.
     pub(crate) fn backward_parameters(
         &self,
         gradients: &mut [f32],
@@ -86,7 +87,8 @@ impl Dense {
         }
     }
 
-    /// Computes the derivative with respect to the layer's inputs from `delta`, the derivative with respect to its outputs.
+    /// `delta` is the derivative of the loss with respect to the layer's outputs. Computes the derivative with
+    /// respect to the layer's inputs.
     pub(crate) fn backward_input(
         &self,
         parameters: &[f32],

@@ -7,7 +7,7 @@ use crate::train::data::Targets;
 
 /// The scale of the output of a regression model, which predicts (target - mean) / deviation.
 ///
-/// Losses are reported for unscaled targets.
+/// Reported losses are in the unit of the unscaled targets.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Scale {
     /// The mean of the training targets.
@@ -88,8 +88,9 @@ impl Loss {
         total
     }
 
-    /// Replaces `outputs` by `weight` times the derivative of the sum of the losses. For regression, the derivative is that of
-    /// the squared difference between the output and the scaled target.
+    /// Replaces `outputs` by the derivative of the sum of the losses with respect to the outputs, multiplied by
+    /// `weight`. For regression, the derivative is that of the squared difference between the output and the scaled
+    /// target.
     pub(crate) fn differentiate(
         &self,
         mut outputs: ArrayViewMut2<'_, f32>,

@@ -13,7 +13,8 @@ use crate::train::random;
 /// The maximum number of parameters of a model.
 pub(crate) const PARAMETERS_MAX: usize = 1 << 30;
 
-/// The shape of a model. The parameters are not part of it: the caller passes them to each call, as one flat vector.
+/// The shape of a model. A `Network` does not contain the parameters: the caller passes the parameters to each call,
+/// as one flat vector.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Network {
     layers: Vec<Dense>,
@@ -23,7 +24,7 @@ pub struct Network {
 /// The memory for the forward and the backward pass. This memory is allocated once, for the largest batch.
 #[derive(Debug)]
 pub struct Workspace {
-    /// The input of the model. The caller fills the first rows.
+    /// The input of the model. The caller writes the features of the samples into the first rows.
     pub input: Array2<f32>,
     /// The output of each layer.
     outputs: Vec<Array2<f32>>,
@@ -127,9 +128,9 @@ impl Network {
     /// `gradients`. For regression, the gradient is divided by the square of [`Scale::deviation`](super::Scale). Without
     /// samples, the gradient is 0.
     ///
-    /// The backward pass goes from the last parameter to the first. The pass calls `on_gradient_ready` for each range of
-    /// `gradients` as soon as this range is final, so that the caller can reduce the range while the pass computes the next
-    /// ranges. A range has about `slice` elements. Without samples, the gradients of each layer are one range.
+    /// The backward pass goes from the last parameter to the first. As soon as a range of `gradients` is final, the
+    /// pass calls `on_gradient_ready` for this range. So the caller can reduce the range while the pass computes the
+    /// next ranges. A range has about `slice` elements. Without samples, the gradients of each layer are one range.
     ///
     /// # Panics
     ///

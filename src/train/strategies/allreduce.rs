@@ -2,9 +2,9 @@
 //!
 //! `p -= update(1/B * (g_1 + ... + g_n))`
 //!
-//! Here B is the number of samples in the batch of all ranks, and `g_i` is the sum of the gradients of the samples of rank i.
-//! So a run equals a run in a single process, except for rounding. The parameters and the optimizer agree on all ranks after
-//! every step, bit for bit.
+//! Here B is the number of samples that all ranks together use in the step, and `g_i` is the sum of the gradients of
+//! the samples of rank i. So a run on several ranks gives the same parameters as a run in a single process, except
+//! for rounding. The parameters and the optimizer agree on all ranks after every step, bit for bit.
 //!
 //! Source: Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
 
@@ -31,8 +31,8 @@ impl AllReduce {
         bucket_bytes: Option<usize>,
         compression: Compression,
     ) -> Self {
-        // Use buckets only if there is more than one bucket. The all-reduce of a single bucket would start after the backward
-        // pass, so communication would not overlap with computation.
+        // Use buckets only if the gradients fill more than one. The all-reduce of a single bucket would start after
+        // the backward pass, so communication would not overlap with computation.
         let is_divided =
             |&bytes: &usize| size != WorldSize::ONE && bytes < size_of::<f32>() * parameter_count;
         let bytes = bucket_bytes.filter(is_divided);
@@ -61,7 +61,7 @@ impl Strategy for AllReduce {
                 }
             }),
         );
-        // If the loss is not finite, the caller ends the job with its own error.
+        // If the loss is not finite, ignore a failed `add`: the caller ends the job with an error about the loss.
         if sums.loss.is_finite() {
             added?;
         }

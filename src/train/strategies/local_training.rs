@@ -1,10 +1,11 @@
-//! The common part of the strategies with which each rank takes steps alone. A strategy decides when the ranks average, and
-//! computes the new parameters from the average ([`Averaging`]).
+//! The common part of the strategies with which each rank takes steps alone. A strategy decides when the ranks
+//! average their parameters, and computes the new parameters from the average ([`Averaging`]).
 //!
-//! Each rank takes the steps of its own optimizer on its own part of every batch. A round is the time between two averages. At
-//! the end of a round, the ranks sum the changes of their parameters in this round, each multiplied by the fraction of the
-//! round's samples that the rank processed. A rank whose part of a batch is empty takes no step, so its weight is smaller.
-//! The ranks send changes and not parameters, because changes lose less if they are compressed.
+//! Each rank takes the steps of its own optimizer on its own part of every batch. A round is the time between two
+//! averages. At the end of a round, the ranks sum the changes of their parameters in this round. Before the sum, each
+//! rank multiplies its changes by its weight: its share of the samples of the round. A rank whose part of a batch is
+//! empty takes no step, so its weight is smaller. The ranks send changes and not parameters, because changes lose
+//! less if they are compressed.
 
 use super::stop_exchange::StopExchange;
 use super::{Agreement, GradientWork, Replica, Strategy, Totals};
@@ -14,15 +15,15 @@ use crate::train::model::LossSums;
 use crate::train::runtime::{Runtime, Values};
 use crate::types::WorldSize;
 
-/// When ranks average, and what the average does to the parameters.
+/// When ranks average their parameters, and how the average changes the parameters.
 pub(crate) trait Averaging {
-    /// Returns whether the ranks average after the first `steps` steps of an epoch.
+    /// Returns whether the ranks average their parameters when they have taken `steps` steps of an epoch.
     fn is_due_after_step(&self, steps: u64) -> bool;
 
-    /// Returns whether the ranks average after the first `epochs` epochs of the run.
+    /// Returns whether the ranks average their parameters when they have completed `epochs` epochs of the run.
     fn is_due_after_epoch(&self, epochs: u64) -> bool;
 
-    /// Returns whether an average changes the parameters of a single rank.
+    /// Returns whether an average changes the parameters in a world of one rank.
     fn acts_on_one_rank(&self) -> bool {
         false
     }

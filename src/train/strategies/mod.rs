@@ -1,7 +1,7 @@
 //! Strategies: how ranks divide the samples of a batch, and when they exchange gradients or parameters.
 //!
-//! `docs/strategies.md` describes each strategy for users. A strategy is a file of this module. It sees the runtime only through
-//! the trait [`Runtime`].
+//! `docs/strategies.md` describes each strategy for users. Each strategy has a separate file in this module. A
+//! strategy communicates with other ranks only through the trait [`Runtime`].
 
 mod allreduce;
 mod diloco;
@@ -28,9 +28,9 @@ use super::runtime::Runtime;
 use crate::group::Error;
 use crate::types::WorldSize;
 
-/// How ranks divide the work of training. All ranks call these functions in the same order.
+/// How ranks divide the work of training. All ranks call the functions of this trait in the same order.
 pub(crate) trait Strategy {
-    /// Returns when the parameters agree on all ranks.
+    /// Returns after which events the parameters are the same on all ranks.
     fn agreement(&self) -> Agreement;
 
     /// Returns the range of the `len` samples of a batch that this rank processes. Together, the ranks use each sample once.
@@ -39,15 +39,16 @@ pub(crate) trait Strategy {
         part(len, rank, size)
     }
 
-    /// Computes the gradient of this rank's samples. May start to exchange parts of the gradient that are final.
+    /// Computes the gradient of this rank's samples. While it computes, may start to exchange parts of the gradient
+    /// that are already final.
     fn local_gradient(
         &mut self,
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
     ) -> Result<LossSums, Error>;
 
-    /// Updates the parameters after the local gradient. `own` has this rank's totals. Returns the sums of the totals of all ranks
-    /// if the ranks exchange them in every step.
+    /// Updates the parameters after the local gradient. `own` has this rank's totals. If the ranks exchange their
+    /// totals in every step, returns the totals summed over all ranks.
     fn after_gradient(
         &mut self,
         runtime: &mut dyn Runtime,
@@ -55,9 +56,9 @@ pub(crate) trait Strategy {
         own: Totals,
     ) -> Result<Option<Totals>, Error>;
 
-    /// Called after each step. `steps` is the number of steps of this epoch so far, and `is_stopping` says whether this rank has
-    /// received a stop signal. A strategy whose [`after_gradient`](Self::after_gradient) returns no totals returns whether any
-    /// rank has received a stop signal, and all ranks return the same.
+    /// Called after each step. `steps` is the number of steps of this epoch so far, and `is_stopping` says whether
+    /// this rank has received a stop signal. If [`after_gradient`](Self::after_gradient) returns no totals, this
+    /// function returns whether any rank has received a stop signal. All ranks then return the same value.
     fn after_step(
         &mut self,
         _runtime: &mut dyn Runtime,
@@ -113,7 +114,7 @@ pub(crate) fn create(config: &Config, size: WorldSize, parameter_count: usize) -
     }
 }
 
-/// When the parameters and the state of the optimizer agree on all ranks.
+/// The event after which the parameters and the state of the optimizer are the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Agreement {
     /// After each step. The ranks compare hashes of their parameters after each epoch.
@@ -122,14 +123,15 @@ pub(crate) enum Agreement {
     OnRequest,
 }
 
-/// Numbers of a step. The run needs their sums over all ranks.
+/// Numbers that a rank has computed in a step, and that the run needs summed over all ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Totals {
-    /// The sum of the losses of all samples of the step.
+    /// The sum of the losses of the samples.
     pub(crate) loss: f64,
     /// The number of ranks that have received a stop signal.
     pub(crate) stop_flags: f64,
-    /// Both sums are 0 if all ranks hold the same parameters. See [`ReplicaHash`](super::rank_checks::ReplicaHash).
+    /// Two numbers whose sums over all ranks are 0 if all ranks hold the same parameters. See
+    /// [`ReplicaHash`](super::rank_checks::ReplicaHash).
     pub(crate) differences: [f64; 2],
 }
 
@@ -153,7 +155,8 @@ pub(crate) struct Replica<'a> {
     pub(crate) optimizer: &'a mut Optimizer,
 }
 
-/// All that a rank needs to compute the gradient of its samples. Their features are in the first rows of the workspace's input.
+/// All that a rank needs to compute the gradient of its samples. The features of these samples are in the first rows
+/// of the workspace's input.
 pub(crate) struct GradientWork<'a> {
     pub(crate) network: &'a Network,
     pub(crate) parameters: &'a [f32],

@@ -4,8 +4,8 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-/// How ranks divide the work of training, and when they exchange gradients or parameters. `docs/strategies.md` has the
-/// mathematics and the source of each strategy.
+/// How the ranks divide the work of training, and when the ranks exchange gradients or parameters.
+/// `docs/strategies.md` has the mathematics and the source of each strategy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum StrategySpec {
@@ -13,14 +13,14 @@ pub enum StrategySpec {
     /// step.
     #[default]
     AllReduce,
-    /// Each rank trains alone. The ranks average their parameters after this number of epochs, or only at the end of the run.
-    /// The parameters agree on all ranks after each average.
+    /// Each rank trains alone. Each rank trains alone. The ranks average their parameters after every `epochs`
+    /// epochs, or only at the end of the run. The parameters agree on all ranks after each average.
     ModelAverage {
         /// The number of epochs between two averages. `None` averages at the end of the run.
         epochs: Option<NonZeroU32>,
     },
-    /// Each rank takes this number of steps alone, then the ranks average their parameters. The ranks also average at the end
-    /// of each epoch. The parameters agree on all ranks after each average.
+    /// Each rank takes `steps` steps alone, then the ranks average their parameters. The ranks also average at the
+    /// end of each epoch. The parameters agree on all ranks after each average.
     LocalSgd {
         /// The number of steps between two averages.
         steps: NonZeroU32,
@@ -43,8 +43,8 @@ impl StrategySpec {
         }
     }
 
-    /// Returns the number of epochs between two records of a run of `epochs` epochs, which would otherwise be `usual`. A run
-    /// tests and saves the model only when the parameters agree on all ranks.
+    /// Returns the number of epochs between two records of a run of `epochs` epochs: `usual`, or the next number at
+    /// which the parameters agree on all ranks, because a run tests and saves the model only then.
     pub(crate) fn epochs_per_record(self, usual: u64, epochs: u64) -> u64 {
         match self {
             Self::AllReduce | Self::LocalSgd { .. } | Self::DiLoCo { .. } => usual,

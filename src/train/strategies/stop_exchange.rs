@@ -1,9 +1,9 @@
-//! Exchanges stop signals between ranks that take steps alone.
+//! Exchanges stop signals between ranks that do not exchange gradients in each step.
 //!
-//! A sum of the stop flags is always in progress. The ranks wait for this sum, and start the next sum, about every
-//! [`INTERVAL_SECONDS`]. So all ranks stop after the same step, at most about two intervals after a signal. The sums also keep
-//! the ranks within two intervals of each other. Without them, a fast rank could wait for the parameters of a slow rank
-//! longer than the deadline of an operation allows.
+//! An asynchronous sum of the stop flags of all ranks is always in progress. About every [`INTERVAL_SECONDS`] the
+//! ranks wait for this sum and start the next sum. So all ranks stop after the same step, at most about two intervals
+//! after a signal. The sums also keep the ranks within two intervals of each other. Without these sums, a fast rank
+//! could wait for the parameters of a slow rank longer than the deadline of an operation allows.
 
 use std::time::Instant;
 
@@ -11,9 +11,9 @@ use crate::group::Error;
 use crate::train::runtime::{PendingTotals, Runtime};
 use crate::types::WorldSize;
 
-/// The time between two exchanges.
+/// The intended time between two exchanges, in seconds.
 const INTERVAL_SECONDS: f64 = 0.25;
-/// An interval has at most this many times the number of steps of the interval before.
+/// The number of steps in an interval is at most this many times the number of steps in the previous interval.
 const GROWTH_MAX: u64 = 4;
 
 /// The exchange that is in progress.
@@ -32,8 +32,9 @@ impl StopExchange {
         Self { pending: None, steps: 1, steps_left: 1, start: Instant::now() }
     }
 
-    /// Call after each step, with whether this rank has received a stop signal. Returns whether any rank has received one. All
-    /// ranks return the same.
+    /// Call this function after each step. `is_stopping` is true if this rank has received a stop signal. The
+    /// function returns true after the same step on all ranks: at an exchange, if any rank had received a stop signal
+    /// before the previous exchange.
     pub(crate) fn after_step(&mut self, runtime: &mut dyn Runtime, is_stopping: bool) -> Result<bool, Error> {
         let (_, size) = runtime.place();
         if size == WorldSize::ONE {

@@ -1,6 +1,7 @@
-//! Opens the extra connections of a link, which are all except the first one. The rank that dialed the link opens the
-//! extra connections once the first connection is established. Each extra connection has a separate handshake. If an
-//! extra connection cannot be opened, the link works without it.
+//! Opens the extra connections of a link. All connections of a link except the first one are extra connections. The
+//! rank that dialed the link opens the extra connections once the first connection is established. Each extra
+//! connection has a separate handshake. If an extra connection cannot be opened, the link works without this
+//! connection.
 
 use std::time::Duration;
 
@@ -23,7 +24,8 @@ pub(super) struct ExtraDial {
 }
 
 impl ExtraDial {
-    /// Returns when the peer's machine must have accepted the connection, or `None` if the machine has accepted it.
+    /// Returns the time by which the peer's machine must accept the connection, or `None` if the machine has accepted
+    /// the connection.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.dial.deadline
     }
@@ -97,7 +99,7 @@ impl TcpTransport {
         }
     }
 
-    /// Handles the extra connections that the peers' machines have not accepted before the deadline.
+    /// Handles the extra connections whose deadline has passed before the peer's machine has accepted the connection.
     pub(super) fn expire_extras(&mut self, now: Duration) {
         let is_late = |extra: &ExtraDial| extra.deadline().is_some_and(|deadline| now >= deadline);
         let late: Vec<Token> =
@@ -115,14 +117,14 @@ impl TcpTransport {
     }
 
     /// Adds an extra connection, which a peer has opened, to the link. Closes the connection if the link does not
-    /// need it.
+    /// need this connection.
     pub(super) fn accept_extra(&mut self, accepted: Accepted) {
         let (peer, token) = (accepted.introduction.from, accepted.token);
         let StreamId { index, total } = accepted.introduction.stream;
         let is_needed =
             |bundle: &mut Bundle<TcpStream>| bundle.stream_count() == total && bundle.is_missing(index);
         if !self.bundle(peer).is_some_and(is_needed) {
-            // The link does not need the connection, for example, if the link has closed its extra connections.
+            // For example, the link has closed its extra connections and needs no new one.
             log::debug!(
                 "closed connection {index} of {total} of rank {peer}, because the link does not need it"
             );

@@ -9,8 +9,8 @@ const SO_MEMINFO: libc::c_int = 55;
 /// The number of values that `SO_MEMINFO` returns.
 const MEMINFO_VALUES: usize = libc::SK_MEMINFO_DROPS as usize + 1;
 
-/// A time in milliseconds: the other host counts as silent if its last answer arrived more than this time before the last
-/// send. The kernel sends unacknowledged data again after 200 ms at the earliest.
+/// The other host counts as silent if its last answer is older than the last send by more than this number of
+/// milliseconds. The kernel sends unacknowledged data again after 200 ms at the earliest.
 const ANSWER_MS: u32 = 100;
 
 /// The state of a socket's send buffer. Both numbers include the kernel's overhead for the data.
@@ -41,8 +41,8 @@ pub(super) fn send_space<S: AsFd>(socket: &S) -> io::Result<SendSpace> {
     Ok(SendSpace { queued, free: value(libc::SK_MEMINFO_SNDBUF).saturating_sub(queued) })
 }
 
-/// Returns whether a socket accepts bytes now. If not, the kernel will report an event when the socket accepts bytes
-/// again, as after a write that would have blocked.
+/// Returns whether a socket accepts bytes now. If this function returns false, the kernel reports an event when the
+/// socket accepts bytes again.
 pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {
     let mut entry = libc::pollfd { fd: socket.as_fd().as_raw_fd(), events: libc::POLLOUT, revents: 0 };
     // SAFETY: there is one entry, and the kernel writes only to this entry. The call does not wait.
@@ -55,7 +55,8 @@ pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {
     }
 }
 
-/// Returns whether the other host does not acknowledge data of this socket, although the kernel has sent them again.
+/// Returns whether the kernel has sent data of this socket again, and the other host still does not acknowledge the
+/// data.
 pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
     // The offsets, in bytes, of fields of the kernel's `struct tcp_info`. The kernel fills only the bytes that fit in the buffer.
     const RETRANSMITS: usize = 2;
@@ -67,13 +68,15 @@ pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
     let mut info = [0u8; BYTES];
     let mut length = info.len() as libc::socklen_t;
     let descriptor = socket.as_fd().as_raw_fd();
-    // SAFETY: the kernel writes at most `length` bytes to the buffer, and their number to `length`.
+    // SAFETY: the kernel writes at most `length` bytes to the buffer, and stores the number of written bytes in
+    // `length`.
     let result = unsafe {
         let (destination, length) = (info.as_mut_ptr().cast(), &raw mut length);
         libc::getsockopt(descriptor, libc::IPPROTO_TCP, libc::TCP_INFO, destination, length)
     };
     let value = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
-    // If the receive buffer of the other end is full, its host still answers the data that the kernel sends again.
+    // A host whose receive buffer is full still answers the data that the kernel sends again, so it does not count as
+    // silent.
     let is_unanswered = value(LAST_ACK_RECEIVED_MS) > value(LAST_DATA_SENT_MS).saturating_add(ANSWER_MS);
     // If this host cannot send at all, for example because its address is gone, the kernel counts only probes.
     let is_sent_again = info[RETRANSMITS] > 0 && value(UNACKED) > 0 || info[PROBES] > 0;
@@ -83,7 +86,7 @@ pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
 /// Sets the maximum rate at which the kernel sends on a socket, in bytes per second.
 pub(super) fn set_pacing<S: AsFd>(socket: &S, bytes_per_second: u64) -> io::Result<()> {
     let descriptor = socket.as_fd().as_raw_fd();
-    // SAFETY: the kernel reads the rate, and the call passes its length.
+    // SAFETY: the kernel only reads the rate, and `length` is the size of the rate.
     let result = unsafe {
         let source = (&raw const bytes_per_second).cast();
         let length = size_of_val(&bytes_per_second) as libc::socklen_t;

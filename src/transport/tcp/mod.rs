@@ -39,8 +39,8 @@ use crate::wire::cause::NO_ANSWER;
 use crate::wire::handshake::{Introduction, Purpose, StreamId};
 
 /// The time within which a peer's machine must accept a TCP connection. The peer's process completes the handshake
-/// during its next call, which may be much later. The time for the handshake is limited by the deadline of the
-/// operation that needs the link.
+/// during its next call, which may be much later. The deadline of the operation that needs the link also limits the
+/// handshake.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Links over TCP.
@@ -52,13 +52,13 @@ pub struct TcpTransport {
     options: SocketOptions,
     /// The number of connections of the links that this rank opens.
     streams: u8,
-    /// On how many of the connections of a link this rank sends.
+    /// The number of connections of a link on which this rank sends.
     used_streams: u8,
     links: BTreeMap<Rank, TcpLink>,
     ranks: HashMap<Token, Rank>,
     /// The extra connections that are being opened.
     extras: BTreeMap<Token, ExtraDial>,
-    /// Peers that have opened a link which this rank did not request.
+    /// The peers that have opened a link to this rank without a request of this rank.
     incoming: VecDeque<Rank>,
 }
 
@@ -90,7 +90,8 @@ struct Dial {
     began: Duration,
     /// The number of connections that the link will have.
     stream_count: u8,
-    /// When the peer's machine must have accepted the connection; `None` once the machine has accepted it.
+    /// The time by which the peer's machine must accept the connection; `None` once the machine has accepted the
+    /// connection.
     deadline: Option<Duration>,
 }
 
@@ -190,7 +191,7 @@ impl TcpTransport {
             DialProgress::Connecting => {}
             DialProgress::Pending => dial.deadline = None,
             DialProgress::Ready => self.resolve(now, peer, "", SimultaneousOpen::handle_accepted),
-            // This rank did not call the library for so long that the peer ended the handshake.
+            // This rank made no call to the library for a long time, and the peer has ended the handshake.
             DialProgress::Closed(_)
                 if now >= dial.began + HANDSHAKE_TIMEOUT && !opening.has_peer_connection() =>
             {
@@ -233,8 +234,8 @@ impl TcpTransport {
             Some(LinkState::Opening(_)) => {
                 self.resolve(now, peer, "", |opening| opening.handle_peer_dial(accepted));
             }
-            // A superfluous connection is normal after a simultaneous open: the peer sent its proof before it chose
-            // the other connection.
+            // After a simultaneous open, a second connection is normal: the peer sent its proof on this connection
+            // before the other connection was chosen.
             Some(LinkState::Open(_) | LinkState::Bundled(_) | LinkState::Lost(_)) => {
                 log::debug!("closed a connection of rank {peer}, with which there is already a link");
             }
@@ -316,8 +317,8 @@ impl TcpTransport {
         self.expire_extras(now);
     }
 
-    /// Returns whether the host of `peer` does not acknowledge data, although they were sent again. A host acknowledges data even
-    /// if its program hangs.
+    /// Returns whether data to `peer` were sent again, and the host of `peer` still does not acknowledge the data. A
+    /// host acknowledges data even if its program hangs.
     pub fn is_unacknowledged(&self, peer: Rank) -> bool {
         match self.links.get(&peer).map(|link| &link.state) {
             Some(LinkState::Open(stream)) => kernel::is_unacknowledged(stream),
@@ -338,8 +339,8 @@ impl TcpTransport {
     }
 }
 
-/// Returns when the peer's machine must have accepted this rank's connection, or `None` if it has accepted the
-/// connection or the link is not being opened.
+/// Returns the time by which the peer's machine must accept this rank's connection. Returns `None` if the machine has
+/// accepted the connection, or if the link is not being opened.
 fn connect_deadline(link: &TcpLink) -> Option<Duration> {
     match &link.state {
         LinkState::Opening(opening) => opening.ours.deadline,

@@ -33,8 +33,9 @@ const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 /// The choice of a congestion control for links.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum CongestionControl {
-    /// Cubic if the kernel offers it, and otherwise the host's default, which is logged. Over loopback and inside a rack, cubic
-    /// is more than twice as fast as BBR, which is the default of some hosts.
+    /// Cubic if the kernel offers it. Otherwise the host's default, and a log message says that the kernel does not
+    /// offer cubic. Over loopback and inside a rack, cubic is more than twice as fast as BBR, which is the default of
+    /// some hosts.
     #[default]
     Auto,
     /// The host's default congestion control.
@@ -156,15 +157,15 @@ impl SocketOptions {
         self.pace(socket, rate_divisor)
     }
 
-    /// Sets the socket's share of the link's pacing rate. This works without the queueing
-    /// discipline `fq`, because the kernel's TCP then paces the data itself.
+    /// Sets the socket's share of the link's pacing rate. Pacing works even without the queueing discipline `fq`,
+    /// because the kernel's TCP then paces the data itself.
     pub(super) fn pace<S: AsFd>(&self, socket: &S, rate_divisor: u8) -> io::Result<()> {
         let Some(rate) = self.pacing else { return Ok(()) };
         set_pacing(socket, rate.bytes_per_second() / u64::from(rate_divisor.max(1)))
     }
 
-    /// Sets all options except the pacing rate. Buffer sizes are not set, because that would switch off the kernel's
-    /// autotuning.
+    /// Sets all options except the pacing rate. Buffer sizes are not set, because a fixed size would switch off the
+    /// kernel's autotuning.
     fn apply_except_pacing<S: AsFd>(&self, socket: &S) -> io::Result<()> {
         let socket = SockRef::from(socket);
         socket.set_tcp_nodelay(true)?;

@@ -5,7 +5,7 @@ use std::io::{self, IoSliceMut, Read as _};
 
 use mio::net::TcpStream;
 
-/// The maximum number of bytes that are read ahead. These bytes are copied once more.
+/// The maximum number of bytes that are read ahead. Bytes that are read ahead are copied once more than other bytes.
 const READ_AHEAD_BYTES: usize = 4 << 10;
 
 /// The bytes that have been read ahead and not taken.
@@ -14,7 +14,7 @@ pub(super) struct ReadAhead {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// Whether a read has found the socket empty. From then on an event reports further data.
+    /// Whether a read has found the socket empty. If so, an event will report when further data arrive.
     has_blocked: bool,
 }
 

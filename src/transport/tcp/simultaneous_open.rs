@@ -1,9 +1,9 @@
 //! Decides which of two connections becomes the link if two ranks dial each other. This module does no IO.
 //!
-//! A rank dials when it needs a link. The accepting rank chooses a connection by sending the verdict, which is the
-//! handshake's last message. For the accepting rank, the connection becomes the link when it sends the verdict. For
-//! the dialing rank, the connection becomes the link when it reads the verdict. So the two ranks must never accept
-//! each other's connection. The rule: while both dials are in progress, the lower rank's connection wins.
+//! A rank dials when it needs a link. The accepting rank chooses a connection by sending the *verdict*, the last
+//! message of the handshake. For the accepting rank, the connection becomes the link when the verdict is sent. For
+//! the dialing rank, the connection becomes the link when the verdict is read. Two ranks that dial each other must
+//! therefore not both send a verdict. The rule: while both dials are in progress, the lower rank's connection wins.
 //!
 //! - A rank that does not dial accepts the peer's connection, and does not dial afterwards.
 //! - The higher rank, while it dials, accepts the lower rank's connection and closes its own connection. The lower
@@ -25,11 +25,11 @@ pub(super) struct SimultaneousOpen<D, A> {
     pub(super) ours: D,
     /// The connection that the peer has opened, if any. The peer has sent its proof and waits for this rank's verdict.
     theirs: Option<A>,
-    /// Whether this rank is the lower one, so that its connection wins.
+    /// Whether this rank is the lower of the two ranks, so that this rank's connection wins.
     ours_wins: bool,
 }
 
-/// The decision after an event. The caller closes the connections that the decision does not contain.
+/// The decision after an event. The caller closes every connection that the decision does not name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Resolution<D, A> {
     /// There is no decision yet.
@@ -116,8 +116,8 @@ mod tests {
     /// Two ranks and the connections between them.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
     struct World {
-        /// For each side, its own rank and the peer's rank as that side sees them. The order of the two ranks decides
-        /// which connection wins.
+        /// For each side, what the side believes: its own rank, and the peer's rank. The order of these two ranks
+        /// decides which connection wins.
         ranks: [(u32, u32); 2],
         sides: [SideState; 2],
         connections: Vec<SimulatedConnection>,
@@ -188,7 +188,7 @@ mod tests {
             }
         }
 
-        /// Returns each world that one further event leads to.
+        /// Returns each world that results from one further event.
         fn successors(&self) -> Vec<Self> {
             let mut found = Vec::new();
             let mut offer = |change: &dyn Fn(&mut Self)| {
@@ -304,8 +304,8 @@ mod tests {
         }
     }
 
-    /// Visits all worlds that events lead to. Returns the number of worlds, and the number of final worlds with a
-    /// link. If a world breaks a rule, returns this violation as an error.
+    /// Visits all worlds that can result from `start` through any sequence of events. Returns the number of worlds,
+    /// and the number of final worlds with a link. If a world breaks a rule, returns this violation as an error.
     fn explore(start: World) -> Result<(usize, usize), (&'static str, World)> {
         let failures = start.failures;
         let (mut seen, mut waiting, mut linked) = (BTreeSet::new(), vec![start], 0);
@@ -347,13 +347,13 @@ mod tests {
                 explore(World::new(RANKS, may_dial, failures, 1)).unwrap();
             }
         }
-        // Even if one of two dials fails, the other connection can become the link. So the
-        // search with a failing dial finds more final worlds with a link than the search without one.
+        // Even if one of two dials fails, the other connection can become the link. Therefore, the search with a
+        // failing dial finds more final worlds with a link than the search in which no dial fails.
         let failing = World::new(RANKS, [true, true], 1, 0);
         assert!(explore(failing).unwrap().1 > explore(World::new(RANKS, [true, true], 0, 0)).unwrap().1);
     }
 
-    /// A search that accepted wrong rules would prove nothing.
+    /// The tests above prove something only if the search rejects wrong rules.
     #[test]
     fn the_search_finds_violations_if_the_rules_are_wrong() {
         // Each rank believes that it is the higher one, and accepts the other rank's connection.

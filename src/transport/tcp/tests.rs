@@ -17,14 +17,15 @@ use crate::wire::handshake::Job;
 const PATIENCE: Duration = Duration::from_secs(10);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// One rank's transport and event queue. The tests call it an *end*, because the ranks are the ends of links.
+/// One rank's transport and event queue. The tests call a `TestRank` an *end*, because the ranks are the ends of
+/// links.
 struct TestRank {
     transport: TcpTransport,
     poller: Poller,
 }
 
 impl TestRank {
-    /// Handles the events that have occurred, as a rank does during a call of the library.
+    /// Handles the events that have occurred, as a rank does when its program calls the library.
     fn handle_events(&mut self, now: Duration) {
         self.wait_and_handle_events(now, Duration::ZERO);
     }
@@ -129,8 +130,8 @@ fn assert_linked(ends: &mut [TestRank], now: Duration) {
     }
 }
 
-/// Regression test: a rank that computed before it accepted the connection, for longer than the connect time-out, was
-/// reported as lost.
+/// Regression test: before the fix, a rank was reported as lost if it computed for longer than the connect time-out
+/// before it accepted the connection.
 #[test]
 fn a_dialed_rank_may_compute_before_it_accepts() {
     for (dialer, acceptor) in [(0, 1), (1, 0)] {
@@ -159,8 +160,8 @@ fn a_dialing_rank_may_compute_for_a_long_time() {
     assert_linked(&mut ends, late);
 }
 
-/// Regression test: a rank that computed after it had accepted a connection closed this connection, because the time of the
-/// computation counted toward the time-out of the handshake.
+/// Regression test: before the fix, the time for which an accepting rank computed counted toward the time-out of the
+/// handshake, so the rank closed the connection.
 #[test]
 fn an_accepting_rank_may_compute_during_the_handshake() {
     let mut ends = make_ends(2);
@@ -209,7 +210,7 @@ fn a_link_to_a_machine_that_does_not_answer_is_lost() {
     socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
     socket.listen(0).unwrap();
     let address = socket.local_addr().unwrap().as_socket().unwrap();
-    // The kernel does not answer once its backlog is full.
+    // When the backlog of the listening socket is full, the kernel does not answer further connections.
     let full = Duration::from_millis(100);
     let connected: Vec<_> = std::iter::from_fn(|| StdStream::connect_timeout(&address, full).ok()).collect();
     assert!(connected.len() < 100);
@@ -222,7 +223,7 @@ fn a_link_to_a_machine_that_does_not_answer_is_lost() {
     assert_eq!(ends[0].loss_reason(1), Some("no connection within 5 s"));
 }
 
-/// Two ranks dial each other at the same time and handle events in a random order.
+/// Two ranks dial each other at the same time. The test makes the ranks handle their events in a random order.
 #[test]
 fn ranks_that_dial_each_other_choose_the_same_connection() {
     for seed in 0..300 {
@@ -270,7 +271,8 @@ fn the_higher_ranks_connection_becomes_the_link_if_the_lower_ranks_dial_fails() 
     assert_linked(&mut ends, Duration::ZERO);
 }
 
-/// Regression test: 256 connections that sent nothing used up the limit on handshakes for 5 s, and no rank could connect.
+/// Regression test: before the fix, 256 connections that sent nothing used up the limit on handshakes for 5 s, so no
+/// rank could connect.
 #[test]
 fn silent_connections_do_not_prevent_a_rank_from_connecting() {
     let mut ends = make_ends(2);
@@ -291,7 +293,7 @@ fn silent_connections_do_not_prevent_a_rank_from_connecting() {
     drop((before, after));
 }
 
-/// Regression test: the acceptor accepted a process that was started with the acceptor's rank.
+/// Regression test: before the fix, a rank accepted a process that had been started with the same rank.
 #[test]
 fn a_dialer_that_claims_the_acceptors_rank_is_refused() {
     let mut ends = make_ends(2);
@@ -450,11 +452,12 @@ fn a_link_can_change_to_one_connection() {
     assert_linked(&mut ends, SECOND);
 }
 
-/// Regression test: the kernel reports waiting connections only once. After a failed attempt to accept, these
-/// connections waited until another connection arrived.
+/// Regression test: the kernel reports waiting connections only once. Before the fix, connections that could not be
+/// accepted at that time waited until another connection arrived.
 #[test]
 fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
-    // The limit on open files applies to the whole process, so a separate process runs this part.
+    // The limit on open files applies to the whole process, so the test runs in a child process, which this variable
+    // marks.
     const CHILD: &str = "RING_TEST_NO_DESCRIPTORS";
     if std::env::var_os(CHILD).is_none() {
         let name = "transport::tcp::tests::waiting_connections_are_accepted_when_descriptors_are_free_again";

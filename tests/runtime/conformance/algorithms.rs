@@ -9,12 +9,12 @@ use crate::util::{if_long_tests_else, runs_long_tests};
 /// The world sizes of a run without `--full`: one that is a power of two, and one that is not.
 const SOME_WORLDS: [u32; 2] = [4, 5];
 
-/// Each algorithm must work at every length, also at lengths for which the library never chooses the
-/// algorithm.
+/// Each algorithm must work at every length, even if the library never chooses the algorithm for this length.
 #[test]
 fn every_algorithm_gives_right_results_at_every_length() {
     for &n in if_long_tests_else(&[2, 3, 4, 5, 8][..], &SOME_WORLDS) {
-        // Without `--full`, test sockets with 5 ranks, and test shared memory and several hosts with 4 ranks.
+        // Without `--full`, use 5 ranks for the tests with sockets, and 4 ranks for the tests with shared memory and
+        // with several hosts.
         let is_chosen =
             |transport: &TestTransport| runs_long_tests() || (*transport == TestTransport::Tcp) == (n == 5);
         for transport in TestTransport::ALL.into_iter().filter(is_chosen) {
@@ -43,8 +43,8 @@ fn every_algorithm_gives_right_results_at_every_length() {
     }
 }
 
-/// The buffer is so long that the second child of a parent cannot send all of it at once. The child must first receive a frame
-/// that says that the parent is ready.
+/// The buffer is so long that a parent cannot store all data of its second child. The second child sends a part, and
+/// must then wait for a frame which says that the parent is ready.
 #[test]
 fn a_double_tree_reduces_long_buffers() {
     for &n in if_long_tests_else(&[2, 3, 4, 8][..], &[5]) {

@@ -1,4 +1,5 @@
-//! Checks the forms of collectives that differ in where the input and the result are: `.._from`, `.._into`, `.._in_place`.
+//! Checks the forms of each collective: `.._from`, `.._into` and `.._in_place`. The forms differ in which buffers
+//! hold the input and the result.
 
 use std::ops::Range;
 
@@ -93,7 +94,7 @@ fn check_gathers<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32
         size.ranks().flat_map(|owner| elements_of(owner, group.chunk(count, owner))).collect();
     let own_part = &own[part_range(&counts, rank)];
 
-    // Every rank receives a whole buffer of each rank, so the buffer is kept short.
+    // Every rank receives the whole buffer of every other rank, so use only the first elements of the buffer.
     let short = &own[..count.min(100)];
     let even: Vec<T> = size.ranks().flat_map(|owner| elements_of(owner, 0..short.len())).collect();
     let gathered = group.all_gather_from_async(short).unwrap();

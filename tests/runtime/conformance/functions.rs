@@ -5,8 +5,8 @@ use ringtrain::{Compression, Rank, ReduceOp};
 use super::{WORLDS, assert_elements, long_count, tested_lengths, value};
 use crate::util::{if_long_tests_else, ranks, runs_long_tests};
 
-/// Returns an element that holds the two numbers a and b of a function x -> a x + b modulo 2^32. The composition of
-/// such functions is associative and does not commute.
+/// Returns an element that represents the function x -> a x + b modulo 2^32: the element holds the numbers a and b.
+/// The composition of such functions is associative and does not commute.
 fn affine(rank: u32, index: usize) -> u64 {
     let mixed = (index as u64 + 1) * 0x9e37_79b9 + u64::from(rank) * 0x85eb_ca6b;
     (mixed | 1) << 32 | (mixed >> 7 & 0xffff_ffff)

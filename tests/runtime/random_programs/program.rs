@@ -44,8 +44,8 @@ const KINDS: [Kind; 13] = [
     Kind::Object,
 ];
 
-/// A step of a program. `group` is an index into the list of groups, to which each split adds a group. Fields that name a rank of
-/// the group are taken modulo the size of the group.
+/// A step of a program. `group` is an index into the list of groups. Each split adds a group to this list. Fields
+/// that name a rank of the group are taken modulo the size of the group.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// `colours` and `keys` are indexed by the rank in the world. Ranks outside the parent group do nothing.
@@ -146,8 +146,8 @@ fn random_step(rng: &mut StdRng, ranks: usize, groups: &mut Vec<bool>) -> Step {
     }
 }
 
-/// Returns a random number of elements. The number is mostly small. Sometimes it is above 32 Ki, the most elements that may be
-/// sent before the receive is posted. Rarely the number is much larger.
+/// Returns a random number of elements. The number is mostly small. Sometimes the number is above 32 Ki, the most
+/// elements that may be sent before the receive is posted. Rarely the number is much larger.
 fn random_count(rng: &mut StdRng, max: usize) -> usize {
     match rng.random_range(0..20) {
         0..3 => 0,

@@ -6,8 +6,8 @@
 >>> float(ring.all_reduce(np.float32(1.0))) == ring.size()
 True
 
-`ringtrain.mpi` has the interface of mpi4py. `ringtrain.torch` is a backend of torch.distributed and has the interface of Horovod.
-`ringtrain.run` starts ranks from a notebook.
+`ringtrain.mpi` has the interface of mpi4py. `ringtrain.torch` is a backend of torch.distributed and has the interface
+of Horovod. `ringtrain.run` starts ranks from a notebook.
 """
 
 from typing import Any
@@ -82,23 +82,25 @@ def init(
     streams: str | None = None,
     check_payloads: bool | None = None,
 ) -> Group:
-    """Joins the job for which `ringrun` started this process, and returns the group of all its ranks. If `ringrun` did not start
-    this process and you do not pass `peers`, the process is the only rank of its job. A second call without options returns the
-    same group.
+    """Joins the job for which `ringrun` started this process, and returns the group of all its ranks. If `ringrun`
+    did not start this process and you do not pass `peers`, the process is the only rank of its job. A second call
+    without options returns the same group.
 
-    To start the ranks without `ringrun`, pass `peers`, `rank` and `secret`. `peers` is the path of a file with one `host:port`
-    for each rank. `rank` is the number of this process's line in that file, from 0. `secret` is a password that all ranks share;
-    you can set the variable RING_SECRET instead.
+    To start the ranks without `ringrun`, pass `peers`, `rank` and `secret`. `peers` is the path of a file with one
+    `host:port` for each rank. `rank` is the number of this process's line in that file, from 0. `secret` is a
+    password that all ranks share; you can set the variable RING_SECRET instead.
 
-    `start_timeout` is the time in seconds within which all ranks must join. `timeout` is the time in seconds that one operation
-    may take; the default is 60, and `math.inf` means no limit.
+    `start_timeout` is the time in seconds within which all ranks must join. `timeout` is the time in seconds that one
+    operation may take; the default is 60, and `math.inf` means no limit.
 
-    `algorithm`, `transport` ("auto", "tcp" or "shm") and `streams` have the meaning of the flags of `ringbench` with these names.
-    If `check_payloads` is True, all links add a checksum (CRC32C) to each message; if it is False, no link does. By default, only
-    links between hosts add checksums. The values that rank 0 passes for `algorithm`, `transport`, `streams` and `check_payloads`
-    apply to all ranks. `congestion` has the meaning of `ringbench --tcp-congestion` and applies to this rank only.
+    `algorithm`, `transport` ("auto", "tcp" or "shm") and `streams` have the meaning of the flags of `ringbench` with
+    these names. If `check_payloads` is True, all links add a checksum (CRC32C) to each message; if it is False, no
+    link does. By default, only links between hosts add checksums. The values that rank 0 passes for `algorithm`,
+    `transport`, `streams` and `check_payloads` apply to all ranks. `congestion` has the meaning of `ringbench
+    --tcp-congestion` and applies to this rank only.
 
-    Raises `StartError` if the ranks cannot connect. The error names the missing ranks, or the rank that failed and the reason.
+    Raises `StartError` if the ranks cannot connect. The error names the missing ranks, or the rank that failed and
+    the reason.
     """
     options = {
         "rank": rank,
@@ -116,7 +118,8 @@ def init(
 
 
 def shutdown() -> None:
-    """Leaves the job. Does nothing if this process has not joined a job. A program that ends also leaves its job."""
+    """Leaves the job. Does nothing if this process has not joined a job. At its end, a program leaves the job without
+    this call."""
     _world.leave()
 
 

@@ -1,4 +1,4 @@
-"""The exceptions. The classes mirror the errors of the Rust library."""
+"""The exceptions. Each class corresponds to one error of the Rust library."""
 
 
 class Error(RuntimeError):
@@ -9,8 +9,8 @@ class Error(RuntimeError):
 
 
 class JobFailed(Error):
-    """The job has failed on every rank, with the same cause on all ranks. `reported_by` is the rank from which this rank learned
-    of the failure, or `None` if this rank detected the failure itself."""
+    """The job has failed on every rank, with the same cause on all ranks. `reported_by` is the rank from which this
+    rank learned of the failure, or `None` if this rank detected the failure itself."""
 
     reported_by: int | None = None
 
@@ -35,7 +35,7 @@ class Timeout(JobFailed, TimeoutError):
 
 
 class Aborted(JobFailed):
-    """A rank aborted the job. The message gives the reason that the rank passed."""
+    """A rank called `Group.abort`. The error has the message that this rank passed to `abort`."""
 
 
 class Misbehaved(JobFailed):
@@ -47,8 +47,8 @@ class StartError(Error):
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument is wrong. This rank has sent no data. The other ranks learn of the error only in a collective of Python
-    objects: this rank informs them, and they raise `Error`."""
+    """An argument is wrong. This rank raises the error before it sends any data. The other ranks learn of the error
+    only in a collective of Python objects: this rank informs them, and they raise `Error`."""
 
 
 class Unsupported(InvalidArgument):

@@ -42,7 +42,8 @@ def main() -> int:
 
 
 def _end_with_caller(directory: Path) -> None:
-    """Waits until the process that called `run` ends and so releases its lock on the file `caller`, and then ends this rank."""
+    """Ends this rank as soon as the process that called `run` has ended. That process holds a lock on the file
+    `caller`, which the kernel releases when the process ends."""
     try:
         with open(directory / "caller", "r+") as caller:
             fcntl.lockf(caller, fcntl.LOCK_EX)

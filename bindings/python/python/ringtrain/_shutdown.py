@@ -1,7 +1,7 @@
 """Leaves the job when the Python program ends.
 
-A program that ends normally closes its groups. A program that ends with an uncaught exception first ends the job on the other
-ranks, whose errors name the exception.
+A program that ends normally closes its groups. A program that ends with an uncaught exception first ends the job on
+the other ranks. The errors of the other ranks name the exception.
 """
 
 import atexit
@@ -16,7 +16,7 @@ from . import _core
 
 
 class Resource(Protocol):
-    """Something that must be closed before the interpreter exits."""
+    """An object that holds connections or threads, and must be closed before the interpreter exits."""
 
     def fail(self, message: str) -> None:
         """Ends the job on the other ranks with this message. Does nothing if the job has ended already."""
@@ -51,8 +51,9 @@ _reported: BaseException | None = None
 
 
 def register(resource: Resource) -> None:
-    """Calls `resource.shutdown()` when this process ends. If an uncaught exception ends the process, calls `resource.fail()`
-    first. The resource that was registered last is closed first."""
+    """Calls `resource.shutdown()` when this process ends. If an uncaught exception ends the process, calls
+    `resource.fail()` first. Resources are closed in the reverse order of their registration.
+    """
     global _registration_count, _pid
     if not _registration_count:
         _install_exception_hook()

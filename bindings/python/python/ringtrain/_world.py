@@ -46,7 +46,8 @@ def leave() -> None:
 
 
 def abort(message: str) -> None:
-    """Ends the job on every rank with this message. Does nothing if this process has not joined a job."""
+    """Ends the job on every rank. The errors of all ranks contain `message`. Does nothing if this process has not joined a
+    job."""
     world = _world
     if world is not None and not world.core.is_closed:
         world.core.abort(message)

@@ -1,4 +1,5 @@
-"""Converts numpy arrays for the compiled module, which needs contiguous elements of one of its own types, or bytes."""
+"""Converts numpy arrays to what the compiled module accepts: contiguous elements of a type that the module knows, or plain
+bytes."""
 
 import math
 from typing import Any
@@ -94,8 +95,8 @@ def scalar_or_array(array: NDArray, values: ArrayLike) -> Any:
 
 
 def rows_per_part(array: NDArray, parts: int, what: str) -> int:
-    """Returns the number of rows in each of `parts` equal parts. Raises `InvalidArgument` if the rows cannot be divided equally.
-    `what` is the name of the array in the error message."""
+    """Divides the rows of `array` into `parts` equal parts, and returns the number of rows in a part. Raises `InvalidArgument` if
+    the rows cannot be divided equally. `what` is the name of the array in the error message."""
     if array.ndim == 0 or array.shape[0] % parts:
         raise InvalidArgument(f"{what} of shape {array.shape} cannot be divided into {parts} equal parts of rows; pass counts")
     return array.shape[0] // parts

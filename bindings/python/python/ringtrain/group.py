@@ -38,16 +38,16 @@ class Status(NamedTuple):
 class Group(Objects):
     """A group of ranks of a job.
 
-    All ranks of a group call the same collectives in the same order, with arrays of the same shape and type. If their calls
-    differ, the job ends with an error that says what each rank called. When a rank dies, the current or next call of every rank
-    raises an error that names the dead rank.
+    All ranks of a group call the same collectives in the same order, with arrays of the same shape and type. If their
+    calls differ, the job ends with an error that says what each rank called. When a rank dies, the current or next
+    call of every rank raises an error that names the dead rank.
 
-    Other Python threads run while a call waits. Several threads may send and receive messages at once. Collectives of one group
-    run one after another.
+    Other Python threads run while a call waits. Several threads may send and receive messages at once. Collectives of
+    one group run one after another.
 
-    Collectives return their result as a new array, or in `out` if you pass it. If `out` is the input itself, the operation is in
-    place and copies nothing. If `out` overlaps with the input in another way, or the input is not contiguous, the call copies the
-    input first.
+    Collectives return their result as a new array, or in `out` if you pass it. If `out` is the input itself, the
+    operation is in place and copies nothing. If `out` overlaps with the input in another way, or the input is not
+    contiguous, the call copies the input first.
 
     The reductions are:
 
@@ -55,7 +55,8 @@ class Group(Objects):
     - "land", "lor" and "lxor" (logical operations), which treat numbers as booleans;
     - "band", "bor" and "bxor" (bitwise operations), which need integers or booleans.
 
-    On booleans, "sum" is the logical or, and "prod" is the logical and. Complex numbers can be reduced only with "sum" and "avg".
+    On booleans, "sum" is the logical or, and "prod" is the logical and. Complex numbers can be reduced only with
+    "sum" and "avg".
     """
 
     def __init__(self, core: _core.Group) -> None:
@@ -71,12 +72,13 @@ class Group(Objects):
 
     @property
     def members(self) -> list[int]:
-        """The ranks in the job of the members of this group. Errors call the members by these numbers."""
+        """For each member of this group, its rank in the job. Error messages use these numbers."""
         return self.core.members
 
     @property
     def timeout(self) -> float:
-        """How many seconds an operation may take; `math.inf` means no limit. A change applies to operations that begin later."""
+        """How many seconds an operation may take; `math.inf` means no limit. A change applies to operations that
+        begin later."""
         return self.core.timeout
 
     @timeout.setter
@@ -97,7 +99,8 @@ class Group(Objects):
         self.core.close()
 
     def abort(self, message: str) -> None:
-        """Ends the job on every rank. This call and the current or next call of all ranks raise `Aborted` with the message."""
+        """Ends the job on every rank. This call raises `Aborted` with the message, and so does the current or next
+        call of every other rank."""
         raise self.core.abort(message)
 
     def statistics(self) -> dict[str, float]:
@@ -106,7 +109,8 @@ class Group(Objects):
         return self.core.statistics()
 
     def algorithm(self, operation: str, bytes: int) -> str:
-        """Returns the name of the algorithm that `operation`, for example "all_reduce", uses for an array of `bytes` bytes."""
+        """Returns the name of the algorithm that `operation`, for example "all_reduce", uses for an array of `bytes`
+        bytes."""
         return self.core.algorithm(operation, bytes)
 
     # Groups of some of the ranks
@@ -118,14 +122,14 @@ class Group(Objects):
         return None if core is None else Group(core)
 
     def subgroup(self, ranks: Sequence[int]) -> "Group | None":
-        """Forms a group of these ranks, in this order. Returns `None` on the other ranks. All ranks must call `subgroup` with
-        the same list."""
+        """Forms a group of the ranks of this group that are listed in `ranks`, in the order of the list. Returns
+        `None` on ranks that are not in the list. All ranks must call `subgroup` with the same list."""
         core = self.core.subgroup(ranks)
         return None if core is None else Group(core)
 
     def duplicate(self) -> "Group":
-        """Forms a group of the same ranks, whose operations and messages are independent of those of this group. All ranks must
-        call `duplicate`."""
+        """Forms a group of the same ranks, whose operations and messages are independent of those of this group. All
+        ranks must call `duplicate`."""
         return Group(self.core.duplicate())
 
     def alloc(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
@@ -146,7 +150,8 @@ class Group(Objects):
     # Reductions
 
     def all_reduce(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None, compression: str | None = None) -> Any:
-        """Reduces the arrays of all ranks and returns the result on every rank. The bits of the result are the same on all ranks.
+        """Reduces the arrays of all ranks and returns the result on every rank. The bits of the result are the same
+        on all ranks.
 
         With `compression` "fp16" or "bf16", float32 elements are sent as 16-bit floats.
         """
@@ -285,8 +290,8 @@ class Group(Objects):
         return element_counts(list(counts), array.shape[1:])
 
     def all_gather(self, x: ArrayLike, *, out: NDArray | None = None, counts: Sequence[int] | None = None) -> NDArray:
-        """Returns the arrays of all n ranks, stacked in rank order to an array of shape (n, *shape). With `counts`, the array of
-        rank r has `counts[r]` rows, and the arrays are concatenated along their first dimension."""
+        """Returns the arrays of all n ranks, stacked in rank order to an array of shape (n, *shape). With `counts`,
+        the array of rank r has `counts[r]` rows, and the arrays are concatenated along their first dimension."""
         array = as_contiguous(x)
         result, scaled = self._gather_arguments(array, out, counts)
         self.core.all_gather(as_sendable(result), as_sendable(array), scaled)
@@ -300,7 +305,7 @@ class Group(Objects):
 
     def all_gather_list(self, x: ArrayLike) -> list[NDArray]:
         """Returns a list of the arrays of all ranks, in rank order. The arrays may have different numbers of rows.
-        An additional all-gather finds these numbers first."""
+        To find these numbers, the ranks first run an additional all-gather."""
         array = np.atleast_1d(as_contiguous(x))
         counts = [int(count) for count in self.all_gather(np.int64(array.shape[0]))]
         parts = np.split(self.all_gather(array, counts=counts), np.cumsum(counts)[:-1])
@@ -314,7 +319,8 @@ class Group(Objects):
         out: NDArray | None = None,
         counts: Sequence[int] | None = None,
     ) -> NDArray | None:
-        """On the root, returns the array that `all_gather` returns on every rank. Returns `None` on the other ranks."""
+        """Gathers the arrays of all ranks on the root. Returns on the root what `all_gather` would return. Returns
+        `None` on the other ranks."""
         array = as_contiguous(x)
         if self.rank != root:
             scaled = self._check_own_count(array, counts)
@@ -377,12 +383,13 @@ class Group(Objects):
         out: NDArray | None = None,
         counts: Sequence[int] | None = None,
     ) -> NDArray:
-        """Divides the root's array among the n ranks: rank r gets the r-th of n equal parts of its rows, or `counts[r]` rows. The
-        other ranks pass `None` for `x`.
+        """Divides the root's array among the n ranks: rank r gets the r-th of n equal parts of its rows, or
+        `counts[r]` rows. The other ranks pass `None` for `x`.
 
-        Either all ranks pass `out` or none does. Without `out`, the root first sends the shape and type to the other ranks, or
-        the reason why it cannot send its array, which the other ranks then raise as an `Error`. With `out`, the other ranks wait
-        until their deadline if the root cannot send its array.
+        Either all ranks pass `out` or none does. Without `out`, the root first sends the shape and type of its array
+        to the other ranks. If the root cannot send its array, it sends the reason instead, and the other ranks raise
+        an `Error` with this reason. With `out`, the other ranks wait until their deadline if the root cannot send its
+        array.
         """
         array, result, scaled = self._scatter_arguments(x, root, out, counts)
         self.core.scatter(as_sendable(result), None if array is None else as_sendable(array), root, scaled)
@@ -396,7 +403,8 @@ class Group(Objects):
         out: NDArray | None = None,
         counts: Sequence[int] | None = None,
     ) -> Handle:
-        """Begins a `scatter` and returns its handle. Without `out`, the call first waits for the shape and type from the root."""
+        """Begins a `scatter` and returns its handle. Without `out`, the call first waits for the shape and type from
+        the root."""
         array, result, scaled = self._scatter_arguments(x, root, out, counts)
         source = None if array is None else as_sendable(array)
         return Handle(self.core.scatter_async(as_sendable(result), source, root, scaled), lambda _: result)
@@ -428,9 +436,9 @@ class Group(Objects):
         send_counts: Sequence[int] | None = None,
         receive_counts: Sequence[int] | None = None,
     ) -> NDArray:
-        """Sends the r-th of n equal parts of the rows to rank r. Returns the parts that this rank received, concatenated in rank
-        order. With `send_counts` and `receive_counts`, this rank sends `send_counts[r]` rows to rank r and receives
-        `receive_counts[r]` rows from rank r."""
+        """Sends the r-th of n equal parts of the rows to rank r. Returns the parts that this rank received,
+        concatenated in rank order. With `send_counts` and `receive_counts`, this rank sends `send_counts[r]` rows to
+        rank r and receives `receive_counts[r]` rows from rank r."""
         array, result, sent, received = self._all_to_all_arguments(x, out, send_counts, receive_counts)
         self.core.all_to_all(as_sendable(result), as_sendable(array), sent, received)
         return result
@@ -464,9 +472,9 @@ class Group(Objects):
     # Messages
 
     def send(self, x: ArrayLike, to: int, tag: int = 0, *, synchronous: bool = False) -> None:
-        """Sends an array to rank `to`. The call returns when you may change the array. With `synchronous`, the call returns only
-        after a receive has matched the message. The `out` of the receive must have the type of `x` and at least as many
-        elements."""
+        """Sends an array to rank `to`. When the call has returned, you may change the array. With `synchronous`, the
+        call returns only after a receive has matched the message. The receiver must pass an `out` of the type of `x`,
+        with at least as many elements as `x`."""
         self.core.send(as_sendable(as_contiguous(x)), to, tag, synchronous)
 
     def send_async(self, x: ArrayLike, to: int, tag: int = 0, *, synchronous: bool = False) -> Handle:
@@ -494,13 +502,13 @@ class Group(Objects):
         send_tag: int = 0,
         receive_tag: int | None = None,
     ) -> Status:
-        """At the same time, sends `x` to rank `to` and receives an array from rank `source` into `out`. `to` and `source` may be
-        the same rank."""
+        """At the same time, sends `x` to rank `to` and receives an array from rank `source` into `out`. `to` and
+        `source` may be the same rank."""
         target = as_sendable(check_writable(out))
         return Status(*self.core.send_receive(as_sendable(as_contiguous(x)), to, send_tag, target, source, receive_tag))
 
     def probe(self, source: int | None = None, tag: int | None = None, timeout: float = 0.0) -> Status | None:
-        """Returns the status of the next message that no receive has matched, or `None` after `timeout` seconds. Does not
-        receive the message."""
+        """Waits for a message that no receive has matched, and returns the status of the message. Returns `None` if
+        no such message arrives within `timeout` seconds. Does not receive the message."""
         found = self.core.probe(source, tag, timeout)
         return None if found is None else Status(*found[:3])

@@ -9,8 +9,8 @@ from . import _core
 class Handle:
     """The handle of an operation that has begun. Do not use the operation's arrays before `wait` has returned.
 
-    If you drop the handle, the operation continues for the other ranks, but this rank may not get its result. Dropping the
-    handle of a receive cancels the receive if the receive has matched no message yet.
+    If you drop the handle, the operation continues for the other ranks, but the arrays of this rank may not get the
+    result. If you drop the handle of a receive that has matched no message yet, the receive is cancelled.
     """
 
     __slots__ = ("_core", "_finish")
@@ -32,8 +32,9 @@ class Handle:
         return self._core.test()
 
     def cancel(self) -> bool:
-        """Cancels a receive that has matched no message yet. Returns whether the receive is cancelled; if so, `wait` raises
-        `Error`."""
+        """Cancels a receive that has matched no message yet. Returns whether the receive is cancelled. After a
+        cancellation, `wait` raises `Error`.
+        """
         return self._core.cancel()
 
 
@@ -44,6 +45,7 @@ def wait_all(handles: Sequence[Handle], timeout: float | None = None) -> list[An
 
 
 def wait_any(handles: Sequence[Handle], timeout: float | None = None) -> int | None:
-    """Waits until an operation has ended and returns the index of its handle in `handles`. Returns `None` after `timeout`
-    seconds, or if `handles` is empty."""
+    """Waits until one of the operations has ended, and returns the index of this operation's handle in `handles`.
+    Returns `None` after `timeout` seconds, or if `handles` is empty.
+    """
     return _core.wait_any([handle._core for handle in handles], timeout)

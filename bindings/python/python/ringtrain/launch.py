@@ -1,4 +1,4 @@
-"""Starts the ranks of a job from a notebook, or from any other program that is not a rank."""
+"""Starts the ranks of a job from a notebook, or from another Python program that is not itself a rank."""
 
 import fcntl
 import os
@@ -21,13 +21,16 @@ _RANK_MODULE = "ringtrain._rank"
 
 
 class RunError(Error):
-    """A rank that `run` started has failed. `rank` is the rank whose function was the first to raise an exception; `__cause__` is
-    that exception, if it can be pickled. `rank` is `None` if no function raised an exception, for example
-    because a process was killed."""
+    """A rank that `run` started has failed. `rank` is the first rank whose function raised an exception. `__cause__`
+    is this exception if it can be pickled. `rank` is `None` if no function raised an exception, for example because a
+    process was killed.
+    """
 
 
 def ringrun() -> str:
-    """Returns the path of the launcher `ringrun`. The directory of this Python interpreter is searched first, then PATH."""
+    """Returns the path of the launcher `ringrun`. Searches the directory of this Python interpreter first, then the
+    directories in PATH.
+    """
     beside = Path(sys.executable).parent / "ringrun"
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("ringrun")
     if found is None:
@@ -51,8 +54,9 @@ def run(
     process prints the output of the ranks and puts the rank in front of each line. `timeout` is the limit for the whole job in
     seconds. `env` has additional environment variables for the ranks.
 
-    Raises `RunError` with the rank that failed first and the traceback of that rank. The processes of all ranks have ended when
-    the call returns. These processes also end if you interrupt the call or the calling process is killed.
+    Raises `RunError` with the rank that failed first and the traceback of that rank. The processes of all ranks have
+    ended when the call returns. If you interrupt the call, or if the calling process is killed, the processes of the
+    ranks end too.
     """
     if np < 1:
         raise InvalidArgument(f"cannot start {np} processes; np must be at least 1")
@@ -67,23 +71,25 @@ def run(
         with open(Path(directory) / "caller", "w") as caller:
             # When this process ends for any reason, the operating system releases the lock, and then the ranks end.
             fcntl.lockf(caller, fcntl.LOCK_EX)
-            code, tail = _watch(command, {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _path(), **(env or {})})
+            variables = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path(), **(env or {})}
+            code, tail = _run_launcher(command, variables)
         return _results(Path(directory), np, code, tail)
 
 
-def _path() -> str:
-    """Returns this process's `sys.path` as the value of PYTHONPATH for the ranks. Replaces an empty entry, which notebooks have,
-    by the working directory."""
+def _python_path() -> str:
+    """Returns this process's `sys.path` as the value of PYTHONPATH for the ranks. In a notebook, `sys.path` has an
+    empty entry: this function replaces the empty entry by the working directory.
+    """
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
-def _watch(command: list[str], env: Mapping[str, str]) -> tuple[int, list[str]]:
+def _run_launcher(command: list[str], env: Mapping[str, str]) -> tuple[int, list[str]]:
     """Runs the launcher and prints its output. Returns its exit code and the last lines of its output."""
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
     tail: list[str] = []
-    reader = threading.Thread(target=_print, args=(process.stdout, tail), daemon=True)
+    reader = threading.Thread(target=_print_lines, args=(process.stdout, tail), daemon=True)
     reader.start()
     try:
         code = process.wait()
@@ -101,7 +107,7 @@ def _watch(command: list[str], env: Mapping[str, str]) -> tuple[int, list[str]]:
     return code, tail
 
 
-def _print(lines: IO[str] | None, tail: list[str]) -> None:
+def _print_lines(lines: IO[str] | None, tail: list[str]) -> None:
     for line in lines or ():
         print(line, end="")
         tail.append(line)

@@ -18,7 +18,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def exchange(operation: Callable[..., Any], encode: Callable[[], Any], *arguments: Any) -> Any:
-    """Calls a collective on the bytes that `encode` returns.
+    """Calls the collective `operation` with the bytes that `encode` returns, and with `arguments`.
 
     If `encode` raises an exception, this rank raises it too, and all other ranks raise an `Error` that names this rank and the
     reason.
@@ -35,8 +35,8 @@ def exchange(operation: Callable[..., Any], encode: Callable[[], Any], *argument
 class Objects:
     """A group's operations on Python objects.
 
-    If a rank cannot pickle its objects, or passes a wrong number of objects, then all ranks of the collective raise an exception
-    that names the reason. The group can still be used.
+    If a rank cannot pickle its objects, or passes a wrong number of objects, then all ranks of the collective raise an
+    exception that names the reason. After this exception, the ranks can still use the group.
     """
 
     core: "_core.Group"
@@ -47,7 +47,8 @@ class Objects:
         return self._broadcast_from_root(lambda: value, root)
 
     def _broadcast_from_root(self, make: Callable[[], Any], root: int) -> Any:
-        """Calls `make` on the root, and returns the result on every rank. If `make` raises an exception, all ranks do."""
+        """Calls `make` on the root, and returns the result on every rank. If `make` raises an exception, all ranks raise an
+        exception."""
         value = None
 
         def encode() -> bytes:
@@ -88,7 +89,8 @@ class Objects:
         return Handle(self.core.send_bytes_async(_dumps(value), to, tag, synchronous), lambda _: None)
 
     def receive_object(self, source: int | None = None, tag: int | None = None) -> tuple[Any, int, int]:
-        """Receives an object. Returns the object, the rank that sent it, and the tag. `None` stands for any source or tag."""
+        """Receives an object. Returns the object, the rank that sent it, and the tag. If `source` is `None`, the message may
+        come from any rank. If `tag` is `None`, it may have any tag."""
         data, sender, its_tag = self.core.receive_bytes(source, tag)
         return pickle.loads(data), sender, its_tag
 

@@ -39,8 +39,8 @@ BITWISE = ("band", "bor", "bxor")
 
 
 def sample(dtype, shape, rank, seed=0) -> np.ndarray:
-    """Returns the array that rank `rank` contributes. Every rank can compute this array. The values are small integers, so sums
-    and products over a few ranks are exact."""
+    """Returns the array that rank `rank` contributes. Every rank can compute this array. The values are small
+    integers, so sums and products over a few ranks are exact."""
     dtype = np.dtype(dtype)
     words = np.random.default_rng([seed, rank]).integers(0, 5, size=shape or (1,))
     if dtype.kind in "fui":
@@ -62,7 +62,7 @@ def sample(dtype, shape, rank, seed=0) -> np.ndarray:
 
 
 def reference(op, arrays) -> np.ndarray:
-    """Returns numpy's result of a reduction."""
+    """Returns the result that numpy computes for a reduction."""
     stack = np.stack(arrays)
     dtype = stack.dtype
     if dtype.kind == "b":
@@ -99,7 +99,8 @@ def reference(op, arrays) -> np.ndarray:
 
 
 def average_of_integers(stack) -> np.ndarray:
-    """Returns the sum divided by the number of arrays and rounded towards zero, as the library rounds averages of integers."""
+    """Returns the sum divided by the number of arrays and rounded towards zero, as the library rounds averages of
+    integers."""
     total = np.sum(stack, axis=0, dtype="i8" if stack.dtype.kind == "i" else "u8")
     return (np.sign(total) * (np.abs(total) // len(stack)) if stack.dtype.kind == "i" else total // len(stack)).astype(
         stack.dtype
@@ -420,7 +421,8 @@ def inputs_may_overlap_the_result(world):
 
 @cases
 def large_inputs_may_overlap_the_result(world):
-    """Regression test: in arrays of this length, results overwrote elements that had not been read yet."""
+    """Regression test: before the fix, with arrays of this length, the result overwrote input elements that had not
+    been read yet."""
     n, rank = world.size, world.rank
     count, shift = 600_000, 1000
     arrays = all_samples(world, "int64", (n * count,), 14)
@@ -591,7 +593,7 @@ def arguments_of_ranks_that_are_not_the_root_are_ignored(world):
 
 @cases
 def all_ranks_fail_if_the_root_cannot_scatter_its_array(world):
-    """Regression test: the other ranks waited until their deadline."""
+    """Regression test: before the fix, the other ranks waited until their deadline."""
     n, root = world.size, world.size - 1
     for reason, x in (
         ("the root has to pass the array", None),

@@ -214,8 +214,9 @@ LARGE_COUNT = 4_000_000
 
 
 def run_rank(directory: Path, how: str) -> None:
-    """The program that each rank of the test below runs. Rank 1 ends in the way that `how` names, while the other ranks are in a
-    collective."""
+    """The program that each rank of the test below runs. `how` says how rank 1 ends while the other ranks are in a
+    collective.
+    """
     world = ring.init(timeout=30, transport=os.environ.get("TEST_TRANSPORT"))
     if world.rank == 1:
         write_atomically(directory / "pid", os.getpid())

@@ -193,7 +193,7 @@ def forks_during_operations(directory: Path) -> None:
 
 
 def fork_from_solo_group(directory: Path) -> None:
-    """Forks a process whose only group is from `solo` and not from `init`."""
+    """Forks a child of a process that has not called `init`: the only group of this process comes from `solo`."""
     group = ring.solo()
     group.send_async(np.zeros(3), 0)
 

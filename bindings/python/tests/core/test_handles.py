@@ -15,8 +15,8 @@ cases = Cases(__file__)
 
 
 def send_awaited_message(world) -> None:
-    """Sends the message with tag 77, for which rank 0 waits. The sender is the last rank, which is rank 0 in a job of one
-    rank."""
+    """Sends a message with tag 77 from the last rank to rank 0, which waits for this message. In a job of one rank,
+    rank 0 sends the message to itself."""
     if world.rank == world.size - 1:
         world.send(np.arange(3), 0, tag=77)
 

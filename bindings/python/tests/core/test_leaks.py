@@ -12,7 +12,8 @@ from ranks import Cases, file_descriptors, resident_bytes, threads_of_process
 cases = Cases(__file__, sizes=(1, 2), timeout=40.0)
 
 GROWTH_MAX_BYTES = 3 << 20
-"""The allowed growth of memory in bytes. Allocators may keep this much. A leak of 32 bytes in each of 100,000 calls is more."""
+"""The allowed growth of memory in bytes. Allocators may keep this much without a leak. A leak of 32 bytes in each of 100,000
+calls exceeds this limit."""
 
 
 def check_no_growth(world, count: int, use) -> None:

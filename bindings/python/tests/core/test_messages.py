@@ -299,7 +299,7 @@ def all_ranks_fail_if_no_rank_can_pickle_its_object(world):
 
 @cases
 def all_ranks_fail_if_one_rank_cannot_pickle_its_object(world):
-    """Regression test: the ranks with valid objects waited until their deadline."""
+    """Regression test: before the fix, the ranks with valid objects waited until their deadline."""
     n, rank = world.size, world.rank
     culprit = n - 1
     is_culprit = rank == culprit

@@ -143,7 +143,7 @@ def test_importing_the_package_imports_no_frameworks_and_prints_nothing():
 
 
 def test_a_rank_prints_the_log_that_rust_log_selects(ringrun: Launcher):
-    """Regression test: ranks in Python printed no log messages, not even warnings."""
+    """Regression test: before the fix, ranks in Python printed no log messages, not even warnings."""
     command = ("-c", "import ringtrain; ringtrain.init()")
     assert "DEBUG ringtrain::" in ringrun(2, *command, env={"RUST_LOG": "debug"}).stderr
     assert "ringtrain::" not in ringrun(2, *command, env={"RUST_LOG": ""}).stderr
@@ -151,7 +151,7 @@ def test_a_rank_prints_the_log_that_rust_log_selects(ringrun: Launcher):
 
 @pytest.mark.full
 def test_a_rank_names_the_rank_for_which_it_waits(tmp_path: Path):
-    """Regression test: a rank in Python printed nothing for 30 s, until its start failed."""
+    """Regression test: before the fix, a rank in Python printed nothing during the 30 s before its start failed."""
     peers = tmp_path / "hosts.txt"
     peers.write_text("127.0.0.1:1\n127.0.0.1:2\n")
     program = (
@@ -230,7 +230,7 @@ def test_collectives_of_one_rank_return_their_input():
 
 
 def test_sizes_that_exceed_memory_raise_an_error():
-    """Sizes that do not fit into memory or into 64 bits are refused, and no computation of a size overflows."""
+    """A size that does not fit into memory or into 64 bits raises an error. No computation of a size overflows."""
     group = ring.solo()
     zeros = np.broadcast_to(np.float64(0), (2**40,))
     raised((MemoryError, ring.InvalidArgument), group.all_reduce, zeros)
@@ -312,8 +312,8 @@ def test_a_program_ends_although_objects_are_still_referenced(ringrun: Launcher,
 
 @pytest.mark.parametrize("ending", ["sys.excepthook = print; raise ValueError('boom')", "raise ValueError('boom')"])
 def test_other_ranks_get_the_exception_that_ended_a_program(ringrun: Launcher, ending: str):
-    """Regression test: after a program had replaced `sys.excepthook`, the errors of the other ranks did not name the
-    exception that ended the program."""
+    """Regression test: before the fix, if a program replaced `sys.excepthook` and then ended with an exception, the
+    errors of the other ranks did not name this exception."""
     program = f"import sys, ringtrain as ring; ring.init()\nif ring.rank() == 1: {ending}\nring.barrier()"
     done = ringrun(2, "-c", program, code=None)
     assert done.code == 1, done

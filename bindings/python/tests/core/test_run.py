@@ -17,7 +17,7 @@ from ranks import Launcher, is_alive, raised, wait_and_read, wait_until
 
 @pytest.fixture(autouse=True)
 def launcher(ringrun: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes `ringtrain.run` start the `ringrun` that all other tests use: puts the folder of this `ringrun` first on PATH."""
+    """Puts the folder of the `ringrun` under test first on PATH, so that `ringtrain.run` starts this `ringrun`."""
     monkeypatch.setenv("PATH", str(Path(ringrun.program).parent), prepend=os.pathsep)
 
 
@@ -170,7 +170,7 @@ def work(world_size):
 
 @pytest.mark.parametrize("how", ("file", "file without a guard", "standard input", "-c", "notebook"))
 def test_functions_of_the_main_module_can_run(tmp_path: Path, how: str):
-    """The ranks cannot import a notebook's functions, because its module `__main__` has no file."""
+    """The module `__main__` of a notebook has no file, so the ranks cannot import functions from this module."""
     guard = "if __name__ == '__main__':\n    " if how == "file" else ""
     text = PROGRAM.format(guard=guard)
     if how == "notebook":

@@ -1,5 +1,5 @@
-"""Tests of Ctrl-C and other signals in every blocking call. The handler runs at once, its exception ends the call, and the
-errors of the other ranks name the interrupted rank."""
+"""Tests that Ctrl-C and other signals interrupt every blocking call: the signal's handler runs at once, an exception of the
+handler ends the call, and the errors of the other ranks name the interrupted rank."""
 
 import os
 import signal
@@ -175,8 +175,8 @@ def handler_aborts(directory: Path) -> None:
 
 
 def repeated_after_interrupt(directory: Path, what: str) -> None:
-    """Repeats a wait for a message that Ctrl-C has interrupted. The interrupt must not end the job, and the interrupted wait must
-    not take the message."""
+    """Interrupts a wait for a message with Ctrl-C, and then repeats this wait. The interrupt must not end the job, and the
+    interrupted wait must not take the message."""
     world = ring.init(timeout=40)
     world.barrier()
     if world.rank == 1:
@@ -302,7 +302,8 @@ def test_a_signal_interrupts_joining_a_job(ringrun: Launcher, tmp_path: Path):
 
 
 def test_a_signal_before_the_first_check_ends_the_call(ringrun: Launcher, tmp_path: Path):
-    """Regression test: if a signal came before the first check for signals, the exception of its handler was lost."""
+    """Regression test: before the fix, the exception of a signal's handler was lost if the signal came before the call's first
+    check for signals."""
     latency, kind = check_latency(ringrun.start(2, HERE, "interrupted_early", tmp_path), tmp_path)
     print(f"right after the start: {latency}")
     assert kind == "KeyboardInterrupt"

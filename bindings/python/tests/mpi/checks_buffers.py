@@ -1,4 +1,5 @@
-"""Checks of messages from buffers (methods in upper case), and of the objects that can be buffers."""
+"""Checks of messages whose data are in buffers (methods such as `Send`, with a capital letter), and of the objects that may serve
+as buffers."""
 
 import array
 import ctypes
@@ -208,7 +209,8 @@ class ArrayOfDlpackVersion0:
 
 
 def check_tensors_of_dlpack_version_0(comm):
-    """Regression test for a segmentation fault: numpy used the exporter's structures after the capsule had freed them."""
+    """Regression test: before the fix, numpy used the exporter's structures after the capsule had freed them (a segmentation
+    fault)."""
     for count in (0, 1, 1000):
         own, total = np.full(count, comm.rank + 1.0), np.zeros(count)
         comm.Allreduce(ArrayOfDlpackVersion0(own), ArrayOfDlpackVersion0(total))

@@ -1,4 +1,5 @@
-"""Checks of collectives on buffers without reductions: blocking, nonblocking and persistent, with every type."""
+"""Checks of all collectives on buffers that reduce nothing: in their blocking, nonblocking and persistent forms, with every
+element type."""
 
 import numpy as np
 

@@ -26,7 +26,7 @@ def check_named_datatypes(comm):
 
 
 def check_vector_datatype(comm):
-    """A column of a matrix is sent and received as a row."""
+    """Sends a column of a matrix, and receives the column as a row."""
     matrix = np.arange(20.0).reshape(4, 5) + 100 * comm.rank
     column = MPI.DOUBLE.Create_vector(4, 1, 5).Commit()
     assert column.Get_size() == 32
@@ -107,7 +107,7 @@ def check_struct_datatype(comm):
 
 
 def check_count_of_a_short_message(comm):
-    """A message has fewer elements than the buffer of its receive."""
+    """The message has fewer elements than the buffer that receives it."""
     made = MPI.INT.Create_vector(2, 1, 2).Commit()
     request = comm.Isend(np.arange(6, dtype="i"), comm.rank)
     status, got = MPI.Status(), np.full(20, -1, "i")

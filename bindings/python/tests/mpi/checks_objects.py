@@ -132,7 +132,9 @@ def check_a_buffer_for_an_object_is_deprecated(comm):
 
 
 def check_isolation(comm):
-    """A message that has not been received does not reach a collective or another communicator."""
+    """A collective or another communicator never receives a message of this communicator, even if no receive has
+    taken the message yet.
+    """
     after = (comm.rank + 1) % comm.size
     other = comm.Dup()
     first = comm.isend("here", after, 1)
@@ -145,7 +147,7 @@ def check_isolation(comm):
 
 
 def check_all_ranks_fail_if_one_rank_cannot_pickle_its_object(comm):
-    """Regression test: the ranks with valid objects waited forever."""
+    """Regression test: before the fix, the ranks whose objects can be pickled waited forever."""
     size, culprit = comm.size, comm.size - 1
     is_culprit = comm.rank == culprit
     one = (lambda: 0) if is_culprit else "fine"

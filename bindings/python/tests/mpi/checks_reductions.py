@@ -1,5 +1,6 @@
-"""Checks of reductions of buffers. Some reductions are computed by the compiled module, others in Python by `ringtrain.mpi` or by
-a function of the program."""
+"""Checks of reductions of buffers. The compiled module computes some reductions. `ringtrain.mpi` or a function of the
+caller computes the others, in Python.
+"""
 
 import functools
 

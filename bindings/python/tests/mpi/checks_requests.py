@@ -1,4 +1,5 @@
-"""Checks of requests: calls that wait for or test one or several requests, persistent requests, and generalized requests."""
+"""Checks of requests: calls that wait for one or several requests, calls that test requests, persistent requests, and
+generalized requests."""
 
 import numpy as np
 
@@ -138,8 +139,9 @@ def check_generalized_request(comm):
 
 
 def check_sparse_exchange(comm):
-    """Runs the NBX algorithm, in which a rank enters a barrier when its synchronous sends are complete. Regression test: when
-    short synchronous sends did not wait for a receive, ranks left the barrier before they had received all messages."""
+    """Runs the NBX algorithm, in which a rank enters a barrier when its synchronous sends are complete. Regression test:
+    before the fix, short synchronous sends did not wait for a receive, so ranks left the barrier before they had received all
+    messages."""
     for form in range(20):
         targets = [to for to in range(comm.size) if (comm.rank * 7 + to * 5 + form) % 3]
         if form % 2:

@@ -73,7 +73,7 @@ def check_rows_and_columns_of_a_grid(comm):
 
 
 def check_neighbours_of_a_rank_that_cannot_pickle_its_object_fail(comm):
-    """Regression test: the neighbours waited forever."""
+    """Regression test: before the fix, the neighbours of a rank that could not pickle its object waited forever."""
     grid = comm.Create_cart([comm.size], [True])
     culprit = grid.size - 1
     is_culprit, is_neighbour = grid.rank == culprit, culprit in grid.inedges

@@ -1,4 +1,6 @@
-"""Runs every check of every `checks_*.py` with 1 to 4 ranks. One job for each number of ranks runs all checks of a module."""
+"""Runs every check of every `checks_*.py` with 1 to 4 ranks. For each module and each number of ranks, one job runs
+all checks.
+"""
 
 import pytest
 

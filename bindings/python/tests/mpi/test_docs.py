@@ -1,4 +1,4 @@
-"""Checks that docs/mpi.md lists the names that the code supports and does not support."""
+"""Checks that the lists of supported names and of unsupported names in docs/mpi.md agree with the code."""
 
 import re
 import subprocess

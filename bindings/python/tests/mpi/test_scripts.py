@@ -1,8 +1,8 @@
 """Checks that unchanged scripts for mpi4py print the same text with ringtrain as with mpi4py.
 
-`scripts/expected` has the text that mpi4py 4.1.2 with Open MPI 5.0.11 printed. If the variable `MPI4PY_REFERENCE` is set to a
-command, such as `mpirun --oversubscribe -n {n} python`, the tests also run the scripts with this command and compare
-the output.
+The files in `scripts/expected` have the output of the scripts with mpi4py 4.1.2 and Open MPI 5.0.11. If the variable
+`MPI4PY_REFERENCE` is set to a command, such as `mpirun --oversubscribe -n {n} python`, the tests also run the scripts
+with this command and compare the output.
 """
 
 import os

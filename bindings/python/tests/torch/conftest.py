@@ -63,7 +63,7 @@ def run(command: list[str]) -> Job:
 
 @pytest.fixture
 def run_text() -> Callable[[str], Job]:
-    """Runs a program given as text in a new process."""
+    """Runs a program in a new process. The program is given as text."""
     return lambda program: run([sys.executable, "-c", program])
 
 

@@ -3,9 +3,10 @@
 //! enough.
 //!
 //! The caller sees one ordered stream of bytes, as on any link. The sender divides the stream into numbered
-//! [records](crate::wire::record), and writes each record on the connection with the most free buffer space. The receiver reads
-//! the record with the next number directly into its destination. Later records stay in the kernel's receive buffers. So this
-//! module stores no records, and a slow reader slows its peer down as on one connection.
+//! [records](crate::wire::record), and writes each record on the connection with the most free buffer space. The
+//! receiver reads the record with the next number directly into its destination. Later records stay in the kernel's
+//! receive buffers. So this module stores no records, and a slow receiver makes the sender wait, as on a link with
+//! one connection.
 //!
 //! The link works with the connections that are open. Further connections may be added later.
 
@@ -27,10 +28,10 @@ use crate::transport::listener::Event;
 
 /// The operations of a connection that a bundle needs. Tests implement this trait without sockets.
 pub(super) trait Connection {
-    /// Reads into the parts, one after another. Returns the number of bytes.
+    /// Reads into the parts, one after another. Returns the number of bytes that were read.
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
 
-    /// Writes the parts, one after another. Returns the number of bytes.
+    /// Writes the parts, one after another. Returns the number of bytes that were written.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
     /// Returns the state of the send buffer.
@@ -87,7 +88,7 @@ struct Stream<P> {
     is_writable: bool,
     /// Whether an event has reported that the peer closed its sending direction.
     is_ended: bool,
-    /// Why the connection cannot be read any more; `None` while it can be read.
+    /// Why no more data can be read from the connection; `None` while data can be read.
     end: Option<ConnectionEnd>,
     /// The state of the send buffer at the last check.
     send_space: SendSpace,
@@ -195,14 +196,14 @@ impl<P: Connection> Bundle<P> {
         self.connections().for_each(finish);
     }
 
-    /// Returns whether both directions use only the first connection from now on.
+    /// Returns whether the sending and the receiving direction both use only the first connection from now on.
     fn is_single(&self) -> bool {
         self.sending.is_in_last_record() && self.receiving.is_in_last_record
     }
 
-    /// Closes the extra connections if neither direction uses the extra connections any more. At that time, this rank
-    /// has read all records on the extra connections, and the peer knows that no further records will follow on these
-    /// connections.
+    /// Closes the extra connections (all except the first one) if neither direction uses them any more. At that time,
+    /// this rank has read all records on the extra connections, and the peer knows that no further records will
+    /// follow on these connections.
     fn close_unused(&mut self) {
         if self.is_single() {
             self.streams.iter_mut().skip(1).for_each(|entry| *entry = None);

@@ -6,7 +6,8 @@ use super::{Bundle, Connection, ConnectionEnd, PendingRecord, Stream};
 use crate::transport::TransferResult;
 use crate::wire::record::{RECORD_HEADER_BYTES, Record};
 
-/// The maximum number of bytes of a connection that are read ahead, into a buffer from which they are then copied.
+/// The maximum number of bytes that are read ahead from a connection. These bytes are copied once more, out of a
+/// buffer.
 const READ_AHEAD_BYTES: usize = 4 << 10;
 const ENDED: &str = "it closed the connection without saying why";
 
@@ -31,7 +32,7 @@ pub(super) struct RecordBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// Whether a read has found the connection empty. From then on an event reports further data.
+    /// Whether a read has found the connection empty. If so, an event will report when further data arrive.
     has_blocked: bool,
 }
 
@@ -54,7 +55,7 @@ impl<P: Connection> Bundle<P> {
             match self.receive_once(parts, moved, total - moved) {
                 Ok(count) => moved += count,
                 Err(ReceiveStop::Corrupt(why)) => self.receiving.fault = Some(why),
-                // The next call returns the reason again.
+                // First return the bytes that have been received. The next call finds the same reason again.
                 Err(_) if moved > 0 => break,
                 Err(ReceiveStop::Empty) => return TransferResult::Blocked,
                 Err(ReceiveStop::Lost(why)) => return TransferResult::Lost(why),
@@ -69,8 +70,8 @@ impl<P: Connection> Bundle<P> {
         if moved == 0 { TransferResult::Blocked } else { TransferResult::Bytes(moved) }
     }
 
-    /// Receives up to `wanted` bytes with at most one read, into the parts from position `skip` on. Returns the number of
-    /// bytes.
+    /// Receives up to `wanted` bytes with at most one read, into the parts from position `skip` on. Returns the
+    /// number of bytes that were received.
     fn receive_once(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
@@ -196,7 +197,7 @@ impl<P: Connection> Bundle<P> {
 }
 
 impl<P: Connection> Stream<P> {
-    /// Reads the connection's next header. Returns `None` if it has not arrived completely.
+    /// Reads the connection's next header. Returns `None` if the header has not arrived completely.
     fn read_head(&mut self) -> Result<Option<Record>, ReceiveStop> {
         loop {
             if let Some(bytes) = self.buffer.take_header() {
@@ -217,8 +218,8 @@ impl<P: Connection> Stream<P> {
         }
     }
 
-    /// Reads up to `wanted` bytes into the parts from position `skip` on, and possibly further bytes ahead. `left` is the
-    /// number of bytes that are left of the record, if it has a fixed length.
+    /// Reads up to `wanted` bytes into the parts from position `skip` on, and possibly further bytes ahead. `left` is
+    /// the number of bytes of the record that have not been read; `None` if the record has no fixed length.
     fn read(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
@@ -237,8 +238,8 @@ impl<P: Connection> Stream<P> {
         if !self.is_readable {
             return Err(ReceiveStop::Empty);
         }
-        // One system call reads short data together with the bytes after them, or the end of a record together with the next
-        // record's header.
+        // A single system call reads short data together with the bytes after the data, or the end of a record
+        // together with the next record's header.
         let beyond = match left {
             _ if wanted < READ_AHEAD_BYTES => READ_AHEAD_BYTES,
             Some(left) if left == wanted => RECORD_HEADER_BYTES,
@@ -323,7 +324,7 @@ impl RecordBuffer {
     }
 }
 
-/// Returns slices of `length` bytes of the parts, from position `skip` on.
+/// Returns the slices of `parts` that cover `length` bytes, beginning at position `skip`.
 fn subslices<'a>(parts: &'a mut [IoSliceMut<'_>], mut skip: usize, mut length: usize) -> Vec<IoSliceMut<'a>> {
     let mut slices = Vec::with_capacity(parts.len() + 1);
     for part in parts {

@@ -7,11 +7,11 @@ use crate::transport::TransferResult;
 use crate::transport::tcp::kernel::SendSpace;
 use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
 
-/// The maximum number of bytes that are sent as one record on the first writable connection, without a check of the free buffer
-/// space.
+/// If at most this many bytes are to be sent, they are sent as one record on the first writable connection, without a
+/// check of the free buffer space.
 const SHORT_BYTES: usize = 16 << 10;
-/// The minimum length of a record if there are more than [`SHORT_BYTES`] bytes to send, because shorter records need too
-/// many system calls. A segment of 256 KiB and its header are four records of this length.
+/// The minimum length of a record if there are more than [`SHORT_BYTES`] bytes to send, because shorter records need
+/// too many system calls. A segment of 256 KiB and its header fit into four records of this length.
 const LONG_RECORD_BYTES_MIN: usize = (64 << 10) + 64;
 /// The maximum length of a record if there are more than [`SHORT_BYTES`] bytes to send, so that a segment is divided over
 /// the connections.
@@ -24,9 +24,9 @@ const _: () = assert!(LONG_RECORD_BYTES_MAX <= RECORD_BYTES_MAX as usize);
 pub(super) struct Sending {
     /// The number of the next record.
     next: u64,
-    /// The record of which only a part is written. The caller's next bytes belong to this record, so this record must
-    /// be completed before the next record. Such a record is rare, because the free buffer space is checked before a
-    /// write.
+    /// A record of which only a part has been written, if there is one. The next bytes that the caller sends belong
+    /// to this record, so no other record can begin before it is complete. Such a record is rare, because the free
+    /// buffer space is checked before a write.
     partial: Option<PartialRecord>,
     /// Whether the next record is the last one.
     pub(super) is_last: bool,
@@ -44,8 +44,8 @@ struct PartialRecord {
 }
 
 impl Sending {
-    /// Returns whether the header of the last record is written. All further bytes belong to that record, on the first
-    /// connection.
+    /// Returns whether the header of the last record is written. All further bytes of the link belong to this last
+    /// record, and are sent on the first connection.
     pub(super) fn is_in_last_record(&self) -> bool {
         self.partial
             .as_ref()
@@ -172,8 +172,8 @@ impl<P: Connection> Bundle<P> {
             }
             let Some((index, space)) = best else { return Ok(None) };
             let target = (total / used).clamp(LONG_RECORD_BYTES_MIN, LONG_RECORD_BYTES_MAX);
-            // The kernel's overhead also needs a part of the free bytes, so the record is shorter than the free
-            // space.
+            // The kernel uses a part of the free bytes for its own data structures, so the record is shorter than the
+            // free space.
             let fitting = (space.free - space.free / 8).max(SHORT_BYTES);
             (index, Some(rest.div_ceil(rest.div_ceil(target)).min(fitting)))
         };

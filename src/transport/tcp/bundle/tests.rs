@@ -1,4 +1,5 @@
-//! Tests of bundles without sockets: connections deliver data in random orders, and peers break the protocol.
+//! Tests of bundles, without sockets. Simulated connections deliver data in random orders, and some peers break the
+//! protocol.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -222,8 +223,8 @@ impl FrameFlow {
     }
 }
 
-/// Sends frames in both directions until all have arrived, and checks the received bytes. Connections are added at random
-/// times. If `becomes_single` is set, each side changes to a single connection at a random time.
+/// Sends frames in both directions until all have arrived, and checks the received bytes. Connections are added at
+/// random times. If `becomes_single` is set, each side begins at a random time to send on a single connection only.
 fn exchange_frames(seed: u64, stream_count: u8, capacity_max: usize, becomes_single: bool) -> SimulatedLink {
     let mut world = SimulatedLink::new(seed, stream_count, capacity_max);
     let mut flows = [0, 1].map(|from| FrameFlow::new(from, &mut world.random));
@@ -313,8 +314,9 @@ fn a_full_connection_is_skipped() {
     assert!(written(1) > 1_800_000);
 }
 
-/// Receives on a link whose peer has sent these bytes on each connection. Returns the results, up to the first one
-/// that is not [`TransferResult::Bytes`].
+/// Receives on a link of `stream_count` connections. An element of `streams` is the number of a connection and the
+/// bytes that the peer has sent on it. Returns the results, up to the first one that is not
+/// [`TransferResult::Bytes`].
 fn receive_from(stream_count: u8, streams: &[(u8, Vec<u8>)]) -> Vec<TransferResult> {
     let mut world = SimulatedLink::new(1, stream_count, 1);
     for (index, bytes) in streams {
@@ -438,7 +440,8 @@ fn only_a_missing_connection_can_be_added() {
     world.add(1);
     let missing = |world: &SimulatedLink| [0, 1, 2, 3, 255].map(|index| world.ends[0].is_missing(index));
     assert_eq!(missing(&world), [false, false, true, false, false]);
-    // If a connection is added after the last byte was sent, its sending direction is closed at once.
+    // If a connection is added after the last byte of the link was sent, the sending direction of this connection is
+    // closed at once.
     world.ends[0].finish();
     world.add(2);
     assert!(world.pipes.iter().all(|pipe| pipe[0].borrow().is_finished));

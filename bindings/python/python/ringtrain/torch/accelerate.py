@@ -1,8 +1,8 @@
 """Lets Hugging Face accelerate use the backend "ring" on CPUs: `InitProcessGroupKwargs(backend="ring")` with
 `Accelerator(cpu=True)`.
 
-For processes without a GPU, accelerate itself chooses "mpi" or "gloo" and refuses all other backends, even registered ones.
-This module wraps accelerate's function that makes the choice, as soon as accelerate is imported.
+For processes without a GPU, accelerate itself chooses "mpi" or "gloo" and refuses all other backends, even registered
+ones. As soon as accelerate is imported, this module wraps the function with which accelerate chooses the backend.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MODULE = "accelerate.state"
 
 
 def accept(backend: str) -> None:
-    """Makes accelerate use the backend if a program requests it."""
+    """Makes accelerate accept `backend` if a program requests this backend."""
     module = sys.modules.get(_MODULE)
     if module is not None:
         _wrap(module, backend)

@@ -45,7 +45,8 @@ def ring_group(group: dist.ProcessGroup | None = None) -> RingProcessGroup:
 
 
 def _world_is_started_by_ringrun() -> bool:
-    """Returns whether the default process group has the backend "ring" and one `ringrun` started all members of the group."""
+    """Returns whether both conditions hold: the default process group has the backend "ring", and one `ringrun` started all
+    its members."""
     if not dist.is_initialized():
         return False
     return getattr(dist.distributed_c10d._get_default_group(), "started_by_ringrun", False)

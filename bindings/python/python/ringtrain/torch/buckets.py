@@ -27,7 +27,7 @@ class Settings:
     op: str
     compression: type[Compressor]
     predivide: float
-    """Gradients are divided by this number before the reduction, and the results are multiplied by this number."""
+    """Gradients are divided by this number before the reduction, and multiplied by it after the reduction."""
     passes: int
     """The number of backward passes whose gradients are accumulated before the reduction."""
     sparse_as_dense: bool
@@ -35,11 +35,12 @@ class Settings:
 
 
 class Reducer:
-    """Reduces the gradients of parameters in buckets. The reduction of a bucket begins as soon as the gradients of this bucket
-    and of all earlier buckets have been computed.
+    """Reduces the gradients of parameters in buckets. The reduction of a bucket begins as soon as the gradients of
+    this bucket and of all earlier buckets have been computed.
 
-    The first bucket holds the last parameters, because a backward pass computes gradients roughly from the last parameter to the
-    first. All ranks begin the reductions in this order, even if a later bucket is complete before an earlier one.
+    The first bucket holds the last parameters, because a backward pass computes gradients roughly from the last
+    parameter to the first. All ranks begin the reductions in this order, even if a later bucket is complete before an
+    earlier one.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Reducer:
         for bucket in self._buckets[self._begun :]:
             for index, p in enumerate(bucket.parameters):
                 if not bucket.taken[index] and p.grad is not None:
-                    self._take(bucket, index, p)
+                    self._copy_to_bucket(bucket, index, p)
             bucket.begin(self._settings)
         self._begun = len(self._buckets)
         for bucket in self._buckets:
@@ -90,14 +91,14 @@ class Reducer:
                 f"gradients of {self._names[p]} were computed more than backward_passes_per_step = {self._passes} times before "
                 "optimizer.step(); raise backward_passes_per_step to accumulate gradients locally"
             )
-        self._take(bucket, index, p)
+        self._copy_to_bucket(bucket, index, p)
         # Begin only buckets on the CPU here. Copying buckets from a GPU would delay the backward pass, so `synchronize` begins
         # those.
         while p.is_cpu and self._begun < len(self._buckets) and all(self._buckets[self._begun].taken):
             self._buckets[self._begun].begin(self._settings)
             self._begun += 1
 
-    def _take(self, bucket: Bucket, index: int, p: Parameter) -> None:
+    def _copy_to_bucket(self, bucket: Bucket, index: int, p: Parameter) -> None:
         gradient = p.grad
         if gradient.is_sparse:
             if not self._settings.sparse_as_dense:
@@ -109,10 +110,12 @@ class Reducer:
 
 
 class Bucket:
-    """Gradients of one type, concatenated in one tensor. On a CPU, this tensor is in memory from `Group.alloc`.
+    """Gradients of one type, concatenated in one tensor. If the gradients are on a CPU, this tensor is in memory from
+    `Group.alloc`.
 
-    After the gradients, the bucket has one additional element for each parameter, its mark. A rank sets a parameter's mark to 1
-    if it has the parameter's gradient, otherwise to 0. After the reduction, a mark is above zero if any rank had the gradient.
+    After the gradients, the bucket has one additional element for each parameter, its mark. A rank sets a parameter's
+    mark to 1 if it has the parameter's gradient, otherwise to 0. After the reduction, a mark is above zero if any
+    rank had the gradient.
     """
 
     def __init__(self, group: _core.Group, parameters: Sequence[Parameter]) -> None:
@@ -164,12 +167,12 @@ class Bucket:
         self._handle = self._group.all_reduce_async(memory, settings.op, None, wire)
 
     def _can_pass_shared_memory(self) -> bool:
-        """Returns whether the bucket is in shared memory of a type for which Python's buffer protocol has a format. The buffer
-        protocol has no format for bfloat16."""
+        """Returns whether the bucket is in shared memory of a type for which Python's buffer protocol has a format.
+        The buffer protocol has no format for bfloat16."""
         return self._shared is not None and self._flat.dtype is not torch.bfloat16
 
     def finish(self, settings: Settings) -> None:
-        """Waits for the reduction and sets the gradients of the parameters to its results."""
+        """Waits for the reduction and sets the gradients of the parameters to the results."""
         if self._handle is not None:
             self._handle.wait()
             self._handle = None
@@ -185,8 +188,9 @@ class Bucket:
 
 
 def _partition(parameters: Sequence[Parameter], bucket_bytes: int) -> list[list[Parameter]]:
-    """Divides the parameters into buckets of at most `bucket_bytes` bytes, from the last parameter to the first. All parameters
-    of a bucket have the same type and device. A parameter of more than `bucket_bytes` has a bucket of its own."""
+    """Divides the parameters into buckets of at most `bucket_bytes` bytes, from the last parameter to the first. All
+    parameters of a bucket have the same type and device. A parameter of more than `bucket_bytes` has a bucket of its
+    own."""
     open_buckets: dict[tuple[torch.dtype, torch.device], list[Parameter]] = {}
     filled: list[list[Parameter]] = []
     for p in reversed(parameters):

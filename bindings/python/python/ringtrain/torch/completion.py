@@ -1,5 +1,5 @@
-"""Completes the futures of operations in the order of the operations. The continuations of a future run in the thread that
-completes the future, and may block this thread."""
+"""Completes the future of each operation, in the order in which the operations were added. The continuations of a future run
+in the thread that completes the future, and may block this thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Waitable(Protocol):
 
 
 class Completer:
-    """Waits for operations one after the other. Calls the function of each operation when the operation has ended.
+    """Waits for operations one after the other, and calls a function for each operation when that operation has ended.
 
     One thread, the leader, waits for the oldest operation. Before the leader calls the operation's function, it makes another
     thread the leader, because the function may wait for a later operation. A thread is started when an operation is added and no
@@ -48,7 +48,8 @@ class Completer:
         then()
 
     def close(self, timeout: float) -> None:
-        """Ends the threads, and waits at most `timeout` seconds for each. Requires that all operations have ended."""
+        """Ends the threads, and waits at most `timeout` seconds for each thread. Call this method only after all operations
+        have ended."""
         with self._state:
             self._closing = True
             self._state.notify_all()

@@ -8,7 +8,7 @@ import torch
 
 
 class Compressor:
-    """Sends elements unchanged. The values of the argument `compression` are this class and its subclasses.
+    """Sends elements unchanged. A program can pass this class or a subclass as the argument `compression`.
 
     A subclass can convert tensors in `compress` and `decompress`, or set `wire` to "fp16" or "bf16". With `wire`, the library
     converts float32 elements while it sends them: this needs no extra pass over memory, and sums are still computed in float32.

@@ -44,7 +44,7 @@ def host_like(tensor: torch.Tensor) -> torch.Tensor:
 def all_reduce(tensor: torch.Tensor, begin: Callable[[torch.Tensor], _core.Handle]) -> None:
     """All-reduces a contiguous tensor on a GPU piece by piece. While one piece is reduced on the host, the next piece is copied
     to the host, and the previous piece is copied back. `begin` starts the reduction of a piece, in place in host memory,
-    and returns the handle of the reduction. The tensor has the result when this function returns."""
+    and returns the handle of the reduction. When this function returns, the tensor contains the result."""
     require()
     flat = tensor.detach().view(-1)
     pieces = flat.split(max(1, PIECE_BYTES // flat.element_size())) if flat.numel() else ()

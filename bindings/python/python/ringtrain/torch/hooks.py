@@ -26,7 +26,7 @@ class Compression:
     `wire` is the format in which gradients are sent: "bf16", "fp16" or None (unchanged). With `error_feedback`, a rank adds the
     rounding errors of each step to its gradients of the next step (Seide et al., "1-bit Stochastic Gradient Descent", 2014).
     Error feedback needs memory for one float32 for each parameter. `process_group` is the process group of the
-    DistributedDataParallel, which must have the backend "ring"; None stands for the default group.
+    DistributedDataParallel, or None for the default group. The backend of this process group must be "ring".
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Horovod's functions for PyTorch: `import ringtrain.torch as hvd` runs a Horovod script.
 
-There is one difference. Horovod matches operations by name, so that its ranks may begin them in different orders. In this module
-all ranks must begin operations in the same order, and names have no effect. `DistributedOptimizer` ensures this order for
-gradients.
+There is one difference. Horovod matches operations by name, so that its ranks may begin them in different orders. In
+this module all ranks must begin operations in the same order, and names have no effect. `DistributedOptimizer`
+ensures this order for gradients.
 """
 
 from __future__ import annotations
@@ -206,13 +206,14 @@ def grouped_allreduce_(tensors: Sequence[Tensor], *arguments: Any, **options: An
 
 
 def allgather_async(tensor: Tensor, name: str | None = None) -> Handle:
-    """Begins to concatenate the ranks' tensors along the first dimension. Only the length of this dimension may differ between
-    ranks."""
+    """Begins to concatenate the ranks' tensors along the first dimension. Only the length of this dimension may
+    differ between ranks."""
     return _begin_allgather(tensor)[0]
 
 
 def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
-    """Concatenates the ranks' tensors along the first dimension. Only the length of this dimension may differ between ranks."""
+    """Concatenates the ranks' tensors along the first dimension. Only the length of this dimension may differ between
+    ranks."""
     return _AllGather.apply(tensor)
 
 
@@ -238,8 +239,9 @@ def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tenso
 
 
 def alltoall(tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name: str | None = None) -> Any:
-    """Sends `splits[i]` rows of the first dimension to rank i. Without `splits`, each rank gets the same number of rows. Returns
-    the received rows in rank order; with `splits`, also returns the number of rows from each rank, as int32."""
+    """Sends `splits[i]` rows of the first dimension to rank i. Without `splits`, each rank gets the same number of
+    rows. Returns the received rows in rank order; with `splits`, also returns the number of rows from each rank, as
+    int32."""
     group, source = world(), tensors.readable(tensor)
     if splits is None and source.shape[0] % group.size:
         raise _core.InvalidArgument(f"{source.shape[0]} rows cannot be split evenly among {group.size} ranks; pass splits")
@@ -262,8 +264,8 @@ def alltoall(tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name:
 
 
 def reducescatter(tensor: Tensor, name: str | None = None, op: str | None = None) -> Tensor:
-    """Reduces the tensors of all ranks and returns this rank's part of the rows. If the rows cannot be divided evenly, the first
-    ranks get one row more."""
+    """Reduces the tensors of all ranks and returns this rank's part of the rows. If the rows cannot be divided
+    evenly, each of the first ranks gets one row more than the others."""
     group, source = world(), tensors.readable(tensor)
     rows = [source.shape[0] // group.size + (index < source.shape[0] % group.size) for index in range(group.size)]
     result = torch.empty((rows[group.rank], *source.shape[1:]), dtype=source.dtype)
@@ -331,7 +333,8 @@ def _begin_allgather(tensor: Tensor) -> tuple[Handle, list[int]]:
 
 
 def _finish(tensor: Tensor, back: Callable[[], None] | None) -> Callable[[], Tensor]:
-    """Returns a function that copies the result into `tensor` with `back`, if there is such a copy, and returns `tensor`."""
+    """Returns a function that first calls `back` (unless `back` is `None`), which copies the result into `tensor`,
+    and then returns `tensor`."""
 
     def finish() -> Tensor:
         if back is not None:

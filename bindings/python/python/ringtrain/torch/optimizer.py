@@ -36,15 +36,16 @@ def DistributedOptimizer(
     the backward pass. All ranks start the buckets in the same order. After a step, `p.grad` is a view into the group's memory,
     and the next backward pass overwrites this view.
 
-    If a parameter has no gradient on some ranks, those ranks contribute zeros. If a parameter has no gradient on any rank, its
-    `grad` stays None. `backward_passes_per_step` is the number of backward passes whose gradients are accumulated before they are
-    reduced. With `Average`, gradients are divided by `gradient_predivide_factor` before they are summed, and the sum is
-    multiplied by that factor and divided by the number of ranks. With `sparse_as_dense`, sparse gradients are converted to
-    dense ones. Without `sparse_as_dense`, sparse gradients raise `ringtrain.InvalidArgument`. `num_groups` and `groups`, which
-    tell Horovod to fuse gradients, have no effect.
+    A rank on which a parameter has no gradient contributes zeros for this parameter. If a parameter has a gradient on
+    none of the ranks, its `grad` stays None. `backward_passes_per_step` is the number of backward passes whose
+    gradients are accumulated before they are reduced. With `Average`, each gradient is divided by
+    `gradient_predivide_factor` before the sum. After the sum, the result is multiplied by `gradient_predivide_factor`
+    and divided by the number of ranks. With `sparse_as_dense`, sparse gradients are converted to dense ones. Without
+    `sparse_as_dense`, sparse gradients raise `ringtrain.InvalidArgument`. `num_groups` and `groups`, which tell
+    Horovod to fuse gradients, have no effect.
 
-    Raises ValueError in the same cases as Horovod, and NotImplementedError for reductions other than Average and Sum and for
-    process sets.
+    Raises ValueError in the same cases as Horovod. Raises NotImplementedError for a process set, and for a reduction
+    that is neither Average nor Sum.
     """
     _check(optimizer, op, gradient_predivide_factor, process_set)
     # The buckets use the order of the optimizer's parameters. The names are only for Horovod's checks and for error messages.

@@ -54,7 +54,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
 
     @property
     def core(self) -> _core.Group:
-        """The underlying group of the compiled module, for operations that torch does not have."""
+        """The group of the compiled module, which has operations that torch does not have."""
         return self._group
 
     def getBackendName(self) -> str:
@@ -111,8 +111,9 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> RingProcessGroup | None:
-        """Returns a group of the members `ranks`, in this order, or `None` on other members. Every member of this group must call
-        `split_group`. A member of a new group passes the ranks of that new group. `opts` and `device_types` have no effect."""
+        """Returns a new group of the members `ranks`, in this order. Every member of the old group must call `split_group`,
+        and passes the ranks of the new group to which it belongs. A member that passes ranks without its own gets `None`.
+        `opts` and `device_types` have no effect."""
         is_member = self.rank() in ranks
         try:
             # A rank is in at most one of the new groups, so the smallest rank of a group identifies the group.
@@ -189,7 +190,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return self._run("broadcast", _options_of(opts, timeout), (tensors.memory(host), root), [target], back)
 
     def reduce(self, tensor: Tensors | Tensor, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        """Reduces the ranks' tensors, in place on the root. The tensors of the other ranks do not change."""
+        """Reduces the tensors of all ranks. On the root, the result replaces the tensor. The tensors of the other ranks do
+        not change."""
         target = _only_tensor(tensor)
         root = opts if isinstance(opts, int) else opts.rootRank
         op = _reduction_of(opts if op is None else op)
@@ -216,7 +218,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     _allgather_base = all_gather_single
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        """Reduces the ranks' lists of tensors. A list has a tensor for each rank, and rank i gets the reduced tensor i."""
+        """Each rank passes a list with one tensor for each rank. Rank i gets the reduction of all tensors with index i."""
         output, parts = _only_tensor(outputs), _only_list(inputs)
         op = _reduction_of(opts)
         name, flat = self._scaled(tensors.flatten(parts), op)
@@ -225,7 +227,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return self._run("reduce_scatter", _options_of(opts, timeout), arguments, [output], back)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist._Work:
-        """Reduces the ranks' tensors. A tensor has an equal part for each rank, and rank i gets the reduced part i."""
+        """Divides the tensor of each rank into equal parts, one for each rank. Rank i gets the reduction of all parts with
+        index i."""
         name, flat = self._scaled(tensors.readable(input), _reduction_of(opts))
         host, back = tensors.writable(output, keep=False)
         arguments = (tensors.memory(host), tensors.memory(flat, False), name)
@@ -293,8 +296,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return self._run("barrier", _options_of(opts, timeout), (), [])
 
     def all_reduce_compressed(self, tensor: Tensor, op: dist.ReduceOp, compression: str | None) -> PendingWork:
-        """Begins to all-reduce a float32 tensor in place, and sends its elements in the format `compression`: "fp16", "bf16" or
-        None (unchanged)."""
+        """Begins to all-reduce a float32 tensor in place. The ranks send the elements in the format `compression`: "fp16",
+        "bf16" or None (unchanged)."""
         host, back = tensors.writable(tensor)
         arguments = (tensors.memory(host), tensors.reduction(op, tensor.dtype), None, compression)
         return self._begin("all_reduce", None, arguments, [tensor], back)
@@ -304,7 +307,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     def _run(
         self, name: str, options: Any, arguments: tuple, outputs: Sequence[Any], back: Callable[[], None] | None = None
     ) -> dist._Work:
-        """Runs an operation in this thread, or begins the operation if the caller waits for it later."""
+        """Runs the operation `name` and returns its work. If the call is asynchronous, the operation may still be in progress
+        when this method returns."""
         limit = None if options is None else seconds(options.timeout)
         if options is None or options.asyncOp or limit is not None:
             work = self._begin(name, limit, arguments, outputs, back)
@@ -362,7 +366,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return CompletedWork([target])
 
     def _in_place(self, target: Tensor, op: dist.ReduceOp) -> tuple[tuple, Tensors, Callable[[], None] | None]:
-        """Returns the arguments and outputs of a reduction in place, and the function that copies its result to `target`."""
+        """Returns three things for a reduction in place of `target`: the arguments, the outputs, and the function that copies
+        the result to `target`."""
         host, back = tensors.writable(target)
         name = tensors.reduction(op, target.dtype)
         if name == "premulsum":
@@ -371,12 +376,14 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return (tensors.memory(host), name), [target], back
 
     def _scaled(self, source: Tensor, op: dist.ReduceOp) -> tuple[str, Tensor]:
-        """Returns the name that the compiled module has for the reduction, and the tensor to reduce."""
+        """Returns the compiled module's name of the reduction `op`, and the tensor to reduce: `source`, multiplied by the
+        factor of `op` if there is one."""
         name = tensors.reduction(op, source.dtype)
         return ("sum", source.detach() * tensors.factor(op)) if name == "premulsum" else (name, source)
 
     def _with_global_rank(self, error: Exception) -> Exception:
-        """Returns the error. If the rank at fault has another number in the default group, the returned error has that number."""
+        """Returns `error`, or a copy that names the rank at fault by its number in the default group if that number is a
+        different one."""
         rank = getattr(error, "rank", None)
         if rank is None or rank >= len(self._global_ranks) or self._global_ranks[rank] == rank:
             return error
@@ -394,14 +401,14 @@ class _Options:
 
 
 def _options_of(opts: Any, timeout: timedelta | None = None) -> Any:
-    """Returns the options of a call, which torch passes in several forms."""
+    """Returns the options of a call. torch passes options as an object, as a timeout only, or not at all."""
     if hasattr(opts, "asyncOp"):
         return opts
     return _Options(timeout) if timeout is not None else None
 
 
 def _reduction_of(opts: Any) -> Any:
-    """Returns the reduction of a call, which torch passes in several forms."""
+    """Returns the reduction of a call. torch passes the reduction itself, options that contain the reduction, or None (a sum)."""
     if opts is None:
         return dist.ReduceOp.SUM
     return getattr(opts, "reduceOp", opts) if not isinstance(opts, int) else dist.ReduceOp.SUM
@@ -425,15 +432,15 @@ def _only_list(argument: Any) -> Tensors:
 
 
 def _element_counts(parts: Tensors, whole: Tensor) -> list[int]:
-    """Returns the length of each part, counted in elements of `tensors.memory(whole)`. There, for example, a complex number is
-    two elements."""
+    """Returns the length of each part, counted in elements of `tensors.memory(whole)`. In that memory, for example, a complex
+    number is two elements."""
     scale = tensors.units(whole)
     return [part.numel() * scale for part in parts]
 
 
 def _row_counts(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int] | None:
-    """Returns the length of the part of each rank, which has `sizes[rank]` rows, counted in elements of `tensors.memory(tensor)`.
-    Returns `None` if `sizes` is empty: all parts are then equal."""
+    """Returns the length of each rank's part, counted in elements of `tensors.memory(tensor)`. The part of a rank has
+    `sizes[rank]` rows. Returns `None` if `sizes` is empty: all parts are then equal."""
     if not sizes:
         if tensor.dim() and tensor.shape[0] % ranks:
             raise _core.InvalidArgument(f"{tensor.shape[0]} rows cannot be split evenly among {ranks} ranks; pass split sizes")

@@ -1,5 +1,5 @@
-"""Records collectives as events in torch's profiler. An event has a name such as "ring:all_reduce"; with the backend Gloo, the
-name is "gloo:all_reduce"."""
+"""Records collectives as events in torch's profiler. An event has a name such as "ring:all_reduce". (The
+corresponding event of the backend Gloo is "gloo:all_reduce".)"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Membership:
     timeout: float
     """The timeout of operations, in seconds."""
     started_by_ringrun: bool
-    """Whether ringrun started all members of the group, so that they know the job's secret."""
+    """Whether ringrun started all members of the group. If so, all members know the job's secret."""
 
 
 def is_launched(rank: int, size: int) -> bool:
@@ -49,10 +49,12 @@ def join_launched(timeout: float) -> _core.Group:
 
 
 def join_through_store(store: Any, member: Membership) -> _core.Group:
-    """Connects the ranks of a group. Group rank 0 runs a rendezvous server and writes the server's address to the store.
+    """Forms a new job of the ranks of a process group, which find each other through torch's store, and returns the
+    group of all these ranks. Group rank 0 runs a rendezvous server and writes the server's address to the store.
 
-    Under ringrun, the group uses the job's secret. Otherwise group rank 0 writes a new secret to the store. Torch's stores have
-    no authentication, so every process that can read the store can then join. Raises `ringtrain.StartError` if a rank is missing.
+    Under ringrun, the group uses the job's secret. Otherwise group rank 0 writes a new secret to the store. Torch's
+    stores have no authentication, so every process that can read the store can then join. Raises
+    `ringtrain.StartError` if a rank is missing.
     """
     location = {"host": _host_id(), "address": _address_towards(_store_host(store))}
     store.set(f"{_KEY}/{member.rank}", json.dumps(location))
@@ -118,8 +120,8 @@ def _host_id() -> str:
 
 
 def _server_host(locations: list[dict[str, str]]) -> str:
-    """Returns the address of the rendezvous server: the variable `RINGTRAIN_HOST` if it is set, 127.0.0.1 if all ranks are on one
-    host, otherwise the address of the interface from which group rank 0 reaches another host."""
+    """Returns the address of the rendezvous server: the variable `RINGTRAIN_HOST` if it is set, 127.0.0.1 if all
+    ranks are on one host, otherwise the address of the interface from which group rank 0 reaches another host."""
     chosen = os.environ.get("RINGTRAIN_HOST")
     if chosen:
         return chosen

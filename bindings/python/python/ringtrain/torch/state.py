@@ -12,8 +12,9 @@ from ringtrain.torch import horovod, tensors
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """Returns the root's object on every rank. Objects are sent as pickles; only ranks that know the job's secret can send
-    them."""
+    """Returns the root's object on every rank. Objects are sent as pickles. Only processes that know the job's secret
+    can join the job and send pickles.
+    """
     group = horovod.world()
     if group.rank == root_rank:
         group.broadcast_bytes(pickle.dumps(obj), root_rank)
@@ -38,7 +39,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
     """Copies the root's optimizer state and settings to every rank. The optimizers of other ranks may have no state yet.
 
-    Raises ValueError for `torch.optim.LBFGS`, whose state does not consist of tensors only.
+    Raises ValueError for `torch.optim.LBFGS`, because its state contains objects that are not tensors.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")

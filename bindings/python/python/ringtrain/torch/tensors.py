@@ -141,8 +141,8 @@ def flat_output(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Copy]:
 
 
 def counts(tensors: Sequence[torch.Tensor], whole: torch.Tensor) -> list[int] | None:
-    """Returns for each tensor how many elements of `memory(whole)` it has, where `whole` contains the elements of all
-    `tensors`. Returns `None` if all tensors have the same number."""
+    """Returns how many elements of `memory(whole)` belong to each tensor, or `None` if all tensors have the same number. `whole`
+    contains the elements of all `tensors`."""
     sizes = [tensor.numel() for tensor in tensors]
     if min(sizes) == max(sizes):
         return None

@@ -27,14 +27,16 @@ Explain = Callable[[Exception], Exception]
 
 
 def seconds(timeout: timedelta | None) -> float | None:
-    """Returns a timeout in seconds, or `None` for no timeout. If a program sets no timeout, torch passes 0 or -1 ms."""
+    """Converts a timeout of torch to seconds, or to `None` for no timeout. If a program sets no timeout, torch passes
+    0 or -1 ms.
+    """
     if timeout is None or timeout.days < 0 or not timeout:
         return None
     return timeout.total_seconds()
 
 
 class CompletedWork(dist._Work):
-    """The `Work` of an operation that had ended when the method that began it returned."""
+    """The `Work` of an operation that was already complete when its result was returned to torch."""
 
     def __init__(self, tensors: Sequence[Any] = (), source: int = -1) -> None:
         super().__init__()
@@ -75,11 +77,12 @@ class CompletedWork(dist._Work):
 
 
 class PendingWork(dist._Work):
-    """Operations that have begun. `handles` has one handle for each operation, and `tensors` are the results. If the operations
-    write to other memory than `tensors`, the functions in `after` copy the results to `tensors`.
+    """Operations that have begun. `handles` has one handle for each operation, and `tensors` receive the results. If
+    the operations write to other memory than `tensors`, the functions in `after` copy the results to `tensors`.
 
-    `completer` completes the futures of collectives in the order of the collectives. Messages can end in any order, so they have
-    no completer, and each of their futures has its own thread. `event` is the operations' profiler event.
+    `completer` completes the futures of collectives in the order of the collectives. Sends and receives can end in
+    any order, so `completer` is None for these, and each of their futures has its own thread. `event` is the
+    operations' profiler event.
     """
 
     def __init__(
@@ -124,8 +127,10 @@ class PendingWork(dist._Work):
         self.wait()
 
     def settle(self, keep_waiting: Callable[[], bool]) -> None:
-        """Waits until the operation has ended, but does not raise its error. If `keep_waiting` returns False before that, the
-        wait ends, and the operation counts as failed because the process group was closed."""
+        """Waits until the operation has ended, but does not raise its error. If `keep_waiting` returns False while
+        the operation runs, this method stops waiting and marks the operation as failed: the process group was
+        closed.
+        """
         while not self._ended:
             try:
                 self._wait_handles(_CLOSE_CHECK_SECONDS)
@@ -161,9 +166,9 @@ class PendingWork(dist._Work):
         If the operation fails, the future's continuation raises the error. An error that is set on the future itself would crash
         DistributedDataParallel.
 
-        A continuation may begin other collectives, as in PowerSGD, and all ranks must begin these collectives in the same order.
-        So if a communication hook calls this method, the method waits for the operation before it returns the future. The
-        thread that adds a continuation to a complete future also runs the continuation.
+        A continuation may begin other collectives, as in PowerSGD, and all ranks must begin these collectives in the
+        same order. Therefore, if a communication hook calls `get_future`, this method waits for the operation before
+        it returns the future. The thread that adds a continuation to a complete future also runs the continuation.
         """
         if self._completer is not None and _called_by_hook():
             self.wait()
@@ -189,8 +194,9 @@ class PendingWork(dist._Work):
         base.set_result(None)
 
     def _wait_handles(self, limit: float | None) -> None:
-        """Waits for all handles and stores the first error. Raises only `StillRunning`, if an operation has not ended within
-        `limit` seconds."""
+        """Waits for all handles and stores the first error. Raises `StillRunning` if an operation has not ended
+        within `limit` seconds, and no other exception.
+        """
         value = None
         try:
             for handle in self._handles:

@@ -1,4 +1,5 @@
-"""Runs the checks of a program: the functions whose names begin with "check_", in the order in which the program defines them."""
+"""Runs the checks of a program: the functions whose names begin with "check_", in the order in which the program
+defines them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def parse() -> argparse.Namespace:
 
 
 def run(found: dict[str, Any], *arguments: Any, only: str = "") -> None:
-    """Runs the checks in the namespace `found` whose names contain `only`. Rank 0 prints the name and the time of each check."""
+    """Calls each function of the namespace `found` whose name begins with "check_" and contains `only`, with
+    `arguments`. Rank 0 prints the name and the time of each check."""
     named: dict[str, Callable[..., None]] = {
         name: value for name, value in found.items() if name.startswith("check_") and only in name
     }
@@ -42,7 +44,7 @@ def run(found: dict[str, Any], *arguments: Any, only: str = "") -> None:
 
 
 def raised(kind: type[BaseException], call: Callable[[], Any]) -> BaseException:
-    """Calls `call` and returns the exception of this kind that the call raises."""
+    """Calls `call`, which must raise an exception of the class `kind`, and returns this exception."""
     try:
         call()
     except kind as error:

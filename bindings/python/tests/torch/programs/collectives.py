@@ -20,8 +20,8 @@ MOVED = [*FLOATS, *INTEGERS, torch.bool, torch.complex64, torch.float8_e4m3fn]
 
 
 def tensor_of(rank: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (3, 5)) -> torch.Tensor:
-    """Returns the tensor of a rank, which every rank can compute. The elements are small numbers, so sums are exact in every
-    type."""
+    """Returns the tensor that rank `rank` contributes. Every rank can compute this tensor. The elements are small
+    numbers, so sums are exact in every type."""
     numbers = torch.arange(torch.Size(shape).numel()).reshape(shape) % 7 + rank
     return (numbers % 2 == 0) if dtype is torch.bool else numbers.to(dtype)
 

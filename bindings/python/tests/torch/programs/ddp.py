@@ -150,8 +150,9 @@ def power_sgd(model: DistributedDataParallel, group: Any) -> None:
 
 
 def check_power_sgd(rank: int, n: int, gloo: Any) -> None:
-    """Compares with Gloo, with all gradients in one bucket. With several buckets, PowerSGD begins operations for several buckets
-    at the same time, and Gloo confuses these operations."""
+    """Compares with Gloo, with all gradients in one bucket. With several buckets, the comparison would fail: PowerSGD
+    begins operations for several buckets at the same time, and Gloo mixes up these operations.
+    """
     compare(rank, n, gloo, tolerance=1e-3, setup=power_sgd, bucket_cap_mb=25)
 
 
@@ -179,7 +180,7 @@ def check_hooks_of_ringtrain(rank: int, n: int, gloo: Any) -> None:
 
 
 def check_error_feedback(rank: int, n: int, gloo: Any) -> None:
-    """With error feedback, the sum of many rounded gradients is right, although bfloat16 rounds each gradient down to 1."""
+    """bfloat16 rounds each gradient down to 1. With error feedback, the sum of many such gradients is still right."""
     state = hooks.Compression("bf16", error_feedback=True)
     total = torch.zeros(1)
     for _ in range(64):
@@ -254,7 +255,7 @@ class SparseEmbeddingModel(nn.Module):
 
 
 def check_sparse_gradients(rank: int, n: int, gloo: Any) -> None:
-    """Regression test: the backend refused sparse tensors, so this model could not be trained."""
+    """Regression test: before the fix, the backend refused sparse tensors, so this model could not be trained."""
     results = []
     for group in (None, gloo):
         torch.manual_seed(5)

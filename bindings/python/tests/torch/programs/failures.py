@@ -62,8 +62,8 @@ def killed_with_hook(rank: int) -> None:
 
 
 def timeouts(rank: int) -> None:
-    """If one rank does not call a barrier, the barrier of the other rank ends after the timeout that the other rank passed to the
-    call, not after the group's timeout."""
+    """Rank 1 does not call a barrier in time. The barrier of rank 0 ends after the timeout that rank 0 passed to this call,
+    and not after the group's timeout."""
     if rank == 1:
         time.sleep(2.5)
         # Rank 0 began the first barrier, which reached its timeout.
@@ -89,7 +89,7 @@ def exception(rank: int) -> None:
 
 
 def subgroup(rank: int) -> None:
-    """Errors of a subgroup also name the rank in the default group."""
+    """In a subgroup, errors also name the lost rank by its number in the default group."""
     group = dist.new_group([1, 2])
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)

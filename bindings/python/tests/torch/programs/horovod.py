@@ -214,7 +214,7 @@ def check_misuse(rank: int, n: int) -> None:
 
 
 def check_types_of_gradients(rank: int, n: int) -> None:
-    """Sums are exact for each type and compression: rank r's gradient is r + 1, which all types can represent."""
+    """The gradient of rank r is r + 1, which every type and compression can represent, so the sums are exact."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
             for count in (3, 70_000):

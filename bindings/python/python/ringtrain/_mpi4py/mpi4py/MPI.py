@@ -1,4 +1,6 @@
-"""An alias of the module `ringtrain.mpi.MPI`, so that both names give the same classes and pickles."""
+"""An alias of the module `ringtrain.mpi.MPI`. Both module names give the same classes, and pickles of these classes
+are the same.
+"""
 
 import sys
 

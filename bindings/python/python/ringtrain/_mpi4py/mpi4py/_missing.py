@@ -2,7 +2,7 @@
 
 
 class Missing(ImportError, NotImplementedError):
-    """The error is an `ImportError`, because programs catch an `ImportError` if they can also run without the missing part."""
+    """Programs that can run without the missing part catch `ImportError`, so this error is a subclass of `ImportError`."""
 
 
 def missing(name: str) -> Missing:
