@@ -141,7 +141,7 @@ impl DataSource {
             // The targets of these sources are classes.
             (Self::Digits | Self::Idx(_) | Self::Synthetic { .. }, None) => Task::Classification,
             (Self::Csv(_) | Self::Npy(..), None) => {
-                let (task, note) = target::guess_task([&train.target, &test.target]);
+                let (task, note) = target::guess_task(&train.target, &test.target);
                 notes.push(note);
                 task
             }

@@ -50,9 +50,9 @@ impl Targets {
 
 /// Returns the task for a target, according to the rule in the documentation of [`Targets`], and a message for the user with the
 /// reason. If the other task is possible too, the message names the option that chooses it.
-pub(crate) fn guess_task(columns: [&Column; 2]) -> (Task, String) {
+pub(crate) fn guess_task(train_target: &Column, test_target: &Column) -> (Task, String) {
     let (mut distinct, mut samples) = (BTreeSet::new(), 0);
-    for column in columns {
+    for column in [train_target, test_target] {
         let Column::Numbers(values) = column else {
             return (Task::Classification, "the target holds text: treated as classes".into());
         };
@@ -179,7 +179,7 @@ mod tests {
             (cycle(101, 100_000), Task::Regression, "more than 100 distinct integers: treated as numbers"),
             (numbers(&[1.0, 0.5]), Task::Regression, "holds 0.5, which is not an integer"),
         ] {
-            let (task, found) = guess_task([&column, &numbers(&[])]);
+            let (task, found) = guess_task(&column, &numbers(&[]));
             assert_eq!(task, expected, "{found}");
             assert!(found.contains(note), "{found}");
         }
