@@ -31,8 +31,9 @@ Defaults:
   --optimizer   accelerated for linear and softmax on tables of at most 16 million values, unless --batch-size, --schedule,
                 --warmup, --scale-lr or --clip-norm is given; otherwise adam
   --batch-size  accelerated: the whole training set; other optimizers: 128
-  --epochs      accelerated: until the loss no longer falls, at most 5000 epochs (1000 on large tables);
-                other optimizers: 40, but at least 480 steps if --batch-size is not given
+  --epochs      accelerated on the whole training set: until the loss no longer falls, and at most 1000 to 5000
+                epochs (the more values the table has, the fewer epochs). Otherwise 40 epochs; without
+                --batch-size, more epochs on small data sets, so that the run has at least 480 steps
   --lr          accelerated: 1 / the largest curvature of the loss, computed from the features (mlp: 0.01);
                 mlp: adam and adamw 0.001, momentum and nesterov 0.01, sgd 0.1;
                 softmax: adam and adamw 0.01, momentum and nesterov 0.01, sgd 0.1;
