@@ -18,8 +18,8 @@ pub struct Optimizer {
     /// The learning rate of the next step. A caller with a schedule changes the rate before each step.
     pub learning_rate: f32,
     /// The weight decay, for biases too. [`Rule::AdamW`] subtracts `learning_rate * weight_decay` times a parameter from this
-    /// parameter. All other rules add `weight_decay` times a parameter to its gradient (L2 regularization). `PyTorch` does
-    /// the same.
+    /// parameter, and [`Rule::Lamb`] adds `weight_decay` times a parameter to its step. All other rules add `weight_decay`
+    /// times a parameter to its gradient (L2 regularization). `PyTorch` does the same.
     pub weight_decay: f32,
     /// The maximum norm of the gradients of a step. [`step`](Self::step) scales gradients with a larger norm; a caller of
     /// [`update`](Self::update) has to do this itself.
@@ -30,6 +30,9 @@ pub struct Optimizer {
     pub momentum_start: u64,
     /// The dot product of velocity and gradient in the current step. This product is positive if the velocity points uphill.
     ascent: f64,
+    /// The range of each tensor in the parameters, in order. [`Rule::Lamb`] scales the step of each tensor. A new optimizer
+    /// treats all parameters as one tensor.
+    pub tensors: Vec<Range<usize>>,
     /// The vectors named by [`Rule::state_names`], each as long as the parameters.
     pub state: Vec<Vec<f32>>,
 }
@@ -46,6 +49,7 @@ impl Optimizer {
             steps: 0,
             momentum_start: 0,
             ascent: 0.0,
+            tensors: std::iter::once(0..parameter_count).collect(),
             state,
         }
     }
@@ -75,12 +79,11 @@ impl Optimizer {
         assert_eq!(gradients.len(), range.len(), "there must be one gradient for each parameter");
         let parameters = &mut parameters[range.clone()];
         let (rate, decay) = (self.learning_rate, self.weight_decay);
-        if decay != 0.0 {
-            if let Rule::AdamW(_) = self.rule {
-                kernels::shrink(parameters, rate, decay);
-            } else {
-                gradients.iter_mut().zip(&*parameters).for_each(|(g, p)| *g += decay * p);
-            }
+        match self.rule {
+            _ if decay == 0.0 => {}
+            Rule::AdamW(_) => kernels::shrink(parameters, rate, decay),
+            Rule::Lamb(_) => {}
+            _ => gradients.iter_mut().zip(&*parameters).for_each(|(g, p)| *g += decay * p),
         }
         match (self.rule, self.state.as_mut_slice()) {
             (Rule::Sgd, _) => parameters.iter_mut().zip(&*gradients).for_each(|(p, g)| *p -= rate * g),
@@ -100,15 +103,31 @@ impl Optimizer {
                 step.update_moments(gradients, &mut first[range.clone()], &mut second[range.clone()]);
                 step.apply(parameters, &first[range.clone()], &second[range]);
             }
+            (Rule::Lamb(options), [first, second]) => {
+                let step = AdamStep::new(options, rate, self.steps);
+                step.update_moments(gradients, &mut first[range.clone()], &mut second[range]);
+            }
             _ => unreachable!("the state has as many vectors as the rule names"),
         }
     }
 
-    /// Finishes a step: [`Rule::Accelerated`] moves all parameters along the velocity.
+    /// Finishes a step: [`Rule::Accelerated`] moves all parameters along the velocity, and [`Rule::Lamb`] changes all parameters,
+    /// because it needs the norms of whole tensors.
     pub fn finish(&mut self, parameters: &mut [f32]) {
-        if self.rule != Rule::Accelerated {
-            return;
+        match (self.rule, self.state.as_slice()) {
+            (Rule::Accelerated, [_]) => self.finish_accelerated(parameters),
+            (Rule::Lamb(options), [first, second]) => {
+                let step = AdamStep::new(options, self.learning_rate, self.steps);
+                for tensor in self.tensors.iter().cloned() {
+                    let (first, second) = (&first[tensor.clone()], &second[tensor.clone()]);
+                    step.apply_scaled(&mut parameters[tensor], first, second, self.weight_decay);
+                }
+            }
+            _ => {}
         }
+    }
+
+    fn finish_accelerated(&mut self, parameters: &mut [f32]) {
         if self.ascent > 0.0 {
             self.momentum_start = self.steps;
         }
@@ -175,6 +194,30 @@ mod tests {
             for (found, expected) in found.iter().zip(expected) {
                 assert!((f64::from(*found) - expected).abs() < 2e-6, "{rule:?}: {found} {expected}");
             }
+        }
+    }
+
+    /// The step must not depend on the buckets in which gradients arrive, and a tensor of zeros must move.
+    #[test]
+    fn lamb_scales_the_step_of_each_tensor_to_its_norm() {
+        let rule = Rule::Lamb(AdamOptions::DEFAULT);
+        let mut expected = [3.0, 4.0, 0.0, 0.0, -7.0];
+        let mut found = expected;
+        let gradients = [1.0, -1.0, 2.0, 3.0, 0.5];
+        let mut whole = Optimizer::new(rule, 0.1, 0.0, 5);
+        whole.tensors = vec![0..2, 2..4, 4..5];
+        let mut parts = whole.clone();
+        whole.step(&mut expected, &mut gradients.clone());
+        parts.begin();
+        for range in [3..5, 1..3, 0..1] {
+            parts.update(range.clone(), &mut found, &mut gradients[range].to_vec());
+        }
+        parts.finish(&mut found);
+        assert_eq!(found, expected);
+        // The first step of Adam is the sign of the gradient. Its norm is sqrt 2 for the first tensor, whose norm is 5.
+        let step = 0.1 * 5.0 / 2.0_f32.sqrt();
+        for (found, expected) in found.iter().zip([3.0 - step, 4.0 + step, -0.1, -0.1, -7.7]) {
+            assert!((found - expected).abs() < 1e-5, "{found} {expected}");
         }
     }
 

@@ -81,6 +81,7 @@ impl<'a> Trainer<'a> {
         optimizer.steps = state.position.steps_total;
         optimizer.momentum_start = state.position.momentum_start;
         optimizer.clip_norm = config.recipe.clip_norm;
+        optimizer.tensors = setup.network.tensors().into_iter().map(|(_, _, range)| range).collect();
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }

@@ -59,6 +59,7 @@ fn other_models_and_optimizers_learn_digits() {
         ("mlp:64", Rule::Momentum { momentum: 0.9 }),
         ("mlp:64", Rule::Nesterov { momentum: 0.9 }),
         ("mlp:64", Rule::AdamW(AdamOptions::DEFAULT)),
+        ("mlp:64", Rule::Lamb(AdamOptions::DEFAULT)),
     ] {
         let model = Some(model.parse().unwrap());
         let report = train(&Config { model, rule: Some(rule), ..config() }).unwrap().report;
@@ -154,6 +155,7 @@ fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
         Rule::Nesterov { momentum: 0.9 },
         Rule::Adam(AdamOptions::DEFAULT),
         Rule::AdamW(AdamOptions::DEFAULT),
+        Rule::Lamb(AdamOptions::DEFAULT),
     ] {
         let directory = tempfile::tempdir().unwrap();
         // An epoch has 15 steps, so the run stops within an epoch and at the last step of an epoch.

@@ -35,9 +35,9 @@ Defaults:
                 epochs (the more values the table has, the fewer epochs). Otherwise 40 epochs; without
                 --batch-size, more epochs on small data sets, so that the run has at least 480 steps
   --lr          accelerated: 1 / the largest curvature of the loss, computed from the features (mlp: 0.01);
-                mlp: adam and adamw 0.001, momentum and nesterov 0.01, sgd 0.1;
-                softmax: adam and adamw 0.01, momentum and nesterov 0.01, sgd 0.1;
-                linear: adam and adamw 0.01, momentum and nesterov 0.001, sgd 0.01
+                mlp: adam and adamw 0.001, lamb, momentum and nesterov 0.01, sgd 0.1;
+                softmax: adam, adamw, lamb, momentum and nesterov 0.01, sgd 0.1;
+                linear: adam, adamw and lamb 0.01, momentum and nesterov 0.001, sgd 0.01
 
 Strategies:
   In each step, every rank uses its part of the batch of --batch-size samples. An epoch uses each sample once. With
@@ -316,6 +316,7 @@ mod tests {
             ("--optimizer nesterov", Rule::Nesterov { momentum: 0.9 }, 0.0),
             ("--optimizer momentum --momentum 0.5 --weight-decay 1", Rule::Momentum { momentum: 0.5 }, 1.0),
             ("--optimizer accelerated", Rule::Accelerated, 0.0),
+            ("--optimizer lamb --epsilon 1e-6 --betas 0.8,0.99", Rule::Lamb(options), 0.01),
         ] {
             let config = parse_config(line).unwrap();
             assert_eq!((config.rule, config.weight_decay), (Some(rule), decay), "{line}");

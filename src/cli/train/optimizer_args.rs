@@ -9,8 +9,9 @@ use crate::train::optimizer::{AdamOptions, Rule};
 /// The optimizer and its constants.
 #[derive(Args, Debug)]
 pub(super) struct OptimizerArgs {
-    /// The optimizer: auto, sgd, momentum, nesterov, accelerated, adam or adamw; see Defaults below. nesterov is
-    /// torch.optim.SGD with nesterov=True. accelerated is Nesterov's method with restarts for whole batches
+    /// The optimizer: auto, sgd, momentum, nesterov, accelerated, adam, adamw or lamb; see Defaults below. nesterov is
+    /// torch.optim.SGD with nesterov=True. accelerated is Nesterov's method with restarts for whole batches. lamb is for
+    /// large batches
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Training")]
     optimizer: String,
 
@@ -22,16 +23,17 @@ pub(super) struct OptimizerArgs {
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, help_heading = "Training")]
     momentum: Option<f32>,
 
-    /// The betas of --optimizer adam and adamw, as in torch.optim [default: 0.9,0.999]
+    /// The betas of --optimizer adam, adamw and lamb, as in torch.optim [default: 0.9,0.999]
     #[arg(long, value_name = "B1,B2", allow_hyphen_values = true, help_heading = "Training")]
     betas: Option<String>,
 
-    /// The epsilon of --optimizer adam and adamw, as in torch.optim [default: 1e-8]
+    /// The epsilon of --optimizer adam, adamw and lamb, as in torch.optim [default: 1e-8]
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, help_heading = "Training")]
     epsilon: Option<f64>,
 
-    /// The weight decay, as in torch.optim. adamw subtracts lr * RATE times each parameter from it; other optimizers add RATE
-    /// times each parameter to its gradient (L2 regularisation) [default: adamw 0.01, others 0]
+    /// The weight decay, as in torch.optim. adamw subtracts lr * RATE times each parameter from it; lamb adds RATE times each
+    /// parameter to its step; other optimizers add it to the gradient (L2 regularisation) [default: adamw and lamb 0.01,
+    /// others 0]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     weight_decay: Option<f32>,
 }
@@ -88,9 +90,10 @@ impl OptimizerArgs {
             "accelerated" => Rule::Accelerated,
             "adam" => Rule::Adam(options),
             "adamw" => Rule::AdamW(options),
+            "lamb" => Rule::Lamb(options),
             other => {
                 return Err(format!(
-                    "--optimizer {other}: it is one of auto, sgd, momentum, nesterov, accelerated, adam, adamw"
+                    "--optimizer {other}: it is one of auto, sgd, momentum, nesterov, accelerated, adam, adamw, lamb"
                 ));
             }
         }))
@@ -124,8 +127,8 @@ impl OptimizerArgs {
         let has_moments = rule.is_some_and(|rule| rule.adam_options().is_some());
         for (flag, given, belongs, owners) in [
             ("--momentum", self.momentum.is_some(), has_momentum, "momentum or nesterov"),
-            ("--betas", self.betas.is_some(), has_moments, "adam or adamw"),
-            ("--epsilon", self.epsilon.is_some(), has_moments, "adam or adamw"),
+            ("--betas", self.betas.is_some(), has_moments, "adam, adamw or lamb"),
+            ("--epsilon", self.epsilon.is_some(), has_moments, "adam, adamw or lamb"),
         ] {
             match rule {
                 _ if !given || belongs => {}

@@ -62,6 +62,9 @@ pub(super) struct AdamStep {
     rest_1: f32,
     rest_2: f32,
     epsilon: f32,
+    rate: f32,
+    /// The bias of the first moment.
+    first_bias: f32,
     /// The learning rate divided by the bias of the first moment.
     step_size: f32,
     /// The root of the bias of the second moment.
@@ -78,6 +81,8 @@ impl AdamStep {
             rest_1: (1.0 - beta_1) as f32,
             rest_2: (1.0 - beta_2) as f32,
             epsilon: epsilon as f32,
+            rate,
+            first_bias: (1.0 - power(beta_1, step)) as f32,
             step_size: (f64::from(rate) / (1.0 - power(beta_1, step))) as f32,
             second_root: (1.0 - power(beta_2, step)).sqrt() as f32,
         }
@@ -93,6 +98,27 @@ impl AdamStep {
     pub(super) fn apply(&self, parameters: &mut [f32], first: &[f32], second: &[f32]) {
         for ((p, m), v) in parameters.iter_mut().zip(first).zip(second) {
             *p -= self.step_size * m / (v.sqrt() / self.second_root + self.epsilon);
+        }
+    }
+
+    /// Takes the step of LAMB on a tensor: the step of Adam with `decay` times the parameters, scaled to the norm of the
+    /// parameters. The norms are sums in f64 in the order of the elements, so they are the same on all ranks.
+    pub(super) fn apply_scaled(&self, parameters: &mut [f32], first: &[f32], second: &[f32], decay: f32) {
+        let direction = |p: f32, m: f32, v: f32| {
+            m / self.first_bias / (v.sqrt() / self.second_root + self.epsilon) + decay * p
+        };
+        let (mut parameter_sum, mut step_sum) = (0.0_f64, 0.0_f64);
+        for ((&p, &m), &v) in parameters.iter().zip(first).zip(second) {
+            let step = f64::from(direction(p, m, v));
+            parameter_sum += f64::from(p) * f64::from(p);
+            step_sum += step * step;
+        }
+        // A tensor of zeros, such as an initial bias, takes the step of Adam.
+        let is_scaled = parameter_sum > 0.0 && step_sum > 0.0;
+        let ratio = if is_scaled { (parameter_sum / step_sum).sqrt() } else { 1.0 };
+        let factor = (f64::from(self.rate) * ratio) as f32;
+        for ((p, &m), &v) in parameters.iter_mut().zip(first).zip(second) {
+            *p -= factor * direction(*p, m, v);
         }
     }
 }

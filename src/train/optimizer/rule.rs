@@ -28,9 +28,11 @@ pub enum Rule {
     Adam(AdamOptions),
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
     AdamW(AdamOptions),
+    /// LAMB (You et al. 2020): Adam whose step is scaled for each tensor to the norm of the tensor. For large batches.
+    Lamb(AdamOptions),
 }
 
-/// The constants of [`Rule::Adam`] and [`Rule::AdamW`].
+/// The constants of [`Rule::Adam`], [`Rule::AdamW`] and [`Rule::Lamb`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AdamOptions {
     /// The fraction of the mean gradient that each step keeps: at least 0 and below 1.
@@ -69,6 +71,7 @@ impl Rule {
             Self::Accelerated => "accelerated",
             Self::Adam(_) => "adam",
             Self::AdamW(_) => "adamw",
+            Self::Lamb(_) => "lamb",
         }
     }
 
@@ -77,7 +80,9 @@ impl Rule {
         match self {
             Self::Sgd => &[],
             Self::Momentum { .. } | Self::Nesterov { .. } | Self::Accelerated => &["optimizer.velocity"],
-            Self::Adam(_) | Self::AdamW(_) => &["optimizer.first_moment", "optimizer.second_moment"],
+            Self::Adam(_) | Self::AdamW(_) | Self::Lamb(_) => {
+                &["optimizer.first_moment", "optimizer.second_moment"]
+            }
         }
     }
 
@@ -92,15 +97,15 @@ impl Rule {
     /// Returns the constants of the rules that keep moments of the gradient.
     pub fn adam_options(self) -> Option<AdamOptions> {
         match self {
-            Self::Adam(options) | Self::AdamW(options) => Some(options),
+            Self::Adam(options) | Self::AdamW(options) | Self::Lamb(options) => Some(options),
             _ => None,
         }
     }
 
-    /// Returns the default weight decay: 0.01 for `AdamW`, as in `PyTorch`, and 0 for the other rules.
+    /// Returns the default weight decay: 0.01 for `AdamW`, as in `PyTorch`, and for LAMB, as in its paper; 0 for the other rules.
     pub fn default_weight_decay(self) -> f32 {
         match self {
-            Self::AdamW(_) => 0.01,
+            Self::AdamW(_) | Self::Lamb(_) => 0.01,
             _ => 0.0,
         }
     }
