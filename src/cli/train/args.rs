@@ -82,9 +82,10 @@ pub(super) struct TrainArgs {
 
     /// The data. One of: digits, which are 1,797 built-in handwritten digits (UCI, CC BY 4.0); a directory of plain or .gz IDX
     /// files, such as MNIST or Fashion-MNIST; a .csv or .tsv table, plain or compressed (.gz, .zip, .zst), which needs --target
-    /// (see Tables); a pair of files FEATURES.npy,TARGETS.npy; synthetic:ROWSxFEATURES, which is random data of this shape
-    #[arg(long, value_name = "DATA", default_value = "digits", help_heading = "Data")]
-    data: String,
+    /// (see Tables); several files of one table, such as a.csv b.csv or 'part-*.csv'; a pair of files FEATURES.npy,TARGETS.npy;
+    /// synthetic:ROWSxFEATURES, which is random data of this shape
+    #[arg(long, value_name = "DATA", num_args = 1.., default_value = "digits", help_heading = "Data")]
+    data: Vec<String>,
 
     /// The table column to predict: its name, or its number counted from 0
     #[arg(long, value_name = "COLUMN", help_heading = "Data")]
@@ -176,7 +177,7 @@ impl TrainArgs {
     ///
     /// Returns a sentence that says which argument is wrong and what to do.
     pub(super) fn into_config(self) -> Result<Config, String> {
-        let source: DataSource = self.data.parse().map_err(|why| format!("--data {} {why}", self.data))?;
+        let source = DataSource::from_values(&self.data)?;
         let model = self
             .model
             .as_ref()
@@ -237,12 +238,14 @@ impl TrainArgs {
     }
 
     fn check_target(&self, source: &DataSource) -> Result<(), String> {
-        match (source, &self.target) {
-            (DataSource::Csv(path), None) => {
-                Err(format!("--data {} is a table: name the column to predict with --target", path.display()))
+        match (source.table_files(), &self.target) {
+            (Some(_), None) => {
+                Err(format!("--data {source} is a table: name the column to predict with --target"))
             }
-            (DataSource::Csv(_), Some(_)) | (_, None) => Ok(()),
-            (_, Some(_)) => Err(format!("--target is for tables; --data {source} has its target built in")),
+            (None, Some(_)) => {
+                Err(format!("--target is for tables; --data {source} has its target built in"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -330,6 +333,9 @@ mod tests {
             ("--target x", "for tables"),
             ("--data a.csv", "name the column"),
             ("--no-header", "--no-header is for tables"),
+            ("--data a.csv b.csv", "and 1 more files is a table: name the column"),
+            ("--data a.csv folder --target y", "--data folder: only tables"),
+            ("--data none-*.csv --target y", "no file matches"),
             ("--separator tab", "--separator is for tables"),
             ("--missing mean", "--missing is for tables"),
             ("--features a", "--features is for tables"),

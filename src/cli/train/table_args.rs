@@ -83,7 +83,7 @@ impl TableArgs {
             categories_max: self.max_categories as usize,
         };
         match options.first_given() {
-            Some(name) if !matches!(source, DataSource::Csv(_)) => {
+            Some(name) if source.table_files().is_none() => {
                 Err(format!("{name} is for tables; --data {source} is not a table"))
             }
             _ => Ok(options),

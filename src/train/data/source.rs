@@ -12,6 +12,9 @@ use super::{
     synthetic, target,
 };
 
+/// The maximum number of files of a table.
+const FILES_MAX: usize = 100_000;
+
 /// A source of data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DataSource {
@@ -21,6 +24,8 @@ pub enum DataSource {
     Idx(PathBuf),
     /// A table whose cells are separated by commas, tabs or another character, plain or compressed (`.gz`, `.zip`, `.zst`).
     Csv(PathBuf),
+    /// Several files with the rows of one table. All files have the same columns in the same order. There is at least one file.
+    CsvFiles(Vec<PathBuf>),
     /// A file with features and a file with targets in numpy's `.npy` format.
     Npy(PathBuf, PathBuf),
     /// Random numbers.
@@ -61,6 +66,26 @@ impl FromStr for DataSource {
     }
 }
 
+/// Returns the names of the files that match a pattern, or the `value` itself if it is not a pattern.
+fn expand(value: &str) -> Result<Vec<String>, String> {
+    if !value.contains(['*', '?', '[']) || Path::new(value).exists() {
+        return Ok(vec![value.to_owned()]);
+    }
+    let mut names = Vec::new();
+    for path in glob::glob(value).map_err(|error| format!("the pattern is not valid ({error})"))? {
+        let path = path.map_err(|error| error.to_string())?;
+        names.push(
+            path.into_os_string()
+                .into_string()
+                .map_err(|name| format!("the name {} is not UTF-8", name.display()))?,
+        );
+        if names.len() > FILES_MAX {
+            return Err(format!("more than {FILES_MAX} files match; pass a pattern that matches fewer"));
+        }
+    }
+    if names.is_empty() { Err("no file matches this pattern".into()) } else { Ok(names) }
+}
+
 fn parse_synthetic(shape: &str) -> Result<DataSource, String> {
     let (rows, columns) = shape
         .split_once('x')
@@ -78,6 +103,11 @@ impl fmt::Display for DataSource {
         match self {
             Self::Digits => f.write_str("digits"),
             Self::Idx(path) | Self::Csv(path) => write!(f, "{}", path.display()),
+            Self::CsvFiles(paths) => match paths.as_slice() {
+                [] => f.write_str("no files"),
+                [path] => write!(f, "{}", path.display()),
+                [path, more @ ..] => write!(f, "{} and {} more files", path.display(), more.len()),
+            },
             Self::Npy(features, targets) => write!(f, "{},{}", features.display(), targets.display()),
             Self::Synthetic { rows, columns } => write!(f, "synthetic:{rows}x{columns}"),
         }
@@ -99,6 +129,40 @@ pub struct LoadOptions {
 }
 
 impl DataSource {
+    /// Returns the files of a table. Returns `None` if the data is not a table.
+    pub fn table_files(&self) -> Option<&[PathBuf]> {
+        match self {
+            Self::Csv(path) => Some(std::slice::from_ref(path)),
+            Self::CsvFiles(paths) => Some(paths),
+            _ => None,
+        }
+    }
+
+    /// Parses the values of `--data`. A name with the characters `*`, `?` or `[...]` is a pattern, unless a file has this name. A
+    /// pattern is replaced by the names of the files that match it, in sorted order.
+    ///
+    /// # Errors
+    ///
+    /// If a value is not a source, if no file matches a pattern, or if there are several values that are not all tables.
+    pub fn from_values(values: &[String]) -> Result<Self, String> {
+        let mut names = Vec::new();
+        for value in values {
+            names.extend(expand(value).map_err(|why| format!("--data {value}: {why}"))?);
+        }
+        let mut sources = Vec::new();
+        for name in &names {
+            sources.push(name.parse::<Self>().map_err(|why| format!("--data {name} {why}"))?);
+        }
+        if sources.len() == 1 {
+            return Ok(sources.remove(0));
+        }
+        let table = |source: Self| match source {
+            Self::Csv(path) => Ok(path),
+            other => Err(format!("--data {other}: only tables (.csv, .tsv) can consist of several files")),
+        };
+        Ok(Self::CsvFiles(sources.into_iter().map(table).collect::<Result<_, _>>()?))
+    }
+
     /// Reads the data, splits off a test set if the source has none, and interprets the target.
     ///
     /// # Errors
@@ -111,11 +175,13 @@ impl DataSource {
         let (train, test) = match self {
             Self::Digits => split(digits::load())?,
             Self::Idx(directory) => idx::load(directory)?,
-            Self::Csv(path) => {
+            Self::Csv(_) | Self::CsvFiles(_) => {
                 let target = options.target.as_deref().ok_or_else(|| {
-                    DataError::malformed(path, "is a table: name the column to predict with --target")
+                    DataError::Unsuitable(format!(
+                        "{self} is a table: name the column to predict with --target"
+                    ))
                 })?;
-                let table = csv::load(path, target, &options.table)?;
+                let table = csv::load(self.table_files().unwrap_or_default(), target, &options.table)?;
                 let (train, test) = split::split_rows(table.rows(), options.test_fraction)?;
                 let TableOptions { missing, categories_max, .. } = options.table;
                 let encoded = table.encode((&train, &test), missing, categories_max)?;
@@ -140,7 +206,7 @@ impl DataSource {
             (_, Some(task)) => task,
             // The targets of these sources are classes.
             (Self::Digits | Self::Idx(_) | Self::Synthetic { .. }, None) => Task::Classification,
-            (Self::Csv(_) | Self::Npy(..), None) => {
+            (Self::Csv(_) | Self::CsvFiles(_) | Self::Npy(..), None) => {
                 let (task, note) = target::guess_task(&train.target, &test.target);
                 notes.push(note);
                 task
@@ -190,6 +256,43 @@ mod tests {
                 (Err(error), Err(expected)) => assert!(error.contains(expected), "{error}"),
                 (found, _) => panic!("{text}: {found:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn patterns_name_several_files_in_sorted_order() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        for name in ["b.csv", "a.csv", "c.tsv", "d[1].csv"] {
+            std::fs::write(path(name), "a,y\n1,2\n").unwrap();
+        }
+        let parse = |names: &[&str]| {
+            let values: Vec<String> =
+                names.iter().map(|name| path(name).to_str().unwrap().to_owned()).collect();
+            DataSource::from_values(&values)
+        };
+        for (names, expected) in [
+            (&["[ab].csv"][..], &["a.csv", "b.csv"][..]),
+            (&["c.tsv", "?.csv"], &["c.tsv", "a.csv", "b.csv"]),
+            (&["*.csv"], &["a.csv", "b.csv", "d[1].csv"]),
+        ] {
+            let paths = expected.iter().map(|name| path(name)).collect();
+            assert_eq!(parse(names).unwrap(), DataSource::CsvFiles(paths));
+        }
+        for names in [&["d[1].csv"][..], &["a*.csv"]] {
+            assert!(matches!(parse(names), Ok(DataSource::Csv(_))));
+        }
+        assert_eq!(
+            parse(&["a.csv", "b.csv"]).unwrap().to_string(),
+            format!("{} and 1 more files", path("a.csv").display())
+        );
+        for (names, expected) in [
+            (&["x*.csv"][..], "no file matches this pattern"),
+            (&["a.csv", "folder"], "only tables"),
+            (&["a***.csv"], "the pattern is not valid"),
+        ] {
+            let error = parse(names).unwrap_err();
+            assert!(error.contains(expected) && error.starts_with("--data "), "{error}");
         }
     }
 

@@ -6,7 +6,7 @@ mod dialect;
 mod options;
 mod records;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use csv::ByteRecord;
 
@@ -23,7 +23,8 @@ const SAMPLE_ROWS: usize = 1000;
 /// The number of columns in a message about missing values.
 const COLUMNS_SHOWN: usize = 8;
 
-/// Reads a table. `target` is the name or the number of the column to predict. Rows without a target are left out.
+/// Reads a table from one or more files with the same columns. `target` is the name or the number of the column to predict. Rows
+/// without a target are left out.
 ///
 /// The first rows decide whether a column holds numbers or text ([`TableOptions::categorical`] overrides this). A text in a
 /// column of numbers is an error, so that damaged cells are found.
@@ -37,7 +38,11 @@ const COLUMNS_SHOWN: usize = 8;
 /// - Rows have different lengths, or a cell of a column of numbers is not a finite number.
 /// - A value is missing, and [`TableOptions::missing`] is [`MissingPolicy::Error`].
 /// - The first row should be a header, but looks like data.
-pub(crate) fn load(path: &Path, target: &str, options: &TableOptions) -> Result<RawTable, DataError> {
+/// - The files have different columns.
+pub(crate) fn load(paths: &[PathBuf], target: &str, options: &TableOptions) -> Result<RawTable, DataError> {
+    let Some((path, more)) = paths.split_first() else {
+        return Err(DataError::Unsuitable("the table has no files".into()));
+    };
     let mut records = Records::open(path, options.separator, SAMPLE_ROWS + 1)?;
     if !records.advance()? {
         return Err(records.error("is empty"));
@@ -48,6 +53,20 @@ pub(crate) fn load(path: &Path, target: &str, options: &TableOptions) -> Result<
     }
     while records.advance()? {
         table.read_row(&records)?;
+    }
+    for path in more {
+        let mut records = Records::open(path, options.separator, 0)?;
+        if !records.advance()? {
+            return Err(records.error("is empty"));
+        }
+        if options.header == HeaderRow::Absent {
+            table.read_row(&records)?;
+        } else {
+            table.check_header(&records, &paths[0])?;
+        }
+        while records.advance()? {
+            table.read_row(&records)?;
+        }
     }
     table.finish()
 }
@@ -90,6 +109,25 @@ impl TableReader {
             rows_without_target: 0,
             rows_incomplete: 0,
         })
+    }
+
+    /// Checks that the current row of `records` holds the names of the columns in `first_file`.
+    fn check_header(&self, records: &Records, first_file: &Path) -> Result<(), DataError> {
+        let names = header_names(records)?;
+        let first_file = first_file.display();
+        let hint = "the files of a table must have the same columns in the same order";
+        if names.len() != self.columns.len() {
+            let (found, wanted) = (names.len(), self.columns.len());
+            return Err(records.error(format!("has {found} columns, but {first_file} has {wanted}; {hint}")));
+        }
+        match names.iter().zip(&self.columns).enumerate().find(|(_, (name, column))| **name != column.name) {
+            Some((index, (name, ColumnValues { name: wanted, .. }))) => Err(records.error(format!(
+                "line {}, column number {}: the name of the column is `{name}`, but in {first_file} it is `{wanted}`; {hint}",
+                records.line(),
+                index + 1
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Reads the current row of `records`.
@@ -194,6 +232,11 @@ fn read_header(records: &Records, header: HeaderRow) -> Result<Vec<String>, Data
              header, or --header if these are the columns' names",
         ));
     }
+    header_names(records)
+}
+
+/// Returns the cells of the current row of `records` as names of columns.
+fn header_names(records: &Records) -> Result<Vec<String>, DataError> {
     let name = |(index, cell): (usize, &[u8])| {
         let text = std::str::from_utf8(cell.trim_ascii()).map(str::to_owned);
         text.map_err(|_| {
@@ -204,7 +247,7 @@ fn read_header(records: &Records, header: HeaderRow) -> Result<Vec<String>, Data
             ))
         })
     };
-    first.iter().enumerate().map(name).collect()
+    records.row().iter().enumerate().map(name).collect()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ fn parse_with(bytes: &[u8], target: &str, options: &TableOptions) -> Result<RawT
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("table.csv");
     std::fs::write(&path, bytes).unwrap();
-    load(&path, target, options)
+    load(&[path], target, options)
 }
 
 /// Returns a column of numbers.
@@ -171,7 +171,7 @@ fn errors_name_the_line_and_the_column_of_bad_cells() {
         let error = parse(bytes, "y").unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("table.csv"), "{error} / {expected}");
     }
-    let error = load(Path::new("/nonexistent/x.csv"), "y", &TableOptions::default()).unwrap_err();
+    let error = load(&["/nonexistent/x.csv".into()], "y", &TableOptions::default()).unwrap_err();
     assert!(error.to_string().contains("/nonexistent/x.csv"), "{error}");
 }
 
@@ -204,6 +204,35 @@ fn files_longer_than_the_first_part_are_read_completely() {
     let RawValues::Numbers(values) = &table.columns[0].values else { panic!("`a` holds numbers") };
     assert!(bytes.len() > 1 << 18 && values.iter().enumerate().all(|(row, &value)| value == row as f32));
     assert_eq!((table.rows(), values.len()), (10_000, 10_000));
+}
+
+#[test]
+fn several_files_are_one_table() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let first = write("1.csv", b"a,name,y\n1,x,1\n2,z,NA\n");
+    let second = write("2.tsv", b"\xef\xbb\xbfa\tname\ty\n3\tz\t3\n");
+    let empty = write("3.csv", b"a,name,y\n");
+    let table = load(&[first.clone(), second, empty], "y", &TableOptions::default()).unwrap();
+    assert_eq!(table.columns, [numbers("a", &[1.0, 3.0]), texts("name", &[0, 1], &["x", "z"])]);
+    assert_eq!(table.notes, ["dropped 1 of 3 rows, because their target `y` is missing"]);
+    for (bytes, expected) in [
+        (&b"a,b,y\n1,x,2\n"[..], "line 1, column number 2: the name of the column is `b`, but in "),
+        (b"a,y\n1,2\n", "has 2 columns, but "),
+        (b"a,name,y\nx,x,1\n", "line 2, column `a`: `x` is not a number"),
+        (b"", "is empty"),
+    ] {
+        let other = write("other.csv", bytes);
+        let error = load(&[first.clone(), other], "y", &TableOptions::default()).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("other.csv"), "{error}");
+    }
+    let options = TableOptions { header: HeaderRow::Absent, ..TableOptions::default() };
+    let [one, two] = ["one.csv", "two.csv"].map(|name| write(name, b"1,2\n3,4\n"));
+    assert_eq!(load(&[one, two], "1", &options).unwrap().rows(), 4);
 }
 
 #[test]
