@@ -86,13 +86,21 @@ pub fn default_model(task: Task) -> ModelSpec {
     }
 }
 
-/// Returns the default learning rate. A model without hidden layers is convex and allows a larger rate for Adam. With SGD or
-/// momentum, linear regression needs a smaller rate, because the curvature of its loss grows with the number of features.
+/// Runs with at least this many steps use a smaller default rate for Adam and a linear model.
+const LONG_RUN_STEPS: u64 = 10_000;
+
+/// Returns the default learning rate of a run with this number of `steps`. A model without hidden layers is convex and allows a
+/// larger rate for Adam. With SGD or momentum, linear regression needs a smaller rate, because the curvature of its loss grows
+/// with the number of features.
+///
+/// Near the optimum of linear regression, Adam with a constant rate leaves an error that grows with the rate. A long run has
+/// enough steps to reach the optimum with a smaller rate, and so uses a smaller rate.
 ///
 /// This default does not apply to a run with [`Rule::Accelerated`] and a model without hidden layers. Its rate is 1 /
 /// (the largest curvature of its loss).
-pub fn default_learning_rate(rule: Rule, model: &ModelSpec) -> f32 {
+pub fn default_learning_rate(rule: Rule, model: &ModelSpec, steps: u64) -> f32 {
     match (rule, model) {
+        (Rule::Adam(_) | Rule::AdamW(_), ModelSpec::Linear) if steps >= LONG_RUN_STEPS => 0.001,
         (Rule::Sgd, ModelSpec::Linear) => 0.01,
         (Rule::Sgd, _) => 0.1,
         (Rule::Momentum { .. } | Rule::Nesterov { .. } | Rule::Accelerated, ModelSpec::Linear)

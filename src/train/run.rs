@@ -286,7 +286,11 @@ fn starting_state(
         (None, Rule::Accelerated) if setup.model.hidden().is_empty() => {
             curvature::safe_learning_rate(group, setup, config.weight_decay)?
         }
-        (None, rule) => default_learning_rate(rule, &setup.model) * factor,
+        (None, rule) => {
+            let TrainingSettings { batch_size, epochs, .. } = setup.settings;
+            let steps = epochs.saturating_mul(setup.dataset.train.len().div_ceil(batch_size) as u64);
+            default_learning_rate(rule, &setup.model, steps) * factor
+        }
     });
     Ok(state)
 }

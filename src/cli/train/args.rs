@@ -37,7 +37,8 @@ Defaults:
   --lr          accelerated: 1 / the largest curvature of the loss, computed from the features (mlp: 0.01);
                 mlp: adam and adamw 0.001, lamb, momentum and nesterov 0.01, sgd 0.1;
                 softmax: adam, adamw, lamb, momentum and nesterov 0.01, sgd 0.1;
-                linear: adam, adamw and lamb 0.01, momentum and nesterov 0.001, sgd 0.01
+                linear: adam and adamw 0.01 (0.001 in runs of at least 10000 steps), lamb 0.01, momentum and nesterov 0.001,
+                sgd 0.01
 
 Strategies:
   In each step, every rank uses its part of the batch of --batch-size samples. An epoch uses each sample once. With
