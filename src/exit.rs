@@ -28,7 +28,7 @@ pub enum Exit {
     /// The loss became NaN or infinite, or is far above the loss of a constant prediction. A job that a rank aborted
     /// also ends with this code.
     Diverged = 9,
-    /// A checkpoint or report could not be written or read.
+    /// A checkpoint, a report or a model file could not be written or read.
     Checkpoint = 10,
     /// The listening port is in use.
     PortInUse = 11,

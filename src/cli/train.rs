@@ -1,6 +1,7 @@
 //! The program `ringtrain`: parses and checks its arguments, trains, and returns an exit code.
 
 mod args;
+mod commands;
 mod optimizer_args;
 mod recipe_args;
 mod table_args;
@@ -32,7 +33,15 @@ struct ProgramFailure {
 /// Runs `ringtrain` with these arguments, of which the first is the program's name, and returns its exit code.
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     super::log_to_stderr();
-    let args = match parse(args) {
+    let args: Vec<OsString> = args.collect();
+    if commands::is_command(&args) {
+        return match commands::run(&args) {
+            Ok(Ok(())) => Exit::Success.into(),
+            Ok(Err(failure)) => failure.print(),
+            Err(error) => print_clap_error(&error),
+        };
+    }
+    let args = match parse(args.into_iter()) {
         Ok(args) => args,
         Err(code) => return code,
     };
@@ -51,11 +60,14 @@ impl ProgramFailure {
 
 /// Parses the options. On `--help`, `--version` or an error, prints the text and returns the exit code as `Err`.
 fn parse(args: impl Iterator<Item = OsString>) -> Result<TrainArgs, ExitCode> {
-    TrainArgs::try_parse_from(args).map_err(|error| {
-        // clap's exit code is 0 for --help and --version, otherwise 2. A closed pipe is not an error.
-        let _ = error.print();
-        ExitCode::from(error.exit_code() as u8)
-    })
+    TrainArgs::try_parse_from(args).map_err(|error| print_clap_error(&error))
+}
+
+/// Prints the text of `--help` or `--version`, or an error in the arguments. Returns the exit code.
+fn print_clap_error(error: &clap::Error) -> ExitCode {
+    // clap's exit code is 0 for --help and --version, otherwise 2. A closed pipe is not an error.
+    let _ = error.print();
+    ExitCode::from(error.exit_code() as u8)
 }
 
 fn make_config(args: TrainArgs) -> Result<train::Config, ProgramFailure> {
@@ -66,6 +78,14 @@ fn make_config(args: TrainArgs) -> Result<train::Config, ProgramFailure> {
 /// Checks the arguments without joining a job, so that ringrun prints an error once and not on every rank. The first argument
 /// is the program's name.
 pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<(), ExitCode> {
+    let args: Vec<OsString> = args.collect();
+    if commands::is_command(&args) {
+        return Err(match commands::refuse_several_ranks(&args) {
+            Ok(failure) => failure.print(),
+            Err(error) => print_clap_error(&error),
+        });
+    }
+    let args = args.into_iter();
     make_config(parse(args)?).map(drop).map_err(ProgramFailure::print)
 }
 
@@ -152,7 +172,9 @@ fn exit_of(error: &TrainError) -> Exit {
         TrainError::Data(_)
         | TrainError::DataDiffer { .. }
         | TrainError::Elsewhere { phase: Phase::Data, .. } => Exit::Data,
-        TrainError::Checkpoint(_) | TrainError::Elsewhere { phase: Phase::Storage, .. } => Exit::Checkpoint,
+        TrainError::Checkpoint(_)
+        | TrainError::ModelFile(_)
+        | TrainError::Elsewhere { phase: Phase::Storage, .. } => Exit::Checkpoint,
         TrainError::ArgumentsDiffer { .. } => Exit::Configuration,
         TrainError::Options(_) => Exit::Usage,
         TrainError::Diverged(_) => Exit::Diverged,

@@ -33,15 +33,76 @@ fn replace(
         return OpenOptions::new().write(true).open(&target)?.write_all(bytes);
     }
     let temporary = TemporaryFile::create(&target)?;
+    temporary.file().write_all(bytes)?;
+    finish(temporary, &target, sync_directory)
+}
+
+/// Syncs a temporary file to the disk and renames it to `target`.
+fn finish(
+    temporary: TemporaryFile,
+    target: &Path,
+    sync_directory: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
     // The directory is opened before the rename, because after the rename this function must not return an error.
     let directory = File::open(&temporary.directory)?;
-    temporary.file().write_all(bytes)?;
     temporary.file().sync_all()?;
-    temporary.rename_to(&target)?;
+    temporary.rename_to(target)?;
     if let Err(error) = sync_directory(&directory) {
-        log::warn!("{} was written, but a power failure may undo the write: {error}", path.display());
+        log::warn!("{} was written, but a power failure may undo the write: {error}", target.display());
     }
     Ok(())
+}
+
+/// A file that is written piece by piece. [`commit`](Self::commit) replaces the file at the path. If the value is dropped before,
+/// the old file remains.
+pub(crate) struct ReplacementFile {
+    output: ReplacementOutput,
+    target: PathBuf,
+}
+
+enum ReplacementOutput {
+    Temporary(TemporaryFile),
+    /// A pipe or a device, which is written directly.
+    Special(File),
+}
+
+impl ReplacementFile {
+    /// Opens the file for writing.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the operating system.
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        let target = resolve_symlink(path);
+        let output = if is_special(&target) {
+            ReplacementOutput::Special(OpenOptions::new().write(true).open(&target)?)
+        } else if target.is_dir() {
+            return Err(io::ErrorKind::IsADirectory.into());
+        } else {
+            ReplacementOutput::Temporary(TemporaryFile::create(&target)?)
+        };
+        Ok(Self { output, target })
+    }
+
+    /// Returns the file to write.
+    pub(crate) fn file(&self) -> &File {
+        match &self.output {
+            ReplacementOutput::Temporary(temporary) => temporary.file(),
+            ReplacementOutput::Special(file) => file,
+        }
+    }
+
+    /// Replaces the file at the path.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the operating system. The old file is then unchanged.
+    pub(crate) fn commit(self) -> io::Result<()> {
+        match self.output {
+            ReplacementOutput::Temporary(temporary) => finish(temporary, &self.target, File::sync_all),
+            ReplacementOutput::Special(_) => Ok(()),
+        }
+    }
 }
 
 /// Checks that a file of `len` bytes can be written to `path` while the old file still exists. For this check,

@@ -58,6 +58,8 @@ pub struct Config {
     pub checkpoint: Option<Checkpoint>,
     /// The path at which rank 0 writes its report. `None` writes no report.
     pub report: Option<PathBuf>,
+    /// The path at which rank 0 writes the model file. `None` writes no model file.
+    pub model_file: Option<PathBuf>,
 }
 
 /// Where to save checkpoints, and what to do if a checkpoint already exists.
@@ -160,6 +162,7 @@ impl Config {
             ("--compression", self.compression.to_string()),
             ("--bucket-bytes or --no-overlap", format!("{:?}", self.bucket_bytes)),
             ("--checkpoint", self.checkpoint.is_some().to_string()),
+            ("--save-model", self.model_file.is_some().to_string()),
             ("--resume", format!("{:?}", self.checkpoint.as_ref().map(|checkpoint| checkpoint.existing))),
         ];
         options.extend(self.recipe.shared_options());

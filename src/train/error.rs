@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::checkpoint::CheckpointError;
 use super::data::DataError;
+use super::model_file::ModelFileError;
 use crate::group;
 use crate::types::Rank;
 
@@ -13,7 +14,7 @@ use crate::types::Rank;
 pub enum Phase {
     /// Reading the data and creating the model.
     Data,
-    /// Reading or writing a checkpoint or report.
+    /// Reading or writing a checkpoint, a report or a model file.
     Storage,
 }
 
@@ -27,6 +28,9 @@ pub enum TrainError {
     /// This rank cannot read or write a checkpoint or report.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// This rank cannot read or write a model file.
+    #[error(transparent)]
+    ModelFile(#[from] ModelFileError),
     /// Another rank failed and sent its error to all ranks.
     #[error("rank {rank} failed: {message}")]
     Elsewhere {

@@ -15,7 +15,7 @@ use super::report::{Report, parameters_hash};
 use super::setup::{Setup, TrainingSettings};
 use super::strategies::StrategySpec;
 use super::trainer::{Metrics, Trainer};
-use super::{Phase, TrainError, atomic_file, convergence, curvature};
+use super::{Phase, TrainError, atomic_file, convergence, curvature, model_file};
 use crate::group::{Group, Statistics};
 use crate::types::Rank;
 
@@ -68,6 +68,10 @@ pub fn run(
         _ => Ok(()),
     };
     check_all_succeeded(group, Phase::Storage, written.map_err(TrainError::from))?;
+    if let Some(path) = &config.model_file {
+        save_model(group, (path, config), &setup, &report, &trainer)?;
+        observer.notice(&format!("saved the model to {}", path.display()));
+    }
     Ok(Summary { report, parameters: trainer.state.parameters })
 }
 
@@ -254,7 +258,7 @@ fn starting_state(
     observer: &mut dyn Observer,
 ) -> Result<TrainingState, TrainError> {
     let found = if group.rank() == Rank::ZERO { prepare_storage(config, setup) } else { Ok(None) };
-    let found = check_all_succeeded(group, Phase::Storage, found.map_err(TrainError::from))?;
+    let found = check_all_succeeded(group, Phase::Storage, found)?;
     let resuming = config.checkpoint.as_ref().is_some_and(|target| target.existing == Existing::Resume);
     match &found {
         Some(TrainingState { position, .. }) => observer.notice(&format!(
@@ -319,24 +323,43 @@ fn broadcast_state(group: &mut Group, state: &mut TrainingState) -> Result<(), T
     Ok(())
 }
 
-/// Checks that the report and checkpoints can be written, so that a run does not fail at the end of its first epoch. Returns the
-/// state of the checkpoint from which the run resumes.
-fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingState>, CheckpointError> {
+/// Checks that the report, the model file and checkpoints can be written, so that a run does not fail at the end of its first
+/// epoch. Returns the state of the checkpoint from which the run resumes.
+fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingState>, TrainError> {
     if let Some(path) = &config.report {
         atomic_file::check_space(path, REPORT_BYTES_ASSUMED)
             .map_err(|error| CheckpointError::io("write the report", path, error))?;
+    }
+    if let Some(path) = &config.model_file {
+        model_file::check_before_training(path, config, setup)?;
     }
     let Some(target) = &config.checkpoint else { return Ok(None) };
     let identity = setup.identity(config);
     let found = match target.existing {
         Existing::Resume => checkpoint::load(&target.directory, &setup.network, &identity)?,
         Existing::Refuse if checkpoint::exists(&target.directory)? => {
-            return Err(CheckpointError::Exists { path: target.directory.join(checkpoint::FILE_NAME) });
+            return Err(CheckpointError::Exists { path: target.directory.join(checkpoint::FILE_NAME) }.into());
         }
         Existing::Refuse => None,
     };
     checkpoint::check_space(&target.directory, &setup.network, &identity)?;
     Ok(found)
+}
+
+/// Writes the model file on rank 0. All ranks return the same result.
+fn save_model(
+    group: &mut Group,
+    (path, config): (&Path, &Config),
+    setup: &Setup,
+    report: &Report,
+    trainer: &Trainer<'_>,
+) -> Result<(), TrainError> {
+    let mut saved = Ok(());
+    if group.rank() == Rank::ZERO {
+        saved = model_file::describe(path, config, setup, report, &trainer.state.parameters)
+            .and_then(|model| model_file::save(path, &model));
+    }
+    check_all_succeeded(group, Phase::Storage, saved.map_err(TrainError::from))
 }
 
 fn write_report(path: &Path, report: &Report) -> Result<(), CheckpointError> {

@@ -33,6 +33,7 @@ pub(crate) fn config() -> Config {
         bucket_bytes: None,
         checkpoint: None,
         report: None,
+        model_file: None,
     }
 }
 

@@ -4,6 +4,7 @@ mod command_line;
 mod convergence;
 mod fashion;
 mod library;
+mod model_files;
 mod recipes;
 mod several_ranks;
 mod strategies;

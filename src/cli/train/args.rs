@@ -23,6 +23,11 @@ Examples:
   ringtrain --data X.npy,y.npy --model mlp:64 --task regression
   ringtrain --checkpoint run1 --resume           continue from the last checkpoint, or start if there is none
 
+Commands (see `ringtrain COMMAND --help`):
+  ringtrain predict --model FILE --data new.csv  predict the target of new rows with a model of --save-model FILE
+  ringtrain eval --model FILE --data test.csv    compare the predictions of a model with the targets of test data
+  ringtrain inspect FILE                         print the content of a model file or a checkpoint
+
 Defaults:
   --model       mlp:128 if the target holds classes, linear if it holds numbers
   --task        classification if the target holds text, or if it holds integers with few distinct values; otherwise regression.
@@ -59,7 +64,7 @@ Exit codes:
   0  success, also after a signal            8  an operation passed its deadline
   1  any other failure                       9  training diverged: the loss is NaN, infinite, or more than 10
   2  unknown option or bad combination          times that of a constant prediction; or a rank aborted
-  3  peers file, secret file, environment   10  a checkpoint or report cannot be read or written
+  3  peers file, secret file, environment   10  checkpoint, report or model cannot be read or written
      or arguments are wrong, or differ      11  the listening port is in use
      between ranks                          12  a peer has another secret
   4  data missing, truncated or wrong       13  a peer has another protocol version
@@ -169,6 +174,11 @@ pub(super) struct TrainArgs {
     /// Write a report in JSON to FILE. Rank 0 writes the report
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     report: Option<PathBuf>,
+
+    /// Write the trained model to FILE (safetensors), also after a stop signal. Rank 0 writes FILE, and replaces an older model.
+    /// See Commands below
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    save_model: Option<PathBuf>,
 }
 
 impl TrainArgs {
@@ -233,6 +243,7 @@ impl TrainArgs {
             bucket_bytes: (!self.no_overlap).then_some(self.bucket_bytes),
             checkpoint: self.checkpoint.map(|directory| Checkpoint { directory, existing }),
             report: self.report,
+            model_file: self.save_model,
         };
         config.check()?;
         Ok(config)

@@ -8,7 +8,7 @@ mod error;
 mod features;
 mod file;
 mod idx;
-mod npy;
+pub(crate) mod npy;
 mod raw_table;
 mod source;
 mod split;
@@ -20,10 +20,13 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 pub use csv::{HeaderRow, Separator, TableOptions};
+pub(crate) use csv::{Records, find_column, is_missing, parse_number, read_header};
 pub use encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 pub use error::DataError;
 pub use features::{Features, Standardizer};
+pub(crate) use npy::NpyStream;
 pub use source::{DataSource, LoadOptions};
+pub(crate) use target::CLASSES_MAX;
 pub use target::{Targets, Task};
 
 /// The maximum number of values (rows times columns) in a data set.

@@ -61,13 +61,71 @@ pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<Table, D
     Ok(Table { features, target: Column::Numbers(targets.values) })
 }
 
-struct NpyArray {
-    shape: Vec<u64>,
-    fortran_order: bool,
-    values: Vec<f64>,
+/// A whole array.
+pub(crate) struct NpyArray {
+    pub(crate) shape: Vec<u64>,
+    pub(crate) fortran_order: bool,
+    pub(crate) values: Vec<f64>,
 }
 
-fn read(path: &Path) -> Result<NpyArray, DataError> {
+/// The header of a file, and its data as a stream.
+pub(crate) struct NpyStream {
+    pub(crate) shape: Vec<u64>,
+    pub(crate) fortran_order: bool,
+    /// The type of the elements, as numpy names it, such as `<f4`.
+    element: String,
+    reader: Box<dyn Read>,
+}
+
+impl NpyStream {
+    /// Returns the size of an element in bytes.
+    fn element_bytes(&self) -> u64 {
+        match self.element.as_str() {
+            "|u1" => 1,
+            "<f4" | "<i4" => 4,
+            _ => 8,
+        }
+    }
+
+    /// Reads the next `count` elements. If these are the last elements, `is_last` checks that the file ends after them.
+    pub(crate) fn read(&mut self, count: u64, is_last: bool, path: &Path) -> Result<Vec<f64>, DataError> {
+        let len = count * self.element_bytes();
+        let bytes = if is_last {
+            read_exactly(&mut *self.reader, len, path)?
+        } else {
+            let mut bytes = Vec::new();
+            (&mut self.reader)
+                .take(len)
+                .read_to_end(&mut bytes)
+                .map_err(|error| stream_error(path, error))?;
+            if (bytes.len() as u64) < len {
+                let shape = &self.shape;
+                let problem = format!("is truncated: it ends before the last element of the shape {shape:?}");
+                return Err(DataError::malformed(path, problem));
+            }
+            bytes
+        };
+        Ok(match self.element.as_str() {
+            "|u1" => bytes.iter().map(|&byte| f64::from(byte)).collect(),
+            "<f4" => decode(&bytes, |bytes| f64::from(f32::from_le_bytes(bytes))),
+            "<i4" => decode(&bytes, |bytes| f64::from(i32::from_le_bytes(bytes))),
+            "<i8" => decode(&bytes, |bytes| i64::from_le_bytes(bytes) as f64),
+            _ => decode(&bytes, f64::from_le_bytes),
+        })
+    }
+}
+
+/// Reads a whole file.
+pub(crate) fn read(path: &Path) -> Result<NpyArray, DataError> {
+    let mut stream = open_stream(path)?;
+    let count = stream.shape.iter().product();
+    let values = stream.read(count, true, path)?;
+    let NpyStream { shape, fortran_order, .. } = stream;
+    Ok(NpyArray { shape, fortran_order, values })
+}
+
+/// Reads the header of a file.
+pub(crate) fn open_stream(path: &Path) -> Result<NpyStream, DataError> {
     let mut reader = open(path)?;
     let header = read_header(&mut *reader, path)?;
     let malformed = |problem: String| DataError::malformed(path, problem);
@@ -77,25 +135,14 @@ fn read(path: &Path) -> Result<NpyArray, DataError> {
     let (Some(description), Some(shape)) = (description, shape) else {
         return Err(malformed(format!("its header is not numpy's: {}", header.trim())));
     };
-    let size: u64 = match description {
-        "|u1" => 1,
-        "<f4" | "<i4" => 4,
-        "<f8" | "<i8" => 8,
-        other => {
-            let problem =
-                format!("holds values of type `{other}`; save it as float32, float64, int32, int64 or uint8");
-            return Err(malformed(problem));
-        }
-    };
-    let bytes = read_exactly(&mut *reader, checked_element_count(&shape, path)? * size, path)?;
-    let values = match description {
-        "|u1" => bytes.iter().map(|&byte| f64::from(byte)).collect(),
-        "<f4" => decode(&bytes, |bytes| f64::from(f32::from_le_bytes(bytes))),
-        "<i4" => decode(&bytes, |bytes| f64::from(i32::from_le_bytes(bytes))),
-        "<i8" => decode(&bytes, |bytes| i64::from_le_bytes(bytes) as f64),
-        _ => decode(&bytes, f64::from_le_bytes),
-    };
-    Ok(NpyArray { shape, fortran_order, values })
+    if !["|u1", "<f4", "<i4", "<f8", "<i8"].contains(&description) {
+        let problem = format!(
+            "holds values of type `{description}`; save it as float32, float64, int32, int64 or uint8"
+        );
+        return Err(malformed(problem));
+    }
+    checked_element_count(&shape, path)?;
+    Ok(NpyStream { element: description.to_owned(), shape, fortran_order, reader })
 }
 
 fn decode<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64) -> Vec<f64> {

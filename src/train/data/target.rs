@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{Column, DataError};
 
 /// The maximum number of classes in a target.
-const CLASSES_MAX: usize = 10_000;
+pub(crate) const CLASSES_MAX: usize = 10_000;
 /// The maximum number of distinct integers that [`guess_task`] still takes for classes.
 const CLASSES_GUESSED_MAX: usize = 100;
 /// [`guess_task`] takes integers for classes only if there are, on average, at least this many samples of each
@@ -15,7 +16,8 @@ const CLASSES_GUESSED_MAX: usize = 100;
 const SAMPLES_PER_CLASS_MIN: usize = 10;
 
 /// The kind of value that a model predicts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Task {
     /// The class of a sample.
     Classification,

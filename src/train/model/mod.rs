@@ -8,5 +8,6 @@ mod spec;
 
 pub use class_targets::ClassTargets;
 pub use loss::{Loss, LossSums, Scale};
+pub(crate) use network::PARAMETERS_MAX;
 pub use network::{Network, Workspace};
 pub use spec::ModelSpec;

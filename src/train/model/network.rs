@@ -102,6 +102,21 @@ impl Network {
         }
     }
 
+    /// Returns the outputs for the first `rows` rows of [`Workspace::input`].
+    ///
+    /// # Panics
+    ///
+    /// If the workspace has fewer rows.
+    pub(crate) fn outputs<'a>(
+        &self,
+        parameters: &[f32],
+        workspace: &'a mut Workspace,
+        rows: usize,
+    ) -> ArrayView2<'a, f32> {
+        self.forward(parameters, workspace, rows);
+        last_output(workspace, rows)
+    }
+
     /// Evaluates the samples that have the indices `rows` in `targets`, and returns the sum of their losses and the
     /// number of correct predictions. The features of these samples must be in the first rows of
     /// [`Workspace::input`].

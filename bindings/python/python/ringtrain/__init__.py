@@ -7,7 +7,8 @@
 True
 
 `ringtrain.mpi` has the interface of mpi4py. `ringtrain.torch` is a backend of torch.distributed and has the interface
-of Horovod. `ringtrain.run` starts ranks from a notebook.
+of Horovod. `ringtrain.run` starts ranks from a notebook. `ringtrain.load_model` reads a model that the program
+`ringtrain` has trained.
 """
 
 from typing import Any
@@ -21,6 +22,7 @@ from ._errors import (
     JobFailed,
     Misbehaved,
     Mismatch,
+    ModelFileError,
     PeerLeft,
     PeerLost,
     StartError,
@@ -32,6 +34,7 @@ from ._errors import (
 from .group import Group, Status
 from .handles import Handle, wait_all, wait_any
 from .launch import RunError, run
+from .model import Model, load_model
 
 __version__ = "0.1.0"
 
@@ -45,6 +48,8 @@ __all__ = [
     "JobFailed",
     "Misbehaved",
     "Mismatch",
+    "Model",
+    "ModelFileError",
     "PeerLeft",
     "PeerLost",
     "RunError",
@@ -56,6 +61,7 @@ __all__ = [
     "Unsupported",
     "init",
     "is_initialized",
+    "load_model",
     "local_rank",
     "local_size",
     "rank",

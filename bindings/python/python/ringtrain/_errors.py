@@ -51,6 +51,10 @@ class InvalidArgument(Error, ValueError):
     only in a collective of Python objects: this rank informs them, and they raise `Error`."""
 
 
+class ModelFileError(Error, ValueError):
+    """A model file is truncated or corrupt, has another format, or was written by a newer version."""
+
+
 class Unsupported(InvalidArgument):
     """The operation is not defined on elements of this type."""
 

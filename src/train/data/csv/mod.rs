@@ -10,11 +10,13 @@ use std::path::{Path, PathBuf};
 
 use csv::ByteRecord;
 
-use self::cells::{is_missing, looks_like_data};
+use self::cells::looks_like_data;
+pub(crate) use self::cells::{is_missing, parse_number};
 use self::columns::ColumnValues;
 pub use self::dialect::Separator;
+pub(crate) use self::options::find_column;
 pub use self::options::{HeaderRow, TableOptions};
-use self::records::Records;
+pub(crate) use self::records::Records;
 use super::raw_table::RawTable;
 use super::{DataError, ELEMENTS_MAX, MissingPolicy};
 
@@ -220,7 +222,7 @@ impl TableReader {
 }
 
 /// Returns the names of the columns. The current row of `records` is the first row.
-fn read_header(records: &Records, header: HeaderRow) -> Result<Vec<String>, DataError> {
+pub(crate) fn read_header(records: &Records, header: HeaderRow) -> Result<Vec<String>, DataError> {
     let first = records.row();
     if header == HeaderRow::Absent {
         return Ok((0..first.len()).map(|index| index.to_string()).collect());

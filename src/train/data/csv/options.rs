@@ -126,7 +126,7 @@ impl TableOptions {
 }
 
 /// Returns the index of the column with the name or number `wanted`.
-fn find_column(names: &[String], wanted: &str) -> Result<usize, String> {
+pub(crate) fn find_column(names: &[String], wanted: &str) -> Result<usize, String> {
     let mut named = names.iter().enumerate().filter(|(_, name)| *name == wanted).map(|(index, _)| index);
     match (named.next(), named.next()) {
         (Some(index), None) => return Ok(index),

@@ -1,0 +1,84 @@
+"""Converts the columns of a table to the inputs of a model. `docs/model-format.md` describes the conversion."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._errors import InvalidArgument, ModelFileError
+
+_MISSING = {"", "?", "<NA>", "#N/A"}
+_MISSING_IN_ANY_CASE = {"na", "nan", "n/a", "null"}
+
+
+def width(column: dict[str, Any]) -> int:
+    """Returns the number of inputs of a column. Raises `ModelFileError` if this version does not know the kind of the column."""
+    kind, fields = _inputs(column)
+    return {"number": lambda: 1 + fields["indicator"], "one-hot": lambda: len(fields["categories"])}.get(
+        kind, lambda: fields["buckets"]
+    )()
+
+
+def encode_column(column: dict[str, Any], values: NDArray, accepts_missing: bool) -> NDArray[np.float32]:
+    """Returns the inputs (rows x width) for the values of a column. `accepts_missing` says whether values may be missing."""
+    name = column["name"]
+    if values.ndim != 1:
+        raise InvalidArgument(f"column `{name}` of x has the shape {values.shape}; it needs one value in each row")
+    kind, fields = _inputs(column)
+    if kind == "number":
+        return _encode_numbers(name, fields, values)
+    texts = [_text(name, value) for value in values.tolist()]
+    if not accepts_missing and "" in texts:
+        raise InvalidArgument(f"x, row {texts.index('')}, column `{name}`: the value is missing")
+    inputs = np.zeros((len(texts), width(column)), np.float32)
+    if kind == "one-hot":
+        index_of = {category: index for index, category in enumerate(fields["categories"])}
+    else:
+        index_of = {text: _bucket(text, fields["buckets"]) for text in set(texts)}
+    for row, text in enumerate(texts):
+        if text in index_of:
+            inputs[row, index_of[text]] = 1
+    return inputs
+
+
+def _inputs(column: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns the kind of the inputs of a column, and the fields that describe the inputs."""
+    [(kind, fields)] = column["inputs"].items()
+    if kind not in ("number", "one-hot", "hashed"):
+        raise ModelFileError(f"this version of ringtrain does not know columns of the kind {kind}; install a newer version")
+    return kind, fields
+
+
+def _encode_numbers(name: str, fields: dict[str, Any], values: NDArray) -> NDArray[np.float32]:
+    if values.dtype.kind == "O":
+        try:
+            values = np.array([np.nan if value is None else value for value in values.tolist()], np.float64)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"column `{name}` of x needs numbers: {error}") from None
+    if values.dtype.kind not in "fiub":
+        raise InvalidArgument(f"column `{name}` of x has elements of type {values.dtype}; it needs numbers")
+    with np.errstate(over="ignore"):
+        numbers = values.astype(np.float32)
+    fill = fields["fill"]
+    missing = np.isnan(numbers) if fill is not None else np.zeros(len(numbers), bool)
+    wrong = ~(np.isfinite(numbers) | missing)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise InvalidArgument(f"x, row {row}, column `{name}`: {values[row]} is not a finite number")
+    numbers = np.where(missing, np.float32(0 if fill is None else fill), numbers)
+    return np.stack([numbers, missing.astype(np.float32)], axis=1) if fields["indicator"] else numbers[:, None]
+
+
+def _text(name: str, value: Any) -> str:
+    """Returns a category as `ringtrain` reads it from a table. The empty text stands for a missing value."""
+    if isinstance(value, float) and value == value:
+        raise InvalidArgument(
+            f"column `{name}` of x holds the number {value}; it needs texts or integers, because it has categories"
+        )
+    text = "" if value is None or isinstance(value, float) else str(value).strip(" \t\n\r\f")
+    return "" if text in _MISSING or text.lower() in _MISSING_IN_ANY_CASE else text
+
+
+def _bucket(text: str, buckets: int) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") % buckets

@@ -1,0 +1,177 @@
+"""Tests of `ringtrain.load_model`: its predictions equal those of the program `ringtrain predict`."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringtrain as ring
+
+ROWS = 300
+NAMES = ["width", "length", "constant", "weight"]
+
+
+def ringtrain(*arguments: object) -> str:
+    """Runs the program `ringtrain`, which is installed beside `ringrun`, and returns its standard output."""
+    ringrun = Path(os.environ.get("RINGRUN") or shutil.which("ringrun") or pytest.fail("ringrun is not on PATH"))
+    done = subprocess.run([ringrun.with_name("ringtrain"), *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def table() -> np.ndarray:
+    random = np.random.default_rng(3)
+    return random.normal([0.0, 5.0, 2.5, -300.0], [1.0, 0.1, 0.0, 40.0], (ROWS, 4))
+
+
+def targets(task: str, x: np.ndarray) -> list:
+    size = x[:, 0] + 10 * (x[:, 1] - 5) + (x[:, 3] + 300) / 40
+    return list(size * 7 + 100) if task == "regression" else [["small", "medium", "large"][k] for k in np.digitize(size, [-1, 1])]
+
+
+def save(path: Path, columns: dict[str, list]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Trains a model of each kind. Returns the paths of the model files by the names of the models."""
+    folder = tmp_path_factory.mktemp("models")
+    x = table()
+    paths = {}
+    for model, task in [
+        ("softmax", "classification"),
+        ("mlp:8,5", "classification"),
+        ("linear", "regression"),
+        ("mlp:6", "regression"),
+    ]:
+        columns = dict(zip(NAMES, x.T.tolist(), strict=True)) | {"y": targets(task, x)}
+        data = save(folder / f"{task}.csv", columns)
+        paths[f"{model} {task}"] = folder / f"{model}-{task}"
+        options = ["--model", model, "--task", task, "--epochs", 3, "--save-model", paths[f"{model} {task}"]]
+        ringtrain("--data", data, "--target", "y", *options)
+    paths["pixels"] = folder / "pixels"
+    ringtrain("--data", "digits", "--epochs", 1, "--model", "mlp:16", "--save-model", paths["pixels"])
+    return paths
+
+
+@pytest.mark.parametrize("name", ["softmax classification", "mlp:8,5 classification", "linear regression", "mlp:6 regression"])
+def test_predictions_equal_those_of_the_program(saved: dict[str, Path], tmp_path: Path, name: str):
+    x = table()[::-1] * 1.5
+    data = save(tmp_path / "new.csv", dict(zip(NAMES, x.T.tolist(), strict=True)))
+    rows = list(csv.reader(ringtrain("predict", "--model", saved[name], "--data", data).splitlines()))
+    model = ring.load_model(saved[name])
+    assert model.columns == NAMES
+    if model.task == "regression":
+        expected = np.array([float(row[0]) for row in rows[1:]])
+        assert np.abs(model.predict(x) - expected).max() < 1e-6 * np.abs(expected).max()
+        with pytest.raises(ring.InvalidArgument, match="call predict"):
+            model.predict_proba(x)
+    else:
+        assert rows[0][1:] == [f"probability_{name}" for name in model.classes]
+        probabilities = model.predict_proba(x)
+        assert np.abs(probabilities - np.array([row[1:] for row in rows[1:]], dtype=float)).max() < 1e-6
+        assert np.allclose(probabilities.sum(axis=1), 1, atol=1e-12)
+        assert model.predict(x).tolist() == [row[0] for row in rows[1:]]
+    assert json.loads(ringtrain("inspect", saved[name], "--json"))["description"] == model.description
+
+
+def test_pixels_are_divided_as_in_training(saved: dict[str, Path], tmp_path: Path):
+    pixels = np.random.default_rng(5).integers(0, 17, (40, 64)).astype(np.uint8)
+    np.save(tmp_path / "x.npy", pixels)
+    ringtrain("predict", "--model", saved["pixels"], "--data", tmp_path / "x.npy", "--output", tmp_path / "out.npy")
+    expected = np.load(tmp_path / "out.npy")
+    assert (expected.shape, expected.dtype) == ((40, 10), np.float32)
+    model = ring.load_model(str(saved["pixels"]))
+    assert np.abs(model.predict_proba(pixels) - expected).max() < 1e-6
+    assert model.predict(pixels).tolist() == model.classes[expected.argmax(axis=1)].tolist()
+
+
+def test_columns_of_tables_are_found_by_name(saved: dict[str, Path]):
+    model = ring.load_model(saved["softmax classification"])
+    x = table()
+    by_name = {"other": ["text"] * ROWS} | {name: x[:, NAMES.index(name)] for name in reversed(NAMES)}
+    assert (model.predict_proba(by_name) == model.predict_proba(x)).all()
+    structured = np.array([tuple(row) for row in x], dtype=[(name, np.float64) for name in NAMES])
+    assert (model.predict_proba(structured) == model.predict_proba(x)).all()
+    with pytest.raises(ring.InvalidArgument, match="no column width, which the model needs"):
+        model.predict({name: x[:, 0] for name in NAMES[1:]})
+    assert model.predict(x[:0]).shape == (0,)
+    assert model.predict_proba(x[:0]).shape == (0, 3)
+
+
+def test_texts_and_missing_values_are_encoded_as_by_the_program(tmp_path: Path):
+    count = 120
+    columns = {
+        "size": ["NA" if row % 10 == 0 else row * 7 % 20 for row in range(count)],
+        "colour": [["red", "green", "null"][row % 3] for row in range(count)],
+        "street": [row % 8 for row in range(count)],
+        "price": [3 * (row * 7 % 20) + row % 3 for row in range(count)],
+    }
+    data = save(tmp_path / "table.csv", columns)
+    options = ["--missing", "indicator", "--categorical", "street", "--max-categories", 5, "--model", "mlp:4", "--epochs", 3]
+    ringtrain("--data", data, "--target", "price", "--task", "regression", "--save-model", tmp_path / "model", *options)
+    new = {name: columns[name] for name in ("street", "colour", "size")}
+    new["colour"][1:3] = [" blue ", "Nan"]
+    printed = ringtrain("predict", "--model", tmp_path / "model", "--data", save(tmp_path / "new.csv", new))
+    expected = np.array(printed.splitlines()[1:], dtype=float)
+    model = ring.load_model(tmp_path / "model")
+    table = new | {"size": np.array([np.nan if size == "NA" else size for size in new["size"]])}
+    assert np.abs(model.predict(table) - expected).max() < 1e-6 * np.abs(expected).max()
+    rows = np.array([table["size"], np.array(new["colour"], dtype=object), np.array(new["street"], dtype=object)], dtype=object).T
+    assert (model.predict(rows) == model.predict(table)).all()
+    with pytest.raises(ring.InvalidArgument, match="column `street` of x holds the number 1.5"):
+        model.predict(table | {"street": [1.5] * count})
+
+
+def test_arrays_that_do_not_fit_are_refused(saved: dict[str, Path]):
+    model = ring.load_model(saved["linear regression"])
+    x = table()
+    hole = x.copy()
+    hole[7, 1] = np.nan
+    far = x.copy()
+    far[7, 1] = 3e38
+    for wrong, message in [
+        (x[:, :3], r"shape \(300, 3\); the model needs the shape \(rows, 4\)"),
+        (x[0], "the shape"),
+        (x.astype(str), "needs numbers"),
+        (x.astype(object).tolist()[0:1] + [["a", 1, 1, 1]], "needs numbers"),
+        (hole, "row 7, column `length`: nan is not a finite number"),
+        (x * 1e40, "is not a finite number"),
+        (far, "a prediction is not finite"),
+    ]:
+        with pytest.raises(ring.InvalidArgument, match=message):
+            model.predict(wrong)
+
+
+def test_damaged_and_foreign_files_raise_model_file_error(saved: dict[str, Path], tmp_path: Path):
+    complete = saved["mlp:6 regression"].read_bytes()
+    path = tmp_path / "model"
+    generator = np.random.default_rng(1)
+    damaged = [complete[:length] for length in range(0, len(complete), 7)] + [complete + b"\0"]
+    for index in range(0, len(complete), 3):
+        changed = bytearray(complete)
+        changed[index] ^= 1 << int(generator.integers(8))
+        damaged.append(bytes(changed))
+    damaged += [b"width,length\n1,2\n", complete.replace(b'"version":"1"', b'"version":"2"')]
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(ring.ModelFileError):
+            ring.load_model(path)
+    with pytest.raises(ring.ModelFileError, match=r"model: the file has version 2 of its format"):
+        path.write_bytes(damaged[-1])
+        ring.load_model(path)
+    ringtrain("--epochs", 1, "--model", "softmax", "--checkpoint", tmp_path)
+    with pytest.raises(ring.ModelFileError, match="this is a checkpoint"):
+        ring.load_model(tmp_path / "checkpoint.safetensors")
+    with pytest.raises(FileNotFoundError):
+        ring.load_model(tmp_path / "absent")

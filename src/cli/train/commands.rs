@@ -1,0 +1,280 @@
+//! The commands `ringtrain predict`, `ringtrain eval` and `ringtrain inspect`, which use a trained model in one process.
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use clap::{Args, Parser};
+
+use super::ProgramFailure;
+use crate::exit::Exit;
+use crate::train::data::HeaderRow;
+use crate::train::model_file::{Inspection, ModelFileError, SavedModel};
+use crate::train::predict::{
+    self, InputOptions, NewData, PredictError, PredictionOutput, TargetColumn, evaluate,
+};
+
+const PREDICT_AFTER_HELP: &str = "\
+Examples:
+  ringtrain predict --model flowers.model --data new.csv                       print predictions
+  ringtrain predict --model flowers.model --data new.csv --output out.csv
+  ringtrain predict --model digits.model --data X.npy --output probabilities.npy
+  zcat big.csv.gz | ringtrain predict --model flowers.model --data - > out.csv
+
+The output has one row for each row of the data, in the same order. For regression, the column `prediction` holds numbers in the
+unit of the target. For classification, `prediction` holds the name of the most probable class, and `probability_NAME` holds the
+probability of each class. An .npy file holds the numbers as f64, or the probabilities of all classes as f32 (rows x classes).
+
+Exit codes: 0 success; 1 the output cannot be written; 2 unknown option or bad combination; 4 data missing or wrong;
+10 the model file cannot be read";
+
+const EVAL_AFTER_HELP: &str = "\
+Classification: accuracy, top-k accuracy, log loss, macro F1, AUC (models of two classes; the second class is the positive class),
+precision, recall and F1 of each class, and the confusion matrix. Regression: MAE, RMSE and R².
+
+Exit codes: 0 success; 1 the results cannot be written; 2 unknown option or bad combination; 4 data missing or wrong;
+10 the model file cannot be read";
+
+/// A command with its arguments.
+#[derive(Parser, Debug)]
+#[command(name = "ringtrain", version, disable_help_subcommand = true)]
+enum ModelCommand {
+    /// Predict the target of new rows with a model that `ringtrain --save-model FILE` wrote
+    #[command(after_help = PREDICT_AFTER_HELP)]
+    Predict(PredictArgs),
+    /// Compare the predictions of a model with the targets of test data
+    #[command(after_help = EVAL_AFTER_HELP)]
+    Eval(EvalArgs),
+    /// Print the content of a model file or a checkpoint
+    Inspect(InspectArgs),
+}
+
+/// The names of the commands.
+const NAMES: [&str; 3] = ["predict", "eval", "inspect"];
+
+#[derive(Args, Debug)]
+struct ModelDataArgs {
+    /// The model file
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+
+    /// The data. One of: a .csv or .tsv table, plain or .gz, .zip or .zst, whose columns are found by their names in the header;
+    /// `-` for a table on standard input; an array FEATURES.npy or a pair FEATURES.npy,TARGETS.npy; a directory of IDX files, of
+    /// which only the test set is used; digits; synthetic:ROWSxFEATURES
+    #[arg(long, value_name = "DATA")]
+    data: String,
+
+    /// Read the first row of the table as data. The columns must have the same order as in training
+    #[arg(long, conflicts_with = "header")]
+    no_header: bool,
+
+    /// Read the first row of the table as a header, even if it holds numbers
+    #[arg(long)]
+    header: bool,
+
+    /// The character between the cells of a row: comma, tab, semicolon, pipe, space, or any other character
+    /// [default: the one that occurs equally often in the first rows]
+    #[arg(long, value_name = "CHARACTER")]
+    separator: Option<String>,
+}
+
+#[derive(Args, Debug)]
+struct PredictArgs {
+    #[command(flatten)]
+    input: ModelDataArgs,
+
+    /// Write the predictions to FILE, in numpy's format if the name ends in .npy, otherwise as comma-separated values. An
+    /// existing file is replaced after all predictions are written [default: comma-separated values on standard output]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct EvalArgs {
+    #[command(flatten)]
+    input: ModelDataArgs,
+
+    /// The table column that holds the targets: its name, or its number counted from 0 [default: the name of the target in
+    /// training]
+    #[arg(long, value_name = "COLUMN")]
+    target: Option<String>,
+
+    /// Count a prediction as right for the top-k accuracy if the class is among the K most probable classes [default: 5]
+    #[arg(long, value_name = "K")]
+    top_k: Option<u64>,
+
+    /// Print the results as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct InspectArgs {
+    /// The model file or checkpoint
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Print the content as JSON, with all columns, classes and tensors
+    #[arg(long)]
+    json: bool,
+}
+
+/// Returns whether the first argument after the program's name is a command.
+pub(super) fn is_command(args: &[OsString]) -> bool {
+    args.get(1).is_some_and(|name| NAMES.iter().any(|known| name == known))
+}
+
+/// Runs a command. `Err` is an error in the arguments, or the text of `--help`.
+pub(super) fn run(args: &[OsString]) -> Result<Result<(), ProgramFailure>, clap::Error> {
+    Ok(match ModelCommand::try_parse_from(args)? {
+        ModelCommand::Predict(args) => predict_new_rows(args),
+        ModelCommand::Eval(args) => compare_with_targets(args),
+        ModelCommand::Inspect(args) => inspect(&args),
+    })
+}
+
+/// Checks a command for `ringrun`, which cannot run it on several ranks.
+pub(super) fn refuse_several_ranks(args: &[OsString]) -> Result<ProgramFailure, clap::Error> {
+    ModelCommand::try_parse_from(args)?;
+    let name = args.get(1).map(|name| name.to_string_lossy()).unwrap_or_default();
+    let message = format!("`ringtrain {name}` runs in one process; start it without ringrun");
+    Ok(ProgramFailure { exit: Exit::Usage, message })
+}
+
+fn usage(message: String) -> ProgramFailure {
+    ProgramFailure { exit: Exit::Usage, message: message + " (see --help)" }
+}
+
+impl From<ModelFileError> for ProgramFailure {
+    fn from(error: ModelFileError) -> Self {
+        Self { exit: Exit::Checkpoint, message: error.to_string() }
+    }
+}
+
+impl From<PredictError> for ProgramFailure {
+    fn from(error: PredictError) -> Self {
+        let exit = match error {
+            PredictError::Data(_) => Exit::Data,
+            PredictError::Output(_) => Exit::Failure,
+        };
+        Self { exit, message: error.to_string() }
+    }
+}
+
+impl ModelDataArgs {
+    fn input_options(&self, target: TargetColumn) -> Result<InputOptions, ProgramFailure> {
+        let data: NewData = self.data.parse().map_err(|why| usage(format!("--data {} {why}", self.data)))?;
+        let header = match (self.header, self.no_header) {
+            (true, _) => HeaderRow::Present,
+            (_, true) => HeaderRow::Absent,
+            _ => HeaderRow::Expected,
+        };
+        let separator = match &self.separator {
+            Some(text) => Some(text.parse().map_err(|why| usage(format!("--separator {text}: it {why}")))?),
+            None => None,
+        };
+        if !matches!(data, NewData::Table(_)) {
+            if header != HeaderRow::Expected || separator.is_some() {
+                let data = &self.data;
+                return Err(usage(format!(
+                    "--header, --no-header and --separator are for tables; --data {data} is not a table"
+                )));
+            }
+            if let TargetColumn::Named(_) = target {
+                let data = &self.data;
+                return Err(usage(format!("--target is for tables; --data {data} has its target built in")));
+            }
+        }
+        Ok(InputOptions { data, header, separator, target })
+    }
+}
+
+fn predict_new_rows(args: PredictArgs) -> Result<(), ProgramFailure> {
+    let input = args.input.input_options(TargetColumn::Unread)?;
+    let mut model = SavedModel::load(&args.input.model)?;
+    let output = args.output.map_or(PredictionOutput::StandardOutput, PredictionOutput::from_path);
+    predict::predict(&mut model, &input, &output)?;
+    Ok(())
+}
+
+fn compare_with_targets(args: EvalArgs) -> Result<(), ProgramFailure> {
+    let target = args.target.map_or(TargetColumn::SameName, TargetColumn::Named);
+    let input = args.input.input_options(target)?;
+    if args.top_k == Some(0) {
+        return Err(usage("--top-k 0: it must be at least 1".into()));
+    }
+    let top_k = args.top_k.map(|k| usize::try_from(k).unwrap_or(usize::MAX));
+    let mut model = SavedModel::load(&args.input.model)?;
+    let evaluation = evaluate(&mut model, &input, top_k)?;
+    print(&if args.json { json(&evaluation) } else { evaluation.to_string() })
+}
+
+fn inspect(args: &InspectArgs) -> Result<(), ProgramFailure> {
+    let inspection = Inspection::read(&args.file)?;
+    print(&if args.json { json(&inspection) } else { inspection.to_string() })
+}
+
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string_pretty(value).expect("strings and numbers are valid JSON") + "\n"
+}
+
+/// Writes to standard output. A closed pipe is not an error.
+fn print(text: &str) -> Result<(), ProgramFailure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ProgramFailure {
+            exit: Exit::Failure,
+            message: format!("standard output could not be written: {error}"),
+        }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run_line(line: &str) -> String {
+        let args: Vec<OsString> =
+            std::iter::once("ringtrain").chain(line.split_whitespace()).map(OsString::from).collect();
+        assert!(is_command(&args), "{line}");
+        match run(&args) {
+            Ok(Ok(())) => "success".into(),
+            Ok(Err(failure)) => format!("{}: {}", failure.exit as u8, failure.message),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn bad_arguments_are_rejected_with_a_reason() {
+        for (line, expected) in [
+            ("predict --data a.csv", "--model"),
+            ("predict --model m", "--data"),
+            ("predict --model m --data synthetic:1", "shape"),
+            (
+                "predict --model m --data x.npy --header",
+                "2: --header, --no-header and --separator are for tables",
+            ),
+            ("predict --model m --data a.csv --header --no-header", "cannot be used with"),
+            ("predict --model /no/such/file --data a.csv", "10: cannot read the model file /no/such/file"),
+            ("eval --model m --data x.npy,y.npy --target y", "2: --target is for tables"),
+            ("predict --model m --data a.csv --separator ab", "2: --separator ab: it"),
+            ("eval --model m --data a.csv --top-k 0", "2: --top-k 0: it must be at least 1"),
+            ("inspect", "FILE"),
+            ("inspect /no/such/file", "10: cannot read the model file /no/such/file: No such file"),
+            ("inspect a b", "unexpected argument"),
+        ] {
+            let error = run_line(line);
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn ringrun_refuses_commands_and_training_is_not_a_command() {
+        let args = |line: &str| line.split_whitespace().map(OsString::from).collect::<Vec<_>>();
+        let failure = refuse_several_ranks(&args("ringtrain inspect m")).unwrap();
+        assert!(failure.message.contains("without ringrun"), "{}", failure.message);
+        assert!(refuse_several_ranks(&args("ringtrain inspect")).is_err());
+        assert!(!is_command(&args("ringtrain --epochs 1")) && !is_command(&args("ringtrain")));
+    }
+}

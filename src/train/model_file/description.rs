@@ -1,0 +1,178 @@
+//! The description of a model: a JSON document in the metadata of a model file.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::COLUMNS_MAX;
+use crate::train::data::{CLASSES_MAX, ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding, Task};
+use crate::train::model::{Loss, ModelSpec, Network, Scale};
+
+/// The maximum number of inputs of a column.
+const CATEGORIES_MAX: usize = 1 << 16;
+
+/// The description of a model. [`ModelDescription::check`] checks the limits of all fields.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ModelDescription {
+    /// The program that wrote the file, with its version.
+    pub written_by: String,
+    /// Whether the model predicts classes or numbers.
+    pub task: Task,
+    /// The architecture, as `--model` names it: `linear`, `softmax` or `mlp:WIDTH,WIDTH,...`.
+    pub model: String,
+    /// Where the names of the columns come from.
+    pub columns_from: ColumnOrigin,
+    /// The feature columns, in the order in which the model uses them.
+    pub columns: Vec<ColumnEncoding>,
+    /// What training did with missing values. With `error` and `drop`, a missing value in new data is an error.
+    pub missing: MissingPolicy,
+    /// The value of a pixel that is scaled to 1: inputs are divided by this number. `None` if the columns are not pixels.
+    pub pixel_divisor: Option<f32>,
+    /// The target.
+    pub target: TargetDescription,
+    /// The names of the classes, in the order of the outputs of the model. Empty for regression.
+    pub classes: Vec<String>,
+    /// How the model was trained. Predictions do not need this record.
+    pub training: TrainingRecord,
+}
+
+/// Where the names of the feature columns come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ColumnOrigin {
+    /// The names come from the header of a table. New data need columns with these names, in any order.
+    Header,
+    /// The training data had no names, so a name is the number of the column, counted from 0. New data need the same columns in
+    /// the same order.
+    Position,
+}
+
+/// The target of a model.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TargetDescription {
+    /// The name of the column, or its number if the training table had no header. `None` if the training data was not a table.
+    pub name: Option<String>,
+    /// A regression model predicts `mean + deviation * output`. The mean is 0 for classification.
+    pub mean: f64,
+    /// See `mean`. The deviation is above 0. It is 1 for classification.
+    pub deviation: f64,
+}
+
+/// How a model was trained.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct TrainingRecord {
+    /// The name of the data.
+    pub data: String,
+    /// The number of samples in the training set.
+    pub train_samples: usize,
+    /// The number of samples in the test set.
+    pub test_samples: usize,
+    /// The name of the optimizer.
+    pub optimizer: String,
+    /// The number of completed epochs.
+    pub epochs: u64,
+    /// The number of steps.
+    pub steps: u64,
+    /// The seed.
+    pub seed: u64,
+    /// Whether a signal ended the training early.
+    pub stopped: bool,
+    /// The mean loss of the training set.
+    pub train_loss: f64,
+    /// The mean loss of the test set. `None` if there is no test set, or after a signal.
+    pub test_loss: Option<f64>,
+    /// The fraction of correct predictions on the test set. `None` for regression.
+    pub test_accuracy: Option<f64>,
+    /// The coefficient of determination (R²) on the test set. `None` for classification.
+    pub test_r2: Option<f64>,
+    /// The hash of the parameters that `ringtrain` printed.
+    pub parameters_hash: String,
+}
+
+impl ModelDescription {
+    /// Returns the number of inputs of the model.
+    pub fn inputs(&self) -> usize {
+        self.columns.iter().map(ColumnEncoding::width).sum()
+    }
+
+    /// Returns how a row becomes inputs, before pixels are divided and inputs are standardized.
+    pub fn encoding(&self) -> TableEncoding {
+        let target = self.target.name.clone().unwrap_or_default();
+        TableEncoding { target, missing: self.missing, columns: self.columns.clone() }
+    }
+
+    /// Checks all fields that predictions use, and returns the network.
+    ///
+    /// # Errors
+    ///
+    /// A text that says which field is wrong.
+    pub(crate) fn check(&self) -> Result<Network, String> {
+        let spec: ModelSpec = self.model.parse().map_err(|why| format!("the model {} {why}", self.model))?;
+        self.check_columns()?;
+        let TargetDescription { mean, deviation, .. } = self.target;
+        if !mean.is_finite() || !deviation.is_finite() || deviation <= 0.0 {
+            return Err(format!("the target has the mean {mean} and the deviation {deviation}"));
+        }
+        let classes = self.classes.len();
+        let (loss, outputs) = match self.task {
+            Task::Classification if !(2..=CLASSES_MAX).contains(&classes) => {
+                return Err(format!(
+                    "it has {classes} classes, but a classifier has from 2 to {CLASSES_MAX} classes"
+                ));
+            }
+            Task::Classification if self.classes.iter().collect::<BTreeSet<_>>().len() < classes => {
+                return Err("two classes have the same name".into());
+            }
+            Task::Regression if classes > 0 => {
+                return Err(format!("it has {classes} classes, but predicts numbers"));
+            }
+            Task::Classification if spec == ModelSpec::Linear => {
+                return Err("a linear model cannot predict classes".into());
+            }
+            Task::Regression if spec == ModelSpec::Softmax => {
+                return Err("a softmax model cannot predict numbers".into());
+            }
+            Task::Classification => (Loss::CrossEntropy, classes),
+            Task::Regression => (Loss::SquaredError(Scale { mean, deviation }), 1),
+        };
+        Network::new(&spec, self.inputs(), outputs, loss).ok_or_else(|| "it has too many parameters".into())
+    }
+
+    fn check_columns(&self) -> Result<(), String> {
+        let count = self.columns.len();
+        if count == 0 || count > COLUMNS_MAX {
+            return Err(format!("it has {count} columns, but the number must be from 1 to {COLUMNS_MAX}"));
+        }
+        let names: BTreeSet<&str> = self.columns.iter().map(|column| column.name.as_str()).collect();
+        if names.len() < count {
+            return Err("two columns have the same name".into());
+        }
+        if let Some(divisor) = self.pixel_divisor
+            && !(divisor.is_finite() && divisor > 0.0)
+        {
+            return Err(format!("pixels are divided by {divisor}"));
+        }
+        self.columns.iter().try_for_each(check_inputs)
+    }
+}
+
+/// Checks the inputs of a column.
+fn check_inputs(ColumnEncoding { name, inputs }: &ColumnEncoding) -> Result<(), String> {
+    match inputs {
+        ColumnInputs::Number { fill: Some(fill), .. } if !fill.is_finite() => {
+            Err(format!("missing values of column `{name}` are replaced by {fill}"))
+        }
+        ColumnInputs::OneHot { categories } if !categories.is_sorted_by(|a, b| a < b) => {
+            Err(format!("the categories of column `{name}` are not sorted, or two are equal"))
+        }
+        ColumnInputs::OneHot { categories } if categories.len() > CATEGORIES_MAX => {
+            Err(format!("column `{name}` has {} categories, more than {CATEGORIES_MAX}", categories.len()))
+        }
+        ColumnInputs::Hashed { buckets } if !(1..=CATEGORIES_MAX).contains(&(*buckets as usize)) => {
+            Err(format!(
+                "column `{name}` has {buckets} buckets, but the number must be from 1 to {CATEGORIES_MAX}"
+            ))
+        }
+        _ => Ok(()),
+    }
+}

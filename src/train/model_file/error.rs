@@ -1,0 +1,102 @@
+//! Errors of model files.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::storage::VERSION;
+
+/// The reason why a model file cannot be read or written.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelFileError {
+    /// The operating system returned an error.
+    #[error("cannot {action} the model file {}: {source}", path.display())]
+    Io {
+        /// The operation that failed, as a verb, such as `read`.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The file is damaged.
+    #[error(
+        "the model file {} is truncated or corrupt ({problem}); restore it from a copy, or train and save the model again",
+        path.display()
+    )]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The file has another format.
+    #[error("{} is not a model file ({problem}); pass a file that `ringtrain --save-model FILE` wrote", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// The sign of another format.
+        problem: String,
+    },
+    /// The file is a checkpoint.
+    #[error(
+        "{} is a checkpoint, not a model file; to get a model file, pass --resume --save-model FILE to the training command \
+         that saved the checkpoint",
+        path.display()
+    )]
+    Checkpoint {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A newer version of ringtrain wrote the file.
+    #[error(
+        "{} has version {version} of the format of model files, but this ringtrain only reads versions up to {VERSION}; install \
+         a newer ringtrain",
+        path.display()
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// The version of the file.
+        version: u64,
+    },
+    /// The model of a run cannot be saved in this format.
+    #[error("cannot save the model to {}: {problem}", path.display())]
+    Unsuitable {
+        /// The file.
+        path: PathBuf,
+        /// The limit of the format that the model exceeds.
+        problem: String,
+    },
+    /// The file to write exists, and is not a model file.
+    #[error(
+        "--save-model {} would overwrite a file that is not a model file; pass another name, or remove the file",
+        path.display()
+    )]
+    Occupied {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
+impl fmt::Debug for ModelFileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl ModelFileError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io { action, path: path.to_owned(), source }
+    }
+
+    pub(crate) fn corrupt(path: &Path, problem: impl Into<String>) -> Self {
+        Self::Corrupt { path: path.to_owned(), problem: problem.into() }
+    }
+
+    pub(crate) fn foreign(path: &Path, problem: impl Into<String>) -> Self {
+        Self::Foreign { path: path.to_owned(), problem: problem.into() }
+    }
+}

@@ -1,0 +1,24 @@
+//! Model files. A model file is a safetensors file with all that predictions need: the parameters, the names and encodings of
+//! the feature columns, the scaling, the names of the classes, the architecture and the task. `docs/model-format.md` describes
+//! each field.
+
+mod describe;
+mod description;
+mod digest;
+mod error;
+mod inspection;
+mod saved_model;
+mod storage;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use describe::{check_before_training, describe};
+pub use description::{ColumnOrigin, ModelDescription, TargetDescription, TrainingRecord};
+pub use error::ModelFileError;
+pub use inspection::{Inspection, TensorSummary};
+pub use saved_model::{Prediction, SavedModel};
+pub(crate) use storage::save;
+
+/// The maximum number of columns in a model file.
+pub const COLUMNS_MAX: usize = 1 << 19;

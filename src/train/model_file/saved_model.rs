@@ -1,0 +1,126 @@
+//! A trained model that computes predictions.
+
+use std::fmt;
+use std::path::Path;
+
+use ndarray::{ArrayView1, ArrayViewMut2, s};
+
+use super::{ModelDescription, ModelFileError, storage};
+use crate::train::data::{Standardizer, Task};
+use crate::train::model::{Network, Workspace};
+
+/// The maximum number of rows for which predictions are computed at once.
+const BLOCK_ROWS_MAX: usize = 256;
+/// The maximum number of inputs of the rows for which predictions are computed at once, if there are several rows.
+const BLOCK_INPUTS_MAX: usize = 1 << 22;
+
+/// A trained model, with all that predictions need.
+pub struct SavedModel {
+    description: ModelDescription,
+    network: Network,
+    standardizer: Option<Standardizer>,
+    parameters: Vec<f32>,
+    workspace: Workspace,
+}
+
+/// The prediction for a row.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Prediction {
+    /// The predicted number, in the unit of the target.
+    Number(f64),
+    /// A predicted class.
+    Class {
+        /// The index in [`ModelDescription::classes`] of the class with the highest probability. If several classes have the
+        /// highest probability, the first of these classes.
+        class: usize,
+        /// The probability of each class, in the order of [`ModelDescription::classes`].
+        probabilities: Vec<f64>,
+    },
+}
+
+impl fmt::Debug for SavedModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SavedModel").field("description", &self.description).finish_non_exhaustive()
+    }
+}
+
+impl SavedModel {
+    /// Creates a model. Returns a text that says what is wrong if the parts do not fit together.
+    pub(crate) fn new(
+        description: ModelDescription,
+        standardizer: Option<Standardizer>,
+        parameters: Vec<f32>,
+    ) -> Result<Self, String> {
+        let network = description.check()?;
+        let inputs = description.inputs();
+        let fits = standardizer
+            .as_ref()
+            .is_none_or(|found| found.mean.len() == inputs && found.inverse_deviation.len() == inputs);
+        if !fits || parameters.len() != network.parameter_count() {
+            return Err("its description does not match its parameters".into());
+        }
+        let workspace = network.workspace((BLOCK_INPUTS_MAX / inputs.max(1)).clamp(1, BLOCK_ROWS_MAX));
+        Ok(Self { description, network, standardizer, parameters, workspace })
+    }
+
+    /// Reads a model file.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be read, is truncated or corrupt, has another format, or was written by a newer
+    /// version of ringtrain.
+    pub fn load(path: &Path) -> Result<Self, ModelFileError> {
+        storage::load(path)
+    }
+
+    /// Returns the description of the model.
+    pub fn description(&self) -> &ModelDescription {
+        &self.description
+    }
+
+    /// Returns the shape of the model.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// Returns the scaling of the inputs. Returns `None` if the inputs are not scaled.
+    pub fn standardizer(&self) -> Option<&Standardizer> {
+        self.standardizer.as_ref()
+    }
+
+    /// Returns the parameters, in the order of [`Network::tensors`].
+    pub fn parameters(&self) -> &[f32] {
+        &self.parameters
+    }
+
+    /// Returns the inputs of a block of rows. The caller writes encoded values to the first rows before it calls
+    /// [`predict`](Self::predict).
+    pub(crate) fn inputs_mut(&mut self) -> ArrayViewMut2<'_, f32> {
+        self.workspace.input.view_mut()
+    }
+
+    /// Standardizes the first `rows` rows of [`inputs_mut`](Self::inputs_mut) in place and returns a prediction for each row.
+    pub(crate) fn predict(&mut self, rows: usize) -> Vec<Prediction> {
+        if let Some(Standardizer { mean, inverse_deviation }) = &self.standardizer {
+            for mut row in self.workspace.input.slice_mut(s![..rows, ..]).rows_mut() {
+                for ((value, mean), inverse) in row.iter_mut().zip(mean).zip(inverse_deviation) {
+                    *value = (*value - mean) * inverse;
+                }
+            }
+        }
+        let outputs = self.network.outputs(&self.parameters, &mut self.workspace, rows);
+        let target = &self.description.target;
+        let predict = |output: ArrayView1<'_, f32>| match self.description.task {
+            Task::Regression => Prediction::Number(target.mean + target.deviation * f64::from(output[0])),
+            Task::Classification => {
+                let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let powers: Vec<f64> = output.iter().map(|&value| f64::from(value - max).exp()).collect();
+                let sum: f64 = powers.iter().sum();
+                // An output may be NaN if an input is extremely large. The first class is then the prediction, as in numpy.
+                let class = output.iter().position(|&value| value == max).unwrap_or_default();
+                Prediction::Class { class, probabilities: powers.iter().map(|power| power / sum).collect() }
+            }
+        };
+        outputs.rows().into_iter().map(predict).collect()
+    }
+}

@@ -1,0 +1,220 @@
+//! Writes and reads the bytes of model files.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+
+use super::digest::content_digest;
+use super::{ModelDescription, ModelFileError, SavedModel};
+use crate::train::atomic_file;
+use crate::train::data::Standardizer;
+use crate::train::model::PARAMETERS_MAX;
+
+/// The format in the metadata of a model file.
+pub(crate) const FORMAT: &str = "ringtrain-model";
+/// The version of the format that this program writes. The program reads this version and all earlier versions.
+pub(crate) const VERSION: u64 = 1;
+/// The maximum length in bytes of the header of a safetensors file.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+/// The maximum length in bytes of a model file.
+const FILE_BYTES_MAX: u64 = HEADER_BYTES_MAX + 4 * (PARAMETERS_MAX as u64 + (2 * super::COLUMNS_MAX) as u64);
+/// The names of the tensors that hold the standardization.
+pub(super) const MEAN: &str = "features.mean";
+pub(super) const INVERSE_DEVIATION: &str = "features.inverse_deviation";
+
+/// Returns the name, the shape and the values of each tensor of a model.
+fn tensors(model: &SavedModel) -> Vec<(String, Vec<usize>, &[u8])> {
+    let bytes = |values| bytemuck::cast_slice::<f32, u8>(values);
+    let mut tensors: Vec<_> = model
+        .network()
+        .tensors()
+        .into_iter()
+        .map(|(name, shape, range)| (name, shape, bytes(&model.parameters()[range])))
+        .collect();
+    if let Some(Standardizer { mean, inverse_deviation }) = model.standardizer() {
+        tensors.push((MEAN.into(), vec![mean.len()], bytes(mean)));
+        tensors.push((INVERSE_DEVIATION.into(), vec![inverse_deviation.len()], bytes(inverse_deviation)));
+    }
+    tensors
+}
+
+/// Returns the bytes of a model file.
+pub(super) fn to_bytes(model: &SavedModel) -> Result<Vec<u8>, String> {
+    let description = serde_json::to_string(model.description()).map_err(|error| error.to_string())?;
+    assemble(description, &tensors(model))
+}
+
+/// Returns the bytes of a model file with a description and tensors.
+fn assemble(description: String, tensors: &[(String, Vec<usize>, &[u8])]) -> Result<Vec<u8>, String> {
+    let digest = content_digest(&description, tensors);
+    let metadata = HashMap::from([
+        ("format".to_owned(), FORMAT.to_owned()),
+        ("version".to_owned(), VERSION.to_string()),
+        ("description".to_owned(), description),
+        ("sha256".to_owned(), digest),
+    ]);
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        let view = TensorView::new(Dtype::F32, shape.clone(), bytes);
+        (name.as_str(), view.expect("the number of bytes of a tensor matches its shape"))
+    });
+    safetensors::serialize(views, Some(metadata)).map_err(|error| error.to_string())
+}
+
+/// Writes a model file. The file at `path` is replaced only after the new file is on the disk.
+pub(crate) fn save(path: &Path, model: &SavedModel) -> Result<(), ModelFileError> {
+    let fail = |source| ModelFileError::io("write", path, source);
+    let bytes = to_bytes(model).map_err(|problem| fail(io::Error::other(problem)))?;
+    atomic_file::write(path, &bytes).map_err(fail)
+}
+
+/// The parts of a safetensors file: its metadata and its tensors.
+pub(crate) struct FileEntries {
+    pub(crate) metadata: HashMap<String, String>,
+    /// The name, the type, the shape and the bytes of each tensor, sorted by name.
+    pub(crate) tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)>,
+}
+
+/// Reads a safetensors file of any format.
+pub(crate) fn read_entries(path: &Path) -> Result<FileEntries, ModelFileError> {
+    let fail = |source| ModelFileError::io("read", path, source);
+    let file = File::open(path).map_err(fail)?;
+    if file.metadata().map_err(fail)?.is_dir() {
+        return Err(ModelFileError::foreign(path, "it is a directory"));
+    }
+    let mut bytes = Vec::new();
+    (&file).take(9).read_to_end(&mut bytes).map_err(fail)?;
+    check_start(path, &bytes)?;
+    (&file).take(FILE_BYTES_MAX).read_to_end(&mut bytes).map_err(fail)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        let problem = format!("it has more than {FILE_BYTES_MAX} bytes");
+        return Err(ModelFileError::foreign(path, problem));
+    }
+    parse_entries(path, &bytes)
+}
+
+/// Returns an error if a file does not start like a safetensors file: with the length of its header, which is a JSON object.
+fn check_start(path: &Path, bytes: &[u8]) -> Result<(), ModelFileError> {
+    match bytes {
+        [] => Err(ModelFileError::corrupt(path, "it is empty")),
+        [_, _, _, _, _, _, _, _, first, ..] if *first != b'{' => {
+            Err(ModelFileError::foreign(path, "it does not start like a safetensors file"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Parses the bytes of a safetensors file of any format.
+fn parse_entries(path: &Path, bytes: &[u8]) -> Result<FileEntries, ModelFileError> {
+    check_start(path, bytes)?;
+    let corrupt = |error: safetensors::SafeTensorError| ModelFileError::corrupt(path, error.to_string());
+    let (_, header) = SafeTensors::read_metadata(bytes).map_err(corrupt)?;
+    let views = SafeTensors::deserialize(bytes).map_err(corrupt)?;
+    let mut tensors: Vec<_> = views
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| (name, view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+        .collect();
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(FileEntries { metadata: header.metadata().clone().unwrap_or_default(), tensors })
+}
+
+/// Returns an error if the metadata are not those of a model file that this program can read.
+fn check_format(path: &Path, metadata: &HashMap<String, String>) -> Result<(), ModelFileError> {
+    match metadata.get("format").map(String::as_str) {
+        Some(FORMAT) => {}
+        Some(other) if other.starts_with("ringtrain-") && metadata.contains_key("state_hash") => {
+            return Err(ModelFileError::Checkpoint { path: path.to_owned() });
+        }
+        Some(other) => {
+            let problem = format!("its format is `{other}`, but the format of model files is `{FORMAT}`");
+            return Err(ModelFileError::foreign(path, problem));
+        }
+        None => return Err(ModelFileError::foreign(path, "its metadata has no format")),
+    }
+    let version = metadata.get("version").and_then(|text| text.parse::<u64>().ok());
+    match version {
+        None | Some(0) => Err(ModelFileError::corrupt(path, "its version is missing or is not a number")),
+        Some(version) if version > VERSION => Err(ModelFileError::Newer { path: path.to_owned(), version }),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Reads a model file, and checks all of its content.
+pub(super) fn load(path: &Path) -> Result<SavedModel, ModelFileError> {
+    to_model(path, &read_entries(path)?)
+}
+
+/// Parses the bytes of a model file, and checks all of the content.
+#[cfg(test)]
+pub(super) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<SavedModel, ModelFileError> {
+    to_model(path, &parse_entries(path, bytes)?)
+}
+
+fn to_model(
+    path: &Path,
+    FileEntries { metadata, tensors }: &FileEntries,
+) -> Result<SavedModel, ModelFileError> {
+    check_format(path, metadata)?;
+    let corrupt = |problem: String| ModelFileError::corrupt(path, problem);
+    let value = |key: &str| metadata.get(key).ok_or_else(|| corrupt(format!("its {key} is missing")));
+    if let Some((name, dtype, ..)) = tensors.iter().find(|(_, dtype, ..)| *dtype != Dtype::F32) {
+        return Err(corrupt(format!("the tensor {name} holds {dtype:?} and not F32")));
+    }
+    let parts: Vec<(String, Vec<usize>, &[u8])> = tensors
+        .iter()
+        .map(|(name, _, shape, bytes)| (name.clone(), shape.clone(), bytes.as_slice()))
+        .collect();
+    let description = value("description")?;
+    if *value("sha256")? != content_digest(description, &parts) {
+        return Err(corrupt("its content does not match its checksum".into()));
+    }
+    let description: ModelDescription = serde_json::from_str(description)
+        .map_err(|error| corrupt(format!("its description is not valid: {error}")))?;
+    let network = description.check().map_err(corrupt)?;
+    let mut found: HashMap<String, (Vec<usize>, &[u8])> =
+        parts.into_iter().map(|(name, shape, bytes)| (name, (shape, bytes))).collect();
+    let mut take = |name: &str, wanted: &[usize]| match found.remove(name) {
+        None => Err(corrupt(format!("the tensor {name} is missing"))),
+        Some((shape, _)) if shape != wanted => {
+            Err(corrupt(format!("the tensor {name} has the shape {shape:?} and not {wanted:?}")))
+        }
+        Some((_, bytes)) => {
+            let values: Vec<f32> =
+                bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+            match values.iter().find(|value| !value.is_finite()) {
+                Some(value) => Err(corrupt(format!("the tensor {name} holds {value}"))),
+                None => Ok(values),
+            }
+        }
+    };
+    let mut parameters = Vec::with_capacity(network.parameter_count().min(tensors.len() << 20));
+    for (name, shape, _) in network.tensors() {
+        parameters.extend(take(&name, &shape)?);
+    }
+    let inputs = [description.inputs()];
+    let has_standardizer = tensors.iter().any(|(name, ..)| name == MEAN);
+    let standardizer = if has_standardizer {
+        let (mean, inverse_deviation) = (take(MEAN, &inputs)?, take(INVERSE_DEVIATION, &inputs)?);
+        Some(Standardizer { mean, inverse_deviation })
+    } else {
+        None
+    };
+    if let Some(name) = found.keys().min() {
+        return Err(corrupt(format!("the tensor {name} does not belong to the model {}", description.model)));
+    }
+    SavedModel::new(description, standardizer, parameters).map_err(corrupt)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Writes a file with any description and the tensors of `model`, with the right checksum.
+    pub(crate) fn write(path: &Path, description: &str, model: &SavedModel) {
+        std::fs::write(path, assemble(description.to_owned(), &tensors(model)).unwrap()).unwrap();
+    }
+}

@@ -1,0 +1,192 @@
+use std::fs;
+use std::path::Path;
+
+use super::storage::{from_bytes, to_bytes};
+use super::*;
+use crate::train::data::{ColumnEncoding, ColumnInputs, MissingPolicy, Standardizer, Task};
+
+fn column(name: &str) -> ColumnEncoding {
+    ColumnEncoding { name: name.into(), inputs: ColumnInputs::Number { fill: None, indicator: false } }
+}
+
+/// Returns the description of a classifier with two columns and two classes.
+fn description() -> ModelDescription {
+    ModelDescription {
+        written_by: "ringtrain 0.0.0".into(),
+        task: Task::Classification,
+        model: "mlp:2".into(),
+        columns_from: ColumnOrigin::Header,
+        columns: vec![column("a"), column("b")],
+        missing: MissingPolicy::Error,
+        pixel_divisor: Some(16.0),
+        target: TargetDescription { name: Some("y".into()), mean: 0.0, deviation: 1.0 },
+        classes: vec!["no".into(), "yes".into()],
+        training: TrainingRecord { data: "a.csv".into(), train_loss: 0.5, ..TrainingRecord::default() },
+    }
+}
+
+fn model() -> SavedModel {
+    let standardizer = Standardizer { mean: vec![1.0, 2.0], inverse_deviation: vec![0.5, 0.0] };
+    let parameters = (0..12).map(|index| index as f32 * 0.25 - 1.0).collect();
+    SavedModel::new(description(), Some(standardizer), parameters).unwrap()
+}
+
+#[test]
+fn a_loaded_model_equals_the_saved_model() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("m");
+    let saved = model();
+    save(&path, &saved).unwrap();
+    let loaded = SavedModel::load(&path).unwrap();
+    assert_eq!(loaded.description(), saved.description());
+    assert_eq!(loaded.parameters(), saved.parameters());
+    assert_eq!(loaded.standardizer(), saved.standardizer());
+    let plain = SavedModel::new(description(), None, saved.parameters().to_vec()).unwrap();
+    save(&path, &plain).unwrap();
+    assert_eq!(SavedModel::load(&path).unwrap().standardizer(), None);
+}
+
+#[test]
+fn a_file_that_is_truncated_or_has_a_flipped_bit_is_corrupt() {
+    let load_bytes = |bytes: &[u8]| from_bytes(Path::new("m"), bytes);
+    let complete = to_bytes(&model()).unwrap();
+    for len in 0..complete.len() {
+        let error = load_bytes(&complete[..len]).unwrap_err();
+        assert!(matches!(error, ModelFileError::Corrupt { .. }), "{len}: {error}");
+    }
+    assert!(load_bytes(&[complete.as_slice(), &[0]].concat()).is_err());
+    for index in 0..complete.len() {
+        let mut bytes = complete.clone();
+        bytes[index] ^= 1 << (index % 8);
+        let error = load_bytes(&bytes).expect_err(&format!("byte {index}"));
+        let is_expected = matches!(
+            error,
+            ModelFileError::Corrupt { .. } | ModelFileError::Foreign { .. } | ModelFileError::Newer { .. }
+        );
+        assert!(is_expected, "{index}: {error}");
+    }
+}
+
+#[test]
+fn files_of_other_formats_and_versions_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("m");
+    let complete = to_bytes(&model()).unwrap();
+    let edit = |from: &str, to: &str| {
+        assert_eq!(from.len(), to.len());
+        let at = complete.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+        [&complete[..at], to.as_bytes(), &complete[at + to.len()..]].concat()
+    };
+    let cases: [(Vec<u8>, &str); 6] = [
+        (
+            b"a,b,y\n1,2,3\n4,5,6\n".to_vec(),
+            "is not a model file (it does not start like a safetensors file)",
+        ),
+        (
+            edit("\"version\":\"1\"", "\"version\":\"9\""),
+            "has version 9 of the format of model files, but this ringtrain only reads",
+        ),
+        (edit("\"version\":\"1\"", "\"version\":\"x\""), "its version is missing or is not a number"),
+        (edit("ringtrain-model", "pytorch-modules"), "its format is `pytorch-modules`"),
+        (edit("\"format\"", "\"formal\""), "its metadata has no format"),
+        (Vec::new(), "it is empty"),
+    ];
+    for (bytes, expected) in cases {
+        fs::write(&path, bytes).unwrap();
+        let error = SavedModel::load(&path).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains(path.to_str().unwrap()), "{error}");
+    }
+    assert!(SavedModel::load(directory.path()).unwrap_err().to_string().contains("it is a directory"));
+    assert!(SavedModel::load(&path.join("absent")).unwrap_err().to_string().contains("cannot read"));
+}
+
+/// The checksum of these files is right, so the error has to come from the check of the field.
+#[test]
+fn every_field_of_the_description_is_checked() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("m");
+    let text = serde_json::to_string(&description()).unwrap();
+    let cases = [
+        ("\"mlp:2\"", "\"mlp:0\"", "a layer of 0 units"),
+        ("\"mlp:2\"", "\"tree\"", "the model tree"),
+        ("\"mlp:2\"", "\"linear\"", "cannot predict classes"),
+        ("\"mlp:2\"", "\"mlp:3\"", "has the shape [2, 2] and not [3, 2]"),
+        ("\"mlp:2\"", "\"softmax\"", "the tensor layers.1.bias does not belong to the model softmax"),
+        ("\"mlp:2\"", "\"mlp:2,2\"", "the tensor layers.2.weight is missing"),
+        ("\"mlp:2\"", "\"mlp:65536,65536\"", "too many parameters"),
+        ("\"no\",\"yes\"", "\"no\"", "has 1 classes"),
+        ("\"no\",\"yes\"", "\"no\",\"no\"", "two classes have the same name"),
+        ("\"classification\"", "\"regression\"", "predicts numbers"),
+        ("\"classification\"", "\"ranking\"", "unknown variant `ranking`"),
+        ("\"name\":\"b\"", "\"name\":\"a\"", "two columns have the same name"),
+        ("b\",\"inputs\":{\"number\"", "b\",\"inputs\":{\"image\"", "unknown variant `image`"),
+        (
+            "{\"name\":\"b\",\"inputs\":{\"number\":{\"fill\":null,\"indicator\":false}}}",
+            "{\"name\":\"b\",\"inputs\":{\"one-hot\":{\"categories\":[\"x\",\"x\"]}}}",
+            "are not sorted, or two are equal",
+        ),
+        (
+            "{\"name\":\"b\",\"inputs\":{\"number\":{\"fill\":null,\"indicator\":false}}}",
+            "{\"name\":\"b\",\"inputs\":{\"hashed\":{\"buckets\":0}}}",
+            "has 0 buckets",
+        ),
+        (
+            "{\"name\":\"b\",\"inputs\":{\"number\":{\"fill\":null,\"indicator\":false}}}",
+            "{\"name\":\"b\",\"inputs\":{\"hashed\":{\"buckets\":4294967295}}}",
+            "has 4294967295 buckets",
+        ),
+        ("\"missing\":\"error\"", "\"missing\":\"guess\"", "unknown variant `guess`"),
+        ("16.0", "0.0", "are divided by 0"),
+        ("16.0", "1e999", "number out of range"),
+        ("\"deviation\":1.0", "\"deviation\":0.0", "the deviation 0"),
+        ("\"deviation\":1.0", "\"deviation\":null", "null"),
+        (
+            "\"columns\":[",
+            "\"columns\":[{\"name\":\"c\",\"inputs\":{\"hashed\":{\"buckets\":1}}},",
+            "has the shape [2, 2] and not [2, 3]",
+        ),
+        ("\"header\"", "\"guess\"", "unknown variant `guess`"),
+    ];
+    for (from, to, expected) in cases {
+        assert_eq!(text.matches(from).count(), 1, "{from}");
+        storage::tests::write(&path, &text.replace(from, to), &model());
+        let error = SavedModel::load(&path).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("corrupt"), "{to}: {error}");
+    }
+    storage::tests::write(&path, &text.replace("{\"written_by\"", "{\"later\":[1],\"written_by\""), &model());
+    assert_eq!(SavedModel::load(&path).unwrap().description(), &description());
+}
+
+#[test]
+fn a_tensor_with_a_value_that_is_not_finite_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("m");
+    let mut parameters = model().parameters().to_vec();
+    parameters[3] = f32::NAN;
+    save(&path, &SavedModel::new(description(), None, parameters).unwrap()).unwrap();
+    let error = SavedModel::load(&path).unwrap_err().to_string();
+    assert!(error.contains("the tensor layers.0.weight holds NaN"), "{error}");
+}
+
+#[test]
+fn predictions_follow_the_documentation_of_the_format() {
+    let mut model = model();
+    // The second column is constant, so its input is 0.
+    let rows = [[3.0, 8.0], [-1.0, 16.0]];
+    for (values, mut inputs) in rows.iter().zip(model.inputs_mut().rows_mut()) {
+        inputs.assign(&ndarray::aview1(values));
+    }
+    let parameters = model.parameters().to_vec();
+    for (row, prediction) in rows.iter().zip(model.predict(2)) {
+        let input = (row[0] - 1.0) * 0.5;
+        let hidden = [0, 1].map(|unit| (parameters[2 * unit] * input + parameters[4 + unit]).max(0.0));
+        let outputs = [0, 1].map(|class| {
+            let at = 6 + 2 * class;
+            f64::from(parameters[at] * hidden[0] + parameters[at + 1] * hidden[1] + parameters[10 + class])
+        });
+        let Prediction::Class { class, probabilities } = prediction else { panic!("not a class") };
+        let expected = 1.0 / (1.0 + (outputs[0] - outputs[1]).exp());
+        assert!((probabilities[1] - expected).abs() < 1e-6, "{probabilities:?} {expected}");
+        assert_eq!(class, usize::from(expected > 0.5));
+    }
+}

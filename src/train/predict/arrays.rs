@@ -1,0 +1,204 @@
+//! Reads the rows of arrays: files of numpy, and data sets that [`DataSource`] reads.
+
+use std::path::{Path, PathBuf};
+
+use ndarray::{Array2, ArrayView1, ArrayViewMut1, ArrayViewMut2, ShapeBuilder, s};
+
+use super::input::RowReader;
+use super::truth::{Truth, TruthParser};
+use crate::train::data::{
+    ColumnEncoding, ColumnInputs, DataError, DataSource, Features, LoadOptions, NpyStream, Samples,
+    TableEncoding, Targets, npy,
+};
+use crate::train::model_file::ModelDescription;
+
+/// Returns an error if the data has a different number of columns than the model, or if the model needs text.
+fn check_columns(name: &str, found: usize, description: &ModelDescription) -> Result<(), DataError> {
+    let wanted = description.columns.len();
+    if found != wanted {
+        let problem = format!("{name} has {found} features, but the model was trained on {wanted}");
+        return Err(DataError::Unsuitable(problem));
+    }
+    let is_number = |column: &&ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { .. });
+    match description.columns.iter().find(|column| !is_number(column)) {
+        Some(text) => Err(DataError::Unsuitable(format!(
+            "{name} holds numbers, but column `{}` of the model holds categories; pass a table",
+            text.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Encodes the cells of a row.
+fn encode(
+    encoding: &TableEncoding,
+    divisor: Option<f32>,
+    cells: &ArrayView1<'_, f32>,
+    mut inputs: ArrayViewMut1<'_, f32>,
+) {
+    encoding.expand(cells, inputs.view_mut());
+    if let Some(divisor) = divisor {
+        inputs.mapv_inplace(|value| value / divisor);
+    }
+}
+
+/// The rows of an array in numpy's format. An array in row-major order is read block by block.
+pub(super) struct NpyRows {
+    path: PathBuf,
+    data: NpyData,
+    encoding: TableEncoding,
+    pixel_divisor: Option<f32>,
+    /// The number of rows that are read, and the number of all rows.
+    position: usize,
+    rows: usize,
+    /// The path and the values of the targets, and how to convert them.
+    truths: Option<(PathBuf, Vec<f64>, TruthParser)>,
+}
+
+enum NpyData {
+    Stream(NpyStream),
+    /// An array in column-major order, which is read at once.
+    Whole(Array2<f64>),
+}
+
+impl NpyRows {
+    pub(super) fn open(
+        path: &Path,
+        targets: Option<&Path>,
+        description: &ModelDescription,
+    ) -> Result<Self, DataError> {
+        let stream = npy::open_stream(path)?;
+        let &[rows, columns] = stream.shape.as_slice() else {
+            let problem =
+                format!("has shape {:?}; features need two dimensions, (rows, features)", stream.shape);
+            return Err(DataError::malformed(path, problem));
+        };
+        let (rows, columns) = (rows as usize, columns as usize);
+        check_columns(&path.display().to_string(), columns, description)?;
+        let data = if stream.fortran_order {
+            let values = npy::read(path)?.values;
+            let array = Array2::from_shape_vec((rows, columns).f(), values);
+            NpyData::Whole(array.expect("the length was checked against the header"))
+        } else {
+            NpyData::Stream(stream)
+        };
+        let truths = match targets {
+            None => None,
+            Some(targets) => {
+                let array = npy::read(targets)?;
+                if !matches!(array.shape.as_slice(), [_] | [_, 1]) || array.values.len() != rows {
+                    let problem = format!(
+                        "has shape {:?}, but it needs one value for each of {rows} rows",
+                        array.shape
+                    );
+                    return Err(DataError::malformed(targets, problem));
+                }
+                Some((targets.to_owned(), array.values, TruthParser::new(description)))
+            }
+        };
+        let (encoding, pixel_divisor) = (description.encoding(), description.pixel_divisor);
+        Ok(Self { path: path.to_owned(), data, encoding, pixel_divisor, position: 0, rows, truths })
+    }
+}
+
+impl RowReader for NpyRows {
+    fn read_rows(
+        &mut self,
+        mut inputs: ArrayViewMut2<'_, f32>,
+        truths: &mut Vec<Truth>,
+    ) -> Result<usize, DataError> {
+        let count = inputs.nrows().min(self.rows - self.position);
+        if count == 0 {
+            return Ok(0);
+        }
+        let columns = self.encoding.columns.len();
+        let rows = self.position..self.position + count;
+        let values = match &mut self.data {
+            NpyData::Stream(stream) => {
+                let values = stream.read((count * columns) as u64, rows.end == self.rows, &self.path)?;
+                Array2::from_shape_vec((count, columns), values).expect("so many values were read")
+            }
+            NpyData::Whole(array) => array.slice(s![rows.clone(), ..]).to_owned(),
+        };
+        for (index, row) in rows.enumerate() {
+            for (column, value) in values.row(index).iter().enumerate() {
+                if !(*value as f32).is_finite() {
+                    let place = format!("row {row}, column {column} (both counted from 0)");
+                    let problem = format!("{place}: {value} is not a finite number");
+                    return Err(DataError::malformed(&self.path, problem));
+                }
+            }
+            let cells = values.row(index).mapv(|value| value as f32);
+            encode(&self.encoding, self.pixel_divisor, &cells.view(), inputs.row_mut(index));
+            if let Some((path, targets, parser)) = &self.truths {
+                let truth = parser.convert(targets[row]);
+                truths.push(truth.map_err(|why| {
+                    DataError::malformed(path, format!("row {row} (counted from 0): {why}"))
+                })?);
+            }
+        }
+        self.position += count;
+        Ok(count)
+    }
+}
+
+/// The rows of a data set in memory.
+pub(super) struct DatasetRows {
+    name: String,
+    samples: Samples,
+    /// The names of the classes in the data.
+    classes: Vec<String>,
+    pixel_divisor: Option<f32>,
+    position: usize,
+    truths: Option<TruthParser>,
+}
+
+impl DatasetRows {
+    /// Reads the test set of IDX data, and all rows of other data.
+    pub(super) fn open(
+        source: &DataSource,
+        needs_target: bool,
+        description: &ModelDescription,
+    ) -> Result<Self, DataError> {
+        let task = Some(description.task);
+        let dataset = source.load(&LoadOptions { task, ..LoadOptions::default() })?;
+        let samples = if matches!(source, DataSource::Idx(_)) { dataset.test } else { dataset.train };
+        check_columns(&dataset.name, samples.features.columns(), description)?;
+        Ok(Self {
+            name: dataset.name,
+            samples,
+            classes: dataset.classes,
+            pixel_divisor: description.pixel_divisor,
+            position: 0,
+            truths: needs_target.then(|| TruthParser::new(description)),
+        })
+    }
+}
+
+impl RowReader for DatasetRows {
+    fn read_rows(
+        &mut self,
+        mut inputs: ArrayViewMut2<'_, f32>,
+        truths: &mut Vec<Truth>,
+    ) -> Result<usize, DataError> {
+        let count = inputs.nrows().min(self.samples.len() - self.position);
+        let rows = self.position..self.position + count;
+        self.samples.features.gather(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
+        // Pixels of images are divided already.
+        if let (Some(divisor), Features::Numbers(_)) = (self.pixel_divisor, &self.samples.features) {
+            inputs.mapv_inplace(|value| value / divisor);
+        }
+        self.position += count;
+        let Some(parser) = &self.truths else { return Ok(count) };
+        for row in rows {
+            let truth = match &self.samples.targets {
+                Targets::Numbers(values) => parser.convert(values[row]),
+                Targets::Classes(values) => parser.parse(&self.classes[values[row] as usize]),
+            };
+            truths.push(
+                truth.map_err(|why| DataError::Unsuitable(format!("{}: row {row}: {why}", self.name)))?,
+            );
+        }
+        Ok(count)
+    }
+}

@@ -1,0 +1,107 @@
+//! New data: where the rows come from.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use ndarray::ArrayViewMut2;
+
+use super::arrays::{DatasetRows, NpyRows};
+use super::table::TableRows;
+use super::truth::Truth;
+use crate::train::data::{DataError, DataSource, HeaderRow, Separator};
+use crate::train::model_file::ModelDescription;
+
+/// New data, as `--data` of `ringtrain predict` names it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NewData {
+    /// A table. `None` reads standard input.
+    Table(Option<PathBuf>),
+    /// An array of features in numpy's format, and perhaps an array of targets.
+    Npy(PathBuf, Option<PathBuf>),
+    /// Data that [`DataSource`] reads.
+    Source(DataSource),
+}
+
+/// What to read from new data.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct InputOptions {
+    /// The data.
+    pub data: NewData,
+    /// Whether the first row of a table holds the names of the columns.
+    pub header: HeaderRow,
+    /// The character between the cells of a table. If `None`, the first rows decide.
+    pub separator: Option<Separator>,
+    /// Whether to read targets, and from which column of a table.
+    pub target: TargetColumn,
+}
+
+/// Whether to read targets, and from which column of a table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum TargetColumn {
+    /// Read no targets.
+    Unread,
+    /// Read the targets from the column with the name that the column had in training.
+    SameName,
+    /// Read the targets from the column with this name or number.
+    Named(String),
+}
+
+impl FromStr for NewData {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "-" {
+            return Ok(Self::Table(None));
+        }
+        let is_npy =
+            Path::new(text).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"));
+        if is_npy && !text.contains(".npy,") {
+            return Ok(Self::Npy(text.into(), None));
+        }
+        Ok(match text.parse()? {
+            DataSource::Csv(path) => Self::Table(Some(path)),
+            DataSource::Npy(features, targets) => Self::Npy(features, Some(targets)),
+            other => Self::Source(other),
+        })
+    }
+}
+
+/// Reads rows and encodes their features.
+pub(super) trait RowReader {
+    /// Reads the next rows, at most as many as `inputs` has. Writes the encoded features of each row to a row of `inputs`, and
+    /// pushes the target of each row if targets are read. Returns the number of rows, which is 0 at the end.
+    fn read_rows(
+        &mut self,
+        inputs: ArrayViewMut2<'_, f32>,
+        truths: &mut Vec<Truth>,
+    ) -> Result<usize, DataError>;
+
+    /// Returns the number of rows that were left out because their target is missing.
+    fn rows_without_target(&self) -> u64 {
+        0
+    }
+}
+
+/// Opens new data for a model.
+///
+/// # Errors
+///
+/// If the data cannot be read, or if it does not have the columns that the model needs.
+pub(super) fn open(
+    options: &InputOptions,
+    description: &ModelDescription,
+) -> Result<Box<dyn RowReader>, DataError> {
+    let needs_target = options.target != TargetColumn::Unread;
+    Ok(match &options.data {
+        NewData::Table(path) => Box::new(TableRows::open(path.as_deref(), options, description)?),
+        NewData::Npy(features, None) if needs_target => {
+            let problem = "has no targets; pass a pair: --data FEATURES.npy,TARGETS.npy";
+            return Err(DataError::malformed(features, problem));
+        }
+        NewData::Npy(features, targets) => {
+            let targets = targets.as_deref().filter(|_| needs_target);
+            Box::new(NpyRows::open(features, targets, description)?)
+        }
+        NewData::Source(source) => Box::new(DatasetRows::open(source, needs_target, description)?),
+    })
+}

@@ -1,0 +1,55 @@
+//! Computes predictions of a [`SavedModel`] for new data, row by row, and compares predictions with targets.
+
+mod arrays;
+mod columns;
+mod evaluation;
+mod input;
+mod output;
+mod report;
+mod table;
+mod truth;
+
+use super::data::DataError;
+use super::model_file::{Prediction, SavedModel};
+
+pub use evaluation::{ClassReport, Evaluation, TopK, evaluate};
+pub use input::{InputOptions, NewData, TargetColumn};
+pub use output::{OutputError, PredictError, PredictionOutput, predict};
+pub(crate) use truth::Truth;
+
+use input::RowReader;
+
+/// Calls `each` with the prediction and the target of each row. The target is `None` if the reader reads no targets. Returns the
+/// number of rows.
+fn for_each_row<E: From<DataError>>(
+    model: &mut SavedModel,
+    reader: &mut dyn RowReader,
+    mut each: impl FnMut(&Prediction, Option<Truth>) -> Result<(), E>,
+) -> Result<u64, E> {
+    let mut rows = 0;
+    let mut truths = Vec::new();
+    loop {
+        truths.clear();
+        let count = reader.read_rows(model.inputs_mut(), &mut truths)?;
+        if count == 0 {
+            return Ok(rows);
+        }
+        for (index, prediction) in model.predict(count).iter().enumerate() {
+            rows += 1;
+            let is_finite = match prediction {
+                Prediction::Number(value) => value.is_finite(),
+                Prediction::Class { probabilities, .. } => {
+                    probabilities.iter().all(|value| value.is_finite())
+                }
+            };
+            if !is_finite {
+                let problem = format!(
+                    "the prediction for row {rows} (counted from 1, without the header) is not finite; a value in this row is \
+                     far outside the range of the training data"
+                );
+                return Err(DataError::Unsuitable(problem).into());
+            }
+            each(prediction, truths.get(index).copied())?;
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Writes predictions as CSV or as an array in numpy's format.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufWriter, Seek as _, SeekFrom, Write};
+use std::path::PathBuf;
+
+use super::for_each_row;
+use super::input::{InputOptions, TargetColumn, open};
+use crate::train::atomic_file::ReplacementFile;
+use crate::train::data::DataError;
+use crate::train::model_file::{ModelDescription, Prediction, SavedModel};
+
+/// The length in bytes of the header of an array in numpy's format, which leaves room for any number of rows.
+const NPY_HEADER_BYTES: usize = 128;
+
+/// Where to write predictions.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PredictionOutput {
+    /// Comma-separated values on standard output.
+    StandardOutput,
+    /// A file with comma-separated values.
+    Csv(PathBuf),
+    /// A file in numpy's format: the probabilities of all classes as `f32`, or the numbers as `f64`.
+    Npy(PathBuf),
+}
+
+/// The predictions cannot be written.
+#[derive(thiserror::Error)]
+#[error("cannot write the predictions to {target}: {source}")]
+pub struct OutputError {
+    target: String,
+    /// The error of the operating system.
+    source: io::Error,
+}
+
+/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
+impl fmt::Debug for OutputError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The reason why predictions cannot be computed or written.
+#[derive(thiserror::Error, Debug)]
+#[non_exhaustive]
+pub enum PredictError {
+    /// The new data cannot be used.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The output cannot be written.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+}
+
+impl PredictionOutput {
+    /// Returns the output for a path: a file in numpy's format if the name ends in `.npy`, otherwise a file with comma-separated
+    /// values.
+    pub fn from_path(path: PathBuf) -> Self {
+        let is_npy = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"));
+        if is_npy { Self::Npy(path) } else { Self::Csv(path) }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::StandardOutput => "standard output".into(),
+            Self::Csv(path) | Self::Npy(path) => path.display().to_string(),
+        }
+    }
+}
+
+/// Computes a prediction for each row of new data, and writes the predictions in the same order. Returns the number of rows.
+/// Memory does not grow with the number of rows of a table or of an array in row-major order. A file at the path of the output is
+/// replaced only after all predictions are written. If the reader of standard output closes it, this is not an error.
+///
+/// # Errors
+///
+/// See [`PredictError`].
+pub fn predict(
+    model: &mut SavedModel,
+    input: &InputOptions,
+    output: &PredictionOutput,
+) -> Result<u64, PredictError> {
+    let input = InputOptions { target: TargetColumn::Unread, ..input.clone() };
+    let mut reader = open(&input, model.description())?;
+    let target = output.name();
+    let fail = |source| PredictError::Output(OutputError { target: target.clone(), source });
+    let mut writer = PredictionWriter::create(output, model.description()).map_err(fail)?;
+    let mut write = |writer: &mut PredictionWriter| {
+        for_each_row(model, &mut *reader, |prediction, _| writer.write(prediction).map_err(fail))
+    };
+    let result = write(&mut writer);
+    match result {
+        Ok(rows) => match writer.finish(rows).map_err(fail) {
+            Err(error) if is_closed_pipe(&error, output) => Ok(rows),
+            finished => finished.map(|()| rows),
+        },
+        Err(error) if is_closed_pipe(&error, output) => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_closed_pipe(error: &PredictError, output: &PredictionOutput) -> bool {
+    let kind = match error {
+        PredictError::Output(OutputError { source, .. }) => source.kind(),
+        PredictError::Data(_) => return false,
+    };
+    *output == PredictionOutput::StandardOutput && kind == io::ErrorKind::BrokenPipe
+}
+
+/// Writes predictions to an open output.
+struct PredictionWriter {
+    format: Format,
+    /// The names of the classes. Empty for regression.
+    classes: Vec<String>,
+    /// The file to complete. `None` for standard output.
+    file: Option<ReplacementFile>,
+}
+
+enum Format {
+    Csv(Box<csv::Writer<Box<dyn Write>>>),
+    Npy(BufWriter<File>),
+}
+
+impl PredictionWriter {
+    /// Opens the output, and writes the header.
+    fn create(output: &PredictionOutput, description: &ModelDescription) -> io::Result<Self> {
+        let file = match output {
+            PredictionOutput::StandardOutput => None,
+            PredictionOutput::Csv(path) | PredictionOutput::Npy(path) => Some(ReplacementFile::create(path)?),
+        };
+        let classes = description.classes.clone();
+        let format = match (&file, output) {
+            (Some(file), PredictionOutput::Npy(_)) => Format::Npy(begin_npy(file.file())?),
+            (file, _) => {
+                let sink: Box<dyn Write> = match file {
+                    Some(file) => Box::new(file.file().try_clone()?),
+                    None => Box::new(io::stdout()),
+                };
+                let mut writer = csv::WriterBuilder::new().buffer_capacity(1 << 16).from_writer(sink);
+                let probabilities = classes.iter().map(|class| format!("probability_{class}"));
+                writer
+                    .write_record(std::iter::once("prediction".to_owned()).chain(probabilities))
+                    .map_err(to_io_error)?;
+                Format::Csv(Box::new(writer))
+            }
+        };
+        Ok(Self { format, classes, file })
+    }
+
+    fn write(&mut self, prediction: &Prediction) -> io::Result<()> {
+        match (&mut self.format, prediction) {
+            (Format::Npy(buffer), Prediction::Number(value)) => buffer.write_all(&value.to_le_bytes()),
+            (Format::Npy(buffer), Prediction::Class { probabilities, .. }) => {
+                probabilities.iter().try_for_each(|&value| buffer.write_all(&(value as f32).to_le_bytes()))
+            }
+            // `Debug` writes very small and very large numbers with an exponent.
+            (Format::Csv(writer), Prediction::Number(value)) => {
+                writer.write_record([format!("{value:?}")]).map_err(to_io_error)
+            }
+            (Format::Csv(writer), Prediction::Class { class, probabilities }) => {
+                writer.write_field(&self.classes[*class]).map_err(to_io_error)?;
+                for &probability in probabilities {
+                    writer.write_field(format!("{:?}", probability as f32)).map_err(to_io_error)?;
+                }
+                writer.write_record(None::<&[u8]>).map_err(to_io_error)
+            }
+        }
+    }
+
+    /// Writes what is buffered, and completes the file.
+    fn finish(self, rows: u64) -> io::Result<()> {
+        match self.format {
+            Format::Csv(mut writer) => writer.flush()?,
+            Format::Npy(mut buffer) => {
+                let columns = (!self.classes.is_empty()).then_some(self.classes.len());
+                buffer.seek(SeekFrom::Start(0))?;
+                buffer.write_all(&npy_header(rows, columns))?;
+                buffer.flush()?;
+            }
+        }
+        self.file.map_or(Ok(()), ReplacementFile::commit)
+    }
+}
+
+/// Returns the error of the operating system. Unlike the conversion of the crate `csv`, keeps the kind of the error.
+fn to_io_error(error: csv::Error) -> io::Error {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error,
+        other => io::Error::other(format!("{other:?}")),
+    }
+}
+
+/// Leaves room for the header of an array in numpy's format, which is written last, because it contains the number of rows.
+fn begin_npy(file: &File) -> io::Result<BufWriter<File>> {
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other(
+            "a .npy file must be a regular file, because its header is written last",
+        ));
+    }
+    let mut buffer = BufWriter::with_capacity(1 << 16, file.try_clone()?);
+    buffer.write_all(&[0; NPY_HEADER_BYTES])?;
+    Ok(buffer)
+}
+
+/// Returns the header of an array in numpy's format: of `f32` with two dimensions, or, without `columns`, of `f64` with one
+/// dimension. Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
+fn npy_header(rows: u64, columns: Option<usize>) -> Vec<u8> {
+    let (element, shape) = match columns {
+        Some(columns) => ("<f4", format!("({rows}, {columns})")),
+        None => ("<f8", format!("({rows},)")),
+    };
+    let text = format!("{{'descr': '{element}', 'fortran_order': False, 'shape': {shape}, }}");
+    let text_bytes = NPY_HEADER_BYTES - 10;
+    let length = (text_bytes as u16).to_le_bytes();
+    let padded = text_bytes - 1;
+    [&b"\x93NUMPY\x01\x00"[..], &length, format!("{text:padded$}\n").as_bytes()].concat()
+}

@@ -1,0 +1,71 @@
+//! The targets with which predictions are compared.
+
+use std::collections::BTreeMap;
+
+use crate::train::data::{Task, parse_number};
+use crate::train::model_file::ModelDescription;
+
+/// The target of a row.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Truth {
+    /// A number, in its original unit.
+    Number(f64),
+    /// The index of a class of the model.
+    Class(usize),
+}
+
+/// Converts the cells of a target column.
+#[derive(Debug)]
+pub(crate) struct TruthParser {
+    task: Task,
+    classes: BTreeMap<String, usize>,
+    /// The first classes, for messages.
+    known: String,
+}
+
+impl TruthParser {
+    pub(crate) fn new(description: &ModelDescription) -> Self {
+        let classes = &description.classes;
+        let mut known: Vec<&str> = classes.iter().take(10).map(String::as_str).collect();
+        if classes.len() > known.len() {
+            known.push("...");
+        }
+        Self {
+            task: description.task,
+            classes: classes.iter().enumerate().map(|(index, name)| (name.clone(), index)).collect(),
+            known: known.join(", "),
+        }
+    }
+
+    /// Converts a cell. Returns a text that says what is wrong.
+    pub(crate) fn parse(&self, cell: &str) -> Result<Truth, String> {
+        match self.task {
+            Task::Regression => parse_number(cell.as_bytes()).map(Truth::Number),
+            Task::Classification => self.find_class(cell),
+        }
+    }
+
+    /// Converts a number.
+    pub(crate) fn convert(&self, value: f64) -> Result<Truth, String> {
+        match self.task {
+            Task::Regression if value.is_finite() => Ok(Truth::Number(value)),
+            Task::Regression => Err(format!("{value} is not a finite number")),
+            Task::Classification => self.find_class(&(value + 0.0).to_string()),
+        }
+    }
+
+    /// Finds a class by its name. If the classes are integers, `3.0` and `03` are names of the class `3`.
+    fn find_class(&self, name: &str) -> Result<Truth, String> {
+        let integer = || {
+            let value = name.parse::<f64>().ok().filter(|value| value.fract() == 0.0)?;
+            self.classes.get(&((value + 0.0) as i64).to_string())
+        };
+        let class = self.classes.get(name).or_else(integer);
+        class.map(|&class| Truth::Class(class)).ok_or_else(|| {
+            format!(
+                "the class `{name}` did not occur in training; the classes of the model are {}",
+                self.known
+            )
+        })
+    }
+}

@@ -1,0 +1,313 @@
+//! Tests of model files with the programs: `ringtrain --save-model`, `predict`, `eval` and `inspect`.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// Runs `ringtrain` in a directory.
+fn ringtrain(directory: &Path, line: &str) -> Output {
+    let program = env!("CARGO_BIN_EXE_ringtrain");
+    Command::new(program).args(line.split_whitespace()).current_dir(directory).output().unwrap()
+}
+
+/// Runs `ringtrain`, which must succeed, and returns its standard output.
+fn succeed(directory: &Path, line: &str) -> String {
+    let output = ringtrain(directory, line);
+    assert!(output.status.success(), "{line}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Checks that a command fails with an exit code and a message.
+fn check_failure(directory: &Path, line: &str, code: i32, expected: &str) {
+    let output = ringtrain(directory, line);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{line}: {stderr}");
+    assert!(stderr.contains(expected) && !stderr.contains("panicked"), "{line}: {stderr}");
+}
+
+/// Returns a directory with three tables of two features: `flowers.csv` has a target `kind` with three classes, `numbers.csv`
+/// has a number `size`, and `plain.csv` holds the same rows without a header.
+fn directory_with_table() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut kinds, mut sizes) = ("width,length,kind\n".to_owned(), String::new());
+    for row in 0..90_u32 {
+        let kind = row % 3;
+        let width = f64::from(row * 7 % 10) / 10.0 + 3.0 * f64::from(kind);
+        let length = f64::from(row * 3 % 11) / 11.0 - 2.0 * f64::from(kind % 2);
+        let name = ["rose", "lily", "iris, blue"][kind as usize];
+        writeln!(kinds, "{width},{length},\"{name}\"").unwrap();
+        writeln!(sizes, "{width},{length},{}", 5.0 + 2.0 * width - 3.0 * length).unwrap();
+    }
+    let write = |name: &str, text: &str| fs::write(directory.path().join(name), text).unwrap();
+    write("flowers.csv", &kinds);
+    write("numbers.csv", &format!("width,length,size\n{sizes}"));
+    write("plain.csv", &sizes);
+    directory
+}
+
+fn read_json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
+
+#[test]
+fn a_classifier_predicts_the_same_from_tables_in_any_order_and_from_standard_input() {
+    let directory = directory_with_table();
+    let place = directory.path();
+    succeed(
+        place,
+        "--data flowers.csv --target kind --model softmax --test-fraction 0 --save-model m --report r.json",
+    );
+    let report = read_json(&fs::read_to_string(place.join("r.json")).unwrap());
+    let evaluation = read_json(&succeed(place, "eval --model m --data flowers.csv --json"));
+    assert_eq!(evaluation["rows"], 90);
+    assert_eq!(evaluation["accuracy"], report["train_accuracy"]);
+    let difference = evaluation["log_loss"].as_f64().unwrap() - report["train_loss"].as_f64().unwrap();
+    assert!(difference.abs() < 1e-9, "{evaluation} {report}");
+    let total: u64 = evaluation["confusion_matrix"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|row| row.as_array().unwrap())
+        .map(|count| count.as_u64().unwrap())
+        .sum();
+    assert_eq!(total, 90);
+
+    let text = succeed(place, "predict --model m --data flowers.csv");
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("prediction,\"probability_iris, blue\",probability_lily,probability_rose"));
+    let first: Vec<&str> = lines.next().unwrap().split(',').collect();
+    assert_eq!(first[0], "rose");
+    assert!((first[1..].iter().map(|cell| cell.parse::<f64>().unwrap()).sum::<f64>() - 1.0).abs() < 1e-6);
+    assert_eq!(text.lines().count(), 91);
+
+    // The same rows without the target, with the columns in another order and an unknown column.
+    let table = fs::read_to_string(place.join("flowers.csv")).unwrap();
+    let rows = table.lines().skip(1).map(|line| {
+        let cells: Vec<&str> = line.splitn(3, ',').collect();
+        format!("{},note,{}\n", cells[1], cells[0])
+    });
+    let reordered: String = std::iter::once("length,extra,width\n".to_owned()).chain(rows).collect();
+    fs::write(place.join("new.csv"), &reordered).unwrap();
+    succeed(place, "predict --model m --data new.csv --output out.csv");
+    assert_eq!(fs::read_to_string(place.join("out.csv")).unwrap(), text);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ringtrain"))
+        .args(["predict", "--model", "m", "--data", "-"])
+        .current_dir(place)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(reordered.as_bytes()).unwrap();
+    assert_eq!(String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap(), text);
+
+    succeed(place, "predict --model m --data new.csv --output out.npy");
+    let bytes = fs::read(place.join("out.npy")).unwrap();
+    assert_eq!(bytes.len(), 128 + 90 * 3 * 4);
+    assert!(String::from_utf8_lossy(&bytes[..128]).contains("'shape': (90, 3), }"));
+    let probability = f32::from_le_bytes(*bytes[128..].first_chunk().unwrap());
+    assert_eq!(Ok(probability), first[1].parse());
+}
+
+#[test]
+fn a_regression_model_predicts_in_the_unit_of_the_target() {
+    let directory = directory_with_table();
+    let place = directory.path();
+    let numbers = fs::read_to_string(place.join("plain.csv")).unwrap();
+    succeed(place, "--data numbers.csv --target size --save-model m");
+    let evaluation = read_json(&succeed(place, "eval --model m --data numbers.csv --json"));
+    assert!(evaluation["r2"].as_f64().unwrap() > 0.9999, "{evaluation}");
+    let text = succeed(place, "predict --model m --data numbers.csv");
+    for (line, row) in text.lines().skip(1).zip(numbers.lines()) {
+        let wanted: f64 = row.rsplit(',').next().unwrap().parse().unwrap();
+        assert!((line.parse::<f64>().unwrap() - wanted).abs() < 0.05, "{line} {row}");
+    }
+    let output = succeed(place, "eval --model m --data numbers.csv");
+    assert!(output.contains("MAE") && output.contains("RMSE") && output.contains("R²"), "{output}");
+    // Without a header, columns are found by position.
+    assert_eq!(
+        succeed(place, "eval --model m --data plain.csv --no-header --target 2 --json"),
+        succeed(place, "eval --model m --data numbers.csv --json")
+    );
+    succeed(place, "--data plain.csv --no-header --target 2 --save-model plain");
+    for data in ["plain.csv --no-header", "numbers.csv"] {
+        assert_eq!(succeed(place, &format!("predict --model plain --data {data}")), text);
+    }
+}
+
+#[test]
+fn data_that_does_not_fit_the_model_is_refused() {
+    let directory = directory_with_table();
+    let place = directory.path();
+    succeed(place, "--data flowers.csv --target kind --model softmax --epochs 3 --save-model m");
+    let files = [
+        ("missing.csv", "width,height\n1,2\n"),
+        ("twice.csv", "width,length,length\n1,2,3\n"),
+        ("text.csv", "width,length\n1,2\n3,long\n"),
+        ("empty_cell.csv", "width,length\n1,2\n3,\n"),
+        ("short.csv", "width,length\n1,2\n3\n"),
+        ("no_target.csv", "width,length,kind\n1,2,rose\n3,4,NA\n"),
+        ("unknown.csv", "width,length,kind\n1,2,rose\n1,2,tulip\n"),
+        ("headless.csv", "1,2\n3,4\n"),
+        ("none.csv", "width,length,kind\n"),
+        ("huge.csv", "width,length\n1,2\n3e38,-3e38\n"),
+        ("nothing.csv", ""),
+    ];
+    for (name, content) in files {
+        fs::write(place.join(name), content).unwrap();
+    }
+    for (line, expected) in [
+        (
+            "predict --data missing.csv",
+            "has no column length, which the model needs; its columns are width, height",
+        ),
+        ("predict --data twice.csv", "more than one column `length`"),
+        ("predict --data text.csv", "line 3, column `length`: `long` is not a number"),
+        ("predict --data empty_cell.csv", "line 3, column `length`: the value is missing"),
+        ("predict --data short.csv", "line 3 has 1 cells, but the first row has 2"),
+        ("predict --data headless.csv", "pass --no-header"),
+        ("predict --data flowers.csv --no-header", "has 3 columns besides the target, but the model needs 2"),
+        ("predict --data nothing.csv", "is empty"),
+        ("predict --data digits", "digits has 64 features, but the model was trained on 2"),
+        ("predict --data absent.csv", "cannot read absent.csv"),
+        (
+            "predict --data huge.csv",
+            "the prediction for row 2 (counted from 1, without the header) is not finite",
+        ),
+        ("eval --data unknown.csv", "line 3, column `kind`: the class `tulip` did not occur in training"),
+        ("predict --data no_target.csv --separator ;", "has no columns width, length, which the model needs"),
+        ("eval --data missing.csv", "has no column `kind`"),
+        ("eval --data none.csv", "the data has no rows"),
+    ] {
+        check_failure(place, &format!("{line} --model m"), 4, expected);
+    }
+    let evaluation = read_json(&succeed(place, "eval --model m --data no_target.csv --json"));
+    assert_eq!((&evaluation["rows"], &evaluation["rows_without_target"]), (&1.into(), &1.into()));
+    check_failure(place, "predict --model flowers.csv --data flowers.csv", 10, "is not a model file");
+    // A failed command leaves the old output unchanged.
+    fs::write(place.join("out.csv"), "old").unwrap();
+    check_failure(place, "predict --model m --data text.csv --output out.csv", 4, "long");
+    assert_eq!(fs::read_to_string(place.join("out.csv")).unwrap(), "old");
+    check_failure(
+        place,
+        "predict --model m --data none.csv --output absent/out.csv",
+        1,
+        "cannot write the predictions",
+    );
+    check_failure(
+        place,
+        "--data flowers.csv --target kind --save-model flowers.csv",
+        10,
+        "would overwrite a file that is not a model",
+    );
+}
+
+#[test]
+fn models_of_pixels_are_inspected_and_checkpoints_become_models() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path();
+    succeed(place, "--epochs 2 --test-fraction 0 --model softmax --checkpoint c --report r.json");
+    let text = succeed(place, "inspect c/checkpoint.safetensors");
+    assert!(text.contains("checkpoint") && text.contains("layers.0.weight"), "{text}");
+    check_failure(
+        place,
+        "eval --model c/checkpoint.safetensors --data digits",
+        10,
+        "--resume --save-model FILE",
+    );
+    succeed(place, "--epochs 2 --test-fraction 0 --model softmax --checkpoint c --resume --save-model m");
+    let report = read_json(&fs::read_to_string(place.join("r.json")).unwrap());
+    let inspection = read_json(&succeed(place, "inspect m --json"));
+    assert_eq!(inspection["description"]["training"]["parameters_hash"], report["parameters_hash"]);
+    assert_eq!((&inspection["kind"], &inspection["inputs"]), (&"model".into(), &64.into()));
+    assert_eq!(inspection["description"]["pixel_divisor"], 16.0);
+    let text = succeed(place, "inspect m");
+    for expected in [
+        "model file, format version 1",
+        "10 classes: 0, 1, 2",
+        "pixels         divided by 16",
+        "... and 44 more",
+    ] {
+        assert!(text.contains(expected), "{text}");
+    }
+    let evaluation = read_json(&succeed(place, "eval --model m --data digits --json"));
+    assert_eq!(evaluation["accuracy"], report["train_accuracy"]);
+    assert_eq!(evaluation["top_k"]["k"], 5);
+    let text = succeed(place, "eval --model m --data digits --top-k 3");
+    assert!(text.contains("top-3 accuracy") && text.contains("confusion matrix"), "{text}");
+}
+
+/// The model file does not depend on the rank that prints or on the directory, and `ringrun` refuses the commands.
+#[test]
+fn rank_0_saves_the_model_under_ringrun() {
+    let directory = directory_with_table();
+    let place = directory.path();
+    let ringrun = |line: &str| {
+        Command::new(env!("CARGO_BIN_EXE_ringrun"))
+            .args(["-n", "2", env!("CARGO_BIN_EXE_ringtrain")])
+            .args(line.split_whitespace())
+            .current_dir(place)
+            .output()
+            .unwrap()
+    };
+    let output = ringrun("--data flowers.csv --target kind --model softmax --epochs 3 --save-model m");
+    assert!(output.status.success(), "{output:?}");
+    succeed(place, "eval --model m --data flowers.csv");
+    let output = ringrun("--data flowers.csv --target kind --epochs 1 --save-model absent/m");
+    assert_eq!(output.status.code(), Some(10), "{output:?}");
+}
+
+/// A reader that closes the pipe (`ringtrain predict | head -1`) must cause neither a panic nor an error.
+#[test]
+fn a_closed_pipe_ends_predictions_without_an_error() {
+    let directory = directory_with_table();
+    let place = directory.path();
+    succeed(place, "--data flowers.csv --target kind --model softmax --epochs 1 --save-model m");
+    let program = env!("CARGO_BIN_EXE_ringtrain");
+    for command in ["predict", "eval"] {
+        let script = format!("({program} {command} --model m --data flowers.csv; echo code $? >&2) | true");
+        let output = Command::new("sh").args(["-c", &script]).current_dir(place).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "code 0\n");
+    }
+}
+
+/// Texts become the same inputs as in training, and missing values are replaced as in training.
+#[test]
+fn text_columns_and_missing_values_are_encoded_as_in_training() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path();
+    let mut table = "size;colour;place;price\n".to_owned();
+    for row in 0..120_u32 {
+        let (colour, bonus) = [("red", 10), ("green", 0), ("NA", -5)][(row % 3) as usize];
+        let size = if row % 10 == 0 { "NA".to_owned() } else { (row * 7 % 20).to_string() };
+        writeln!(table, "{size};{colour};street {};{}", row % 8, 3 * i64::from(row * 7 % 20) + bonus)
+            .unwrap();
+    }
+    fs::write(place.join("t.csv"), &table).unwrap();
+    let train = "--data t.csv --target price --model linear --test-fraction 0 --missing indicator --max-categories 5 --report r.json";
+    succeed(place, &format!("{train} --save-model m"));
+    let report = read_json(&fs::read_to_string(place.join("r.json")).unwrap());
+    let evaluation = read_json(&succeed(place, "eval --model m --data t.csv --json"));
+    let difference = evaluation["r2"].as_f64().unwrap() - report["train_r2"].as_f64().unwrap();
+    assert!(difference.abs() < 1e-9, "{evaluation} {report}");
+    let text = succeed(place, "inspect m");
+    for expected in ["3 categories: , green, red", "text, hashed to 5 inputs", "and set a second input"] {
+        assert!(text.contains(expected), "{text}");
+    }
+    // A text that did not occur in training has no input.
+    fs::write(place.join("new.csv"), "colour,place,size\nblue,elsewhere,?\n").unwrap();
+    assert_eq!(succeed(place, "predict --model m --data new.csv").lines().count(), 2);
+    let rows: Vec<&str> = table.lines().filter(|line| !line.contains("NA")).collect();
+    fs::write(place.join("complete.csv"), rows.join("\n")).unwrap();
+    succeed(place, "--data complete.csv --target price --model linear --epochs 2 --save-model strict");
+    check_failure(place, "eval --model strict --data t.csv", 4, "column `size`: the value is missing");
+    check_failure(
+        place,
+        "predict --model m --data synthetic:9x3",
+        4,
+        "column `colour` of the model holds categories",
+    );
+}
