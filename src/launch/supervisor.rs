@@ -24,7 +24,7 @@ use crate::types::Rank;
 
 /// How long ringrun waits for a process to end after SIGKILL. A process in uninterruptible sleep (a dead network file system, a
 /// driver) may never end.
-const KILL_WAIT: Duration = Duration::from_secs(10);
+const WAIT_AFTER_KILL: Duration = Duration::from_secs(10);
 
 /// An action that the job must perform.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -139,7 +139,8 @@ impl Supervisor {
         }
     }
 
-    /// Reports that a write to ringrun's standard output failed with this `errno`: `EPIPE` if the reader closed the pipe.
+    /// Stops the job, because a write to ringrun's standard output failed with this `errno`. `EPIPE` means that the reader
+    /// closed the pipe.
     pub(super) fn handle_closed_output(&mut self, errno: i32, now: Duration) {
         if self.phase == StopPhase::Running {
             self.outcome = JobOutcome::OutputClosed { errno };
@@ -213,7 +214,7 @@ impl Supervisor {
     fn kill(&mut self, now: Duration) {
         if !matches!(self.phase, StopPhase::Killing { .. } | StopPhase::KillFailed) {
             self.actions.push_back(SupervisorAction::Signal(SIGKILL));
-            self.phase = StopPhase::Killing { until: now + KILL_WAIT };
+            self.phase = StopPhase::Killing { until: now + WAIT_AFTER_KILL };
         }
     }
 

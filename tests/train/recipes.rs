@@ -169,7 +169,7 @@ fn clipped_gradients_are_the_same_on_all_ranks_and_for_all_buckets() {
     }
 }
 
-/// A resumed run keeps the rate of its checkpoint, also on another number of ranks.
+/// A resumed run uses the learning rate in the checkpoint, even with another number of ranks.
 #[test]
 fn the_learning_rate_is_scaled_once_with_the_number_of_ranks() {
     let directory = tempfile::tempdir().unwrap();

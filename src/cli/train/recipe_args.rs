@@ -49,8 +49,9 @@ pub(super) struct RecipeArgs {
     )]
     label_smoothing: f32,
 
-    /// How much the samples of each class count: balanced (all classes count the same), a weight for each class in their order,
-    /// as in 1,2.5, or a CSV file with the columns class,weight. Reported losses include the weights
+    /// The weights of the classes in the loss: balanced (every class has the same total weight), one weight for each class in
+    /// the order in which ringtrain prints the classes, as in 1,2.5, or a CSV file with the columns class,weight. Reported
+    /// losses include the weights
     #[arg(long, value_name = "balanced|W,W,...|FILE", allow_hyphen_values = true, help_heading = "Training")]
     class_weights: Option<String>,
 

@@ -40,7 +40,7 @@ impl Averaging for DiLoCo {
         true
     }
 
-    /// On one rank, the outer step still applies the outer momentum to the changes of the rank.
+    /// In a world of one rank, the outer step still applies the outer momentum to the changes of the parameters.
     fn acts_on_one_rank(&self) -> bool {
         true
     }

@@ -366,8 +366,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return CompletedWork([target])
 
     def _in_place(self, target: Tensor, op: dist.ReduceOp) -> tuple[tuple, Tensors, Callable[[], None] | None]:
-        """Returns three things for a reduction in place of `target`: the arguments, the outputs, and the function that copies
-        the result to `target`."""
+        """For an in-place reduction of `target`, returns the arguments of the core's call, the outputs, and the function that
+        copies the result back to `target`."""
         host, back = tensors.writable(target)
         name = tensors.reduction(op, target.dtype)
         if name == "premulsum":
