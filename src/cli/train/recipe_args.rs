@@ -50,7 +50,7 @@ pub(super) struct RecipeArgs {
     label_smoothing: f32,
 
     /// The weights of the classes in the loss: balanced (every class has the same total weight), one weight for each class in
-    /// the order in which ringtrain prints the classes, as in 1,2.5, or a CSV file with the columns class,weight. Reported
+    /// sorted order, as in 1,2.5, or a CSV file with the columns class,weight. Reported
     /// losses include the weights
     #[arg(long, value_name = "balanced|W,W,...|FILE", allow_hyphen_values = true, help_heading = "Training")]
     class_weights: Option<String>,
