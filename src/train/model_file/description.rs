@@ -11,7 +11,7 @@ use crate::train::model::{Loss, ModelSpec, Network, Scale};
 /// The maximum number of inputs of a column.
 const CATEGORIES_MAX: usize = 1 << 16;
 
-/// The description of a model. [`ModelDescription::check`] checks the limits of all fields.
+/// The description of a model. `ModelDescription::check` checks the limits of all fields.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ModelDescription {
     /// The program that wrote the file, with its version.
