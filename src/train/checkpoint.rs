@@ -2,15 +2,17 @@
 //! the position of the run. A resumed run computes the same result as an uninterrupted run, and may use a different number of
 //! ranks.
 
+mod error;
+
 use std::collections::HashMap;
-use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
+pub use self::error::CheckpointError;
 use super::atomic_file;
 use super::data::Standardizer;
 use super::early_stopping::Best;
@@ -43,99 +45,6 @@ const ADDED_ENTRIES: [(&str, &str); 8] = [
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The size in bytes that [`check_space`] assumes for the names, the metadata and the history.
 const HEADER_BYTES_ASSUMED: u64 = 1 << 16;
-
-/// The reason why a checkpoint cannot be read, used or written, or why a report cannot be written.
-#[derive(thiserror::Error)]
-#[non_exhaustive]
-pub enum CheckpointError {
-    /// The operating system returned an error.
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        /// The operation that failed, as a verb, such as `read`.
-        action: &'static str,
-        /// The file or directory.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
-    /// A checkpoint cannot be saved.
-    #[error(
-        "cannot save checkpoints to {}, which need {bytes} bytes: {source}; free some space or pass another --checkpoint \
-         directory",
-        path.display()
-    )]
-    NoSpace {
-        /// The file.
-        path: PathBuf,
-        /// The number of bytes that are needed.
-        bytes: u64,
-        /// The error of the operating system.
-        source: io::Error,
-    },
-    /// The file is damaged.
-    #[error(
-        "{} is truncated or corrupt ({problem}); restore it from a copy, or pass another --checkpoint directory",
-        path.display()
-    )]
-    Corrupt {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        problem: String,
-    },
-    /// The checkpoint was saved by a run with different options or data.
-    #[error(
-        "cannot resume from {}: it was saved with {what} {found}, but this run has {what} {wanted}; resume with the original \
-         options, or pass another --checkpoint directory",
-        path.display()
-    )]
-    Unfit {
-        /// The file.
-        path: PathBuf,
-        /// The option, or the property of the data, that differs.
-        what: String,
-        /// The value in the checkpoint.
-        found: String,
-        /// The value in this run.
-        wanted: String,
-    },
-    /// The checkpoint was saved by a run with different data of the same size.
-    #[error(
-        "cannot resume from {}: it was saved with --data {found}, but --data {wanted} of this run contains different values; \
-         resume with the original data, or pass another --checkpoint directory",
-        path.display()
-    )]
-    OtherData {
-        /// The file.
-        path: PathBuf,
-        /// The name of the data with which the checkpoint was saved.
-        found: String,
-        /// The name of the data of this run.
-        wanted: String,
-    },
-    /// A checkpoint exists, and `--resume` was not given.
-    #[error(
-        "{} already exists; pass --resume to continue from it, or pass another --checkpoint directory",
-        path.display()
-    )]
-    Exists {
-        /// The file.
-        path: PathBuf,
-    },
-}
-
-/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
-impl fmt::Debug for CheckpointError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl CheckpointError {
-    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
-        Self::Io { action, path: path.to_owned(), source }
-    }
-}
 
 /// The position of a run: how many epochs and steps are done.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -376,7 +285,12 @@ fn check_identity(
             (Some(found), _) => found.as_str(),
             (None, Some((_, default))) => default,
             (None, None) if format == FORMAT_1 => continue,
-            (None, None) => return Err(corrupt(key)),
+            (None, None) => {
+                return Err(CheckpointError::NotRecorded {
+                    path: path.to_owned(),
+                    what: (*option).to_owned(),
+                });
+            }
         };
         if found != value.as_str() {
             return Err(CheckpointError::Unfit {

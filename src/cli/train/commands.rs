@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser};
 
 use super::ProgramFailure;
+use super::table_args::TableFormatArgs;
 use crate::exit::Exit;
 use crate::train::data::HeaderRow;
 use crate::train::model_file::{Inspection, ModelFileError, SavedModel};
@@ -64,18 +65,8 @@ struct ModelDataArgs {
     #[arg(long, value_name = "DATA")]
     data: String,
 
-    /// Read the first row of the table as data. The columns must have the same order as in training
-    #[arg(long, conflicts_with = "header")]
-    no_header: bool,
-
-    /// Read the first row of the table as a header, even if it holds numbers
-    #[arg(long)]
-    header: bool,
-
-    /// The character between the cells of a row: comma, tab, semicolon, pipe, space, or any other character
-    /// [default: the one that occurs equally often in the first rows]
-    #[arg(long, value_name = "CHARACTER")]
-    separator: Option<String>,
+    #[command(flatten)]
+    format: TableFormatArgs,
 }
 
 #[derive(Args, Debug)]
@@ -164,15 +155,7 @@ impl From<PredictError> for ProgramFailure {
 impl ModelDataArgs {
     fn input_options(&self, target: TargetColumn) -> Result<InputOptions, ProgramFailure> {
         let data: NewData = self.data.parse().map_err(|why| usage(format!("--data {} {why}", self.data)))?;
-        let header = match (self.header, self.no_header) {
-            (true, _) => HeaderRow::Present,
-            (_, true) => HeaderRow::Absent,
-            _ => HeaderRow::Expected,
-        };
-        let separator = match &self.separator {
-            Some(text) => Some(text.parse().map_err(|why| usage(format!("--separator {text}: it {why}")))?),
-            None => None,
-        };
+        let (header, separator) = self.format.parse().map_err(usage)?;
         if !matches!(data, NewData::Table(_)) {
             if header != HeaderRow::Expected || separator.is_some() {
                 let data = &self.data;

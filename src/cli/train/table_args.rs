@@ -2,13 +2,13 @@
 
 use clap::Args;
 
-use crate::train::data::{DataSource, HeaderRow, TableOptions};
+use crate::train::data::{DataSource, HeaderRow, Separator, TableOptions};
 
-/// How to read a table.
+/// How rows and cells are separated, and whether the table has a header.
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Tables")]
-pub(super) struct TableArgs {
-    /// Read the first row of the table as data. --target is then the number of a column
+pub(super) struct TableFormatArgs {
+    /// Read the first row of the table as data. In training, --target is then the number of a column. In predict and eval, the
+    /// columns must have the same order as in training
     #[arg(long, conflicts_with = "header")]
     no_header: bool,
 
@@ -20,6 +20,32 @@ pub(super) struct TableArgs {
     /// [default: the one that occurs equally often in the first rows]
     #[arg(long, value_name = "CHARACTER")]
     separator: Option<String>,
+}
+
+impl TableFormatArgs {
+    /// Returns the kind of the first row and the separator.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says what is wrong with `--separator`.
+    pub(super) fn parse(&self) -> Result<(HeaderRow, Option<Separator>), String> {
+        let parse_separator =
+            |text: &String| text.parse().map_err(|why| format!("--separator {text}: it {why}"));
+        let header = match (self.header, self.no_header) {
+            (true, _) => HeaderRow::Present,
+            (_, true) => HeaderRow::Absent,
+            _ => HeaderRow::Expected,
+        };
+        Ok((header, self.separator.as_ref().map(parse_separator).transpose()?))
+    }
+}
+
+/// How to read a table.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Tables")]
+pub(super) struct TableArgs {
+    #[command(flatten)]
+    format: TableFormatArgs,
 
     /// What to do with missing values in features. Missing are empty cells, ?, NA, N/A, NaN and null. drop leaves out the row;
     /// mean replaces a number by the mean of its column in the training rows; indicator also adds an input that is 1 if the
@@ -57,15 +83,7 @@ impl TableArgs {
     ///
     /// Returns a sentence that says which argument is wrong and what to do.
     pub(super) fn into_options(self, source: &DataSource) -> Result<TableOptions, String> {
-        let separator = self
-            .separator
-            .map(|text| text.parse().map_err(|why| format!("--separator {text}: it {why}")))
-            .transpose()?;
-        let header = match (self.header, self.no_header) {
-            (true, _) => HeaderRow::Present,
-            (_, true) => HeaderRow::Absent,
-            _ => HeaderRow::Expected,
-        };
+        let (header, separator) = self.format.parse()?;
         let missing = self.missing.parse().map_err(|why| format!("--missing {}: it {why}", self.missing))?;
         if !(2..=CATEGORIES_MAX).contains(&self.max_categories) {
             return Err(format!(

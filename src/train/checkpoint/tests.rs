@@ -68,6 +68,13 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
     other.entries[1].value = "8".into();
     let error = load(directory.path(), &network, &other).unwrap_err().to_string();
     assert!(error.contains("it was saved with --seed 7, but this run has --seed 8"), "{error}");
+    let mut newer = identity.clone();
+    newer.entries.push(IdentityEntry { key: "missing", option: "--missing", value: "error".into() });
+    let error = load(directory.path(), &network, &newer).unwrap_err().to_string();
+    assert!(
+        error.contains("an earlier version of ringtrain saved it, and did not record --missing"),
+        "{error}"
+    );
     let other = RunIdentity { data_name: "b.csv".into(), data_hash: "456".into(), ..identity.clone() };
     let error = load(directory.path(), &network, &other).unwrap_err().to_string();
     assert!(

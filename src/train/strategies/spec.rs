@@ -13,8 +13,8 @@ pub enum StrategySpec {
     /// step.
     #[default]
     AllReduce,
-    /// Each rank trains alone. Each rank trains alone. The ranks average their parameters after every `epochs`
-    /// epochs, or only at the end of the run. The parameters agree on all ranks after each average.
+    /// Each rank trains alone. The ranks average their parameters after every `epochs` epochs, or only at the end of
+    /// the run. The parameters agree on all ranks after each average.
     ModelAverage {
         /// The number of epochs between two averages. `None` averages at the end of the run.
         epochs: Option<NonZeroU32>,

@@ -1,0 +1,108 @@
+//! The errors of checkpoints and reports.
+
+use std::path::{Path, PathBuf};
+use std::{fmt, io};
+
+/// The reason why a checkpoint cannot be read, used or written, or why a report cannot be written.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The operating system returned an error.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// The operation that failed, as a verb, such as `read`.
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// A checkpoint cannot be saved.
+    #[error(
+        "cannot save checkpoints to {}, which need {bytes} bytes: {source}; free some space or pass another --checkpoint \
+         directory",
+        path.display()
+    )]
+    NoSpace {
+        /// The file.
+        path: PathBuf,
+        /// The number of bytes that are needed.
+        bytes: u64,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The file is damaged.
+    #[error(
+        "{} is truncated or corrupt ({problem}); restore it from a copy, or pass another --checkpoint directory",
+        path.display()
+    )]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The checkpoint was saved by a run with different options or data.
+    #[error(
+        "cannot resume from {}: it was saved with {what} {found}, but this run has {what} {wanted}; resume with the original \
+         options, or pass another --checkpoint directory",
+        path.display()
+    )]
+    Unfit {
+        /// The file.
+        path: PathBuf,
+        /// The option, or the property of the data, that differs.
+        what: String,
+        /// The value in the checkpoint.
+        found: String,
+        /// The value in this run.
+        wanted: String,
+    },
+    /// An earlier version of ringtrain saved the checkpoint, and did not record an option that must not change.
+    #[error(
+        "cannot resume from {}: an earlier version of ringtrain saved it, and did not record {what}; train again with another \
+         --checkpoint directory", path.display()
+    )]
+    NotRecorded {
+        /// The file.
+        path: PathBuf,
+        /// The option that is not recorded.
+        what: String,
+    },
+    /// The checkpoint was saved by a run with different data of the same size.
+    #[error(
+        "cannot resume from {}: it was saved with --data {found}, but --data {wanted} of this run contains different values; \
+         resume with the original data, or pass another --checkpoint directory",
+        path.display()
+    )]
+    OtherData {
+        /// The file.
+        path: PathBuf,
+        /// The name of the data with which the checkpoint was saved.
+        found: String,
+        /// The name of the data of this run.
+        wanted: String,
+    },
+    /// A checkpoint exists, and `--resume` was not given.
+    #[error(
+        "{} already exists; pass --resume to continue from it, or pass another --checkpoint directory",
+        path.display()
+    )]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
+impl fmt::Debug for CheckpointError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl CheckpointError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io { action, path: path.to_owned(), source }
+    }
+}
