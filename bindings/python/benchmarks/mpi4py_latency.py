@@ -14,8 +14,8 @@ DICTIONARY = {"step": 17, "loss": 0.25, "names": ["a", "b", "c"], "shape": (3, 4
 
 
 def repetitions(nbytes: int, budget: int) -> int:
-    """Returns how often to repeat a call: `budget` times for a short message, and less often for a long one, but at
-    least 5 times."""
+    """Returns how often to repeat a call: `budget` times for a short message, less often for a long message, and always
+    at least 5 times."""
     return max(5, min(budget, (256 << 20) // max(nbytes, 1)))
 
 
@@ -31,7 +31,7 @@ def measure_call(comm: MPI.Comm, count: int, call) -> float:
 
 
 def ping_pong(comm: MPI.Comm, nbytes: int, budget: int) -> float:
-    """Returns the seconds for a message from rank 0 to rank 1, which is half of a round trip."""
+    """Returns the seconds for a message between ranks 0 and 1: half the time of a message and its answer."""
     out, into = np.full(nbytes, comm.rank + 1, "u1"), np.zeros(nbytes, "u1")
 
     def call() -> None:

@@ -23,8 +23,8 @@ pub(crate) struct PySharedBuffer {
     kind: ElementKind,
     shape: [isize; 1],
     strides: [isize; 1],
-    #[pyo3(get, name = "is_shared")]
-    is_reached: bool,
+    #[pyo3(get)]
+    is_shared: bool,
 }
 
 #[pymethods]
@@ -34,13 +34,13 @@ impl PyGroup {
         let kind = ElementKind::from_name(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is not an element type of ringtrain")))?;
         let bytes = count.checked_mul(kind.bytes()).filter(|&bytes| isize::try_from(bytes).is_ok());
-        // If a length is too large, `alloc` must fail on all ranks. The library therefore checks the length, and
-        // informs the other ranks.
+        // `usize::MAX` stands for every length that is too large. `Group::alloc` refuses this length, and informs the
+        // other ranks, so that `alloc` fails on all ranks.
         let words = bytes.map_or(usize::MAX, |bytes| bytes.div_ceil(size_of::<u64>()));
         let mut buffer = self.collective(py, |group| group.alloc::<u64>(words))?;
         let start = buffer.as_mut_ptr() as usize;
         Ok(PySharedBuffer {
-            is_reached: buffer.is_shared(),
+            is_shared: buffer.is_shared(),
             buffer: Mutex::new(Some(buffer)),
             start,
             bytes: bytes.unwrap_or_default(),
@@ -79,8 +79,8 @@ impl PySharedBuffer {
         let shared = slf.get();
         let is_requested = |flag: c_int| flags & flag == flag;
         let format: &'static CStr = shared.kind.format();
-        // SAFETY: Python passes a view that may be overwritten. The view points to memory of the object and holds a
-        // reference to the object.
+        // SAFETY: Python passes a view that may be overwritten. The view points to memory of
+        // `shared`, and holds a reference to `slf`, which keeps this memory alive.
         unsafe {
             (*view).buf = shared.start as *mut c_void;
             (*view).len = shared.bytes as isize;

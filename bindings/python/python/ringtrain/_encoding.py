@@ -13,22 +13,26 @@ _MISSING_IN_ANY_CASE = {"na", "nan", "n/a", "null"}
 
 
 def width(column: dict[str, Any]) -> int:
-    """Returns the number of inputs of a column. Raises `ModelFileError` if this version does not know the kind of the column."""
-    kind, fields = _inputs(column)
+    """Returns how many inputs of the model a column becomes. Raises `ModelFileError` if this version of ringtrain does not
+    know the kind of the column."""
+    kind, fields = _conversion_of(column)
     return {"number": lambda: 1 + fields["indicator"], "one-hot": lambda: len(fields["categories"])}.get(
         kind, lambda: fields["buckets"]
     )()
 
 
 def encode_column(column: dict[str, Any], values: NDArray, accepts_missing: bool) -> NDArray[np.float32]:
-    """Returns the inputs (rows x width) for the values of a column. `accepts_missing` says whether values may be missing."""
+    """Converts the values of a column to an array of inputs, with a row for each value and `width(column)` columns.
+
+    `accepts_missing` says whether values may be missing in a column with categories.
+    """
     name = column["name"]
     if values.ndim != 1:
         raise InvalidArgument(f"column `{name}` of x has the shape {values.shape}; it needs one value in each row")
-    kind, fields = _inputs(column)
+    kind, fields = _conversion_of(column)
     if kind == "number":
         return _encode_numbers(name, fields, values)
-    texts = [_text(name, value) for value in values.tolist()]
+    texts = [_category_text(name, value) for value in values.tolist()]
     if not accepts_missing and "" in texts:
         raise InvalidArgument(f"x, row {texts.index('')}, column `{name}`: the value is missing")
     inputs = np.zeros((len(texts), width(column)), np.float32)
@@ -42,8 +46,8 @@ def encode_column(column: dict[str, Any], values: NDArray, accepts_missing: bool
     return inputs
 
 
-def _inputs(column: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the kind of the inputs of a column, and the fields that describe the inputs."""
+def _conversion_of(column: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns how a column is converted: the kind ("number", "one-hot" or "hashed"), and the fields of this kind."""
     [(kind, fields)] = column["inputs"].items()
     if kind not in ("number", "one-hot", "hashed"):
         raise ModelFileError(f"this version of ringtrain does not know columns of the kind {kind}; install a newer version")
@@ -70,8 +74,8 @@ def _encode_numbers(name: str, fields: dict[str, Any], values: NDArray) -> NDArr
     return np.stack([numbers, missing.astype(np.float32)], axis=1) if fields["indicator"] else numbers[:, None]
 
 
-def _text(name: str, value: Any) -> str:
-    """Returns a category as `ringtrain` reads it from a table. The empty text stands for a missing value."""
+def _category_text(name: str, value: Any) -> str:
+    """Converts a value of the column `name` to the text that `ringtrain` reads from a table: "" if the value is missing."""
     if isinstance(value, float) and value == value:
         raise InvalidArgument(
             f"column `{name}` of x holds the number {value}; it needs texts or integers, because it has categories"
@@ -81,4 +85,5 @@ def _text(name: str, value: Any) -> str:
 
 
 def _bucket(text: str, buckets: int) -> int:
+    """Hashes the text of a value to the index of its input, which is less than `buckets`."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") % buckets

@@ -22,7 +22,7 @@ class Coalesced:
         return self._combined_work([self.allreduce([tensor], _async_options(opts)) for tensor in tensors], tensors, opts)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist._Work:
-        """Gathers each input. `outputs` has a list for each rank, and each list has a tensor for each input."""
+        """Gathers each input separately: `outputs[r][i]` gets input i of rank r."""
         by_input = [[of_rank[index] for of_rank in outputs] for index in range(len(inputs))]
         works = [self.allgather([parts], [mine], _async_options(opts)) for parts, mine in zip(by_input, inputs, strict=True)]
         return self._combined_work(works, outputs, opts)
@@ -60,7 +60,7 @@ class Coalesced:
 
 
 class CoalescedWork(PendingWork):
-    """The work of several operations, in the order in which they began."""
+    """One `Work` for several operations. `works` has the work of each operation, in the order in which they began."""
 
     def __init__(self, works: Sequence[dist._Work], tensors: Sequence[Any], completer: Any) -> None:
         handles = [_WorkHandle(work) for work in works]
@@ -82,7 +82,7 @@ class _WorkHandle:
 
 
 class _AsyncOptions:
-    """The options for one operation of a coalesced call: those of the call, but the operation is always asynchronous."""
+    """The options for one operation of a coalesced call: the options of the call, except that `asyncOp` is always true."""
 
     asyncOp = True
 

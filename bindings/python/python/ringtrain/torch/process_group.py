@@ -23,8 +23,7 @@ Tensors = list[Tensor]
 
 
 class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
-    """The process group that `new_group` returns, and that `init_process_group("ring")` makes the default group. Use it through
-    `torch.distributed`.
+    """The process group of `init_process_group("ring")` and of `new_group`. Use this class through `torch.distributed`.
 
     A call with `async_op=False` runs in the calling thread and wakes no other thread. A call with `async_op=True` returns at
     once; do not use the tensors of the operation before `Work.wait` has returned.
@@ -32,8 +31,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     Errors are of the class `ringtrain.Error`. After a rank is lost, every later call raises the same error, which names that
     rank.
 
-    `global_ranks` are the members' ranks in the default group; errors use these numbers. `started_by_ringrun` says whether one
-    ringrun started all members.
+    `global_ranks` has the rank of each member in the default group. Errors use these numbers. `started_by_ringrun` says whether
+    one ringrun started all members.
     """
 
     def __init__(self, group: _core.Group, global_ranks: Sequence[int] = (), started_by_ringrun: bool = False) -> None:
@@ -112,7 +111,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         device_types: Any = None,
     ) -> RingProcessGroup | None:
         """Returns a new group of the members `ranks`, in this order. Every member of the old group must call `split_group`,
-        and passes the ranks of the new group to which it belongs. A member that passes ranks without its own gets `None`.
+        and passes the ranks of its own new group. A member whose own rank is not in `ranks` gets `None`.
         `opts` and `device_types` have no effect."""
         is_member = self.rank() in ranks
         try:
@@ -133,18 +132,18 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return None
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the timeout of operations that begin after this call."""
+        """Sets the timeout of all operations that begin after this call."""
         self._group.timeout = self._timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        """Does nothing. To set the timeout of a single operation, pass it to the call that begins the operation."""
+        """Does nothing. To set the timeout of one operation, pass the timeout to the call that begins the operation."""
 
     # Shutdown
 
     def shutdown(self) -> None:
-        """Closes the group. `Work.wait` raises an error for operations that have not ended."""
+        """Closes the group. Then `Work.wait` raises an error for every operation that had not ended."""
         if self._closed:
             return
         self._closed = True
@@ -158,7 +157,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         self.shutdown()
 
     def fail(self, message: str) -> None:
-        """Ends the job on every rank with this message."""
+        """Ends the job on every rank. The errors of all ranks contain `message`."""
         if self._closed:
             return
         with contextlib.suppress(_core.Error):  # the job has ended already, or this is a forked child
@@ -237,7 +236,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        """Gathers the tensors of all ranks in a list on the root. On other ranks the list is empty."""
+        """Gathers the tensors of all ranks in the root's list `outputs`. The other ranks get no tensors."""
         root = opts if isinstance(opts, int) else opts.rootRank
         mine = tensors.memory(tensors.readable(_only_tensor(inputs)), False)
         if self.rank() != root:
@@ -282,8 +281,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> dist._Work:
-        """Sends part i of the input's rows to rank i and receives part i of the output's rows from rank i. Without sizes, the
-        parts are equal."""
+        """Sends part i of the input's rows to rank i and receives part i of the output's rows from rank i. If
+        the lists of sizes are empty, all parts have equally many rows."""
         host, back = tensors.writable(output, keep=False)
         mine = tensors.readable(input)
         send, receive = _row_counts(mine, input_sizes, self.size()), _row_counts(host, output_sizes, self.size())
@@ -340,7 +339,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
 
     @contextlib.contextmanager
     def _timeout_of(self, limit: float | None) -> Iterator[None]:
-        """Returns a context manager for a `with` block. Operations that begin within the block have the timeout `limit`, or the
+        """A context manager. Operations that begin within the block have the timeout `limit`, or the
         group's timeout if `limit` is None."""
         if limit is None or limit == self._timeout:
             yield
@@ -366,8 +365,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return CompletedWork([target])
 
     def _in_place(self, target: Tensor, op: dist.ReduceOp) -> tuple[tuple, Tensors, Callable[[], None] | None]:
-        """For an in-place reduction of `target`, returns the arguments of the core's call, the outputs, and the function that
-        copies the result back to `target`."""
+        """Prepares an in-place reduction of `target`. Returns the arguments for the method of `core`, the output tensors, and
+        the function that copies the result back to `target`, or `None` if no copy is needed."""
         host, back = tensors.writable(target)
         name = tensors.reduction(op, target.dtype)
         if name == "premulsum":
@@ -376,14 +375,14 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return (tensors.memory(host), name), [target], back
 
     def _scaled(self, source: Tensor, op: dist.ReduceOp) -> tuple[str, Tensor]:
-        """Returns the compiled module's name of the reduction `op`, and the tensor to reduce: `source`, multiplied by the
-        factor of `op` if there is one."""
+        """Returns the name of the reduction `op` in the compiled module, and the tensor to reduce. If `op` has a factor, this
+        tensor is `source` times the factor, otherwise `source` itself."""
         name = tensors.reduction(op, source.dtype)
         return ("sum", source.detach() * tensors.factor(op)) if name == "premulsum" else (name, source)
 
     def _with_global_rank(self, error: Exception) -> Exception:
-        """Returns `error`, or a copy that names the rank at fault by its number in the default group if that number is a
-        different one."""
+        """Returns an error that gives the rank at fault by its number in the default group. Returns `error` itself if this
+        group and the default group have the same number for that rank."""
         rank = getattr(error, "rank", None)
         if rank is None or rank >= len(self._global_ranks) or self._global_ranks[rank] == rank:
             return error
@@ -393,7 +392,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
 
 
 class _Options:
-    """The options of a call to which torch passes only a timeout."""
+    """Stands in for torch's options object if torch passes only a timeout to a call."""
 
     def __init__(self, timeout: timedelta | None) -> None:
         self.timeout = timeout

@@ -25,7 +25,7 @@ def print_line(text: str) -> None:
 
 
 def killed(rank: int, static_graph: bool = False, hook: bool = False) -> None:
-    """Kills the last rank between two steps. On the other ranks `backward` raises an error, which they catch before they end."""
+    """Kills the last rank between two steps. The other ranks catch the error that `backward` raises, and end."""
     last = dist.get_world_size() - 1
     model = DistributedDataParallel(
         nn.Sequential(*[nn.Linear(200, 200) for _ in range(8)]), bucket_cap_mb=0.3, static_graph=static_graph
@@ -62,8 +62,8 @@ def killed_with_hook(rank: int) -> None:
 
 
 def timeouts(rank: int) -> None:
-    """Rank 1 does not call a barrier in time. The barrier of rank 0 ends after the timeout that rank 0 passed to this call,
-    and not after the group's timeout."""
+    """Rank 1 does not call a barrier in time. Rank 0 passes a timeout to the barrier, and its call fails after this timeout,
+    and not after the timeout of the group."""
     if rank == 1:
         time.sleep(2.5)
         # Rank 0 began the first barrier, which reached its timeout.
@@ -78,8 +78,8 @@ def timeouts(rank: int) -> None:
 
 
 def exception(rank: int) -> None:
-    """Rank 1 ends with an uncaught exception. The other ranks wait for rank 1, and their error has the message of the
-    exception."""
+    """Rank 1 ends with an uncaught exception. The errors of the other ranks, which wait for rank 1, contain the message of
+    the exception."""
     dist.barrier()
     if rank == 1:
         raise ValueError("the data of this rank is broken")
@@ -89,7 +89,7 @@ def exception(rank: int) -> None:
 
 
 def subgroup(rank: int) -> None:
-    """In a subgroup, errors also name the lost rank by its number in the default group."""
+    """An error of an operation in a subgroup names the lost rank by its number in the default group."""
     group = dist.new_group([1, 2])
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""Compares Horovod's functions and `DistributedOptimizer`, on any number of ranks, with one process that has the data of all
-ranks."""
+"""Checks ringtrain's versions of Horovod's functions and of `DistributedOptimizer`: the ranks together must get the results
+that one process gets with the data of all ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from ringtrain import _core as core
 
 
 def tensor_of(rank: int, rows: int = 3) -> torch.Tensor:
+    """Returns the tensor that this rank contributes to a collective."""
     return torch.arange(rows * 4, dtype=torch.float32).reshape(rows, 4) + 100 * rank
 
 
-def total(n: int) -> torch.Tensor:
+def sum_of_tensors(n: int) -> torch.Tensor:
+    """Returns the sum of `tensor_of(rank)` over `n` ranks."""
     return torch.stack([tensor_of(rank) for rank in range(n)]).sum(0)
 
 
@@ -35,31 +37,31 @@ def check_ranks(rank: int, n: int) -> None:
 
 
 def check_allreduce(rank: int, n: int) -> None:
-    assert_close(hvd.allreduce(tensor_of(rank)), total(n) / n)
-    assert_close(hvd.allreduce(tensor_of(rank), average=False, name="a"), total(n))
+    assert_close(hvd.allreduce(tensor_of(rank)), sum_of_tensors(n) / n)
+    assert_close(hvd.allreduce(tensor_of(rank), average=False, name="a"), sum_of_tensors(n))
     assert_close(hvd.allreduce(tensor_of(rank), op=hvd.Max), tensor_of(n - 1))
-    assert_close(hvd.allreduce(tensor_of(rank), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), 2 * total(n))
+    assert_close(hvd.allreduce(tensor_of(rank), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), 2 * sum_of_tensors(n))
     raised(ValueError, lambda: hvd.allreduce(tensor_of(rank), average=True, op=hvd.Sum))
     assert_close(hvd.allreduce(torch.tensor([rank, 7])), torch.tensor([sum(range(n)) // n, 7]))
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         for dtype in (torch.float32, torch.float64):
             found = hvd.allreduce(tensor_of(rank).to(dtype), compression=compression)
-            torch.testing.assert_close(found, (total(n) / n).to(dtype), rtol=1e-2, atol=1e-2)
+            torch.testing.assert_close(found, (sum_of_tensors(n) / n).to(dtype), rtol=1e-2, atol=1e-2)
     mine = tensor_of(rank)
     assert hvd.allreduce_(mine, op=hvd.Sum) is mine
-    assert_close(mine, total(n))
+    assert_close(mine, sum_of_tensors(n))
     across = tensor_of(rank).t()
     hvd.allreduce_(across, op=hvd.Sum)
-    assert_close(across, total(n).t())
+    assert_close(across, sum_of_tensors(n).t())
     handles = [hvd.allreduce_async(tensor_of(rank), op=hvd.Sum, name=str(index)) for index in range(5)]
     for handle in handles:
-        assert_close(hvd.synchronize(handle), total(n))
+        assert_close(hvd.synchronize(handle), sum_of_tensors(n))
         assert hvd.poll(handle)
     for found in hvd.grouped_allreduce([tensor_of(rank), tensor_of(rank)], op=hvd.Sum):
-        assert_close(found, total(n))
+        assert_close(found, sum_of_tensors(n))
     both = [tensor_of(rank), tensor_of(rank)]
     hvd.grouped_allreduce_(both, op=hvd.Sum)
-    assert_close(both[1], total(n))
+    assert_close(both[1], sum_of_tensors(n))
 
 
 def check_other_collectives(rank: int, n: int) -> None:
@@ -128,8 +130,11 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def reference(n: int, steps: int, make: Make, uses: Callable[[int, int], tuple[bool, bool]] = lambda *_: (True, True)) -> Network:
-    """Returns the model that one process trains on the batches of all ranks."""
+def train_in_one_process(
+    n: int, steps: int, make: Make, uses: Callable[[int, int], tuple[bool, bool]] = lambda *_: (True, True)
+) -> Network:
+    """Returns the model that one process trains on the batches of `n` ranks. `make` creates the optimizer. `uses(rank, step)`
+    says whether the batch uses the layers `left` and `right`."""
     model = build()
     optimizer = make(model.parameters())
     for step in range(steps):
@@ -160,7 +165,7 @@ def check_optimizer(rank: int, n: int) -> None:
                 optimizer.step()
                 scheduler.step()
             assert model.never.weight.grad is None
-            require_same(model, reference(n, 4, make))
+            require_same(model, train_in_one_process(n, 4, make))
 
 
 def check_unused_parameters(rank: int, n: int) -> None:
@@ -173,7 +178,7 @@ def check_unused_parameters(rank: int, n: int) -> None:
         optimizer.zero_grad()
         model(batch_of(rank, step), *uses(rank, step)).square().mean().backward()
         optimizer.step()
-    require_same(model, reference(n, 6, sgd, uses))
+    require_same(model, train_in_one_process(n, 6, sgd, uses))
 
 
 def check_passes_and_clipping(rank: int, n: int) -> None:
@@ -234,7 +239,7 @@ def check_compression(rank: int, n: int) -> None:
                 optimizer.zero_grad()
                 model(batch_of(rank, step).to(dtype)).square().mean().backward()
                 optimizer.step()
-            require_same(model.float(), reference(n, 3, sgd), tolerance=5e-2)
+            require_same(model.float(), train_in_one_process(n, 3, sgd), tolerance=5e-2)
 
 
 def check_closures_and_zero_grad(rank: int, n: int) -> None:
@@ -249,7 +254,7 @@ def check_closures_and_zero_grad(rank: int, n: int) -> None:
             return loss
 
         optimizer.step(closure)
-    require_same(model, reference(n, 3, sgd))
+    require_same(model, train_in_one_process(n, 3, sgd))
 
 
 def check_broadcasts_of_state(rank: int, n: int) -> None:
