@@ -50,7 +50,7 @@ mpi4py. Without --mpi4py, importing mpi4py on 2 or more ranks raises an ImportEr
 rank would be a world of size 1. A program that catches the error can continue without mpi4py.
 
 If a rank fails, the other ranks have the time of --grace to exit. ringrun then sends SIGTERM to the ranks that still run. \
-If these ranks have not exited after the time of --kill-after, ringrun sends SIGKILL. It also kills all processes that the \
+If these ranks have not exited after the time of --kill-after, ringrun sends SIGKILL to them, and to all processes that the \
 ranks have started. At the end, ringrun reports which rank failed first, how this rank failed, and the last lines of its \
 output. When any rank ends, ringrun kills the processes that are left in the process group of this rank.
 
@@ -90,16 +90,16 @@ struct RunArgs {
     #[arg(required_unless_present_any = ["ranks_per_host", "hosts", "hostfile"])]
     ranks: Option<RankCount>,
 
-    /// The number of ranks to start, as `torchrun --nproc-per-node` and `mpiexec -ppn` give it.
+    /// The number of ranks to start, from an option of another launcher such as `--nproc-per-node`.
     #[arg(long, value_name = "N", hide = true, allow_negative_numbers = true)]
     ranks_per_host: Option<RankCount>,
 
-    /// The name of this host and the number of ranks to start on it: HOST[:N],... Naming any other host is an error.
+    /// The name of this host and, without -n, the number of ranks to start: HOST[:N],... The name of another host is
+    /// an error. The numbers of several entries are added. The default of N is 1.
     #[arg(short = 'H', long = "host", value_name = "HOSTS", value_delimiter = ',')]
     hosts: Vec<String>,
 
-    /// A file with one entry per line: HOST, HOST:N or HOST slots=N. As for --host, an entry for any other host is an
-    /// error.
+    /// A file with one entry per line, as for --host: HOST, HOST:N or HOST slots=N.
     #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
     hostfile: Option<PathBuf>,
 

@@ -1,5 +1,5 @@
 //! The package `mpi4py` that ranks find when neither `--mpi4py` nor `--mpi4py=installed` was given. Importing this package raises
-//! an error that names these options.
+//! an error that tells the user to give one of the two options.
 //!
 //! Python can import from zip archives, so the package is an archive in memory that ranks open as `/proc/PID/fd/N`.
 //! The archive needs neither a temporary directory nor an installed Python package.
@@ -28,8 +28,8 @@ pub(super) struct Mpi4pyGuard {
 
 impl Mpi4pyGuard {
     pub(super) fn create() -> io::Result<Self> {
-        // If an MPI launcher started ringrun itself, the ranks inherit such a variable. An inherited variable does
-        // not show that a rank called an MPI launcher, so the guard ignores inherited variables.
+        // If an MPI launcher started ringrun itself, the ranks inherit some of `MPI_VARIABLES`. An inherited variable
+        // does not show that a rank called an MPI launcher, so the guard ignores inherited variables.
         let variables =
             MPI_VARIABLES.map(|name| if env::var_os(name).is_none() { name } else { "" }).join(" ");
         let mut archive = File::from(memfd_create("ringrun-mpi4py", MemfdFlags::CLOEXEC)?);

@@ -73,7 +73,7 @@ pub(super) enum OutputEvent {
 /// The facts about the output that ringrun's final report contains.
 #[derive(Default, Debug)]
 pub(super) struct OutputSummary {
-    /// The last lines of each rank.
+    /// The last lines that each rank printed.
     pub(super) tails: Vec<Vec<String>>,
     /// A sentence for each output that could not be written completely. Such an output is a file of `--output-dir`,
     /// or standard output.

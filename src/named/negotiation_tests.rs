@@ -21,8 +21,9 @@ enum TestAction {
     Close,
 }
 
-/// A tensor of an operation that has begun: its name, and the contribution of this rank. The contribution is given as
-/// two numbers: that of the tensor, and that of the step. The contribution is `None` if this rank contributes zeros.
+/// A tensor of an operation that has begun: its name, and this rank's contribution. The contribution is given as the
+/// number of the tensor and the number of the step. The contribution is `None` if this rank contributes
+/// zeros.
 type BegunTensor = (String, Option<(usize, usize)>);
 
 struct SimulatedRank {
@@ -90,8 +91,8 @@ impl SimulatedGroup {
             0 => match node.actions.front().copied() {
                 Some(TestAction::Submit { tensor, step }) => {
                     let name = format!("t{tensor}");
-                    // The submission fails while the tensor of the previous step is in flight. The submission also
-                    // fails if this rank has joined and other ranks have not.
+                    // The submission fails while the same tensor of the previous step is in flight. The submission
+                    // also fails if this rank has joined and other ranks have not.
                     let submitted = node.client.submit(&name, signature(tensor, step), || (tensor, step));
                     if submitted.is_ok() {
                         node.actions.pop_front();

@@ -43,7 +43,7 @@ pub(super) struct NamedShared {
 /// This rank's own state.
 pub(super) struct LocalState {
     pub(super) client: Client<Box<dyn TensorPayload>>,
-    /// If a thread of the program waits in `join`, the promise of the result for which this thread waits.
+    /// The promise for a thread of the program that waits in `join`; `None` if no thread waits.
     pub(super) join: Option<Promise<Rank>>,
     /// The reason why the named tensors have ended: a failure, or `Closed` if all ranks have closed.
     pub(super) ended: Option<NamedError>,
@@ -90,7 +90,7 @@ pub(super) fn start(
     let mut spawn = |name: &str, work: Box<dyn FnOnce(&NamedShared) + Send>| {
         let own = Arc::clone(&shared);
         let thread = thread::Builder::new().name(name.into()).spawn(move || work(&own));
-        // If a thread cannot be started, the job ends. The threads that already run then end too.
+        // If a thread cannot be started, the job ends. The end of the job also ends the threads that already run.
         thread.map(|thread| threads.push(thread)).map_err(|error| {
             let error = Error::System { what: "a thread", detail: error.to_string() };
             shared.abort(&error.to_string());
@@ -315,8 +315,8 @@ impl NamedShared {
         lock(&self.control).abort(message)
     }
 
-    /// Ends the named tensors. If the function is called several times, the first error counts: the handles of tensors
-    /// that have no result yet get this error, and so does a thread that waits in `join`.
+    /// Ends the named tensors. The handles of tensors that have no result yet get the error. A thread that waits in
+    /// `join` gets the error too. If this function is called several times, the error of the first call counts.
     fn end(&self, error: &NamedError) {
         let mut local = lock(&self.local);
         local.ended.get_or_insert_with(|| error.clone());

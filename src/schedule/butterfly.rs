@@ -13,8 +13,8 @@ use crate::types::{Rank, WorldSize};
 /// same bits in both orders, so the result has the same bits on all ranks.
 ///
 /// A receive writes to the range that the same step sends. So the arriving data must wait until the rank has sent
-/// that range and applied all earlier data. The algorithm is therefore only for messages that are short enough for
-/// the receiver to store them until then.
+/// that range and applied all earlier data. While the data wait, the receiver must store them, so the algorithm is
+/// only for short messages.
 ///
 /// # Panics
 ///

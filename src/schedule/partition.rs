@@ -81,11 +81,11 @@ impl Partition {
     }
 }
 
-/// Returns the segment of `range` that starts after the first `sent` elements and has at most `segment` elements. The
-/// segment is empty if `range` is empty.
-pub fn segment(range: &Range<usize>, sent: usize, segment: usize) -> Range<usize> {
+/// Returns the segment of `range` that starts after the first `sent` elements and has at most `segment_len` elements.
+/// The segment is empty if `range` is empty.
+pub fn segment(range: &Range<usize>, sent: usize, segment_len: usize) -> Range<usize> {
     let start = range.start + sent;
-    start..range.end.min(start + segment)
+    start..range.end.min(start + segment_len)
 }
 
 #[cfg(test)]

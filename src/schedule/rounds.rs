@@ -33,7 +33,7 @@ pub struct Take {
     pub from: Rank,
     /// The index of the first element in the slot.
     pub at: usize,
-    /// The range of the elements in the buffer.
+    /// The range of the elements in the buffer of the rank that takes them.
     pub range: Range<usize>,
     /// What the rank does with the elements. In a reduction the element in the buffer is the left operand.
     pub action: Action,
@@ -65,7 +65,7 @@ pub struct Exchange {
 pub struct Round {
     /// The elements that the rank posts. If this list is empty, the rank posts only a signal.
     pub puts: Vec<Put>,
-    /// The range of elements of which the rank reduces the contributions of all ranks, in rank order.
+    /// The elements that the rank reduces over all ranks, in rank order; `None` if there are none in this round.
     pub ordered_reduce: Option<OrderedReduce>,
     /// What this rank does instead of the rest of the round if every rank has posted the address of its whole buffer
     /// ([`RoundPlan::go_in_place`]). `None` in rounds in which no rank can post an address. A rank that posts an
@@ -91,8 +91,9 @@ pub struct RoundPlan {
 }
 
 impl RoundPlan {
-    /// Returns the rounds of `rank`. A slot has `slot_len` elements, or one for each rank if that is more. If an
-    /// all-reduce has at most `one_shot_max` elements and fits into one slot, every rank reduces all elements.
+    /// Returns the rounds of `rank`. A slot has `slot_len` elements, but at least as many elements as there are
+    /// ranks. If an all-reduce has at most `one_shot_max` elements and fits into one slot, every rank reduces all
+    /// elements.
     ///
     /// # Panics
     ///
@@ -111,8 +112,9 @@ impl RoundPlan {
         Self { world, rank, slot_len, spec, is_one_shot, is_in_place: false }
     }
 
-    /// Makes the remaining rounds work in place, without slots. All ranks must call this function in the round with
-    /// [`Round::exchange`], in which each rank sees whether all ranks have posted the addresses of their buffers.
+    /// Makes the remaining rounds work in place, without slots. In the round with [`Round::exchange`], each rank sees
+    /// whether all ranks have posted the addresses of their buffers. If all have, every rank must call this function
+    /// in this round.
     pub fn go_in_place(&mut self) {
         self.is_in_place = true;
     }

@@ -162,7 +162,8 @@ impl SimNetwork {
         self.stalled.contains(&rank)
     }
 
-    /// Returns the time of the next arrival or fault; `None` if there is none.
+    /// Returns the time of the next event: an arrival, the opening of a link, a fault, or the end of a sender's wait.
+    /// Returns `None` if no event is due.
     pub fn next_event(&self) -> Option<Duration> {
         let arrivals = self.pipes.iter().filter(|((from, to), _)| {
             !self.stalled.contains(from) && !self.stalled.contains(to) && !self.killed.contains(to)

@@ -7,7 +7,7 @@ use crate::types::{Algorithm, Contract, DType, Operation, Rank, ReduceOp};
 pub const HEADER_BYTES: usize = 64;
 /// The maximum length of a data frame's payload in bytes. The payload of a data frame is one segment.
 pub const SEGMENT_BYTES_MAX: usize = 4 << 20;
-/// The maximum payload of a control frame in bytes.
+/// The maximum length in bytes of a control frame's payload.
 pub const CONTROL_BYTES_MAX: usize = 4096;
 /// The first bytes of every header.
 const MAGIC: [u8; 2] = *b"RF";
@@ -29,12 +29,12 @@ pub enum FrameKind {
     Abort = 2,
     /// The sender leaves the job without a failure. A goodbye is the last frame of its sender.
     Goodbye = 3,
-    /// The sender of this frame has begun the operation. `offset` counts the steps in which the receiver of this
-    /// frame sends to the sender of this frame: the receiver may now send the data of the first `offset` such steps.
-    /// Credit does not limit these data.
+    /// The sender of this frame has begun the operation. Of all steps in which the receiver of this frame sends to
+    /// the sender of this frame, the receiver may now send the data of the first `offset` steps. Credit does not
+    /// limit these data.
     Ready = 4,
-    /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the number of bytes sent
-    /// on credit that the sender of this frame has consumed since the link was opened.
+    /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the number of bytes of
+    /// these data since the link was opened.
     Credit = 5,
     /// The sender of this frame has data for the operation, but may not send the data on credit.
     Announce = 6,
@@ -49,7 +49,7 @@ impl FrameKind {
         all.into_iter().find(|&kind| kind as u8 == byte)
     }
 
-    /// Returns the maximum payload of a frame of this kind in bytes.
+    /// Returns the maximum length in bytes of the payload of a frame of this kind.
     const fn payload_bytes_max(self) -> usize {
         match self {
             Self::Data => SEGMENT_BYTES_MAX,
@@ -116,7 +116,8 @@ pub enum HeaderError {
 }
 
 impl FrameHeader {
-    /// A header with the default value of each field, for fields that a frame does not use.
+    /// A header in which every field has its default value. A frame has these values in the fields that it does not
+    /// use.
     pub const EMPTY: Self = Self {
         kind: FrameKind::Goodbye,
         group: 0,

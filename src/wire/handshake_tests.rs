@@ -121,7 +121,7 @@ fn other_protocols_are_refused_at_their_first_byte() {
     assert!(shown.to_string().contains("\"GET / HTTP/1.1"), "{shown}");
 }
 
-/// An attacker that sends the acceptor's proof back as its own must not be accepted.
+/// The acceptor must refuse a dialer that sends back the acceptor's proof instead of its own proof.
 #[test]
 fn a_reflected_proof_is_refused() {
     let mut acceptor = acceptor(&job(), b"sixteen bytes or more");

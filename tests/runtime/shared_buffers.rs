@@ -1,5 +1,5 @@
-//! Tests of buffers from `Group::alloc`. All-reduces reduce such buffers in place. The results have the same bits as the
-//! results of all-reduces of ordinary buffers, which the ranks copy to slots in shared memory.
+//! Tests of buffers from `Group::alloc`, which all-reduces reduce in place. With ordinary memory, the ranks copy the
+//! elements to slots in shared memory. Both ways give results with the same bits.
 
 use std::time::Duration;
 
@@ -31,7 +31,8 @@ from_numbers! {
     F64Loc: |v| F64Loc::new(f64::from(v as i32 % 3), v.abs() as u64);
 }
 
-/// Returns a value. Sums of these values are rounded, so a sum in another order would have other bits.
+/// Returns the number that `rank` contributes to the element `index`. Sums of these numbers are rounded, so a sum in
+/// another order would have other bits.
 fn value<T: FromNumber>(rank: Rank, index: usize) -> T {
     T::from_f64((index as f64 * 0.37 + f64::from(rank.get()) * 1.7).sin() * 100.0)
 }
@@ -300,7 +301,8 @@ fn a_failed_operation_returns_the_buffer() {
             let mut buffer = group.alloc::<u64>(400_000).unwrap();
             buffer.fill(7);
             if group.rank().get() == 2 {
-                // Rank 2 does not call the operation, so the other ranks fail when it leaves or at their deadline.
+                // Rank 2 does not call the operation, so the other ranks fail: when rank 2
+                // leaves, or at their own deadline.
                 return;
             }
             let handle = is_busy.then(|| group.all_reduce_async(vec![1u8; 100_000], ReduceOp::Sum));

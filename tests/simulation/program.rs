@@ -30,7 +30,8 @@ pub(crate) struct Call {
     pub(crate) operation: Operation,
     pub(crate) op: ReduceOp,
     pub(crate) count: usize,
-    /// The root of a collective, or the sender of a message. The next rank of the group receives the message.
+    /// The root of a collective, or the sender of a message. The rank after the
+    /// sender receives the message.
     pub(crate) root: Rank,
     pub(crate) algorithm: Algorithm,
 }

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use super::root;
 
 const PAGE_LINES_MAX: usize = 150;
-/// The pages that may be longer, because they are references.
+/// The pages that may have more than [`PAGE_LINES_MAX`] lines, because they are references.
 const LONG_PAGES: &[&str] = &["README.md", "CHANGELOG.md", "docs/wire-format.md"];
 /// The folders whose files do not belong to the repository.
 const IGNORED_FOLDERS: &[&str] = &["target", ".git", ".venv", "__pycache__", "node_modules"];

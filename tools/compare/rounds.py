@@ -1,4 +1,5 @@
-"""Measures rounds: orders the programs, chooses the number of iterations, and handles programs that do not finish."""
+"""Measures the rounds of a comparison: orders the programs, chooses the number of iterations, and handles programs
+that do not finish."""
 
 import dataclasses
 

@@ -14,9 +14,12 @@ SCRIPT = Path(__file__).resolve().parent / "mpi4py_latency.py"
 Key = tuple[str, int]
 
 
-def measure(command: str, size: int, budget: int) -> dict[Key, float]:
-    """Runs the benchmark once with `command`. Returns the time in microseconds of each call and size."""
-    words = [*shlex.split(command.format(n=size)), str(SCRIPT), "--budget", str(budget)]
+def measure(command: str, n: int, budget: int) -> dict[Key, float]:
+    """Runs the benchmark once on `n` ranks, with `budget` repetitions of a short call.
+
+    Returns the times of the calls in microseconds, by the name of the call and the number of bytes.
+    """
+    words = [*shlex.split(command.format(n=n)), str(SCRIPT), "--budget", str(budget)]
     out = subprocess.run(words, check=True, capture_output=True, text=True, timeout=600).stdout
     return {(name, int(nbytes)): float(us) for name, nbytes, us in (text.split() for text in out.splitlines())}
 
@@ -45,7 +48,7 @@ def main() -> None:
 
 
 def format_range(values: list[float]) -> str:
-    """Formats the median of `values`, and their minimum and maximum."""
+    """Formats the median of `values`, followed by their minimum and maximum."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 

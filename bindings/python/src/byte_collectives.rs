@@ -29,7 +29,8 @@ struct RankRefusal {
 /// The result of a collective in which a rank may refuse.
 type UnlessRefused<T> = Result<Result<T, RankRefusal>, Error>;
 
-/// This rank's data. If this rank refuses: the reason that the other ranks get, and the error that this rank raises.
+/// What this rank contributes: its data or, if it refuses, the reason that the other ranks get. If this rank raises
+/// an error of its own, `error` is this error.
 struct Contribution<T> {
     data: Result<T, String>,
     error: Option<PyErr>,
@@ -183,8 +184,8 @@ impl PyGroup {
         }
     }
 
-    /// Sends the length of this rank's bytes to all ranks, and then calls `gather` with the bytes and the lengths of all ranks.
-    /// Returns the gathered bytes and the lengths.
+    /// Sends the length of this rank's bytes to all ranks. Then calls `gather` with this rank's bytes and the lengths
+    /// of the bytes of all ranks. Returns the gathered bytes and the lengths.
     fn exchange_lengths(
         &self,
         py: Python<'_>,

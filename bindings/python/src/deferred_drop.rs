@@ -44,7 +44,7 @@ pub(crate) fn drop_all(_py: Python<'_>) {
     }
     HAS_DROPPED.store(false, Ordering::Release);
     let objects = std::mem::take(&mut *DROPPED.lock().unwrap_or_else(PoisonError::into_inner));
-    // The list must not be locked here, because dropping an object may run a destructor of the program that adds
-    // other objects to the list.
+    // The list must not be locked here: dropping an object may run the program's destructor, and this destructor may
+    // add other objects to the list.
     drop(objects);
 }

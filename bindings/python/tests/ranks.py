@@ -1,5 +1,5 @@
-"""Runs ranks for tests, in three ways: programs under ringrun, files with many checks that one launch runs, and jobs whose
-ranks are threads of this process.
+"""Runs ranks for tests, in three ways: as a program under ringrun, as a file of checks that all run in one launch,
+and as threads of this process.
 
 Both pytest and the ranks import this module. This module imports pytest only inside functions that pytest calls, because
 the ranks do not need pytest.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 WAIT_LIMIT_S = 60.0
-"""The default limit in seconds for every wait of a test. This limit is far longer than a wait takes, because the machine may be
+"""The default limit in seconds for every wait of a test. Most waits take far less time, but the machine may be
 busy."""
 
 _MARK = "RINGTRAIN_TESTS"
@@ -77,8 +77,8 @@ def is_asleep(thread: int, pid: int | None = None) -> bool:
 
 
 def wait_until_asleep(thread: int, pid: int | None = None) -> None:
-    """Waits until a thread is asleep in 25 consecutive checks. A thread that is asleep in all these checks is blocked, and
-    does not only wait for a lock for a short time."""
+    """Waits until a thread is asleep in 25 consecutive checks. Such a thread is blocked. A thread that waits for a
+    lock for a short time is not asleep in all 25 checks."""
     consecutive = 0
 
     def is_blocked() -> bool:
@@ -182,7 +182,8 @@ class Launcher:
         )
 
     def __call__(self, n: int, *arguments: object, code: int | None = 0, **options: Any) -> FinishedProgram:
-        """Runs a program until it ends. Raises AssertionError if its exit code is not `code`; `None` allows every exit code."""
+        """Runs a program until it ends. Raises AssertionError if the program's exit code is not `code`. If `code` is
+        `None`, every exit code is accepted."""
         done = self.start(n, *arguments, **options).finish()
         assert code is None or done.code == code, f"the exit code is not {code}\n{done}"
         return done
@@ -222,8 +223,9 @@ def kill_leftover_processes() -> list[str]:
 
 
 class Cases:
-    """The checks of a file. Each check is a function that all ranks call at the same time, with the group of all ranks. One
-    launch of the file for each number of ranks runs all checks, and pytest reports each check as a test.
+    """The checks of a file. Each check is a function that all ranks call at the same time, with the group of all
+    ranks. For each number of ranks, the file is launched once and runs all checks. Pytest reports each check as a
+    separate test.
 
         cases = Cases(__file__, sizes=(1, 2, 4))
 
@@ -269,11 +271,11 @@ class Cases:
         ranks."""
         import pytest
 
-        def runs_only_with_full(n: int, sizes: Sequence[int]) -> bool:
+        def is_only_in_full_runs(n: int, sizes: Sequence[int]) -> bool:
             return n == 4 or (n == 2 and 3 in sizes)
 
         pairs = [
-            pytest.param(name, n, id=f"{name}-n{n}", marks=[pytest.mark.full] if runs_only_with_full(n, sizes) else [])
+            pytest.param(name, n, id=f"{name}-n{n}", marks=[pytest.mark.full] if is_only_in_full_runs(n, sizes) else [])
             for name, (_, sizes) in self.functions.items()
             for n in sizes
         ]

@@ -104,8 +104,9 @@ class Group(Objects):
         raise self.core.abort(message)
 
     def statistics(self) -> dict[str, float]:
-        """Returns this rank's counters: the numbers of "operations", "bytes_sent" and "bytes_received", the seconds of
-        "communication", and the seconds that calls waited for communication ("exposed")."""
+        """Returns this rank's counters by name. "operations", "bytes_sent" and "bytes_received" are numbers.
+        "communication" is the time in which an operation was under way, and "exposed" the time for which calls
+        waited; both are in seconds."""
         return self.core.statistics()
 
     def algorithm(self, operation: str, bytes: int) -> str:
@@ -128,8 +129,8 @@ class Group(Objects):
         return None if core is None else Group(core)
 
     def duplicate(self) -> "Group":
-        """Forms a group of the same ranks, whose operations and messages are independent of those of this group. All
-        ranks must call `duplicate`."""
+        """Forms another group of the same ranks. Operations and messages of the new group are independent of those of
+        this group. All ranks must call `duplicate`."""
         return Group(self.core.duplicate())
 
     def alloc(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
@@ -482,9 +483,9 @@ class Group(Objects):
         return Handle(self.core.send_async(as_sendable(as_contiguous(x)), to, tag, synchronous), lambda _: None)
 
     def receive(self, out: NDArray, source: int | None = None, tag: int | None = None) -> Status:
-        """Receives an array into the beginning of `out`. A `source` or `tag` of `None` matches any source or tag. The
-        message must have the type of `out` and at most as many elements as `out`; otherwise the job fails with a
-        `Mismatch`."""
+        """Receives an array into the beginning of `out`. If `source` is `None`, the message may come from any rank.
+        If `tag` is `None`, the message may have any tag. The message must have the type of `out` and at most as many
+        elements as `out`; otherwise the job fails with a `Mismatch`."""
         return Status(*self.core.receive(as_sendable(check_writable(out)), source, tag))
 
     def receive_async(self, out: NDArray, source: int | None = None, tag: int | None = None) -> Handle:

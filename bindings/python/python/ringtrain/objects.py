@@ -1,7 +1,7 @@
 """Collectives and messages of Python objects, which are sent as pickles.
 
-Unpickling can run any code that the sender chooses. Objects come only from ranks of the same job, which have proved that they
-know the job's secret.
+Unpickling can run any code that the sender chooses. Objects come only from ranks of the same job. When a
+rank joins a job, it proves that it knows the job's secret.
 """
 
 import pickle
@@ -90,7 +90,7 @@ class Objects:
 
     def receive_object(self, source: int | None = None, tag: int | None = None) -> tuple[Any, int, int]:
         """Receives an object. Returns the object, the rank that sent it, and the tag. If `source` is `None`, the message may
-        come from any rank. If `tag` is `None`, it may have any tag."""
+        come from any rank. If `tag` is `None`, the message may have any tag."""
         data, sender, its_tag = self.core.receive_bytes(source, tag)
         return pickle.loads(data), sender, its_tag
 

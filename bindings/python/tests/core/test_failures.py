@@ -184,7 +184,7 @@ def test_abort_from_another_thread_ends_a_collective():
     assert all("enough" in str(error) for error in check_all_raised(run_in_threads(2, work), ring.Aborted))
 
 
-def test_joining_fails_with_the_missing_rank_or_the_wrong_argument():
+def test_a_failed_join_names_the_missing_rank_or_the_wrong_argument():
     from ringtrain import _core
 
     server = _core.Rendezvous(2, "a secret of tests", "0" * 32)
@@ -216,12 +216,12 @@ def test_joining_fails_with_the_missing_rank_or_the_wrong_argument():
 # Tests in which a rank ends. Each rank is a process, which writes the error that it raises to a file.
 
 LARGE_COUNT = 4_000_000
-"""The number of elements in a collective that is still running when rank 1 is killed."""
+"""The number of elements of a long collective. The collective is still running when rank 1 is killed."""
 
 
 def run_rank(directory: Path, how: str) -> None:
-    """The program that each rank of the test below runs. `how` says how rank 1 ends while the other ranks are in a
-    collective.
+    """Runs one rank of the test below. While the other ranks are in a collective, rank 1 ends in the way that `how`
+    names.
     """
     world = ring.init(timeout=30, transport=os.environ.get("TEST_TRANSPORT"))
     if world.rank == 1:

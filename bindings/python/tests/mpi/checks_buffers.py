@@ -35,11 +35,11 @@ def check_messages_of_all_types(comm):
 def check_buffer_forms(comm):
     me = comm.rank
 
-    def send_to_self(sent, got):
+    def send_to_self(sent, received):
         request = comm.Isend(sent, me, 0)
-        comm.Recv(got, me, 0)
+        comm.Recv(received, me, 0)
         request.Wait()
-        return got
+        return received
 
     source = np.arange(6, dtype="d")
     for form in (
@@ -224,9 +224,9 @@ def check_tensors_of_dlpack_version_0(comm):
 
 
 def check_tensors_that_cannot_be_imported(comm):
-    def text_of_error(kind, given, call=lambda given: comm.Bcast(given, root=comm.size - 1 - comm.rank)):
+    def text_of_error(kind, buffer, call=lambda buffer: comm.Bcast(buffer, root=comm.size - 1 - comm.rank)):
         try:
-            call(given)
+            call(buffer)
         except kind as error:
             return str(error)
         raise AssertionError("nothing was raised")

@@ -146,7 +146,7 @@ impl<P: Connection> Bundle<P> {
         self.awaited = count;
     }
 
-    /// Reduces the number of connections that this rank is opening by one.
+    /// Subtracts one from the number of connections that this rank is opening.
     pub(super) fn decrement_expected_connections(&mut self) {
         self.awaited = self.awaited.saturating_sub(1);
     }
@@ -201,9 +201,8 @@ impl<P: Connection> Bundle<P> {
         self.sending.is_in_last_record() && self.receiving.is_in_last_record
     }
 
-    /// Closes the extra connections (all except the first one) if neither direction uses them any more. At that time,
-    /// this rank has read all records on the extra connections, and the peer knows that no further records will
-    /// follow on these connections.
+    /// Closes the extra connections (all except the first one) if neither direction uses them any more: this rank has
+    /// read all records on the extra connections, and the peer knows that no further records will follow on them.
     fn close_unused(&mut self) {
         if self.is_single() {
             self.streams.iter_mut().skip(1).for_each(|entry| *entry = None);

@@ -63,7 +63,7 @@ class Reducer:
         self._passes = passes
 
     def is_reducing(self) -> bool:
-        """Returns whether there is a reduction that has begun and that `synchronize` has not yet completed."""
+        """Returns whether the reduction of a bucket has begun since `synchronize` last completed."""
         return self._begun > 0
 
     def synchronize(self) -> None:
@@ -113,9 +113,9 @@ class Bucket:
     """Gradients of one type, concatenated in one tensor. If the gradients are on a CPU, this tensor is in memory from
     `Group.alloc`.
 
-    After the gradients, the bucket has one additional element for each parameter, its mark. A rank sets a parameter's
-    mark to 1 if it has the parameter's gradient, otherwise to 0. After the reduction, a mark is above zero if any
-    rank had the gradient.
+    After the gradients, the bucket has one additional element for each parameter, called the parameter's mark. A rank
+    sets the mark to 1 if it has the parameter's gradient, otherwise to 0. After the reduction, a mark is above zero
+    if any rank had the gradient.
     """
 
     def __init__(self, group: _core.Group, parameters: Sequence[Parameter]) -> None:
@@ -167,7 +167,7 @@ class Bucket:
         self._handle = self._group.all_reduce_async(memory, settings.op, None, wire)
 
     def _can_pass_shared_memory(self) -> bool:
-        """Returns whether the bucket is in shared memory of a type for which Python's buffer protocol has a format.
+        """Returns whether the bucket is in shared memory and Python's buffer protocol has a format for its elements.
         The buffer protocol has no format for bfloat16."""
         return self._shared is not None and self._flat.dtype is not torch.bfloat16
 
@@ -204,7 +204,7 @@ def _partition(parameters: Sequence[Parameter], bucket_bytes: int) -> list[list[
 
 
 def _require_same_everywhere(group: _core.Group, parameters: Sequence[Parameter], names: dict[Parameter, str]) -> None:
-    """Raises `ringtrain.InvalidArgument` on all ranks if their parameters differ."""
+    """Raises `ringtrain.InvalidArgument` on all ranks if the parameters differ between ranks."""
     lines = [f"{names[p]} {p.dtype} {tuple(p.shape)}" for p in parameters]
     digest = hashlib.sha256("\n".join(lines).encode()).digest()
     for index, other in enumerate(group.all_gather_bytes(digest)):

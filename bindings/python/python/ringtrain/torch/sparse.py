@@ -9,7 +9,8 @@ from ringtrain.torch import tensors
 
 
 def all_reduce(group: _core.Group, tensor: torch.Tensor, op: str) -> None:
-    """Adds or averages a sparse tensor over the ranks, in place. The result has every index that at least one rank has.
+    """Adds or averages a sparse tensor over the ranks, in place. The result has every index that is in the tensor of
+    at least one rank.
 
     Every rank gathers the indices and values of all ranks, as in Gloo, so the cost grows with the number of ranks.
     """
@@ -30,7 +31,8 @@ def all_reduce(group: _core.Group, tensor: torch.Tensor, op: str) -> None:
 
 
 def _lengths(group: _core.Group, mine: torch.Tensor) -> list[int]:
-    """Returns each rank's number of indices. Raises `ringtrain.InvalidArgument` on every rank if shapes or types differ."""
+    """Returns the number of indices of each rank's tensor. Raises `ringtrain.InvalidArgument` on every rank if the
+    shapes or types of the tensors differ."""
     kind = f"{mine.dtype} {tuple(mine.shape)} with {mine.sparse_dim()} sparse dimensions"
     descriptions = [data.decode().split("|", 1) for data in group.all_gather_bytes(f"{mine.values().shape[0]}|{kind}".encode())]
     for rank, (_, other) in enumerate(descriptions):

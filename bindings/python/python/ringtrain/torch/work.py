@@ -77,12 +77,13 @@ class CompletedWork(dist._Work):
 
 
 class PendingWork(dist._Work):
-    """Operations that have begun. `handles` has one handle for each operation, and `tensors` receive the results. If
-    the operations write to other memory than `tensors`, the functions in `after` copy the results to `tensors`.
+    """The `Work` of operations that have begun. `handles` has one handle for each operation, and `tensors` receive
+    the results. If the operations write to other memory than `tensors`, the functions in `after` copy the results to
+    `tensors`.
 
-    `completer` completes the futures of collectives in the order of the collectives. Sends and receives can end in
-    any order, so `completer` is None for these, and each of their futures has its own thread. `event` is the
-    operations' profiler event.
+    `completer` completes the futures of collectives in the order of the collectives. For sends and receives,
+    `completer` is None: they can end in any order, so the future of each send or receive has its own thread. `event`
+    is the operations' profiler event.
     """
 
     def __init__(
@@ -128,8 +129,8 @@ class PendingWork(dist._Work):
 
     def settle(self, keep_waiting: Callable[[], bool]) -> None:
         """Waits until the operation has ended, but does not raise its error. If `keep_waiting` returns False while
-        the operation runs, this method stops waiting and marks the operation as failed: the process group was
-        closed.
+        the operation runs, this method stops waiting. The operation then counts as failed, with the reason that
+        the process group was closed.
         """
         while not self._ended:
             try:
@@ -194,8 +195,8 @@ class PendingWork(dist._Work):
         base.set_result(None)
 
     def _wait_handles(self, limit: float | None) -> None:
-        """Waits for all handles and stores the first error. Raises `StillRunning` if an operation has not ended
-        within `limit` seconds, and no other exception.
+        """Waits for all handles and stores the first error. The only exception that this
+        method raises is `StillRunning`, if an operation has not ended within `limit` seconds.
         """
         value = None
         try:

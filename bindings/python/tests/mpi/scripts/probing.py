@@ -1,4 +1,4 @@
-"""Receives messages of unknown length with probes."""
+"""Uses probes to receive messages whose length the receiver does not know."""
 
 import numpy as np
 from mpi4py import MPI
