@@ -68,8 +68,8 @@ fn thread_statuses() -> Vec<String> {
     entries.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok()).collect()
 }
 
-/// Runs blocking and asynchronous collectives, messages, and a collective in a subgroup. Threads could wrongly continue to poll
-/// after each of these kinds of operations.
+/// Runs every kind of operation after which a thread could wrongly continue to poll: blocking and asynchronous
+/// collectives, messages, and a collective in a subgroup.
 fn run_operations(group: &mut Group) {
     let mut buffer = vec![1f32; 1 << 18];
     group.all_reduce(&mut buffer, ReduceOp::Sum).expect("no rank fails");

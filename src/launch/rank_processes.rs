@@ -46,13 +46,14 @@ pub(super) struct RankStreams {
 
 impl RankProcesses {
     pub(super) fn new(watchdog: Watchdog) -> Self {
-        // Some sandboxes refuse this call. Then only the watchdog kills descendants that have left their process group.
+        // In a sandbox that refuses this call, only the watchdog kills descendants that have left their process
+        // group.
         let _ = set_child_subreaper(Some(getpid()));
         Self { processes: Vec::new(), watchdog, watchdog_ended: false }
     }
 
-    /// Starts the next rank. Call this function on a thread that lives as long as the job: the rank asks the kernel
-    /// to kill the rank when its parent dies, and for the kernel, the parent is the thread that started the rank.
+    /// Starts the next rank. Call this function on a thread that lives as long as the job: each rank asks the kernel
+    /// to kill it when its parent dies, and the kernel takes the thread that started the rank for the parent.
     pub(super) fn start(&mut self, mut command: Command) -> io::Result<RankStreams> {
         let (shim, shim_stdin) = ShimSocket::pair()?;
         let mut child = command
@@ -61,7 +62,8 @@ impl RankProcesses {
             .stderr(Stdio::piped())
             .process_group(0)
             .spawn()?;
-        // `command` holds a copy of the shim's end of the socket. Close this copy, so that only the shim has this end.
+        // `command` holds a copy of the shim's end of the socket (see `shim.rs`). Close this copy, so that only the
+        // shim has this end.
         drop(command);
         let pid = Pid::from_child(&child);
         self.watchdog.add(pid);

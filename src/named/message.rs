@@ -1,7 +1,6 @@
 //! The encoding of the messages between the ranks and the coordinator. Every value that a peer sends is compared with a
-//! limit before it is used.
-//!
-//! No library is used: reports contain a bit vector, and names and counts have limits. Numbers are little-endian.
+//! limit before it is used. Numbers are little-endian. The code uses no serialization library, because reports
+//! contain a bit vector, and names and counts have limits.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -38,7 +37,7 @@ const _: () = assert!(
 pub(super) enum TensorOp {
     AllReduce(ReduceOp),
     Broadcast(Rank),
-    /// An all-gather. Its tensor's [`Signature`] has the count 0, because the counts of the ranks may differ.
+    /// An all-gather. The tensor's [`Signature`] has the count 0, because the counts of the ranks may differ.
     AllGather,
     ReduceScatter(ReduceOp),
 }
@@ -110,9 +109,9 @@ pub(super) struct Request {
 /// A report from a rank to the coordinator.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct RankReport {
-    /// How many messages of the coordinator the rank had read when it wrote this report.
+    /// The number of messages of the coordinator that the rank had read when it wrote this report.
     pub(super) messages_read: u64,
-    /// The submitted tensors that are in the response cache, by their slots.
+    /// The cache slots of the submitted tensors that are in the response cache.
     pub(super) slots: BTreeSet<u16>,
     /// The submitted tensors that are not in the response cache.
     pub(super) requests: Vec<Request>,
@@ -148,7 +147,7 @@ pub(super) enum Instruction {
 pub(super) enum AnnouncedTensor {
     /// The tensor in this slot of the response cache.
     Cached(u16),
-    /// The name and signature of an uncached tensor. If there is a slot, every rank now stores them in this slot.
+    /// The name and signature of an uncached tensor, and the cache slot, if any, in which every rank now stores both.
     Named(Request, Option<u16>),
 }
 

@@ -254,8 +254,8 @@ impl NamedTensors {
         Ok(NamedHandle(receiver))
     }
 
-    /// Declares that this rank has no more data, and waits until all ranks have joined. Returns the rank that joined last.
-    /// Then all ranks can submit tensors again.
+    /// Declares that this rank has no more data, and waits until all ranks have joined. Returns the rank that joined
+    /// last. After all ranks have joined, all ranks can submit tensors again.
     ///
     /// Until all ranks have joined, this rank contributes zeros to sums and averages that other ranks submit.
     /// Averages are still divided by the number of all ranks. If other ranks submit a tensor for any other operation,
@@ -325,7 +325,8 @@ impl Drop for NamedTensors {
 pub struct NamedHandle<R>(ResultReceiver<R>);
 
 impl<R> NamedHandle<R> {
-    /// Returns whether the operation has ended, with success or failure. If so, [`NamedHandle::wait`] returns at once.
+    /// Returns whether the operation has ended, with success or failure. After the operation has ended,
+    /// [`NamedHandle::wait`] returns at once.
     pub fn test(&self) -> bool {
         self.0.has_result()
     }
@@ -354,14 +355,14 @@ impl<R> NamedHandle<R> {
 ///
 /// # Errors
 ///
-/// The error of the first handle that failed. Even then the function waits for all handles.
+/// The error of the first handle that failed. The function waits for all handles, even if one of them fails.
 pub fn wait_all<R>(handles: impl IntoIterator<Item = NamedHandle<R>>) -> Result<Vec<R>, NamedError> {
     let results: Vec<Result<R, NamedError>> = handles.into_iter().map(NamedHandle::wait).collect();
     results.into_iter().collect()
 }
 
-/// Waits until the operation of one handle has ended, removes the handle from the list, and returns its index and result.
-/// Returns `None` if the list is empty.
+/// Waits until the operation of one handle has ended, and removes this handle from the list. Returns the index of the
+/// handle and the result of the operation, or `None` if the list is empty.
 pub fn wait_any<R>(handles: &mut Vec<NamedHandle<R>>) -> Option<(usize, Result<R, NamedError>)> {
     let signal = Arc::new(ReadySignal::default());
     for handle in handles.iter() {

@@ -60,7 +60,7 @@ pub enum Checksums {
     Off,
 }
 
-/// Settings that have the same values on every rank of a job.
+/// The settings for which all ranks of a job use the values of rank 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Shared {
     /// The maximum length of a segment in bytes.

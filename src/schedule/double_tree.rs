@@ -27,8 +27,9 @@ const BLOCK_BYTES_MIN: u64 = 4 << 10;
 
 /// Returns the size of a block in bytes, for a buffer of `bytes` bytes.
 ///
-/// A longer block takes more time at each hop, but the buffer needs fewer messages. The sum of both costs is smallest
-/// if the block grows with the square root of the buffer. A buffer of 1 MiB has blocks of 32 KiB, 16 in each tree.
+/// A longer block takes more time at each hop, but the buffer needs fewer messages. The total time of hops and
+/// messages is shortest if the block grows with the square root of the buffer. A buffer of 1 MiB has blocks of 32
+/// KiB, 16 in each tree.
 pub fn block_bytes(bytes: u64) -> u64 {
     (32 * bytes.isqrt()).max(BLOCK_BYTES_MIN).max((bytes / 2).div_ceil(BLOCKS_MAX))
 }
@@ -45,11 +46,11 @@ pub fn block_bytes(bytes: u64) -> u64 {
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     let links = Tree::BOTH.map(|tree| TreeLinks::new(tree, world, rank));
-    // With two or three ranks, two ranks are neighbours in both trees. Then the messages up the tree are sent first,
-    // because they wait for fewer receives.
-    let ups = [0, 1].map(|tree| links[tree].push_up(&mut schedule, half(count, tree), block));
-    for (tree, ups) in ups.into_iter().enumerate() {
-        links[tree].push_down(&mut schedule, half(count, tree), block, &ups);
+    // With two or three ranks, two ranks are neighbours in both trees, and the order of the steps decides which
+    // message is sent first on their link. Messages up a tree wait for fewer receives, so their steps come first.
+    let reduced = [0, 1].map(|tree| links[tree].push_up(&mut schedule, half(count, tree), block));
+    for (tree, reduced) in reduced.into_iter().enumerate() {
+        links[tree].push_down(&mut schedule, half(count, tree), block, &reduced);
     }
     schedule
 }
@@ -86,7 +87,8 @@ pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: 
     schedule
 }
 
-/// Returns the half of the buffer that a tree transfers.
+/// Returns the half of a buffer of `count` elements that the first tree (`tree` is 0) or the second tree (1)
+/// transfers.
 fn half(count: usize, tree: usize) -> Range<usize> {
     let middle = count.div_ceil(2);
     if tree == 0 { 0..middle } else { middle..count }
@@ -152,11 +154,17 @@ impl TreeLinks {
     }
 
     /// For each block, adds the steps that receive the block from the parent and send it to the children, first to
-    /// the child with the larger subtree. `ups` is the result of `push_up`: a rank without a parent sends each block
-    /// after this step, or at once if the step is `None`.
-    fn push_down(&self, schedule: &mut Schedule, half: Range<usize>, block: usize, ups: &[Option<After>]) {
+    /// the child with the larger subtree. `reduced` is the result of `push_up`, the last reducing step of each
+    /// block: a rank without a parent sends a block after this step, or at once if the step is `None`.
+    fn push_down(
+        &self,
+        schedule: &mut Schedule,
+        half: Range<usize>,
+        block: usize,
+        reduced: &[Option<After>],
+    ) {
         for (index, range) in blocks(half, block).enumerate() {
-            let mut after = ups.get(index).copied().flatten();
+            let mut after = reduced.get(index).copied().flatten();
             if let Some(peer) = self.parent {
                 after = Some(After(schedule.steps.len()));
                 let receive = Inbound { peer, range: range.clone(), action: Action::Copy, after: None };
@@ -252,7 +260,7 @@ impl Tree {
 }
 
 /// Returns the top node of a subtree: a range of inner nodes and the leaves in the gaps beside these nodes. For an
-/// empty range, returns the leaf in the gap between the inner nodes, or `None` if the gap has no leaf.
+/// empty range, returns the leaf in the gap at which the range begins, or `None` if this gap has no leaf.
 fn top_of_subtree(places: usize, inner: &Range<usize>) -> Option<Node> {
     if !inner.is_empty() {
         return Some(Node::Inner(middle(inner)));

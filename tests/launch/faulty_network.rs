@@ -22,8 +22,8 @@ struct Hosts {
 const SWITCH: usize = 2;
 
 impl Hosts {
-    /// Creates the hosts. Returns `None` if this process may not create network namespaces, or in a run without
-    /// `--full`.
+    /// Creates the hosts. Returns `None` if this process may not create network namespaces, or if the tests run
+    /// without the option `--full` of `tools/test`.
     fn new() -> Option<Self> {
         if !runs_long_tests() {
             println!("skipped: the test is too long");
@@ -97,7 +97,8 @@ fn run_silently(program: &str, arguments: &str) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Trains on two hosts, breaks the network with `fault`, and returns the errors of both ranks.
+/// Trains on two hosts, breaks the network with `fault`, and returns the errors of both ranks. Checks that both ranks
+/// end with the exit code `exit`.
 fn errors_after(fault: impl Fn(&Hosts), timeout: &str, exit: Exit) -> Option<[String; 2]> {
     let hosts = Hosts::new()?;
     let folder = tempfile::tempdir().unwrap();

@@ -209,7 +209,7 @@ fn check_unrooted_moves<T: Element>(group: &mut Group, count: usize, value: &dyn
     assert_elements(&group.all_gather_from(short).unwrap(), expected.into_iter(), "all_gather_from", group);
 }
 
-/// Checks the collectives with a root.
+/// Checks the collectives with a root that only move elements.
 fn check_rooted_moves<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
     let (size, rank) = (group.size(), group.rank());
     let root = Rank::new((count as u32 + 1) % size.get());

@@ -11,7 +11,7 @@ macro_rules! on_every_transport {
             super::$name(TestTransport::Tcp);
         }
 
-        // The gate tests links of several connections in `streams.rs`. This test runs only with `--full`.
+        // Without `--full`, `tools/test` tests links of several connections only in `streams.rs`.
         #[test]
         #[ignore = "runs with tools/test --full"]
         fn streams() {

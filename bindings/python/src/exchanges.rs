@@ -297,8 +297,9 @@ impl PyGroup {
         }
     }
 
-    /// Returns the input, and the offset in bytes of this rank's part of the output. An all-gather of equal parts runs in
-    /// place, so the input must first be copied to this offset. Returns `None` if nothing must be copied.
+    /// Returns what must be copied before an all-gather: `input`, and the offset in bytes of this rank's part of
+    /// `output`, to which the input must be copied. An all-gather of equal parts runs in place and needs this copy.
+    /// Returns `None` if the caller passed no `input`, or passed `counts`, the lengths of unequal parts.
     fn own_part_and_offset<'a>(
         &self,
         py: Python<'_>,
@@ -325,7 +326,7 @@ impl PyGroup {
     }
 }
 
-/// Returns a copy of this rank's part of `all`.
+/// Returns a copy of this rank's part of `all`, which has `counts[r]` elements for each rank r.
 fn copy_own_part<T: Element>(group: &ringtrain::Group, all: &[T], counts: &[usize]) -> Result<Vec<T>, Error> {
     let refused = Error::InvalidCounts("they do not add up to the length of the buffer");
     let rank = group.rank().index();

@@ -1,6 +1,6 @@
-//! Handles processes that are forked from a rank. A forked process is not a rank itself. The process must not use the
-//! rank's connections. A forked process must also not keep the rank's connections open: otherwise the peers could not
-//! see that the rank has ended.
+//! Handles processes that are forked from a rank. A forked process is not a rank itself, and must not use the rank's
+//! connections. A forked process must also not keep the rank's connections open: otherwise the peers could not see
+//! that the rank has ended.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,15 +14,15 @@ use crate::errors;
 
 /// Whether this process was forked from a rank.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
-/// Whether this process has ever had a group. Until then, processes that it forks are not marked as forked from a
-/// rank, and may become ranks.
+/// Whether this process has ever had a group. Before a process has its first group, it can fork children that become
+/// ranks: `IS_FORKED` stays false in these children.
 static HAS_HAD_GROUPS: AtomicBool = AtomicBool::new(false);
 /// The groups that this process has.
 static GROUPS: Mutex<Vec<Weak<Messenger>>> = Mutex::new(Vec::new());
 /// The sockets that the groups had when this process last forked. A child inherits this list.
 static SOCKETS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
-/// Registers the messenger of a group, whose sockets a forked child must close.
+/// Registers the messenger of a group. A forked child must close the sockets of all registered messengers.
 pub(crate) fn register(messenger: &Arc<Messenger>) {
     HAS_HAD_GROUPS.store(true, Ordering::Release);
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -54,7 +54,7 @@ pub(crate) fn after_fork() {
     if !HAS_HAD_GROUPS.load(Ordering::Acquire) || IS_FORKED.swap(true, Ordering::AcqRel) {
         return;
     }
-    // Only the thread that forks takes this lock, and that thread does not hold the lock during the fork.
+    // Only `before_fork` takes this lock. The thread that forked this process had released the lock before the fork.
     let Ok(sockets) = SOCKETS.try_lock() else { return };
     // Replace each socket by `/dev/null` instead of closing it. The number of the descriptor must stay in use, because the
     // child also has copies of the Rust objects that own the descriptors.

@@ -48,7 +48,8 @@ impl OperationResult {
 
 enum PyHandleState {
     Running(ringtrain::Handle<OperationResult>),
-    /// A thread has taken the handle and waits for the operation. Other threads wait for that thread.
+    /// One thread has taken the handle and waits for the operation. Other threads wait until that thread returns the
+    /// handle.
     Waiting,
     Ended(Result<OperationResult, Error>),
     Cancelled,
@@ -144,7 +145,7 @@ impl PyHandle {
         Ok(py.detach(|| {
             let has_ended = match &*self.lock() {
                 PyHandleState::Running(handle) => handle.test(),
-                // If the operation had ended, the thread that waits for the operation would have put the handle back.
+                // Another thread waits for the operation. When the operation ends, that thread changes the state.
                 PyHandleState::Waiting => false,
                 PyHandleState::Ended(_) | PyHandleState::Cancelled => true,
             };

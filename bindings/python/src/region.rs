@@ -53,8 +53,8 @@ impl PyMemory {
     }
 }
 
-/// A Python object that owns a view. A thread without the interpreter's lock can drop a reference to this object: a
-/// thread that holds the lock completes the drop later.
+/// A Python object that owns a view. Any thread can drop a reference to a Python object: if the thread does not hold
+/// the interpreter's lock, another thread that holds the lock frees the object later.
 #[pyclass(frozen, module = "ringtrain._core")]
 struct ViewOwner(#[expect(dead_code, reason = "it only keeps the view alive")] BufferView);
 
@@ -174,7 +174,7 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.start.cast(), count) }
     }
 
-    /// Returns the elements for writing. The slice is empty if the region is read-only.
+    /// Returns the elements as a slice that can be written. The slice is empty if the region is read-only.
     pub(crate) fn elements_mut<T: Element>(&mut self) -> &mut [T] {
         let count = self.count_as::<T>();
         if count == 0 || !self.is_writable {
@@ -222,7 +222,7 @@ impl Region {
         let bytes = input.bytes().min(self.bytes().saturating_sub(offset_bytes));
         let target = self.start.wrapping_add(offset_bytes);
         if bytes > 0 && self.is_writable && target != input.start {
-            // SAFETY: both regions have this many bytes there, and `copy` allows an overlap.
+            // SAFETY: `input` has `bytes` bytes, and so has this region from `target` on. `copy` allows an overlap.
             unsafe { std::ptr::copy(input.start, target, bytes) };
         }
     }

@@ -22,8 +22,8 @@ pub struct TestPattern<T> {
     world: WorldSize,
     rank: Rank,
     seed: u64,
-    /// One period of the reduction that this rank may receive, for a scan only of the contributions up to this rank;
-    /// empty if the operation does not reduce.
+    /// One period of the reduction of the contributions of all ranks; for a scan, of the ranks up to this rank. Empty
+    /// if the operation does not reduce.
     reduced: Vec<T>,
 }
 
@@ -39,7 +39,7 @@ struct ExpectedPart<T> {
 }
 
 impl<T: Sample> TestPattern<T> {
-    /// Returns the pattern of `rank`. All ranks must use the same `case` and `seed`.
+    /// Creates the pattern of `rank`. All ranks must use the same `case` and `seed`.
     pub fn new(case: BenchCase, world: WorldSize, rank: Rank, seed: u64) -> Self {
         let mut pattern = Self { case, world, rank, seed, reduced: Vec::new() };
         if let Some(op) = case.reduction {
@@ -50,7 +50,7 @@ impl<T: Sample> TestPattern<T> {
     }
 
     /// Writes the contribution of this rank to `input`. If a rank contributes only a part of `input`, this function
-    /// fills the rest with zeros. A correct result contains no zeros in this case.
+    /// fills the rest with zeros. The correct result of an operation with such inputs contains no zeros.
     pub fn fill(&self, input: &mut [T]) {
         let chunk = chunk(self.case.count, self.world, self.rank);
         let (own, start) = match self.case.operation {

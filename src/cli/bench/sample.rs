@@ -174,8 +174,8 @@ macro_rules! located {
                 let index = (position.bits >> 16) as $index;
                 match op {
                     None => Self::new((1 + position.bits % 127) as $value, index),
-                    // There are only five different values. So several ranks often have the smallest or largest value,
-                    // and the reduction must choose the lowest index among them.
+                    // Only five different values are drawn. So several ranks often have the smallest or largest
+                    // value, and the reduction must choose the lowest index among them.
                     Some(_) => Self::new((position.bits % 5) as $value - 2 as $value, index),
                 }
             }

@@ -105,7 +105,7 @@ impl TimeBreakdown {
     }
 }
 
-/// Writes a line that explains the lines of [`write`]. The program prints this line above the table.
+/// Writes a line that explains the lines that [`write`] writes. The program prints this line above the table.
 pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "# below each row: how the mean time of a timed iteration, in microseconds, was spent")
 }

@@ -31,14 +31,14 @@ Commands (see `ringtrain COMMAND --help`):
 Defaults:
   --model       mlp:128 if the target holds classes, linear if it holds numbers
   --task        classification if the target holds text, or if it holds integers with few distinct values; otherwise regression.
-                Few are at most 2 values, or at most 100 values with at least 10 rows each on average. ringtrain prints
-                its choice
+                Few means at most 2 values, or at most 100 values with at least 10 rows for each value on average.
+                ringtrain prints its choice
   --optimizer   accelerated for linear and softmax on tables of at most 16 million values, unless --batch-size, --schedule,
                 --warmup, --scale-lr or --clip-norm is given; otherwise adam
   --batch-size  accelerated: the whole training set; other optimizers: 128
-  --epochs      accelerated on the whole training set: until the loss no longer falls, and at most 1000 to 5000
-                epochs (the more values the table has, the fewer epochs). Otherwise 40 epochs; without
-                --batch-size, more epochs on small data sets, so that the run has at least 480 steps
+  --epochs      accelerated on the whole training set: until the loss no longer falls, but at most 1000 to 5000
+                epochs (the more values the table has, the fewer epochs). Otherwise 40 epochs. If 40 epochs
+                have fewer than 480 steps and --batch-size is not given, as many epochs as 480 steps need
   --lr          accelerated: 1 / the largest curvature of the loss, computed from the features (mlp: 0.01);
                 mlp: adam and adamw 0.001, lamb, momentum and nesterov 0.01, sgd 0.1;
                 softmax: adam, adamw, lamb, momentum and nesterov 0.01, sgd 0.1;
@@ -48,8 +48,9 @@ Defaults:
 Strategies:
   In each step, every rank uses its part of the batch of --batch-size samples. An epoch uses each sample once. With
   allreduce, the parameters agree on all ranks after each step. With the other strategies, a step of a rank uses only
-  the gradient of its own part, and the parameters agree after the ranks average. Then ringtrain tests and saves the
-  model only after epochs at whose end the ranks average, --bucket-bytes does not apply, and accelerated is not possible.
+  the gradient of its own part, and the parameters agree after the ranks average. With these strategies, ringtrain tests
+  and saves the model only after epochs at whose end the ranks average. --bucket-bytes and --optimizer accelerated are
+  for allreduce only.
 
 With --resume you may change --lr, --epochs, --compression, --bucket-bytes and the number of ranks. All other options of training
 and data must be the same as before. Without --lr the run continues with the learning rate of the checkpoint.
@@ -57,8 +58,8 @@ and data must be the same as before. Without --lr the run continues with the lea
 If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
 The ranks do not evaluate the model after the signal. A second signal ends the process at once.
 
-After each epoch at whose end the parameters should agree on all ranks, the ranks compare hashes of their parameters. If the
-hashes differ, the job ends with exit code 16.
+With allreduce after each epoch, and with the other strategies after each epoch at whose end the ranks average, the ranks
+compare hashes of their parameters. If the hashes differ, the job ends with exit code 16.
 
 Exit codes:
   0  success, also after a signal            8  an operation passed its deadline
@@ -115,8 +116,9 @@ pub(super) struct TrainArgs {
     )]
     task: String,
 
-    /// Do not scale features and numeric targets. By default, ringtrain scales numeric targets and the columns of a table (for
-    /// --model linear also pixels) to mean 0 and standard deviation 1. Reported losses are always in the unit of the target
+    /// Do not scale features and numeric targets. By default, ringtrain scales numeric targets and the columns of a
+    /// table (for --model linear also pixels) to mean 0 and standard deviation 1. Reported losses are always those of
+    /// the unscaled target
     #[arg(long, help_heading = "Data")]
     no_standardize: bool,
 

@@ -31,9 +31,9 @@ pub(super) struct OptimizerArgs {
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, help_heading = "Training")]
     epsilon: Option<f64>,
 
-    /// The weight decay, as in torch.optim. adamw subtracts lr * RATE times each parameter from it; lamb adds RATE times each
-    /// parameter to its step; other optimizers add it to the gradient (L2 regularisation) [default: adamw and lamb 0.01,
-    /// others 0]
+    /// The weight decay, as in torch.optim. adamw subtracts lr * RATE times each parameter from this parameter. lamb
+    /// adds RATE times each parameter to the step of this parameter. Other optimizers add RATE times each parameter
+    /// to the gradient of this parameter (L2 regularisation) [default: adamw and lamb 0.01, others 0]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     weight_decay: Option<f32>,
 }
@@ -113,7 +113,7 @@ impl OptimizerArgs {
             (options.beta_1, options.beta_2) = (parse(first)?, parse(second)?);
         }
         if let Some(epsilon) = self.epsilon {
-            // A smaller number is 0 in f32, and a parameter whose gradients are all 0 would become NaN.
+            // If epsilon were 0 in f32, a parameter whose gradients are all 0 would become NaN.
             let allowed = epsilon >= f64::from(f32::MIN_POSITIVE) && epsilon <= 1.0;
             check_number("--epsilon", epsilon, allowed, "above 0 (at least 1.2e-38) and at most 1")?;
             options.epsilon = epsilon;

@@ -16,8 +16,8 @@ pub(super) struct TableFormatArgs {
     #[arg(long)]
     header: bool,
 
-    /// The character between the cells of a row: comma, tab, semicolon, pipe, space, or any other character
-    /// [default: the one that occurs equally often in the first rows]
+    /// The character between the cells of a row: comma, tab, semicolon, pipe, space, or any other character [default:
+    /// the one that occurs equally often in each of the first rows]
     #[arg(long, value_name = "CHARACTER")]
     separator: Option<String>,
 }
@@ -47,10 +47,10 @@ pub(super) struct TableArgs {
     #[command(flatten)]
     format: TableFormatArgs,
 
-    /// What to do with missing values in features. Missing are empty cells, ?, NA, N/A, NaN and null. drop leaves out the row;
-    /// mean replaces a number by the mean of its column in the training rows; indicator also adds an input that is 1 if the
-    /// number is missing. With mean and indicator, a missing text is a category of its own. Rows without a target are always
-    /// left out
+    /// What to do with missing values in features: empty cells, ?, NA, N/A, NaN and null. With error, ringtrain
+    /// stops. drop leaves out the row. mean replaces a missing number by the mean of its column in the training rows.
+    /// indicator does the same as mean, and adds an input that is 1 if the number is missing. With mean and
+    /// indicator, a missing text is a category of its own. Rows without a target are always left out
     #[arg(long, value_name = "error|drop|mean|indicator", default_value = "error")]
     missing: String,
 
@@ -73,7 +73,8 @@ pub(super) struct TableArgs {
     max_categories: u32,
 }
 
-/// The maximum of `--max-categories`. Cells, which are f32, can represent all indices of categories.
+/// The maximum of `--max-categories`. The index of a category is stored as an f32, which can represent all indices up
+/// to this maximum.
 const CATEGORIES_MAX: u32 = 1 << 16;
 
 impl TableArgs {

@@ -1,4 +1,4 @@
-//! Proofs of the schedules whose functions take a [`Partition`]. The lengths of the parts are equal, different, or 0.
+//! Proofs of the schedules whose functions take a [`Partition`], with partitions into equal, unequal and empty parts.
 
 use super::super::partition::Partition;
 use super::super::{all_gather, all_to_all, gather, reduce_scatter, scatter};

@@ -1,5 +1,5 @@
 """The program that each rank of `ringtrain.run` executes. The program calls the function that was passed to `run`, and writes
-the result to a file, which the caller of `run` reads."""
+the result to a file. The process that called `run` reads this file."""
 
 import fcntl
 import os
@@ -42,8 +42,8 @@ def main() -> int:
 
 
 def _end_with_caller(directory: Path) -> None:
-    """Ends this rank as soon as the process that called `run` has ended. That process holds a lock on the file
-    `caller`, which the kernel releases when the process ends."""
+    """Ends this rank as soon as the caller, the process that called `run`, has ended. The caller holds a lock on the
+    file `caller` in `directory`. The kernel releases the lock when the caller ends."""
     try:
         with open(directory / "caller", "r+") as caller:
             fcntl.lockf(caller, fcntl.LOCK_EX)

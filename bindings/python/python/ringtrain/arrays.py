@@ -42,8 +42,8 @@ def as_contiguous(values: ArrayLike) -> NDArray:
 
 
 def result_array(out: NDArray | None, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-    """Returns the array for a result: `out`, or a new array if `out` is `None`. Raises `InvalidArgument` if `out` has another
-    shape or type or cannot be written in place."""
+    """Returns the array for a result: `out`, or a new array if `out` is `None`. Raises `InvalidArgument` if `out` does not have
+    the shape `shape` and the type `dtype`, or cannot be written in place."""
     if out is None:
         try:
             return np.empty(shape, dtype)
@@ -103,6 +103,6 @@ def rows_per_part(array: NDArray, parts: int, what: str) -> int:
 
 
 def element_counts(row_counts: list[int], row_shape: tuple[int, ...]) -> list[int]:
-    """Converts counts of rows to counts of elements."""
+    """Converts counts of rows to counts of elements, for rows of the shape `row_shape`."""
     per_row = math.prod(row_shape)
     return [int(count) * per_row for count in row_counts]

@@ -1,5 +1,5 @@
 """Predicts with models that `ringtrain --save-model FILE` wrote. This module needs only numpy. `docs/model-format.md` describes
-the file."""
+the format of a model file."""
 
 import hashlib
 import json
@@ -21,11 +21,11 @@ _MEAN, _INVERSE_DEVIATION = "features.mean", "features.inverse_deviation"
 
 
 class Model:
-    """A trained model. `ringtrain.load_model` reads it from a file.
+    """A trained model. `ringtrain.load_model` reads a model from a file.
 
     `task` is "classification" or "regression". `columns` are the names of the features in the order in which the model uses
-    them. `classes` is an array of the names of the classes, which is empty for regression. `description` is a dictionary with
-    all fields of the description in the file.
+    them. `classes` is an array of the names of the classes; for regression, the array is empty. `description` is a dictionary
+    with all fields of the description in the model file.
     """
 
     def __init__(self, description: dict[str, Any], tensors: dict[str, NDArray[np.float32]]) -> None:
@@ -48,8 +48,8 @@ class Model:
         """Returns the predictions for the rows of `x`: numbers in the unit of the target, or names of classes.
 
         `x` is an array with a row for each sample and a column for each feature, in the order of `columns`. `x` may also be a
-        pandas.DataFrame, a dictionary of columns or a structured array. Its columns are found by name, and other columns are
-        ignored.
+        pandas.DataFrame, a dictionary of columns or a structured array. This method then finds the features by the names of the
+        columns, and ignores other columns.
         """
         if self.task == "classification":
             return self.classes[self._outputs(x).argmax(axis=1)]
@@ -105,7 +105,7 @@ class Model:
 def load_model(path: str | os.PathLike[str]) -> Model:
     """Reads a model file that `ringtrain --save-model FILE` wrote. Checks the whole file, including its checksum.
 
-    Raises `ModelFileError` if the file is truncated or corrupt, has another format, or was written by a newer version.
+    Raises `ModelFileError` if the file is truncated or corrupt, is not a model file, or needs a newer version of ringtrain.
     """
     with open(path, "rb") as file:
         content = file.read()
@@ -149,7 +149,7 @@ def _check_format(metadata: Mapping[str, str]) -> None:
 
 
 def _read_tensors(header: dict[str, Any], data: memoryview) -> dict[str, NDArray[np.float32]]:
-    """Returns the tensors. Together they must cover the data without gaps."""
+    """Returns the tensors. The tensors together must cover the data without gaps."""
     tensors = {}
     position = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
@@ -193,7 +193,7 @@ def _check_shapes(description: dict[str, Any], tensors: Mapping[str, NDArray[np.
 
 
 def _widths(model: str) -> list[int]:
-    """Returns the numbers of units of the hidden layers."""
+    """Returns the number of units in each hidden layer of `model`, for example [64, 32] for "mlp:64,32"."""
     if model in ("linear", "softmax"):
         return []
     kind, _, widths = model.partition(":")

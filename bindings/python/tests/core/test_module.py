@@ -47,7 +47,7 @@ def read_stub() -> dict:
 
 
 def find_in_core(name: str):
-    """Returns the object of the compiled module with this dotted name."""
+    """Returns the object with the dotted name `name`, such as "Group.rank", in the compiled module."""
     thing = _core
     for part in name.split("."):
         thing = getattr(thing, part)

@@ -22,7 +22,7 @@ def launcher(ringrun: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rank_pids() -> list[str]:
-    """Returns the process ids of the ranks that `run` has started and that have not ended."""
+    """Returns the process ids of the ranks of `ringtrain.run` that have not ended."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,5 +1,5 @@
-"""Checks of all collectives on buffers that reduce nothing: in their blocking, nonblocking and persistent forms, with every
-element type."""
+"""Checks of all collectives that take buffers and do not reduce. The checks call the blocking, nonblocking and persistent forms
+of these collectives, with every element type."""
 
 import numpy as np
 

@@ -132,8 +132,8 @@ def check_a_buffer_for_an_object_is_deprecated(comm):
 
 
 def check_isolation(comm):
-    """A collective or another communicator never receives a message of this communicator, even if no receive has
-    taken the message yet.
+    """A message that was sent on a communicator and not received yet is received neither by a collective of this
+    communicator nor by a receive on another communicator.
     """
     after = (comm.rank + 1) % comm.size
     other = comm.Dup()

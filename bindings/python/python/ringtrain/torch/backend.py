@@ -14,8 +14,8 @@ NAME = "ring"
 
 
 def register() -> None:
-    """Registers the backend. `import ringtrain.torch` calls this function, and so do versions of torch that search for installed
-    backends."""
+    """Registers the backend. `import ringtrain.torch` calls this function. Versions of torch that search for installed backends
+    also call it."""
     accelerate.accept(NAME)
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
@@ -45,8 +45,8 @@ def ring_group(group: dist.ProcessGroup | None = None) -> RingProcessGroup:
 
 
 def _world_is_started_by_ringrun() -> bool:
-    """Returns whether both conditions hold: the default process group has the backend "ring", and one `ringrun` started all
-    its members."""
+    """Returns whether the default process group has the backend "ring" and all members of the group were started by one
+    `ringrun`."""
     if not dist.is_initialized():
         return False
     return getattr(dist.distributed_c10d._get_default_group(), "started_by_ringrun", False)

@@ -33,19 +33,19 @@ def DistributedOptimizer(
 
     All ranks must call this function with the same parameters in the same order. Gradients are reduced in buckets of about
     `bucket_bytes` bytes. The reduction of a bucket starts when its gradients are ready, so communication overlaps with
-    the backward pass. All ranks start the buckets in the same order. After a step, `p.grad` is a view into the group's memory,
-    and the next backward pass overwrites this view.
+    the backward pass. All ranks reduce the buckets in the same order. After a step, the `grad` of a parameter is a view into the
+    group's memory, and the next backward pass overwrites this view.
 
     A rank on which a parameter has no gradient contributes zeros for this parameter. If a parameter has a gradient on
-    none of the ranks, its `grad` stays None. `backward_passes_per_step` is the number of backward passes whose
-    gradients are accumulated before they are reduced. With `Average`, each gradient is divided by
-    `gradient_predivide_factor` before the sum. After the sum, the result is multiplied by `gradient_predivide_factor`
-    and divided by the number of ranks. With `sparse_as_dense`, sparse gradients are converted to dense ones. Without
-    `sparse_as_dense`, sparse gradients raise `ringtrain.InvalidArgument`. `num_groups` and `groups`, which tell
-    Horovod to fuse gradients, have no effect.
+    none of the ranks, the `grad` of this parameter stays None. Each rank accumulates the gradients of
+    `backward_passes_per_step` backward passes, and the ranks then reduce the accumulated gradients. With `Average`,
+    each gradient is divided by `gradient_predivide_factor` before the sum. After the sum, the result is multiplied by
+    `gradient_predivide_factor` and divided by the number of ranks. With `sparse_as_dense`, sparse gradients are
+    converted to dense ones. Without `sparse_as_dense`, sparse gradients raise `ringtrain.InvalidArgument`.
+    `num_groups` and `groups` have no effect. (They tell Horovod to fuse gradients.)
 
-    Raises ValueError in the same cases as Horovod. Raises NotImplementedError for a process set, and for a reduction
-    that is neither Average nor Sum.
+    Raises ValueError in the same cases as Horovod. Raises NotImplementedError if `process_set` is set, or if `op` is
+    neither Average nor Sum.
     """
     _check(optimizer, op, gradient_predivide_factor, process_set)
     # The buckets use the order of the optimizer's parameters. The names are only for Horovod's checks and for error messages.
@@ -108,11 +108,11 @@ class _Distributed:
         super().zero_grad(set_to_none)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Sets the number of backward passes whose gradients are accumulated before they are averaged."""
+        """Sets the number of backward passes before the ranks average the gradients that these passes accumulated."""
         self._reducer.set_passes(passes)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises NotImplementedError. Add parameters before you make the DistributedOptimizer."""
+        """Always raises NotImplementedError: add parameters before you make the DistributedOptimizer."""
         raise NotImplementedError("add_param_group is not implemented on a DistributedOptimizer; add parameters before making it")
 
 

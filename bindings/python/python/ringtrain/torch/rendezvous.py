@@ -20,19 +20,19 @@ _START_SECONDS_MAX = 300.0
 
 @dataclass(frozen=True)
 class Membership:
-    """This process's membership of a process group."""
+    """The rank of this process in a process group, and the properties of the group."""
 
     rank: int
     size: int
     timeout: float
     """The timeout of operations, in seconds."""
     started_by_ringrun: bool
-    """Whether ringrun started all members of the group. If so, all members know the job's secret."""
+    """Whether ringrun started all members of the group. Members that ringrun started know the secret of ringrun's job."""
 
 
 def is_launched(rank: int, size: int) -> bool:
-    """Returns whether the job of this process has `size` ranks, of which this process is rank `rank`. A process that has not
-    joined a job yet belongs to the job for which ringrun started the process, if any."""
+    """Returns whether this process is rank `rank` of a job of `size` ranks. Before this process has joined a job, this means the
+    job for which ringrun started the process, if any."""
     if _world.is_joined():
         world = _world.current().core
         return (world.rank, world.size) == (rank, size)
@@ -49,12 +49,13 @@ def join_launched(timeout: float) -> _core.Group:
 
 
 def join_through_store(store: Any, member: Membership) -> _core.Group:
-    """Forms a new job of the ranks of a process group, which find each other through torch's store, and returns the
-    group of all these ranks. Group rank 0 runs a rendezvous server and writes the server's address to the store.
+    """Forms a new job of the ranks of a process group, and returns the group of all ranks of this job. The ranks find
+    each other through torch's store: group rank 0 runs a rendezvous server and writes the server's address to the
+    store.
 
-    Under ringrun, the group uses the job's secret. Otherwise group rank 0 writes a new secret to the store. Torch's
-    stores have no authentication, so every process that can read the store can then join. Raises
-    `ringtrain.StartError` if a rank is missing.
+    If ringrun started all ranks, the new job uses the secret of ringrun's job. If not, group rank 0 writes a new
+    secret to the store. Torch's stores have no authentication, so every process that can read the store can read this
+    new secret and join. Raises `ringtrain.StartError` if a rank is missing.
     """
     location = {"host": _host_id(), "address": _address_towards(_store_host(store))}
     store.set(f"{_KEY}/{member.rank}", json.dumps(location))
@@ -78,7 +79,7 @@ def join_through_store(store: Any, member: Membership) -> _core.Group:
 
 
 def _invite(store: Any, member: Membership, start_timeout: float) -> tuple[_core.Rendezvous, dict[str, Any]]:
-    """Starts the rendezvous server and writes an invitation, which has the server's address, to the store."""
+    """Starts the rendezvous server and writes an invitation, with the address of the server, to the store."""
     keys = [f"{_KEY}/{rank}" for rank in range(member.size)]
     locations = [json.loads(store.get(key)) for key in keys]
     # No rank writes its key again before it has read the invitation.
@@ -109,8 +110,8 @@ def _job_secret() -> str:
 
 
 def _host_id() -> str:
-    """Returns a name for the running kernel and the network namespace of this process. Processes for which this function
-    returns the same name can reach each other at 127.0.0.1."""
+    """Returns an identifier of this process's host: the boot id of the kernel and the network namespace. Processes for which this
+    function returns the same identifier can reach each other at 127.0.0.1."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()

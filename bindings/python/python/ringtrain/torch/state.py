@@ -28,8 +28,8 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int) -> None:
-    """Copies the root's parameters to every rank. `params` is a `state_dict()` or `named_parameters()`; its order must be the
-    same on all ranks. Values that are not tensors are ignored."""
+    """Copies the root's parameters to every rank. `params` is a `state_dict()` or `named_parameters()`. The order of the
+    parameters must be the same on all ranks. Values that are not tensors are ignored."""
     named = params.items() if isinstance(params, Mapping) else params
     found = [tensor for _, tensor in named if isinstance(tensor, torch.Tensor)]
     for handle in [horovod.broadcast_async_(tensor, root_rank) for tensor in found]:
