@@ -19,8 +19,9 @@ use crate::types::Rank;
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::{Cause, SECRET_BYTES_MAX, Secret};
 
-/// The maximal length of a secret file, in bytes. The file may hold the longest secret and some white space.
-const FILE_BYTES_MAX: u64 = 2 * SECRET_BYTES_MAX as u64;
+/// The maximal length of a secret file, in bytes. A file of this length can hold the longest secret and white space
+/// around it.
+const SECRET_FILE_BYTES_MAX: u64 = 2 * SECRET_BYTES_MAX as u64;
 
 // These comments are also the text of --help, so they have no backticks.
 #[allow(clippy::doc_markdown, reason = "help texts")]
@@ -61,8 +62,8 @@ pub struct GroupArgs {
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tcp_congestion: CongestionControl,
 
-    /// The highest rate at which each link of this rank sends, for example 940mbit or 1.2gbit. The kernel then sends at an
-    /// even rate instead of in bursts. Give the rate of the network, if you know it [default: no limit]
+    /// The highest rate at which each link of this rank sends, for example 940mbit or 1.2gbit. The kernel then sends
+    /// at an even rate instead of in bursts. Give the rate of the network, if you know it [default: no limit]
     #[arg(long, value_name = "RATE")]
     pub tcp_pacing: Option<PacingRate>,
 
@@ -78,9 +79,10 @@ pub struct GroupArgs {
     #[arg(long, value_name = "BYTES", default_value_t = SEGMENT_BYTES, value_parser = parse_segment_bytes)]
     pub segment_bytes: usize,
 
-    /// The algorithm of the collectives. auto chooses an algorithm for each operation and size. To force an algorithm, give its
-    /// name: one-shot, butterfly, direct, doubling, double-tree, hierarchy, ring or tree. To force different algorithms for
-    /// different sizes, give ranges of bytes, such as direct:0-65536;ring:65537-max. Rank 0's setting applies to all ranks
+    /// The algorithm of the collectives. auto chooses an algorithm for each operation and size. To force an
+    /// algorithm, give its name: one-shot, butterfly, direct, doubling, double-tree, hierarchy, ring or tree. To
+    /// force different algorithms for different sizes, give ranges of bytes, such as direct:0-65536;ring:65537-max.
+    /// Rank 0's setting applies to all ranks
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub algorithm: Algorithms,
 
@@ -88,8 +90,9 @@ pub struct GroupArgs {
     #[arg(long, value_name = "NAME", value_enum, default_value = "auto")]
     pub transport: TransportName,
 
-    /// A name for the host of this rank. Ranks with different names count as ranks on different hosts, even on one machine.
-    /// Use different names to try out a job of several hosts on one machine, or for containers that cannot share memory
+    /// A name for the host of this rank. Ranks with different names count as ranks on different hosts, even on one
+    /// machine. Use different names to try out a job of several hosts on one machine, or for containers that cannot
+    /// share memory
     #[arg(long, value_name = "NAME")]
     pub host_id: Option<String>,
 
@@ -98,8 +101,8 @@ pub struct GroupArgs {
     #[arg(long, overrides_with = "no_checksum")]
     pub checksum: bool,
 
-    /// Do not add CRC32C checksums. Then only the weak checksum of TCP protects the payloads. Rank 0's setting applies to all
-    /// ranks
+    /// Do not add CRC32C checksums. Then only the weak checksum of TCP protects the payloads. Rank 0's setting
+    /// applies to all ranks
     #[arg(long, overrides_with = "checksum")]
     pub no_checksum: bool,
 }
@@ -148,8 +151,8 @@ pub enum JoinError {
 }
 
 impl GroupArgs {
-    /// Joins the job that the flags and the environment describe. Without a launcher and without a peers file, the job consists
-    /// of this process alone.
+    /// Joins the job that the flags and the environment describe. Without a launcher and without a peers file, the
+    /// job consists of this process alone.
     ///
     /// # Errors
     ///
@@ -229,11 +232,12 @@ impl GroupArgs {
 fn read_secret_file(path: &Path) -> Result<Secret, JoinError> {
     let wrong = |problem: String| JoinError::SecretFile { path: path.to_owned(), problem };
     let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
-    // Limit the number of bytes to read. The length in the file's metadata is not reliable: devices have the length 0.
+    // Limit the number of bytes to read. The length in the file's metadata is not reliable: devices have the length
+    // 0.
     let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| wrong(error.to_string()))?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(wrong(format!("it has more than {FILE_BYTES_MAX} bytes, too many for a secret")));
+    file.take(SECRET_FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| wrong(error.to_string()))?;
+    if bytes.len() as u64 > SECRET_FILE_BYTES_MAX {
+        return Err(wrong(format!("it has more than {SECRET_FILE_BYTES_MAX} bytes, too many for a secret")));
     }
     Secret::new(&bytes).map_err(|error| wrong(error.to_string()))
 }

@@ -24,9 +24,9 @@ pub(super) fn find_children(parent: Pid) -> Vec<Pid> {
         .collect()
 }
 
-/// Kills every process that was started with the `entry` `NAME=value` in its environment, and returns the number of
-/// killed processes. Processes that a rank starts inherit the rank's environment, even if they leave the rank's
-/// process group and session.
+/// Kills every process that was started with `entry` in its environment, and returns the number of killed processes.
+/// `entry` has the form `NAME=value`. Processes that a rank starts inherit the rank's environment, even if they leave
+/// the rank's process group and session.
 pub(super) fn kill_by_environment(entry: &[u8]) -> usize {
     all_pids().filter(|&pid| kill_if_environment_contains(pid, entry)).count()
 }
@@ -53,8 +53,8 @@ fn all_pids() -> impl Iterator<Item = Pid> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw))
 }
 
-/// Returns the parent from the text of `/proc/PID/stat`. The process name, in parentheses, may itself contain spaces and
-/// parentheses.
+/// Returns the parent from the text of `/proc/PID/stat`. The process name, in parentheses, may itself contain spaces
+/// and parentheses.
 fn parse_parent(stat: &str) -> Option<i32> {
     stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(1)?.parse().ok()
 }

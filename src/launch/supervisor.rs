@@ -1,9 +1,9 @@
-//! The state machine that decides when to send which signal to the ranks. The state machine does no IO, and reads no clock:
-//! the caller passes the time since the job started.
+//! The state machine that decides when to send which signal to the ranks. The state machine does no IO, and reads no
+//! clock: the caller passes the time since the job started.
 //!
-//! The caller reports events with `handle_rank_ends`, `handle_signal`, `handle_closed_output` and `tick`. The caller then
-//! performs the actions that `poll_action` returns, until `poll_action` returns `None`. After that, the caller waits for
-//! the next event, but at most until `deadline`.
+//! The caller reports events with `handle_rank_ends`, `handle_signal`, `handle_closed_output` and `tick`. The caller
+//! then performs the actions that `poll_action` returns, until `poll_action` returns `None`. After that, the caller
+//! waits for the next event, but at most until `deadline`.
 //!
 //! ```text
 //!            a rank fails          --grace passed            --kill-after passed
@@ -22,8 +22,8 @@ use super::LaunchLimits;
 use super::outcome::{JobOutcome, RankEnd, RankStatus, format_seconds, signal_name};
 use crate::types::Rank;
 
-/// How long ringrun waits for a process to end after SIGKILL. A process in uninterruptible sleep (a dead network file system, a
-/// driver) may never end.
+/// How long ringrun waits for a process to end after SIGKILL. A process in uninterruptible sleep (a dead network file
+/// system, a driver) may never end.
 const WAIT_AFTER_KILL: Duration = Duration::from_secs(10);
 
 /// An action that the job must perform.
@@ -46,7 +46,7 @@ enum StopPhase {
     Stopping {
         until: Duration,
     },
-    /// All ranks got SIGKILL, and their processes have not all ended yet.
+    /// All ranks got SIGKILL, and some of their processes have not ended yet.
     Killing {
         until: Duration,
     },
@@ -78,7 +78,8 @@ impl Supervisor {
         }
     }
 
-    /// Reports ranks that have ended. The order of the ranks in `batch` is not the order in which they ended.
+    /// The caller reports that the ranks in `batch` have ended. The order of the ranks in `batch` is not the order in
+    /// which they ended.
     pub(super) fn handle_rank_ends(&mut self, batch: &[(Rank, RankEnd)], now: Duration) {
         for &(rank, ended) in batch {
             self.members[rank.index()].ended.get_or_insert((ended, now));
@@ -93,9 +94,8 @@ impl Supervisor {
         }
         match (self.phase, self.outcome) {
             (StopPhase::Running, _) => self.fail(rank, now),
-            // The kernel closes the sockets of a dying process before it notifies ringrun. So another rank may lose
-            // this peer and exit, and ringrun may see the end of that rank before the end of the peer. In this case,
-            // blame the peer.
+            // `first` may have failed only because its connection to `rank` closed: when a process dies, the kernel
+            // closes its sockets before it notifies ringrun. In this case, blame `rank`.
             (StopPhase::Leaving { .. }, JobOutcome::Failed(first))
                 if ended.blame_score() > self.blame_score(first) =>
             {
@@ -106,7 +106,7 @@ impl Supervisor {
         }
     }
 
-    /// Reports that ringrun itself received this signal.
+    /// The caller reports that ringrun itself received this signal.
     pub(super) fn handle_signal(&mut self, signal: i32, now: Duration) {
         match signal {
             SIGINT | SIGHUP | SIGQUIT => match self.phase {
@@ -139,8 +139,8 @@ impl Supervisor {
         }
     }
 
-    /// Stops the job, because a write to ringrun's standard output failed with this `errno`. `EPIPE` means that the reader
-    /// closed the pipe.
+    /// Stops the job, because a write to ringrun's standard output failed with this `errno`. `EPIPE` means that the
+    /// reader closed the pipe.
     pub(super) fn handle_closed_output(&mut self, errno: i32, now: Duration) {
         if self.phase == StopPhase::Running {
             self.outcome = JobOutcome::OutputClosed { errno };
@@ -148,7 +148,7 @@ impl Supervisor {
         }
     }
 
-    /// Reports that time has passed.
+    /// The caller reports the current time, and the supervisor acts on the limits that have passed.
     pub(super) fn tick(&mut self, now: Duration) {
         match self.phase {
             StopPhase::Running if self.limits.job_timeout.is_some_and(|timeout| now >= timeout) => {
@@ -193,6 +193,7 @@ impl Supervisor {
         self.members[rank.index()].ended.map_or(0, |(ended, _)| ended.blame_score())
     }
 
+    /// Blames `rank` for the failure of the job, and gives the other ranks time to exit.
     fn fail(&mut self, rank: Rank, now: Duration) {
         self.outcome = JobOutcome::Failed(rank);
         if self.members.iter().any(|member| member.ended.is_none()) {
@@ -204,6 +205,7 @@ impl Supervisor {
         self.tick(now);
     }
 
+    /// Sends `signal` to all ranks, and gives the ranks the time `patience` to exit.
     fn stop(&mut self, signal: i32, patience: Duration, now: Duration) {
         self.actions.push_back(SupervisorAction::Signal(signal));
         // A stopped process handles no signal but SIGKILL until it is continued.
@@ -218,6 +220,7 @@ impl Supervisor {
         }
     }
 
+    /// Makes the job print this message.
     fn note(&mut self, text: String) {
         self.actions.push_back(SupervisorAction::Note(text));
     }

@@ -59,7 +59,7 @@ impl CacheView {
 pub(super) struct CacheDirectory {
     slots: Vec<Option<CachedTensor>>,
     by_name: BTreeMap<String, u16>,
-    /// The number of announcements so far. Orders the tensors by their last use.
+    /// The number of announcements so far. `CachedTensor::last_use` stores this number.
     use_count: u64,
     /// The number of retired slots.
     retired_count: usize,
@@ -85,8 +85,8 @@ impl CacheDirectory {
     }
 
     /// Returns the announcement of a tensor, which becomes part of message `number`. If no slot is free for the
-    /// tensor, retires the least recently used slot and adds this slot to `retired`. A later tensor can then get this
-    /// slot.
+    /// tensor, retires the least recently used slot and adds this slot to `retired`. When all ranks have read the
+    /// message, another tensor can get this slot.
     pub(super) fn announce(
         &mut self,
         request: Request,
@@ -117,7 +117,8 @@ impl CacheDirectory {
     }
 
     fn retire(&mut self, number: u64, retired: &mut Vec<u16>) {
-        // At most half of the slots are retired. Otherwise a rank that reads slowly could disable the cache for all ranks.
+        // At most half of the slots may be retired at the same time. Otherwise all slots could be retired while one
+        // slow rank has not read the messages, and no tensor would be in the cache.
         if self.retired_count >= self.slots.len().div_ceil(2) {
             return;
         }

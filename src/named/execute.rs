@@ -13,7 +13,8 @@ use super::message::{Request, TENSOR_BYTES_MAX, TensorOp};
 use crate::group::{Error, Group, Handle};
 use crate::types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc};
 
-/// Locks the mutex, even if the mutex is poisoned: the state behind these mutexes is consistent even after a panic.
+/// Locks the mutex, even if the mutex is poisoned. In the module `named`, the state behind each mutex is consistent
+/// even after a panic.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -26,7 +27,7 @@ struct ResultCell<R> {
     signal: Mutex<Option<Arc<ReadySignal>>>,
 }
 
-/// A signal that wakes a thread which waits for the first of several results.
+/// Wakes a thread that waits for the first of several results.
 #[derive(Default)]
 pub(super) struct ReadySignal {
     is_set: Mutex<bool>,
@@ -61,7 +62,7 @@ pub(super) fn new_promise<R>() -> (Promise<R>, ResultReceiver<R>) {
 impl<R> Promise<R> {
     pub(super) fn fulfil(self, result: Result<R, NamedError>) {
         *lock(&self.0.result) = Some(result);
-        // `drop` wakes the receiver.
+        // The end of this function drops the promise, which wakes the receiver.
     }
 }
 
@@ -76,7 +77,7 @@ impl<R> Drop for Promise<R> {
 }
 
 impl<R> ResultReceiver<R> {
-    /// Makes the promise of this receiver set `signal` when there is a result.
+    /// From now on, the promise of this receiver sets `signal` when there is a result.
     pub(super) fn attach_signal(&self, signal: &Arc<ReadySignal>) {
         *lock(&self.0.signal) = Some(Arc::clone(signal));
     }
@@ -130,18 +131,19 @@ impl<T: Element> TensorPayload for Submitted<T> {
     }
 }
 
-/// A tensor to run. Without a payload, this rank contributes zeros, because it has joined.
+/// The request for a tensor, and the tensor that this rank has submitted. The tensor is `None` if this rank has
+/// called `join`: the rank then contributes zeros.
 pub(super) type RunItem = (Request, Option<Box<dyn TensorPayload>>);
 
 /// An operation that has begun.
 pub(super) trait BegunOperation: Send {
-    /// Waits for the end of the operation. Calls `on_end` with the names of the tensors that this rank has submitted, and
-    /// then passes each result to the handle of its tensor.
+    /// Waits for the end of the operation. Calls `on_end` with the names of those tensors that this rank has
+    /// submitted. Then passes each result to the handle of its tensor.
     fn finish(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error>;
 }
 
 /// The range of a tensor in the operation's buffer, the promise of the tensor's result, and the function to apply to
-/// the result. If this rank has joined and contributes zeros, the promise and the function are `None`.
+/// the result. The promise and the function are `None` if this rank has called `join`, and so contributes zeros.
 type FusedPart<T> = (Range<usize>, Option<(Promise<Vec<T>>, PostProcess<T>)>);
 
 struct FusedOperation<T> {
@@ -151,8 +153,8 @@ struct FusedOperation<T> {
     parts: Vec<FusedPart<T>>,
 }
 
-/// Begins the operation for these tensors, which must have the same kind of operation and the same element type. Returns
-/// `None` if there are no tensors.
+/// Begins the operation for these tensors, which must have the same kind of operation and the same element type.
+/// Returns `None` if there are no tensors.
 pub(super) fn begin(group: &mut Group, items: Vec<RunItem>) -> Option<Box<dyn BegunOperation>> {
     let dtype = items.first()?.0.signature.dtype;
     Some(match dtype {

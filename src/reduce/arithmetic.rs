@@ -30,12 +30,12 @@ pub(super) trait Integer: Number {
 pub(super) trait Located: bytemuck::Pod {
     fn is_nan(self) -> bool;
     fn is_less(self, other: Self) -> bool;
-    /// Returns whether this value wins if the two values are equal or both NaN. The lower index wins. If the indices are
-    /// equal too, the lower bit pattern of the value wins.
+    /// Returns whether this value wins against `other`, if the two are equal or both NaN. The value with the lower
+    /// index wins. If the indices are equal too, the value with the lower bit pattern wins.
     fn wins_tie(self, other: Self) -> bool;
 
-    /// Returns the better of the two values. The argument `is_better(a, b)` returns whether `a` is better than `b`. A
-    /// NaN is better than every number.
+    /// Returns the better of the two values. `is_better(a, b)` says whether the number `a` is better than the number
+    /// `b`. A NaN is better than every number.
     #[inline(always)]
     fn winner(self, other: Self, is_better: impl Fn(Self, Self) -> bool) -> Self {
         let other_wins = if self.is_nan() || other.is_nan() {
@@ -47,8 +47,8 @@ pub(super) trait Located: bytemuck::Pod {
     }
 }
 
-/// Returns the result, or the bits `$nan` if the result is a NaN. If both operands are NaNs, the processor's result depends
-/// on their order, which differs from rank to rank.
+/// Returns `$result`, or the NaN with the bits `$nan` if `$result` is a NaN. Without this macro, the bits of a NaN
+/// would depend on the order of the operands, which differs from rank to rank.
 macro_rules! with_canonical_nan {
     ($result:expr, $ty:ty, $nan:expr) => {{
         let result: $ty = $result;
@@ -63,8 +63,9 @@ macro_rules! floats {
             fn add(self, other: Self) -> Self { with_canonical_nan!(self + other, $ty, $nan) }
             #[inline(always)]
             fn multiply(self, other: Self) -> Self { with_canonical_nan!(self * other, $ty, $nan) }
-            // If neither number is NaN, the bits of `one` and `two` differ only for the zeros -0 and +0. For these
-            // zeros, `|` gives -0, which counts as smaller, and the `&` in `larger` gives +0.
+            // `one` and `two` are the bits of the smaller number, computed with exchanged operands. Without a NaN,
+            // they differ only if one operand is -0 and the other one is +0. `|` then gives -0, which counts as
+            // smaller. In `larger`, `&` gives +0.
             #[inline(always)]
             fn smaller(self, other: Self) -> Self {
                 let one = if self < other { self } else { other }.to_bits();
@@ -188,7 +189,9 @@ pub(super) trait Epilogue<N> {
     fn apply(value: N, divisor: u32) -> N;
 }
 
+/// Stores the result unchanged.
 pub(super) struct Keep;
+/// Divides the result by the divisor, for an average.
 pub(super) struct Divide;
 
 impl<N> Epilogue<N> for Keep {

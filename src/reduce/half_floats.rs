@@ -1,14 +1,14 @@
-//! Reductions of half-precision types. Blocks of elements are widened to `f32`, reduced, and rounded once. A block is small
-//! enough for the processor's L1 cache.
+//! Reductions of half-precision types. The elements of a block are converted to `f32` and reduced, and each result is
+//! rounded once. A block is small enough for the processor's L1 cache.
 
 use half::{bf16, f16};
 
 use super::arithmetic::{BinaryReduction, Epilogue, reduce_slice};
 
-/// The number of elements that are widened at a time. Each of the two operands then has 2 KiB of `f32`.
+/// The number of elements of a block. Converted to `f32`, each of the two operands of a block has 2 KiB.
 const BLOCK: usize = 512;
 
-/// A type whose arithmetic is done in `f32`.
+/// A half-precision type. Its elements are converted to `f32` for each reduction.
 pub(super) trait Half: bytemuck::Pod {
     fn widen(from: &[Self], to: &mut [f32]);
     fn round(from: &[f32], to: &mut [Self]);
@@ -31,44 +31,45 @@ impl Half for f16 {
 }
 
 /// The index of the lowest exponent bit in an `f32`.
-const EXPONENT: u32 = 23;
+const EXPONENT_SHIFT: u32 = 23;
 /// The encoded exponent of 1.0 in an `f32`.
-const ONE: u32 = 127;
+const EXPONENT_OF_ONE: u32 = 127;
 
 /// Converts an `f16` to an `f32`, with the same bits as the processor's own conversion. This code has no branches, so
 /// that the compiler can vectorise it. A library call for every eight elements would take four times as long. The
-/// method is F. The method is `half_to_float_fast4` by Fabian Giesen.
+/// method is `half_to_float_fast4` by Fabian Giesen.
 #[inline(always)]
 fn widen_f16(narrow: f16) -> f32 {
     let bits = u32::from(narrow.to_bits());
     let (sign, magnitude) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
     let exponent = magnitude & (0x7c00 << 13);
-    let normal = magnitude + ((ONE - 15) << EXPONENT);
-    // A subnormal number is 2^-14 times its fraction. `magnitude + least` encodes 2^-14 times (1 + fraction), so the
-    // subtraction of 2^-14, which `least` encodes, leaves the number.
-    let least = (ONE - 14) << EXPONENT;
+    let normal = magnitude + ((EXPONENT_OF_ONE - 15) << EXPONENT_SHIFT);
+    // A subnormal number is 2^-14 times its fraction. `least` encodes 2^-14, and `magnitude + least` encodes 2^-14
+    // times (1 + fraction), so their difference is the number.
+    let least = (EXPONENT_OF_ONE - 14) << EXPONENT_SHIFT;
     let subnormal = (f32::from_bits(magnitude + least) - f32::from_bits(least)).to_bits();
     let quiet = u32::from(magnitude > 0x7c00 << 13) << 22;
-    let infinite = (normal + (112 << EXPONENT)) | quiet;
+    let infinite = (normal + (112 << EXPONENT_SHIFT)) | quiet;
     let finite = if exponent == 0 { subnormal } else { normal };
     f32::from_bits(sign | if exponent == 0x7c00 << 13 { infinite } else { finite })
 }
 
-/// Rounds an `f32` to the nearest `f16`, ties to even. A NaN keeps its upper bits and becomes quiet. The method is F.
-/// The method is `float_to_half_fast3_rtne` by Fabian Giesen.
+/// Rounds an `f32` to the nearest `f16`, ties to even. A NaN keeps its upper bits and becomes quiet. The method is
+/// `float_to_half_fast3_rtne` by Fabian Giesen.
 #[inline(always)]
 fn round_to_f16(wide: f32) -> f16 {
     let bits = wide.to_bits();
     let (sign, magnitude) = ((bits >> 16) as u16 & 0x8000, bits & 0x7fff_ffff);
-    // The addition rounds, and the last bits of the sum are those of the subnormal result.
-    let ulp = (ONE - 15 + 13 + 1) << EXPONENT;
+    // For a subnormal result, the addition of `ulp` rounds the number, and the last bits of the sum are the result.
+    let ulp = (EXPONENT_OF_ONE - 15 + 13 + 1) << EXPONENT_SHIFT;
     let subnormal = (f32::from_bits(magnitude) + f32::from_bits(ulp)).to_bits().wrapping_sub(ulp);
     let is_odd = (magnitude >> 13) & 1;
-    let normal = magnitude.wrapping_sub((ONE - 15) << EXPONENT).wrapping_add(0xfff + is_odd) >> 13;
-    let finite = if magnitude < (ONE - 14) << EXPONENT { subnormal } else { normal };
+    let normal =
+        magnitude.wrapping_sub((EXPONENT_OF_ONE - 15) << EXPONENT_SHIFT).wrapping_add(0xfff + is_odd) >> 13;
+    let finite = if magnitude < (EXPONENT_OF_ONE - 14) << EXPONENT_SHIFT { subnormal } else { normal };
     let nan = 0x7e00 | ((magnitude >> 13) & 0x1ff);
-    let infinite = if magnitude > 0xff << EXPONENT { nan } else { 0x7c00 };
-    let all = if magnitude >= (ONE + 16) << EXPONENT { infinite } else { finite };
+    let infinite = if magnitude > 0xff << EXPONENT_SHIFT { nan } else { 0x7c00 };
+    let all = if magnitude >= (EXPONENT_OF_ONE + 16) << EXPONENT_SHIFT { infinite } else { finite };
     f16::from_bits(sign | all as u16)
 }
 

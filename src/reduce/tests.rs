@@ -5,23 +5,24 @@ use half::{bf16, f16};
 use super::*;
 use crate::types::Element;
 
-/// The numbers of elements in the tests. Miri needs half a millisecond for each element, and finds invalid reads and
-/// writes with few elements.
+/// The numbers of elements in the tests. Under Miri, the tests use few elements: Miri needs half a millisecond for
+/// each element, and finds invalid reads and writes with few elements too.
 struct Lengths {
-    /// The usual number of elements. It exceeds the elements of a vector and of a block of half-precision numbers,
-    /// and is a multiple of neither.
+    /// The usual number of elements. This number is larger than the number of elements in a vector and in a block of
+    /// half-precision numbers, and is a multiple of neither.
     default: usize,
     /// The length of the longest buffer in comparisons between vector widths.
     longest: usize,
-    /// A number of elements that `reduce_single_contribution` cannot reduce in one go, but only piece by piece.
+    /// The number of elements in the tests of `reduce_single_contribution`. This number is larger than its block of
+    /// zeros, so the function calls its kernel several times.
     single: usize,
-    /// The tests of half-precision types use every `stride`-th bit pattern. These are still more patterns than a
-    /// block has elements.
+    /// The tests of half-precision types use every `stride`-th of the 65,536 bit patterns. The number of these
+    /// patterns is larger than the number of elements in a block.
     stride: usize,
 }
 
-/// Whether two NaN results may have different bits. A processor returns the bits of one operand, but Rust does not
-/// specify the bits of a NaN, and Miri chooses them at random.
+/// Whether two results that are NaNs may have different bits. A processor gives a NaN the bits of one operand. Rust
+/// does not specify the bits of a NaN, and Miri chooses them at random.
 const NAN_BITS_MAY_DIFFER: bool = cfg!(miri);
 
 const LENGTHS: Lengths = if cfg!(miri) {

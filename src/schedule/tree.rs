@@ -1,20 +1,21 @@
 //! Binomial trees, for short messages. The cost of a short message depends mainly on the number of rounds. The
 //! comments of `schedule/mod.rs` define n, S, B and s.
 //!
-//! The tree is that of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
-//! Int. J. High Performance Computing Applications 19 (2005). With d = rank - root (modulo n), the parent of d is d
-//! without its lowest set bit, and the children of d are d + 1, d + 2, d + 4, .. for all powers of two below that bit.
+//! The tree is that of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+//! MPICH", Int. J. High Performance Computing Applications 19 (2005). With d = rank - root (modulo n), the parent of
+//! d is d without its lowest set bit, and the children of d are d + 1, d + 2, d + 4, .. for all powers of two below
+//! that bit.
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Reduces to `root` in ceil(log2 n) rounds. Each rank but the root sends S bytes. The root receives up to
+/// Reduces to `root` in ceil(log2 n) rounds. Each rank except the root sends S bytes. The root receives up to
 /// ceil(log2 n) S bytes.
 ///
 /// The contributions of the children are reduced in a fixed order, the smallest subtree first, so the result does not
 /// depend on the order of arrival. Each receive waits for the previous receive, so a rank must store data that
-/// arrives early. The algorithm is therefore for short messages. The buffers of the other ranks contain partial
-/// results.
+/// arrives early. The algorithm is therefore only for short messages. After the reduce, the buffer of every rank
+/// except the root contains a partial result.
 pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let place = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
@@ -33,7 +34,8 @@ pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sc
     Schedule { steps }
 }
 
-/// Broadcasts from `root` in ceil(log2 n) rounds. The root sends up to ceil(log2 n) S bytes, and a leaf sends nothing.
+/// Broadcasts from `root` in ceil(log2 n) rounds. The root sends up to ceil(log2 n) S bytes, and a leaf sends
+/// nothing.
 ///
 /// A rank sends first to the child with the largest subtree, because that subtree has the longest path.
 pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
@@ -50,7 +52,7 @@ pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
     Schedule { steps }
 }
 
-/// One rank's position in the tree.
+/// The position of one rank in the tree.
 struct TreePosition {
     world: WorldSize,
     root: Rank,

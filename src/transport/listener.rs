@@ -25,20 +25,22 @@ use super::refusal_log::RefusalLog;
 use crate::types::Rank;
 use crate::wire::handshake::{Acceptor, Handshake as _, HandshakeError, Introduction, Purpose};
 
-/// The time-out of a handshake. The time in which this rank does not call [`Listener::serve`] does not count.
+/// The time-out of a handshake. If this rank calls [`Listener::serve`] late, at most 1 s of the time since the
+/// last call counts toward the time-out.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of handshakes in progress. If a further connection arrives, the listener closes the connection
 /// that is least likely to belong to a rank.
 pub const PENDING_MAX: usize = 256;
-/// While handshakes are in progress, a rank that is not busy calls [`Listener::serve`] again after at most this time. If the
-/// next call comes later, only this much of the time between the calls counts toward the time-out of the handshakes.
+/// While handshakes are in progress, a rank that is not busy calls [`Listener::serve`] again after at most this time.
+/// If the next call comes later, only this much of the time between the calls counts toward the time-out of the
+/// handshakes.
 const SERVE_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// The maximum number of connections that one call of [`Listener::serve`] accepts. Without this limit, programs that
 /// connect again and again could prevent the listener from serving its other connections. The limit is lower than
-/// [`PENDING_MAX`], so that a new connection stays open until the listener has read its hello.
+/// [`PENDING_MAX`], so that a new connection stays open until the listener has read the connection's first message.
 const ACCEPTS_MAX: usize = 64;
 const _: () = assert!(ACCEPTS_MAX * 2 <= PENDING_MAX);
-/// The pause before the next attempt to accept when the operating system had no free file descriptor.
+/// The pause after a failed attempt to accept a connection, for example because there was no free file descriptor.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// The maximum number of refused ranks that are remembered, for the message that lists the missing ranks.
 const REFUSED_MAX: usize = 8;
@@ -137,9 +139,11 @@ pub struct Listener {
     /// The order in which pending connections are closed if there are too many.
     eviction: EvictionOrder,
     accepted: VecDeque<Accepted>,
-    /// Whether connections may wait to be accepted. The kernel reports each waiting connection only once.
+    /// Whether there may be connections in the kernel that this listener has not accepted. The kernel reports each
+    /// such connection only once.
     may_have_waiting: bool,
-    /// The earliest time of the next attempt to accept. This time is in the future if the last attempt failed.
+    /// The earliest time of the next attempt to accept a connection. If the last attempt failed, this time is later
+    /// than `served_at`.
     accept_at: Duration,
     /// The time of the last call of [`Listener::serve`].
     served_at: Duration,
@@ -236,12 +240,14 @@ impl Listener {
         self.poller.take()
     }
 
-    /// Returns the waker with which another thread ends a [`Listener::wait`]; `None` if the event queue has been taken.
+    /// Returns the waker with which another thread ends a [`Listener::wait`]; `None` if the event queue has been
+    /// taken.
     pub fn waker(&self) -> Option<Arc<Waker>> {
         self.poller.as_ref().map(Poller::waker)
     }
 
-    /// Waits for events until `until`, handles the events of the listener's sockets, and appends all other events to `others`.
+    /// Waits for events until `until`, handles the events of the listener's sockets, and appends all other events to
+    /// `others`.
     ///
     /// # Errors
     ///
@@ -261,7 +267,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Returns when [`Listener::serve`] must be called again, even if there is no event.
+    /// Returns the time at which [`Listener::serve`] must be called again, even if there is no event.
     pub fn next_deadline(&self) -> Option<Duration> {
         let longest = self.pending.values().map(|pending| pending.elapsed).max();
         let handshakes = longest.map(|longest| {
@@ -361,7 +367,7 @@ impl Listener {
         match progress {
             Ok(_) => self.finish_handshake(now, pending, token),
             // Usually the dialer has chosen another connection to this rank.
-            Err(DialError::Io(error)) if pending.handshake.is_link() => {
+            Err(DialError::Io(error)) if pending.handshake.requests_link() => {
                 log::debug!("{address} closed its connection: {error}");
             }
             Err(DialError::Io(error)) => {

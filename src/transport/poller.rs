@@ -8,8 +8,8 @@ use mio::{Events, Poll, Registry, Token, Waker};
 
 /// The maximum number of events that one wait returns.
 const EVENTS_MAX: usize = 256;
-/// The longest wait. The kernel counts the milliseconds of a timeout in 31 bits. So a wait with a longer timeout than
-/// this ends early, after a day.
+/// The longest wait. A wait with a longer timeout ends early, after this time, because the kernel counts the
+/// milliseconds of a timeout in 31 bits.
 const TIMEOUT_MAX: Duration = Duration::from_hours(24);
 /// The token of [`Poller::waker`]. Events with this token are not returned.
 const WAKER: Token = Token(1);
@@ -62,15 +62,16 @@ impl Poller {
         Arc::clone(&self.waker)
     }
 
-    /// Waits for events, at most until the timeout, and appends them to `events`. A signal ends the wait early.
-    /// Returns whether another thread ended the wait ([`Poller::waker`]). A caller that ignores this result and waits
-    /// again misses the wake-up.
+    /// Waits for events, but not longer than `timeout`, and appends the events to `events`. A signal ends the wait
+    /// early. Returns whether another thread ended the wait ([`Poller::waker`]). A caller that ignores this result
+    /// and waits again misses the wake-up.
     ///
     /// # Errors
     ///
     /// If the system call that waits for events fails.
     pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<bool> {
-        // The kernel counts whole milliseconds. The timeout is rounded up, so that a deadline has passed after the wait.
+        // The kernel counts whole milliseconds. The timeout is rounded up, so that a deadline has passed after the
+        // wait.
         let timeout = timeout.map(|timeout| round_up_to_ms(timeout.min(TIMEOUT_MAX)));
         match self.poll.poll(&mut self.events, timeout) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(false),

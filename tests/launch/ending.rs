@@ -10,8 +10,8 @@ use crate::util::{
     wait_until, wait_until_gone,
 };
 
-/// A script for a rank. The rank starts one child in the process group of the rank, and one child in a new session. The rank and
-/// both children write their process ids to the directory `$DIR`.
+/// A script for a rank. The rank starts one child in the process group of the rank, and one child in a new session.
+/// The rank and both children write their process ids to the directory `$DIR`.
 const RANK_WITH_CHILDREN: &str = r#"
     put() { echo "$2" > "$DIR/part.$RANK.$1" && mv "$DIR/part.$RANK.$1" "$DIR/$1.$RANK"; }
     sleep 1000 & put child $!
@@ -19,8 +19,8 @@ const RANK_WITH_CHILDREN: &str = r#"
     put rank $$
     wait"#;
 
-/// Starts a job whose ranks run `script`, which must contain [`RANK_WITH_CHILDREN`]. Waits until all processes of the job run.
-/// Returns the process of ringrun and the ids of the job's processes.
+/// Starts a job whose ranks run `script`, which must contain [`RANK_WITH_CHILDREN`]. Waits until all processes of the
+/// job run. Returns the process of ringrun and the ids of the job's processes.
 fn start_ranks_with_children(
     ranks: u32,
     arguments: &[&str],
@@ -82,8 +82,8 @@ fn the_job_has_the_exit_code_of_the_rank_that_failed_first() {
     );
 }
 
-/// A surviving rank exits with the code for a lost peer. ringrun does not blame the survivor, even if ringrun notices the end
-/// of the survivor before the end of the killed rank.
+/// A surviving rank exits with the code for a lost peer. ringrun does not blame the survivor, even if ringrun notices
+/// the end of the survivor before the end of the killed rank.
 #[test]
 fn survivors_that_exit_because_of_a_lost_peer_are_not_blamed() {
     let folder = tempfile::tempdir().unwrap();
@@ -137,16 +137,16 @@ fn no_process_is_left_when_ringrun_is_killed() {
     assert_no_process_left(folder.path(), &pids);
 }
 
-/// The watchdog is a process that kills the ranks if ringrun dies. The test kills ringrun at different moments of its start,
-/// for example before ringrun has told the watchdog about a rank.
+/// The watchdog is a process that kills the ranks if ringrun dies. The test kills ringrun at different moments of its
+/// start, for example before ringrun has told the watchdog about a rank.
 #[test]
 fn no_process_is_left_when_ringrun_is_killed_while_it_starts() {
     let folder = tempfile::tempdir().unwrap();
     let script = "sleep 1000 & setsid sleep 1000 & sleep 1000";
     for step in 0..12 {
         let mut child = ringrun_script(&["-n", "16"], script).env("DIR", folder.path()).spawn().unwrap();
-        // Each round kills ringrun after a different time. The test waits for no condition, because none marks these
-        // moments of ringrun's start.
+        // Each round kills ringrun after a different time. The test sleeps, because it cannot observe how far
+        // ringrun's start has progressed.
         std::thread::sleep(Duration::from_millis(step * 2));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -311,7 +311,8 @@ fn options_of_other_launchers_work() {
     }
 }
 
-/// ringrun itself checks the arguments of `ringtrain` and `ringbench`, because otherwise every rank would print the same error.
+/// ringrun itself checks the arguments of `ringtrain` and `ringbench`, because otherwise every rank would print the
+/// same error.
 #[test]
 fn wrong_arguments_of_built_in_programs_are_reported_once() {
     for (command, part) in [

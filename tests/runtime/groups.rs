@@ -1,5 +1,5 @@
-//! Tests of groups made with `split`, `subgroup` and `duplicate`. Each group has the right members in the right order, and the
-//! operations of one group do not disturb the operations of another group.
+//! Tests of groups made with `split`, `subgroup` and `duplicate`. Each group has the right members in the right
+//! order, and the operations of one group do not disturb the operations of another group.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -146,8 +146,8 @@ fn a_group_of_one_gives_the_same_results_as_a_world_of_one(transport: TestTransp
     });
 }
 
-/// A message or collective of a group never matches a message or collective of the group's duplicate, although the group and the
-/// duplicate have the same ranks.
+/// A message or collective of a group never matches a message or collective of the group's duplicate, although the
+/// group and the duplicate have the same ranks.
 fn a_duplicate_has_separate_messages_and_collectives(transport: TestTransport) {
     transport.run(2, |mut world| {
         let mut twin = world.duplicate().unwrap();
@@ -212,7 +212,8 @@ fn threads_of_one_rank_use_groups_at_the_same_time(transport: TestTransport) {
     }
 }
 
-/// A thread that calls `test` may complete operations for which other threads wait. Those other threads must wake up at once.
+/// If a thread that calls `test` completes operations for which other threads wait, the other threads must wake up at
+/// once.
 fn a_thread_that_polls_with_test_does_not_delay_other_threads(transport: TestTransport) {
     transport.run(2, |mut world| {
         let mut busy = world.duplicate().unwrap();
@@ -221,7 +222,7 @@ fn a_thread_that_polls_with_test_does_not_delay_other_threads(transport: TestTra
         let stop = Arc::clone(&is_over);
         let tester = thread::spawn(move || {
             loop {
-                // All ranks stop in the same round.
+                // The minimum is 1 only if all ranks want to stop, so all ranks stop in the same round.
                 let own = vec![u32::from(stop.load(Ordering::SeqCst)); 1000];
                 let handle = busy.all_reduce_async(own, ReduceOp::Min).unwrap();
                 while !handle.test() {}

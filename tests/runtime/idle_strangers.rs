@@ -35,7 +35,7 @@ enum OnClose {
     ConnectAgain,
 }
 
-/// Idle connections to ranks. They stay open until this value is dropped.
+/// Idle connections to ranks. The connections stay open until this value is dropped.
 struct Strangers {
     is_over: Arc<AtomicBool>,
     opened: Arc<AtomicUsize>,
@@ -118,8 +118,8 @@ fn raise_open_files_limit(needed: usize) {
         .expect("below the maximum");
 }
 
-/// Starts a thread for each element of `options`. The thread joins the job with these options, and checks the sum of
-/// an all-reduce.
+/// Starts a thread for each rank. The thread joins the job with the options of its rank, and checks the sum of an
+/// all-reduce.
 fn join_all(options: Vec<JoinOptions>) -> Vec<JoinHandle<()>> {
     let join = |options: JoinOptions| {
         thread::spawn(move || {
@@ -134,9 +134,11 @@ fn join_all(options: Vec<JoinOptions>) -> Vec<JoinHandle<()>> {
 
 /// A case: the number of strangers for each port, their addresses, and what they do when they are disconnected.
 type Case = (usize, Sources, OnClose);
-const SHORT: [Case; 1] = [(600, Sources::Same, OnClose::Stay)];
-/// Strangers that connect again load the machine much more than idle ones, so there are fewer of them.
-const FULL: [Case; 4] = [
+/// The case of a usual test run.
+const SHORT_RUN: [Case; 1] = [(600, Sources::Same, OnClose::Stay)];
+/// The cases of a long test run. Strangers that connect again load the machine much more than idle strangers, so
+/// cases with [`OnClose::ConnectAgain`] have fewer strangers.
+const LONG_RUN: [Case; 4] = [
     (6000, Sources::Same, OnClose::Stay),
     (6000, Sources::Different, OnClose::Stay),
     (1000, Sources::Same, OnClose::ConnectAgain),
@@ -146,7 +148,7 @@ const FULL: [Case; 4] = [
 /// Regression test: before the fix, more than 512 idle connections to a rank's port kept a job from starting.
 #[test]
 fn ranks_join_by_a_peers_file_in_spite_of_idle_strangers() {
-    for &(count, sources, on_close) in if_long_tests_else::<[Case]>(&FULL, &SHORT) {
+    for &(count, sources, on_close) in if_long_tests_else::<[Case]>(&LONG_RUN, &SHORT_RUN) {
         let targets = 2;
         raise_open_files_limit(targets * count + 3000);
         let secret = Secret::new(b"a secret for this test").unwrap();
@@ -180,7 +182,7 @@ fn ranks_join_by_a_peers_file_in_spite_of_idle_strangers() {
 /// starting.
 #[test]
 fn ranks_join_under_a_launcher_in_spite_of_idle_strangers() {
-    for &(count, sources, on_close) in if_long_tests_else::<[Case]>(&FULL, &SHORT) {
+    for &(count, sources, on_close) in if_long_tests_else::<[Case]>(&LONG_RUN, &SHORT_RUN) {
         raise_open_files_limit(count + 3000);
         let (world, job_id) = (WorldSize::new(RANKS).unwrap(), [7; 16]);
         let secret = Secret::new(b"a secret for this test").unwrap();

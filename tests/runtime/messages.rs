@@ -44,7 +44,8 @@ fn messages_of_one_tag_keep_their_order_when_other_tags_are_received_first(trans
             group.barrier().unwrap();
             return;
         }
-        // Receives tag 2 first and then the other messages in their order, so that most messages are stored for a while.
+        // Receives tag 2 first and then the other messages in their order, so that most messages are stored for a
+        // while.
         for number in (0..300).filter(|number| number % 3 == 2) {
             let mut buffer = [0; 200];
             let status = group.receive(&mut buffer, R0, 2).unwrap();
@@ -89,7 +90,8 @@ fn a_message_overtakes_messages_without_a_receive(transport: TestTransport) {
 }
 
 /// The sender keeps most of 256 MiB of messages until the receives are posted. The test counts the bytes that the
-/// receiver gets. It cannot measure the memory of one rank, because both ranks share one process.
+/// receiver gets. The test cannot measure
+/// the memory of one rank, because both ranks share one process.
 #[test]
 fn a_sender_keeps_messages_beyond_the_credit_until_their_receives_are_posted() {
     TestTransport::Tcp.run(2, |mut group| {
@@ -370,8 +372,8 @@ fn wait_any_returns_each_message_once(transport: TestTransport) {
     });
 }
 
-/// Checks that both ranks fail with the same cause, and that its text contains `expected` and the lines of both
-/// calls. `send` and `receive` return the line and the result of their calls.
+/// Checks that both ranks fail with the same cause, and that its text contains `expected` and the source lines of
+/// both calls. `send` and `receive` each make one call, and return its source line and its result.
 fn assert_mismatch(
     transport: TestTransport,
     send: impl Fn(&mut Group) -> (u32, Result<(), Error>) + Send + Sync + 'static,

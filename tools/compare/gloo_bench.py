@@ -43,6 +43,7 @@ class Operation:
             dist.reduce_scatter_tensor(self.part, self.buffer)
 
     def sample(self, rank):
+        """Returns the elements that the rank contributes to a checked operation."""
         index = torch.arange(len(self.buffer), dtype=torch.int64)
         return ((index + rank) % 8191 % self.values).to(self.dtype)
 
@@ -71,13 +72,14 @@ class Operation:
 
 
 def processor_time_s():
-    """Returns the processor time of this process, with all its threads."""
+    """Returns the processor time that all threads of this process have used."""
     use = resource.getrusage(resource.RUSAGE_SELF)
     return use.ru_utime + use.ru_stime
 
 
 def measure(operation, iterations, warm_up):
-    """Returns the median time of an iteration on the slowest rank, and the processor time of all ranks together."""
+    """Times the operation. The results are the median over all iterations of the time on the slowest rank, and the processor
+    time of all ranks together."""
     for _ in range(warm_up):
         operation.perform()
     times = torch.zeros(iterations, dtype=torch.float64)

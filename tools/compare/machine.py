@@ -30,8 +30,7 @@ def processor_count():
 
 
 def core_count():
-    """Returns the number of cores that this process may use. A core may count as two processors, one for each of its
-    hardware threads."""
+    """Returns the number of cores that this process may use. A core with two hardware threads has two processors."""
     found = set()
     for processor in os.sched_getaffinity(0):
         topology = pathlib.Path(f"/sys/devices/system/cpu/cpu{processor}/topology")
@@ -43,9 +42,10 @@ def core_count():
 
 
 def busy_fraction():
-    """Measures for a quarter of a second which fraction of the time of all processors is used. Returns this fraction."""
+    """Returns the fraction of the time of all processors that is in use, measured for a quarter of a second."""
 
     def ticks():
+        """Returns the total time of all processors since the machine started, and the idle part of this time."""
         values = [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         return sum(values), values[3] + values[4]
 
@@ -66,7 +66,7 @@ def wait_until_idle(limit_s, say):
 
 
 class Congestion:
-    """Sets the host's default congestion control for a run, and always restores it."""
+    """Changes the host's default congestion control for a run. Always restores the original setting at the end."""
 
     def __init__(self, say):
         self.say = say
@@ -77,7 +77,7 @@ class Congestion:
 
     def settable(self, wanted):
         """Returns the congestion controls in `wanted` that this machine allows the script to set. Prints a message
-        for each of the others."""
+        for each other congestion control in `wanted`."""
         found = []
         for name in dict.fromkeys(self.original if name == "host" else name for name in wanted):
             try:

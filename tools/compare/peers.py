@@ -39,7 +39,7 @@ class Case:
     world: int
 
     def smallest_size(self):
-        """Returns the smallest size at which each rank has an element."""
+        """Returns the smallest size of the buffer, in bytes, with which each rank has an element."""
         parts = self.world if self.operation in ("all_gather", "reduce_scatter") else 1
         return DTYPES[self.dtype] * parts
 
@@ -55,17 +55,17 @@ class Measurement:
 
 
 class Program:
-    """A program to compare. The results of each program are one column of the printed table."""
+    """A program that the comparison measures. The printed table has one column for each program."""
 
     key = name = ""
     dtypes = tuple(DTYPES)
 
     def unsupported_reason(self, case):
-        """Returns why the program cannot measure the case, or None."""
+        """Returns the reason why the program cannot measure the case, or None if it can."""
         return None if case.dtype in self.dtypes else f"it has no type {case.dtype}"
 
     def extra_time_s(self, world, default_s):
-        """Returns how many seconds a size may take in addition to the time of its iterations."""
+        """Returns how many seconds the measurement of one size may take in addition to the time of its iterations."""
         return default_s
 
     def measure(self, case, sizes, stall_s, cpu):
@@ -79,7 +79,7 @@ class Ringbench(Program):
 
     @staticmethod
     def find_all(args, scratch):
-        """Returns the programs, and (key, reason) for each missing program."""
+        """Returns the ringbench programs of all builds, and (key, reason) for each missing program."""
         found, absent = Ringbench.find_in(args.programs, args.our_congestion, scratch, "")
         if args.before:
             more = Ringbench.find_in(args.before, args.our_congestion, scratch, BEFORE)
@@ -88,7 +88,8 @@ class Ringbench(Program):
 
     @staticmethod
     def find_in(directory, congestion, scratch, suffix):
-        """Returns the programs of one build. `suffix` is appended to their keys and names, which differ between two builds."""
+        """Returns the ringbench programs of the build in `directory`, and (key, reason) for each missing program. `suffix` is
+        appended to the keys and names, so that the programs of two builds have different names."""
         if not all((directory / name).exists() for name in ("ringrun", "ringbench")):
             reason = f"no ringrun and ringbench in {directory}; run cargo build --release"
             return [], [(key + suffix, reason) for key in ("ringbench", "ringbench-alloc", "ringbench-tcp")]
@@ -210,7 +211,8 @@ class Mpi(Program):
 
     @staticmethod
     def find_all(args, scratch):
-        """Returns two programs for each MPI that is found: one that uses only TCP, and one with the defaults."""
+        """Returns two programs for each MPI: one that uses only TCP, and one with the defaults of the MPI. Also returns (key,
+        reason) for each missing program."""
         programs, absent, failures = {}, [], []
         directories = [path.parent for path in files_in(args.peers, "bin/mpicc")]
         if shutil.which("mpicc"):
@@ -286,7 +288,7 @@ class Mpich(Mpi):
 
 
 def parse_lines(text):
-    """Parses the output of gloo_bench.py and mpi_bench.c. Returns the row of each size, and the version."""
+    """Parses the output of gloo_bench.py or mpi_bench.c. Returns a dictionary with the row of each size, and the version."""
     rows, version = {}, ""
     for line in text.splitlines():
         if not (line.startswith("{") and line.endswith("}")):

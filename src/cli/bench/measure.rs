@@ -1,4 +1,5 @@
-//! Measures one row of the table. A measurement consists of warm-up iterations, timed iterations and checked iterations.
+//! Measures one row of the table. A measurement consists of warm-up iterations, timed iterations and checked
+//! iterations.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +19,8 @@ use crate::types::{Rank, ReduceOp, WorldSize};
 const ITERATIONS_MIN: u32 = 5;
 /// The greatest number of timed iterations, unless `-n` gives the number.
 const ITERATIONS_MAX: u32 = 1000;
-/// The delay after which the last rank enters a checked barrier. By then, all other ranks wait in the barrier.
+/// The delay after which the last rank enters a checked barrier. The delay is so long that all other ranks already
+/// wait in the barrier.
 const LAST_RANK_DELAY: Duration = Duration::from_millis(2);
 /// The timeout for the operations of a rank that does not take part in the measured operation.
 const IDLE_RANK_TIMEOUT: Duration = Duration::from_hours(24);
@@ -39,7 +41,8 @@ pub(super) struct MeasureOptions {
     pub(super) budget_us: f64,
 }
 
-/// A measured row. `bytes` and `count` describe the whole buffer, even if the operation moves only a part of the buffer.
+/// A measured row. `bytes` and `count` describe the whole buffer, even if the operation moves only a part of the
+/// buffer.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct BenchRow {
     /// The measured operation.
@@ -101,8 +104,8 @@ struct BenchBuffers<T: Sample> {
 
 impl<T: Sample> BenchBuffers<T> {
     /// Allocates buffers of zeros, so that repeated operations never produce subnormal numbers, which are slow. The
-    /// kernel maps a page of memory at the first write to the page. `resize` writes the zeros, unlike `vec![0; n]`, so
-    /// all pages are mapped before the measurement.
+    /// kernel maps a page of memory at the first write to the page. `resize` writes the zeros, unlike `vec![0; n]`,
+    /// so all pages are mapped before the measurement.
     fn new(group: &mut Group, case: BenchCase, allocates: bool) -> Result<Self, Error> {
         let zeros = |count| {
             let mut zeros = Vec::new();
@@ -196,7 +199,7 @@ fn choose_iterations<T: Sample>(
     warm_up_us: &[f64],
     buffers: &mut BenchBuffers<T>,
 ) -> Result<u32, Error> {
-    // Use the times of the second half of the warm-up. Without a warm-up, time one iteration.
+    // Use the times of the second half of the warm-up iterations. Without a warm-up, time one iteration.
     let mut warm = warm_up_us[warm_up_us.len() / 2..].to_vec();
     if warm.is_empty() {
         warm = time_iterations(group, case, 1, buffers)?.times_us;
@@ -229,7 +232,8 @@ fn time_iterations<T: Sample>(
     Ok(TimedIterations { times_us, wall: last - started, spent: group.profile().calls.since(before) })
 }
 
-/// Runs `checks` iterations, each with different contents, and returns the total number of wrong elements on all ranks.
+/// Runs `checks` iterations, each with different contents, and returns the total number of wrong elements on all
+/// ranks.
 fn count_wrong_elements<T: Sample>(
     group: &mut Group,
     case: BenchCase,
@@ -268,8 +272,8 @@ fn check_barrier(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
     Ok(Some(early))
 }
 
-/// Returns how many ranks left the barrier before the last rank entered the barrier. `times` holds two times for each
-/// rank: when the rank entered the barrier, and when the rank left the barrier.
+/// Returns how many ranks left the barrier before the last rank entered it. `times` has two elements for each rank:
+/// when the rank entered the barrier, and when the rank left the barrier.
 fn count_early_leavers(times: &[u64]) -> u64 {
     let last = times.iter().step_by(2).max();
     times.iter().skip(1).step_by(2).filter(|&left| Some(left) < last).count() as u64
@@ -373,8 +377,8 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// Returns a percentile by the nearest-rank method: the smallest value such that at least the part `fraction` (for
-/// example 0.99) of all values is less than or equal to this value.
+/// Returns a percentile of `sorted` by the nearest-rank method: for the fraction 0.99, the smallest element that is
+/// not less than 99% of the elements.
 fn percentile(sorted: &[f64], fraction: f64) -> f64 {
     let rank = (sorted.len() as f64 * fraction).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()

@@ -5,17 +5,21 @@ use super::super::{After, Schedule};
 use super::{Proof, all_contributions, own_contribution, proof_limits, roots};
 use crate::types::{Rank, WorldSize};
 
-/// The lengths of a block in elements. With the first length each half is one block. With the second length a half
-/// has several blocks, and the last one may be shorter.
-const BLOCKS: [usize; 2] = [usize::MAX >> 1, 7];
+/// Two lengths of a block, in elements. With the first length, each half of the buffer is one block. With the second
+/// length, a half has several blocks, and its last block may be shorter.
+const BLOCK_LENGTHS: [usize; 2] = [usize::MAX >> 1, 7];
 
 fn worlds() -> impl Iterator<Item = WorldSize> {
     (1..=proof_limits().world_size_max).map(|ranks| WorldSize::new(ranks).unwrap())
 }
 
-/// Returns, for each half, the ranks whose data a rank reduces (its children), and the rank to which it sends the result
-/// (its parent).
-fn neighbours(schedule: &Schedule, count: usize) -> [(Vec<Rank>, Option<Rank>); 2] {
+/// The children of a rank in one tree, and its parent. The rank reduces the data of its children, and sends the
+/// result to its parent.
+type Neighbours = (Vec<Rank>, Option<Rank>);
+
+/// Returns the neighbours of the rank with this schedule in each of the two trees. Each tree reduces one half of the
+/// `count` elements.
+fn neighbours(schedule: &Schedule, count: usize) -> [Neighbours; 2] {
     [0..count / 2, count / 2..count].map(|half| {
         let received = schedule.steps.iter().filter_map(|step| step.receive.as_ref());
         let children = received.filter(|receive| receive.range == half).map(|receive| receive.peer).collect();
@@ -24,9 +28,10 @@ fn neighbours(schedule: &Schedule, count: usize) -> [(Vec<Rank>, Option<Rank>); 
     })
 }
 
-/// Returns the children and the parent of every rank in each of the two trees.
-fn trees(world: WorldSize) -> Vec<[(Vec<Rank>, Option<Rank>); 2]> {
-    // The schedule of a reduce to an additional rank contains only the steps that go up the trees of `world`.
+/// Returns the neighbours of every rank in each of the two trees.
+fn trees(world: WorldSize) -> Vec<[Neighbours; 2]> {
+    // The schedules are those of a reduce to an additional rank as the root, because these schedules contain only
+    // steps that send data up the trees of `world`.
     let with_root = WorldSize::new(world.get() + 1).unwrap();
     let root = Rank::new(world.get());
     let schedule = |rank| reduce(with_root, rank, root, 2, 1);
@@ -35,7 +40,7 @@ fn trees(world: WorldSize) -> Vec<[(Vec<Rank>, Option<Rank>); 2]> {
 
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_once() {
-    for block in BLOCKS {
+    for block in BLOCK_LENGTHS {
         let build = |world, rank, count| all_reduce(world, rank, count, block);
         let proof = Proof { receives_may_wait: true, ..Proof::new() };
         let mut finished = Vec::new();
@@ -60,7 +65,7 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
 
 #[test]
 fn reduce_gives_the_root_every_contribution_once() {
-    for (which, block) in [(0, 7), (1, 7), (2, BLOCKS[0]), (3, 7)] {
+    for (which, block) in [(0, 7), (1, 7), (2, BLOCK_LENGTHS[0]), (3, 7)] {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         Proof { receives_may_wait: true, ..Proof::new() }.run(
             |world, rank, count| reduce(world, rank, root(world), count, block),
@@ -76,7 +81,7 @@ fn reduce_gives_the_root_every_contribution_once() {
 
 #[test]
 fn broadcast_gives_every_rank_the_roots_buffer() {
-    for (which, block) in [(0, 7), (1, 7), (2, BLOCKS[0]), (3, 7)] {
+    for (which, block) in [(0, 7), (1, 7), (2, BLOCK_LENGTHS[0]), (3, 7)] {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         Proof::new().run(
             |world, rank, count| broadcast(world, rank, root(world), count, block),
@@ -86,8 +91,8 @@ fn broadcast_gives_every_rank_the_roots_buffer() {
     }
 }
 
-/// The receive of a block from a rank's second child waits for the receive of this block from the first child. No other
-/// receive waits for a receive.
+/// The receive of a block from a rank's second child waits for the receive of this block from the first child. No
+/// other receive waits for a receive.
 #[test]
 fn only_the_receive_from_a_second_child_waits_for_another_receive() {
     for world in worlds() {
@@ -109,7 +114,7 @@ fn only_the_receive_from_a_second_child_waits_for_another_receive() {
 }
 
 #[test]
-fn no_rank_is_inner_in_both_trees_and_at_most_one_is_a_leaf_in_both() {
+fn no_rank_has_children_in_both_trees_and_at_most_one_is_a_leaf_in_both() {
     for world in worlds() {
         let trees = trees(world);
         let is_inner = |tree: usize| trees.iter().map(move |links| !links[tree].0.is_empty());

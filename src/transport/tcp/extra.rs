@@ -75,7 +75,8 @@ impl TcpTransport {
                 }
                 return;
             }
-            // This rank was too slow in the handshake, so it dials again, as for the first connection of a link.
+            // This rank was too slow in the handshake, so this rank dials again, as it does for the first connection
+            // of a link.
             DialProgress::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT => {
                 return self.open_extra(now, extra.peer, extra.stream);
             }
@@ -160,8 +161,8 @@ impl TcpTransport {
         }
     }
 
-    /// Uses only the first connection of each link from now on. The extra connections are closed once all their data have
-    /// arrived.
+    /// Uses only the first connection of each link from now on. The extra connections are closed once all their data
+    /// have arrived.
     pub fn use_single_connection(&mut self) {
         self.use_streams(1);
         self.streams = 1;

@@ -1,5 +1,5 @@
-//! Tests of links between transports in one thread, over real sockets and in virtual time: late ranks, simultaneous dials, and
-//! connections of other programs.
+//! Tests of links between transports in one thread, over real sockets and in virtual time: late ranks, simultaneous
+//! dials, and connections of other programs.
 
 use std::net::TcpStream as StdStream;
 use std::os::fd::AsRawFd as _;
@@ -30,7 +30,7 @@ impl TestRank {
         self.wait_and_handle_events(now, Duration::ZERO);
     }
 
-    /// Waits for events until `timeout`, and handles them.
+    /// Waits for events, but not longer than `timeout`, and handles the events.
     fn wait_and_handle_events(&mut self, now: Duration, timeout: Duration) {
         let mut events = Vec::new();
         self.poller.wait(Some(timeout), &mut events).unwrap();
@@ -94,7 +94,8 @@ fn make_ends_with_streams(n: u32, streams: u8) -> Vec<TestRank> {
         .collect()
 }
 
-/// Waits for the events of the ends with these indices, and handles them at the virtual time `now`, until `is_done` is true.
+/// Waits for the events of the ends with these indices, and handles them at the virtual time `now`, until `is_done`
+/// is true.
 fn handle_events_until(
     ends: &mut [TestRank],
     indices: &[usize],
@@ -149,8 +150,8 @@ fn a_dialed_rank_may_compute_before_it_accepts() {
     }
 }
 
-/// A rank begins to dial and then computes for a long time. Afterwards the connection is established, so the rank must not
-/// report that its peer was too slow.
+/// A rank begins to dial and then computes for a long time. Afterwards the connection is established, so the rank
+/// must not report that its peer was too slow.
 #[test]
 fn a_dialing_rank_may_compute_for_a_long_time() {
     let mut ends = make_ends(2);
@@ -174,8 +175,8 @@ fn an_accepting_rank_may_compute_during_the_handshake() {
     assert_linked(&mut ends, late);
 }
 
-/// If a dialer computes in the middle of the handshake, the acceptor closes the connection at the time-out, and the dialer
-/// dials again.
+/// If a dialer computes in the middle of the handshake, the acceptor closes the connection at the time-out, and the
+/// dialer dials again.
 #[test]
 fn a_dialer_dials_again_after_it_was_too_slow() {
     let mut ends = make_ends(2);
@@ -305,8 +306,8 @@ fn a_dialer_that_claims_the_acceptors_rank_is_refused() {
     assert!(!ends[1].transport.is_open(Rank::new(1)));
 }
 
-/// Receives into parts of these lengths until `count` bytes or more have arrived or the link is lost. Returns the bytes,
-/// and why the link was lost.
+/// Receives into parts of these lengths until `count` bytes or more have arrived or the link is lost. Returns the
+/// bytes, and why the link was lost.
 fn receive_all(ends: &mut [TestRank], lengths: &[usize], count: usize) -> (Vec<u8>, Option<String>) {
     let (mut received, started) = (Vec::new(), std::time::Instant::now());
     while received.len() < count {
@@ -323,7 +324,8 @@ fn receive_all(ends: &mut [TestRank], lengths: &[usize], count: usize) -> (Vec<u
     (received, None)
 }
 
-/// With random lengths of sends and receives, all bytes arrive in order, and the end of the stream follows the last byte.
+/// With random lengths of sends and receives, all bytes arrive in order, and the end of the stream follows the last
+/// byte.
 #[test]
 fn bytes_that_were_read_ahead_are_received_in_order() {
     let mut random = StdRng::seed_from_u64(7);
@@ -388,9 +390,9 @@ fn the_dialer_opens_all_connections_of_a_link() {
     }
 }
 
-/// If two ranks dial each other at the same time, all connections belong to one link.
+/// Two ranks dial each other at the same time. Afterwards there is one link, and its connections are all open.
 #[test]
-fn a_simultaneous_open_ends_with_one_link_and_all_its_connections() {
+fn ranks_that_dial_each_other_open_all_connections_of_one_link() {
     for seed in 0..40 {
         let mut random = StdRng::seed_from_u64(seed);
         let mut ends = make_ends_with_streams(2, 3);
@@ -430,7 +432,8 @@ fn a_connection_that_a_link_does_not_need_is_closed() {
         }
         assert!(has_connections(&ends, 1, 3) && has_connections(&ends, 0, 3));
     }
-    // Only the rank that opened the link may open further connections. Rank 1 was dialed, so rank 0 refuses its connection.
+    // Only the rank that opened the link may open further connections. Rank 0 opened this link, so rank 0 refuses the
+    // connection that rank 1 opens.
     let dial =
         ends[1].transport.open_connection(SECOND, Rank::ZERO, StreamId { index: 7, total: 8 }).unwrap();
     handle_events_until(&mut ends, &[0, 1], SECOND, |ends| ends[0].transport.next_deadline().is_none());

@@ -15,13 +15,15 @@ fn uneven_counts(size: usize, count: usize) -> Vec<usize> {
     counts
 }
 
+/// Returns the range of one rank's part in a buffer with parts of these lengths.
 fn part_range(counts: &[usize], rank: usize) -> Range<usize> {
     let start = counts[..rank].iter().sum();
     start..start + counts[rank]
 }
 
 impl Runner {
-    /// Runs a collective. In the same operation, some ranks may make the blocking call and other ranks the asynchronous call.
+    /// Runs a collective. For the same collective, some ranks may make the blocking call, and other ranks the
+    /// asynchronous call.
     pub(super) fn run_collective(
         &mut self,
         step: usize,
@@ -32,8 +34,8 @@ impl Runner {
     ) {
         let (size, me) = (group.size().as_usize(), group.rank().index());
         let root = root % size;
-        let what = format!("step {step}: {kind:?} of {count} on rank {me} of {size}, root {root}");
-        let all: Vec<Vec<u64>> =
+        let description = format!("step {step}: {kind:?} of {count} on rank {me} of {size}, root {root}");
+        let contributions: Vec<Vec<u64>> =
             group.members().iter().map(|rank| content(step, rank.get(), count)).collect();
         match kind {
             Kind::Scan
@@ -42,103 +44,123 @@ impl Runner {
             | Kind::AllReduceWith
             | Kind::Reduce
             | Kind::ReduceScatter => {
-                self.run_reduction(step, group, kind, &all, root, what);
+                self.run_reduction(step, group, kind, &contributions, root, description);
             }
             Kind::Barrier if self.rng.random_bool(0.5) => group.barrier().unwrap(),
             Kind::Barrier => {
                 let handle = group.barrier_async().unwrap();
-                self.check_or_drop(handle, (), what);
+                self.check_or_drop(handle, (), description);
             }
             Kind::Object => {
-                let object = |rank: usize| (format!("of rank {rank}"), all[rank].clone());
+                let object = |rank: usize| (format!("of rank {rank}"), contributions[rank].clone());
                 let received = group.broadcast_object(&object(me), Rank::new(root as u32)).unwrap();
-                assert!(received == object(root), "{what}");
+                assert!(received == object(root), "{description}");
             }
-            _ => self.run_movement(group, kind, &all, root, what),
+            _ => self.run_movement(group, kind, &contributions, root, description),
         }
     }
 
+    /// Runs a collective that reduces. `contributions` has the contribution of each rank.
     fn run_reduction(
         &mut self,
         step: usize,
         group: &mut Group,
         kind: Kind,
-        all: &[Vec<u64>],
+        contributions: &[Vec<u64>],
         root: usize,
-        what: String,
+        description: String,
     ) {
         let me = group.rank().index();
         let op = OPS[step % OPS.len()];
-        let combined = |ranks: Range<usize>| reduce(&all[ranks], |a, b| combine(op, a, b));
+        let combined = |ranks: Range<usize>| reduce(&contributions[ranks], |a, b| combine(op, a, b));
         let whole = combined(0..all.len());
-        let mut own = all[me].clone();
+        let mut own = contributions[me].clone();
         let root_rank = Rank::new(root as u32);
         match kind {
             Kind::AllReduceWith => {
                 group.all_reduce_with(&mut own, |&first, &second| compose(first, second)).unwrap();
-                assert!(own == reduce(all, compose), "{what}");
+                assert!(own == reduce(contributions, compose), "{description}");
             }
             Kind::AllReduce if self.rng.random_bool(0.5) => {
                 group.all_reduce(&mut own, op).unwrap();
-                assert!(own == whole, "{what}");
+                assert!(own == whole, "{description}");
             }
             Kind::AllReduce => {
                 let handle = group.all_reduce_async(own, op).unwrap();
-                self.check_or_drop(handle, whole, what);
+                self.check_or_drop(handle, whole, description);
             }
             Kind::Scan => {
                 let handle = group.scan_async(own, op).unwrap();
-                self.check_or_drop(handle, combined(0..me + 1), what);
+                self.check_or_drop(handle, combined(0..me + 1), description);
             }
             Kind::Exscan => {
                 let handle = group.exscan_async(&own, op).unwrap();
-                self.check_or_drop(handle, (me > 0).then(|| combined(0..me)), what);
+                self.check_or_drop(handle, (me > 0).then(|| combined(0..me)), description);
             }
             Kind::ReduceScatter => {
-                let counts = uneven_counts(all.len(), own.len());
+                let counts = uneven_counts(contributions.len(), own.len());
                 let handle = group.reduce_scatter_uneven_async(&own, &counts, op).unwrap();
-                self.check_or_drop(handle, whole[part_range(&counts, me)].to_vec(), what);
+                self.check_or_drop(handle, whole[part_range(&counts, me)].to_vec(), description);
             }
             _ => {
                 group.reduce(&mut own, op, root_rank).unwrap();
-                assert!(me != root || own == whole, "{what}");
+                assert!(me != root || own == whole, "{description}");
             }
         }
     }
 
-    fn run_movement(&mut self, group: &mut Group, kind: Kind, all: &[Vec<u64>], root: usize, what: String) {
-        let (size, me) = (all.len(), group.rank().index());
-        let counts = uneven_counts(size, all[me].len());
-        let each = all[me].len() / size;
+    /// Runs a collective that moves data and reduces nothing. `contributions` has the contribution of each rank.
+    fn run_movement(
+        &mut self,
+        group: &mut Group,
+        kind: Kind,
+        contributions: &[Vec<u64>],
+        root: usize,
+        description: String,
+    ) {
+        let (size, me) = (contributions.len(), group.rank().index());
+        let counts = uneven_counts(size, contributions[me].len());
+        let each = contributions[me].len() / size;
         let root_rank = Rank::new(root as u32);
-        let of_parts =
-            || (0..size).flat_map(|rank| all[rank][part_range(&counts, rank)].iter().copied()).collect();
+        let of_parts = || {
+            (0..size)
+                .flat_map(|rank| contributions[rank][part_range(&counts, rank)].iter().copied())
+                .collect()
+        };
         let (handle, expected) = match kind {
             Kind::AllGather => {
-                let handle =
-                    group.all_gather_uneven_async(&all[me][part_range(&counts, me)], &counts).unwrap();
+                let handle = group
+                    .all_gather_uneven_async(&contributions[me][part_range(&counts, me)], &counts)
+                    .unwrap();
                 (handle, of_parts())
             }
             Kind::Gather => {
-                let found =
-                    group.gather_uneven(&all[me][part_range(&counts, me)], &counts, root_rank).unwrap();
-                assert!(found == if me == root { of_parts() } else { Vec::new() }, "{what}");
+                let found = group
+                    .gather_uneven(&contributions[me][part_range(&counts, me)], &counts, root_rank)
+                    .unwrap();
+                assert!(found == if me == root { of_parts() } else { Vec::new() }, "{description}");
                 return;
             }
             Kind::Scatter => {
-                let input = if me == root { &all[root][..] } else { &[] };
-                let handle = group.scatter_async(input, all[me].len(), root_rank).unwrap();
-                (handle, all[root][group.chunk(all[me].len(), group.rank())].to_vec())
+                let input = if me == root { &contributions[root][..] } else { &[] };
+                let handle = group.scatter_async(input, contributions[me].len(), root_rank).unwrap();
+                (handle, contributions[root][group.chunk(contributions[me].len(), group.rank())].to_vec())
             }
             Kind::Broadcast => {
-                let handle = group.broadcast_async(all[me].clone(), root_rank).unwrap();
-                (handle, all[root].clone())
+                let handle = group.broadcast_async(contributions[me].clone(), root_rank).unwrap();
+                (handle, contributions[root].clone())
             }
             _ => {
-                let handle = group.all_to_all_async(&all[me][..each * size]).unwrap();
-                (handle, all.iter().flat_map(|one| one[me * each..(me + 1) * each].iter().copied()).collect())
+                let handle = group.all_to_all_async(&contributions[me][..each * size]).unwrap();
+                (
+                    handle,
+                    contributions
+                        .iter()
+                        .flat_map(|one| one[me * each..(me + 1) * each].iter().copied())
+                        .collect(),
+                )
             }
         };
-        self.check_or_drop(handle, expected, what);
+        self.check_or_drop(handle, expected, description);
     }
 }

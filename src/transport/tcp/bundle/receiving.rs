@@ -6,8 +6,8 @@ use super::{Bundle, Connection, ConnectionEnd, PendingRecord, Stream};
 use crate::transport::TransferResult;
 use crate::wire::record::{RECORD_HEADER_BYTES, Record};
 
-/// The maximum number of bytes that are read ahead from a connection. These bytes are copied once more, out of a
-/// buffer.
+/// The maximum number of bytes that are read ahead from a connection. This number is small, because these bytes are
+/// first read into a buffer, and later copied.
 const READ_AHEAD_BYTES: usize = 4 << 10;
 const ENDED: &str = "it closed the connection without saying why";
 
@@ -18,7 +18,8 @@ pub(super) struct Receiving {
     next: u64,
     /// The number of the connection with the next record; `None` if the connection is not known yet.
     current: Option<usize>,
-    /// Whether the last record has begun. All further bytes belong to the last record, on the first connection.
+    /// Whether the link's last record has begun. All further bytes of the link belong to this record, which arrives
+    /// on the first connection.
     pub(super) is_in_last_record: bool,
     /// An error in the received data that has not been reported yet.
     fault: Option<String>,
@@ -47,7 +48,7 @@ enum ReceiveStop {
 }
 
 impl<P: Connection> Bundle<P> {
-    /// Receives the bytes that have arrived, and fills the parts with them one after another.
+    /// Receives the bytes that have arrived, and writes them to the parts, one part after another.
     pub(in super::super) fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let mut moved = 0;
@@ -55,7 +56,7 @@ impl<P: Connection> Bundle<P> {
             match self.receive_once(parts, moved, total - moved) {
                 Ok(count) => moved += count,
                 Err(ReceiveStop::Corrupt(why)) => self.receiving.fault = Some(why),
-                // First return the bytes that have been received. The next call finds the same reason again.
+                // First return the bytes that have been received. The next call stops at once for the same reason.
                 Err(_) if moved > 0 => break,
                 Err(ReceiveStop::Empty) => return TransferResult::Blocked,
                 Err(ReceiveStop::Lost(why)) => return TransferResult::Lost(why),
