@@ -32,7 +32,7 @@ class DataError(Exception):
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Reads a gzipped IDX file of bytes. Returns an array of its items, each of which must have the shape `shape`."""
+    """Returns the items of a gzipped IDX file of bytes as an array. Every item must have the shape `shape`."""
     try:
         content = gzip.decompress(path.read_bytes())
     except FileNotFoundError:
@@ -56,7 +56,8 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def read_data(directory: Path, name: str, limit: int | None) -> TensorDataset:
-    """Returns the first `limit` images, with values from -1 to 1, and their labels."""
+    """Returns the images, with values from -1 to 1, and their labels. If `limit` is not None, returns only the first `limit`
+    images."""
     images = read_idx(directory / f"{name}-images-idx3-ubyte.gz", (28, 28))[:limit]
     labels = read_idx(directory / f"{name}-labels-idx1-ubyte.gz", ())[:limit]
     if len(images) != len(labels) or len(labels) == 0:

@@ -34,13 +34,14 @@ def fit(data: Array) -> Array:
     return np.linalg.lstsq(data[:, :-1], data[:, -1], rcond=None)[0]
 
 
-def descend(world: ring.Group, data: Array, rows: int, steps: int, rate: float) -> Array:
-    """Minimizes the mean squared error of all ranks' rows by gradient descent. Returns the weights."""
+def descend(world: ring.Group, data: Array, all_rows: int, steps: int, rate: float) -> Array:
+    """Returns the weights that gradient descent finds for the mean squared error over the rows of all ranks. `data` contains
+    the rows of this rank, and `all_rows` is the number of rows of all ranks together."""
     inputs, targets = data[:, :-1], data[:, -1]
     weights = np.zeros(inputs.shape[1])
     for _ in range(steps):
         # Ranks can have different numbers of rows, so each rank divides by the number of all rows before the sum.
-        gradient = 2 / rows * inputs.T @ (inputs @ weights - targets)
+        gradient = 2 / all_rows * inputs.T @ (inputs @ weights - targets)
         weights -= rate * world.all_reduce(gradient)
     return weights
 

@@ -51,8 +51,8 @@ const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(2);
 /// `--output-dir`.
 const FILES_PER_RANK: u64 = 5;
 
-/// The number of other open files: files that ringrun or a rank opens, and temporary files during the start. This
-/// number does not include the files with which ringrun claims processors, one file for each processor.
+/// The number of further files that ringrun or the program of a rank may have open at a time. This number does not
+/// include the files with which ringrun claims processors, one file for each processor.
 const OTHER_FILES: u64 = 64;
 
 /// Runs the job and returns the exit code of ringrun.
@@ -116,8 +116,8 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     Ok(if code == 0 && !incomplete.is_empty() { Exit::Failure as u8 } else { code })
 }
 
-/// Assigns processors to the ranks and claims them. The claims last until they are dropped. If the system does not let ringrun
-/// bind ranks, prints a warning and leaves the ranks unbound.
+/// Assigns processors to the ranks, and claims these processors until the returned sockets are dropped. If the system
+/// does not let ringrun bind ranks, prints a warning and leaves the ranks unbound.
 fn assign_processors(plan: &LaunchPlan, output: &Output) -> (BindingPlan, Vec<UnixDatagram>) {
     let mut binding = plan.binding;
     if binding != Binding::None
@@ -136,7 +136,8 @@ fn assign_processors(plan: &LaunchPlan, output: &Output) -> (BindingPlan, Vec<Un
     (bindings, claims)
 }
 
-/// Returns how many processors this process may keep busy. A container's CPU limit can be lower than its number of processors.
+/// Returns how many processors this process may keep busy. A container may have a CPU limit that is lower than the
+/// number of its processors.
 fn usable_processors() -> usize {
     available_parallelism().map_or(1, NonZero::get)
 }
@@ -379,7 +380,8 @@ fn user_variables(plan: &LaunchPlan) -> Result<BTreeMap<OsString, OsString>, Lau
     Ok(found)
 }
 
-/// Raises the soft limit on open files if the job needs more open files. The ranks inherit the limit.
+/// Raises the soft limit on open files if the limit is lower than the number of files that the job needs. The ranks
+/// inherit the new limit.
 fn raise_file_limit(plan: &LaunchPlan) -> Result<(), LaunchError> {
     let needed = u64::from(plan.world.get()) * FILES_PER_RANK + OTHER_FILES + usable_processors() as u64;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

@@ -28,9 +28,9 @@ pub const SHIM: &str = "ring-rank";
 /// The byte that tells the shim to execute the command.
 const GO: u8 = b'g';
 
-/// The argument for a program that is built into ringrun's executable.
+/// The argument of the shim which says that the next argument names a program built into ringrun's executable.
 const BUILT_IN: &str = "built-in";
-/// The argument for a program on `PATH`, or for the path of a program.
+/// The argument of the shim which says that the next argument is the path of a program, or its name on `PATH`.
 const NAMED: &str = "named";
 
 /// Returns the command that starts a rank through the shim. The rank is bound to `processors`. If `processors` is
@@ -109,8 +109,8 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     Exit::CommandNotRun.into()
 }
 
-/// Binds this process, and so every thread that the command will start, to the processors. If a sandbox refuses, the rank runs
-/// unbound.
+/// Binds this process, and so every thread that the command will start, to the processors. If the system refuses the
+/// binding, for example in a sandbox, the rank runs unbound.
 fn bind(processors: &OsStr) {
     let Some(processors) = processors.to_str().and_then(topology::parse_list) else { return };
     let mut set = CpuSet::new();

@@ -11,9 +11,9 @@ use crate::group::Error;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NamedError {
-    /// Either the job has failed, or the call would be invalid in every group. If the job has failed, no tensor gets
-    /// a result. Examples of invalid calls are a sum of values with locations, and a root that is not a rank of the
-    /// group.
+    /// Either the job has failed, or the arguments of the call are invalid. If the job has failed, no tensor gets a
+    /// result. Examples of invalid arguments are the sum of values with locations, and a root that is not a rank of
+    /// the group.
     #[error(transparent)]
     Job(#[from] Error),
     /// This rank has already submitted a tensor with this name, and that tensor has no result yet.
@@ -60,7 +60,7 @@ pub enum NamedError {
     Closed,
 }
 
-/// An invalid message of a peer, which ends the job. The text is a sentence about the peer.
+/// The error that a peer has sent an invalid message. This error ends the job. The text is a sentence about the peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Violation(pub(super) String);
 

@@ -48,10 +48,12 @@ pub(super) fn describe_ranks(ranks: impl ExactSizeIterator<Item = Rank>) -> Stri
     }
 }
 
-/// The limits for stalls, and the stalls that have been reported.
+/// The time limits for stalls, and the stalls that have been reported.
 pub(super) struct StallWatch {
-    warning: Duration,
-    abort: Option<Duration>,
+    /// How long a tensor, join or close waits until it is reported as a stall.
+    warn_after: Duration,
+    /// How long a tensor, join or close waits until the job ends; `None` if the job does not end because of a stall.
+    abort_after: Option<Duration>,
     /// The time of the last activity: a report of a rank, or the end of an operation.
     last_activity: Duration,
     /// The reported stalls that have not ended. The key is the name of the tensor, or `None` for a join or close.
@@ -68,8 +70,8 @@ pub(super) struct StallReport {
 }
 
 impl StallWatch {
-    pub(super) fn new(warning: Duration, abort: Option<Duration>) -> Self {
-        Self { warning, abort, last_activity: Duration::ZERO, reported: BTreeMap::new() }
+    pub(super) fn new(warn_after: Duration, abort_after: Option<Duration>) -> Self {
+        Self { warn_after, abort_after, last_activity: Duration::ZERO, reported: BTreeMap::new() }
     }
 
     /// Records that a rank has sent a report or an operation has ended.
@@ -78,16 +80,17 @@ impl StallWatch {
         self.reported.remove(&None);
     }
 
-    /// Removes a tensor that no longer waits.
+    /// Removes the tensor `name` from the reported stalls, because the tensor no longer waits.
     pub(super) fn forget(&mut self, name: &str) {
         if !self.reported.is_empty() {
             self.reported.remove(&Some(name.to_owned()));
         }
     }
 
-    /// Returns the interval between checks: a quarter of the smaller of the two limits.
+    /// Returns the interval between two checks for stalls: a quarter of `warn_after` or `abort_after`, whichever is
+    /// shorter.
     pub(super) fn interval(&self) -> Duration {
-        let limit_min = self.abort.unwrap_or(self.warning).min(self.warning);
+        let limit_min = self.abort_after.unwrap_or(self.warn_after).min(self.warn_after);
         (limit_min / 4).max(Duration::from_millis(1))
     }
 }
@@ -105,8 +108,8 @@ impl Coordinator {
         for (name, since) in waiting {
             let waited = now.saturating_sub(since);
             let is_reported = || self.watch.reported.contains_key(&name.map(str::to_owned));
-            let is_new = waited >= self.watch.warning && !is_reported();
-            let is_over = self.watch.abort.is_some_and(|abort| waited >= abort);
+            let is_new = waited >= self.watch.warn_after && !is_reported();
+            let is_over = self.watch.abort_after.is_some_and(|limit| waited >= limit);
             if !is_new && !is_over {
                 continue;
             }

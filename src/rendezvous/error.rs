@@ -60,7 +60,8 @@ pub enum StartError {
         /// The operating system's error.
         source: io::Error,
     },
-    /// The socket options are not available.
+    /// This host does not offer a socket option that was requested, for example a congestion control. The text names
+    /// the option.
     #[error("{0}")]
     SocketOptions(String),
     /// The rendezvous does not answer.
@@ -129,7 +130,7 @@ pub enum StartError {
     },
 }
 
-/// Returns the advice for a lost rank.
+/// Returns the advice for a rank that was lost with the failure `detail`.
 fn advice(detail: &str) -> &'static str {
     if is_without_answer(detail) {
         "check the network to it: addresses, MTU and firewall"
@@ -165,8 +166,8 @@ impl StartError {
         )
     }
 
-    /// Returns whether this error means that the peers were started with different settings: another job id, world
-    /// size or peers file, or ranks that do not fit.
+    /// Returns whether this error means that the peers' settings do not fit together: the peers differ in the job id,
+    /// the world size or the peers file, or a rank is out of range, wrong, or used twice.
     pub fn is_configuration(&self) -> bool {
         let Self::Handshake { source: HandshakeError::Refused(refusal), .. } = self else { return false };
         matches!(

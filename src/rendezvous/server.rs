@@ -20,15 +20,15 @@ use crate::types::{Rank, WorldSize};
 use crate::wire::Secret;
 use crate::wire::handshake::{Job, Purpose};
 
-/// The time within which the last messages must be sent.
+/// How long the server tries to send its last message to all ranks.
 const FINAL_SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time after which a rank that waits for the start of the job first logs what it waits for.
 pub(super) const NOTICE_AFTER: Duration = Duration::from_secs(2);
-/// The time of a notice is this many times that of the notice before: 2 s, 10 s, 50 s, ...
+/// The time of each notice is the time of the previous notice multiplied by this number: 2 s, 10 s, 50 s, ...
 const NOTICE_GROWTH: u32 = 5;
 
-/// Serves the rendezvous on `listener` until all ranks of `world` have registered. `own` is the registration of the serving
-/// rank. Ranks that register later get the reply that the job already runs.
+/// Serves the rendezvous on `listener` until all ranks of `world` have registered. `own` is the registration of the
+/// serving rank. `name` returns a rank's name for messages. Later processes get the reply that the job already runs.
 ///
 /// # Errors
 ///
@@ -85,7 +85,7 @@ pub struct ServerOptions {
 pub enum Notices {
     /// The lowest registered rank logs the notices.
     LowestRank,
-    /// The server's thread calls this function with a sentence.
+    /// The server's thread calls this function with the text of each notice.
     Report(Box<dyn Fn(&str) + Send>),
 }
 
@@ -224,8 +224,8 @@ struct ClientConnection {
 /// The progress of a client.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ClientState {
-    /// The handshake is complete.
-    Known,
+    /// The handshake is complete, but the client has not registered.
+    Unregistered,
     /// The client has registered.
     Registered,
     /// The client's registration has been refused.
@@ -266,7 +266,7 @@ impl<'a> RankRegistry<'a> {
         self.notice.get_or_insert((now, now + NOTICE_AFTER));
     }
 
-    /// Serves until all ranks have registered, or the launcher stops the server. Returns `None` in the second case.
+    /// Serves until all ranks have registered. Returns the roster, or `None` if the launcher has stopped the server.
     fn run(
         &mut self,
         commands: &Receiver<Command>,
@@ -319,7 +319,7 @@ impl<'a> RankRegistry<'a> {
         for client in registered.into_iter().take(audience_ranks) {
             client.output.extend_from_slice(&bytes);
             if let Err(error) = client.write() {
-                // Ignore the error here, because the next event on this connection reports it again.
+                // Only log this error: the next event on this connection reports the same error again.
                 log::debug!("the list of missing ranks could not be sent to rank {}: {error}", client.rank);
             }
         }
@@ -333,7 +333,7 @@ impl<'a> RankRegistry<'a> {
             let client = ClientConnection {
                 stream: accepted.stream,
                 rank: accepted.introduction.from,
-                state: ClientState::Known,
+                state: ClientState::Unregistered,
                 input: Vec::new(),
                 output: Vec::new(),
             };
@@ -349,7 +349,7 @@ impl<'a> RankRegistry<'a> {
     /// Reads a client's messages, and answers them.
     fn serve_client(&mut self, token: Token) -> Result<(), ServeError> {
         let Some(mut client) = self.clients.remove(&token) else { return Ok(()) };
-        // Handle the received messages before an error of the connection: a rank that registered and ended at once is lost, not
+        // Handle received messages before connection errors: a rank that registered and ended at once is lost, not
         // missing.
         let read_result = client.read();
         let result = self.answer_all(&mut client).and(read_result).and_then(|()| client.write());
@@ -418,7 +418,7 @@ impl<'a> RankRegistry<'a> {
         StartError::PeerLost { rank, host, detail }
     }
 
-    /// Sends all clients the same message, and waits until the sockets have accepted all its bytes.
+    /// Sends the same message to all clients, and waits until the sockets have accepted the whole message.
     fn send_to_all(&mut self, message: &ToRank) {
         let bytes = message::encode(message);
         for client in self.clients.values_mut() {
@@ -483,7 +483,7 @@ pub(super) fn describe_wait(absent: &Absent, name: &dyn Fn(Rank) -> String, wait
 }
 
 /// Formats the missing ranks, and the processes that were refused. Up to 8 missing ranks are listed by name: `name`
-/// returns the name of a rank, with its address if this is known.
+/// returns the name of a rank, and also the address of the rank if the address is known.
 pub(super) fn describe_absent(absent: &Absent, name: &dyn Fn(Rank) -> String) -> String {
     let Absent { ranks, refused } = absent;
     let mut text = if ranks.len() <= 8 {

@@ -20,10 +20,10 @@ pub const REQUESTABLE_ALGORITHMS: [Algorithm; 8] = [
 ];
 
 /// The size of the longest buffer that is sent along a tree to or from a root. A longer buffer is sent along a chain.
-/// A chain has n-1 hops, but sends each byte only once over each link, and stores no data that arrives early.
+/// A chain has n-1 hops, but each link transfers each byte only once, and no rank stores data that arrives early.
 const TREE_BYTES_MAX: u64 = 64 << 10;
-/// The size of the longest part of a buffer in the direct algorithm. A rank may have to store a part of each peer
-/// before the rank can reduce this part.
+/// The size of the longest part of a buffer in the direct algorithm. A rank may have to store one such part from each
+/// peer until the rank can reduce it.
 const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
 /// The size of the longest buffer in shared memory that every rank reduces completely. If every rank reduces the
 /// whole buffer, the operation needs one round less than if each rank reduces a part.
@@ -36,9 +36,9 @@ const WORKSPACE_NS_PER_BYTE: f64 = 0.1;
 const BUTTERFLY_BYTES_MAX: u64 = 256 << 10;
 /// The size of the smallest world in which no two ranks are neighbours in both trees of a double tree.
 const DOUBLE_TREE_WORLD_MIN: u32 = 4;
-/// The model assumes at most this overhead for each of many successive messages to a few peers, as a fraction of the
-/// latency. The measured overhead can be larger, because the measurement sends to all peers at once, and these
-/// messages delay each other.
+/// If a rank sends many successive messages to a few peers, the model limits the overhead of each message to this
+/// fraction of the latency. The measured overhead can be larger, because the measurement sends to all peers at once,
+/// and these messages delay each other.
 const PIPELINED_LATENCY_FRACTION_MAX: f64 = 0.25;
 /// The size of the largest world in which the automatic choice of an algorithm may open links between all ranks.
 const DIRECT_WORLD_MAX: u32 = 32;
@@ -181,8 +181,8 @@ impl LinkCost {
     }
 
     /// Returns the estimated time of a double tree in one direction, in nanoseconds. This time is the sum of:
-    /// - at each hop, the latency of a block, the latency of the message that the parent is ready for the second
-    ///   child's block, and the transfer of a block from each of the two children;
+    /// - at each hop, the transfer of two blocks (one from each child) and two latencies: that of a block, and that
+    ///   of the message with which the parent asks for the second child's block;
     /// - the overhead of a rank's messages;
     /// - the transfer of all bytes over a rank's link.
     fn double_tree(&self, world: WorldSize, bytes: u64) -> f64 {

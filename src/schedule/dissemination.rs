@@ -5,10 +5,10 @@
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Synchronises all ranks in ceil(log2 n) rounds of one empty message each. In round k, counted from 0, rank r
-/// signals rank r + 2^k and waits for the signal of rank r - 2^k (modulo n). A signal means that the sender has
-/// entered the barrier, and so have all ranks whose signals have reached the sender, directly or through other ranks.
-/// So a rank begins a round only after the signal of the previous round has arrived.
+/// Synchronises n ranks in ceil(log2 n) rounds. In round k, counted from 0, rank r sends an empty message to rank
+/// r + 2^k and waits for the message of rank r - 2^k (modulo n). A message means that the sender has entered the
+/// barrier, and so have all ranks whose messages have reached the sender, directly or through other ranks. Therefore
+/// a rank begins a round only after the message of the previous round has arrived.
 pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
     let mut steps = Vec::new();
     let mut distance = 1;

@@ -1,11 +1,11 @@
-//! Hierarchical collectives, for ranks on several hosts of which at least one has several ranks. The ranks of a host
+//! Hierarchical collectives, for groups on several hosts, if at least one host has several ranks. The ranks of a host
 //! communicate in shared memory. Between hosts, every rank transfers only the slices that it carries. So the network
 //! link of a host transfers no more bytes than if the host were one rank.
 //!
 //! The number of slices is the number of ranks on the largest host. On each host, every slice has one rank as its
-//! carrier. The carrier first gets the reduction of the slice over its own host. Together with the carriers of the
-//! slice on the other hosts, it then computes the reduction over all hosts, and shares the result with the ranks of
-//! its host. On a host with fewer ranks than slices, some ranks carry several adjacent slices.
+//! carrier. The carrier first gets the reduction of the slice over the ranks of its own host. The carriers of the
+//! slice on all hosts then together compute the reduction over all hosts. At the end each carrier shares the result
+//! with the ranks of its host. On a host with fewer ranks than slices, some ranks carry several adjacent slices.
 //!
 //! Between hosts, each slice is a separate instance of an ordinary algorithm in which each host has the role of a
 //! rank. The number of hosts need not be a power of two, and no host is left out.
@@ -39,8 +39,8 @@ pub struct Phases {
 }
 
 impl Layout {
-    /// Returns the layout for `rank`. `machines[r]` is the number of the host of rank r. Returns `None` if a hierarchy
-    /// has no advantage: if there is only one host, or if each rank has a host to itself.
+    /// Returns the layout for `rank`. Ranks r and s are on the same host if `machines[r] == machines[s]`. Returns
+    /// `None` if a hierarchy has no advantage: if there is only one host, or if each rank has a host to itself.
     ///
     /// # Panics
     ///
@@ -86,9 +86,8 @@ impl Layout {
         world_size(self.hosts.iter().map(Vec::len).max().unwrap_or(1))
     }
 
-    /// Returns the phases of this rank for an operation on a buffer, or on a block of a buffer. `algorithm` is the
-    /// algorithm between hosts. `block` is the number of elements in each block if `algorithm` divides a slice into
-    /// blocks.
+    /// Returns the phases of this rank for the operation `spec`. `algorithm` is the algorithm between hosts. If
+    /// `algorithm` divides a slice into blocks, each block has `block` elements.
     ///
     /// # Panics
     ///
@@ -119,8 +118,8 @@ impl Layout {
         Phases { before, across: self.schedule_between_hosts(spec, algorithm, block), after }
     }
 
-    /// Returns this rank's schedule between hosts. For each slice that this rank carries, the schedule reduces or copies
-    /// the slice among its carriers on all hosts.
+    /// Returns this rank's schedule between hosts. The schedule reduces or copies each slice that this rank carries
+    /// among the carriers of the slice on all hosts.
     fn schedule_between_hosts(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Schedule {
         let root_host = self.hosts.iter().position(|ranks| ranks.contains(&spec.root())).unwrap_or_default();
         let root = Rank::new(root_host as u32);

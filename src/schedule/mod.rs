@@ -1,7 +1,7 @@
 //! Collective algorithms as data: which rank sends which elements to which other rank, and what the receiver does
 //! with these elements.
 //!
-//! A [`Schedule`] lists what one rank does in one operation. A schedule contains no bytes, clocks or sockets. So one
+//! A [`Schedule`] lists what one rank does in one operation. A schedule contains no data, clocks or sockets. So one
 //! executor (the [engine](crate::engine)) runs every algorithm, and a symbolic executor proves each algorithm for
 //! many world sizes (see this module's tests).
 //!
@@ -9,11 +9,10 @@
 //! number of ranks, S the size of the whole buffer in bytes, B the bandwidth of a link in bytes per second, and s the
 //! size of a segment in bytes. A segment is a piece of a message. Each segment is sent and applied separately.
 //!
-//! In schedules for long messages no receive depends on another receive, so arriving data is applied at once. In
-//! other schedules a receive waits for another receive: the tree that reduces, the barrier, direct reduction,
-//! doubling and the butterfly. These schedules are for short messages, which the receiver can store while the receive
-//! waits. In the double tree a receive may wait for one other receive of the same block. That other receive waits for
-//! no receive.
+//! In schedules for long messages no receive depends on another receive, so arriving data is applied at once. In the
+//! schedules of the reduction tree, the barrier, direct reduction, doubling and the butterfly, receives wait for
+//! other receives. These schedules are for short messages, which the receiver can store while the receive waits. In
+//! the double tree a receive may wait for one other receive of the same block, but that other receive waits for none.
 
 pub mod butterfly;
 mod chain;
@@ -103,8 +102,8 @@ pub enum Action {
     /// The arriving elements are reduced into the rank's elements. The arriving element is the left operand and the
     /// rank's own element the right operand, which matters if the function does not commute.
     Reduce,
-    /// Like [`Action::Reduce`], but for the last contribution. This action also completes the result, for example
-    /// divides an average.
+    /// Like [`Action::Reduce`], but for the last contribution. This action also completes the result. For example, if
+    /// the operation is an average, this action divides the sum by the number of ranks.
     ReduceLast,
 }
 

@@ -11,12 +11,12 @@ use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Creates a reduce-scatter in n-1 steps: each rank gets its part of the reduction. Each rank sends all parts except
-/// its own. If all parts have the same length, these are (n-1)/n S bytes.
+/// its own. If all parts have the same length, each rank sends (n-1)/n S bytes.
 ///
 /// In step k, counted from 0, rank r sends part r - k - 1 and receives part r - k - 2 (modulo n). Rank r reduces its
 /// own contribution into the part that it receives. So each part travels once around the ring, from its owner's
-/// successor to its owner. If the parts have different lengths, every step takes as long as the longest part that is
-/// sent in the step.
+/// successor to its owner. If the parts have different lengths, every step takes as long as the transfer of the
+/// longest part in this step.
 ///
 /// # Panics
 ///
@@ -29,7 +29,7 @@ pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Sc
 }
 
 /// Creates an all-gather in n-1 steps: every rank gets the parts of all ranks. Each rank sends all parts except that
-/// of the next rank. If all parts have the same length, these are (n-1)/n S bytes.
+/// of the next rank. If all parts have the same length, each rank sends (n-1)/n S bytes.
 ///
 /// # Panics
 ///
@@ -64,7 +64,7 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
 }
 
 /// Broadcasts along the ring from `root` in n-1 hops. Each rank except the last one of the chain sends S bytes. The
-/// segments are pipelined, so the operation takes S/B + (n-2)s/B.
+/// segments are pipelined, so the operation takes S/B + (n-2)s/B seconds.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let previous = (rank != root).then(|| world.before(rank, 1));
     let next = Some(world.after(rank, 1)).filter(|&next| next != root);

@@ -1,4 +1,4 @@
-//! Moves bytes between this rank and its peers. This module does not know collectives.
+//! Moves bytes between this rank and its peers. The code in this module is independent of the collectives.
 
 // Bytes from other processes must not cause a panic.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]

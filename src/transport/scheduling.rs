@@ -18,7 +18,8 @@ const NO_FLAGS: libc::c_uint = 0;
 ///
 /// # Errors
 ///
-/// The operating system's error if it refuses the request. The thread then keeps its time slices and still works.
+/// The operating system's error if the system refuses the request. After an error, the thread has its previous time
+/// slices and can continue.
 pub(crate) fn request_short_slices() -> io::Result<()> {
     let mut attributes = read_attributes()?;
     if attributes.sched_policy != libc::SCHED_OTHER as u32 {

@@ -1,12 +1,12 @@
-//! The line of the caller's program that starts an operation.
+//! The place in the user's program, a file and a line, at which an operation is called.
 
 use std::fmt;
 use std::panic::Location;
 
-/// Of a file's path, at most this number of bytes is shown: the end of the path.
+/// If the path of a file is longer than this number of bytes, messages show only the end of the path.
 const FILE_BYTES_MAX: usize = 60;
 
-/// A line of the caller's program. Error messages show the line, for example as `train.py:12`.
+/// A line of the user's program that calls the library. Error messages show this line, for example as `train.py:12`.
 ///
 /// For a program in Rust, the site is the line of the call. A binding to another language sets the line with
 /// [`group::at`](crate::group::at).
@@ -34,7 +34,7 @@ impl From<&'static Location<'static>> for Site {
     }
 }
 
-/// Prints the end of the path and the line.
+/// Prints the end of the path and the number of the line.
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let start = self.file.ceil_char_boundary(self.file.len().saturating_sub(FILE_BYTES_MAX));

@@ -18,8 +18,8 @@ pub const NONCE_BYTES: usize = 32;
 const DIALER_HELLO_BYTES: usize = 104;
 /// The length of the acceptor's hello in bytes.
 const ACCEPTOR_HELLO_BYTES: usize = 80;
-/// The number of bytes of the acceptor's hello that the proof at its end covers.
-const ACCEPTOR_HELLO_PROVED: usize = ACCEPTOR_HELLO_BYTES - 32;
+/// The length in bytes of the acceptor's hello without its last field, the proof. The proof covers these bytes.
+const ACCEPTOR_HELLO_PROVED_BYTES: usize = ACCEPTOR_HELLO_BYTES - 32;
 /// The length of the dialer's proof in bytes.
 const PROOF_BYTES: usize = 32;
 /// The length of the acceptor's verdict in bytes.
@@ -220,7 +220,8 @@ impl Dialer {
         Self { secret, state: DialerState::Hello, output: hello.clone(), hello, input: Vec::new() }
     }
 
-    /// Returns whether the dialer has produced its proof. From then on the acceptor may accept the connection at any moment.
+    /// Returns whether the dialer has produced its proof. Once the proof is sent, the acceptor may accept the
+    /// connection at any moment.
     pub fn has_produced_proof(&self) -> bool {
         self.state != DialerState::Hello
     }
@@ -239,7 +240,7 @@ impl Dialer {
         if let Some(refusal) = Refusal::from_byte(refusal) {
             return Err(HandshakeError::Refused(refusal));
         }
-        let (proved, proof) = input.split_at(ACCEPTOR_HELLO_PROVED);
+        let (proved, proof) = input.split_at(ACCEPTOR_HELLO_PROVED_BYTES);
         let proof = proof.try_into().map_err(|_| HandshakeError::Unknown("length"))?;
         if !self.secret.verifies(&[ACCEPTOR_LABEL, &self.hello, proved], proof) {
             // Zeros instead of a proof tell the acceptor that the secrets differ. A real proof would let an attacker test
@@ -330,12 +331,12 @@ impl Acceptor {
         }
     }
 
-    /// Returns whether the dialer claims that it wants a link. The dialer may not have sent its proof yet.
-    pub fn is_link(&self) -> bool {
+    /// Returns whether the dialer's hello requests a link. The hello is not proved until the handshake has succeeded.
+    pub fn requests_link(&self) -> bool {
         self.claimed.is_some_and(|introduction| introduction.purpose == Purpose::Link)
     }
 
-    /// Returns the rank that the dialer claims to be. The dialer may not have sent its proof yet.
+    /// Returns the rank that the dialer's hello names. The hello is not proved until the handshake has succeeded.
     pub fn claimed_rank(&self) -> Option<Rank> {
         self.claimed.map(|introduction| introduction.from)
     }

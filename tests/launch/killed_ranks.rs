@@ -67,8 +67,8 @@ fn kill_and_check(mut ranks: Vec<Child>, victim: usize, folder: &Path) -> Durati
     for survivor in ranks {
         let done = finish(survivor);
         let errors = done.stderr();
-        // If the victim was killed before it had proved that it knows the secret, the survivors report that the victim
-        // is missing, and exit with another code than for a lost peer.
+        // A victim that was killed during its handshake is a missing rank for the survivors, and not a lost peer. The
+        // two cases have different messages and exit codes.
         let was_missing = done.code() == Some(Exit::Start as i32)
             && (errors.contains("missing rank") || (victim == 0 && errors.contains("did not answer")));
         assert!(was_missing || done.code() == Some(Exit::PeerLost as i32), "{errors}");
@@ -144,8 +144,8 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
     }
 }
 
-/// Regression test: before the fix, the job ended only after 2 s in 25 of 276 kills. The launcher knew that a rank
-/// had died, but did not tell the ranks that waited for this rank.
+/// Regression test: before the fix, the launcher did not tell the waiting ranks that a rank had died. After 25 of 276
+/// kills, the job needed 2 s to end.
 #[test]
 fn a_job_ends_soon_after_a_rank_is_killed_at_a_random_moment() {
     let seed = std::env::var("KILLS_SEED").map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
@@ -229,8 +229,8 @@ fn ringrun_reports_the_rank_that_was_killed_and_leaves_no_process() {
     }
 }
 
-/// Regression test: before the fix, ringrun knew that a rank had died, but did not tell the ranks that waited for
-/// this rank. The waiting ranks ended only when ringrun stopped them.
+/// Regression test: before the fix, ringrun did not tell the waiting ranks that a rank had died, so these ranks ended
+/// only when ringrun stopped them.
 #[test]
 fn other_ranks_name_a_rank_that_dies_before_it_registers() {
     let script = r#"[ "$RING_RANK" = 1 ] && kill -9 $$; exec "$0" --start-timeout 10"#;

@@ -79,8 +79,8 @@ fn a_mismatch_is_reported_with_the_call_of_the_differing_rank(transport: TestTra
             group.barrier()?;
             if group.rank().get() == 2 { rank_2_call(group) } else { common_call(group) }
         });
-        // A cause names rank 2 and another rank. Two ranks may detect the mismatch at the same moment, so this other
-        // rank may differ from cause to cause.
+        // Every cause names rank 2 and one other rank. Several ranks may detect the mismatch at the same moment, so
+        // the other rank need not be the same in all causes.
         for cause in causes {
             let text = cause.to_string();
             assert!(text.contains(&format!("rank 2 called {expected}")), "{what}: {text}");
@@ -88,7 +88,8 @@ fn a_mismatch_is_reported_with_the_call_of_the_differing_rank(transport: TestTra
     }
 }
 
-/// Rank 1 makes an extra call, so rank 1 waits in the extra call while the other ranks wait in the call after it.
+/// Rank 1 calls a barrier that the other ranks do not call. So rank 1 waits in the barrier while the other ranks wait
+/// in an all-reduce.
 fn an_extra_call_on_one_rank_is_reported_as_a_mismatch(transport: TestTransport) {
     let causes = run_failing_job(transport, 3, LONG_TIMEOUT, |group| {
         if group.rank().get() == 1 {

@@ -105,8 +105,8 @@ fn rank_at_distance(own: Rank, step: u32, n: u32) -> Rank {
     Rank::new((own.get() + step) % n)
 }
 
-/// Regression test: before the fix, if a rank computed for longer than the connect timeout, the rank that dialed it
-/// reported it as lost.
+/// Regression test: before the fix, a rank that computed for longer than the connect timeout was reported as lost by
+/// the rank that dialed it.
 #[test]
 fn a_rank_that_computes_for_longer_than_the_connect_timeout_is_not_lost() {
     let (has_waited, waits) = mpsc::channel();

@@ -1,8 +1,8 @@
 //! Runs random programs with many operations in flight on several groups, and compares the results with a reference that each
 //! rank computes alone.
 //!
-//! `PROGRAM_SEED=17 cargo test --test runtime random_programs` runs only the program that seed 17 gives. With a slow
-//! sanitizer, set a lower number of programs, for example `PROGRAM_COUNT=5`.
+//! `PROGRAM_SEED=17 cargo test --test runtime random_programs` runs only the program that seed 17 gives. If a
+//! sanitizer makes the tests slow, run fewer programs: for example, `PROGRAM_COUNT=5` runs 5.
 
 mod collective;
 mod program;
@@ -263,7 +263,7 @@ impl Runner {
 }
 
 fn run_program(seed: u64, adjust: impl Fn(&mut JoinOptions)) {
-    // The test runner shows this line if the program fails.
+    // The test runner shows this line if the test fails.
     eprintln!("PROGRAM_SEED={seed}");
     let program = Arc::new(Program::random(seed));
     ranks::run_with(program.ranks, adjust, move |world| Runner::run(world, &program));

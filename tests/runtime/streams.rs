@@ -1,5 +1,5 @@
-//! Tests of links that consist of several connections, over real sockets. Such links give the same results and errors as links of
-//! one connection.
+//! Tests of links that consist of several connections, over real sockets. A link of several connections must give the
+//! same results and errors as a link of one connection.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +24,7 @@ fn with_streams(count: u8) -> impl Fn(&mut JoinOptions) {
     }
 }
 
-/// Returns elements that differ on every rank.
+/// Returns `length` elements for `rank`. The elements of different ranks differ.
 fn pattern(rank: Rank, length: usize) -> Vec<u32> {
     (0..length as u32).map(|index| index.wrapping_mul(2_654_435_761) ^ rank.get()).collect()
 }
@@ -99,7 +99,8 @@ fn many_operations_and_messages_at_once_give_right_results() {
     }
 }
 
-/// Both ranks of a pair open their link at the same moment. Joining has not opened these links.
+/// Both ranks of a pair open their link at the same moment, because joining the job does not open all links if the
+/// job has more than 16 ranks.
 #[test]
 fn both_ranks_of_a_link_may_dial_at_once() {
     for round in 0..4u64 {

@@ -214,7 +214,7 @@ impl SimulatedRank {
     }
 }
 
-/// The parameters of a simulation, all of which its seed determines.
+/// The parameters of a simulation. The seed of the simulation determines all of them.
 struct Scenario {
     world: WorldSize,
     groups: Vec<Members>,
@@ -328,7 +328,7 @@ impl Scenario {
     }
 }
 
-/// Returns all ranks, the ranks below and above a random limit, and all ranks in reverse order, without empty groups.
+/// Returns groups of all ranks, of the lower ranks, of the higher ranks, and of all ranks in reverse order.
 fn random_groups(random: &mut StdRng, world: WorldSize) -> Vec<Members> {
     let all: Members = world.ranks().collect();
     let (low, high) = all.split_at(random.random_range(0..=all.len()));
@@ -360,7 +360,7 @@ fn seeds(count: u64) -> Range<u64> {
     only_seed().map_or(0..count.div_ceil(network_count_divisor()), |seed| seed..seed + 1)
 }
 
-/// Returns whether so many networks are simulated that some programs must complete and some must fail.
+/// Returns whether each test simulates many networks. If so, some programs must complete and others must fail.
 fn has_many_seeds() -> bool {
     !cfg!(miri) && only_seed().is_none()
 }

@@ -174,7 +174,8 @@ fn leading_path(code: &str) -> Vec<String> {
     segments.map(|segment| segment.trim_end_matches(':').to_owned()).collect()
 }
 
-/// Expands a tree of paths such as `a::{b, c::{d, self}}` into full paths.
+/// Expands the tree of paths of a `use` item, such as `a::{b, c::{d, self}}`, and adds the full paths to `found`.
+/// Each full path begins with `prefix`, and gets the offset `at`.
 fn expand_use(tree: &str, prefix: &[String], at: usize, found: &mut Vec<NamedPath>) {
     let (path, group) = tree.split_once('{').map_or((tree, None), |(path, group)| (path, Some(group)));
     let path = path.split(" as ").next().unwrap_or_default();
@@ -201,7 +202,7 @@ fn expand_use(tree: &str, prefix: &[String], at: usize, found: &mut Vec<NamedPat
     }
 }
 
-/// Blanks the items that follow `#[cfg(test)]`.
+/// Replaces each item with the attribute `#[cfg(test)]` by spaces.
 fn blank_tests(code: &str) -> String {
     let mut bytes = code.as_bytes().to_vec();
     let mut from = 0;
@@ -222,7 +223,7 @@ fn blank(bytes: &mut [u8], from: usize, to: usize) {
     }
 }
 
-/// Blanks comments and the contents of string and character literals.
+/// Replaces comments and the contents of string and character literals by spaces.
 fn blank_comments_and_literals(text: &str) -> String {
     let mut bytes = text.as_bytes().to_vec();
     let mut at = 0;

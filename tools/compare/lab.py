@@ -110,7 +110,7 @@ class Line(peers.Program):
         self.lab, self.scratch = lab, scratch
 
     def mbit_per_s(self, control, seconds, both_ways, stall_s):
-        """Returns a list with the rate of each direction in Mbit/s, and iperf3's version."""
+        """Returns two values: a list of the rates in Mbit/s, one for each direction, and iperf3's version."""
         flags = ["--time", seconds, "--omit", LINE_OMIT_S, *(["--bidir"] if both_ways else [])]
         command = ["sh", "-c", IPERF, "sh", "{host}", "{first}", *flags]
         result = self.lab.run(command, stall_s + seconds + LINE_OMIT_S, self.scratch)
@@ -121,7 +121,8 @@ class Line(peers.Program):
 
 
 def line_rates(output, control, both_ways):
-    """Parses the JSON output of iperf3. Returns a list with the rate of each direction in Mbit/s, and iperf3's version."""
+    """Parses the JSON output of iperf3. Returns two values: a list of the rates in Mbit/s, one for each direction, and iperf3's
+    version."""
     try:
         reply = json.loads(output)
         if "error" in reply:
@@ -137,7 +138,7 @@ def line_rates(output, control, both_ways):
 
 
 class Rounds(rounds.Rounds):
-    """Rounds that also measure the line, as if it were a program."""
+    """Rounds in which the line is also measured, as if the line were one of the compared programs."""
 
     def __init__(self, args, say):
         super().__init__(args, say)

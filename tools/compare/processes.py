@@ -123,7 +123,7 @@ def _terminate(pids, within_s):
 
 
 def _is_running(pid):
-    """Returns whether the child process `pid` still runs. A child that has been reaped does not run."""
+    """Returns whether the child process `pid` still runs. Returns False if the child has been reaped."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:

@@ -1,5 +1,5 @@
-//! The element types of buffers. This module finds an element type by its name or by its format in Python's buffer
-//! protocol, and calls generic code with an element type that is known only at run time.
+//! The element types of buffers. [`ElementKind`] finds an element type by its name, or by its format in Python's
+//! buffer protocol. `with_type` calls generic code with an element type that is known only at run time.
 
 use std::ffi::CStr;
 
@@ -95,7 +95,7 @@ impl ElementKind {
         }
     }
 
-    /// Returns the name for error messages.
+    /// Returns the name of the element type, as error messages show it.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Number(dtype) => dtype.to_string(),
@@ -131,8 +131,8 @@ fn is_number(dtype: DType) -> bool {
     !matches!(dtype, DType::F32Loc | DType::F64Loc | DType::I32Loc | DType::I64Loc)
 }
 
-/// Runs `$body` with `$T` as the Rust type of the [`DType`] `$dtype`. An [`ElementKind`] never has a type such as
-/// `F32Loc`, whose elements are values with an index, so the macro has no case for these types.
+/// Runs `$body` with `$T` as the Rust type of the [`DType`] `$dtype`. The macro has no case for values with an index,
+/// for example `F32Loc`, because an [`ElementKind`] never has such a type.
 macro_rules! with_type {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {

@@ -7,7 +7,7 @@ use ringtrain::wire::Cause;
 use ringtrain::{Error, StartError};
 
 const MODULE: &str = "ringtrain._errors";
-const NAMES: [&str; 14] = [
+const CLASS_NAMES: [&str; 14] = [
     "Error",
     "JobFailed",
     "PeerLost",
@@ -24,15 +24,15 @@ const NAMES: [&str; 14] = [
     "StillRunning",
 ];
 
-/// The exception classes, in the order of `NAMES`. The classes are kept here, because an interpreter that is ending
-/// can no longer import the module of the classes.
+/// The exception classes, in the order of `CLASS_NAMES`. The classes are kept here, because an interpreter that is
+/// ending can no longer import `MODULE`.
 static CLASSES: PyOnceLock<Vec<Py<PyType>>> = PyOnceLock::new();
 
 fn classes(py: Python<'_>) -> PyResult<&'static [Py<PyType>]> {
     let find = || {
         let errors = py.import(MODULE)?;
         let class = |name: &&str| Ok(errors.getattr(*name)?.cast_into::<PyType>()?.unbind());
-        NAMES.iter().map(class).collect::<PyResult<Vec<_>>>()
+        CLASS_NAMES.iter().map(class).collect::<PyResult<Vec<_>>>()
     };
     CLASSES.get_or_try_init(py, find).map(Vec::as_slice)
 }
@@ -40,12 +40,12 @@ fn classes(py: Python<'_>) -> PyResult<&'static [Py<PyType>]> {
 /// Adds the exception classes to the module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let classes = classes(module.py())?;
-    NAMES.iter().zip(classes).try_for_each(|(&name, class)| module.add(name, class))
+    CLASS_NAMES.iter().zip(classes).try_for_each(|(&name, class)| module.add(name, class))
 }
 
 /// Makes an exception of the class with this name.
 fn exception(py: Python<'_>, name: &str, message: String) -> PyErr {
-    let index = NAMES.iter().position(|&known| known == name).unwrap_or_default();
+    let index = CLASS_NAMES.iter().position(|&known| known == name).unwrap_or_default();
     match classes(py) {
         Ok(classes) => PyErr::from_type(classes[index].bind(py).clone(), message),
         Err(error) => error,
@@ -143,8 +143,8 @@ fn with_culprit(py: Python<'_>, error: PyErr, cause: &Cause) -> PyErr {
             with_attribute(py, error, "ranks", (first.get(), second.get()))
         }
         Cause::Timeout { waiting, .. } => {
-            // Other ranks wait for the rank at fault, and the rank at fault does not wait itself. If several ranks
-            // fit this description, none is named.
+            // A late rank does not wait itself, but other ranks wait for it. If there is exactly one late rank, the
+            // exception names this rank.
             let awaited = waiting.iter().flat_map(|one| &one.awaited);
             let mut late: Vec<_> =
                 awaited.filter(|(rank, _)| waiting.iter().all(|one| one.rank != *rank)).collect();

@@ -146,9 +146,9 @@ pub(crate) fn join(
     join_in_thread(py, options)
 }
 
-/// Writes the library's warnings to standard error, as `ringtrain` does. Python's `logging` would cause deadlocks: a
-/// thread that logs would wait for the interpreter's lock, and the holder of the interpreter's lock may wait for a
-/// lock of the thread that logs.
+/// Writes the library's warnings to standard error, as the program `ringtrain` does. Python's `logging` would cause
+/// deadlocks: a thread that logs while it holds a lock L would wait for the interpreter's lock, and the thread that
+/// holds the interpreter's lock may wait for L.
 fn log_to_stderr() {
     static ONCE: Once = Once::new();
     ONCE.call_once(ringtrain::cli::log_to_stderr);

@@ -13,7 +13,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects the tests marked `full`: long variants of shorter tests. `tools/test --full` runs them."""
+    """Deselects the tests marked `full`, which are long variants of shorter tests, unless `tools/test --full` runs the tests."""
     if os.environ.get("TEST_FULL"):
         return
     long = [item for item in items if item.get_closest_marker("full")]
@@ -41,7 +41,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left():
-    """Checks at the end of each test that no process is left of those that the test started through `ranks`."""
+    """Checks at the end of each test that all processes which the test started through the module `ranks` have ended."""
     yield
     left = kill_leftover_processes()
     assert not left, f"processes were left behind: {left}"

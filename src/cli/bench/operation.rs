@@ -1,4 +1,4 @@
-//! The operations that `ringbench` measures, and the properties of each operation that a measurement needs.
+//! The operations that `ringbench` measures, and their properties, for example which operations have equal parts.
 
 use crate::types::{Operation, Rank, WorldSize};
 
@@ -61,7 +61,7 @@ impl BenchOperation {
         }
     }
 
-    /// Returns the operation that [`Group`](crate::Group) runs in this measurement.
+    /// Returns the operation of [`Group`](crate::Group) whose time is measured.
     pub const fn group_operation(self) -> Operation {
         match self {
             Self::AllReduce => Operation::AllReduce,
@@ -94,13 +94,13 @@ impl BenchOperation {
         }
     }
 
-    /// Returns whether the operation is a scan or an exscan, which give each rank the reduction over only the first
-    /// ranks.
+    /// Returns whether the operation reduces prefixes: a scan gives each rank the reduction over the lower ranks and
+    /// itself, and an exscan the reduction over the lower ranks.
     pub const fn reduces_prefixes(self) -> bool {
         matches!(self, Self::Scan | Self::Exscan)
     }
 
-    /// Returns whether the result replaces the contribution in the same buffer.
+    /// Returns whether the operation writes its result over its input, in the same buffer.
     pub const fn is_in_place(self) -> bool {
         match self {
             Self::AllReduce

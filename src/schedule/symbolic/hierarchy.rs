@@ -31,7 +31,7 @@ fn placements() -> Vec<Vec<u32>> {
     all
 }
 
-/// Converts the contributions in a buffer from local ranks on a host to ranks of the group.
+/// Returns the buffer with each contribution labelled by a rank of the group instead of by a local rank on its host.
 fn with_group_ranks(buffer: Vec<Value>, group_ranks: &[Rank]) -> Vec<Value> {
     let convert = |value: Value| {
         let contributors = group_ranks.iter().enumerate().filter(|(local, _)| value.ranks >> local & 1 == 1);
@@ -71,8 +71,8 @@ fn run_on_hosts(
 }
 
 /// Runs a collective for every placement and length, and for several orders in which the links move data. Passes the
-/// final buffer of every rank to `check`. In the schedules, each rank completes the reduction of some elements. The
-/// last argument of `check` is the number of these elements, summed over all ranks.
+/// final buffer of every rank to `check`. The last argument of `check` counts how often a rank has completed the
+/// reduction of an element, over all elements and ranks.
 fn run(
     algorithms: &[Algorithm],
     spec: impl Fn(WorldSize, usize) -> CollectiveSpec,

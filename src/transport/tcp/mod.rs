@@ -122,7 +122,8 @@ impl TcpTransport {
         Self { listener, rank, addresses, options, streams, used_streams, links, ranks, extras, incoming }
     }
 
-    /// Removes and returns the event queue. The caller passes its events to [`TcpTransport::serve`].
+    /// Removes the event queue from the transport and returns it. The caller passes the events of this queue to
+    /// [`TcpTransport::serve`].
     pub fn take_poller(&mut self) -> Option<Poller> {
         self.listener.take_poller()
     }
@@ -429,7 +430,7 @@ impl Transport for TcpTransport {
     }
 }
 
-/// Converts the error of a send or receive. If the socket would block, sets `is_ready` to false.
+/// Returns the result of a send or receive that gave `error`. If the socket would block, sets `is_ready` to false.
 fn blocked_or_lost(error: &io::Error, is_ready: &mut bool) -> TransferResult {
     match error.kind() {
         io::ErrorKind::WouldBlock => {

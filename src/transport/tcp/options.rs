@@ -25,9 +25,9 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The number of unanswered checks after which the kernel ends the connection.
 const KEEPALIVE_PROBES: u32 = 3;
-/// `TCP_USER_TIMEOUT` is the time-out of operations plus this margin. The kernel ends a connection if sent data stay
-/// unacknowledged for that long. That time includes the time in which the peer's receive buffer is full because the
-/// peer computes.
+/// The option `TCP_USER_TIMEOUT` is the time-out of operations plus this margin. If sent data stay unacknowledged for
+/// longer, the kernel ends the connection, even if the only reason is that the peer computes and its receive buffer
+/// is full.
 const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
 /// The choice of a congestion control for links.
@@ -40,8 +40,8 @@ pub enum CongestionControl {
     Auto,
     /// The host's default congestion control.
     Host,
-    /// The congestion control with this name. If this host does not offer it, [`SocketOptions::new`] returns an
-    /// error.
+    /// The congestion control with this name. [`SocketOptions::new`] returns an error if the host does not offer a
+    /// congestion control of this name.
     Named(String),
 }
 
@@ -61,7 +61,7 @@ impl FromStr for CongestionControl {
     }
 }
 
-/// Returns the congestion controls that this kernel offers. The result is empty if the kernel has no list.
+/// Returns the congestion controls that this kernel offers. The result is empty if the kernel's list cannot be read.
 pub fn available_congestion_controls() -> Vec<String> {
     let text = fs::read_to_string(AVAILABLE_FILE).unwrap_or_default();
     text.split_whitespace().map(str::to_owned).collect()

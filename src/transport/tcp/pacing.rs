@@ -1,5 +1,5 @@
 //! The pacing rate of links. A link without a pacing rate sends in bursts, of which a switch may drop a part. A link
-//! with a pacing rate sends evenly. A user who knows the bandwidth of the network can set this rate.
+//! with a pacing rate sends evenly. A user who knows the bandwidth of the network can set the pacing rate.
 
 use std::fmt;
 use std::str::FromStr;

@@ -70,7 +70,7 @@ pub(crate) enum Step {
         tag: u32,
         count: usize,
     },
-    /// Each other rank of the group sends one message to the rank `to`, with a tag that only this step uses. The rank
+    /// Every rank of the group except `to` sends one message to `to`, with a tag that only this step uses. The rank
     /// `to` receives these messages from any source.
     FromAnySource {
         group: usize,
@@ -97,16 +97,18 @@ impl Program {
         let mut rng = StdRng::seed_from_u64(seed);
         let ranks = rng.random_range(2..=5);
         let length = rng.random_range(10..120);
-        let mut groups = vec![true, true];
-        let steps = (0..length).map(|_| random_step(&mut rng, ranks as usize, &mut groups)).collect();
+        let mut group_exists = vec![true, true];
+        let steps = (0..length).map(|_| random_step(&mut rng, ranks as usize, &mut group_exists)).collect();
         Self { seed, ranks, steps }
     }
 }
 
-fn random_step(rng: &mut StdRng, ranks: usize, groups: &mut Vec<bool>) -> Step {
+/// Returns a random step. For each group in the list of groups, `group_exists` says whether the group has not been
+/// dropped. A split or drop changes `group_exists`.
+fn random_step(rng: &mut StdRng, ranks: usize, group_exists: &mut Vec<bool>) -> Step {
     let group = loop {
-        let group = rng.random_range(0..groups.len());
-        if groups[group] {
+        let group = rng.random_range(0..group_exists.len());
+        if group_exists[group] {
             break group;
         }
     };
@@ -116,7 +118,7 @@ fn random_step(rng: &mut StdRng, ranks: usize, groups: &mut Vec<bool>) -> Step {
     let message_group = if group == DUPLICATE { WORLD } else { group };
     match rng.random_range(0..100) {
         0..8 => {
-            groups.push(true);
+            group_exists.push(true);
             let is_duplicate = rng.random_bool(0.3);
             let colour = |rng: &mut StdRng| rng.random_bool(0.9).then(|| rng.random_range(0..3));
             let colours = (0..ranks).map(|_| if is_duplicate { Some(0) } else { colour(rng) }).collect();
@@ -127,7 +129,7 @@ fn random_step(rng: &mut StdRng, ranks: usize, groups: &mut Vec<bool>) -> Step {
             }
         }
         8..11 if group > DUPLICATE => {
-            groups[group] = false;
+            group_exists[group] = false;
             Step::Drop { group }
         }
         8..55 => {
@@ -146,8 +148,8 @@ fn random_step(rng: &mut StdRng, ranks: usize, groups: &mut Vec<bool>) -> Step {
     }
 }
 
-/// Returns a random number of elements. The number is mostly small. Sometimes the number is above 32 Ki, the most
-/// elements that may be sent before the receive is posted. Rarely the number is much larger.
+/// Returns a random number of elements below `max`. Most numbers are small. Some are above 32 Ki, the largest number
+/// of elements that a rank may send before the receive is posted. A few are much larger.
 fn random_count(rng: &mut StdRng, max: usize) -> usize {
     match rng.random_range(0..20) {
         0..3 => 0,

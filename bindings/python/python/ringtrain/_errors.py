@@ -1,8 +1,9 @@
-"""The exceptions. Each class corresponds to one error of the Rust library."""
+"""The exceptions that ringtrain raises, as a hierarchy of classes below `Error`."""
 
 
 class Error(RuntimeError):
-    """The base of all errors. `rank` (a rank in the job) and `host` name the rank at fault, or are `None`."""
+    """The base of all errors. `rank` is the rank at fault, as a number in the job, and `host` is its host. Both are `None` if no
+    rank is known to be at fault."""
 
     rank: int | None = None
     host: str | None = None
@@ -35,11 +36,11 @@ class Timeout(JobFailed, TimeoutError):
 
 
 class Aborted(JobFailed):
-    """A rank called `Group.abort`. The error has the message that this rank passed to `abort`."""
+    """A rank called `Group.abort`. The text of this exception contains the message that was passed to `abort`."""
 
 
 class Misbehaved(JobFailed):
-    """A rank broke the protocol, or the network corrupted its data."""
+    """A rank sent data that break the protocol, or the network corrupted the data of a rank."""
 
 
 class StartError(Error):
@@ -47,8 +48,8 @@ class StartError(Error):
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument is wrong. This rank raises the error before it sends any data. The other ranks learn of the error
-    only in a collective of Python objects: this rank informs them, and they raise `Error`."""
+    """An argument is wrong. The rank with the wrong argument raises this exception before it sends any data. The other ranks
+    learn of the mistake only in a collective of Python objects, in which they raise `Error`."""
 
 
 class ModelFileError(Error, ValueError):

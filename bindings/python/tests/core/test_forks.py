@@ -166,7 +166,7 @@ def process_pools(directory: Path) -> None:
 
 
 def forks_during_operations(directory: Path) -> None:
-    """Forks while another thread is in an operation. A child must not block on a lock that this thread holds in the parent."""
+    """Forks while another thread of the parent runs operations. A child must not block on a lock that was held by that thread."""
     import threading
 
     world = ring.init(timeout=20)
@@ -193,7 +193,7 @@ def forks_during_operations(directory: Path) -> None:
 
 
 def fork_from_solo_group(directory: Path) -> None:
-    """Forks a child of a process that has not called `init`: the only group of this process comes from `solo`."""
+    """Forks a child of a process that has not called `init`. The parent has only one group, and made it with `solo`."""
     group = ring.solo()
     group.send_async(np.zeros(3), 0)
 
@@ -229,11 +229,11 @@ def child_lives_longer_than_rank(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("n", (pytest.param(1, marks=pytest.mark.full), 3))
-@pytest.mark.parametrize("what", ("calls_in_children", "process_pools", "forks_during_operations", "fork_from_solo_group"))
-def test_forked_processes(ringrun: Launcher, tmp_path: Path, what: str, n: int):
-    if what == "fork_from_solo_group" and n > 1:
+@pytest.mark.parametrize("program", ("calls_in_children", "process_pools", "forks_during_operations", "fork_from_solo_group"))
+def test_forked_processes(ringrun: Launcher, tmp_path: Path, program: str, n: int):
+    if program == "fork_from_solo_group" and n > 1:
         n = 2
-    ringrun(n, HERE, what, tmp_path)
+    ringrun(n, HERE, program, tmp_path)
 
 
 @pytest.mark.parametrize("transport", ("auto", "tcp"))

@@ -10,8 +10,9 @@ import torch
 class Compressor:
     """Sends elements unchanged. A program can pass this class or a subclass as the argument `compression`.
 
-    A subclass can convert tensors in `compress` and `decompress`, or set `wire` to "fp16" or "bf16". With `wire`, the library
-    converts float32 elements while it sends them: this needs no extra pass over memory, and sums are still computed in float32.
+    A subclass can convert tensors in `compress` and `decompress`, or set `wire` to "fp16" or "bf16". If `wire` is set, the
+    library converts float32 elements while it sends them. The conversion then needs no extra pass over memory, and sums are
+    still computed in float32.
     """
 
     wire: str | None = None
@@ -28,7 +29,8 @@ class Compressor:
 
 
 class _Half(Compressor):
-    """Converts float64 elements to `dtype`. Float32 elements are converted by the library while it sends them."""
+    """Sends elements as `dtype`: `compress` converts float64 elements, and the library converts float32 elements while it sends
+    them."""
 
     dtype: torch.dtype
 

@@ -16,8 +16,8 @@ PIECE_BYTES = 4 << 20
 _SLOTS = 3
 
 
-def require() -> None:
-    """Raises `ringtrain.InvalidArgument` if this process has no GPU to copy from."""
+def require_gpu() -> None:
+    """Raises `ringtrain.InvalidArgument` if CUDA is not available in this process."""
     if not torch.cuda.is_available():
         raise _core.InvalidArgument(
             'the backend "ring" got a tensor that is not in host memory, but CUDA is not available; call .cpu() on it first'
@@ -37,7 +37,7 @@ def host_like(tensor: torch.Tensor) -> torch.Tensor:
         raise _core.InvalidArgument(
             f"the ring backend sends tensors on cpu and cuda, not on {tensor.device}; call .cpu() on it first"
         )
-    require()
+    require_gpu()
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
@@ -45,7 +45,7 @@ def all_reduce(tensor: torch.Tensor, begin: Callable[[torch.Tensor], _core.Handl
     """All-reduces a contiguous tensor on a GPU piece by piece. While one piece is reduced on the host, the next piece is copied
     to the host, and the previous piece is copied back. `begin` starts the reduction of a piece, in place in host memory,
     and returns the handle of the reduction. When this function returns, the tensor contains the result."""
-    require()
+    require_gpu()
     flat = tensor.detach().view(-1)
     pieces = flat.split(max(1, PIECE_BYTES // flat.element_size())) if flat.numel() else ()
     current = torch.cuda.current_stream(flat.device)

@@ -24,11 +24,11 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(found: dict[str, Any], *arguments: Any, only: str = "") -> None:
-    """Calls each function of the namespace `found` whose name begins with "check_" and contains `only`, with
+def run(namespace: dict[str, Any], *arguments: Any, only: str = "") -> None:
+    """Calls the functions of `namespace` whose names begin with "check_" and contain `only`. Each function is called with
     `arguments`. Rank 0 prints the name and the time of each check."""
     named: dict[str, Callable[..., None]] = {
-        name: value for name, value in found.items() if name.startswith("check_") and only in name
+        name: value for name, value in namespace.items() if name.startswith("check_") and only in name
     }
     for name, check in named.items():
         start = time.perf_counter()
