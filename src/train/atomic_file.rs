@@ -22,7 +22,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, bytes, File::sync_all)
 }
 
-/// Does what [`write`] does. `sync_directory` writes the renamed entry of the directory to the disk.
+/// Does what [`write`] does. `sync_directory` is called to write the renamed directory entry to the disk.
 fn replace(
     path: &Path,
     bytes: &[u8],
@@ -53,8 +53,8 @@ fn finish(
     Ok(())
 }
 
-/// A file that is written piece by piece. [`commit`](Self::commit) replaces the file at the path. If the value is dropped before,
-/// the old file remains.
+/// The new content of a file, which the caller writes piece by piece. [`commit`](Self::commit) replaces the old file.
+/// If the value is dropped before `commit`, the old file remains.
 pub(crate) struct ReplacementFile {
     output: ReplacementOutput,
     target: PathBuf,
@@ -67,7 +67,8 @@ enum ReplacementOutput {
 }
 
 impl ReplacementFile {
-    /// Opens the file for writing.
+    /// Opens a temporary file for the new content of the file at `path`. If `path` is a pipe or a device, opens
+    /// `path` itself.
     ///
     /// # Errors
     ///
@@ -84,7 +85,7 @@ impl ReplacementFile {
         Ok(Self { output, target })
     }
 
-    /// Returns the file to write.
+    /// Returns the open file, to which the caller writes the new content.
     pub(crate) fn file(&self) -> &File {
         match &self.output {
             ReplacementOutput::Temporary(temporary) => temporary.file(),
@@ -92,7 +93,7 @@ impl ReplacementFile {
         }
     }
 
-    /// Replaces the file at the path.
+    /// Replaces the old file by the new content.
     ///
     /// # Errors
     ///
@@ -136,8 +137,8 @@ pub(crate) fn check_space(path: &Path, len: u64) -> io::Result<()> {
     }
 }
 
-/// Returns the path to which a symbolic link points, or `path` itself. A caller that replaces this file keeps the
-/// link.
+/// Returns the path to which a symbolic link points, or `path` itself if it is not a link. If a caller replaces the
+/// file at the returned path, the link remains.
 fn resolve_symlink(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -35,7 +35,8 @@ pub(crate) struct Buckets {
 }
 
 impl Buckets {
-    /// Creates buckets of `bytes` bytes of `f32` gradients each. The last bucket of a step may be shorter.
+    /// Creates buckets. Each bucket holds `bytes` bytes of gradients of the type `f32`. The last bucket of a step may
+    /// be shorter.
     pub(crate) fn new(bytes: usize, compression: Compression) -> Self {
         let elements = (bytes / size_of::<f32>()).max(1);
         Self { elements, compression, ready: 0..0, in_flight: VecDeque::new(), free: VecDeque::new() }
@@ -69,8 +70,9 @@ impl Buckets {
         if rest.is_empty() { Ok(()) } else { self.start_sum(runtime, rest, gradients) }
     }
 
-    /// Waits for the buckets, in the order in which they were started. Calls `on_reduced` with the range and the sums of each
-    /// bucket while later buckets are still being reduced. Afterwards, the content of `gradients` is unspecified.
+    /// Waits for the all-reduces of all buckets, in the order in which they were started. Calls `on_reduced` with the
+    /// range and the sums of each bucket while later buckets are still being reduced. Afterwards, the content of
+    /// `gradients` is unspecified.
     pub(crate) fn drain(
         &mut self,
         gradients: &mut [f32],
@@ -109,9 +111,9 @@ mod tests {
     use super::*;
     use crate::group::Group;
 
-    /// Regression test. A rank without samples reports a layer as one range, and other ranks report the same layer as
-    /// several ranges. Before the fix, bucket boundaries depended on these ranges, so the ranks started all-reduces
-    /// of different lengths and the job failed.
+    /// Regression test: before the fix, bucket boundaries depended on the ranges in which a rank reports gradients. A
+    /// rank without samples reports a layer as one range, and other ranks report several ranges. So the ranks started
+    /// all-reduces of different lengths, and the job failed.
     #[test]
     fn bucket_boundaries_do_not_depend_on_the_reported_ranges() {
         let gradients: Vec<f32> = (0..1000).map(|value| value as f32).collect();

@@ -25,12 +25,12 @@ pub const FILE_NAME: &str = "checkpoint.safetensors";
 const FORMAT: &str = "ringtrain-2";
 /// The format that earlier versions wrote, without the learning rate and without some entries of [`RunIdentity`].
 const FORMAT_1: &str = "ringtrain-1";
-/// The tensor of [`Best::parameters`].
+/// The name of the tensor that holds [`Best::parameters`].
 const BEST_PARAMETERS: &str = "best.parameters";
-/// The metadata of [`Best::record`].
+/// The key of the metadata that holds [`Best::record`].
 const BEST_RECORD: &str = "best_record";
-/// The entries of [`RunIdentity`] that were added to the format later. A checkpoint without such an entry was saved by a run
-/// with this value.
+/// The keys of the entries of [`RunIdentity`] that later versions added, each with a value. A run that saved a
+/// checkpoint without a key had the value of this key.
 const ADDED_ENTRIES: [(&str, &str); 8] = [
     ("strategy", "allreduce"),
     ("adam_options", "default"),
@@ -122,8 +122,8 @@ pub(crate) struct RunIdentity {
     pub(crate) scale: Scale,
     /// The names of the classes.
     pub(crate) classes: Vec<String>,
-    /// How the columns of a table become features, as JSON ([`TableEncoding`](super::data::TableEncoding)). The checkpoint
-    /// contains it for programs that use the model. `None` if the data is not a table.
+    /// How the columns of a table become features, as JSON ([`TableEncoding`](super::data::TableEncoding)). The
+    /// checkpoint contains this text for programs that use the model. `None` if the data is not a table.
     pub(crate) encoding: Option<String>,
 }
 
@@ -132,7 +132,7 @@ pub(crate) struct RunIdentity {
 pub(crate) struct IdentityEntry {
     /// The key in the checkpoint's metadata.
     pub(crate) key: &'static str,
-    /// The name in messages: the command-line option or the size.
+    /// The name in messages: that of the command-line option, or that of the size.
     pub(crate) option: &'static str,
     pub(crate) value: String,
 }

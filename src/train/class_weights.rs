@@ -15,8 +15,8 @@ pub enum ClassWeights {
     /// All classes have the weight 1.
     #[default]
     Equal,
-    /// Every class counts as much as every other class: samples / (classes * samples of the class), as with scikit-learn's
-    /// `class_weight="balanced"`.
+    /// The weight of a class is samples / (classes * samples of the class), so that all classes have the same total
+    /// weight. scikit-learn's `class_weight="balanced"` is the same.
     Balanced,
     /// A weight for each class, in the order of the classes.
     List(Vec<f32>),
@@ -37,7 +37,7 @@ impl FromStr for ClassWeights {
     }
 }
 
-/// Parses a weight, which is finite and at least 0.
+/// Returns `weight` if it is finite and at least 0, and otherwise an error.
 fn check_weight(weight: f32) -> Result<f32, String> {
     if weight.is_finite() && weight >= 0.0 {
         Ok(weight)
@@ -46,7 +46,7 @@ fn check_weight(weight: f32) -> Result<f32, String> {
     }
 }
 
-/// Returns an error if the list cannot be a list of weights.
+/// Returns an error if a weight is negative or not finite, or if all weights are 0.
 pub(crate) fn check_class_weights(weights: &[f32]) -> Result<(), String> {
     weights.iter().try_for_each(|&weight| check_weight(weight).map(drop))?;
     if weights.iter().all(|&weight| weight == 0.0) {
@@ -142,7 +142,8 @@ fn parse_file(text: &[u8], classes: &[String]) -> Result<Vec<f32>, String> {
     Ok(complete)
 }
 
-/// Returns the line of a record. The crate `csv` counts the empty lines before a record to the record.
+/// Returns the number of the line in which a record begins. `start` is the position that the crate `csv` gives: the
+/// empty lines before the record are part of the record.
 fn line_of_record(text: &[u8], start: &csv::Position) -> u64 {
     let rest = text.get(start.byte() as usize..).unwrap_or_default();
     let skipped = rest.iter().take_while(|byte| matches!(byte, b'\r' | b'\n'));

@@ -3,7 +3,8 @@
 //! The norm is that of the reduced gradients, which are the same on all ranks, bit for bit. Every rank computes the norm in the
 //! same order of additions, so the clipped gradients are the same on all ranks too, and no message is needed.
 
-/// The number of partial sums. Each is a chain of dependent additions, and a processor can work on several chains at once.
+/// The number of partial sums. Each partial sum is a chain of dependent additions, and a processor can work on
+/// several chains at once.
 const LANES: usize = 8;
 
 /// Returns the Euclidean norm of `values`, computed in f64.

@@ -41,9 +41,9 @@ pub struct Config {
     /// [`Rule::Accelerated`], and [`BATCH_SIZE_DEFAULT`](super::BATCH_SIZE_DEFAULT) for other rules.
     pub batch_size: Option<usize>,
     /// The number of passes over the training set, including the passes before a resumption. If `None`, a run with
-    /// [`Rule::Accelerated`] whose batch is the whole training set ends when the loss no longer falls. Other runs take
-    /// [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs. If no batch size is given, such a run takes more epochs on a
-    /// small data set, so that it has at least [`STEPS_DEFAULT_MIN`](super::STEPS_DEFAULT_MIN) steps.
+    /// [`Rule::Accelerated`] whose batch is the whole training set ends when the loss no longer falls. Any other run
+    /// takes [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs or, if `batch_size` is `None`, as many more epochs as
+    /// [`STEPS_DEFAULT_MIN`](super::STEPS_DEFAULT_MIN) steps need.
     pub epochs: Option<u64>,
     /// The seed for the initial parameters and the order of the samples.
     pub seed: u64,
@@ -98,8 +98,8 @@ const LONG_RUN_STEPS: u64 = 10_000;
 /// Near the optimum of linear regression, Adam with a constant rate leaves an error that grows with the rate. A long run has
 /// enough steps to reach the optimum with a smaller rate, and so uses a smaller rate.
 ///
-/// This default does not apply to a run with [`Rule::Accelerated`] and a model without hidden layers. Its rate is 1 /
-/// (the largest curvature of its loss).
+/// The returned rate is not used for [`Rule::Accelerated`] with a model without hidden layers. The rate of such a run
+/// is 1 / (the largest curvature of its loss).
 pub fn default_learning_rate(rule: Rule, model: &ModelSpec, steps: u64) -> f32 {
     match (rule, model) {
         (Rule::Adam(_) | Rule::AdamW(_), ModelSpec::Linear) if steps >= LONG_RUN_STEPS => 0.001,

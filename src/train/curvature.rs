@@ -15,11 +15,13 @@ use crate::types::ReduceOp;
 const ITERATIONS_MAX: usize = 50;
 /// The number of samples that are read at once.
 const BLOCK_ROWS: usize = 256;
-/// The factor by which the computed eigenvalue is increased, because the power method approaches the eigenvalue from below.
+/// The factor by which the computed eigenvalue is multiplied, because the power method approaches the eigenvalue from
+/// below.
 const MARGIN: f64 = 1.05;
 
-/// Returns the largest learning rate that is safe for a model without hidden layers, rounded down to three digits. Without
-/// rounding, the last bits of the rate would depend on the number of ranks, because this number changes the order of additions.
+/// Returns the largest learning rate that is safe for a model without hidden layers, rounded down to three
+/// significant digits. Without rounding, the last bits of the rate would depend on the number of ranks, because this
+/// number changes the order of additions.
 ///
 /// The curvature of the squared error is twice the covariance of the features. The curvature of the cross-entropy is at most half
 /// of the covariance (Böhning 1992). For models with hidden layers, the covariance gives no bound.
@@ -88,7 +90,7 @@ fn normalize(vector: &mut [f64]) -> f64 {
     length
 }
 
-/// Rounds `value` down to three decimal digits. Returns the smallest normal f32 if `value` is NaN or too small.
+/// Rounds `value` down to three significant digits. Returns the smallest normal f32 if `value` is NaN or too small.
 fn round_down(value: f64) -> f32 {
     if value.is_nan() || value <= f64::from(f32::MIN_POSITIVE) {
         return f32::MIN_POSITIVE;

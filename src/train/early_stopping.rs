@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::data::{DataError, Samples, Targets};
 use super::random;
 
-/// The seed of the choice of the held-out samples. It does not depend on `--seed`, so that runs with different seeds are
-/// compared on the same samples.
+/// The seed of the shuffle that chooses the held-out samples. This seed does not depend on `--seed`, so that runs
+/// with different seeds are compared on the same samples.
 const SPLIT_SEED: u64 = 1998;
 
 /// When to stop a run early.
@@ -51,7 +51,8 @@ impl Best {
         Self { record, parameters: parameters.to_vec() }
     }
 
-    /// Considers the validation loss after `epoch`, which all ranks compute alike.
+    /// Records the validation loss after `epoch`. If `loss` is a new minimum, keeps a copy of `parameters`. All ranks
+    /// pass the same loss.
     pub(crate) fn observe(&mut self, loss: f64, epoch: u64, parameters: &[f32]) {
         if self.record.loss.is_none_or(|best| loss < best) {
             self.record = BestRecord { loss: Some(loss), epoch, records_since: 0, selected: false };
@@ -61,16 +62,16 @@ impl Best {
         }
     }
 
-    /// Exchanges the parameters of the run and those of the best record: at the end of a run, and when a run that had ended is
-    /// resumed.
+    /// Exchanges the parameters of the run and those of the best record. Called when a run ends, and when a completed
+    /// run is resumed.
     pub(crate) fn exchange(&mut self, parameters: &mut Vec<f32>) {
         std::mem::swap(&mut self.parameters, parameters);
         self.record.selected = !self.record.selected;
     }
 }
 
-/// Takes `fraction` of the samples (rounded) from a training set, chosen by a fixed shuffle, and returns the taken samples.
-/// Both sets keep the order of the samples.
+/// Moves a part of the samples out of a training set and returns this part. A fixed shuffle chooses the samples.
+/// `fraction` is the size of the part, relative to that of the training set. Both sets keep the order of the samples.
 ///
 /// # Errors
 ///

@@ -30,7 +30,7 @@ pub enum RateSchedule {
 /// The first steps of a run, in which the learning rate grows linearly to its full value (Goyal et al. 2017).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Warmup {
-    /// This number of steps. 0 is no warm-up.
+    /// This number of steps. 0 means no warm-up.
     Steps(u64),
     /// The steps of this number of epochs.
     Epochs(u64),
@@ -113,7 +113,7 @@ pub(crate) struct LearningRates {
 impl LearningRates {
     /// # Errors
     ///
-    /// If the warm-up leaves no step for a schedule that ends with the run.
+    /// If the schedule is [`RateSchedule::Cosine`] and the warm-up takes all steps of the run.
     pub(crate) fn new(
         schedule: RateSchedule,
         warmup: Warmup,
@@ -151,7 +151,7 @@ impl LearningRates {
     }
 }
 
-/// Returns the cosine of `fraction` half turns, for a fraction from 0 to 1, with an error of at most 1e-15.
+/// Returns the cosine of `fraction` * pi, with an error of at most 1e-15. `fraction` is from 0 to 1.
 fn half_turn_cosine(fraction: f64) -> f64 {
     if fraction > 0.5 {
         return -half_turn_cosine(1.0 - fraction.min(1.0));

@@ -17,12 +17,13 @@ pub struct Optimizer {
     pub rule: Rule,
     /// The learning rate of the next step. A caller with a schedule changes the rate before each step.
     pub learning_rate: f32,
-    /// The weight decay, for biases too. [`Rule::AdamW`] subtracts `learning_rate * weight_decay` times a parameter from this
-    /// parameter, and [`Rule::Lamb`] adds `weight_decay` times a parameter to its step. All other rules add `weight_decay`
-    /// times a parameter to its gradient (L2 regularization). `PyTorch` does the same.
+    /// The weight decay, for biases too. [`Rule::AdamW`] subtracts `learning_rate * weight_decay` times a parameter
+    /// from this parameter, and [`Rule::Lamb`] adds `weight_decay` times a parameter to the step of this parameter.
+    /// All other rules add `weight_decay` times a parameter to its gradient (L2 regularization). `PyTorch`'s
+    /// optimizers of the same names do the same.
     pub weight_decay: f32,
-    /// The maximum norm of the gradients of a step. [`step`](Self::step) scales gradients with a larger norm; a caller of
-    /// [`update`](Self::update) has to do this itself.
+    /// The maximum norm of the gradients of a step. [`step`](Self::step) scales gradients with a larger norm.
+    /// [`update`](Self::update) does not, so its caller has to scale them.
     pub clip_norm: Option<f32>,
     /// The number of steps taken.
     pub steps: u64,
@@ -111,8 +112,8 @@ impl Optimizer {
         }
     }
 
-    /// Finishes a step: [`Rule::Accelerated`] moves all parameters along the velocity, and [`Rule::Lamb`] changes all parameters,
-    /// because it needs the norms of whole tensors.
+    /// Finishes a step. [`Rule::Accelerated`] moves all parameters along the velocity. [`Rule::Lamb`] changes the
+    /// parameters only here, because the step of a parameter depends on the norms of its whole tensor.
     pub fn finish(&mut self, parameters: &mut [f32]) {
         match (self.rule, self.state.as_slice()) {
             (Rule::Accelerated, [_]) => self.finish_accelerated(parameters),
@@ -214,7 +215,8 @@ mod tests {
         }
         parts.finish(&mut found);
         assert_eq!(found, expected);
-        // The first step of Adam is the sign of the gradient. Its norm is sqrt 2 for the first tensor, whose norm is 5.
+        // The first step of Adam is the sign of the gradient. The first tensor has two parameters and the norm 5, so
+        // the norm of its Adam step is sqrt 2.
         let step = 0.1 * 5.0 / 2.0_f32.sqrt();
         for (found, expected) in found.iter().zip([3.0 - step, 4.0 + step, -0.1, -0.1, -7.7]) {
             assert!((found - expected).abs() < 1e-5, "{found} {expected}");

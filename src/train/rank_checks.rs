@@ -86,8 +86,8 @@ impl ReplicaHash {
         [self.hash >> 32, self.hash & u64::from(u32::MAX)].map(|half| weight * half as f64)
     }
 
-    /// Compares the hashes of all ranks. Returns an error that names the ranks that differ. All ranks must call this function.
-    /// A call costs one short all-gather.
+    /// Compares the hashes of all ranks. If the hashes are not all equal, returns [`TrainError::ParametersDiffer`].
+    /// All ranks must call this function. A call costs one short all-gather.
     pub(crate) fn check(&self, group: &mut Group) -> Result<(), TrainError> {
         if group.size() == WorldSize::ONE {
             return Ok(());

@@ -53,7 +53,8 @@ impl Recipe {
             ("--scale-lr", self.scale_learning_rate.to_string()),
             ("--clip-norm", format!("{:?}", self.clip_norm)),
             ("--label-smoothing", self.label_smoothing.to_string()),
-            // The ranks compare the content of a file after they have read it, because hosts may have other paths.
+            // The ranks compare the content of a file after they have read it, because the file may have a different
+            // path on each host.
             ("--class-weights", class_weights),
             ("--patience or --validation-fraction", format!("{:?}", self.patience)),
         ]
@@ -68,8 +69,8 @@ impl Recipe {
         Ok(Loss::WeightedCrossEntropy(ClassTargets::new(self.label_smoothing, weights)))
     }
 
-    /// Returns an error if an option needs classes, because the target holds numbers.
-    pub(crate) fn check_numbers(&self) -> Result<(), DataError> {
+    /// Returns an error if an option is given that needs classes. Called if the target holds numbers.
+    pub(crate) fn refuse_class_options(&self) -> Result<(), DataError> {
         for (flag, given) in [
             ("--label-smoothing", self.label_smoothing != 0.0),
             ("--class-weights", self.class_weights != ClassWeights::Equal),
@@ -98,7 +99,7 @@ impl Recipe {
             other => other.to_string(),
         };
         let clip_norm = self.clip_norm.map_or("none".into(), |norm| norm.to_string());
-        // The number of records may change, because it only decides when the run ends.
+        // The value of `--patience` may change, because it only decides when the run ends.
         let validation_fraction =
             self.patience.map_or("none".into(), |patience| patience.validation_fraction.to_string());
         let entry = |key, option, value| IdentityEntry { key, option, value };

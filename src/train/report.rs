@@ -68,7 +68,7 @@ pub struct Report {
     pub stopped: bool,
     /// The mean loss of the training set with the final parameters: the squared error (in the squared unit of the
     /// target) for regression, and otherwise the cross-entropy in nats. If a signal ended the run, `train_loss` is
-    /// the mean over the samples that the last epoch had used.
+    /// the mean over the samples that the last epoch used before the signal.
     pub train_loss: f64,
     /// The mean loss of the test set with the final parameters.
     pub test_loss: Option<f64>,

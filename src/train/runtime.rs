@@ -38,7 +38,8 @@ pub(crate) enum Values<'a> {
     Totals(&'a mut [f64]),
 }
 
-/// A buffer for a sum, in the format in which ranks send the values. Ranks on the same host reduce such buffers in place.
+/// A buffer for a sum, in the format in which ranks send the values. Ranks on the same host reduce these buffers in
+/// place.
 pub(crate) enum SumBuffer {
     F32(SharedBuffer<f32>),
     F16(SharedBuffer<f16>),

@@ -123,7 +123,7 @@ impl Setup {
         let standardizer = standardize.then(|| Standardizer::fit(&dataset.train.features));
         let (loss, outputs) = match &dataset.train.targets {
             Targets::Numbers(values) => {
-                config.recipe.check_numbers()?;
+                config.recipe.refuse_class_options()?;
                 (Loss::SquaredError(if config.standardize { Scale::fit(values) } else { Scale::IDENTITY }), 1)
             }
             Targets::Classes(classes) => {

@@ -44,14 +44,14 @@ pub(crate) struct Trainer<'a> {
     pub(crate) stopped: bool,
     /// The hash of the parameters at the end of an epoch, if the ranks have not compared it yet.
     unchecked: Option<ReplicaHash>,
-    /// This rank's part of the epoch's sum of losses, until it is added to `state.position.loss_sum`. 0 if the
-    /// strategy exchanges losses in every step.
+    /// The sum of those losses of this epoch that this rank has computed and not yet added to
+    /// `state.position.loss_sum`. 0 if the strategy exchanges losses in every step.
     local_loss: f64,
     /// The mean loss of the last completed epoch.
     epoch_loss: f64,
     /// The duration in seconds of all steps that this process took.
     pub(crate) step_seconds: f64,
-    /// The number of samples that all ranks together processed in these steps.
+    /// The number of samples that all ranks together processed in the steps that this process took.
     pub(crate) step_samples: u64,
 }
 

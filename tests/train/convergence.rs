@@ -99,7 +99,8 @@ fn default_config(path: PathBuf, model: &str) -> Config {
     }
 }
 
-/// Regression test: with the earlier default, Adam at a constant rate, these runs ended up to 40% below the optimum.
+/// Regression test: before the fix, the default was Adam at a constant rate, and the results of these runs were up to
+/// 40% below the optimum.
 #[test]
 fn linear_and_softmax_reach_the_optimum_with_the_defaults() {
     let directory = tempfile::tempdir().unwrap();
@@ -234,8 +235,8 @@ fn errors_after_flipped_bit(count: u32, config: &Config) -> Vec<String> {
 }
 
 /// Regression test: in an early version, ranks with a corrupted parameter trained different models, and ended with
-/// exit code 0. A later version compared the parameters only after those epochs that are reported. Of 100 epochs of
-/// one step, epoch 2 is not reported.
+/// exit code 0. A later version compared the parameters only after those epochs that are reported. In the second run
+/// here, which has 100 epochs of one step each, epoch 2 is not reported.
 #[test]
 fn a_corrupted_parameter_ends_the_job_on_all_ranks() {
     let digits = Config { epochs: Some(3), batch_size: Some(500), ..config() };

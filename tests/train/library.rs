@@ -159,7 +159,8 @@ fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
         Rule::Lamb(AdamOptions::DEFAULT),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        // An epoch has 15 steps, so the run stops within an epoch and at the last step of an epoch.
+        // An epoch has 15 steps. The run stops after step 8, after step 15 (the last step of an epoch), and after
+        // step 28.
         let uninterrupted = Config { epochs: Some(3), batch_size: Some(100), rule: Some(rule), ..config() };
         let expected = train(&uninterrupted).unwrap();
         for (steps, existing) in [(7, Existing::Refuse), (7, Existing::Resume), (12, Existing::Resume)] {

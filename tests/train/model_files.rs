@@ -240,7 +240,7 @@ fn models_of_pixels_are_inspected_and_checkpoints_become_models() {
     assert!(text.contains("top-3 accuracy") && text.contains("confusion matrix"), "{text}");
 }
 
-/// The model file does not depend on the rank that prints or on the directory, and `ringrun` refuses the commands.
+/// Two ranks under `ringrun` write one model file. If this file cannot be written, the job ends with exit code 10.
 #[test]
 fn rank_0_saves_the_model_under_ringrun() {
     let directory = directory_with_table();

@@ -13,8 +13,8 @@ use ringtrain::train::{
 use super::library::{StopAfter, checkpoint_in, config, train};
 use super::util::ranks;
 
-/// Returns a run of 3 epochs of 15 steps each.
-fn three_epochs(recipe: Recipe) -> Config {
+/// Returns the configuration of a run of 3 epochs with 15 steps each.
+fn three_epoch_config(recipe: Recipe) -> Config {
     Config {
         epochs: Some(3),
         batch_size: Some(100),
@@ -26,8 +26,8 @@ fn three_epochs(recipe: Recipe) -> Config {
     }
 }
 
-/// Runs `config` with checkpoints in `directory`. Stops after each of these numbers of steps and resumes. Returns the result
-/// of the last part, which runs to the end.
+/// Runs `config` with checkpoints in `directory`. For each number in `parts`, sets the stop flag after this many
+/// steps, and then resumes the run. Returns the result of the last part, which runs to the end.
 fn train_in_parts(config: &Config, directory: &Path, parts: &[usize]) -> Summary {
     let mut existing = Existing::Refuse;
     for &steps in parts {
@@ -41,18 +41,18 @@ fn train_in_parts(config: &Config, directory: &Path, parts: &[usize]) -> Summary
     train(&Config { checkpoint: Some(checkpoint_in(directory, existing)), ..config.clone() }).unwrap()
 }
 
-/// The options of a run must depend on the step alone, and not on where the run was interrupted.
+/// The effect of each option must depend on the number of the step alone, and not on where the run was interrupted.
 #[test]
 fn a_run_resumed_with_any_recipe_gives_the_same_bits() {
     let step = RateSchedule::Step { epochs: 1, factor: 0.5 };
-    let plain = train(&three_epochs(Recipe::default())).unwrap();
+    let plain = train(&three_epoch_config(Recipe::default())).unwrap();
     for recipe in [
         Recipe { schedule: step, warmup: Warmup::Steps(9), ..Recipe::default() },
         Recipe { schedule: RateSchedule::Cosine, warmup: Warmup::Epochs(1), ..Recipe::default() },
         Recipe { clip_norm: Some(0.5), ..Recipe::default() },
         Recipe { label_smoothing: 0.1, class_weights: ClassWeights::Balanced, ..Recipe::default() },
     ] {
-        let config = three_epochs(recipe);
+        let config = three_epoch_config(recipe);
         let expected = train(&config).unwrap();
         assert_ne!(expected.parameters, plain.parameters, "{:?} has no effect", config.recipe);
         let directory = tempfile::tempdir().unwrap();
@@ -68,7 +68,7 @@ fn a_run_is_not_resumed_with_another_recipe() {
     let recipe = Recipe { schedule: RateSchedule::Cosine, ..Recipe::default() };
     let config = Config {
         checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
-        ..three_epochs(recipe.clone())
+        ..three_epoch_config(recipe.clone())
     };
     train(&config).unwrap();
     let resume =
@@ -97,7 +97,8 @@ fn a_run_is_not_resumed_with_another_recipe() {
 fn a_rare_class_with_balanced_weights_is_found() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("rare.csv");
-    // One row in 50 is of the rare class, whose feature is only slightly larger.
+    // One row in 50 is of the rare class. The feature of these rows is only slightly larger than that of the other
+    // rows.
     let row = |i: u32| {
         format!(
             "{},{}\n",
@@ -156,7 +157,7 @@ fn train_on_ranks(count: u32, config: &Config) -> Vec<Summary> {
 #[test]
 fn clipped_gradients_are_the_same_on_all_ranks_and_for_all_buckets() {
     let recipe = Recipe { clip_norm: Some(0.1), ..Recipe::default() };
-    let whole = Config { rule: Some(Rule::Sgd), weight_decay: 0.0, ..three_epochs(recipe) };
+    let whole = Config { rule: Some(Rule::Sgd), weight_decay: 0.0, ..three_epoch_config(recipe) };
     let expected = train(&whole).unwrap();
     for bucket_bytes in [None, Some(4000)] {
         let summaries = train_on_ranks(3, &Config { bucket_bytes, ..whole.clone() });
@@ -175,14 +176,16 @@ fn the_learning_rate_is_scaled_once_with_the_number_of_ranks() {
     let directory = tempfile::tempdir().unwrap();
     let recipe = Recipe { scale_learning_rate: true, ..Recipe::default() };
     let checkpoint = |existing| Some(checkpoint_in(directory.path(), existing));
-    let first = Config { epochs: Some(1), checkpoint: checkpoint(Existing::Refuse), ..three_epochs(recipe) };
+    let first =
+        Config { epochs: Some(1), checkpoint: checkpoint(Existing::Refuse), ..three_epoch_config(recipe) };
     assert_eq!(train_on_ranks(2, &first)[0].report.lr, 0.002);
     let second = Config { epochs: Some(2), checkpoint: checkpoint(Existing::Resume), ..first };
     assert_eq!(train_on_ranks(1, &second)[0].report.lr, 0.002);
 }
 
-/// Returns a run that overfits: a large model on few samples.
-fn overfitting_run(records: u64) -> Config {
+/// Returns the configuration of a run that overfits, because it trains a large model on few samples. `records` is its
+/// patience.
+fn overfitting_config(records: u64) -> Config {
     Config {
         epochs: Some(30),
         batch_size: Some(50),
@@ -199,21 +202,21 @@ fn overfitting_run(records: u64) -> Config {
 }
 
 /// Returns the epoch with the lowest validation loss in the history.
-fn lowest_epoch(summary: &Summary) -> u64 {
+fn epoch_with_lowest_loss(summary: &Summary) -> u64 {
     let loss = |record: &&EpochRecord| record.validation_loss.unwrap();
     summary.report.history.iter().min_by(|a, b| loss(a).total_cmp(&loss(b))).unwrap().epoch
 }
 
 #[test]
 fn the_best_parameters_are_the_result_and_a_resumption_gives_the_same_bits() {
-    let config = overfitting_run(3);
+    let config = overfitting_config(3);
     let expected = train(&config).unwrap();
     let report = &expected.report;
     let best = report.best_epoch.unwrap();
-    assert_eq!((best, best + 3), (lowest_epoch(&expected), report.epochs), "{:?}", report.history);
+    assert_eq!((best, best + 3), (epoch_with_lowest_loss(&expected), report.epochs), "{:?}", report.history);
     assert!(report.epochs < 30);
     assert_eq!((report.train_samples, report.validation_samples), (202, 68));
-    // A run that ends after the best epoch gives the same parameters.
+    // A run whose last epoch is the best epoch gives the same parameters.
     let short = train(&Config { epochs: Some(best), ..config.clone() }).unwrap();
     assert_eq!(short.parameters, expected.parameters);
     let directory = tempfile::tempdir().unwrap();
@@ -221,9 +224,9 @@ fn the_best_parameters_are_the_result_and_a_resumption_gives_the_same_bits() {
     let found = train_in_parts(&config, directory.path(), &[3, 6, 6]);
     assert_eq!(found.parameters, expected.parameters);
     // A completed run continues from the parameters of its last step if the patience is raised.
-    let uninterrupted = train(&overfitting_run(100)).unwrap();
+    let uninterrupted = train(&overfitting_config(100)).unwrap();
     let checkpoint = Some(checkpoint_in(directory.path(), Existing::Resume));
-    let continued = train(&Config { checkpoint, ..overfitting_run(100) }).unwrap();
+    let continued = train(&Config { checkpoint, ..overfitting_config(100) }).unwrap();
     let losses = |summary: &Summary| -> Vec<f64> {
         summary.report.history.iter().map(|record| record.train_loss).collect()
     };
@@ -233,7 +236,7 @@ fn the_best_parameters_are_the_result_and_a_resumption_gives_the_same_bits() {
 
 #[test]
 fn all_ranks_stop_early_after_the_same_epoch() {
-    let config = overfitting_run(2);
+    let config = overfitting_config(2);
     let expected = train(&config).unwrap().report;
     for summary in train_on_ranks(3, &config) {
         assert_eq!(

@@ -10,7 +10,8 @@ use ringtrain::train::{Checkpoint, Config, Existing, run};
 
 use super::library::{Lines, config, train};
 
-/// Writes a table with the target y = 2 x + (the effect of `carrier`) - 5 if x is missing. Every tenth y is missing.
+/// Writes a table whose target y is 2 x + (the effect of `carrier`). In rows without x, y is 2 * 5 - 5 + (the effect
+/// of `carrier`). Every tenth y is missing.
 fn write_table(directory: &Path) -> PathBuf {
     let mut text = String::from("\u{feff}id;x;carrier;y\r\n");
     for row in 0..500_u32 {

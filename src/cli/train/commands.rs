@@ -74,8 +74,9 @@ struct PredictArgs {
     #[command(flatten)]
     input: ModelDataArgs,
 
-    /// Write the predictions to FILE, in numpy's format if the name ends in .npy, otherwise as comma-separated values. An
-    /// existing file is replaced after all predictions are written [default: comma-separated values on standard output]
+    /// Write the predictions to FILE, in numpy's format if the name ends in .npy, otherwise as comma-separated
+    /// values. An existing file is replaced only after all predictions are written [default: comma-separated values
+    /// on standard output]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -90,7 +91,8 @@ struct EvalArgs {
     #[arg(long, value_name = "COLUMN")]
     target: Option<String>,
 
-    /// Count a prediction as right for the top-k accuracy if the class is among the K most probable classes [default: 5]
+    /// Count a prediction as right for the top-k accuracy if the class of the row is among the K most probable
+    /// classes [default: 5]
     #[arg(long, value_name = "K")]
     top_k: Option<u64>,
 
@@ -115,7 +117,8 @@ pub(super) fn is_command(args: &[OsString]) -> bool {
     args.get(1).is_some_and(|name| NAMES.iter().any(|known| name == known))
 }
 
-/// Runs a command. `Err` is an error in the arguments, or the text of `--help`.
+/// Runs a command. The outer `Err` is an error in the arguments, or the text of `--help`. The inner `Err` is a
+/// failure of the command.
 pub(super) fn run(args: &[OsString]) -> Result<Result<(), ProgramFailure>, clap::Error> {
     Ok(match ModelCommand::try_parse_from(args)? {
         ModelCommand::Predict(args) => predict_new_rows(args),
@@ -124,7 +127,8 @@ pub(super) fn run(args: &[OsString]) -> Result<Result<(), ProgramFailure>, clap:
     })
 }
 
-/// Checks a command for `ringrun`, which cannot run it on several ranks.
+/// Returns the failure of a command that `ringrun` should start on several ranks, because a command runs in one
+/// process. `Err` is an error in the arguments, or the text of `--help`.
 pub(super) fn refuse_several_ranks(args: &[OsString]) -> Result<ProgramFailure, clap::Error> {
     ModelCommand::try_parse_from(args)?;
     let name = args.get(1).map(|name| name.to_string_lossy()).unwrap_or_default();
@@ -132,7 +136,7 @@ pub(super) fn refuse_several_ranks(args: &[OsString]) -> Result<ProgramFailure, 
     Ok(ProgramFailure { exit: Exit::Usage, message })
 }
 
-fn usage(message: String) -> ProgramFailure {
+fn usage_failure(message: String) -> ProgramFailure {
     ProgramFailure { exit: Exit::Usage, message: message + " (see --help)" }
 }
 
@@ -154,18 +158,21 @@ impl From<PredictError> for ProgramFailure {
 
 impl ModelDataArgs {
     fn input_options(&self, target: TargetColumn) -> Result<InputOptions, ProgramFailure> {
-        let data: NewData = self.data.parse().map_err(|why| usage(format!("--data {} {why}", self.data)))?;
-        let (header, separator) = self.format.parse().map_err(usage)?;
+        let data: NewData =
+            self.data.parse().map_err(|why| usage_failure(format!("--data {} {why}", self.data)))?;
+        let (header, separator) = self.format.parse().map_err(usage_failure)?;
         if !matches!(data, NewData::Table(_)) {
             if header != HeaderRow::Expected || separator.is_some() {
                 let data = &self.data;
-                return Err(usage(format!(
+                return Err(usage_failure(format!(
                     "--header, --no-header and --separator are for tables; --data {data} is not a table"
                 )));
             }
             if let TargetColumn::Named(_) = target {
                 let data = &self.data;
-                return Err(usage(format!("--target is for tables; --data {data} has its target built in")));
+                return Err(usage_failure(format!(
+                    "--target is for tables; --data {data} has its target built in"
+                )));
             }
         }
         Ok(InputOptions { data, header, separator, target })
@@ -184,20 +191,20 @@ fn compare_with_targets(args: EvalArgs) -> Result<(), ProgramFailure> {
     let target = args.target.map_or(TargetColumn::SameName, TargetColumn::Named);
     let input = args.input.input_options(target)?;
     if args.top_k == Some(0) {
-        return Err(usage("--top-k 0: it must be at least 1".into()));
+        return Err(usage_failure("--top-k 0: it must be at least 1".into()));
     }
     let top_k = args.top_k.map(|k| usize::try_from(k).unwrap_or(usize::MAX));
     let mut model = SavedModel::load(&args.input.model)?;
     let evaluation = evaluate(&mut model, &input, top_k)?;
-    print(&if args.json { json(&evaluation) } else { evaluation.to_string() })
+    print(&if args.json { to_json(&evaluation) } else { evaluation.to_string() })
 }
 
 fn inspect(args: &InspectArgs) -> Result<(), ProgramFailure> {
     let inspection = Inspection::read(&args.file)?;
-    print(&if args.json { json(&inspection) } else { inspection.to_string() })
+    print(&if args.json { to_json(&inspection) } else { inspection.to_string() })
 }
 
-fn json(value: &impl serde::Serialize) -> String {
+fn to_json(value: &impl serde::Serialize) -> String {
     serde_json::to_string_pretty(value).expect("strings and numbers are valid JSON") + "\n"
 }
 

@@ -29,17 +29,18 @@ pub(super) struct RecipeArgs {
     )]
     warmup: String,
 
-    /// Multiply the learning rate by the number of ranks. This suits a --batch-size that you raise with the number of ranks.
-    /// A resumed run continues with the rate of the checkpoint
+    /// Multiply the learning rate by the number of ranks. Use this option if you raise --batch-size with the number
+    /// of ranks. A resumed run continues with the rate of the checkpoint
     #[arg(long, help_heading = "Training")]
     scale_lr: bool,
 
-    /// If the norm of all gradients together is larger than NORM, scale the gradients to this norm before the step, as
-    /// torch.nn.utils does
+    /// If the norm of all gradients together is larger than NORM, scale the gradients to this norm before the step,
+    /// as torch.nn.utils.clip_grad_norm_ does
     #[arg(long, value_name = "NORM", allow_negative_numbers = true, help_heading = "Training")]
     clip_norm: Option<f32>,
 
-    /// Spread this fraction of each target evenly over all classes, as torch.nn.CrossEntropyLoss does. Reported losses include it
+    /// Spread this fraction of each target evenly over all classes, as torch.nn.CrossEntropyLoss does. Reported
+    /// losses include the smoothing
     #[arg(
         long,
         value_name = "FRACTION",
@@ -55,8 +56,9 @@ pub(super) struct RecipeArgs {
     #[arg(long, value_name = "balanced|W,W,...|FILE", allow_hyphen_values = true, help_heading = "Training")]
     class_weights: Option<String>,
 
-    /// Hold out a part of the training set, and stop if the loss on this part has not fallen for COUNT reported epochs in a row.
-    /// The result and the last checkpoint have the parameters with the lowest loss on this part
+    /// Hold out a part of the training set, and stop if the loss on this part has not reached a new minimum for COUNT
+    /// reported epochs in a row. The result and the last checkpoint have the parameters with the lowest loss on this
+    /// part
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true, help_heading = "Training")]
     patience: Option<u64>,
 

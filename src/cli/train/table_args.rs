@@ -17,7 +17,7 @@ pub(super) struct TableFormatArgs {
     header: bool,
 
     /// The character between the cells of a row: comma, tab, semicolon, pipe, space, or any other character [default:
-    /// the one that occurs equally often in each of the first rows]
+    /// the one of comma, tab, semicolon, pipe and space that occurs equally often in each of the first rows]
     #[arg(long, value_name = "CHARACTER")]
     separator: Option<String>,
 }
@@ -67,8 +67,8 @@ pub(super) struct TableArgs {
     #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
     categorical: Vec<String>,
 
-    /// A text column with at most COUNT distinct values has an input for each value, which is 1 for this value and otherwise 0.
-    /// The values of other text columns are hashed to COUNT inputs
+    /// A text column with at most COUNT distinct values gives the model one input for each value: 1 in the rows with
+    /// this value, 0 in all other rows. The values of other text columns are hashed to COUNT inputs
     #[arg(long, value_name = "COUNT", default_value_t = 256)]
     max_categories: u32,
 }

@@ -17,7 +17,7 @@ pub enum CheckpointError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// A checkpoint cannot be saved.
+    /// There is not enough space to save a checkpoint.
     #[error(
         "cannot save checkpoints to {}, which need {bytes} bytes: {source}; free some space or pass another --checkpoint \
          directory",

@@ -85,7 +85,7 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
     assert!(matches!(load(directory.path(), &wider, &identity), Err(CheckpointError::Unfit { .. })));
 }
 
-/// Version 1 of the format does not contain the learning rate. Some options that version 2 compares are also missing.
+/// Version 1 of the format does not contain the learning rate. It also lacks some options that version 2 compares.
 #[test]
 fn a_checkpoint_of_version_1_can_be_resumed() {
     let directory = tempfile::tempdir().unwrap();

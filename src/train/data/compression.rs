@@ -193,7 +193,7 @@ impl<R: BufRead> ZstandardReader<R> {
         }
     }
 
-    /// Ends a frame. Checks its checksum, if it has one.
+    /// Ends a frame. If the frame has a checksum, checks it.
     fn end_frame(&mut self) -> io::Result<()> {
         self.in_frame = false;
         match (self.decoder.get_checksum_from_data(), self.decoder.get_calculated_checksum()) {
@@ -270,8 +270,8 @@ mod tests {
         writer.finish().unwrap().into_inner()
     }
 
-    /// Returns an archive with one compressed file. Python's `zipfile` writes the same fields. The crate `zip` compresses only
-    /// with features that this package does not need.
+    /// Returns an archive with one compressed file. Python's `zipfile` writes the same fields. This function does not
+    /// use the crate `zip`, because this package builds that crate without compression.
     fn zip_deflated(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = DeflateEncoder::new(Vec::new(), Compression::fast());
         encoder.write_all(bytes).unwrap();

@@ -48,7 +48,7 @@ mod tests {
         assert_eq!((table.features.rows(), table.features.columns(), labels.len()), (1797, 64, 1797));
         let counts: Vec<usize> =
             (0..10).map(|digit| labels.iter().filter(|&&label| label == f64::from(digit)).count()).collect();
-        // Published at https://archive.ics.uci.edu/dataset/80.
+        // These counts are published at https://archive.ics.uci.edu/dataset/80.
         assert_eq!(counts, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]);
     }
 }

@@ -70,9 +70,9 @@ pub struct ColumnEncoding {
 
 /// The inputs of a column.
 ///
-/// A *cell* is a value of a column as a single number, from which [`TableEncoding::expand`] computes the inputs. The cell of a
-/// number is the number. The cell of a text is the index of its category or bucket. NaN represents a missing number and a text
-/// without a category.
+/// A *cell* represents a value of the column by a single number. [`TableEncoding::expand`] computes the inputs from
+/// the cell. The cell of a number is the number. The cell of a text is the index of its category or bucket. NaN is
+/// the cell of a missing number, and of a text without a category.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ColumnInputs {
@@ -107,7 +107,7 @@ impl ColumnEncoding {
         }
     }
 
-    /// Returns the names of the inputs: `delay`, `delay missing`, `carrier=UA`, `tail#17`.
+    /// Returns the names of the inputs, such as `delay`, `delay missing`, `carrier=UA` and `tail#17`.
     pub fn input_names(&self) -> Vec<String> {
         let name = &self.name;
         match &self.inputs {
@@ -144,7 +144,7 @@ impl TableEncoding {
         self.columns.iter().map(ColumnEncoding::width).sum()
     }
 
-    /// Returns whether each cell is an input, after missing numbers are filled.
+    /// Returns whether each cell, after missing numbers are filled, is itself the only input of its column.
     pub fn is_plain(&self) -> bool {
         let is_plain =
             |column: &ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { indicator: false, .. });

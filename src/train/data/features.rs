@@ -72,7 +72,7 @@ impl Features {
     ///
     /// # Panics
     ///
-    /// If there is no sample with one of the indices, or if `out` has a different number of columns than the samples.
+    /// If an index is not that of a sample, or if `out` has a different number of columns than the samples.
     pub fn gather(
         &self,
         rows: impl Iterator<Item = usize>,

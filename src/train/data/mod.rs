@@ -78,7 +78,7 @@ pub struct Dataset {
     pub train: Samples,
     /// The test set, which may be empty.
     pub test: Samples,
-    /// The names of the classes in order. The list is empty for regression.
+    /// The names of the classes: entry i is the name of the class with the index i. The list is empty for regression.
     pub classes: Vec<String>,
     /// `true` if the features are columns of a table, which may have any scale. `false` for pixels, which are from 0 to 1.
     pub tabular: bool,

@@ -87,7 +87,7 @@ impl NpyStream {
         }
     }
 
-    /// Reads the next `count` elements. If these are the last elements, `is_last` checks that the file ends after them.
+    /// Reads the next `count` elements. If `is_last`, checks that the file ends after these elements.
     pub(crate) fn read(&mut self, count: u64, is_last: bool, path: &Path) -> Result<Vec<f64>, DataError> {
         let len = count * self.element_bytes();
         let bytes = if is_last {
@@ -124,7 +124,7 @@ pub(crate) fn read(path: &Path) -> Result<NpyArray, DataError> {
     Ok(NpyArray { shape, fortran_order, values })
 }
 
-/// Reads the header of a file.
+/// Opens a file and reads its header.
 pub(crate) fn open_stream(path: &Path) -> Result<NpyStream, DataError> {
     let mut reader = open(path)?;
     let header = read_header(&mut *reader, path)?;
@@ -176,7 +176,7 @@ fn read_header(reader: &mut dyn Read, path: &Path) -> Result<String, DataError> 
         .map_err(|_| DataError::malformed(path, "its header is not text"))
 }
 
-/// Returns the text of the header after `'key':`.
+/// Returns the part of the header that begins with the value of `key`.
 fn header_value<'a>(header: &'a str, key: &str) -> Option<&'a str> {
     ['\'', '"'].iter().find_map(|quote| {
         let (_, rest) = header.split_once(&format!("{quote}{key}{quote}"))?;

@@ -11,7 +11,7 @@ use super::{Column, DataError, Features, Table};
 /// A table as it was read from files.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct RawTable {
-    /// The columns of the features.
+    /// The feature columns.
     pub(crate) columns: Vec<RawColumn>,
     /// The name of the column with the target.
     pub(crate) target_name: String,
@@ -35,7 +35,7 @@ pub(crate) enum RawValues {
     Numbers(Vec<f32>),
     /// Texts.
     Texts {
-        /// For each row the index of its text in `distinct`.
+        /// The index in `distinct` of the text of each row.
         indices: Vec<u32>,
         /// The distinct texts. The empty text stands for a missing value.
         distinct: Vec<String>,
@@ -136,7 +136,7 @@ impl RawColumn {
         }
     }
 
-    /// Returns a message about a text column.
+    /// Returns a message for the user about a text column. Returns `None` for a column of numbers.
     fn describe(&self, inputs: &ColumnInputs) -> Option<String> {
         let (RawValues::Texts { distinct, .. }, name) = (&self.values, &self.name) else { return None };
         let count = distinct.len();

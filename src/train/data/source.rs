@@ -67,7 +67,7 @@ impl FromStr for DataSource {
 }
 
 /// Returns the names of the files that match a pattern, or the `value` itself if it is not a pattern.
-fn expand(value: &str) -> Result<Vec<String>, String> {
+fn expand_pattern(value: &str) -> Result<Vec<String>, String> {
     if !value.contains(['*', '?', '[']) || Path::new(value).exists() {
         return Ok(vec![value.to_owned()]);
     }
@@ -147,7 +147,7 @@ impl DataSource {
     pub fn from_values(values: &[String]) -> Result<Self, String> {
         let mut names = Vec::new();
         for value in values {
-            names.extend(expand(value).map_err(|why| format!("--data {value}: {why}"))?);
+            names.extend(expand_pattern(value).map_err(|why| format!("--data {value}: {why}"))?);
         }
         let mut sources = Vec::new();
         for name in &names {

@@ -38,7 +38,8 @@ pub(crate) fn split(table: &Table, fraction: f64) -> Result<(Table, Table), Data
     Ok((select(&train), select(&test)))
 }
 
-/// Returns the rows of the training set and of the test set, like [`split`], of a table with this number of rows.
+/// Divides a table with this number of rows as [`split`] does. Returns the indices of the rows of the training set
+/// and of the test set.
 pub(crate) fn split_rows(rows: usize, fraction: f64) -> Result<(Vec<usize>, Vec<usize>), DataError> {
     let test_rows = (rows as f64 * fraction).round() as usize;
     if rows == test_rows {

@@ -120,8 +120,8 @@ pub(crate) fn interpret_targets(
     }
 }
 
-/// Converts a column to text. After a split, the target of one set may hold only numbers, although that of the other set holds
-/// text.
+/// Converts a column to text. After a split, the target of one set may hold only numbers, although the target of the
+/// other set holds text.
 fn to_text(column: Column) -> Vec<String> {
     match column {
         Column::Text(names) => names,

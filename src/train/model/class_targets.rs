@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use ndarray::ArrayViewMut1;
 
-/// How the cross-entropy of a sample counts its classes. With s of label smoothing, K classes and probabilities p, the loss of a
-/// sample of class y is `w_y ((1 - s) (-ln p_y) + s / K sum_k (-ln p_k))`.
+/// The constants of a cross-entropy with label smoothing and class weights. With label smoothing s, class weights w,
+/// K classes and probabilities p, the loss of a sample of class y is
+/// `w_y ((1 - s) (-ln p_y) + s / K sum_k (-ln p_k))`.
 ///
-/// The smoothing is that of `PyTorch`'s `CrossEntropyLoss` (Szegedy et al. 2016). The weights are those of scikit-learn's
-/// `class_weight`: each sample counts with the weight of its class, and a mean is over the number of samples.
+/// The smoothing is that of `PyTorch`'s `CrossEntropyLoss` (Szegedy et al. 2016). The weights are those of
+/// scikit-learn's `class_weight`: the loss of each sample is multiplied by the weight of its class, and a mean loss
+/// is divided by the number of samples, not by the sum of their weights.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ClassTargets {
     smoothing: f32,
@@ -16,7 +18,7 @@ pub struct ClassTargets {
 }
 
 impl ClassTargets {
-    /// `smoothing` is at least 0 and below 1. `weights` has a finite number of at least 0 for each class.
+    /// `smoothing` is at least 0 and below 1. `weights` holds a finite number for each class, at least 0.
     pub fn new(smoothing: f32, weights: Vec<f32>) -> Self {
         Self { smoothing, weights: weights.into() }
     }
@@ -38,7 +40,8 @@ impl ClassTargets {
         f64::from(self.weights[class]) * ((1.0 - smoothing) * own + smoothing * mean)
     }
 
-    /// Replaces the probabilities of a sample of class `class` by `weight` times the derivative of its loss.
+    /// Replaces the probabilities of a sample of class `class` by the derivative of its loss with respect to the
+    /// outputs, times `weight`.
     pub(crate) fn differentiate(&self, mut probabilities: ArrayViewMut1<'_, f32>, class: usize, weight: f32) {
         let weight = weight * self.weights[class];
         let share = self.smoothing / probabilities.len() as f32;

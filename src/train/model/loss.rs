@@ -7,7 +7,7 @@ use crate::train::data::Targets;
 
 /// The scale of the output of a regression model, which predicts (target - mean) / deviation.
 ///
-/// Reported losses are in the unit of the unscaled targets.
+/// Reported losses are those of the unscaled targets.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Scale {
     /// The mean of the training targets.

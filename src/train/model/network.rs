@@ -216,7 +216,8 @@ mod tests {
     use super::*;
     use crate::train::model::{ClassTargets, Scale};
 
-    fn check_gradient(spec: &str, outputs: usize, loss: Loss, targets: &Targets, unit: f64) {
+    /// Checks that the gradient is the slope of the loss divided by `divisor`. Finite differences give the slope.
+    fn check_gradient(spec: &str, outputs: usize, loss: Loss, targets: &Targets, divisor: f64) {
         let network = Network::new(&spec.parse().unwrap(), 5, outputs, loss).unwrap();
         let mut stream = random::stream("test", 1, 2);
         let mut parameters = vec![0.0; network.parameter_count()];
@@ -248,7 +249,7 @@ mod tests {
             };
             let slope = (loss_at(centre + step) - loss_at(centre - step)) / f64::from(2.0 * step);
             parameters[index] = centre;
-            let expected = 0.5 * slope / unit;
+            let expected = 0.5 * slope / divisor;
             let found = f64::from(gradients[index]);
             assert!(
                 (found - expected).abs() < 2e-3 * expected.abs().max(1.0),
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gradients_of_shards_add_up_and_an_empty_shard_gives_zero() {
+    fn the_gradients_of_parts_of_a_batch_add_up_and_that_of_an_empty_part_is_zero() {
         let network = Network::new(&"mlp:6".parse().unwrap(), 5, 3, Loss::CrossEntropy).unwrap();
         let parameters = network.initialize(1);
         let targets = Targets::Classes(vec![0, 2, 1, 2]);

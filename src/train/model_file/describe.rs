@@ -15,16 +15,18 @@ use crate::train::model::{Loss, Scale};
 use crate::train::report::Report;
 use crate::train::setup::Setup;
 
-/// The maximum size in bytes of the descriptions of all columns. With escaped quotation marks, this size may double.
+/// The maximum size in bytes of the descriptions of all columns. In the file, quotation marks are escaped, which may
+/// double this size.
 const COLUMN_BYTES_MAX: usize = 45_000_000;
 /// The size in bytes that is assumed for the rest of the header.
 const HEADER_BYTES_ASSUMED: u64 = 1 << 16;
 
-/// Returns the trained model of a run, which will be saved to `path`.
+/// Returns the trained model of a run. Errors name `path`, the file to which the caller saves the model.
 ///
 /// # Errors
 ///
-/// If a limit of the format is exceeded. [`check_before_training`] has checked this already.
+/// If the model exceeds a limit of the format. [`check_before_training`] has already checked the limits that are
+/// known before training.
 pub(crate) fn describe(
     path: &Path,
     config: &Config,
@@ -42,7 +44,8 @@ pub(crate) fn describe(
         Features::Pixels { divisor, .. } => Some(*divisor),
         Features::Numbers(_) | Features::Encoded { .. } => None,
     };
-    // The position of the target helps to find columns by their numbers, which differ from their names in a table with a header.
+    // With [`ColumnOrigin::Position`], the target has a name only if the table has no header. The names of all
+    // columns are then their numbers in the table, and a reader can find columns by these numbers.
     let is_named = columns_from == ColumnOrigin::Header || config.table.header == HeaderRow::Absent;
     let description = ModelDescription {
         written_by: concat!("ringtrain ", env!("CARGO_PKG_VERSION")).into(),
@@ -93,7 +96,7 @@ fn columns(config: &Config, setup: &Setup) -> (ColumnOrigin, Vec<ColumnEncoding>
         let has_header = config.table.header != HeaderRow::Absent;
         return (if has_header { ColumnOrigin::Header } else { ColumnOrigin::Position }, columns);
     }
-    // Two columns have the same name, so columns cannot be found by name.
+    // Two columns have the same name, so columns are found by number.
     let number = |(index, column)| ColumnEncoding { name: usize::to_string(&index), ..column };
     (ColumnOrigin::Position, columns.into_iter().enumerate().map(number).collect())
 }

@@ -50,11 +50,12 @@ pub enum ColumnOrigin {
 /// The target of a model.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TargetDescription {
-    /// The name of the column, or its number if the training table had no header. `None` if the training data was not a table.
+    /// The name of the column, or its number if the training table had no header. `None` if the training data was not
+    /// a table, or if two feature columns had the same name.
     pub name: Option<String>,
     /// A regression model predicts `mean + deviation * output`. The mean is 0 for classification.
     pub mean: f64,
-    /// See `mean`. The deviation is above 0. It is 1 for classification.
+    /// See `mean`. The deviation is above 0. For classification, the deviation is 1.
     pub deviation: f64,
 }
 

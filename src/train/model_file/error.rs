@@ -36,7 +36,7 @@ pub enum ModelFileError {
     Foreign {
         /// The file.
         path: PathBuf,
-        /// The sign of another format.
+        /// Which property of the file shows that its format is another one.
         problem: String,
     },
     /// The file is a checkpoint.

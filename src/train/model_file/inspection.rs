@@ -42,7 +42,7 @@ pub enum Inspection {
     Checkpoint {
         /// The path.
         path: String,
-        /// The metadata. [`Inspection::read`] does not compare the content with the checksum, but resuming does.
+        /// The metadata. [`Inspection::read`] does not check the checksum of a checkpoint. `ringtrain --resume` does.
         metadata: BTreeMap<String, String>,
         /// The tensors.
         tensors: Vec<TensorSummary>,
@@ -252,11 +252,12 @@ fn write_tensors(f: &mut fmt::Formatter<'_>, tensors: &[TensorSummary]) -> fmt::
     write_rest(f, tensors.len())
 }
 
-/// Returns whether the tensor is printed with the columns.
+/// Returns whether the tensor holds the scaling of the inputs, which is printed with the columns.
 fn is_scaling(tensor: &TensorSummary) -> bool {
     [MEAN, INVERSE_DEVIATION].contains(&tensor.name.as_str())
 }
 
+/// Writes how many of `count` entries are not listed.
 fn write_rest(f: &mut fmt::Formatter<'_>, count: usize) -> fmt::Result {
     match count.saturating_sub(LISTED_MAX) {
         0 => Ok(()),

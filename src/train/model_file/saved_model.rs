@@ -11,7 +11,7 @@ use crate::train::model::{Network, Workspace};
 
 /// The maximum number of rows for which predictions are computed at once.
 const BLOCK_ROWS_MAX: usize = 256;
-/// The maximum number of inputs of the rows for which predictions are computed at once, if there are several rows.
+/// The maximum of rows times inputs for which predictions are computed at once. A single row may have more inputs.
 const BLOCK_INPUTS_MAX: usize = 1 << 22;
 
 /// A trained model, with all that predictions need.
@@ -78,7 +78,7 @@ impl SavedModel {
         &self.description
     }
 
-    /// Returns the shape of the model.
+    /// Returns the layers of the model. The network does not contain the parameters.
     pub fn network(&self) -> &Network {
         &self.network
     }

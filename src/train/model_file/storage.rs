@@ -14,7 +14,7 @@ use crate::train::atomic_file;
 use crate::train::data::Standardizer;
 use crate::train::model::PARAMETERS_MAX;
 
-/// The format in the metadata of a model file.
+/// The name of the format in the metadata of a model file.
 pub(crate) const FORMAT: &str = "ringtrain-model";
 /// The version of the format that this program writes. The program reads this version and all earlier versions.
 pub(crate) const VERSION: u64 = 1;
@@ -122,7 +122,7 @@ fn parse_entries(path: &Path, bytes: &[u8]) -> Result<FileEntries, ModelFileErro
     Ok(FileEntries { metadata: header.metadata().clone().unwrap_or_default(), tensors })
 }
 
-/// Returns an error if the metadata are not those of a model file that this program can read.
+/// Returns an error if the metadata name another format than that of model files, or a newer version.
 fn check_format(path: &Path, metadata: &HashMap<String, String>) -> Result<(), ModelFileError> {
     match metadata.get("format").map(String::as_str) {
         Some(FORMAT) => {}

@@ -68,7 +68,7 @@ fn a_file_that_is_truncated_or_has_a_flipped_bit_is_corrupt() {
 }
 
 #[test]
-fn files_of_other_formats_and_versions_are_named() {
+fn errors_name_the_format_or_the_version_of_a_file_that_cannot_be_read() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("m");
     let complete = to_bytes(&model()).unwrap();

@@ -54,20 +54,20 @@ pub(super) fn accelerated(
     ascent
 }
 
-/// The numbers of one step of Adam. They are computed in f64 and then rounded, as in `PyTorch`: in f32, 1 - 0.999 has a
-/// relative error of 5e-5.
+/// The numbers that all parameters share in one step of Adam. These numbers are computed in f64 and then rounded, as
+/// in `PyTorch`. In f32, 1 - 0.999 would have a relative error of 5e-5.
 pub(super) struct AdamStep {
     beta_1: f32,
     beta_2: f32,
-    rest_1: f32,
-    rest_2: f32,
+    one_minus_beta_1: f32,
+    one_minus_beta_2: f32,
     epsilon: f32,
     rate: f32,
-    /// The bias of the first moment.
+    /// `1 - beta_1^step`. Dividing the first moment by this number corrects the bias of this moment.
     first_bias: f32,
-    /// The learning rate divided by the bias of the first moment.
+    /// The learning rate divided by `first_bias`.
     step_size: f32,
-    /// The root of the bias of the second moment.
+    /// `sqrt(1 - beta_2^step)`. Dividing the root of the second moment by this number corrects the bias of this root.
     second_root: f32,
 }
 
@@ -78,8 +78,8 @@ impl AdamStep {
         Self {
             beta_1: beta_1 as f32,
             beta_2: beta_2 as f32,
-            rest_1: (1.0 - beta_1) as f32,
-            rest_2: (1.0 - beta_2) as f32,
+            one_minus_beta_1: (1.0 - beta_1) as f32,
+            one_minus_beta_2: (1.0 - beta_2) as f32,
             epsilon: epsilon as f32,
             rate,
             first_bias: (1.0 - power(beta_1, step)) as f32,
@@ -90,8 +90,8 @@ impl AdamStep {
 
     pub(super) fn update_moments(&self, gradients: &[f32], first: &mut [f32], second: &mut [f32]) {
         for ((g, m), v) in gradients.iter().zip(first).zip(second) {
-            *m = self.beta_1 * *m + self.rest_1 * g;
-            *v = self.beta_2 * *v + self.rest_2 * g * g;
+            *m = self.beta_1 * *m + self.one_minus_beta_1 * g;
+            *v = self.beta_2 * *v + self.one_minus_beta_2 * g * g;
         }
     }
 
@@ -101,8 +101,8 @@ impl AdamStep {
         }
     }
 
-    /// Takes the step of LAMB on a tensor: the step of Adam with `decay` times the parameters, scaled to the norm of the
-    /// parameters. The norms are sums in f64 in the order of the elements, so they are the same on all ranks.
+    /// Takes the step of LAMB on a tensor: the step of Adam plus `decay` times the parameters, scaled to the norm of
+    /// the parameters. The norms are sums in f64 in the order of the elements, so they are the same on all ranks.
     pub(super) fn apply_scaled(&self, parameters: &mut [f32], first: &[f32], second: &[f32], decay: f32) {
         let direction = |p: f32, m: f32, v: f32| {
             m / self.first_bias / (v.sqrt() / self.second_root + self.epsilon) + decay * p

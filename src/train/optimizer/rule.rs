@@ -28,7 +28,8 @@ pub enum Rule {
     Adam(AdamOptions),
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
     AdamW(AdamOptions),
-    /// LAMB (You et al. 2020): Adam whose step is scaled for each tensor to the norm of the tensor. For large batches.
+    /// LAMB (You et al. 2020): Adam, but the step of each tensor is scaled to the norm of the tensor. For large
+    /// batches.
     Lamb(AdamOptions),
 }
 

@@ -48,10 +48,11 @@ pub(super) struct NpyRows {
     data: NpyData,
     encoding: TableEncoding,
     pixel_divisor: Option<f32>,
-    /// The number of rows that are read, and the number of all rows.
+    /// The number of rows that were read so far.
     position: usize,
+    /// The number of all rows.
     rows: usize,
-    /// The path and the values of the targets, and how to convert them.
+    /// The file and the values of the targets, and the converter of these values.
     truths: Option<(PathBuf, Vec<f64>, TruthParser)>,
 }
 
@@ -184,7 +185,7 @@ impl RowReader for DatasetRows {
         let count = inputs.nrows().min(self.samples.len() - self.position);
         let rows = self.position..self.position + count;
         self.samples.features.gather(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
-        // Pixels of images are divided already.
+        // If the features are pixels of images, `gather` has already divided them.
         if let (Some(divisor), Features::Numbers(_)) = (self.pixel_divisor, &self.samples.features) {
             inputs.mapv_inplace(|value| value / divisor);
         }

@@ -5,8 +5,8 @@ use crate::train::model_file::{ColumnOrigin, ModelDescription};
 /// The maximum number of names in a message.
 const NAMES_MAX: usize = 20;
 
-/// Returns, for each column of the model, the index of the cell in each row of the table. `header` has the names of the
-/// columns of the table, and `target` is the index of its target column, if targets are read.
+/// Returns, for each column of the model, the index of the same column in the table. `header` has the names of the
+/// columns of the table. `target` is the index of the target column of the table, if targets are read.
 ///
 /// If both the model and the table have names, columns are found by name, and other columns of the table are ignored. Otherwise
 /// columns are found by position: the table must have the same columns as the training data, with or without the target.
@@ -28,7 +28,8 @@ pub(super) fn find_columns(
     if available.len() == count {
         return Ok(available);
     }
-    // The model was trained on a table without a header, so the names of its columns are their numbers in that table.
+    // If the model was trained on a table without a header, the name of each of its columns is the number of the
+    // column in that table.
     let is_numbered = description.columns_from == ColumnOrigin::Position && description.target.name.is_some();
     let number = |name: &str| name.parse().ok().filter(|&index| is_numbered && index < header.len());
     let numbers: Option<Vec<usize>> = description.columns.iter().map(|column| number(&column.name)).collect();

@@ -11,7 +11,7 @@ use crate::train::model_file::{Prediction, SavedModel};
 
 /// The maximum number of classes for which [`Evaluation`] has a confusion matrix.
 const MATRIX_CLASSES_MAX: usize = 100;
-/// The `k` of the top-k accuracy by default.
+/// The default of `k` in the top-k accuracy.
 const TOP_K_DEFAULT: usize = 5;
 
 /// The results of comparing predictions with targets.
@@ -38,7 +38,8 @@ pub enum Evaluation {
         auc: Option<f64>,
         /// The results of each class, in the order of the model.
         classes: Vec<ClassReport>,
-        /// The number of rows for each class (row) and prediction (column). `None` if there are more than 100 classes.
+        /// Element (i, j) is the number of samples of class i that are predicted as class j. `None` if there are more
+        /// than 100 classes.
         confusion_matrix: Option<Vec<Vec<u64>>>,
         /// The most frequent wrong predictions: the class, the prediction and the number of rows, the most frequent first.
         confusions: Vec<(String, String, u64)>,
@@ -150,10 +151,11 @@ impl Sums {
         }
     }
 
-    fn finish(self, rows: (u64, u64), classes: &[String]) -> Evaluation {
+    /// `row_counts` holds the number of rows with a target and the number of rows without a target.
+    fn finish(self, row_counts: (u64, u64), classes: &[String]) -> Evaluation {
         match self {
-            Self::Regression(sums) => sums.finish(rows),
-            Self::Classification(sums) => sums.finish(rows, classes),
+            Self::Regression(sums) => sums.finish(row_counts),
+            Self::Classification(sums) => sums.finish(row_counts, classes),
         }
     }
 }
@@ -163,8 +165,9 @@ struct RegressionSums {
     count: f64,
     absolute: f64,
     squared: f64,
-    /// The mean of the targets, and the sum of their squared differences from it, by Welford's method.
+    /// The mean of the targets, by Welford's method.
     mean: f64,
+    /// The sum of the squared differences between the targets and their mean, by Welford's method.
     differences: f64,
 }
 
@@ -195,10 +198,11 @@ struct ClassificationSums {
     log_loss: f64,
     /// The number of rows of each pair (class, prediction) that occurs.
     pairs: BTreeMap<(usize, usize), u64>,
-    /// The k of the top-k accuracy, if the model has more classes.
+    /// The k of the top-k accuracy. `None` if the model has at most k classes.
     k: Option<usize>,
     among_top_k: u64,
-    /// For models of two classes: the probability of the second class, and whether it is the class of the row.
+    /// For models of two classes, a pair for each row: the probability of the second class, and whether the second
+    /// class is the class of the row.
     scores: Option<Vec<(f64, bool)>>,
 }
 
@@ -279,8 +283,9 @@ fn class_reports(pairs: &BTreeMap<(usize, usize), u64>, names: &[String]) -> Vec
     names.iter().enumerate().map(report).collect()
 }
 
-/// Returns the probability that a random row of the positive class has a higher score than a random row of the other class, where
-/// equal scores count as one half: the Mann-Whitney statistic, which is the area under the ROC curve.
+/// Returns the area under the ROC curve, computed as the Mann-Whitney statistic. This is the probability that a
+/// random row of the positive class has a higher score than a random row of the other class. Equal scores count as
+/// one half.
 fn area_under_curve(mut scores: Vec<(f64, bool)>) -> Option<f64> {
     scores.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (mut below, mut wins) = (0.0, 0.0);
@@ -298,7 +303,8 @@ fn area_under_curve(mut scores: Vec<(f64, bool)>) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// The F1 score is that of scikit-learn's `f1_score(average="macro")`: a class that was only predicted counts as 0.
+    /// The F1 score is that of scikit-learn's `f1_score(average="macro")`: a class that occurs only in predictions
+    /// has the score 0.
     #[test]
     fn classification_metrics_are_computed_from_their_definitions() {
         let names = ["a".to_owned(), "b".to_owned(), "c".to_owned()];
@@ -358,7 +364,7 @@ mod tests {
         let Evaluation::Regression { mae, rmse, r2, .. } = sums.finish((4, 0), &[]) else {
             panic!("the evaluation is not of numbers")
         };
-        // The example in the documentation of scikit-learn's `r2_score`.
+        // This is the result of the example in the documentation of scikit-learn's `r2_score`.
         assert!((r2.unwrap() - 0.948_608_137_044_967_9).abs() < 1e-12);
         assert_eq!((mae, rmse), (0.5, 0.375_f64.sqrt()));
         let mut constant = Sums::new(&[], None);

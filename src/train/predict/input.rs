@@ -22,7 +22,7 @@ pub enum NewData {
     Source(DataSource),
 }
 
-/// What to read from new data.
+/// Where to read new data, and how.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InputOptions {
     /// The data.
@@ -40,7 +40,7 @@ pub struct InputOptions {
 pub enum TargetColumn {
     /// Read no targets.
     Unread,
-    /// Read the targets from the column with the name that the column had in training.
+    /// Read the targets from the column that has the name of the target column of the training data.
     SameName,
     /// Read the targets from the column with this name or number.
     Named(String),

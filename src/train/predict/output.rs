@@ -21,7 +21,7 @@ pub enum PredictionOutput {
     StandardOutput,
     /// A file with comma-separated values.
     Csv(PathBuf),
-    /// A file in numpy's format: the probabilities of all classes as `f32`, or the numbers as `f64`.
+    /// A file in numpy's format: the probabilities of all classes as `f32`, or the predicted numbers as `f64`.
     Npy(PathBuf),
 }
 
@@ -69,9 +69,10 @@ impl PredictionOutput {
     }
 }
 
-/// Computes a prediction for each row of new data, and writes the predictions in the same order. Returns the number of rows.
-/// Memory does not grow with the number of rows of a table or of an array in row-major order. A file at the path of the output is
-/// replaced only after all predictions are written. If the reader of standard output closes it, this is not an error.
+/// Computes a prediction for each row of new data, and writes the predictions in the same order. Returns the number
+/// of rows. Memory does not grow with the number of rows of a table or of an array in row-major order. A file at the
+/// path of the output is replaced only after all predictions are written. If standard output is a pipe and its reader
+/// closes the pipe, this function ends without an error.
 ///
 /// # Errors
 ///
@@ -191,7 +192,8 @@ fn to_io_error(error: csv::Error) -> io::Error {
     }
 }
 
-/// Leaves room for the header of an array in numpy's format, which is written last, because it contains the number of rows.
+/// Leaves room for the header of an array in numpy's format. The header contains the number of rows, so it is written
+/// last.
 fn begin_npy(file: &File) -> io::Result<BufWriter<File>> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::other(
@@ -203,8 +205,9 @@ fn begin_npy(file: &File) -> io::Result<BufWriter<File>> {
     Ok(buffer)
 }
 
-/// Returns the header of an array in numpy's format: of `f32` with two dimensions, or, without `columns`, of `f64` with one
-/// dimension. Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
+/// Returns the header of an array in numpy's format. With `columns`, the array has two dimensions and holds `f32`.
+/// Without `columns`, the array has one dimension and holds `f64`. Format:
+/// <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 fn npy_header(rows: u64, columns: Option<usize>) -> Vec<u8> {
     let (element, shape) = match columns {
         Some(columns) => ("<f4", format!("({rows}, {columns})")),

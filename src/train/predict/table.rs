@@ -25,9 +25,9 @@ pub(super) struct TableRows {
     header: Vec<String>,
     encoding: TableEncoding,
     pixel_divisor: Option<f32>,
-    /// For each column of the model, the index of the cell in a row.
+    /// For each column of the model, the index of the same column in the table.
     indices: Vec<usize>,
-    /// The cells of the current row.
+    /// The cells of the current row, as numbers; see [`ColumnInputs`].
     cells: Array1<f32>,
     target: Option<(usize, TruthParser)>,
     rows_without_target: u64,

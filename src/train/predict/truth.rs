@@ -19,7 +19,7 @@ pub(crate) enum Truth {
 pub(crate) struct TruthParser {
     task: Task,
     classes: BTreeMap<String, usize>,
-    /// The first classes, for messages.
+    /// The names of the first classes, for messages.
     known: String,
 }
 

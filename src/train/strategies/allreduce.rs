@@ -31,8 +31,8 @@ impl AllReduce {
         bucket_bytes: Option<usize>,
         compression: Compression,
     ) -> Self {
-        // Use buckets only if the gradients fill more than one. The all-reduce of a single bucket would start after
-        // the backward pass, so communication would not overlap with computation.
+        // Use buckets only if the gradients fill more than one bucket. The all-reduce of a single bucket would start
+        // after the backward pass, so communication would not overlap with computation.
         let is_divided =
             |&bytes: &usize| size != WorldSize::ONE && bytes < size_of::<f32>() * parameter_count;
         let bytes = bucket_bytes.filter(is_divided);

@@ -1,10 +1,12 @@
-//! `DiLoCo`, distributed low-communication training. Each rank takes H steps alone. Then the ranks average the changes of their
-//! parameters, and the average is the gradient of an outer optimizer with Nesterov momentum:
+//! `DiLoCo`, distributed low-communication training. Each rank takes H steps alone. Then the ranks average the
+//! changes of their parameters. The negative of this average is the gradient of an outer optimizer with Nesterov
+//! momentum:
 //!
 //! `g = -(w_1 (p_1 - s) + ... + w_n (p_n - s))`, `v = m v + g`, `p_i = s - r (g + m v)` on all ranks.
 //!
-//! Here s holds the parameters after the last outer step, `w_i` is the fraction of the samples since then that rank i processed,
-//! v is the outer velocity, m the outer momentum, and r the outer learning rate. With m = 0 and r = 1 the method is local SGD.
+//! Here s holds the parameters after the last outer step, v is the outer velocity, m the outer momentum, and r the
+//! outer learning rate. `w_i` is the share of rank i in the samples that all ranks have processed since the last
+//! outer step. With m = 0 and r = 1 the method is local SGD.
 //!
 //! Source: Douillard et al., "`DiLoCo`: distributed low-communication training of language models", 2023.
 

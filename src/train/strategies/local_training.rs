@@ -4,8 +4,8 @@
 //! Each rank takes the steps of its own optimizer on its own part of every batch. A round is the time between two
 //! averages. At the end of a round, the ranks sum the changes of their parameters in this round. Before the sum, each
 //! rank multiplies its changes by its weight: its share of the samples of the round. A rank whose part of a batch is
-//! empty takes no step, so its weight is smaller. The ranks send changes and not parameters, because changes lose
-//! less if they are compressed.
+//! empty takes no step, so its weight is smaller. The ranks send changes and not parameters, because compression
+//! loses less of a small change than of a parameter.
 
 use super::stop_exchange::StopExchange;
 use super::{Agreement, GradientWork, Replica, Strategy, Totals};
@@ -191,10 +191,10 @@ mod tests {
     use crate::train::optimizer::{Optimizer, Rule};
     use crate::train::strategies::LocalSgd;
 
-    /// A single rank has nothing to average. If the average rounded its parameters, `local-sgd` on one rank would differ from a
-    /// run without a strategy.
+    /// A single rank has nothing to average. If averaging nevertheless rounded the parameters of this rank,
+    /// `local-sgd` on one rank would differ from a run without a strategy.
     #[test]
-    fn an_average_does_not_change_a_single_rank() {
+    fn an_average_does_not_change_the_parameters_of_a_single_rank() {
         let steps = 1.try_into().unwrap();
         let mut strategy = LocalTraining::new(LocalSgd { steps }, Compression::Bf16);
         strategy.start = vec![1.0, 1.0];

@@ -47,8 +47,9 @@ pub(crate) trait Strategy {
         work: GradientWork<'_>,
     ) -> Result<LossSums, Error>;
 
-    /// Updates the parameters after the local gradient. `own` has this rank's totals. If the ranks exchange their
-    /// totals in every step, returns the totals summed over all ranks.
+    /// Called after [`local_gradient`](Self::local_gradient). Updates the parameters with the gradient. `own` has
+    /// this rank's totals. If the ranks exchange their totals in every step, returns the totals summed over all
+    /// ranks.
     fn after_gradient(
         &mut self,
         runtime: &mut dyn Runtime,
@@ -123,7 +124,7 @@ pub(crate) enum Agreement {
     OnRequest,
 }
 
-/// Numbers that a rank has computed in a step, and that the run needs summed over all ranks.
+/// The numbers of a step that are summed over all ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Totals {
     /// The sum of the losses of the samples.

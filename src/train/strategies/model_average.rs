@@ -1,6 +1,7 @@
 //! Model averaging. Each rank trains alone for K epochs, or until the end of the run. Then the ranks average their parameters:
 //!
-//! `p_i = w_1 p_1 + ... + w_n p_n` on all ranks, where `w_i` is the fraction of the samples that rank i processed.
+//! `p_i = w_1 p_1 + ... + w_n p_n` on all ranks, where `w_i` is the share of rank i in the samples that all ranks
+//! have processed since the last average.
 //!
 //! Source: Zinkevich et al., "Parallelized stochastic gradient descent", NIPS 2010 (one average at the end);
 //! "Distributed training strategies for the structured perceptron", NAACL 2010 (an average after each epoch).

@@ -25,9 +25,9 @@ pub enum StrategySpec {
         /// The number of steps between two averages.
         steps: NonZeroU32,
     },
-    /// Each rank takes this number of steps alone. Then the ranks average the changes of their parameters, and an outer optimizer
-    /// with Nesterov momentum applies the average. It also does so at the end of each epoch. The parameters agree on all ranks
-    /// after each step of the outer optimizer.
+    /// Each rank takes this number of steps alone. Then the ranks average the changes of their parameters, and an
+    /// outer optimizer with Nesterov momentum applies the average. The outer optimizer also takes a step at the end
+    /// of each epoch. The parameters agree on all ranks after each step of the outer optimizer.
     DiLoCo {
         /// The number of steps between two steps of the outer optimizer.
         steps: NonZeroU32,
@@ -43,8 +43,9 @@ impl StrategySpec {
         }
     }
 
-    /// Returns the number of epochs between two records of a run of `epochs` epochs: `usual`, or the next number at
-    /// which the parameters agree on all ranks, because a run tests and saves the model only then.
+    /// Returns the number of epochs between two records of a run of `epochs` epochs. This number is `usual` or, if
+    /// the parameters of all ranks do not agree after `usual` epochs, the next larger number of epochs after which
+    /// they agree.
     pub(crate) fn epochs_per_record(self, usual: u64, epochs: u64) -> u64 {
         match self {
             Self::AllReduce | Self::LocalSgd { .. } | Self::DiLoCo { .. } => usual,

@@ -32,9 +32,9 @@ impl StopExchange {
         Self { pending: None, steps: 1, steps_left: 1, start: Instant::now() }
     }
 
-    /// Call this function after each step. `is_stopping` is true if this rank has received a stop signal. The
-    /// function returns true after the same step on all ranks: at an exchange, if any rank had received a stop signal
-    /// before the previous exchange.
+    /// Call this function after each step. `is_stopping` is true if this rank has received a stop signal. This
+    /// function returns true after the same step on all ranks: at the second exchange after any rank has received a
+    /// stop signal.
     pub(crate) fn after_step(&mut self, runtime: &mut dyn Runtime, is_stopping: bool) -> Result<bool, Error> {
         let (_, size) = runtime.place();
         if size == WorldSize::ONE {

@@ -25,10 +25,11 @@ pub(crate) enum ColumnUse {
 pub(crate) struct ColumnValues {
     pub(crate) name: String,
     sink: Sink,
-    /// The number of missing values, also in rows that were left out.
+    /// The number of missing values, including those in rows that were left out.
     pub(crate) missing: usize,
 }
 
+/// The values of a column, in the form in which the column is used.
 #[derive(Debug)]
 enum Sink {
     Numbers(Vec<f32>),

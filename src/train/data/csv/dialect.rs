@@ -67,12 +67,12 @@ impl FromStr for Separator {
     }
 }
 
-/// Returns the number of bytes of the byte-order mark with which `start`, the beginning of a file, begins: 0 or 3.
+/// Returns the length in bytes of the byte-order mark of a file: 0 or 3. `start` is the beginning of the file.
 ///
 /// # Errors
 ///
 /// If the file is not UTF-8 text: it has the mark of UTF-16, or is compressed.
-pub(crate) fn mark_bytes(path: &Path, start: &[u8]) -> Result<usize, DataError> {
+pub(crate) fn mark_length(path: &Path, start: &[u8]) -> Result<usize, DataError> {
     if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
         return Err(DataError::malformed(
             path,
@@ -87,12 +87,12 @@ pub(crate) fn mark_bytes(path: &Path, start: &[u8]) -> Result<usize, DataError> 
     Ok(if start.starts_with(UTF8_MARK) { UTF8_MARK.len() } else { 0 })
 }
 
-/// Chooses the separator of a table from its first rows. `start` is the beginning of the file, without a byte-order mark. `whole`
-/// is whether it is the whole file.
+/// Chooses the separator of a table from its first rows. `start` is the beginning of the file, without a byte-order
+/// mark. `whole` says whether `start` is the whole file.
 ///
-/// A separator is chosen if it occurs equally often in every row. If there are several such separators, the most frequent one is
-/// chosen, and a space only if there is no other. If there is none, the most frequent separator of the first row is chosen. A
-/// `.tsv` file with a tab in its first row has tabs.
+/// A separator is chosen if it occurs equally often in every row. If several separators do, the most frequent one is
+/// chosen, but a space only if no other separator does. If no separator does, the most frequent separator of the
+/// first row is chosen. For a `.tsv` file with a tab in its first row, the tab is chosen.
 pub(crate) fn detect_separator(path: &Path, start: &[u8], whole: bool) -> Separator {
     let rows = count_separators(start, whole);
     let Some(first) = rows.first() else { return Separator::COMMA };
@@ -131,7 +131,7 @@ fn count_separators(start: &[u8], whole: bool) -> Vec<[u32; Separator::NAMED.len
             _ => {}
         }
     }
-    // Without the rest of the file, the last row is incomplete. It is counted only if there is no other row.
+    // If `start` is not the whole file, its last row is incomplete, and is counted only if there is no other row.
     if whole || rows.is_empty() {
         rows.extend(count_in_row(&start[row_start..]));
     }
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_separator_is_the_one_that_every_row_has_equally_often() {
+    fn the_separator_is_the_one_that_occurs_equally_often_in_every_row() {
         for (name, text, expected) in [
             ("a.csv", "a,b,c\n1,2,3\n", Separator(b',')),
             ("a.csv", "a;b;c\n1,5;2,5;3,5\n", Separator(b';')),
@@ -201,8 +201,8 @@ mod tests {
     #[test]
     fn files_that_are_not_utf8_text_are_refused() {
         let path = Path::new("a.csv");
-        assert_eq!(mark_bytes(path, b"\xef\xbb\xbfa,b").unwrap(), 3);
-        assert_eq!(mark_bytes(path, b"a,b").unwrap(), 0);
+        assert_eq!(mark_length(path, b"\xef\xbb\xbfa,b").unwrap(), 3);
+        assert_eq!(mark_length(path, b"a,b").unwrap(), 0);
         for (start, expected) in [
             (&b"\xff\xfea\0"[..], "UTF-16"),
             (b"\xfe\xff\0a", "UTF-16"),
@@ -210,7 +210,7 @@ mod tests {
             (b"PK\x03\x04", "ends in .zip"),
             (b"\x28\xb5\x2f\xfd", "ends in .zst"),
         ] {
-            let error = mark_bytes(path, start).unwrap_err().to_string();
+            let error = mark_length(path, start).unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains("a.csv"), "{error}");
         }
     }

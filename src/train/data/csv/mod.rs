@@ -33,7 +33,8 @@ const COLUMNS_SHOWN: usize = 8;
 ///
 /// # Errors
 ///
-/// Returns an error in each of these cases. If the fault is in a line or a column, the message names it.
+/// Returns an error in each of these cases. If the fault is in a line or a column, the message names this line or
+/// column.
 ///
 /// - The file cannot be read, is empty, or is not UTF-8 text.
 /// - The target or a column that an option names does not exist.

@@ -59,7 +59,8 @@ impl Default for TableOptions {
 }
 
 impl TableOptions {
-    /// Returns the command-line name of the first option that differs from its default. Returns `None` if there is none.
+    /// Returns the command-line name of the first option that differs from its default. Returns `None` if all options
+    /// have their defaults.
     pub(crate) fn first_given(&self) -> Option<&'static str> {
         let default = Self::default().shared_options();
         let differing =

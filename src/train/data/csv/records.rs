@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use csv::ByteRecord;
 
-use super::dialect::{Separator, detect_separator, mark_bytes};
+use super::dialect::{Separator, detect_separator, mark_length};
 use crate::train::data::DataError;
 use crate::train::data::file::{open, stream_error};
 
@@ -40,7 +40,7 @@ impl Records {
         let mut start = Vec::new();
         let read = rest.by_ref().take(START_BYTES).read_to_end(&mut start);
         let whole = (read.map_err(|error| stream_error(path, error))? as u64) < START_BYTES;
-        start.drain(..mark_bytes(path, &start)?);
+        start.drain(..mark_length(path, &start)?);
         let separator = separator.unwrap_or_else(|| detect_separator(path, &start, whole));
         let sample = read_sample(&start, separator, whole, sample_rows);
         let input = RowLimit { input: Cursor::new(start).chain(rest), bytes_since_row: 0 };
@@ -53,7 +53,8 @@ impl Records {
         self.separator
     }
 
-    /// Returns the complete rows at the beginning of the file. [`advance`](Self::advance) returns these rows again.
+    /// Returns the complete rows at the beginning of the file. [`advance`](Self::advance) also goes through these
+    /// rows.
     pub(crate) fn sample(&self) -> &[ByteRecord] {
         &self.sample
     }
@@ -90,7 +91,7 @@ impl Records {
             .error(format!("line {} has {found} cells, but the first row has {wanted}{hint}", self.line())))
     }
 
-    /// Returns an error in this file.
+    /// Returns an error that names this file and the problem.
     pub(crate) fn error(&self, problem: impl Into<String>) -> DataError {
         DataError::malformed(&self.path, problem)
     }
@@ -114,7 +115,8 @@ fn configure(separator: Separator) -> csv::ReaderBuilder {
     builder
 }
 
-/// Returns up to `rows_max` rows at the beginning of a file. Leaves out the last row of `start` if this is not the `whole` file.
+/// Returns up to `rows_max` rows at the beginning of a file. `whole` says whether `start` is the whole file. If not,
+/// leaves out the last row of `start`, which may be incomplete.
 fn read_sample(start: &[u8], separator: Separator, whole: bool, rows_max: usize) -> Vec<ByteRecord> {
     let mut rows: Vec<ByteRecord> = configure(separator)
         .from_reader(start)
@@ -128,10 +130,10 @@ fn read_sample(start: &[u8], separator: Separator, whole: bool, rows_max: usize)
     rows
 }
 
-/// The content of a file. Returns an error if a row has more than [`ROW_BYTES_MAX`] bytes.
+/// A reader of the content of a file. Reading returns an error if a row has more than [`ROW_BYTES_MAX`] bytes.
 struct RowLimit {
     input: Chain<Cursor<Vec<u8>>, Box<dyn Read>>,
-    /// The number of bytes that were read since the reader of the rows asked for the current row.
+    /// The number of bytes that were read since the last call of [`Records::advance`].
     bytes_since_row: u64,
 }
 

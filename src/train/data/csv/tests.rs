@@ -30,7 +30,7 @@ fn texts(name: &str, indices: &[u32], distinct: &[&str]) -> RawColumn {
     RawColumn { name: name.into(), values: RawValues::Texts { indices: indices.to_vec(), distinct } }
 }
 
-/// Regression test: a table without a header lost its first row.
+/// Regression test: before the fix, the first row of a table without a header was taken for a header and lost.
 #[test]
 fn a_first_row_of_numbers_is_refused_without_a_header_option() {
     for (bytes, target) in [
@@ -193,7 +193,8 @@ fn a_column_that_changes_from_numbers_to_text_is_an_error() {
     assert_eq!(table.rows(), 5001);
 }
 
-/// The sample of the first rows must not split a row at the end of the part of the file that is read first.
+/// The kinds of the columns are chosen from the first part of a file. A row that only begins in this part must still
+/// be read as one row.
 #[test]
 fn files_longer_than_the_first_part_are_read_completely() {
     let mut bytes = b"a,name,y\n".to_vec();
@@ -258,7 +259,7 @@ fn encodings_are_fitted_on_the_training_rows() {
         notes.contains("column `name` holds text with 4 distinct values: one input for each value"),
         "{notes}"
     );
-    // Only `a` is missing in training rows, so only `a` has an indicator.
+    // Of the columns of numbers, only `a` has missing values in the training rows, so only `a` has an indicator.
     let encoded = encode(MissingPolicy::Indicator, 2);
     assert_eq!((encoded.encoding.width(), encoded.train.features.columns()), (5, 5));
     assert_eq!(inputs(&encoded.test).row(0).to_vec()[..3], [2.0, 1.0, 2.0]);
