@@ -7,10 +7,10 @@ train while the models are averaged. When the average is ready, the rank replace
 changes that the rank has made in the meantime (Stich, "Local SGD Converges Fast and Communicates Little", 2019; Wang
 et al., "Overlap Local-SGD", 2020).
 
-Each rank has data of different classes, so no rank can learn all classes without the other ranks. To show this, the
-program also trains models that are never averaged. The number of steps that a rank makes during an average depends on
-the speed of the machine. The last digits of the result therefore differ from run to run. With `--ahead 0` the result
-is deterministic.
+Each rank has data of different classes, so no rank can learn all classes without the other ranks. For comparison, the
+program also trains models that are never averaged. The number of steps that a rank makes while the models are averaged
+depends on the speed of the machine, so the last digits of the result differ from run to run. With `--ahead 0`, every
+run gives the same result.
 """
 
 import argparse

@@ -66,9 +66,9 @@ pub struct NamedOptions {
     /// The largest number of bytes that are fused into one operation. Tensors with more bytes are not fused. With 0,
     /// no tensors are fused.
     ///
-    /// The default is 16 MiB. Horovod's default is 64 MiB (now 128 MiB), for networks and GPUs on which an operation
-    /// has a higher fixed cost. Fusing copies each tensor twice. An operation of 16 MiB takes milliseconds, so the
-    /// fixed cost of its 2(n-1) messages is small. A longer operation would only delay the first results.
+    /// The default is 16 MiB. Horovod's default was 64 MiB, and is now 128 MiB, for networks and GPUs on which an
+    /// operation has a higher fixed cost. Fusing copies each tensor twice. An operation of 16 MiB takes milliseconds,
+    /// so the fixed cost of its 2(n-1) messages is small. A longer operation would only delay the first results.
     pub fusion_bytes: usize,
     /// The number of tensors for which the response cache has space; the largest value is 16 384. If a rank
     /// submits a cached tensor again, the rank sends only one bit for the tensor.

@@ -15,7 +15,7 @@ use crate::wire::handshake::{Dialer, Introduction, Purpose, StreamId};
 
 /// The pause between two attempts to reach the rendezvous, which may not have been started yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// The time-out of one attempt to connect.
+/// The timeout of one attempt to connect.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a rank waits for the answer to [`FromRank::Ask`]. A rank sends this request when its start timeout is
 /// over.
@@ -182,7 +182,7 @@ impl Registration<'_> {
     }
 }
 
-/// Returns whether `error` ended a read because of the read's time-out or because of a signal. In both cases the
+/// Returns whether `error` ended a read because of the read's timeout or because of a signal. In both cases the
 /// connection still works.
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)

@@ -134,7 +134,7 @@ impl Roster {
     }
 }
 
-/// Returns this host's name, which errors on other hosts show.
+/// Returns the name of this host. Errors on other hosts use this name.
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

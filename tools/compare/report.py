@@ -1,4 +1,4 @@
-"""Converts the measurements to rows for JSON and to tables."""
+"""Converts the measurements to rows of a JSON file, and the rows to Markdown tables."""
 
 import statistics
 
@@ -8,9 +8,9 @@ GIB = 1 << 30
 
 
 def results(rounds, ours, names):
-    """Returns a row for each `rounds.Key`.
+    """Returns a row for each `rounds.Key`: for each program, size and other setting that was measured.
 
-    `times_ours` in a row is the median time divided by the median time of the program with the key `ours`.
+    In each row, `times_ours` is a ratio: the row's median time divided by the median time of the program `ours`.
     """
     rows = []
     for key, measured in rounds.rows.items():
@@ -95,7 +95,8 @@ def size_text(size):
 
 
 def tables(data, cpu):
-    """Returns Markdown tables: for each group the times, and with `cpu` also the processor time."""
+    """Returns the Markdown tables for the contents `data` of the JSON file: a table of the times for each group of `groups`,
+    and if `cpu` is true, also a table of the processor times."""
     parts = []
     missing = {tuple(row.values()) for row in data["did_not_finish"]}
     ours = data["programs"].get(data["ours"], data["ours"])

@@ -179,7 +179,8 @@ impl Drop for PyHandle {
         if fork::is_forked() {
             std::mem::forget(state);
         } else if matches!(state, PyHandleState::Running(_)) {
-            // Dropping the handle takes a lock that other threads may hold while they drop Python objects.
+            // Dropping the handle takes a lock. Another thread with this lock may wait for the interpreter's lock to
+            // drop Python objects, so this thread must not hold the interpreter's lock meanwhile.
             Python::try_attach(|py| {
                 py.detach(move || drop(state));
                 deferred_drop::drop_all(py);

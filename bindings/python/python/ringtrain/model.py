@@ -57,7 +57,8 @@ class Model:
         return target["mean"] + target["deviation"] * self._outputs(x)[:, 0].astype(np.float64)
 
     def predict_proba(self, x: Any) -> NDArray[np.float64]:
-        """Returns the probability of each class (column, in the order of `classes`) for each row of `x`; see `predict`."""
+        """Returns an array of probabilities: a row for each row of `x`, and a column for each class, in the order of `classes`.
+        `predict` says what `x` may be."""
         if self.task != "classification":
             raise InvalidArgument("the model predicts numbers, so there are no probabilities: call predict")
         outputs = self._outputs(x).astype(np.float64)
@@ -84,7 +85,7 @@ class Model:
         return values
 
     def _features(self, x: Any) -> NDArray[np.float32]:
-        """Returns the inputs of the model for each row of `x`, before they are standardized."""
+        """Returns the features of each row of `x` as numbers, which are not standardized yet."""
         names = _column_names(x)
         if names is None:
             array = np.asarray(x)

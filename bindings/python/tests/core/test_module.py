@@ -20,7 +20,7 @@ STUB = Path(_core.__file__).with_name("_core.pyi")
 
 
 def read_stub() -> dict:
-    """Returns a dictionary of the names in the stub. A value is "class", "attribute", or the parameters of a function."""
+    """Returns a dictionary with what each name in the stub stands for: "class", "attribute", or the parameters of a function."""
     names: dict = {}
 
     def parameters(function: ast.FunctionDef) -> list:

@@ -47,7 +47,7 @@ def DistributedOptimizer(
     Raises ValueError in the same cases as Horovod. Raises NotImplementedError if `process_set` is set, or if `op` is
     neither Average nor Sum.
     """
-    _check(optimizer, op, gradient_predivide_factor, process_set)
+    _check_arguments(optimizer, op, gradient_predivide_factor, process_set)
     # The buckets use the order of the optimizer's parameters. The names are only for Horovod's checks and for error messages.
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     names = _names(optimizer, named_parameters)
@@ -116,7 +116,7 @@ class _Distributed:
         raise NotImplementedError("add_param_group is not implemented on a DistributedOptimizer; add parameters before making it")
 
 
-def _check(optimizer: torch.optim.Optimizer, op: str, predivide: float, process_set: Any) -> None:
+def _check_arguments(optimizer: torch.optim.Optimizer, op: str, predivide: float, process_set: Any) -> None:
     if isinstance(optimizer, _Distributed):
         raise ValueError("the optimizer is already a DistributedOptimizer")
     if op not in (horovod.Average, horovod.Sum):
