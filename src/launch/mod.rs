@@ -49,7 +49,7 @@ use crate::rendezvous::StartError;
 use crate::types::{Rank, WorldSize};
 
 /// The maximal number of ranks that ringrun starts on one machine. The limit is higher than any useful number of
-/// ranks. It is low enough to protect the machine from a typing error in `-n`.
+/// ranks, but low enough to protect the machine from a typing error in `-n`.
 pub const LOCAL_RANKS_MAX: u32 = 1024;
 
 /// A job to launch, with checked arguments.
@@ -119,7 +119,7 @@ pub enum OutputFormat {
 pub enum Verbosity {
     /// Only errors.
     Quiet,
-    /// Also messages about the time limits, and about how each rank ended.
+    /// Errors, messages about the time limits, and messages about how each rank ended.
     Verbose,
 }
 
@@ -139,7 +139,7 @@ pub struct LaunchLimits {
     pub job_timeout: Option<Duration>,
 }
 
-/// Why a job could not be started. If a rank of a started job fails, the result is a [`JobOutcome`] and not a `LaunchError`.
+/// Why a job could not be started. If a rank fails after the start, [`run`] returns an exit code and no error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {

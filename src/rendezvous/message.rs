@@ -12,7 +12,7 @@ use crate::wire::printable;
 pub(super) const FROM_RANK_BYTES_MAX: usize = 4096;
 /// The maximum length of one member in a roster, in bytes.
 const MEMBER_BYTES_MAX: usize = 1024;
-/// The number of bytes of the length before each message.
+/// The size in bytes of the length field that begins each message.
 const LENGTH_BYTES: usize = 4;
 
 const _: () = assert!(FROM_RANK_BYTES_MAX > MEMBER_BYTES_MAX);
@@ -51,11 +51,13 @@ pub(super) enum ToRank {
 pub(super) struct Absent {
     /// The ranks that have not registered.
     pub(super) ranks: Vec<Rank>,
-    /// A sentence for each refused process. One of these processes may be a missing rank with wrong options.
+    /// A sentence for each refused process. A refused process may be a missing rank that was
+    /// started with wrong options.
     pub(super) refused: Vec<String>,
 }
 
-/// A message whose texts come from a peer, so that their control characters must be replaced.
+/// A message with texts from a peer. A peer may send control characters, which must be replaced before a text is
+/// printed.
 pub(super) trait Printable {
     /// Replaces the control characters in all texts.
     fn make_printable(&mut self);

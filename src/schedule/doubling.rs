@@ -3,8 +3,8 @@
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Creates an all-gather of `count` elements from each rank in ceil(log2 n) steps, for any n. Each rank sends (n-1)
-/// `count` elements.
+/// Creates an all-gather of `count` elements from each rank in ceil(log2 n) steps, for any n. Each rank sends
+/// (n-1) * `count` elements.
 ///
 /// The buffer has a slot of `count` elements for each rank. Slot i of rank r is for the data of rank r + i (modulo
 /// n), so slot 0 contains the rank's own data. Before the step of distance d = 1, 2, 4, .., the first d slots are
@@ -13,8 +13,8 @@ use crate::types::{Rank, WorldSize};
 /// "Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE Trans. Parallel
 /// and Distributed Systems 8 (1997).
 ///
-/// In each step, a rank sends the data that it has received in all earlier steps. So each receive waits for the
-/// receive of the step before. The algorithm is therefore for short messages.
+/// In each step, a rank sends its own data and all data that it has received in earlier steps. So each step waits for
+/// the receive of the step before. The algorithm is therefore for short messages.
 ///
 /// # Panics
 ///

@@ -49,7 +49,7 @@ fn proof_limits() -> ProofLimits {
 /// The symbolic content of one element of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Value {
-    /// The ranks that have contributed: bit r is set for rank r.
+    /// The ranks that have contributed: bit r is set if rank r has contributed.
     ranks: u64,
     /// The element's index in the operation, independent of its index in the buffer.
     element: usize,
@@ -69,8 +69,8 @@ impl Value {
         Self { ranks: u64::MAX >> (64 - ranks), element }
     }
 
-    /// Returns whether the last rank in this value is just before the first rank in `other`. If values are reduced
-    /// only in pairs for which this holds, each value is the reduction of consecutive ranks in rank order.
+    /// Returns whether the last rank in this value is just before the first rank in `other`. If this
+    /// function returns true for every reduced pair, each value is the reduction of consecutive ranks in rank order.
     fn comes_just_before(self, other: Self) -> bool {
         64 - self.ranks.leading_zeros() == other.ranks.trailing_zeros()
     }
@@ -174,8 +174,8 @@ impl MoveOrder {
         }
     }
 
-    /// Returns the number of possible moves among which the next move is chosen. This number is large enough for all
-    /// peers of a rank in a ring or a tree.
+    /// Returns the maximum number of possible moves from which the next move is chosen. For random orders, a rank in
+    /// a ring or a tree never has more possible moves than this number.
     fn choice_count(&self) -> usize {
         if matches!(self, Self::Random(_)) { 16 } else { 1 }
     }
@@ -359,14 +359,14 @@ fn advance(progress: &mut TransferProgress, range: &Range<usize>, elements: usiz
     progress.done = progress.elements == range.len();
 }
 
-/// The worlds for which a schedule is proved, and the requirements on it in addition to the right result.
+/// The worlds for which a schedule is proved, and what the proof requires of the schedule besides the right result.
 #[derive(Clone)]
 struct Proof {
     /// The sizes of the worlds for which the schedule is proved.
     worlds: RangeInclusive<u32>,
     /// Whether contributions must be reduced in rank order.
     in_rank_order: bool,
-    /// Whether a receive may wait for another receive. If so, the schedule is only for short messages.
+    /// Whether a receive may wait for another receive. If a receive waits, the rank stores data that arrive early.
     receives_may_wait: bool,
 }
 

@@ -158,14 +158,13 @@ impl Cause {
         }
     }
 
-    /// Returns whether other ranks may know more about this cause. If so, this rank should wait for messages from the
-    /// other ranks.
+    /// Returns whether other ranks may know more about this cause, so that this rank should wait for their messages.
     pub fn may_grow(&self) -> bool {
         matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
     }
 
-    /// If this cause is a mismatch that names `rank`, but not yet the line of its call, adds `site`, the file and
-    /// line of this call.
+    /// Adds `site`, the file and line of the call of `rank`, to a mismatch that names `rank` without a file and line.
+    /// Does nothing to any other cause.
     pub fn add_site(&mut self, rank: Rank, site: &str) {
         if let Self::Mismatch { first, first_site, second, second_site, .. } = self {
             for (who, known) in [(*first, first_site), (*second, second_site)] {
@@ -176,8 +175,8 @@ impl Cause {
         }
     }
 
-    /// Both causes are about the same mismatch. If only one cause has the file and line of a call, adds the file and
-    /// line to the other cause.
+    /// If both causes are about the same mismatch and only one of them has the file and line of a call, adds the file
+    /// and line to the other cause.
     fn exchange_sites(&mut self, other: &mut Self) {
         if self.precedence() != other.precedence() || self.encoded_contracts() != other.encoded_contracts() {
             return;
@@ -197,7 +196,8 @@ impl Cause {
         }
     }
 
-    /// Returns a sort key: [`Cause::join`] keeps the lower key. Kinds that explain other kinds have lower keys.
+    /// Returns a sort key: of two causes, [`Cause::join`] keeps the cause with the lower key. If one kind of cause
+    /// explains another kind, the explaining kind has the lower key.
     fn precedence(&self) -> (u8, u32, u64, Rank, Rank) {
         match self {
             Self::PeerLost { rank, seen_by, .. } => (0, 0, 0, *rank, *seen_by),
@@ -407,8 +407,8 @@ mod tests {
         assert_eq!(message, "é".repeat(512));
     }
 
-    /// Regression test: before the fix, if a host did not answer, the error advised to read the output of the rank on
-    /// this host.
+    /// Regression test: before the fix, if a host did not answer, the error told the user to read the output of the rank
+    /// on this host.
     #[test]
     fn only_the_network_is_suspect_if_a_host_does_not_answer() {
         let error = |error: Errno| std::io::Error::from(error).to_string();

@@ -7,7 +7,7 @@ use std::array::from_fn;
 pub const RECORD_HEADER_BYTES: usize = 16;
 /// The maximum number of bytes after a record's header.
 pub const RECORD_BYTES_MAX: u32 = 1 << 20;
-/// The number of bytes of the header that the checksum at its end covers.
+/// The number of bytes that the checksum covers: all bytes of the header before the checksum.
 const CHECKED_BYTES: usize = RECORD_HEADER_BYTES - 4;
 
 /// The header of a record.

@@ -15,8 +15,8 @@ fn secret(text: &str) -> Secret {
     Secret::new(text.as_bytes()).unwrap()
 }
 
-/// Joins a job with each of the options in a separate thread. For each thread, returns `Ok` if the thread has joined,
-/// or its error.
+/// Starts a thread for each element of `options`. Each thread joins the job as one rank, with these options. Returns
+/// the results in the order of `options`: `Ok` if the thread has joined, or its error.
 fn join_all(options: Vec<JoinOptions>) -> Vec<Result<(), StartError>> {
     let threads: Vec<_> = options
         .into_iter()
@@ -264,8 +264,8 @@ fn the_launcher_tells_waiting_ranks_which_rank_has_died() {
     assert_eq!((rank, detail.as_str()), (Rank::new(1), "it was killed by signal 9 (SIGKILL)"));
 }
 
-/// Regression test: before the fix, a rendezvous handled only one command after each wake-up. A launcher that
-/// reported two ended ranks and then stopped its rendezvous waited until the start timeout.
+/// Regression test: before the fix, a rendezvous handled only one command after each wake-up. So if
+/// a launcher reported two ended ranks and then stopped its rendezvous, the launcher waited until the start timeout.
 #[test]
 fn a_rendezvous_stops_at_once_after_several_ranks_have_ended() {
     let start_timeout = Duration::from_mins(1);

@@ -28,7 +28,7 @@ const R1: Rank = Rank::new(1);
 
 /// Returns a function that sets the deadline and, for certain numbers of ranks `n`, selects the ring algorithm,
 /// shared memory or several hosts. The reported causes must not depend on these options.
-fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
+fn set_options_for(n: u32) -> impl Fn(&mut JoinOptions) {
     move |options| {
         options.operation_timeout = LONG;
         if n.is_multiple_of(2) {
@@ -55,7 +55,7 @@ fn wait_for_cause(group: &mut Group, first: CallResult) -> Cause {
 
 /// Returns the cause that each rank reports if `differing_rank` calls `odd` and all other ranks call `common`.
 fn causes(n: u32, differing_rank: u32, deadline: Duration, common: GroupCall, odd: GroupCall) -> Vec<Cause> {
-    ranks::run_with(n, adjust(n), move |mut group| {
+    ranks::run_with(n, set_options_for(n), move |mut group| {
         let rank = group.rank().get();
         // After this barrier all ranks have joined. If another rank fails early, the barrier may return the error already.
         let joined = group.barrier();
@@ -330,7 +330,7 @@ fn different_counts_of_an_uneven_all_to_all_are_reported() {
     }
     for (common, odd) in [(10, 11), (11, 10), (300_000, 10), (10, 300_000)] {
         for n in WORLDS {
-            let causes = ranks::run_with(n, adjust(n), move |mut group| {
+            let causes = ranks::run_with(n, set_options_for(n), move |mut group| {
                 let count = if group.rank() == R1 { odd } else { common };
                 // After this barrier all ranks have joined. If another rank fails early, the barrier may return the error
                 // already.
@@ -392,7 +392,7 @@ fn an_additional_call_is_reported() {
 fn calls_of_different_groups_are_reported() {
     for n in WORLDS {
         for differing_rank in [0, n - 1] {
-            let causes = ranks::run_with(n, adjust(n), move |mut group| {
+            let causes = ranks::run_with(n, set_options_for(n), move |mut group| {
                 let mut twin = group.duplicate().expect("all ranks agree so far");
                 group.set_timeout(SHORT);
                 twin.set_timeout(SHORT);
@@ -424,7 +424,7 @@ fn a_rank_that_never_calls_is_reported() {
         for &n in if_long_tests_else(&WORLDS[..], &[3]) {
             let missing = n / 2;
             let failed = Arc::new(Barrier::new(n as usize));
-            let causes = ranks::run_with(n, adjust(n), move |mut group| {
+            let causes = ranks::run_with(n, set_options_for(n), move |mut group| {
                 if group.rank().get() == missing {
                     failed.wait();
                     return None;
@@ -484,7 +484,7 @@ fn lines_that_a_binding_passes_are_reported() {
 /// Each of two ranks waits for a message that the other rank never sends. At the deadline the error reports both receives.
 #[test]
 fn two_receives_without_a_send_are_reported() {
-    let causes = ranks::run_with(2, adjust(2), |mut group| {
+    let causes = ranks::run_with(2, set_options_for(2), |mut group| {
         group.set_timeout(SHORT);
         let called = if group.rank() == R0 {
             at(Site::new("wait.py", 4), || group.receive(&mut [0u8; 4], R1, 6)).map(|_| ())

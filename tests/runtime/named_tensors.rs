@@ -105,12 +105,12 @@ fn tensors_in_any_order_from_any_thread_are_exact_and_need_fewer_operations(tran
 }
 
 fn tensors_that_are_ready_together_are_fused_up_to_the_threshold(transport: TestTransport) {
-    const COUNT: u64 = 40;
-    for (fusion_bytes, operations_max) in [(1 << 20, COUNT - 1), (0, COUNT)] {
+    const TENSOR_COUNT: u64 = 40;
+    for (fusion_bytes, operations_max) in [(1 << 20, TENSOR_COUNT - 1), (0, TENSOR_COUNT)] {
         let all = transport.run(2, move |mut group| {
             let tensors = create_named_tensors(&mut group, |options| options.fusion_bytes = fusion_bytes);
             let submit = |rank: Rank| {
-                (0..COUNT)
+                (0..TENSOR_COUNT)
                     .map(|index| tensors.all_reduce(&index.to_string(), vec![rank.get()], ReduceOp::Sum))
                     .collect::<Result<Vec<_>, _>>()
                     .expect("the tensors are accepted")
@@ -128,7 +128,7 @@ fn tensors_that_are_ready_together_are_fused_up_to_the_threshold(transport: Test
         assert_eq!(all[0], all[1]);
         assert!(all[0] <= operations_max, "{all:?}");
         if fusion_bytes == 0 {
-            assert_eq!(all[0], COUNT);
+            assert_eq!(all[0], TENSOR_COUNT);
         }
     }
 }
@@ -308,7 +308,8 @@ fn a_drop_after_a_stall_abort_does_not_wait_for_the_stuck_rank(transport: TestTr
     let is_over = Barrier::new(2);
     transport.run(2, move |mut group| {
         if group.rank().get() == 1 {
-            // Rank 1 takes part in the start, and then makes no call, as if its process were stopped.
+            // Rank 1 makes the two collective calls with which every rank creates its named tensors. Then it makes no
+            // further call, as if its process were stopped.
             let _groups = [group.duplicate().unwrap(), group.duplicate().unwrap()];
             is_over.wait();
             return;

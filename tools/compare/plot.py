@@ -1,7 +1,7 @@
 """Draws the results as an SVG: time against size on two logarithmic axes, and bus bandwidth against size.
 
-This module uses no plotting library, because the compared programs run in different environments, and no library is in all of
-them.
+This module uses no plotting library, because each compared program runs in its own Python environment, and no plotting
+library is installed in all of these environments.
 """
 
 import math
@@ -71,7 +71,7 @@ def draw_legend(body, y, names, styles):
 
 
 def draw_panel(body, x, y, rows, styles, value):
-    """Draws a panel whose upper left corner is at (x, y)."""
+    """Draws a panel whose upper left corner is at (x, y). `value` is "time_us" or "busbw_gb_per_s"."""
     timed = value == "time_us"
     sizes = sorted({row["bytes"] for row in rows})
     across = log_scale(sizes[0], sizes[-1], x + 10, x + PANEL_WIDTH - 10)
@@ -157,7 +157,7 @@ def linear_ticks(high):
 
 
 def labelled_sizes(sizes):
-    """Returns every n-th size, so that the labels do not overlap."""
+    """Returns the sizes that get a label: at most 12 sizes at equal intervals, so that the labels do not overlap."""
     every = math.ceil(len(sizes) / 12)
     return sizes[::every]
 

@@ -52,7 +52,7 @@ impl PyGroup {
         let handle = self.receive_bytes_async(py, source, tag)?;
         let received = handle.wait_for(py, None);
         if received.is_err() {
-            // Cancel the receive. Otherwise the receive could still match a message, and that message would be lost.
+            // Cancel the receive: if the receive matched a message after this error, that message would be lost.
             handle.cancel(py)?;
         }
         received?.ok_or_else(|| errors::general(py, "the message has not arrived"))

@@ -13,7 +13,8 @@ use crate::region::Region;
 /// A buffer argument.
 pub(crate) type BufferArg<'a, 'py> = &'a Bound<'py, PyAny>;
 
-/// Returns the element type with which the library reduces elements of this kind, and the reduction on that type.
+/// Returns how the library reduces elements of this kind: the type as which it reduces the elements, and the
+/// reduction that it applies to values of that type. `op` is the name of the reduction that the caller asked for.
 pub(crate) fn reduction_for(py: Python<'_>, kind: ElementKind, op: &str) -> PyResult<(DType, ReduceOp)> {
     let op = parse_reduction(py, op)?;
     kind.reduction(op)

@@ -19,17 +19,18 @@ pub(crate) enum LockError {
     Nested,
 }
 
-/// Says whether a thread uses the group.
+/// The state of the group: free, in use by a thread, or dropped.
 enum Holder {
     /// No thread uses the group.
     Free(Box<Group>),
-    /// A thread uses the group. If `is_closing` is true, this thread drops the group after its use.
+    /// A thread uses the group. If `is_closing` is true, this thread drops the group when it has finished using the
+    /// group.
     Thread { id: ThreadId, is_closing: bool },
     /// The group has been dropped.
     Closed,
 }
 
-/// A group, which one thread at a time can use, and the group's messenger, which needs no lock.
+/// A group and its messenger. Only one thread at a time can use the group. Any thread can use the messenger.
 pub(crate) struct GroupLock {
     holder: Mutex<Holder>,
     returned: Condvar,
@@ -51,7 +52,8 @@ impl GroupLock {
         }
     }
 
-    /// Calls `work` with the group once no other thread uses it. The caller must not hold the interpreter's lock.
+    /// Waits until no other thread uses the group, and then calls `work` with the group. The caller must not hold the
+    /// interpreter's lock.
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut Group) -> R) -> Result<R, LockError> {
         let own = thread::current().id();
         let mut holder = lock(&self.holder);

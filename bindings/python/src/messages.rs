@@ -11,8 +11,8 @@ use crate::handle::{OperationResult, PyHandle, duration};
 use crate::interrupt::SIGNAL_CHECK_INTERVAL;
 use crate::region::Region;
 
-/// Converts the source and the tag of a receive. A source of `None` matches any rank, and a tag of `None` matches any
-/// tag.
+/// Converts the source and the tag of a receive from Python integers to the types of the library. A source of `None`
+/// matches any rank, and a tag of `None` matches any tag.
 pub(crate) fn source_and_tag(
     py: Python<'_>,
     source: Option<i64>,

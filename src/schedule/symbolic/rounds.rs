@@ -46,8 +46,8 @@ pub(super) fn simulate(
     simulate_with_shared_buffers(world, slot, plan, buffers, &|_| false)
 }
 
-/// Runs a plan on all ranks. The ranks for which `shares` returns true post the addresses of their buffers instead of
-/// elements, in the round in which this is possible.
+/// Runs a plan on all ranks. If `shares` returns true for a rank, the rank posts the address of its buffer instead of
+/// elements in the round that has an `exchange`.
 fn simulate_with_shared_buffers(
     world: WorldSize,
     slot: usize,
@@ -203,7 +203,7 @@ fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
 }
 
 /// Only some ranks have buffers that all ranks can access. The operation then uses slots. But in the first round, the
-/// data of a rank with such a buffer are read from the buffer, and not from a slot.
+/// other ranks read the data of such a rank from the rank's buffer, and not from a slot.
 #[test]
 fn all_reduce_uses_slots_if_only_some_buffers_are_shared() {
     for ranks in 2..=RANKS_MAX {

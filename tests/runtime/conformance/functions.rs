@@ -105,7 +105,7 @@ fn reduce_scatter_accepts_custom_functions() {
         super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank());
             for count in tested_lengths(n).into_iter().chain([long_count()]) {
-                // The reduction function is the greatest common divisor.
+                // The contribution of a rank to an element. The reduction function is `gcd`.
                 let number = |rank: u32, index: usize| (index as u64 % 60 + 1) * u64::from(rank % 3 + 1);
                 let gcd = |mut a: u64, mut b: u64| {
                     while b > 0 {

@@ -21,8 +21,8 @@ _RANK_MODULE = "ringtrain._rank"
 
 
 class RunError(Error):
-    """A rank that `run` started has failed. `rank` is the first rank whose function raised an exception. `__cause__`
-    is this exception if it can be pickled. `rank` is `None` if no function raised an exception, for example because a
+    """A rank that `run` started has failed. `rank` is the rank whose function was the first to raise an exception.
+    `__cause__` is this exception if it can be pickled. `rank` is `None` if no function raised an exception, for example because a
     process was killed.
     """
 
@@ -54,7 +54,7 @@ def run(
     process prints the output of the ranks and puts the rank in front of each line. `timeout` is the limit for the whole job in
     seconds. `env` has additional environment variables for the ranks.
 
-    Raises `RunError` with the rank that failed first and the traceback of that rank. The processes of all ranks have
+    Raises `RunError`, which names the rank that failed first and has the traceback of that rank. The processes of all ranks have
     ended when the call returns. If you interrupt the call, or if the calling process is killed, the processes of the
     ranks end too.
     """
@@ -73,18 +73,19 @@ def run(
             fcntl.lockf(caller, fcntl.LOCK_EX)
             variables = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path(), **(env or {})}
             code, tail = _run_launcher(command, variables)
-        return _results(Path(directory), np, code, tail)
+        return _read_results(Path(directory), np, code, tail)
 
 
 def _python_path() -> str:
     """Returns this process's `sys.path` as the value of PYTHONPATH for the ranks. In a notebook, `sys.path` has an
-    empty entry: this function replaces the empty entry by the working directory.
+    empty entry: in the returned value, the working directory takes the place of the empty entry.
     """
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
 def _run_launcher(command: list[str], env: Mapping[str, str]) -> tuple[int, list[str]]:
-    """Runs the launcher and prints its output. Returns its exit code and the last lines of its output."""
+    """Runs the launcher and prints the launcher's output. Returns the exit code of the launcher and the last lines of the
+    output."""
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
@@ -114,8 +115,9 @@ def _print_lines(lines: IO[str] | None, tail: list[str]) -> None:
         del tail[:-20]
 
 
-def _results(directory: Path, np: int, code: int, tail: list[str]) -> list[Any]:
-    """Returns the results of the ranks. Raises `RunError` for the rank that failed first."""
+def _read_results(directory: Path, np: int, code: int, tail: list[str]) -> list[Any]:
+    """Returns the results that the ranks have written to files in `directory`. Raises `RunError` for the rank that failed
+    first. `code` is the exit code of the launcher, and `tail` has the last lines of its output."""
     outcomes: dict[int, tuple[bool, Any, str, float]] = {}
     for rank in range(np):
         path = directory / f"result-{rank}"

@@ -23,6 +23,8 @@ def check_null_requests(comm):
 
 
 def start_ring_messages(comm, count=5):
+    """Starts to send `count` messages to the next rank, and to receive `count` messages from `before`, the previous rank.
+    Returns the buffers for the messages, the requests of the receives, the requests of the sends, and `before`."""
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     buffers = [np.zeros(100 * (i + 1)) for i in range(count)]
     received = [comm.Irecv(buffer, before, i) for i, buffer in enumerate(buffers)]
@@ -31,6 +33,7 @@ def start_ring_messages(comm, count=5):
 
 
 def all_arrived(buffers, before):
+    """Returns whether every buffer contains the message that rank `before` has sent in `start_ring_messages`."""
     return all((buffer == before + i).all() for i, buffer in enumerate(buffers))
 
 

@@ -38,8 +38,8 @@ def expected_lines(script: str, size: int) -> list[str]:
     return sorted_lines(dict(zip(sections[::2], sections[1::2], strict=True))[str(size)])
 
 
-def check(script: str, size: int, **how) -> None:
-    done = launch(size, str(HERE / "scripts" / f"{script}.py"), **how)
+def check_output(script: str, size: int, **launch_options) -> None:
+    done = launch(size, str(HERE / "scripts" / f"{script}.py"), **launch_options)
     assert done.returncode == 0, done.stderr
     assert sorted_lines(done.stdout) == expected_lines(script, size)
 
@@ -49,7 +49,7 @@ def check(script: str, size: int, **how) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_script_with_the_mpi4py_alias_on_pythonpath(script: str, size: int) -> None:
     path = os.pathsep.join([directory(), package_directory(), os.environ.get("PYTHONPATH", "")])
-    check(script, size, environment={"PYTHONPATH": path}, options=("--mpi4py=installed",))
+    check_output(script, size, environment={"PYTHONPATH": path}, options=("--mpi4py=installed",))
 
 
 def test_one_script_with_the_mpi4py_alias_on_pythonpath() -> None:
@@ -62,7 +62,7 @@ def test_one_script_with_the_mpi4py_alias_on_pythonpath() -> None:
 def test_script_with_the_option_mpi4py(script: str) -> None:
     if not ringrun_has_option_mpi4py():
         pytest.skip("this ringrun has no --mpi4py")
-    check(script, 3, options=("--mpi4py",))
+    check_output(script, 3, options=("--mpi4py",))
 
 
 @pytest.mark.skipif(

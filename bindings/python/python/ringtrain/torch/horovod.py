@@ -30,7 +30,7 @@ _current: _shutdown.GroupResource | None = None
 
 
 def init() -> None:
-    """Joins the first of these jobs that exists. A second call does nothing.
+    """Joins the first job in this list that exists. Does nothing if this process has already joined a job.
 
     1. The job of torch.distributed's default group, if this group has the backend "ring".
     2. The job for which ringrun or torchrun started this process.
@@ -172,7 +172,7 @@ def allreduce(
 ) -> Tensor:
     """Reduces tensors of the same shape over all ranks into a new tensor. The default reduction is the average.
 
-    Sums and averages have a gradient.
+    Autograd can compute the gradient only if the reduction is a sum or an average.
     """
     return _AllReduce.apply(tensor, _reduction_name(average, op), prescale_factor, postscale_factor, compression)
 
@@ -190,30 +190,30 @@ def allreduce_(
 
 
 def grouped_allreduce_async(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> list[Handle]:
-    """Begins to reduce several tensors, each into a new tensor. Takes the arguments of `allreduce_async`."""
+    """Begins to reduce several tensors, each into a new tensor. Accepts the same options as `allreduce_async`."""
     return [allreduce_async(tensor, *arguments, **options) for tensor in tensors]
 
 
 def grouped_allreduce(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
-    """Reduces several tensors, each into a new tensor. Takes the arguments of `allreduce_async`."""
+    """Reduces several tensors, each into a new tensor. Accepts the same options as `allreduce_async`."""
     return [handle.wait() for handle in grouped_allreduce_async(tensors, *arguments, **options)]
 
 
 def grouped_allreduce_(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
-    """Reduces several tensors in place. Takes the arguments of `allreduce_async_`."""
+    """Reduces several tensors in place. Accepts the same options as `allreduce_async_`."""
     handles = [allreduce_async_(tensor, *arguments, **options) for tensor in tensors]
     return [handle.wait() for handle in handles]
 
 
 def allgather_async(tensor: Tensor, name: str | None = None) -> Handle:
-    """Begins to concatenate the ranks' tensors along the first dimension. Only the length of this dimension may
-    differ between ranks."""
+    """Begins to concatenate the ranks' tensors along the first dimension. The tensors may differ only in the length
+    of their first dimension."""
     return _begin_allgather(tensor)[0]
 
 
 def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
-    """Concatenates the ranks' tensors along the first dimension. Only the length of this dimension may differ between
-    ranks."""
+    """Concatenates the ranks' tensors along the first dimension. The tensors may differ only in the length of their
+    first dimension."""
     return _AllGather.apply(tensor)
 
 
@@ -333,8 +333,8 @@ def _begin_allgather(tensor: Tensor) -> tuple[Handle, list[int]]:
 
 
 def _finish(tensor: Tensor, back: Callable[[], None] | None) -> Callable[[], Tensor]:
-    """Returns a function that first calls `back` (unless `back` is `None`), which copies the result into `tensor`,
-    and then returns `tensor`."""
+    """Returns the last step of an operation, a function that returns `tensor`. If `back` is not `None`, the last step first
+    calls `back`, which copies the operation's result into `tensor`."""
 
     def finish() -> Tensor:
         if back is not None:
