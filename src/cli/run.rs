@@ -357,7 +357,7 @@ fn parse_positive_seconds(text: &str) -> Result<Duration, String> {
 mod tests {
     use super::*;
 
-    fn plan(line: &str) -> Result<LaunchPlan, String> {
+    fn parse_line(line: &str) -> Result<LaunchPlan, String> {
         parse(line.split_whitespace().map(OsString::from).collect()).map_err(|error| error.to_string())
     }
 
@@ -378,7 +378,7 @@ mod tests {
             ("-n 2 -- prog : -n 1 b", 2, "prog : -n 1 b"),
             ("-q -n 2 --bind-to core:overload-allowed prog", 2, "prog"),
         ] {
-            let plan = plan(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+            let plan = parse_line(line).unwrap_or_else(|error| panic!("{line}: {error}"));
             let words: Vec<_> = [&plan.program]
                 .into_iter()
                 .chain(&plan.arguments)
@@ -422,7 +422,7 @@ mod tests {
             ("-n 1 a : -n 1 b", "one command for all ranks"),
             ("-n 2 -x RING_SECRET=hush prog", "only ringrun sets"),
         ] {
-            let error = plan(line).expect_err(line);
+            let error = parse_line(line).expect_err(line);
             assert!(error.contains(part), "{line}: {error}");
             assert!(!error.contains("hush"), "{error}");
         }
@@ -432,7 +432,7 @@ mod tests {
     fn auto_is_one_rank_for_each_processor() {
         let processors = std::thread::available_parallelism().unwrap().get();
         for line in ["-n auto prog", "--nproc_per_node=cpu prog"] {
-            assert_eq!(plan(line).unwrap().world.as_usize(), processors, "{line}");
+            assert_eq!(parse_line(line).unwrap().world.as_usize(), processors, "{line}");
         }
     }
 
@@ -445,25 +445,25 @@ mod tests {
             ("--mpi4py=ringtrain -n 2 prog", Mpi4py::Ringtrain),
             ("--mpi4py=installed -n 2 prog", Mpi4py::Installed),
         ] {
-            assert_eq!(plan(line).unwrap().mpi4py, expected, "{line}");
+            assert_eq!(parse_line(line).unwrap().mpi4py, expected, "{line}");
         }
-        let error = plan("--mpi4py=mine -n 2 prog").expect_err("the value was accepted");
+        let error = parse_line("--mpi4py=mine -n 2 prog").expect_err("the value was accepted");
         assert!(error.contains("neither ringtrain nor installed"), "{error}");
     }
 
     #[test]
     fn a_job_timeout_limits_the_start_timeout() {
-        let limits = plan("-n 2 --job-timeout 5 prog").unwrap().limits;
+        let limits = parse_line("-n 2 --job-timeout 5 prog").unwrap().limits;
         assert_eq!(limits.start_timeout, Duration::from_secs(5));
     }
 
     #[test]
     fn the_last_of_several_tag_options_applies() {
-        assert_eq!(plan("-n 2 --no-tag-output prog").unwrap().output_format, OutputFormat::Raw);
+        assert_eq!(parse_line("-n 2 --no-tag-output prog").unwrap().output_format, OutputFormat::Raw);
         assert_eq!(
-            plan("-n 2 --no-tag-output --tag-output prog").unwrap().output_format,
+            parse_line("-n 2 --no-tag-output --tag-output prog").unwrap().output_format,
             OutputFormat::Tagged
         );
-        assert_eq!(plan("-n 2 prog").unwrap().output_format, OutputFormat::Tagged);
+        assert_eq!(parse_line("-n 2 prog").unwrap().output_format, OutputFormat::Tagged);
     }
 }

@@ -54,7 +54,8 @@ impl ClaimRegistry {
     /// Returns, for each of these cores, the number of jobs that have claimed it.
     pub(super) fn count_jobs(&self, cores: &[PhysicalCore]) -> Vec<usize> {
         let is_claimed = |core: &PhysicalCore, job: usize| {
-            bind_name(&self.name(core, job)).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+            bind_name(&self.claim_name(core, job))
+                .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
         };
         let count = |core: &PhysicalCore| (0..JOBS_COUNTED_MAX).filter(|&job| is_claimed(core, job)).count();
         cores.iter().map(count).collect()
@@ -63,10 +64,10 @@ impl ClaimRegistry {
     /// Claims a core until the returned socket is dropped. Returns `None` if the system refuses a socket, or if too
     /// many jobs have claimed the core.
     pub(super) fn claim(&self, core: &PhysicalCore) -> Option<UnixDatagram> {
-        (0..JOBS_COUNTED_MAX).find_map(|job| bind_name(&self.name(core, job)).ok())
+        (0..JOBS_COUNTED_MAX).find_map(|job| bind_name(&self.claim_name(core, job)).ok())
     }
 
-    fn name(&self, core: &PhysicalCore, job: usize) -> String {
+    fn claim_name(&self, core: &PhysicalCore, job: usize) -> String {
         let processor = core.processors.first().copied().unwrap_or_default();
         format!("{}.{processor}.{job}", self.prefix)
     }

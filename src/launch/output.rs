@@ -70,7 +70,7 @@ pub(super) enum OutputEvent {
     Drained(OutputSummary),
 }
 
-/// The facts about the output that ringrun's final report contains.
+/// What ringrun's final report says about the output.
 #[derive(Default, Debug)]
 pub(super) struct OutputSummary {
     /// The last lines that each rank printed.
@@ -186,7 +186,8 @@ struct RankPipe {
     pipe: Option<pipe::Receiver>,
     splitter: LineSplitter,
     file: Option<File>,
-    /// Whether a line of this pipe was too long and was printed in pieces. Only the first such line causes a message.
+    /// Whether a line of this pipe was too long and was printed in pieces. ringrun prints a message only for the
+    /// first line that it cuts.
     has_cut_a_line: bool,
     readable: bool,
     /// The number of bytes that may still be read after all ranks have ended.

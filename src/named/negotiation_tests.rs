@@ -22,8 +22,7 @@ enum TestAction {
 }
 
 /// A tensor of an operation that has begun: its name, and this rank's contribution. The contribution is given as the
-/// number of the tensor and the number of the step. The contribution is `None` if this rank contributes
-/// zeros.
+/// number of the tensor and the number of the step. The contribution is `None` if this rank contributes zeros.
 type BegunTensor = (String, Option<(usize, usize)>);
 
 struct SimulatedRank {
@@ -161,9 +160,9 @@ impl SimulatedGroup {
     }
 }
 
-/// Returns the actions of a rank. In each step the rank submits every tensor once, in an order that differs from rank
-/// to rank. The number of steps in an epoch also differs from rank to rank, and each rank joins at the end of an
-/// epoch.
+/// Returns the actions of a rank. In each step the rank submits every tensor once. The rank and the numbers in
+/// `order` determine in which order. The number of steps in an epoch also differs from rank to rank, and each rank
+/// joins at the end of an epoch.
 fn make_actions(rank: usize, tensors: usize, epochs: usize, order: &[usize]) -> Vec<TestAction> {
     let mut actions = Vec::new();
     let mut index = rank;

@@ -1,6 +1,6 @@
 //! The threads of named tensors, and the messages between ranks. The client and the coordinator perform no IO and
-//! read no clock: the threads of this module send and receive the messages over a group, and pass the current time to
-//! both.
+//! read no clock. The threads of this module send and receive the messages over a group, and pass the current time to
+//! the client and the coordinator.
 //!
 //! Every rank has three threads. The reporter sends the reports of the client, the reader carries out the instructions of
 //! the coordinator, and the finisher waits for operations and delivers their results. On rank 0 a fourth thread, the

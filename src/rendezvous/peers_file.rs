@@ -152,7 +152,7 @@ impl PeersFile {
         self.entries.get(rank.index()).map_or("", |entry| &entry.host)
     }
 
-    /// Returns a text for errors that names a rank and its entry, for example `rank 2 (host:port)`.
+    /// Returns a text with which errors name a rank: its number and its entry, for example `rank 2 (host:port)`.
     pub fn name(&self, rank: Rank) -> String {
         self.entries
             .get(rank.index())

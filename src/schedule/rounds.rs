@@ -146,7 +146,7 @@ impl RoundPlan {
         rounds.max(1)
     }
 
-    /// Returns the number of elements for each rank in a slot, if the slot contains elements for every rank.
+    /// Returns how many elements a slot has for each rank, when the slot is divided among all ranks.
     fn slot_len_per_rank(&self) -> usize {
         self.slot_len / self.world.as_usize()
     }

@@ -1,4 +1,5 @@
-//! Frames, the messages on a link: each is a header of 64 bytes and a payload whose length is in the header.
+//! Frames, the messages on a link. A frame is a header of 64 bytes and a payload. The header has the payload's
+//! length.
 
 use super::reader::Reader;
 use crate::types::{Algorithm, Contract, DType, Operation, Rank, ReduceOp};
@@ -71,7 +72,7 @@ pub struct FrameHeader {
     /// The arguments of the sender's call: operation, element type, count and so on. The receiver compares these
     /// arguments with those of its own call.
     pub contract: Contract,
-    /// The number of the step, counted from 0, among the steps of the operation in which this sender sends to this
+    /// The number of the step, counted from 0 among the operation's steps in which this sender sends to this
     /// receiver.
     pub message: u32,
     /// The index of the segment's first element within the data of the step. Ready and credit frames use this field

@@ -22,7 +22,7 @@ const TREE_BLOCK_MIN: usize = 20;
 /// The largest number of blocks into which a double tree divides a buffer.
 const TREE_BLOCKS_MAX: usize = 100;
 
-/// One operation of the program, which is the same on all ranks of its group.
+/// One call of an operation. All ranks of the group make the same call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     /// The index of the group in the list of groups.
@@ -134,7 +134,7 @@ impl Call {
 
     /// In some algorithms every rank gets the elements of all ranks and reduces them itself, so its buffer has a slot for
     /// each rank. Returns the rank whose elements are in the first slot, or `None` if the call has no slots.
-    fn first_slot(self, rank: Rank) -> Option<Rank> {
+    fn owner_of_first_slot(self, rank: Rank) -> Option<Rank> {
         match (self.operation, self.algorithm) {
             (Operation::AllReduce, Algorithm::OneShot) => Some(Rank::ZERO),
             (Operation::AllReduce, Algorithm::Doubling) => Some(rank),
@@ -205,7 +205,7 @@ impl Call {
         let own = chunk(self.count, world, rank);
         let all =
             |count: usize| (0..count).map(|index| Self::contribution(rank, index)).collect::<Vec<f64>>();
-        if let Some(first) = self.first_slot(rank) {
+        if let Some(first) = self.owner_of_first_slot(rank) {
             let mut buffer = vec![0.0; world.as_usize() * self.count];
             let own = self.slot_range(world, first, rank);
             buffer[own].copy_from_slice(&all(self.count));
@@ -239,7 +239,7 @@ impl Call {
         };
         let reduced =
             |ranks: std::ops::Range<u32>, index| self.expected_element(ranks.map(Rank::new), world, index);
-        if let Some(first) = self.first_slot(rank) {
+        if let Some(first) = self.owner_of_first_slot(rank) {
             let has_slot_of = |from: Rank| {
                 let slot = &buffer[self.slot_range(world, first, from)];
                 (0..count).all(|index| slot[index] == Self::contribution(from, index))

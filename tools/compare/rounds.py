@@ -83,8 +83,8 @@ class Rounds:
         self.iterations = {}
 
     def measured_lines(self):
-        """Returns the rates that iperf3 has measured on the network, by congestion control. Only a comparison in a
-        lab measures these rates.
+        """Returns, for each congestion control, the rates that iperf3 has measured on the lines (the network links).
+        Only a comparison in a lab measures these rates.
         """
         return {}
 
@@ -172,8 +172,8 @@ class Rounds:
             self.drop_sizes(program, case, sizes)
 
     def measure_undisturbed(self, program, case, sizes, stall_s):
-        """Repeats a measurement, at most `REPEATS_MAX` times, until the machine was idle before and after the
-        measurement.
+        """Measures until the machine was idle before and after a measurement, but at most `REPEATS_MAX` times.
+        Returns the last measurement.
         """
         for _ in range(REPEATS_MAX):
             machine.wait_until_idle(self.args.wait_idle, self.say)

@@ -46,11 +46,11 @@ def measure_all_reduce(group: Any, buffer: torch.Tensor, calls: int) -> float:
     assert torch.all(buffer == n), "the sum is wrong"
     buffer.zero_()
 
-    def repeat() -> None:
+    def call_repeatedly() -> None:
         for _ in range(calls):
             dist.all_reduce(buffer, group=group)
 
-    return measure(repeat, group) / calls
+    return measure(call_repeatedly, group) / calls
 
 
 class Training:
@@ -74,7 +74,7 @@ class Training:
         self.losses: list[float] = []
         self.batch = batch
 
-    def epoch(self) -> None:
+    def train_epoch(self) -> None:
         for _ in range(EPOCH_STEPS):
             self.optimizer.zero_grad()
             batch = torch.randn(self.batch, 512, generator=self.generator)
@@ -121,10 +121,10 @@ def main() -> None:
     times = {name: [] for name in (*groups, "no communication")}
     for index in range(rounds + 1):
         for name, training in trainings.items():
-            spent = measure(training.epoch, groups[name])
+            spent = measure(training.train_epoch, groups[name])
             if index or arguments.smoke:
                 times[name].append(spent)
-        baseline_seconds = measure(baseline.epoch, groups["ring"])
+        baseline_seconds = measure(baseline.train_epoch, groups["ring"])
         if index or arguments.smoke:
             times["no communication"].append(baseline_seconds)
     report(f"epoch of {EPOCH_STEPS} steps of {arguments.batch}", times)

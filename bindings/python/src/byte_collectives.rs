@@ -37,6 +37,7 @@ struct Contribution<T> {
 }
 
 impl<T: Default> Contribution<T> {
+    /// Returns the contribution that `read` returns. If `read` fails, or if `refusal` is a reason, this rank refuses.
     fn new(py: Python<'_>, refusal: Option<String>, read: impl FnOnce() -> PyResult<T>) -> Self {
         if let Some(reason) = refusal {
             return Self { data: Err(shorten(reason)), error: None };

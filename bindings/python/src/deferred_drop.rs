@@ -1,9 +1,10 @@
-//! References to Python objects that a thread can drop without the interpreter's lock. When such a reference is
-//! dropped, its object is put on a list. The next call that holds the interpreter's lock drops the objects of the
+//! References to Python objects that a thread can drop without the interpreter's lock. When a reference of this type
+//! is dropped, its object is put on a list. The next call that holds the interpreter's lock drops the objects of the
 //! list.
 //!
-//! `PyO3` has such a list too, but every call through `PyO3` locks that list, and in a forked child the lock may stay
-//! locked forever. A forked child does not use the list of this module.
+//! `PyO3` has a list for the same purpose. But every call through `PyO3` locks the list of `PyO3`, and in a forked
+//! child this lock may stay locked forever. A forked child does not lock the list of this module: it never frees the
+//! objects.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -117,6 +117,7 @@ class FinishedProgram:
 
 
 def _tagged(text: str, tag: str) -> list[str]:
+    """Returns the lines of `text` that begin with `tag`, without the tag."""
     return [line.removeprefix(tag) for line in text.splitlines() if line.startswith(tag)]
 
 
@@ -296,6 +297,9 @@ class Cases:
         return test
 
     def _launch(self, ringrun: Launcher, n: int) -> tuple[Any, list[dict[str, str]]]:
+        """Runs all checks on `n` ranks. Returns two values: the finished program or the error of the launch, and for
+        each rank the error texts of its checks, by the name of the check. The text of a check without an error is
+        empty."""
         with tempfile.TemporaryDirectory(prefix="ringtrain-tests-") as directory:
             try:
                 done: Any = ringrun(n, self.file, code=None, env={"RINGTRAIN_REPORT": directory})

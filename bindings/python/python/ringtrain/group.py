@@ -72,13 +72,13 @@ class Group(Objects):
 
     @property
     def members(self) -> list[int]:
-        """For each member of this group, its rank in the job. Error messages use these numbers."""
+        """For each member of this group, its rank in the job. Error messages name a rank by its rank in the job."""
         return self.core.members
 
     @property
     def timeout(self) -> float:
-        """How many seconds an operation may take; `math.inf` means no limit. A change applies to operations that
-        begin later."""
+        """How many seconds an operation may take; `math.inf` means no limit. A new value applies only to operations
+        that begin later."""
         return self.core.timeout
 
     @timeout.setter
@@ -305,8 +305,8 @@ class Group(Objects):
         return Handle(self.core.all_gather_async(as_sendable(result), as_sendable(array), scaled), lambda _: result)
 
     def all_gather_list(self, x: ArrayLike) -> list[NDArray]:
-        """Returns a list of the arrays of all ranks, in rank order. The arrays may have different numbers of rows.
-        To find these numbers, the ranks first run an additional all-gather."""
+        """Returns a list of the arrays of all ranks, in rank order. The arrays may have different numbers of rows. To
+        find the numbers of rows, the ranks first run an additional all-gather."""
         array = np.atleast_1d(as_contiguous(x))
         counts = [int(count) for count in self.all_gather(np.int64(array.shape[0]))]
         parts = np.split(self.all_gather(array, counts=counts), np.cumsum(counts)[:-1])
@@ -437,7 +437,7 @@ class Group(Objects):
         send_counts: Sequence[int] | None = None,
         receive_counts: Sequence[int] | None = None,
     ) -> NDArray:
-        """Sends the r-th of n equal parts of the rows to rank r. Returns the parts that this rank received,
+        """Sends the r-th of n equal parts of the rows of `x` to rank r. Returns the parts that this rank received,
         concatenated in rank order. With `send_counts` and `receive_counts`, this rank sends `send_counts[r]` rows to
         rank r and receives `receive_counts[r]` rows from rank r."""
         array, result, sent, received = self._all_to_all_arguments(x, out, send_counts, receive_counts)

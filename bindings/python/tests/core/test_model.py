@@ -1,4 +1,4 @@
-"""Tests of `ringtrain.load_model`: its predictions equal those of the program `ringtrain predict`."""
+"""Tests of `ringtrain.load_model`: a loaded model predicts the same values as the program `ringtrain predict`."""
 
 import csv
 import json
@@ -133,7 +133,7 @@ def test_texts_and_missing_values_are_encoded_as_by_the_program(tmp_path: Path):
         model.predict(table | {"street": [1.5] * count})
 
 
-def test_arrays_that_do_not_fit_are_refused(saved: dict[str, Path]):
+def test_arrays_with_a_wrong_shape_type_or_value_are_refused(saved: dict[str, Path]):
     model = ring.load_model(saved["linear regression"])
     x = table()
     hole = x.copy()
@@ -153,7 +153,7 @@ def test_arrays_that_do_not_fit_are_refused(saved: dict[str, Path]):
             model.predict(wrong)
 
 
-def test_damaged_and_foreign_files_raise_model_file_error(saved: dict[str, Path], tmp_path: Path):
+def test_damaged_files_and_files_of_other_formats_raise_model_file_error(saved: dict[str, Path], tmp_path: Path):
     complete = saved["mlp:6 regression"].read_bytes()
     path = tmp_path / "model"
     generator = np.random.default_rng(1)

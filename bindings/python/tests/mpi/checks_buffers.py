@@ -78,7 +78,7 @@ def check_invalid_buffers_are_refused(comm):
 
 
 def check_messages_longer_than_the_buffer(comm):
-    """Only the receiver of a message that is too long raises an error, and the job continues."""
+    """If a message is longer than the receiver's buffer, only the receiver raises an error, and the job continues."""
     me = comm.rank
     for count in (10, 200_000):
         for receive in (

@@ -124,14 +124,14 @@ impl SimulatedLink {
             Rc::new(RefCell::new(Pipe { capacity, ..Pipe::default() }))
         };
         let pipes: Vec<_> = (0..stream_count).map(|_| [pipe(), pipe()]).collect();
-        let ends = [0, 1].map(|side| Bundle::new(end(&pipes[0], side), Token(0), stream_count));
+        let ends = [0, 1].map(|side| Bundle::new(pipe_end(&pipes[0], side), Token(0), stream_count));
         Self { random, ends, pipes }
     }
 
     /// Adds a further connection to both ends.
     fn add(&mut self, index: usize) {
         for side in 0..2 {
-            let end = end(&self.pipes[index], side);
+            let end = pipe_end(&self.pipes[index], side);
             self.ends[side].add(index as u8, end, Token(index));
         }
     }
@@ -155,7 +155,7 @@ impl SimulatedLink {
     }
 }
 
-fn end(pipes: &[Rc<RefCell<Pipe>>; 2], side: usize) -> PipeEnd {
+fn pipe_end(pipes: &[Rc<RefCell<Pipe>>; 2], side: usize) -> PipeEnd {
     PipeEnd { outgoing: Rc::clone(&pipes[side]), incoming: Rc::clone(&pipes[1 - side]) }
 }
 
@@ -184,12 +184,12 @@ impl FrameFlow {
     }
 
     /// Sends and receives once.
-    fn step(&mut self, world: &mut SimulatedLink) {
+    fn step(&mut self, link: &mut SimulatedLink) {
         if let Some(frame) = self.frames.front() {
             let rest = &frame[self.sent_of_first..];
             let header = rest.len().min(64);
             let parts = [IoSlice::new(&rest[..header]), IoSlice::new(&rest[header..])];
-            match world.ends[self.from].send(&parts) {
+            match link.ends[self.from].send(&parts) {
                 TransferResult::Bytes(count) => {
                     self.sent.extend(&rest[..count]);
                     self.sent_of_first += count;
@@ -197,7 +197,7 @@ impl FrameFlow {
                         self.frames.pop_front();
                         self.sent_of_first = 0;
                         if self.frames.is_empty() {
-                            world.ends[self.from].finish();
+                            link.ends[self.from].finish();
                         }
                     }
                 }
@@ -205,12 +205,12 @@ impl FrameFlow {
                 other => panic!("{other:?}"),
             }
         }
-        let long = world.random.random_bool(0.5);
-        let lengths = [world.random.random_range(1..if long { 100_000 } else { 100 }), 64];
+        let long = link.random.random_bool(0.5);
+        let lengths = [link.random.random_range(1..if long { 100_000 } else { 100 }), 64];
         let mut buffers = lengths.map(|length| vec![0; length]);
         let mut parts = buffers.each_mut().map(|buffer| IoSliceMut::new(buffer));
-        let count = world.random.random_range(1..=2);
-        match world.ends[1 - self.from].receive(&mut parts[..count]) {
+        let count = link.random.random_range(1..=2);
+        match link.ends[1 - self.from].receive(&mut parts[..count]) {
             TransferResult::Bytes(count) => self.received.extend(buffers.concat().into_iter().take(count)),
             TransferResult::Blocked => {}
             TransferResult::Lost(_) if self.is_done() => {}
@@ -226,28 +226,28 @@ impl FrameFlow {
 /// Sends frames in both directions until all have arrived, and checks the received bytes. Connections are added at
 /// random times. If `becomes_single` is set, each side begins at a random time to send on a single connection only.
 fn exchange_frames(seed: u64, stream_count: u8, capacity_max: usize, becomes_single: bool) -> SimulatedLink {
-    let mut world = SimulatedLink::new(seed, stream_count, capacity_max);
-    let mut flows = [0, 1].map(|from| FrameFlow::new(from, &mut world.random));
+    let mut link = SimulatedLink::new(seed, stream_count, capacity_max);
+    let mut flows = [0, 1].map(|from| FrameFlow::new(from, &mut link.random));
     let mut missing: Vec<usize> = (1..stream_count.into()).collect();
     let mut sides_to_change = if becomes_single { vec![0, 1] } else { Vec::new() };
     let mut idle = 0;
     while !flows.iter().all(FrameFlow::is_done) {
         let before: usize = flows.iter().map(|flow| flow.sent.len() + flow.received.len()).sum();
-        match world.random.random_range(0..20) {
+        match link.random.random_range(0..20) {
             0 if !missing.is_empty() => {
-                let which = world.random.random_range(0..missing.len());
+                let which = link.random.random_range(0..missing.len());
                 let index = missing.swap_remove(which);
-                world.add(index);
+                link.add(index);
             }
             1 if !sides_to_change.is_empty() => {
                 if let Some(side) = sides_to_change.pop() {
-                    world.ends[side].use_single_connection();
+                    link.ends[side].use_single_connection();
                 }
             }
-            2..=9 => world.deliver_some_bytes(),
+            2..=9 => link.deliver_some_bytes(),
             _ => {
-                let which = world.random.random_range(0..2);
-                flows[which].step(&mut world);
+                let which = link.random.random_range(0..2);
+                flows[which].step(&mut link);
             }
         }
         let after: usize = flows.iter().map(|flow| flow.sent.len() + flow.received.len()).sum();
@@ -257,7 +257,7 @@ fn exchange_frames(seed: u64, stream_count: u8, capacity_max: usize, becomes_sin
     for flow in &flows {
         assert!(flow.received == flow.sent, "seed {seed}: the received bytes differ from the sent bytes");
     }
-    world
+    link
 }
 
 proptest! {
@@ -281,35 +281,35 @@ proptest! {
 
 #[test]
 fn equally_fast_connections_carry_equally_many_bytes() {
-    let mut world = SimulatedLink::new(3, 4, 300_000);
-    (1..4).for_each(|index| world.add(index));
-    world.pipes.iter().for_each(|pipe| pipe[0].borrow_mut().capacity = 300_000);
+    let mut link = SimulatedLink::new(3, 4, 300_000);
+    (1..4).for_each(|index| link.add(index));
+    link.pipes.iter().for_each(|pipe| pipe[0].borrow_mut().capacity = 300_000);
     let frame = vec![7; 256 << 10];
     for _ in 0..100 {
-        assert_eq!(world.ends[0].send(&[IoSlice::new(&frame)]), TransferResult::Bytes(frame.len()));
-        for pipe in &world.pipes {
+        assert_eq!(link.ends[0].send(&[IoSlice::new(&frame)]), TransferResult::Bytes(frame.len()));
+        for pipe in &link.pipes {
             pipe[0].borrow_mut().in_flight.clear();
         }
     }
-    for pipe in &world.pipes {
+    for pipe in &link.pipes {
         assert_eq!(pipe[0].borrow().written, 100 * ((64 << 10) + RECORD_HEADER_BYTES));
     }
 }
 
 #[test]
 fn a_full_connection_is_skipped() {
-    let mut world = SimulatedLink::new(3, 2, 300_000);
-    world.add(1);
+    let mut link = SimulatedLink::new(3, 2, 300_000);
+    link.add(1);
     let capacities = [200_000, 3_000_000];
-    for (pipe, capacity) in world.pipes.iter().zip(capacities) {
+    for (pipe, capacity) in link.pipes.iter().zip(capacities) {
         pipe[0].borrow_mut().capacity = capacity;
     }
     let frame = vec![7; 2_000_000];
-    let TransferResult::Bytes(moved) = world.ends[0].send(&[IoSlice::new(&frame)]) else {
+    let TransferResult::Bytes(moved) = link.ends[0].send(&[IoSlice::new(&frame)]) else {
         panic!("nothing was sent")
     };
     assert_eq!(moved, frame.len());
-    let written = |index: usize| world.pipes[index][0].borrow().written;
+    let written = |index: usize| link.pipes[index][0].borrow().written;
     assert!(written(0) <= 200_000 && written(0) > 60_000, "{}", written(0));
     assert!(written(1) > 1_800_000);
 }
@@ -318,17 +318,17 @@ fn a_full_connection_is_skipped() {
 /// bytes that the peer has sent on it. Returns the results, up to the first one that is not
 /// [`TransferResult::Bytes`].
 fn receive_from(stream_count: u8, streams: &[(u8, Vec<u8>)]) -> Vec<TransferResult> {
-    let mut world = SimulatedLink::new(1, stream_count, 1);
+    let mut link = SimulatedLink::new(1, stream_count, 1);
     for (index, bytes) in streams {
-        world.pipes[usize::from(*index)][1].borrow_mut().arrived.extend(bytes);
+        link.pipes[usize::from(*index)][1].borrow_mut().arrived.extend(bytes);
         if *index > 0 {
-            world.add((*index).into());
+            link.add((*index).into());
         }
     }
     let mut all = Vec::new();
     loop {
         let mut buffer = [0; 100];
-        let moved = world.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)]);
+        let moved = link.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)]);
         let is_last = !matches!(moved, TransferResult::Bytes(_));
         all.push(moved);
         if is_last {
@@ -372,11 +372,11 @@ fn a_missing_record_is_an_error_once_no_connection_can_deliver_it() {
 fn a_corrupt_header_is_reported_once_and_the_following_bytes_are_read() {
     let mut bytes = record(0, 5);
     bytes[3] ^= 1;
-    let mut world = SimulatedLink::new(1, 2, 1);
-    world.pipes[0][1].borrow_mut().arrived.extend(&bytes);
-    world.pipes[0][1].borrow_mut().is_finished = true;
+    let mut link = SimulatedLink::new(1, 2, 1);
+    link.pipes[0][1].borrow_mut().arrived.extend(&bytes);
+    link.pipes[0][1].borrow_mut().is_finished = true;
     let mut buffer = [0; 3];
-    let mut receive = || world.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)]);
+    let mut receive = || link.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)]);
     assert!(matches!(receive(), TransferResult::Corrupt(why) if why.contains("corrupt")));
     assert_eq!([receive(), receive()], [TransferResult::Bytes(3), TransferResult::Bytes(2)]);
     assert!(matches!(receive(), TransferResult::Lost(_)));
@@ -400,49 +400,49 @@ fn the_last_record_must_be_on_the_first_connection() {
 /// not end when all open connections have ended, as long as this rank is opening a further connection.
 #[test]
 fn a_link_ends_when_all_its_connections_have_ended() {
-    let mut world = SimulatedLink::new(1, 3, 1000);
-    world.add(1);
-    let finish = |world: &mut SimulatedLink, index: usize| {
-        world.pipes[index][1].borrow_mut().is_finished = true;
-        world.ends[0].handle_event(Event { is_ended: true, ..event(index, true, false) });
+    let mut link = SimulatedLink::new(1, 3, 1000);
+    link.add(1);
+    let finish = |link: &mut SimulatedLink, index: usize| {
+        link.pipes[index][1].borrow_mut().is_finished = true;
+        link.ends[0].handle_event(Event { is_ended: true, ..event(index, true, false) });
     };
-    let receive = |world: &mut SimulatedLink| {
+    let receive = |link: &mut SimulatedLink| {
         let mut buffer = [0; 100];
-        world.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)])
+        link.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)])
     };
-    world.ends[0].expect_connections(1);
-    finish(&mut world, 0);
-    assert_eq!(receive(&mut world), TransferResult::Blocked);
-    world.pipes[1][1].borrow_mut().arrived.extend(record(0, 5));
-    finish(&mut world, 1);
-    assert_eq!(receive(&mut world), TransferResult::Bytes(5));
-    assert_eq!(receive(&mut world), TransferResult::Blocked, "the third connection is still being opened");
-    world.ends[0].decrement_expected_connections();
-    assert!(matches!(receive(&mut world), TransferResult::Lost(why) if why.contains("without saying why")));
+    link.ends[0].expect_connections(1);
+    finish(&mut link, 0);
+    assert_eq!(receive(&mut link), TransferResult::Blocked);
+    link.pipes[1][1].borrow_mut().arrived.extend(record(0, 5));
+    finish(&mut link, 1);
+    assert_eq!(receive(&mut link), TransferResult::Bytes(5));
+    assert_eq!(receive(&mut link), TransferResult::Blocked, "the third connection is still being opened");
+    link.ends[0].decrement_expected_connections();
+    assert!(matches!(receive(&mut link), TransferResult::Lost(why) if why.contains("without saying why")));
 }
 
 /// The link is lost only after the data on the other connections have been received.
 #[test]
 fn a_link_is_lost_if_one_connection_breaks() {
-    let mut world = SimulatedLink::new(1, 2, 1000);
-    world.add(1);
-    world.pipes[0][1].borrow_mut().has_failed = true;
-    world.pipes[1][1].borrow_mut().arrived.extend(record(0, 5));
+    let mut link = SimulatedLink::new(1, 2, 1000);
+    link.add(1);
+    link.pipes[0][1].borrow_mut().has_failed = true;
+    link.pipes[1][1].borrow_mut().arrived.extend(record(0, 5));
     let mut buffer = [0; 100];
-    let mut receive = || world.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)]);
+    let mut receive = || link.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)]);
     assert_eq!(receive(), TransferResult::Bytes(5));
     assert!(matches!(receive(), TransferResult::Lost(why) if why.contains("reset")));
 }
 
 #[test]
 fn only_a_missing_connection_can_be_added() {
-    let mut world = SimulatedLink::new(1, 3, 1000);
-    world.add(1);
-    let missing = |world: &SimulatedLink| [0, 1, 2, 3, 255].map(|index| world.ends[0].is_missing(index));
-    assert_eq!(missing(&world), [false, false, true, false, false]);
+    let mut link = SimulatedLink::new(1, 3, 1000);
+    link.add(1);
+    let missing = |link: &SimulatedLink| [0, 1, 2, 3, 255].map(|index| link.ends[0].is_missing(index));
+    assert_eq!(missing(&link), [false, false, true, false, false]);
     // If a connection is added after the last byte of the link was sent, the sending direction of this connection is
     // closed at once.
-    world.ends[0].finish();
-    world.add(2);
-    assert!(world.pipes.iter().all(|pipe| pipe[0].borrow().is_finished));
+    link.ends[0].finish();
+    link.add(2);
+    assert!(link.pipes.iter().all(|pipe| pipe[0].borrow().is_finished));
 }

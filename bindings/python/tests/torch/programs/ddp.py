@@ -157,7 +157,8 @@ def check_power_sgd(rank: int, n: int, gloo: Any) -> None:
 
 
 def check_power_sgd_in_buckets(rank: int, n: int, gloo: Any) -> None:
-    """The continuation of a bucket's all-reduce begins other operations while the backward pass computes the next buckets."""
+    """The continuation of a bucket's all-reduce begins other operations. At this time, the backward pass computes the
+    gradients of the next buckets."""
     runs = [train(None, rank, setup=power_sgd)[1] for _ in range(5)]
     require_identical(runs[0], n)
     assert all(torch.equal(runs[0], run) for run in runs), "the order of operations differs between runs"
