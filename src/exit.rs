@@ -1,8 +1,9 @@
-//! Exit codes, one for each kind of failure, so that a script or a scheduler can distinguish the failures.
+//! Exit codes. Each kind of failure has its own code, so that a script or a scheduler can distinguish the failures.
 
 use std::process::ExitCode;
 
-/// The exit codes of this package's programs. The numbers are part of the interface: their meaning never changes.
+/// The exit codes of this package's programs. The numbers are part of the interface: a later version must not change
+/// the meaning of a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -25,8 +26,8 @@ pub enum Exit {
     Mismatch = 7,
     /// An operation missed its deadline.
     Timeout = 8,
-    /// The loss became NaN or infinite, or is far above the loss of a constant prediction. A job that a rank aborted
-    /// also ends with this code.
+    /// The loss became NaN or infinite, or is far above the loss of a constant prediction. Also the exit code of a
+    /// rank whose job ended because a rank called `abort`.
     Diverged = 9,
     /// A checkpoint, a report or a model file could not be written or read.
     Checkpoint = 10,
@@ -36,7 +37,7 @@ pub enum Exit {
     Secret = 12,
     /// A peer has a different protocol version.
     Version = 13,
-    /// A peer broke the protocol or the network corrupted its bytes.
+    /// A peer broke the protocol, or the network corrupted bytes of the peer.
     Protocol = 14,
     /// A benchmark found wrong results.
     WrongResult = 15,

@@ -12,7 +12,7 @@ pub use self::located::{F32Loc, F64Loc, I32Loc, I64Loc};
 pub use self::site::Site;
 
 /// The largest number of ranks in a job. A larger rank or world size, or a longer list of ranks, is rejected before
-/// memory is allocated for it.
+/// the library allocates memory for this number of ranks.
 pub const WORLD_SIZE_MAX: u32 = 65_536;
 
 /// The number of a process in the job, from 0 to the world size minus one.
@@ -113,7 +113,7 @@ macro_rules! wire_enum {
         pub enum $name { $( $(#[$vmeta])* $variant = $byte ),+ }
 
         impl $name {
-            /// Every variant, in the order of their wire bytes.
+            /// All variants, in the order of their bytes on the wire.
             pub const ALL: &'static [Self] = &[ $( Self::$variant ),+ ];
 
             /// Returns the byte that encodes this variant on the wire.
@@ -186,7 +186,7 @@ wire_enum! {
 }
 
 impl DType {
-    /// The twelve types that are plain numbers, in the order of their wire bytes.
+    /// The twelve types that are plain numbers, in the order of their bytes on the wire.
     pub const NUMBERS: &'static [Self] = &[
         Self::F16,
         Self::Bf16,
@@ -360,13 +360,13 @@ wire_enum! {
     }
 }
 
-/// The bits that mark internal operations in a group's number on the wire. In the number itself these bits are 0.
+/// The bits that mark internal operations in a group's number on the wire. A group's own number has none of them.
 pub const GROUP_FLAGS: u32 = OBJECTS_GROUP | HOSTS_GROUP | LOCAL_GROUP;
 /// The bit that marks messages of asynchronous object operations.
 pub const OBJECTS_GROUP: u32 = 1 << 31;
 /// The bit that marks operations between the hosts of a group.
 pub const HOSTS_GROUP: u32 = 1 << 30;
-/// The bit that marks the operations with which the ranks of a group on one host set up shared memory.
+/// The bit that marks the operations for setting up shared memory among the ranks of a group on one host.
 pub const LOCAL_GROUP: u32 = 1 << 29;
 
 /// The tag of a receive that accepts messages with any tag. No message is sent with this tag.

@@ -1,8 +1,8 @@
-//! Tests of the architecture and the style, which read the source files as text. `docs/ARCHITECTURE.md` explains the
-//! rules.
+//! Tests of the architecture and the style. The tests read the source files as text. `docs/ARCHITECTURE.md` explains
+//! the rules.
 //!
-//! Each rule is a function that returns the violations in a source file. Each rule is itself tested with a snippet that
-//! breaks it.
+//! Each rule is a function that returns the violations in a source file. For each rule, `each_rule_can_fail` has a
+//! test with a snippet of code that breaks the rule.
 
 #[path = "tidy/each_rule_can_fail.rs"]
 mod each_rule_can_fail;
@@ -17,7 +17,7 @@ use std::path::Path;
 
 use source::{Source, find_word, read_all};
 
-/// For each top-level module of the crate, the other top-level modules that it may import.
+/// For each top-level module of the crate, the other top-level modules that this module may import.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("exit", &[]),
@@ -69,8 +69,8 @@ const IMPURE: &[(&str, &str)] = &[
     ("rand::rng", "pass the random numbers as an argument"),
     ("rand::random", "pass the random numbers as an argument"),
 ];
-/// Exceptions: a module in [`PURE`], and a name in [`IMPURE`] that this module may use. `exit` defines exit codes with
-/// `std::process::ExitCode`.
+/// Exceptions: a module in [`PURE`], and a name in [`IMPURE`] that this module may use. `exit` defines exit codes
+/// with `std::process::ExitCode`.
 const PURE_EXCEPTIONS: &[(&str, &str)] = &[("exit", "std::process")];
 
 const MAY_READ_THE_CLOCK: &[&str] = &["rendezvous", "group", "named", "train", "launch", "cli"];
@@ -82,7 +82,8 @@ const MAY_BE_UNSAFE_FILES: &[&str] = &["src/group/memory.rs", "src/group/foreign
 const NEVER_PANIC: &[&str] = &["wire", "engine", "transport", "rendezvous", "named"];
 
 const FILE_LINES_MAX: usize = 500;
-/// Files that may be longer: path and number of lines. Do not add files or increase numbers.
+/// Files that may have more than `FILE_LINES_MAX` lines: the path, and the number of lines allowed. Do not add files
+/// or increase numbers.
 const LONG_FILES: &[(&str, usize)] = &[];
 
 const COLUMNS_MAX: usize = 130;
@@ -93,11 +94,11 @@ const UNCLEAR_WORDS: &[&str] = &["nobody", "whoever", "whatever", "becomes of", 
 const OLDER_TEXTS: &[&str] =
     &["src/group", "src/engine", "src/transport/shm", "bindings/python/python/ringtrain/mpi"];
 
-/// Names that two types have, in modules that a later change will replace.
+/// Names that may stay ambiguous: two types have this name, in modules that a later change will replace.
 const AMBIGUOUS_TYPES: &[&str] = &["Seat"];
 
 /// The files in which tests may sleep, with the number of calls of `sleep` in each file. Two kinds of code may sleep:
-/// the loop that waits for a condition, and tests whose subject is time.
+/// the loop that waits for a condition, and tests of times.
 const MAY_SLEEP: &[(&str, usize)] =
     &[("tests/util/mod.rs", 2), ("tests/launch/ending.rs", 1), ("tests/idle.rs", 1)];
 
@@ -115,8 +116,8 @@ fn check(sources: &[Source], rule: impl Fn(&Source) -> Vec<String>) {
     assert!(found.is_empty(), "\n{}\n", found.join("\n"));
 }
 
-/// Returns the top-level module of a file: `wire` for `src/wire/frame.rs`, `bin` for `src/bin/ringrun.rs`, and `None` for
-/// files outside `src`.
+/// Returns the top-level module of a file: `wire` for `src/wire/frame.rs`, `bin` for `src/bin/ringrun.rs`, and `None`
+/// for files outside `src`.
 fn top_module(path: &str) -> Option<&str> {
     let inner = path.strip_prefix("src/")?;
     Some(inner.split('/').next().unwrap_or_default().trim_end_matches(".rs"))
@@ -128,8 +129,8 @@ fn violation_at(source: &Source, offset: usize, text: &str) -> String {
     format!("{}:{}: {text}", source.path, source.line(offset))
 }
 
-/// (a) Checks that a module imports only the modules that it may import. `reexports` has the names at the root of the
-/// crate, with the module of each.
+/// (a) Checks that a module imports only the modules that it may import. `reexports` maps each name that `lib.rs`
+/// re-exports to its top-level module.
 fn check_imports(source: &Source, reexports: &BTreeMap<String, String>) -> Vec<String> {
     let Some(own) = top_module(&source.path) else { return Vec::new() };
     let Some((_, allowed)) = MAY_IMPORT.iter().find(|(name, _)| *name == own) else {
@@ -155,7 +156,7 @@ fn check_imports(source: &Source, reexports: &BTreeMap<String, String>) -> Vec<S
     found.into_iter().collect()
 }
 
-/// Returns the names that `lib.rs` re-exports at the root of the crate, with the module of each.
+/// Maps each name that `lib.rs` re-exports at the root of the crate to its top-level module.
 fn reexports(sources: &[Source]) -> BTreeMap<String, String> {
     let root = sources.iter().find(|source| source.path == "src/lib.rs").expect("the crate has a root");
     let full_paths = root.named_paths().into_iter().filter(|named| named.segments.len() >= 2);
@@ -164,7 +165,7 @@ fn reexports(sources: &[Source]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Returns the offset in a file at which its code names `what`: a path such as `std::env`, or a word such as
+/// Returns the offset at which the code of a file names `what`: a path such as `std::env`, or a word such as
 /// `HashMap`. Ignores the tests in the file.
 fn find_name(source: &Source, what: &str) -> Option<usize> {
     let last = what.rsplit("::").next().unwrap_or(what);
@@ -217,7 +218,7 @@ fn check_clock_and_environment(source: &Source) -> Vec<String> {
 }
 
 /// (c) Checks that only the listed modules and files contain `unsafe`. Clippy checks that each use of `unsafe` has a
-/// comment that says why the use is sound.
+/// `SAFETY:` comment.
 fn check_unsafe(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
     let mut rest = 0;
@@ -273,8 +274,8 @@ fn check_file_length(source: &Source, known: &[(&str, usize)]) -> Vec<String> {
     }
 }
 
-/// (f) Checks single lines. Text in quotes does not count for the width of a line, because a message stays on one
-/// line, so that a search finds the message.
+/// (f) Checks single lines. Text in quotes does not count for the width of a line: a message must stay on one line,
+/// so that a search for the message finds it.
 fn check_lines(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
     let width_without_quotes = |text: &str, code: &str| {
@@ -323,7 +324,7 @@ fn check_sleeps(source: &Source) -> Vec<String> {
     )]
 }
 
-/// (j) Checks that no two types or traits of the crate and its bindings have the same name.
+/// (j) Checks that no two types or traits have the same name. The crate and the bindings are checked together.
 fn find_ambiguous_types(sources: &[Source]) -> Vec<String> {
     let mut first: BTreeMap<&str, String> = BTreeMap::new();
     let mut found = Vec::new();
@@ -345,8 +346,8 @@ fn find_ambiguous_types(sources: &[Source]) -> Vec<String> {
     found
 }
 
-/// Returns the name of the type or trait that a line defines. Returns `None` for an indented alias, because such an
-/// alias belongs to a trait.
+/// Returns the name of the type or trait that a line defines. Returns `None` for an indented `type`, because it is an
+/// associated type of a trait.
 fn defined_type(line: &str) -> Option<&str> {
     let item = line.trim_start();
     let item = item.strip_prefix("pub").map_or(item, |rest| match rest.strip_prefix('(') {
@@ -438,8 +439,8 @@ fn the_architecture_page_lists_every_module_and_every_page_is_linked() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// (i) Returns the folders of `src` that the text `architecture` does not mention, and the pages to which the text
-/// `linking` does not link.
+/// (i) Returns two kinds of violations: folders of `src` without a mention in the text `architecture`, and pages
+/// without a link in the text `linking`.
 fn find_unmentioned(architecture: &str, linking: &str, folders: &[String], pages: &[String]) -> Vec<String> {
     let modules =
         folders.iter().filter(|name| !name.contains('.') && !architecture.contains(&format!("{name}/")));

@@ -8,8 +8,8 @@ pub mod train;
 
 pub use crate::exit;
 
-/// Writes the log to standard error: warnings and errors, or the messages that `RUST_LOG` selects. Does nothing if this process
-/// has a logger already.
+/// Writes the log to standard error: warnings and errors, or the messages that `RUST_LOG` selects. Does nothing if
+/// this process has a logger already.
 pub fn log_to_stderr() {
     let environment = env_logger::Env::default().default_filter_or("warn");
     let _ = env_logger::Builder::from_env(environment).try_init();

@@ -10,14 +10,14 @@ pub trait Narrow: Element {
     /// The number 0.
     const ZERO: Self;
 
-    /// Rounds each element of `wide` to half precision and writes it to `narrow`.
+    /// Rounds each element of `wide` to half precision and writes the result to `narrow`.
     ///
     /// # Panics
     ///
     /// If the two slices have different lengths.
     fn encode(wide: &[f32], narrow: &mut [Self]);
 
-    /// Converts each element of `narrow` to `f32`, without rounding, and writes it to `wide`.
+    /// Converts each element of `narrow` to `f32`, without rounding, and writes the result to `wide`.
     ///
     /// # Panics
     ///

@@ -1,8 +1,8 @@
-//! Assigns processors to ranks. Each rank gets an even share of the processors. If other jobs have left enough processors
-//! unclaimed, the ranks use only unclaimed processors.
+//! Assigns processors to ranks. Each rank gets an even share of the processors. If other jobs have left enough
+//! processors unclaimed, the ranks use only unclaimed processors.
 //!
-//! A small message between two ranks on one processor takes 40 times longer than between two processors, so by
-//! default each rank is bound to its share. The plan depends only on the cores and on the number of jobs on each
+//! A small message between two ranks takes 40 times as long if the ranks share one processor as on two processors, so
+//! by default each rank is bound to its share. The plan depends only on the cores and on the number of jobs on each
 //! core, which [`claims`](super::claims) counts.
 
 use super::Binding;
@@ -16,17 +16,18 @@ pub(super) struct BindingPlan {
     pub(super) processors: Vec<Vec<Processor>>,
     /// The indices of the cores that the job claims.
     pub(super) claimed: Vec<usize>,
-    /// The number of OpenMP threads of each rank: one for each core of its share.
+    /// The number of OpenMP threads of each rank: one for each core of the rank's share, within the CPU limit of the
+    /// container.
     pub(super) threads: usize,
-    /// The number of the job's processors that no other job has claimed, or, if ranks are not bound, the number of all
-    /// processors. Ranks poll for messages only if this number is at least the number of ranks.
+    /// If ranks are bound, the number of the job's processors that no other job has claimed. Otherwise, the number of
+    /// all processors. Ranks poll for messages only if this number is at least the number of ranks.
     pub(super) exclusive_processors: usize,
 }
 
 impl BindingPlan {
-    /// Divides the cores among the ranks. `jobs` holds the number of other jobs on each core. `usable` is the number of
-    /// processors that this process may keep busy. The CPU limit of a container can make `usable` lower than the number
-    /// of processors.
+    /// Divides the cores among the ranks. `jobs` holds the number of other jobs on each core. `usable` is the number
+    /// of processors that this process may keep busy. The CPU limit of a container can make `usable` lower than the
+    /// number of processors.
     pub(super) fn new(
         binding: Binding,
         world: WorldSize,
@@ -74,8 +75,9 @@ impl BindingPlan {
     }
 }
 
-/// Returns the indices of the least used cores, in ascending order: all cores with the lowest number of jobs. If there
-/// are fewer such cores than ranks, adds the next least used cores until there is one core for each rank.
+/// Returns the indices of the least used cores, in ascending order: all cores with the lowest number of jobs. If
+/// fewer cores than ranks have the lowest number of jobs, adds the next least used cores until there is one core for
+/// each rank.
 fn least_used_cores(ranks: usize, jobs: &[usize]) -> Vec<usize> {
     let mut chosen: Vec<usize> = Vec::new();
     let most = jobs.iter().copied().max().unwrap_or_default();
@@ -164,8 +166,8 @@ mod tests {
             (2, [1, 1, 0, 0], "2 3", 2),
             (1, [1, 1, 0, 0], "2-3", 2),
             (2, [1, 0, 0, 0], "1 2", 2),
-            // Only one processor is free for two ranks: one rank gets the free processor, and the other rank shares a
-            // processor with another job.
+            // Only one processor is free for two ranks. One rank gets the free processor, and the other rank gets a
+            // processor that another job uses too.
             (2, [1, 1, 1, 0], "0 3", 1),
             (3, [2, 1, 1, 0], "1 2 3", 1),
             // No processor is free: the jobs share all processors evenly.

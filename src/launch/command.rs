@@ -1,5 +1,5 @@
-//! Finds the program that the ranks will execute, before any rank is started. A misspelt name is then reported once,
-//! and not by every rank.
+//! Finds the program that the ranks will execute, before any rank is started. So ringrun reports a misspelt name
+//! once. Otherwise every rank would report it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -9,8 +9,8 @@ use rustix::fs::{Access, access};
 
 use super::LaunchError;
 
-/// The programs that are built into ringrun's executable. `ringrun -n 4 ringtrain` therefore works even if only
-/// ringrun was built or copied. The ringtrain that runs always has the same version as ringrun.
+/// The programs that are built into ringrun's executable. Because these programs are built in, `ringrun -n 4
+/// ringtrain` works even if only ringrun was built or copied, and runs the ringtrain of the same version as ringrun.
 const BUILT_IN: [&str; 2] = ["ringtrain", "ringbench"];
 
 /// The search path if `PATH` is not set, as in glibc's `execvp`.
@@ -21,13 +21,13 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 pub enum Program {
     /// A program that is built into ringrun's executable.
     BuiltIn(OsString),
-    /// A program that is not built in: its path, or a name to look up on `PATH`.
+    /// A program that is not built in. The field is the path of the program, or a name to look up on `PATH`.
     Named(OsString),
 }
 
 impl Program {
-    /// Finds the program with this name and checks that it can be run. `path` is the `PATH` of the ranks, `directory` their
-    /// working directory.
+    /// Finds the program with this name and checks that the ranks can execute the program. `path` is the `PATH` of
+    /// the ranks, `directory` their working directory.
     pub(super) fn find(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Result<Self, LaunchError> {
         if BUILT_IN.iter().any(|built_in| name == *built_in) {
             return Ok(Self::BuiltIn(name.to_owned()));
@@ -60,7 +60,8 @@ impl Program {
     }
 }
 
-/// Returns whether `name` is a Python script. torchrun runs a script with its own interpreter, but ringrun does not.
+/// Returns whether `name` is a Python script. ringrun cannot run a script without an interpreter. torchrun can: it
+/// uses the Python interpreter under which torchrun itself runs.
 fn is_python_script(name: &OsStr) -> bool {
     name.as_bytes().ends_with(b".py")
 }
@@ -79,8 +80,8 @@ fn candidate_paths(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Vec<
         .collect()
 }
 
-/// Checks that the file can be executed. If there is no such file, returns `Err(None)`. If the file cannot be
-/// executed, the error contains the reason.
+/// Checks that the file can be executed. Returns `Err(None)` if there is no such file, and `Err(Some(reason))` if the
+/// file cannot be executed.
 fn check_executable(path: &Path) -> Result<(), Option<&'static str>> {
     match path.metadata() {
         Ok(metadata) if metadata.is_dir() => Err(Some("it is a directory")),

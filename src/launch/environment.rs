@@ -1,5 +1,5 @@
-//! The environment variables of a rank: the variables of ringtrain, and variables that `PyTorch`, Horovod and MPI programs
-//! read.
+//! The environment variables of a rank: the variables of ringtrain, and variables that `PyTorch`, Horovod and MPI
+//! programs read.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,13 +20,14 @@ pub struct JobVariables {
     pub world: WorldSize,
     /// The address of the rendezvous server, from which the ranks learn the addresses of all ranks.
     pub rendezvous: SocketAddr,
-    /// A free port on which rank 0 of a `PyTorch` job can listen.
+    /// A free port on which rank 0 can listen, if the ranks use `PyTorch`.
     pub master_port: u16,
-    /// The job's secret in hex. ringrun passes the secret only in the environment, because other users can read arguments.
+    /// The job's secret in hex. ringrun passes the secret only in the environment, because other users can read
+    /// arguments.
     pub secret: String,
     /// The job's id: 16 random bytes in hex.
     pub job_id: String,
-    /// How long the ranks wait for each other at the start.
+    /// How long the ranks wait for each other when the job starts.
     pub start_timeout: Duration,
     /// The number of the job's processors that no other job has claimed.
     pub processors: usize,

@@ -32,7 +32,7 @@ impl RankEnd {
         self == Self::Exited(0)
     }
 
-    /// Returns the exit code that a shell reports for a process that ends in this way.
+    /// Returns the exit code that a shell would report for this end of a process.
     pub fn code(self) -> u8 {
         match self {
             Self::Exited(code) => code,
@@ -46,7 +46,7 @@ impl RankEnd {
 
     /// Returns a score: the higher the score, the more likely it is that this rank failed first. A rank that exited
     /// with one of [`VICTIM_CODES`], or was killed by SIGPIPE, probably failed because of another rank. A rank that
-    /// another signal killed probably failed first.
+    /// was killed by any signal except SIGPIPE probably failed first.
     pub(super) fn blame_score(self) -> u8 {
         match self {
             Self::Exited(0) => 0,
@@ -71,7 +71,7 @@ impl fmt::Display for RankEnd {
     }
 }
 
-/// Returns the exit code that a shell reports for a program that `signal` killed.
+/// Returns the exit code that a shell would report for a program killed by `signal`.
 pub(super) fn signal_code(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
@@ -108,8 +108,8 @@ pub(super) struct RankStatus {
     pub(super) rank: Rank,
     /// The process id of the rank.
     pub(super) pid: i32,
-    /// How the rank ended, and how long after the start of the job. `None` while the rank runs, or if the rank cannot be
-    /// killed.
+    /// How the rank ended, and the time from the start of the job to the rank's end. `None` while the rank runs, and
+    /// also if the rank cannot be killed.
     pub(super) ended: Option<(RankEnd, Duration)>,
 }
 
@@ -147,8 +147,8 @@ pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
     }
 }
 
-/// Returns the report for standard error at the end of the job, with a newline after each line. The report is empty if the
-/// job succeeded. `tails` holds the last output lines of each rank.
+/// Returns the report for standard error at the end of the job, with a newline after each line. The report is empty
+/// if the job succeeded. `tails` holds the last output lines of each rank.
 pub(super) fn report(outcome: JobOutcome, members: &[RankStatus], tails: &[Vec<String>]) -> String {
     let mut text = String::new();
     let all_succeeded = members.iter().all(RankStatus::is_success);

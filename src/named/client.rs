@@ -1,7 +1,6 @@
-//! The client side of the negotiation, in which the ranks agree on the tensors for which they run the next
-//! operations. Every rank has a client. The client keeps the tensors that this rank has submitted and whose results
-//! are not known, decides what to report to the coordinator on rank 0, and processes the coordinator's messages. The
-//! client uses no clock and no IO.
+//! The client side of the negotiation, in which the ranks agree on the tensors of the next operations. Every rank has
+//! a client. The client keeps this rank's submitted tensors until their results are known. It decides what to report
+//! to the coordinator on rank 0, and processes the coordinator's messages. The client uses no clock and no IO.
 
 use std::collections::BTreeMap;
 
@@ -13,15 +12,15 @@ use super::message::{
 };
 use crate::types::{Rank, WorldSize};
 
-/// The largest number of tensors that a rank may have submitted while their results are not known.
+/// The largest number of submitted tensors without a result that one rank may have at a time.
 pub const TENSORS_MAX: usize = 1 << 16;
 
 /// A rank's side of the negotiation. `P` is the type of a tensor's data.
 pub(super) struct Client<P> {
     world: WorldSize,
     slots: CacheView,
-    /// The submitted tensors whose results are not known, by name. When a tensor's operation begins, the tensor's
-    /// data are removed (`None`).
+    /// The submitted tensors without a result, by name. When a tensor's operation begins, the tensor's data are
+    /// removed (`None`).
     tensors: BTreeMap<String, (Signature, Option<P>)>,
     report: RankReport,
     has_joined: bool,
@@ -35,12 +34,12 @@ pub(super) enum ClientAction<P> {
     /// Run a single operation on all these tensors. For a tensor without data, this rank contributes zeros, because
     /// this rank has called `join` and has no more data.
     Run(Vec<(Request, Option<P>)>),
-    /// Report this error to the handle of the tensor with these data.
+    /// Report this error to the handle of the tensor. The first field is the data of the tensor.
     Fail(P, NamedError),
-    /// Report that all ranks have called `join`, because they have no more data. The field is the rank that was the
-    /// last to call `join`.
+    /// Report that all ranks have called `join`, which means that no rank has more data. The field is the last rank
+    /// that called `join`.
     Joined(Rank),
-    /// End the named tensors, because all ranks have closed.
+    /// Shut the named tensors down, because all ranks have closed.
     End,
 }
 
@@ -122,9 +121,10 @@ impl<P> Client<P> {
         }
     }
 
-    /// Returns the next report to the coordinator, or `None` if there is nothing to report. A report contains the name
-    /// and signature of at most [`REQUESTS_MAX`] tensors. If several reports are needed, only the last one says that
-    /// this rank joins or closes, so that the coordinator first receives all tensors of this rank.
+    /// Returns the next report to the coordinator, or `None` if there is nothing to report. A report contains the
+    /// name and signature of at most [`REQUESTS_MAX`] tensors. If several reports are needed, only the last one
+    /// contains this rank's join or close. So the coordinator receives all tensors of this rank before the join or
+    /// close.
     pub(super) fn take_report(&mut self) -> Option<RankReport> {
         let report = &mut self.report;
         if report.slots.is_empty() && report.requests.is_empty() && !report.joins && !report.closes {
@@ -176,7 +176,8 @@ impl<P> Client<P> {
         }
         for slot in message.retired {
             let Some(request) = self.slots.retire(slot) else { continue };
-            // If the next report was to name this tensor by its slot, the report must now contain the name and signature.
+            // The next report was to contain only the slot of this tensor. Now it must contain the name and
+            // signature, because the slot has no tensor anymore.
             if self.report.slots.remove(&slot) {
                 self.report.requests.push(request);
             }
@@ -191,9 +192,9 @@ impl<P> Client<P> {
         let Request { name, signature } = request;
         match self.tensors.get_mut(name) {
             Some((own, payload @ Some(_))) if *own == *signature => Ok(payload.take()),
-            // In the second case (`Some((_, None))`) this rank submitted a tensor with this name before this rank
-            // joined. The operation of that tensor still runs on this rank. On other ranks the operation has ended,
-            // and those ranks have submitted a new tensor with the same name.
+            // The case `Some((_, None))`: before this rank joined, it submitted a tensor with this name, and the
+            // operation of that tensor still runs on this rank. On other ranks that operation has ended, and they
+            // have submitted a new tensor with the same name.
             None | Some((_, None)) if self.has_joined => Ok(None),
             Some((own, _)) => {
                 Err(Violation(format!("it ran `{name}` as {signature}, but this rank submitted {own}")))
@@ -202,15 +203,15 @@ impl<P> Client<P> {
         }
     }
 
-    /// Returns whether this rank waits for nothing: neither for the result of a tensor nor in a join.
+    /// Returns whether this rank waits neither for the result of a tensor nor for other ranks to join.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.tensors.is_empty() && !self.has_joined
     }
 
     /// Makes the name of a tensor available again, because the result of the tensor is known. Call this function only
-    /// for a tensor that this rank has submitted. If the rank only contributed zeros, the name may by now belong to a
-    /// new tensor of this rank.
+    /// for a tensor that this rank has submitted. Do not call it for a tensor to which this rank only contributed
+    /// zeros: the name may by now belong to a new tensor of this rank.
     pub(super) fn release_name(&mut self, name: &str) {
         self.tensors.remove(name);
     }

@@ -1,7 +1,7 @@
-//! The coordinator side of the negotiation, in which the ranks agree on the tensors that run next. Rank 0 of the
-//! group runs the coordinator. The coordinator records which ranks have submitted which tensors, and decides which
-//! tensors run. The coordinator uses no clock and no IO: the time since the start of the
-//! coordinator is an argument.
+//! The coordinator side of the negotiation, in which the ranks agree on the tensors of the next operations. Rank 0 of
+//! the group runs the coordinator. The coordinator records which ranks have submitted which tensors, and decides
+//! which tensors run. The coordinator uses no clock and no IO: the time since the start of the coordinator is an
+//! argument.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -24,8 +24,8 @@ pub(super) struct CoordinatorLimits {
     pub(super) fusion_bytes: u64,
     /// The number of tensors in the response cache.
     pub(super) capacity: u16,
-    /// The largest number of operations that run at the same time. Tensors that become ready while this many
-    /// operations run are fused.
+    /// The largest number of operations that run at the same time. While this many operations run, further tensors
+    /// wait, and are then fused into one operation where possible.
     pub(super) outstanding_max: usize,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Coordinator {
     pub(super) pending: BTreeMap<String, PendingTensor>,
     /// The tensors that can run.
     ready: VecDeque<Request>,
-    /// The refusals to send: instructions that report an error to the handles of a tensor.
+    /// The instructions to send that refuse a tensor: on every rank, the handle of the tensor gets an error.
     refused: VecDeque<Instruction>,
     directory: CacheDirectory,
     /// The number of messages sent so far.
@@ -66,7 +66,7 @@ pub(super) struct MemberState {
 }
 
 impl MemberState {
-    /// Returns whether the rank has joined (declared that it has no more data) or closed, and so submits no tensors.
+    /// Returns whether the rank submits no tensors at present, because it has joined (has no more data) or closed.
     pub(super) fn is_inactive(self) -> bool {
         self.has_joined || self.has_closed
     }
@@ -217,7 +217,7 @@ impl Coordinator {
         Some(entry)
     }
 
-    /// Describes the request of each rank.
+    /// Describes which ranks have submitted the tensor with which signature.
     fn describe_disagreement(&self, entry: &PendingTensor) -> String {
         let mut by_signature: BTreeMap<Signature, Vec<Rank>> = BTreeMap::new();
         for (&rank, &signature) in &entry.submissions {
@@ -236,7 +236,7 @@ impl Coordinator {
         super::stalls::describe_ranks(ranks.iter().map(|rank| self.members[rank.index()]))
     }
 
-    /// Records that an operation has ended on this rank, so that another operation may begin.
+    /// Records that an operation has ended on this rank. One more operation may then begin.
     pub(super) fn complete(&mut self, now: Duration) {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.watch.record_activity(now);
@@ -271,8 +271,8 @@ impl Coordinator {
         Some(message)
     }
 
-    /// Takes the first ready tensor, and those other ready tensors that one operation can fuse with the first within
-    /// the limits.
+    /// Takes the tensors of the next operation: the first ready tensor, and all ready tensors that can be fused with
+    /// the first without exceeding the limits.
     fn fuse(&mut self, tensors_left: usize) -> Vec<Request> {
         let mut fused: Vec<Request> = Vec::new();
         let mut bytes = 0u64;
@@ -298,8 +298,8 @@ impl Coordinator {
         fused
     }
 
-    /// Returns the instruction which says that all ranks have joined or closed. The coordinator sends this
-    /// instruction after all other instructions.
+    /// If all ranks have closed, returns `End`. If all ranks have joined or closed, returns `Joined`. Otherwise,
+    /// returns `None`. The coordinator sends this instruction after all other instructions.
     fn take_final_instruction(&mut self, number: u64) -> Option<Instruction> {
         if self.has_ended {
             return None;
@@ -313,8 +313,8 @@ impl Coordinator {
         }
         let last = self.last_joined.take()?;
         for status in &mut self.ranks {
-            // A rank that has joined reads this message before it sends another report, so the message counts as
-            // read.
+            // A rank that has joined sends no report before it has read this message, so the message already counts
+            // as read.
             if std::mem::take(&mut status.has_joined) {
                 status.messages_read = number;
             }

@@ -49,8 +49,8 @@ trait Loop {
     fn run(accumulator: &mut [u8], input: &[u8], divisor: u32);
 }
 
-/// An element type. Reductions convert its elements to the type `Computed`: `f32` for the half-precision types, and the
-/// element type itself for all others.
+/// An element type. A reduction converts each element to the type `Computed`: `f32` for the half-precision types, and
+/// the element type itself for all others.
 pub(super) trait StoredElement: bytemuck::Pod {
     type Computed: Copy;
 
@@ -147,7 +147,8 @@ pub(super) fn number_kernels<S: StoredElement<Computed: Number>>(
     op: ReduceOp,
 ) -> Option<Kernels> {
     Some(match op {
-        // The caller has already multiplied the contribution by its factor, so only the sum is left to compute.
+        // For `PreMulSum`, the caller has already multiplied each contribution by a factor, so the kernel only
+        // computes the sum.
         ReduceOp::Sum | ReduceOp::PreMulSum => kernels_without_division::<S, Sum>(width),
         ReduceOp::Product => kernels_without_division::<S, Product>(width),
         ReduceOp::Min => kernels_without_division::<S, Min>(width),

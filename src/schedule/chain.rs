@@ -1,5 +1,5 @@
-//! Schedules in which the buffer passes along a chain of ranks. Each rank either reduces its own elements into the
-//! buffer or takes a copy of the buffer. The comments of `schedule/mod.rs` define n, S, B and s.
+//! Schedules in which the buffer passes along a chain of ranks. Each rank of the chain either reduces its own
+//! elements into the buffer or copies the buffer. The comments of `schedule/mod.rs` define n, S, B and s.
 //!
 //! A rank forwards each segment as soon as the rank has applied the segment. So a chain of n-1 hops takes S/B +
 //! (n-2)s/B and not (n-1)S/B. This is the pipeline of Watts and van de Geijn, "A pipelined broadcast for
@@ -34,16 +34,16 @@ pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     schedule
 }
 
-/// Computes an exclusive prefix: rank r gets the reduction of ranks 0 to r-1 in rank order. There are n-1 hops. With S
-/// the bytes of one rank's contribution, each rank but the last sends 2S bytes, and the operation takes
+/// Computes an exclusive prefix: rank r gets the reduction of ranks 0 to r-1 in rank order. There are n-1 hops. Here
+/// S is the number of bytes in one rank's contribution. Each rank but the last sends 2S bytes. The operation takes
 /// 2S/B + (n-2)s/B.
 ///
 /// The buffer has 2 `count` elements. The first half contains the rank's contribution and, after the operation, the
 /// inclusive prefix. The second half is for the result, which is unspecified on rank 0.
 ///
 /// Each rank sends its inclusive prefix twice. The next rank reduces the first message into the first half of its
-/// buffer, and copies the second message into the second half. One message would not be enough, because a message can
-/// be applied to only one range. The rest of the chain waits only for the first message.
+/// buffer, and copies the second message into the second half. One message would not be enough, because a rank can
+/// apply a message to only one range of the buffer. The rest of the chain waits only for the first message.
 pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (previous, next) = neighbours(world, rank);
     if previous.is_none() && next.is_none() {
@@ -58,9 +58,9 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     Schedule { steps: vec![step(prefix.clone(), Action::Reduce), step(result, Action::Copy)] }
 }
 
-/// Reduces to `root` in rank order, for a function that is associative but does not commute. There are n-1 hops, and
-/// one more if the root is not the last rank. Each rank but the last sends S bytes. If the last rank is not the root,
-/// the last rank also sends S bytes. The operation takes at most S/B + (n-1)s/B.
+/// Reduces to `root` in rank order, for a function that is associative but does not commute. There are n-1 hops if
+/// the last rank is the root, otherwise n hops. Each rank but the last sends S bytes. If the last rank is not the
+/// root, the last rank also sends S bytes. The operation takes at most S/B + (n-1)s/B.
 ///
 /// The buffers of the other ranks contain partial results.
 pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
@@ -76,9 +76,9 @@ pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 }
 
 /// Reduces all buffers in rank order and gives every rank the result, for a function that is associative but does not
-/// commute. There are 2(n-1) hops, from rank 0 to the last rank and back. The first and the last rank send S bytes and
-/// each other rank sends 2S. The operation takes S/B + (2n-3)s/B, because a link carries data in both directions at
-/// once.
+/// commute. There are 2(n-1) hops, from rank 0 to the last rank and back. The first and the last rank send S bytes
+/// and each other rank sends 2S. The operation takes S/B + (2n-3)s/B, because a link carries data in both directions
+/// at once.
 ///
 /// The last rank computes the result and the other ranks copy the result, so the result has the same bits on all
 /// ranks.

@@ -10,7 +10,8 @@ use super::{
 };
 use crate::types::{Algorithm, Operation, Rank, WorldSize};
 
-/// A collective with its number of elements and its root, as one rank calls it.
+/// A collective as one rank calls it: the kind of the collective, the number of elements, and the root if there is
+/// one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CollectiveSpec {
     /// No rank leaves the operation before all ranks have entered it.
@@ -61,7 +62,7 @@ pub enum CollectiveSpec {
         send: Partition,
         /// The division of the elements to receive into one part from each rank.
         receive: Partition,
-        /// Whether all parts have the same length, so that every rank knows the lengths of all parts.
+        /// Whether all parts have the same length. If so, every rank knows the lengths of all parts.
         is_even: bool,
     },
     /// Rank r gets the reduction of the buffers of ranks 0 to r.
@@ -69,8 +70,8 @@ pub enum CollectiveSpec {
         /// The number of elements in each buffer.
         count: usize,
     },
-    /// Rank r gets the reduction of the contributions of ranks 0 to r-1. The buffer contains the `count` elements of the
-    /// rank's contribution and then the `count` elements of the result.
+    /// Rank r gets the reduction of the contributions of ranks 0 to r-1. The buffer contains the `count` elements of
+    /// the rank's contribution and then the `count` elements of the result.
     Exscan {
         /// The number of elements in each contribution.
         count: usize,
@@ -106,8 +107,8 @@ impl CollectiveSpec {
         }
     }
 
-    /// Returns the number of elements of the operation, which must be the same on all ranks. Returns 0 for an all-to-all
-    /// with uneven parts, where the number of elements may differ between ranks.
+    /// Returns the number of elements of the operation. This number must be the same on all ranks. Returns 0 for an
+    /// all-to-all with uneven parts, because there the number of elements may differ between ranks.
     pub fn count(&self) -> usize {
         match self {
             Self::AllReduce { count }
@@ -124,7 +125,7 @@ impl CollectiveSpec {
         }
     }
 
-    /// Returns the same operation, but on a block of `count` elements of the buffer.
+    /// Returns the same operation for a block of the buffer with `count` elements.
     ///
     /// # Panics
     ///
@@ -145,9 +146,9 @@ impl CollectiveSpec {
         !matches!(self, Self::AllToAll { is_even: false, .. })
     }
 
-    /// Returns the schedule of `rank`: the steps in which it sends and receives over its links. `block` is the number
-    /// of elements in a block of the ring all-reduce, or in a message of the double tree. `in_rank_order` must be true
-    /// if the reduction does not commute.
+    /// Returns the schedule of `rank`: the steps in which this rank sends to and receives from its peers. `block` is
+    /// the number of elements in a block of the ring all-reduce, or in a message of the double tree. `in_rank_order`
+    /// must be true if the reduction does not commute.
     ///
     /// With [`Algorithm::OneShot`] and [`Algorithm::Doubling`] every rank gets the buffers of all ranks and reduces
     /// them itself. The buffer of a rank then has a slot for each rank. The slots are in rank order for `OneShot`,
@@ -155,7 +156,7 @@ impl CollectiveSpec {
     ///
     /// # Panics
     ///
-    /// If the function that builds the schedule panics, for instance because a partition does not have `world` parts.
+    /// If the arguments do not fit together, for instance because a partition does not have `world` parts.
     pub fn schedule(
         &self,
         algorithm: Algorithm,

@@ -1,4 +1,4 @@
-//! Chooses which connection to close when too many connections are in their handshake.
+//! Chooses which connection to close when the handshakes of too many connections are incomplete.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,8 +8,8 @@ use mio::Token;
 
 /// The connections whose handshake is not complete, in the order in which they are closed. A rank sends its hello as
 /// soon as it is connected, so connections that have sent nothing come first. Among the connections that have sent
-/// nothing, the oldest connection of the address with the most such connections comes first. The same rule orders the
-/// connections that have sent data. Each operation takes logarithmic time.
+/// nothing, the address with the most of these connections is found, and its oldest connection comes first. The same
+/// rule orders the connections that have sent data. Each operation takes logarithmic time.
 #[derive(Default)]
 pub(super) struct EvictionOrder {
     silent: Ranking,
@@ -42,7 +42,7 @@ impl EvictionOrder {
     }
 }
 
-/// Connections, ordered by the number of connections of their address and by their age.
+/// Connections in this order: first the oldest connection of the address that has the most connections.
 #[derive(Default)]
 struct Ranking {
     by_address: BTreeMap<IpAddr, BTreeSet<Token>>,
@@ -64,6 +64,8 @@ impl Ranking {
         self.change(address, |tokens| tokens.remove(&token))
     }
 
+    /// Applies `change` to the set of connections of `address`, and updates the order. Returns the result of
+    /// `change`.
     fn change(&mut self, address: IpAddr, change: impl FnOnce(&mut BTreeSet<Token>) -> bool) -> bool {
         let mut tokens = self.by_address.remove(&address).unwrap_or_default();
         if let Some(&oldest) = tokens.first() {

@@ -1,5 +1,5 @@
-//! Performs [handshakes](crate::wire::handshake) on connections. Contains the handshake of the dialing side, and the
-//! function with which both sides send and receive the messages.
+//! Performs [handshakes](crate::wire::handshake) on connections. Contains the handshake of the dialing side. Also
+//! contains `advance`, with which both sides send and receive the messages of a handshake.
 
 use std::io;
 
@@ -87,7 +87,8 @@ fn is_closed_by_peer(error: &io::Error) -> bool {
 
 /// Sends and receives a handshake's messages. Returns true if the handshake is complete, and false if it must wait
 /// for more data. The messages are smaller than any socket buffer and alternate strictly, so a write that would block
-/// is an error. On the acceptor's side, the caller sends the last message: the verdict, which accepts the connection.
+/// is an error. On the acceptor's side, this function does not send the last message, the verdict that accepts the
+/// connection: the caller does.
 pub(crate) fn advance<S: io::Read + io::Write>(
     stream: &mut S,
     handshake: &mut dyn Handshake,
@@ -107,8 +108,8 @@ pub(crate) fn advance<S: io::Read + io::Write>(
             Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Ok(count) => {
                 if let Err(error) = handshake.feed(&bytes[..count]) {
-                    // Tell the peer the reason. Ignore an error of this write, because the error of the handshake is
-                    // returned.
+                    // Tell the peer the reason. Ignore an error of this write, because this function returns the
+                    // error of the handshake.
                     let _ = stream.write_all(&handshake.take_output());
                     return Err(error.into());
                 }

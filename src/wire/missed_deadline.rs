@@ -1,4 +1,5 @@
-//! The parts of the cause of a missed deadline: which ranks wait for which ranks, and the state of the links between them.
+//! The parts of the cause of a missed deadline: which ranks wait for which ranks, and the state of the links between
+//! them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,13 +16,13 @@ pub struct Waiting {
     pub rank: Rank,
     /// The group of the operation.
     pub group: u32,
-    /// The operation's number within its group, counted from 0.
+    /// The number of the operation within the group, counted from 0.
     pub sequence: u64,
     /// The operation that the rank called.
     pub asked: Contract,
     /// The file and line of the call.
     pub site: String,
-    /// At most [`AWAITED_MAX`] of the ranks for which this rank waits, with their hosts.
+    /// The ranks for which this rank waits, with the host of each. At most [`AWAITED_MAX`] ranks are listed.
     pub awaited: Vec<(Rank, String)>,
 }
 
@@ -55,13 +56,14 @@ pub struct SilentLink {
     pub peer: Rank,
     /// How long ago the last data arrived from `peer`, in milliseconds.
     pub silence_ms: u32,
-    /// Whether the host of `peer` acknowledges the data of `rank`. A host acknowledges
-    /// data even if its program hangs or is stopped.
+    /// Whether the host of `peer` acknowledges the data of `rank`. The kernel of a host acknowledges data even if the
+    /// program hangs or is stopped.
     pub is_acknowledged: bool,
 }
 
-/// Displays [`Cause::Timeout`](super::Cause::Timeout). The text begins with the faulty links or, if there are none,
-/// with the ranks that probably cause the delay. The text then says which rank waits for which ranks.
+/// The fields of [`Cause::Timeout`](super::Cause::Timeout), for writing the `Display` text of this cause. The text
+/// begins with the faulty links or, if there are none, with the ranks that probably cause the delay. The text then
+/// says which rank waits for which ranks.
 pub(super) struct MissedDeadline<'a> {
     pub(super) timeout_ms: u64,
     pub(super) waiting: &'a [Waiting],
@@ -92,7 +94,7 @@ impl fmt::Display for MissedDeadline<'_> {
 }
 
 impl MissedDeadline<'_> {
-    /// Writes the ranks for which other ranks wait, although these ranks themselves do not wait for any rank.
+    /// Writes the culprits: the ranks that do not wait for any rank, but for which other ranks wait.
     fn write_culprits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let waits = |rank: Rank| self.waiting.iter().any(|waiting| waiting.rank == rank);
         let awaited = self.waiting.iter().flat_map(|waiting| &waiting.awaited);
@@ -269,7 +271,8 @@ pub(super) mod tests {
         )
     }
 
-    /// If a host does not acknowledge data, the program of its rank cannot be the reason.
+    /// If a host does not acknowledge data, the reason is not the program of its rank, because the kernel
+    /// acknowledges data.
     #[test]
     fn only_the_network_is_suspect_if_a_host_does_not_acknowledge_data() {
         let (rank, peer) = (Rank::new(0), Rank::new(1));

@@ -120,8 +120,8 @@ fn an_output_dir_that_cannot_be_created_is_reported_before_ranks_start() {
     assert!(done.stderr().contains("/proc/nowhere"), "{}", done.stderr());
 }
 
-/// A program that reads JSON lines must get each record as one line. ringrun splits only lines of more than 16 MiB, and prints a
-/// message when it splits a line.
+/// A program that reads the ranks' JSON lines from ringrun must get each record as one line. ringrun splits only
+/// lines of more than 16 MiB, and prints a message for each line that it splits.
 #[test]
 fn lines_of_up_to_16_mib_are_not_split() {
     let megabyte = 1 << 20;
@@ -209,7 +209,8 @@ fn an_error_reports_that_the_device_of_stdout_is_full() {
     assert_eq!(done.code(), Some(1), "{}", done.stderr());
     let expected = "ringrun: standard output cannot be written: No space left on device";
     assert!(done.stderr().contains(expected), "{}", done.stderr());
-    // Run a job that ends before ringrun can stop it, and a job with --output-dir, which ringrun does not stop.
+    // Neither job is stopped: the first ends before ringrun can stop it, and with --output-dir ringrun stops no job
+    // for a full device.
     let folder = tempfile::tempdir().unwrap();
     for arguments in [&["-n", "1"][..], &["-n", "1", "--output-dir", folder.path().to_str().unwrap()]] {
         let done = run(ringrun(arguments).args(["echo", "hello"]).stdout(open_full_device()));
@@ -252,7 +253,8 @@ fn with_output_dir_a_closed_stdout_does_not_stop_the_job() {
     assert_eq!(fs::read_to_string(folder.path().join("rank.0/stdout")).unwrap(), "1\n2\n3\n");
 }
 
-/// A background process of a rank keeps the rank's pipe open. ringrun must not wait until this process ends.
+/// A background process of a rank keeps the rank's output pipe open. ringrun must not wait until the background
+/// process ends.
 #[test]
 fn a_background_process_that_keeps_the_pipe_open_is_killed() {
     let folder = tempfile::tempdir().unwrap();
@@ -266,8 +268,8 @@ fn a_background_process_that_keeps_the_pipe_open_is_killed() {
     }
 }
 
-/// Regression test: before the fix, a rank printed nothing while it waited for another rank if its program had no
-/// logger, as in Python.
+/// Regression test: before the fix, a rank whose program had no logger, such as a Python program, printed nothing
+/// while it waited for another rank.
 #[test]
 fn a_rank_that_has_not_joined_is_named_after_two_seconds() {
     let folder = tempfile::tempdir().unwrap();
@@ -285,8 +287,8 @@ fn a_rank_that_has_not_joined_is_named_after_two_seconds() {
     assert_eq!(done.code(), Some(0), "{}", done.stderr());
 }
 
-/// Regression test: before the fix, the other ranks waited until their start timeout if a rank exited before it
-/// joined.
+/// Regression test: before the fix, if a rank exited before it joined, the other ranks waited until their start
+/// timeout.
 #[test]
 fn a_rank_that_exits_before_it_joins_fails_the_start_at_once() {
     let script = "[ $RANK = 1 ] || exec \"$RINGBENCH\" barrier";

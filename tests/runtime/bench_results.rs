@@ -1,5 +1,5 @@
-//! Tests that run benchmarks on all ranks of a job. They check that the results of every operation, element type and
-//! reduction are right, and that the reports are complete.
+//! Tests that run benchmarks on all ranks of a job. The tests check that the results of every operation, element type
+//! and reduction are right, and that the reports are complete.
 
 use clap::Parser as _;
 use ringtrain::cli::bench::args::BenchArgs;

@@ -1,5 +1,5 @@
-//! Tests that operations that run at the same time do not delay or disturb each other: long and short operations, very many
-//! messages, cancelled receives, and reduction functions that own groups.
+//! Tests of operations that run at the same time, and must not delay or disturb each other: long and short
+//! operations, very many messages, cancelled receives, and reduction functions that own groups.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -19,9 +19,9 @@ fn receive(group: &mut Group, count: usize, source: Rank, tag: u32) -> Vec<u64> 
     elements
 }
 
-/// A sender may begin many messages before the receives are posted. Before the receives, the sender transmits only
-/// the first 1 MiB of these messages (the credit of the link). It announces up to 1,048,576 further messages without
-/// their data.
+/// A sender may begin many messages before the receives are posted. Before the receives are posted, the sender
+/// transmits only the first 1 MiB of its messages (the credit of the link). The sender announces up to 1,048,576
+/// further messages without their data.
 #[test]
 fn a_receiver_gets_many_unexpected_messages() {
     TestTransport::Tcp.run(2, |mut group| {
@@ -40,8 +40,8 @@ fn a_receiver_gets_many_unexpected_messages() {
     });
 }
 
-/// Regression test: before the fix, a receive went on after its handle had been dropped. The receive took the next
-/// matching message, ended the job at its deadline, and delayed the closing of the last group.
+/// Regression test: before the fix, dropping the handle of a receive did not cancel the receive. It could take the
+/// next matching message, end the job at the receive's deadline, and delay the closing of the last group.
 fn a_receive_whose_handle_is_dropped_is_cancelled(transport: TestTransport) {
     transport.run_with(
         2,
@@ -50,7 +50,8 @@ fn a_receive_whose_handle_is_dropped_is_cancelled(transport: TestTransport) {
             if group.rank() == R0 {
                 group.barrier().unwrap();
                 group.send(&[7u64], R1, 1).unwrap();
-                // This wait takes longer than the deadline of the dropped receives.
+                // The next receive waits until the deadline of the dropped receives has passed, so it needs a longer
+                // timeout.
                 group.set_timeout(TEST_TIMEOUT);
                 group.receive(&mut [0u8], R1, 2).unwrap();
                 group.barrier().unwrap();
@@ -80,8 +81,8 @@ fn a_receive_whose_handle_is_dropped_is_cancelled(transport: TestTransport) {
     );
 }
 
-/// Regression test: before the fix, a long message that began before the barrier occupied the link until its last
-/// byte was sent.
+/// Regression test: before the fix, if a long message began before the barrier, the barrier could use the link only
+/// after the last byte of the message.
 fn a_barrier_completes_while_a_long_message_is_sent(transport: TestTransport) {
     transport.run(2, |mut group| {
         const LONG: usize = 8 << 20;
@@ -100,7 +101,8 @@ fn a_barrier_completes_while_a_long_message_is_sent(transport: TestTransport) {
     });
 }
 
-/// If thread A completes the operation of thread B, then A wakes B at once, although the operation of A has not ended.
+/// If thread A completes the operation of thread B, then A wakes B at once, although the operation of A has not
+/// ended.
 fn short_operations_of_one_thread_complete_during_a_long_operation_of_another(transport: TestTransport) {
     transport.run(2, |mut group| {
         const LONG: usize = 8 << 20;
@@ -130,11 +132,11 @@ fn short_operations_of_one_thread_complete_during_a_long_operation_of_another(tr
     });
 }
 
-/// Regression test: before the fix, a reduction function that used a group waited forever for a lock that the library
-/// holds during the function.
+/// Regression test: before the fix, a reduction function that used a group waited forever, because the library holds
+/// a lock during the function and the group needs this lock.
 fn a_reduction_function_may_own_groups_but_using_one_ends_the_job(transport: TestTransport) {
     transport.run(2, |mut group| {
-        // The values that a function captures are dropped with its operation, on any thread.
+        // When an operation ends, any thread may drop the values that its reduction function has captured.
         let other = Rank::new(1 - group.rank().get());
         for round in 0..20 {
             let twin = Mutex::new(group.duplicate().unwrap());
@@ -160,8 +162,9 @@ fn a_reduction_function_may_own_groups_but_using_one_ends_the_job(transport: Tes
     });
 }
 
-/// The credit of a link is the 1 MiB that a peer may send before this rank is ready. In a butterfly, partners are ready for each
-/// other from the start, so a rank may receive more than the credit before its own data have left.
+/// The credit of a link is the 1 MiB that a peer may send before this rank is ready. In a butterfly, partners are
+/// ready for each other from the start. So before a rank's own data have left, it may receive more data than the
+/// credit.
 fn butterfly_exchanges_that_exceed_the_credit_complete(transport: TestTransport) {
     let adjust = |options: &mut JoinOptions| options.algorithms = "butterfly".parse().unwrap();
     for &n in if_long_tests_else(&[2, 4, 8][..], &[4]) {
@@ -188,7 +191,7 @@ fn background_operations_continue_after_a_thread_slept_in_shared_memory() {
     TestTransport::Shm.run(2, move |mut group| {
         for round in 0..20u64 {
             if group.rank() == R0 {
-                // This message is longer than the part that may be sent before a receive matches the message.
+                // Before a receive matches this message, rank 0 may send only a part of the message.
                 let handle = group.send_async(vec![round; 400_000], R1, 0).unwrap();
                 let short = group.receive_async::<u64>(1, R1, 1).unwrap();
                 group.barrier().unwrap();

@@ -161,7 +161,7 @@ fn asynchronous_object_operations_return_the_objects(transport: TestTransport) {
             let others = if rank == root { &all[..] } else { &[] };
             let broadcast = group.broadcast_object_async(&own, root).unwrap();
             let from_all = group.all_gather_object_async(&own).unwrap();
-            // This receive must not match a message that belongs to one of the object collectives.
+            // This receive must not match a message of the object collectives.
             let next = group.receive_object_async::<Checkpoint>(Source::Any, None).unwrap();
             let gathered = group.gather_object_async(&own, root).unwrap();
             let scattered = group.scatter_object_async(others, root).unwrap();

@@ -1,5 +1,5 @@
-//! Checks the bytes in the diagrams of `docs/wire-format.md`. If you change one of these bytes, also change the page and
-//! `wire::VERSION`.
+//! Checks the bytes in the diagrams of `docs/wire-format.md`. If you change one of these bytes, also change the page
+//! and `wire::VERSION`.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -324,7 +324,8 @@ fn every_abort_has_the_documented_bytes() {
         (Cause::Misbehaved { rank, host: host(), detail: text() }, 7, &[h, why]),
     ];
     for (cause, kind, fields) in cases {
-        // The cause of a missed deadline names several ranks, so the field for its first rank is 0.
+        // Kind 5 is a missed deadline. Its cause lists ranks in later fields, so the field for the rank at fault is
+        // 0.
         let rank = if kind == 5 { [0; 4] } else { [0x02, 0x01, 0, 0] };
         let mut expected = [&[kind][..], &rank].concat();
         expected.extend(fields.iter().copied().flatten());

@@ -24,7 +24,7 @@ pub const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Returns whether the long tests run in addition to the short ones, as they do under `tools/test --full`.
+/// Returns whether the long tests run in addition to the short tests. `tools/test --full` runs both.
 pub fn runs_long_tests() -> bool {
     std::env::var_os("TEST_FULL").is_some()
 }
@@ -39,7 +39,8 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     wait_for(what, || condition().then_some(()));
 }
 
-/// Waits until `find` returns `Some`, and returns the value. Panics with the description `what` after [`TEST_TIMEOUT`].
+/// Waits until `find` returns `Some`, and returns the value. Panics with the description `what` after
+/// [`TEST_TIMEOUT`].
 pub fn wait_for<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + TEST_TIMEOUT;
     loop {
@@ -51,7 +52,7 @@ pub fn wait_for<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Returns a command that runs `ringrun` with these arguments and captures its output.
+/// Returns a command that runs `ringrun` with these arguments and captures the output of `ringrun`.
 pub fn ringrun(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringrun"));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -138,8 +139,8 @@ pub fn is_alive(pid: u32) -> bool {
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
 }
 
-/// Waits until the file `path` exists, and returns the process id that it contains. A script must write this file
-/// with `echo $$ > part && mv part FILE`, so that the file is never incomplete.
+/// Waits until the file `path` exists, and returns the process id in this file. A script must write this file with
+/// `echo $$ > part && mv part FILE`, so that the file is never incomplete.
 pub fn read_pid(path: &Path) -> u32 {
     wait_for(&format!("{} appears", path.display()), || fs::read_to_string(path).ok()?.trim().parse().ok())
 }

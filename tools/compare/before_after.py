@@ -11,10 +11,11 @@ MISS_MAX = 0.05
 
 
 def median_interval(values):
-    """Returns the median of `values` and its 95% confidence interval, which is None if there are fewer than six values.
+    """Returns the median of `values`, and the 95% confidence interval of the median. With fewer than six values, the
+    interval is None.
 
-    Both ends of the interval are among the sorted values, and a sign test chooses them. The interval is therefore
-    valid for every distribution.
+    The ends of the interval are two of the values. A sign test chooses these two, so the interval is valid for every
+    distribution.
     """
     ordered = sorted(values)
     count, skipped, miss = len(ordered), 0, 0.0
@@ -26,8 +27,9 @@ def median_interval(values):
 
 
 def comparison(rounds):
-    """Returns a row for each case that was measured with both builds. A row has the ratio of the new build's time to
-    the old build's time: the ratio of each round, the median of these ratios, and the interval of the median.
+    """Returns a row for each case that was measured with both builds. A ratio is the new build's time divided by the
+    old build's time. A row has the ratio of each round, the median of these ratios, and the confidence interval of
+    the median.
     """
     rows = []
     for key, after in rounds.rows.items():
@@ -46,7 +48,9 @@ def geometric_mean(rows):
 
 
 def table(rows):
-    """Returns a Markdown table with the ratio of each case and its interval, and the geometric mean for each program."""
+    """Returns a Markdown table with the median ratio and the interval of each case. Below the table is the geometric
+    mean of the ratios of each program.
+    """
     lines = ["**this build's time divided by the time of the build before (median of the rounds, 95% interval)**", ""]
     lines += ["| program | operation | type | congestion | ranks | bytes | ratio | 95% interval |", "|---" * 8 + "|"]
     for row in rows:

@@ -1,4 +1,6 @@
-"""Tests the comparison without other libraries. The tests need no idle machine. Run: `tools/compare/run --self-test`."""
+"""Tests the comparison with fake programs, so without other libraries. The tests need no idle machine. Run:
+`tools/compare/run --self-test`.
+"""
 
 import contextlib
 import os
@@ -36,8 +38,8 @@ HELP = """\
 """
 
 
-class Fake(peers.Program):
-    """A program that takes `time_us` for every size, and does not finish sizes of at least `hangs_from` bytes."""
+class FakeProgram(peers.Program):
+    """A fake program: takes `time_us` for every size, but does not finish sizes of `hangs_from` bytes or more."""
 
     def __init__(self, key, time_us=10.0, wrong=0, hangs_from=None):
         self.key = self.name = key
@@ -64,8 +66,7 @@ class FakeCongestion:
 
 
 def measure_fakes(programs, sizes=((64, 0), (1 << 20, 0)), **more):
-    """Measures fake programs. Measures the fake programs. Returns the rounds, and all messages that say more than the
-    progress."""
+    """Measures fake programs. Returns the rounds, and all messages except those that show only the progress."""
     options = {"rounds": 3, "congestion": ["bbr", "cubic"], "wait_idle": 0, "timeout": 1, "cpu": True, **more}
     said = []
     results = rounds.Rounds(types.SimpleNamespace(**options), lambda text, keep=True: said.append(text) if keep else None)
@@ -121,7 +122,7 @@ class Programs(unittest.TestCase):
 
 class Rounds(unittest.TestCase):
     def test_every_program_measures_in_every_round_under_each_congestion_control(self):
-        programs = [Fake("ringbench"), Fake("gloo", 30.0)]
+        programs = [FakeProgram("ringbench"), FakeProgram("gloo", 30.0)]
         results, _ = measure_fakes(programs)
         self.assertEqual({len(rows) for rows in results.rows.values()}, {3})
         self.assertEqual(len(results.rows), 2 * 2 * 2)
@@ -131,7 +132,7 @@ class Rounds(unittest.TestCase):
         self.assertEqual(ratios, {"ringbench": 1.0, "gloo": 3.0})
 
     def test_a_slow_trial_does_not_limit_the_iterations_of_later_rounds(self):
-        program = Fake("ringbench", time_us=10_000.0)
+        program = FakeProgram("ringbench", time_us=10_000.0)
         measure = program.measure
 
         def fast_after_the_trial(*anything):
@@ -149,8 +150,8 @@ class Rounds(unittest.TestCase):
         self.assertEqual(rounds.rotate([], 1), [])
 
     def test_a_size_that_did_not_finish_is_not_measured_again(self):
-        hanging = Fake("mpich5", hangs_from=1 << 20)
-        programs = [Fake("ringbench"), hanging]
+        hanging = FakeProgram("mpich5", hangs_from=1 << 20)
+        programs = [FakeProgram("ringbench"), hanging]
         results, said = measure_fakes(programs)
         self.assertEqual([key.bytes for key in results.rows if key.program == "mpich5"], [64, 64])
         self.assertTrue(any(text.startswith("DID NOT FINISH: mpich5") for text in said))
@@ -158,31 +159,32 @@ class Rounds(unittest.TestCase):
 
     def test_one_stall_after_a_successful_trial_is_accepted(self):
         for bad_rounds, left in (1, 2), (2, 0):
-            program = Fake("gloo")
+            program = FakeProgram("gloo")
             measure = program.measure
 
-            def bad(*anything):
+            def hang_in_bad_rounds(*anything):
                 program.hangs_from = 64 if 1 <= program.calls <= bad_rounds else None
                 return measure(*anything)
 
-            program.measure = bad
+            program.measure = hang_in_bad_rounds
             results, said = measure_fakes([program], sizes=[(64, 0)], congestion=["bbr"])
             self.assertEqual(sum(text.startswith("STALLED") for text in said), bad_rounds)
             self.assertEqual(sum(map(len, results.rows.values())), left)
 
     def test_a_wrong_result_ends_the_comparison(self):
-        self.assertRaisesRegex(peers.Failed, "2 wrong elements", measure_fakes, [Fake("ringbench"), Fake("gloo", wrong=2)])
+        programs = [FakeProgram("ringbench"), FakeProgram("gloo", wrong=2)]
+        self.assertRaisesRegex(peers.Failed, "2 wrong elements", measure_fakes, programs)
 
     def test_sizes_with_less_than_an_element_for_each_rank_are_left_out_with_a_message(self):
         self.assertEqual(peers.Case("all_gather", "f64", 4).smallest_size(), 32)
-        results, said = measure_fakes([Fake("ringbench")], sizes=((2, 0), (64, 0)))
+        results, said = measure_fakes([FakeProgram("ringbench")], sizes=((2, 0), (64, 0)))
         self.assertEqual({key.bytes for key in results.rows}, {64})
         self.assertTrue(any(text.startswith("LEFT OUT: 2 bytes") for text in said))
 
 
 class Reports(unittest.TestCase):
     def test_tables_have_a_column_for_each_program(self):
-        programs = [Fake("ringbench"), Fake("gloo", 30.0)]
+        programs = [FakeProgram("ringbench"), FakeProgram("gloo", 30.0)]
         text = report.tables(document(measure_fakes(programs)[0], programs), True)
         self.assertIn("| bytes | ringbench | gloo |", text)
         self.assertIn("| 64 | 10.0 µs (10.0 µs - 10.0 µs) **1.00** | 30.0 µs (30.0 µs - 30.0 µs) **3.00** |", text)
@@ -190,7 +192,7 @@ class Reports(unittest.TestCase):
         self.assertIn("| 1M | 0.0205 | 0.0614 |", text)
 
     def test_bus_bandwidth_is_defined_as_in_ringbench(self):
-        programs = [Fake("ringbench")]
+        programs = [FakeProgram("ringbench")]
         [row, *_] = [row for row in document(measure_fakes(programs)[0], programs)["results"] if row["bytes"] == 1 << 20]
         self.assertAlmostEqual(row["busbw_gb_per_s"], (1 << 20) / 10 / 1e3)
         self.assertEqual(rounds.busbw_factor("all_reduce", 4), 1.5)
@@ -206,25 +208,25 @@ class BeforeAndAfter(unittest.TestCase):
         self.assertEqual(before_after.median_interval([2, 1, 3]), (2, None))
 
     def test_each_case_is_compared_with_the_same_case_of_the_build_before(self):
-        programs = [Fake("ringbench", 30.0), Fake("ringbench-before", 20.0), Fake("gloo")]
+        programs = [FakeProgram("ringbench", 30.0), FakeProgram("ringbench-before", 20.0), FakeProgram("gloo")]
         rows = before_after.comparison(measure_fakes(programs, rounds=6)[0])
         self.assertEqual([row["program"] for row in rows], ["ringbench"] * 4)
         self.assertTrue(all(row["ratio"] == 1.5 and row["interval"] == (1.5, 1.5) for row in rows))
         self.assertAlmostEqual(before_after.geometric_mean(rows), 1.5)
         self.assertIn("| ringbench | all_reduce | f32 | bbr | 2 | 64 | 1.500 | 1.500 - 1.500 |", before_after.table(rows))
-        self.assertEqual(before_after.comparison(measure_fakes([Fake("ringbench")])[0]), [])
+        self.assertEqual(before_after.comparison(measure_fakes([FakeProgram("ringbench")])[0]), [])
 
 
 class Plots(unittest.TestCase):
     def test_the_svg_is_well_formed_and_has_a_line_for_each_program_and_panel(self):
-        programs = [Fake("ringbench"), Fake("openmpi4-tcp", 30.0), Fake("openmpi9", 0.02)]
+        programs = [FakeProgram("ringbench"), FakeProgram("openmpi4-tcp", 30.0), FakeProgram("openmpi9", 0.02)]
         drawn = plot.svg(document(measure_fakes(programs)[0], programs))
         parsed = xml.dom.minidom.parseString(drawn)
         self.assertEqual(len(parsed.getElementsByTagName("polyline")), 3 * 2 * 2)
         self.assertNotIn("nan", drawn)
 
     def test_a_single_size_can_be_drawn(self):
-        programs = [Fake("ringbench")]
+        programs = [FakeProgram("ringbench")]
         xml.dom.minidom.parseString(plot.svg(document(measure_fakes(programs, sizes=[(64, 5)])[0], programs)))
 
     def test_ticks_have_round_values_and_short_labels(self):
@@ -238,7 +240,9 @@ class Plots(unittest.TestCase):
 class Processes(unittest.TestCase):
     @contextlib.contextmanager
     def python(self):
-        """Returns a function that runs Python programs until they end or print nothing for 20 s."""
+        """Returns a function `run(*programs)`, which runs Python programs until they end, or until they print nothing
+        for `stall_s` seconds (20 by default).
+        """
         processes.adopt_orphans()
         with tempfile.TemporaryDirectory() as scratch:
             yield lambda *programs, stall_s=20, ending_s=0: processes.run(

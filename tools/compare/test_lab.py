@@ -13,7 +13,7 @@ import peers
 import plot
 import processes
 import report
-from test_compare import Fake, FakeCongestion
+from test_compare import FakeProgram, FakeCongestion
 
 TWO = lab.Lab(2, "1gbit")
 
@@ -46,7 +46,7 @@ def measure_fakes(line):
     options = {"rounds": 3, "congestion": ["bbr", "cubic"], "wait_idle": 0, "timeout": 1, "cpu": False, "ours": lab.OURS}
     args, said = types.SimpleNamespace(**options), []
     results = lab.Rounds(args, lambda text, keep=True: said.append(text) if keep else None)
-    programs = [line, Fake(lab.OURS, 20_000.0), Fake("gloo", 40_000.0)]
+    programs = [line, FakeProgram(lab.OURS, 20_000.0), FakeProgram("gloo", 40_000.0)]
     results.measure_all(programs, [peers.Case("all_reduce", "f32", 2)], [(1 << 20, 0)], FakeCongestion())
     names = {program.key: program.name for program in programs}
     rows = report.results(results, lab.OURS, names)

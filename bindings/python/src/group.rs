@@ -34,7 +34,7 @@ impl PyGroup {
         }
     }
 
-    /// Locks the group and calls `work` with it, while other Python threads run.
+    /// Locks the group and calls `work` with the group. Other Python threads run meanwhile.
     pub(crate) fn collective<R: Send>(
         &self,
         py: Python<'_>,
@@ -60,7 +60,7 @@ impl PyGroup {
         }
     }
 
-    /// Calls `work` with the group's messenger, while other Python threads run.
+    /// Calls `work` with the group's messenger. Other Python threads run meanwhile.
     pub(crate) fn with_messenger<R: Send>(
         &self,
         py: Python<'_>,
@@ -69,8 +69,8 @@ impl PyGroup {
         let (messenger, site) = (self.messenger(py)?, site::find(py));
         let result = py.detach(|| {
             let result = site::at(site, || work(&messenger));
-            // If another thread closed the group during this call, dropping the last messenger closes the
-            // connections.
+            // If another thread closed the group during `work`, this is the last messenger, and dropping it closes
+            // the connections.
             drop(messenger);
             result
         });
@@ -221,8 +221,8 @@ impl Drop for PyGroup {
         if fork::is_forked() {
             self.lock.leak();
         } else {
-            // Closing the last group of a job can take time, so other Python threads run meanwhile. If the interpreter
-            // has ended, there are no other Python threads.
+            // Closing the last group of a job can take time, so detach from the interpreter and let other Python
+            // threads run. If the interpreter has ended, there are no other Python threads.
             if Python::try_attach(|py| py.detach(|| self.lock.close())).is_none() {
                 self.lock.close();
             }

@@ -24,7 +24,8 @@ struct File {
 
 thread_local! {
     /// The known files. The key is the address of the Python string that contains the file's name. The strings are
-    /// never dropped: there are only a few strings, and a thread that ends may not have the interpreter's lock.
+    /// never dropped, because dropping a Python string needs the interpreter's lock, and a thread that ends may not
+    /// have the lock.
     static FILES: RefCell<HashMap<usize, File>> = RefCell::new(HashMap::new());
 }
 
@@ -32,7 +33,8 @@ thread_local! {
 /// behalf of the user's program.
 const FRAMEWORKS: [&str; 1] = ["/site-packages/torch/"];
 
-/// Runs the closure `calls`. If the line `site` is known, errors of operations that begin in the closure name this line.
+/// Runs the closure `calls`. If `site` is `Some`, the errors of operations that begin in the closure name the source
+/// line `site`.
 pub(crate) fn at<R>(site: Option<Site>, calls: impl FnOnce() -> R) -> R {
     match site {
         Some(site) => group::at(site, calls),
@@ -40,8 +42,8 @@ pub(crate) fn at<R>(site: Option<Site>, calls: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Returns the line of the innermost stack frame outside this package and the frameworks. If there is no such frame, because
-/// this package or a framework started the thread, returns the line of the outermost frame.
+/// Returns the line of the innermost stack frame outside this package and the frameworks. If there is no such frame,
+/// because this package or a framework started the thread, returns the line of the outermost frame.
 pub(crate) fn find(py: Python<'_>) -> Option<Site> {
     // SAFETY: the interpreter's lock is held; the frame is borrowed, or there is none.
     let frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };

@@ -15,7 +15,9 @@ JOB_TIMEOUT_S = 120
 
 
 def ringrun() -> str:
-    """Returns the path of the launcher: the variable `RINGRUN`, or `ringrun` on PATH. If neither exists, the test fails."""
+    """Returns the path of the program ringrun: the value of the variable `RINGRUN` if it is set, otherwise the
+    `ringrun` on PATH. If there is neither, the test fails.
+    """
     found = os.environ.get("RINGRUN") or shutil.which("ringrun")
     if not found:
         pytest.fail("ringrun is not on PATH; build it (cargo build --release) and set RINGRUN to it")
@@ -46,8 +48,9 @@ def launch(
 
 @functools.cache
 def check_results(module: str, size: int) -> dict[str, str]:
-    """Runs all checks of a module in one job. Returns a dictionary from the name of each check to "passed" or the
-    traceback."""
+    """Runs all checks of a module in one job. Returns a dictionary whose keys are the names of the checks. The value
+    is "passed", or the traceback of the failure.
+    """
     done = launch(size, str(HERE / "run_checks.py"), module)
     results = dict(re.findall(r"^CHECK (\w+) (passed)$", done.stdout, re.MULTILINE))
     failed = re.findall(r"^CHECK (\w+) failed\n(.*?)^END$", done.stdout, re.MULTILINE | re.DOTALL)

@@ -1,5 +1,5 @@
-//! The options of `ringbench`. clap checks each option alone. [`BenchPlan`](super::plan::BenchPlan) checks that the options
-//! fit together.
+//! The options of `ringbench`. clap checks each option separately. [`BenchPlan::new`](super::plan::BenchPlan::new)
+//! checks that the options fit together.
 
 use std::path::PathBuf;
 
@@ -36,29 +36,32 @@ docs/benchmarking.md defines size, algbw and busbw, and says how to measure reli
 /// Measures collectives in the same way as nccl-tests, and checks every element of the results.
 ///
 /// Start all ranks with the same options. Rank 0 prints a row for each size. A row shows the size of the whole buffer
-/// in bytes and in elements, the number of wrong elements, and the algorithm. The row also shows the minimum, the
-/// median and the 99th percentile of the time that one operation takes on its slowest rank. The algorithm bandwidth and
-/// the bus bandwidth are computed from the median.
+/// in bytes and in elements, the number of wrong elements, and the algorithm. The time of an operation is its time on
+/// the slowest rank. The row shows the minimum, the median and the 99th percentile of the times. The row also shows
+/// the algorithm bandwidth and the bus bandwidth, both computed from the median.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "ringbench", version, after_help = EXAMPLES)]
 pub struct BenchArgs {
-    /// The operation to measure: all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, all_to_all, scan,
-    /// exscan, barrier, ping_pong or send_receive. You may also write allreduce, all-reduce and so on.
+    /// The operation to measure: all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter,
+    /// all_to_all, scan, exscan, barrier, ping_pong or send_receive. You may also write allreduce, all-reduce and so
+    /// on.
     ///
-    /// In ping_pong, rank 0 sends a message to rank 1, and rank 1 sends a message back. The reported time is half of the round
-    /// trip.
+    /// In ping_pong, rank 0 sends a message to rank 1, and rank 1 sends a message back. The reported time is half of
+    /// the round trip.
     ///
-    /// In send_receive (sendrecv), every rank sends to the next rank and receives from the previous rank at the same time.
+    /// In send_receive (sendrecv), every rank sends to the next rank and receives from the previous rank at the same
+    /// time.
     #[arg(value_name = "OPERATION")]
     pub operation: BenchOperation,
 
-    /// The size of the smallest buffer in bytes. The suffixes K, M, G (or KiB, MiB, GiB) are powers of 1024. Each
-    /// size is rounded down to a whole number of elements, at least one. For gather, scatter and all_to_all, each
-    /// size is rounded down so that every rank has the same whole number of elements, at least one [default: 4]
+    /// The size of the smallest buffer in bytes. The suffixes K, M, G (or KiB, MiB, GiB) are powers of 1024. Sizes
+    /// are rounded down to a whole number of elements, but at least one. For gather, scatter and all_to_all, they are
+    /// rounded down further, so that all ranks have equally many elements, but at least one [default: 4]
     #[arg(short = 'b', long = "min-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes_min: Option<usize>,
 
-    /// The size of the largest buffer in bytes. Accepts the suffixes of -b [default: 64M, or the value of -b if that is larger]
+    /// The size of the largest buffer in bytes. Accepts the suffixes of -b [default: 64M, or the value of -b if that
+    /// is larger]
     #[arg(short = 'e', long = "max-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes_max: Option<usize>,
 
@@ -81,42 +84,42 @@ pub struct BenchArgs {
           value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub warm_up: u32,
 
-    /// The element types, separated by commas, or all: f16 bf16 f32 f64 i8 u8 i16 u16 i32 u32 i64 u64
-    /// (or half bfloat16 float double int8 uint8 int16 uint16 int32 uint32 int64 uint64). The types f32_loc f64_loc i32_loc
-    /// i64_loc are pairs of a value and an index, for minloc and maxloc
+    /// The element types, separated by commas, or all: f16 bf16 f32 f64 i8 u8 i16 u16 i32 u32 i64 u64 (or half
+    /// bfloat16 float double int8 uint8 int16 uint16 int32 uint32 int64 uint64). An element of f32_loc f64_loc
+    /// i32_loc i64_loc is a pair of a value and an index, for the reductions minloc and maxloc
     #[arg(short = 't', visible_short_alias = 'd', long = "dtype", value_name = "TYPE",
           default_value = "f32", value_delimiter = ',', value_parser = parse_dtype)]
     pub dtypes: Vec<ListItem<DType>>,
 
-    /// The reductions, separated by commas, or all. Floats and integers accept sum avg min max prod premulsum land
-    /// lor lxor. Integers also accept band bor bxor. The types with an index accept only minloc maxloc. The value all
-    /// skips undefined combinations such as avg for scan. Operations that do not reduce ignore this option
+    /// The reductions, separated by commas, or all. Float and integer types have sum avg min max prod premulsum land
+    /// lor lxor. Integer types also have band bor bxor. Types with an index have only minloc maxloc. With all,
+    /// ringbench skips undefined combinations, such as avg for scan. Operations that do not reduce ignore this option
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_delimiter = ',',
           value_parser = parse_reduction)]
     pub reductions: Vec<ListItem<ReduceOp>>,
 
-    /// The number of additional iterations for each row. In these iterations, every rank checks every element of its
-    /// result. With 0, nothing is checked
+    /// The number of checked iterations for each row, in addition to the timed iterations. In a checked iteration,
+    /// every rank checks every element of its result. With 0, nothing is checked
     #[arg(short = 'c', long = "check", value_name = "COUNT", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(0..=1_000))]
     pub checks: u32,
 
-    /// The root: the rank that sends the data in broadcast and scatter, and that gets the result in reduce and gather
+    /// The root: the rank with the data to send in broadcast and scatter, and with the result in reduce and gather
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub root: u32,
 
-    /// At the end, write a JSON report to this file: the machine, the settings and the results
+    /// At the end, write a JSON report with the machine, the settings and the results to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 
     /// Print below each row how much of the time went into sending, receiving, reducing, waiting and other work. The
-    /// times for sending and receiving cover system calls, and copies to and from shared memory. The JSON
-    /// report has these times for each rank. Profiling slows the run down, so quote only figures of runs without --profile
+    /// times for sending and receiving cover system calls, and copies to and from shared memory. The JSON report has
+    /// these times for each rank. Profiling slows the run down, so quote only figures of runs without --profile
     #[arg(long)]
     pub profile: bool,
 
-    /// Allocate the buffers of all_reduce with Group::alloc. Ranks that share memory then reduce these buffers in place, without
-    /// copies into shared memory
+    /// Allocate the buffers of all_reduce with Group::alloc. Ranks that share memory then reduce these buffers in
+    /// place, without copies into shared memory
     #[arg(long)]
     pub alloc: bool,
 

@@ -1,4 +1,4 @@
-//! The benchmark plan: the list of rows to measure. Making a plan checks that the flags fit together.
+//! The benchmark plan: the list of rows to measure. [`BenchPlan::new`] checks that the flags fit together.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ const BYTES_MIN_DEFAULT: usize = 4;
 const BYTES_MAX_DEFAULT: usize = 64 << 20;
 /// The default factor between one size and the next.
 const STEP_FACTOR_DEFAULT: usize = 4;
-/// The maximal number of rows in one run. A plan with more rows is probably the result of a typing error.
+/// The maximum number of rows in one run. If the flags ask for more rows, they probably contain a typing error.
 pub(super) const ROWS_MAX: usize = 10_000;
 
 /// The number of timed iterations.
@@ -47,8 +47,8 @@ impl BenchCase {
         self.count * self.dtype.size_bytes()
     }
 
-    /// Returns the number of elements in the input buffer of `rank`. In an operation that works in place, this buffer
-    /// is the whole buffer.
+    /// Returns the number of elements in the input buffer of `rank`. An operation that works in place has the whole
+    /// buffer as its input buffer.
     pub fn input_count(&self, world: WorldSize, rank: Rank) -> usize {
         match self.operation {
             BenchOperation::AllReduce
@@ -67,15 +67,16 @@ impl BenchCase {
         }
     }
 
-    /// Returns the number of elements in the receive buffer of `rank`. The number is 0 if the library allocates the result, or
-    /// writes the result in place.
+    /// Returns the number of elements in the receive buffer of `rank`. The number is 0 if the library allocates the
+    /// result, or writes the result in place.
     pub fn output_count(&self, rank: Rank) -> usize {
         let receives_message = self.operation.is_message() && self.operation.involves(rank);
         let receives = receives_message || self.operation == BenchOperation::AllToAll;
         if receives { self.count } else { 0 }
     }
 
-    /// Rounds the number of elements to a multiple of the number of ranks if the operation needs equal parts.
+    /// If the operation needs equal parts, rounds the number of elements down to a multiple of the number of ranks,
+    /// but to at least one element for each rank.
     fn for_world(mut self, world: WorldSize) -> Self {
         if self.operation.has_equal_parts() {
             let n = world.as_usize();
@@ -96,7 +97,7 @@ pub struct BenchPlan {
     pub bytes_min: usize,
     /// The largest size in bytes, from `-e` or its default.
     pub bytes_max: usize,
-    /// The step from one size to the next, as the header of the table shows it.
+    /// The step from one size to the next, as text for the header of the table.
     pub step: String,
     /// The number of timed iterations for each row.
     pub iterations: IterationCount,
@@ -186,7 +187,8 @@ impl BenchPlan {
         ]
     }
 
-    /// Checks that the plan fits a job of `world` ranks, and returns a plan whose sizes are adapted to this number of ranks.
+    /// Checks that the plan fits a job of `world` ranks. Returns the plan with all sizes adapted to this number of
+    /// ranks.
     ///
     /// # Errors
     ///
@@ -257,8 +259,8 @@ fn list_sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, Benc
 }
 
 /// Returns a case for every element type, reduction and size. Sizes are rounded to whole elements, and equal sizes
-/// are merged. A reduction that is not defined for a type is skipped. But if the flags name both this reduction and
-/// this type explicitly, the function returns an error.
+/// are merged. A reduction that is not defined for a type is skipped. But if the flags name both the reduction and
+/// the type explicitly, the function returns an error.
 fn list_cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>, BenchPlanError> {
     let operation = args.operation;
     if operation == BenchOperation::Barrier {
@@ -286,7 +288,7 @@ fn list_cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<Bench
     Ok(cases)
 }
 
-/// Returns the reductions to measure: a single `None` if the operation does not reduce.
+/// Returns the reductions to measure. If the operation does not reduce, the list contains a single `None`.
 fn list_reductions(args: &BenchArgs) -> Result<Vec<Option<ReduceOp>>, BenchPlanError> {
     let operation = args.operation;
     if !operation.reduces() {
@@ -355,8 +357,8 @@ mod tests {
     #[test]
     fn each_defined_combination_of_type_and_reduction_is_one_row() {
         let rows = |flags: &str| plan(flags).unwrap().cases.len();
-        // There are 9 reductions for each of 4 float types, 12 reductions for each of 8 integer types, and 2 reductions
-        // for each of 4 types with an index.
+        // There are 9 reductions for each of 4 float types, 12 reductions for each of 8 integer types, and 2
+        // reductions for each of 4 types with an index.
         assert_eq!(rows("allreduce -t all -o all -b 8 -e 8"), 140);
         assert_eq!(rows("allreduce -t all -o max -b 8 -e 8"), 12);
         assert_eq!(rows("allreduce -t all -o maxloc -b 8 -e 8"), 4);

@@ -13,13 +13,13 @@ enum Translation {
     /// ringrun drops the option, because ringrun always behaves as the option asks.
     Dropped,
     /// ringrun drops the option if its value is in the list in the first field, because ringrun always behaves as
-    /// these values ask. ringrun refuses any other value, with the sentence in the second field.
+    /// these values ask. ringrun refuses any other value, with the error message in the second field.
     DroppedFor(&'static [&'static str], &'static str),
-    /// ringrun replaces the values `NAME VALUE` by `-x NAME=VALUE`.
+    /// ringrun replaces the option and its values `NAME VALUE` by `-x NAME=VALUE`.
     Variable,
-    /// ringrun replaces the value `A,B` by `-x A -x B`.
+    /// ringrun replaces the option and its value `A,B` by `-x A -x B`.
     Variables,
-    /// ringrun refuses the option with this sentence, which says what to use instead.
+    /// ringrun refuses the option with this error message, which says what to use instead.
     Refused(&'static str),
 }
 
@@ -65,8 +65,8 @@ const NO_SUCH_OPTION: &str = "ringrun has no such option; leave this option out"
 
 const ONE_HOST: &[&str] = &["1", "1:1"];
 
-/// The options of other launchers that ringrun accepts or refuses with a sentence. Options that ringrun has under the same name
-/// are not in the table.
+/// The options of other launchers for which ringrun has a translation or an error message. The table does not contain
+/// options that ringrun has under the same name.
 const OPTIONS: &[Row] = &[
     // The number of ranks.
     (&["-c", "n", "proc", "ntasks"], 1, SameAs("--np")),
@@ -170,8 +170,8 @@ const OPTIONS: &[Row] = &[
     (&["check-build"], 0, Refused("use --version")),
 ];
 
-/// Replaces the options of other launchers by options of ringrun. Does not change COMMAND and its arguments. An error is
-/// one sentence.
+/// Replaces the options of other launchers by options of ringrun. Does not change COMMAND and its arguments. An error
+/// is one sentence.
 pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<OsString>, String> {
     let mut translated = Vec::with_capacity(arguments.len());
     let mut rest = arguments.into_iter();
@@ -193,8 +193,8 @@ pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<O
             translated.extend(command);
             return Ok(translated);
         }
-        // An argument that is not UTF-8 can only be a value, such as the value of `-x`. clap refuses such an argument
-        // in any other place.
+        // Leave an argument that is not UTF-8 unchanged. If this argument is the value of an option such as `-x`,
+        // clap accepts it, otherwise clap refuses it.
         let Some(text) = argument.to_str() else {
             translated.push(argument);
             continue;
@@ -222,7 +222,7 @@ pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<O
     Ok(translated)
 }
 
-/// Returns the row for the option `typed`, which is the option as the user typed it, without its value.
+/// Returns the row for an option. `typed` is the option as the user typed it, without a value.
 fn find_row(typed: &str) -> Option<&'static Row> {
     let long = typed.strip_prefix("--").or_else(|| typed.strip_prefix('-').filter(|name| name.len() > 1));
     let long = long.map(|name| name.replace('_', "-"));
@@ -265,8 +265,8 @@ fn translate_option(
 
 /// Returns an option of ringrun in the form that clap expects, and whether its value is the next argument.
 ///
-/// clap would read an unknown option such as `-hfoo` as `-h`, print the help and exit with 0. So this function returns an
-/// error for an argument with one dash that is not an option of ringrun.
+/// clap would read an unknown option such as `-hfoo` as `-h`, print the help and exit with 0. So this function
+/// returns an error for an argument with one dash that is not an option of ringrun.
 fn rewrite_own_option(own: &Command, typed: &str, value: Option<&str>) -> Result<(String, bool), String> {
     let unknown = || format!("unknown option {typed}; `ringrun --help` lists the options");
     let joined = |name: &str| value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
@@ -276,7 +276,7 @@ fn rewrite_own_option(own: &Command, typed: &str, value: Option<&str>) -> Result
     let long = own.get_arguments().find(|arg| has_long(arg, &name));
     let is_double = typed.starts_with("--");
     if is_double || name.len() > 1 && (long.is_some() || ["help", "version"].contains(&name.as_str())) {
-        // clap's message about an unknown long option suggests similar names.
+        // Also pass an unknown long option to clap, because clap's error message suggests similar names.
         return Ok((joined(&format!("--{name}")), value.is_none() && long.as_ref().is_some_and(takes_value)));
     }
     let mut letters = typed[1..].chars();
@@ -308,8 +308,8 @@ mod tests {
         Ok(words.iter().map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" "))
     }
 
-    /// For each option of the table, in each of its spellings, ringrun either replaces the option by options that
-    /// clap accepts, or refuses the option with one sentence.
+    /// For every option of the table and every spelling of the option, `translate` returns either a command line that
+    /// clap accepts, or an error of one sentence.
     #[test]
     fn every_option_of_the_table_is_translated_or_refused_with_a_sentence() {
         for &(names, count, translation) in OPTIONS {

@@ -13,7 +13,7 @@ const MEMINFO_VALUES: usize = libc::SK_MEMINFO_DROPS as usize + 1;
 /// milliseconds. The kernel sends unacknowledged data again after 200 ms at the earliest.
 const ANSWER_MS: u32 = 100;
 
-/// The state of a socket's send buffer. Both numbers include the kernel's overhead for the data.
+/// The state of a socket's send buffer. Both numbers of bytes include the kernel's overhead for the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct SendSpace {
     /// The number of bytes that are not sent or not acknowledged.
@@ -49,16 +49,17 @@ pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {
     let ready = unsafe { libc::poll(&raw mut entry, 1, 0) };
     match ready {
         0 => Ok(false),
-        // If the socket has an error, the next write returns it.
+        // If the socket has an error, the next write returns this error.
         1.. => Ok(true),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Returns whether the kernel has sent data of this socket again, and the other host still does not acknowledge the
-/// data.
+/// Returns whether the kernel has sent unacknowledged data of this socket again, and the other host has still not
+/// acknowledged the data.
 pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
-    // The offsets, in bytes, of fields of the kernel's `struct tcp_info`. The kernel fills only the bytes that fit in the buffer.
+    // The offsets, in bytes, of fields of the kernel's `struct tcp_info`. The kernel fills only the bytes that fit in
+    // the buffer.
     const RETRANSMITS: usize = 2;
     const PROBES: usize = 3;
     const UNACKED: usize = 24;
@@ -75,10 +76,11 @@ pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
         libc::getsockopt(descriptor, libc::IPPROTO_TCP, libc::TCP_INFO, destination, length)
     };
     let value = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
-    // A host whose receive buffer is full still answers the data that the kernel sends again, so it does not count as
+    // Even if the receive buffer of the other host is full, that host answers repeated data, so it does not count as
     // silent.
     let is_unanswered = value(LAST_ACK_RECEIVED_MS) > value(LAST_DATA_SENT_MS).saturating_add(ANSWER_MS);
-    // If this host cannot send at all, for example because its address is gone, the kernel counts only probes.
+    // If this host cannot send at all, for example because its address was removed, the kernel counts only probes,
+    // not retransmits.
     let is_sent_again = info[RETRANSMITS] > 0 && value(UNACKED) > 0 || info[PROBES] > 0;
     result == 0 && is_unanswered && is_sent_again
 }

@@ -1,5 +1,5 @@
-//! Reads more bytes from a link than the caller requests, so that a short header and its short payload need one system call
-//! instead of two.
+//! Reads more bytes from a link than the caller requests, so that a short header and its short payload need one
+//! system call instead of two.
 
 use std::io::{self, IoSliceMut, Read as _};
 
@@ -14,7 +14,7 @@ pub(super) struct ReadAhead {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// Whether a read has found the socket empty. If so, an event will report when further data arrive.
+    /// Whether a read has found the socket empty. After such a read, an event reports when further data arrive.
     has_blocked: bool,
 }
 
@@ -38,8 +38,8 @@ impl ReadAhead {
         self.start - before
     }
 
-    /// Reads into the parts, and also reads ahead if the parts are short. All bytes that were read ahead earlier must have been
-    /// taken.
+    /// Reads into the parts, and also reads ahead if the parts are short. All bytes that were read ahead earlier must
+    /// have been taken.
     pub(super) fn read(&mut self, stream: &mut TcpStream, parts: &mut [IoSliceMut<'_>]) -> io::Result<Read> {
         let read = self.try_read(stream, parts);
         self.has_blocked |= read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);

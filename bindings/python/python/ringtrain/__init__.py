@@ -99,11 +99,11 @@ def init(
     `start_timeout` is the time in seconds within which all ranks must join. `timeout` is the time in seconds that one
     operation may take; the default is 60, and `math.inf` means no limit.
 
-    `algorithm`, `transport` ("auto", "tcp" or "shm") and `streams` have the meaning of the flags of `ringbench` with
-    these names. If `check_payloads` is True, all links add a checksum (CRC32C) to each message; if it is False, no
-    link does. By default, only links between hosts add checksums. The values that rank 0 passes for `algorithm`,
-    `transport`, `streams` and `check_payloads` apply to all ranks. `congestion` has the meaning of `ringbench
-    --tcp-congestion` and applies to this rank only.
+    `algorithm`, `transport` ("auto", "tcp" or "shm") and `streams` mean the same as `--algorithm`, `--transport` and
+    `--streams` of `ringbench`. If `check_payloads` is True, all links add a checksum (CRC32C) to each message. If
+    `check_payloads` is False, no link adds checksums. By default, only links between hosts add checksums. The values
+    that rank 0 passes for `algorithm`, `transport`, `streams` and `check_payloads` apply to all ranks. `congestion`
+    means the same as `--tcp-congestion` of `ringbench` and applies to this rank only.
 
     Raises `StartError` if the ranks cannot connect. The error names the missing ranks, or the rank that failed and
     the reason.
@@ -124,13 +124,14 @@ def init(
 
 
 def shutdown() -> None:
-    """Leaves the job. Does nothing if this process has not joined a job. At its end, a program leaves the job without
-    this call."""
+    """Leaves the job. Does nothing if this process has not joined a job. A program that ends without this call also
+    leaves the job.
+    """
     _world.leave()
 
 
 def is_initialized() -> bool:
-    """Returns whether this process has joined its job and has not left it."""
+    """Returns whether this process has joined its job and has not left the job."""
     return _world.is_joined()
 
 
@@ -155,7 +156,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Returns this process's rank among the ranks of the job on its host, from 0."""
+    """Returns the number of this process among the ranks of the job on this host, counted from 0."""
     return _world.current().local_rank
 
 
@@ -214,7 +215,9 @@ __all__ += list(_WORLD_OPERATIONS)
 
 
 def __getattr__(name: str) -> Any:
-    """Makes `ringtrain.all_reduce(x)` call `ringtrain.world().all_reduce(x)`, and likewise for every operation of a group."""
+    """Makes `ringtrain.NAME(..)` call `ringtrain.world().NAME(..)` if NAME is in `_WORLD_OPERATIONS`, for example
+    `all_reduce`.
+    """
     if name not in _WORLD_OPERATIONS:
         raise AttributeError(f"module 'ringtrain' has no attribute {name!r}")
 

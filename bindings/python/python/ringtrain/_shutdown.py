@@ -1,7 +1,7 @@
 """Leaves the job when the Python program ends.
 
-A program that ends normally closes its groups. A program that ends with an uncaught exception first ends the job on
-the other ranks. The errors of the other ranks name the exception.
+If the program ends normally, this module closes the groups of the program. If the program ends with an uncaught
+exception, this module first ends the job on the other ranks, and the errors of the other ranks name the exception.
 """
 
 import atexit

@@ -12,22 +12,25 @@ from ranks import Cases, file_descriptors, resident_bytes, threads_of_process
 cases = Cases(__file__, sizes=(1, 2), timeout=40.0)
 
 GROWTH_MAX_BYTES = 3 << 20
-"""The allowed growth of memory in bytes. Allocators may keep this much without a leak. A leak of 32 bytes in each of 100,000
-calls exceeds this limit."""
+"""The allowed growth of a process's memory in bytes. Without a leak, memory grows less, because allocators keep only
+a little freed memory. With a leak of 32 bytes in each of 100,000 calls, memory grows more.
+"""
 
 
-def check_no_growth(world, count: int, use) -> None:
-    """Calls `use` `count` times, after `count // 10` calls as a warm-up. Checks that memory, files and threads do not grow. The
-    gate, which runs without `--full`, makes a tenth of the calls."""
+def check_no_growth(world, count: int, operation) -> None:
+    """Calls `operation(k)` for each k below `count`, after a warm-up of `count // 10` calls. Checks that the calls
+    after the warm-up do not increase the memory, the open files or the threads of this process. Without `tools/test
+    --full`, makes only a tenth of the calls.
+    """
     if not os.environ.get("TEST_FULL"):
         count = count // 10
     for k in range(count // 10):
-        use(k)
+        operation(k)
     gc.collect()
     world.barrier()
     before, files, threads = resident_bytes(), file_descriptors(), threads_of_process()
     for k in range(count):
-        use(k)
+        operation(k)
     gc.collect()
     world.barrier()
     grown = resident_bytes() - before
@@ -46,24 +49,24 @@ def small_all_reduces_leak_nothing(world):
 def asynchronous_all_reduces_leak_nothing(world):
     pending: list = []
 
-    def use(k) -> None:
+    def operation(k) -> None:
         pending.append(world.all_reduce_async(np.full(100, k)))
         if len(pending) == 20:
             ring.wait_all(pending)
             pending.clear()
 
-    check_no_growth(world, 10_000, use)
+    check_no_growth(world, 10_000, operation)
 
 
 @cases
 def operations_without_a_wait_leak_nothing(world):
-    def use(k) -> None:
+    def operation(k) -> None:
         world.all_reduce_async(np.full(100, k))
         world.receive_async(np.zeros(3), tag=9)
         if k % 50 == 0:
             world.barrier()
 
-    check_no_growth(world, 5_000, use)
+    check_no_growth(world, 5_000, operation)
 
 
 @cases
@@ -71,12 +74,12 @@ def messages_leak_nothing(world):
     n, rank = world.size, world.rank
     x, got = np.ones(50), np.zeros(50)
 
-    def use(k) -> None:
+    def operation(k) -> None:
         sent = world.send_async(x, (rank + 1) % n, k % 3)
         world.receive(got, (rank - 1) % n, k % 3)
         sent.wait()
 
-    check_no_growth(world, 10_000, use)
+    check_no_growth(world, 10_000, operation)
 
 
 @cases
@@ -102,7 +105,7 @@ def all_reduces_of_a_mebibyte_into_new_arrays_leak_nothing(world):
 def calls_with_invalid_arguments_leak_nothing(world):
     x = np.ones(3)
 
-    def use(k) -> None:
+    def operation(k) -> None:
         for call in (lambda: world.all_reduce(x, "median"), lambda: world.broadcast(x, -1), lambda: world.core.all_reduce(None)):
             try:
                 call()
@@ -110,7 +113,7 @@ def calls_with_invalid_arguments_leak_nothing(world):
                 continue
             raise AssertionError
 
-    check_no_growth(world, 3_000, use)
+    check_no_growth(world, 3_000, operation)
 
 
 test_leaks = cases.tests()

@@ -158,7 +158,7 @@ def buffers_of_any_type_are_sent_as_bytes(world):
 
 
 @cases
-def a_message_of_bytes_that_is_too_long_fails_only_the_receive(world):
+def a_message_of_more_bytes_than_the_array_fails_only_the_receive(world):
     n, rank = world.size, world.rank
     core, right, left = world.core, (rank + 1) % n, (rank - 1) % n
     for length in (9, 300_000):
@@ -299,7 +299,9 @@ def all_ranks_fail_if_no_rank_can_pickle_its_object(world):
 
 @cases
 def all_ranks_fail_if_one_rank_cannot_pickle_its_object(world):
-    """Regression test: before the fix, the ranks with valid objects waited until their deadline."""
+    """Regression test: before the fix, only the rank with the invalid object failed, and the other ranks waited until
+    their deadline.
+    """
     n, rank = world.size, world.rank
     culprit = n - 1
     is_culprit = rank == culprit

@@ -39,7 +39,7 @@ def final_line(done: FinishedProgram, n: int, rank: int = 0) -> str:
 
 
 def find_number(pattern: str, text: str) -> float:
-    """Returns the number that `text` has in the place of the `#` in `pattern`."""
+    """Finds `pattern` in `text`, where `#` in `pattern` stands for any number. Returns this number."""
     found = re.search(pattern.replace("#", r"(-?[0-9.]+(?:e[-+][0-9]+)?)"), text)
     assert found, f"no {pattern!r} in {text!r}"
     return float(found[1])

@@ -43,7 +43,7 @@ def check_vector_datatype(comm):
 
 
 def check_scatter_of_matrix_columns(comm):
-    """Columns of a matrix are scattered with a resized vector type."""
+    """Scatters the columns of a matrix with a resized vector type."""
     size = comm.size
     column = MPI.DOUBLE.Create_vector(3, 1, size).Create_resized(0, 8).Commit()
     matrix = np.arange(3.0 * size).reshape(3, size)

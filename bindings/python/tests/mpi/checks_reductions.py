@@ -1,5 +1,5 @@
-"""Checks of reductions of buffers. The compiled module computes some reductions. `ringtrain.mpi` or a function of the
-caller computes the others, in Python.
+"""Checks of reductions of buffers. The compiled module computes some of the reductions. Python computes the others,
+either in `ringtrain.mpi` or in a function that the caller passes.
 """
 
 import functools

@@ -7,14 +7,14 @@ use crate::transport::TransferResult;
 use crate::transport::tcp::kernel::SendSpace;
 use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
 
-/// If at most this many bytes are to be sent, they are sent as one record on the first writable connection, without a
-/// check of the free buffer space.
+/// If there are at most this many bytes to send, the first writable connection sends all of them as one record,
+/// without a check of the free buffer space.
 const SHORT_BYTES: usize = 16 << 10;
-/// The minimum length of a record if there are more than [`SHORT_BYTES`] bytes to send, because shorter records need
-/// too many system calls. A segment of 256 KiB and its header fit into four records of this length.
+/// The minimum length of a record if there are more than [`SHORT_BYTES`] bytes to send. With shorter records, there
+/// would be too many system calls. A segment of 256 KiB and its header fit into four records of this length.
 const LONG_RECORD_BYTES_MIN: usize = (64 << 10) + 64;
-/// The maximum length of a record if there are more than [`SHORT_BYTES`] bytes to send, so that a segment is divided over
-/// the connections.
+/// The maximum length of a record if there are more than [`SHORT_BYTES`] bytes to send. With longer records, a
+/// segment would not be divided over the connections.
 const LONG_RECORD_BYTES_MAX: usize = (256 << 10) + 64;
 
 const _: () = assert!(LONG_RECORD_BYTES_MAX <= RECORD_BYTES_MAX as usize);
@@ -25,10 +25,10 @@ pub(super) struct Sending {
     /// The number of the next record.
     next: u64,
     /// A record of which only a part has been written, if there is one. The next bytes that the caller sends belong
-    /// to this record, so no other record can begin before it is complete. Such a record is rare, because the free
-    /// buffer space is checked before a write.
+    /// to this record, so no other record can begin before this record is complete. Such a record is rare, because
+    /// the free buffer space is checked before a write.
     partial: Option<PartialRecord>,
-    /// Whether the next record is the last one.
+    /// Whether the next record is the last record of the link.
     pub(super) is_last: bool,
 }
 
@@ -39,7 +39,7 @@ struct PartialRecord {
     header: [u8; RECORD_HEADER_BYTES],
     /// The number of bytes of the header that are written.
     written: usize,
-    /// The number of bytes after the header that are not written; `None` for the last record, which has no fixed length.
+    /// The number of unwritten bytes after the header; `None` for the last record, which has no fixed length.
     left: Option<usize>,
 }
 
@@ -58,8 +58,8 @@ impl PartialRecord {
         self.written == RECORD_HEADER_BYTES && self.left == Some(0)
     }
 
-    /// Writes the rest of the header and bytes of the parts from position `skip` on, as many as the connection
-    /// accepts. Returns how many bytes of the parts were written.
+    /// Writes as many bytes as the connection accepts: first the rest of the header, then `parts` from position
+    /// `skip` on. Returns how many bytes of `parts` were written.
     fn write<P: Connection>(
         &mut self,
         connection: &mut P,
@@ -85,7 +85,7 @@ impl PartialRecord {
 }
 
 impl<P: Connection> Bundle<P> {
-    /// Sends the parts one after another, as many bytes as the connections accept without blocking.
+    /// Sends `parts` one after another, until the connections accept no more bytes without blocking.
     pub(in super::super) fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult {
         let total = parts.iter().map(|part| part.len()).sum();
         if total > SHORT_BYTES && !self.sending.is_in_last_record() {
@@ -96,7 +96,7 @@ impl<P: Connection> Bundle<P> {
             match self.send_once(parts, moved, total) {
                 Ok(Some(count)) => moved += count,
                 Ok(None) => break,
-                // The next attempt returns the error again.
+                // Report the sent bytes now. The next call gets the same error again.
                 Err(_) if moved > 0 => break,
                 Err(error) => return TransferResult::Lost(error.to_string()),
             }
@@ -150,8 +150,8 @@ impl<P: Connection> Bundle<P> {
         }
     }
 
-    /// Chooses the connection and the length of the next record, when `rest` of `total` bytes are left to send. Returns
-    /// `None` if no connection has free buffer space.
+    /// Chooses the connection and the length of the next record, when `rest` of `total` bytes are left to send.
+    /// Returns `None` if no connection has free buffer space.
     fn begin_record(&mut self, rest: usize, total: usize) -> io::Result<Option<PartialRecord>> {
         let is_last = self.sending.is_last;
         let used = if is_last { 1 } else { self.used };

@@ -19,7 +19,7 @@ _MODULE = "accelerate.state"
 
 
 def accept(backend: str) -> None:
-    """Makes accelerate accept `backend` if a program requests this backend."""
+    """Makes accelerate use `backend` if a program requests this backend."""
     module = sys.modules.get(_MODULE)
     if module is not None:
         _wrap(module, backend)
@@ -51,7 +51,9 @@ class _Finder:
 
 
 def _wrap(module: ModuleType, backend: str) -> None:
-    """Wraps the function that chooses a backend, so that the function returns `backend` if the program requests it."""
+    """Wraps accelerate's function for choosing a backend: if the program requests `backend`, the function now returns
+    `backend`.
+    """
     state = getattr(module, "PartialState", None)
     choose = getattr(state, "_prepare_backend", None)
     # In a version of accelerate without this function, change nothing. Do not wrap the function twice.

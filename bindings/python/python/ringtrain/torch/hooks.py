@@ -5,8 +5,8 @@
     ddp.register_comm_hook(None, ringtrain.torch.hooks.bf16_hook)                        # the default group
     ddp.register_comm_hook(hooks.Compression("bf16", error_feedback=True), hooks.compress_hook)
 
-Sums are computed in float32, unlike with torch's `fp16_compress_hook`. Between ranks that share memory on one host, nothing is
-rounded.
+The sums of gradients are computed in float32, unlike with torch's `fp16_compress_hook`. Without error feedback, ranks
+of one host that share memory exchange unrounded gradients.
 """
 
 # DistributedDataParallel compares the annotations of hooks with types. Therefore this file must not import
@@ -23,10 +23,11 @@ _WIRE_TYPES = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 class Compression:
     """The state of `compress_hook`.
 
-    `wire` is the format in which gradients are sent: "bf16", "fp16" or None (unchanged). With `error_feedback`, a rank adds the
-    rounding errors of each step to its gradients of the next step (Seide et al., "1-bit Stochastic Gradient Descent", 2014).
-    Error feedback needs memory for one float32 for each parameter. `process_group` is the process group of the
-    DistributedDataParallel, or None for the default group. The backend of this process group must be "ring".
+    `wire` is the format in which gradients are sent: "bf16", "fp16" or None (unchanged). With `error_feedback`, a
+    rank adds the rounding errors of each step to its gradients of the next step (Seide et al., "1-bit Stochastic
+    Gradient Descent", 2014). For each parameter, error feedback stores one float32. `process_group` is the process
+    group of the DistributedDataParallel, or None for the default group. The backend of this process group must be
+    "ring".
     """
 
     def __init__(

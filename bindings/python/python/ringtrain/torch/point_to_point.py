@@ -42,9 +42,10 @@ class PointToPoint:
     recvAnysource = recv_anysource
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Waits until all ranks have called `monitored_barrier`. If a rank does not call it within `timeout`, every other rank
-        raises RuntimeError. The error names the first missing rank, or with `wait_all_ranks` all missing ranks. Unlike the
-        timeout of an operation, this error does not end the job."""
+        """Waits until all ranks have called `monitored_barrier`. If a rank does not call `monitored_barrier` within
+        `timeout`, every other rank raises RuntimeError. The error names all missing ranks if `wait_all_ranks` is
+        true, otherwise only the first one. Unlike the timeout of an operation, this error does not end the job.
+        """
         tag = _BARRIER_TAG_FIRST + self._barriers % _BARRIER_TAGS
         self._barriers += 1
         limit = self._timeout if timeout is None else timeout.total_seconds()
@@ -57,6 +58,8 @@ class PointToPoint:
             raise self._with_global_rank(error) from None
 
     def _gather_at_barrier(self, tag: int, limit: float, wait_all_ranks: bool) -> None:
+        """The part of rank 0 in a monitored barrier: waits for a message of every other rank, and answers with a message that
+        says whether a rank is missing."""
         deadline = time.monotonic() + limit
         arrivals = {rank: self._group.receive_bytes_async(rank, tag) for rank in range(1, self.size())}
         missing: list[int] = []
@@ -77,6 +80,7 @@ class PointToPoint:
             raise RuntimeError(answer.decode())
 
     def _enter_barrier(self, tag: int, limit: float) -> None:
+        """The part of every other rank: sends a message to rank 0, and waits for the answer."""
         self._group.send_bytes(b"", 0, tag)
         # Wait for up to 2 * `limit` seconds. Rank 0 may enter the barrier up to `limit` seconds after this rank, and then waits
         # up to `limit` seconds for other ranks.
@@ -100,6 +104,8 @@ class PointToPoint:
         return self._message(name, lambda: self._group.receive_async(memory, source, _check_tag(tag)), tensor, back)
 
     def _message(self, name: str, begin: Any, outputs: list[torch.Tensor], back: Any = None) -> dist._Work:
+        """Calls `begin`, which begins to send or receive, and returns the `Work` of the message. Torch's profiler shows the
+        message under `name`. After a receive, `back` copies the elements to the tensors `outputs`, if a copy is needed."""
         event = profiling.begin(name)
         try:
             handle = begin()

@@ -1,5 +1,6 @@
-"""Translates between torch and the compiled module: tensors to memory, and element types and reductions to their names. Copies
-tensors that are not contiguous or not on the host."""
+"""Translates arguments of torch for the compiled module: a tensor becomes a `Memory`, and an element type or a
+reduction becomes its name in that module. Copies tensors that are not contiguous or not on the host.
+"""
 
 from __future__ import annotations
 
@@ -66,15 +67,16 @@ def reduction(op: ReduceOp, dtype: torch.dtype) -> str:
 
 
 def factor(op: ReduceOp) -> float | torch.Tensor:
-    """Returns the factor by which each rank multiplies its elements before a `PREMUL_SUM`."""
+    """Returns the factor in `op`, a `PREMUL_SUM`: before the sum, each rank multiplies its elements by its factor."""
     # Older versions of torch have the factor only in the pickled state of `op`.
     found = getattr(op, "factor", None)
     return op.__getstate__()[1] if found is None else found
 
 
 def memory(tensor: torch.Tensor, writable: bool = True) -> _core.Memory:
-    """Returns the memory of a contiguous tensor on the host. In this memory, a complex number is two real numbers. An element of
-    a type without reductions is a sequence of bytes."""
+    """Returns the memory of a contiguous tensor on the host. The memory presents a complex number as two real
+    numbers, and an element of a type without reductions as bytes.
+    """
     count, dtype = tensor.numel(), tensor.dtype
     name = ELEMENT_TYPES.get(dtype)
     if name is None:
@@ -104,9 +106,10 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def writable(tensor: torch.Tensor, keep: bool = True) -> tuple[torch.Tensor, Copy | None]:
-    """Returns a contiguous tensor on the host to write to: `tensor` itself if possible, otherwise a copy. With a copy, also
-    returns a function that copies the elements back to `tensor`. If `keep` is false, the elements of the copy may be
-    unspecified, because the caller overwrites all of them."""
+    """Returns a contiguous tensor on the host to write to: `tensor` itself if possible, otherwise a copy. With a
+    copy, also returns a function that copies the elements back to `tensor`. If `keep` is false, a copy may start with
+    unspecified elements. The caller must then overwrite all elements.
+    """
     host = readable(tensor) if keep or tensor.is_cpu else cuda.host_like(tensor)
     if host is tensor:
         return tensor, None
@@ -141,8 +144,9 @@ def flat_output(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Copy]:
 
 
 def counts(tensors: Sequence[torch.Tensor], whole: torch.Tensor) -> list[int] | None:
-    """Returns how many elements of `memory(whole)` belong to each tensor, or `None` if all tensors have the same number. `whole`
-    contains the elements of all `tensors`."""
+    """Returns how many elements of `memory(whole)` belong to each tensor, or `None` if this number is the same for
+    all tensors. `whole` contains the elements of all `tensors`.
+    """
     sizes = [tensor.numel() for tensor in tensors]
     if min(sizes) == max(sizes):
         return None

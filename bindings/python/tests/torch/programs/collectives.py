@@ -20,8 +20,9 @@ MOVED = [*FLOATS, *INTEGERS, torch.bool, torch.complex64, torch.float8_e4m3fn]
 
 
 def tensor_of(rank: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (3, 5)) -> torch.Tensor:
-    """Returns the tensor that rank `rank` contributes. Every rank can compute this tensor. The elements are small
-    numbers, so sums are exact in every type."""
+    """Returns the tensor that rank `rank` contributes. Every rank can compute the tensors of all ranks. The elements
+    are small numbers, so sums are exact in every type.
+    """
     numbers = torch.arange(torch.Size(shape).numel()).reshape(shape) % 7 + rank
     return (numbers % 2 == 0) if dtype is torch.bool else numbers.to(dtype)
 
@@ -187,7 +188,7 @@ def check_profiler_events(rank: int, n: int) -> None:
     assert all(event.cpu_time_total > 0 for event in events if event.key in found)
 
 
-def check_refusals(rank: int, n: int) -> None:
+def check_refused_calls(rank: int, n: int) -> None:
     error = raised(core.Unsupported, lambda: dist.all_reduce(tensor_of(rank, torch.float8_e4m3fn)))
     assert "float8" in str(error), error
     error = raised(core.InvalidArgument, lambda: dist.broadcast(tensor_of(rank).to_sparse(), 0))
@@ -280,7 +281,7 @@ def check_all_to_all(rank: int, n: int) -> None:
     assert_close(torch.cat(ragged), torch.cat([torch.full((source + 1,), float(source)) for source in range(n)]))
 
 
-def check_coalesced(rank: int, n: int) -> None:
+def check_coalesced_collectives(rank: int, n: int) -> None:
     both = [tensor_of(rank), tensor_of(rank) * 2]
     with dist._coalescing_manager():
         for tensor in both:
@@ -296,7 +297,7 @@ def check_coalesced(rank: int, n: int) -> None:
         assert_close(output, torch.cat([tensor_of(other) for other in range(n)]))
 
 
-def check_functional(rank: int, n: int) -> None:
+def check_functional_collectives(rank: int, n: int) -> None:
     # Newer versions of torch deprecate these functions, but all versions have them.
     warnings.simplefilter("ignore", FutureWarning)
     group = dist.group.WORLD
@@ -342,7 +343,7 @@ def check_messages(rank: int, n: int) -> None:
     assert_close(mine_late, tensor_of(before))
 
 
-def check_any_source(rank: int, n: int) -> None:
+def check_receive_from_any_source(rank: int, n: int) -> None:
     if rank == 0:
         sources = set()
         for _ in range(n - 1):
@@ -397,7 +398,7 @@ def check_groups(rank: int, n: int) -> None:
     assert_close(mine, tensors_of_all(n).sum(0))
 
 
-def check_futures(rank: int, n: int) -> None:
+def check_futures_of_operations(rank: int, n: int) -> None:
     # Continuations run in the order of the operations, and can wait for operations that they begin.
     second: list[torch.Tensor] = []
 

@@ -2,7 +2,9 @@
 
 
 class Missing(ImportError, NotImplementedError):
-    """Programs that can run without the missing part catch `ImportError`, so this error is a subclass of `ImportError`."""
+    """A subclass of `ImportError`, because programs that can run without the missing part of mpi4py catch
+    `ImportError`.
+    """
 
 
 def missing(name: str) -> Missing:

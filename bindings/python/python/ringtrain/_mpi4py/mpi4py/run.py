@@ -1,7 +1,7 @@
 """`python -m mpi4py script.py` runs a script.
 
-mpi4py needs this command to end the job after an uncaught exception. `ringtrain.mpi` also ends the job without this
-command.
+With mpi4py, an uncaught exception ends the whole job only if the script runs under this command. With
+`ringtrain.mpi`, an uncaught exception always ends the whole job.
 """
 
 import runpy
