@@ -39,6 +39,7 @@ def evaluate(model: nn.Module, data: TensorDataset) -> tuple[float, float]:
 
 
 def checksum(model: nn.Module) -> Tensor:
+    """Returns the sum of all parameters, which must be the same on every rank."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).double().sum()
 
 

@@ -85,14 +85,16 @@ fn find_directory(
     check_directory(&answer).map_err(failed)
 }
 
-/// Returns the job's interpreter: the command, if its name is that of an interpreter, otherwise [`DEFAULT_INTERPRETER`].
+/// Returns the job's interpreter: the command, if its name is that of an interpreter, otherwise
+/// [`DEFAULT_INTERPRETER`].
 fn choose_interpreter(command: &OsStr) -> &OsStr {
     let name = Path::new(command).file_name().unwrap_or_default().as_bytes();
     let is_interpreter = [&b"python"[..], b"pypy"].iter().any(|prefix| name.starts_with(prefix));
     if is_interpreter { command } else { OsStr::new(DEFAULT_INTERPRETER) }
 }
 
-/// Runs the command and returns the last line of its output. Before returning, kills the whole process group of the command.
+/// Runs the command and returns the last line of its output. Before returning, kills the whole process group of the
+/// command.
 fn ask_interpreter(mut command: Command, timeout: Duration) -> Result<Vec<u8>, String> {
     let cannot = |error: io::Error| format!("it cannot be run: {error}");
     let (shim_socket, shim_stdin) = ShimSocket::pair().map_err(cannot)?;
@@ -108,8 +110,8 @@ fn ask_interpreter(mut command: Command, timeout: Duration) -> Result<Vec<u8>, S
     thread::spawn(move || {
         let answer = last_line(stdout);
         let error_line = error_line.join().unwrap_or_default();
-        // With NOWAIT the process is not reaped, so no other process gets its process id before its process group is
-        // killed.
+        // NOWAIT does not reap the command. So no new process gets the command's process id before the process group
+        // of the command is killed.
         let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         let _ = sender.send((answer, error_line));
     });

@@ -64,6 +64,7 @@ pub(super) fn is_ignored(signal: i32) -> bool {
     fs::read_to_string("/proc/self/status").is_ok_and(|status| ignores_signal(&status, signal))
 }
 
+/// Returns whether the text of `/proc/PID/status` says that the process ignores `signal`.
 fn ignores_signal(status: &str, signal: i32) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())

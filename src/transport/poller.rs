@@ -11,7 +11,7 @@ const EVENTS_MAX: usize = 256;
 /// The longest wait. A wait with a longer timeout ends early, after this time, because the kernel counts the
 /// milliseconds of a timeout in 31 bits.
 const TIMEOUT_MAX: Duration = Duration::from_hours(24);
-/// The token of [`Poller::waker`]. Events with this token are not returned.
+/// The token of [`Poller::waker`]. [`Poller::wait`] does not return events with this token.
 const WAKER: Token = Token(1);
 /// The lowest token that the owner of a poller may give to a socket.
 pub(super) const FIRST_TOKEN: usize = 2;
@@ -25,7 +25,7 @@ pub struct Event {
     pub is_readable: bool,
     /// The socket may be writable.
     pub is_writable: bool,
-    /// The peer has closed its sending direction: no data follow those that have arrived.
+    /// The peer has closed its sending direction: no data follow the data that have arrived.
     pub is_ended: bool,
 }
 

@@ -44,8 +44,8 @@ fn messages_of_one_tag_keep_their_order_when_other_tags_are_received_first(trans
             group.barrier().unwrap();
             return;
         }
-        // Receives tag 2 first and then the other messages in their order, so that most messages are stored for a
-        // while.
+        // Receives the messages with tag 2 first, and then the other messages in their order, so that most messages
+        // are stored for a while.
         for number in (0..300).filter(|number| number % 3 == 2) {
             let mut buffer = [0; 200];
             let status = group.receive(&mut buffer, R0, 2).unwrap();
@@ -437,7 +437,7 @@ fn invalid_ranks_and_tags_are_refused_before_anything_is_sent(transport: TestTra
         );
         assert!(matches!(group.receive(&mut [1u8], peer, 0), Err(Error::InvalidPeer { .. })));
         assert!(matches!(group.probe_now(peer, 0), Err(Error::InvalidPeer { .. })));
-        // `u32::MAX` stands for any tag, so no message can have it.
+        // `u32::MAX` stands for any tag, so no message can have this tag.
         let other = Rank::new(1 - own.get());
         assert_eq!(group.send(&[1u8], other, u32::MAX), Err(Error::InvalidTag));
         assert_eq!(group.receive(&mut [1u8], other, u32::MAX), Err(Error::InvalidTag));

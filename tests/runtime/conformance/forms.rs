@@ -7,7 +7,7 @@ use ringtrain::{Element, Group, Rank, ReduceOp};
 
 use super::{Case, assert_elements, part_range, uneven_counts};
 
-/// Checks the forms of reductions that do not change their input.
+/// Checks those forms of the reductions which leave the input unchanged.
 pub(super) fn check_reduction_forms<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
     let Case { op, value, expected } = *case;
     let (n, rank) = (group.size().get(), group.rank());
@@ -176,7 +176,8 @@ fn check_exchanges<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u
     assert_elements(&output, parts.into_iter(), "all_to_all_uneven_into", group);
 }
 
-/// Checks that outputs of a wrong length and counts beyond the address space are refused, and that the group still works.
+/// Checks that outputs of a wrong length and counts beyond the address space are refused, and that the group still
+/// works.
 pub(super) fn check_refusals(group: &mut Group) {
     let n = group.size().as_usize();
     let mut long = vec![0f64; 2 * n + 1];

@@ -110,7 +110,7 @@ def check_create_communicator(comm):
 
 
 def check_create_group(comm):
-    """Only the members of the new group call `Create_group`, twice in a row."""
+    """Creates two groups, one after the other. Only the members of a new group call `Create_group`."""
     for first in (0, 1):
         if first >= comm.size:
             continue

@@ -114,15 +114,17 @@ class Network(nn.Module):
         return self.last(hidden)
 
 
-Make = Callable[[Any], torch.optim.Optimizer]
+MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
 
 def build() -> Network:
+    """Returns a network with the same parameters on all ranks."""
     torch.manual_seed(11)
     return Network()
 
 
 def batch_of(rank: int, step: int) -> torch.Tensor:
+    """Returns the random batch that this rank uses in this step."""
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * rank + step))
 
 
@@ -131,7 +133,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def train_in_one_process(
-    n: int, steps: int, make: Make, uses: Callable[[int, int], tuple[bool, bool]] = lambda *_: (True, True)
+    n: int, steps: int, make: MakeOptimizer, uses: Callable[[int, int], tuple[bool, bool]] = lambda *_: (True, True)
 ) -> Network:
     """Returns the model that one process trains on the batches of `n` ranks. `make` creates the optimizer. `uses(rank, step)`
     says whether the batch uses the layers `left` and `right`."""
@@ -145,7 +147,8 @@ def train_in_one_process(
     return model
 
 
-def require_same(model: nn.Module, expected: nn.Module, tolerance: float = 1e-5) -> None:
+def assert_same_parameters(model: nn.Module, expected: nn.Module, tolerance: float = 1e-5) -> None:
+    """Checks that the parameters of `model` are close to those of `expected`, and equal on all ranks."""
     for (name, found), wanted in zip(model.named_parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
         assert all(torch.equal(found, other) for other in hvd.allgather(found.detach().unsqueeze(0))), name
@@ -165,7 +168,7 @@ def check_optimizer(rank: int, n: int) -> None:
                 optimizer.step()
                 scheduler.step()
             assert model.never.weight.grad is None
-            require_same(model, train_in_one_process(n, 4, make))
+            assert_same_parameters(model, train_in_one_process(n, 4, make))
 
 
 def check_unused_parameters(rank: int, n: int) -> None:
@@ -178,10 +181,10 @@ def check_unused_parameters(rank: int, n: int) -> None:
         optimizer.zero_grad()
         model(batch_of(rank, step), *uses(rank, step)).square().mean().backward()
         optimizer.step()
-    require_same(model, train_in_one_process(n, 6, sgd, uses))
+    assert_same_parameters(model, train_in_one_process(n, 6, sgd, uses))
 
 
-def check_passes_and_clipping(rank: int, n: int) -> None:
+def check_gradient_accumulation_and_clipping(rank: int, n: int) -> None:
     model, expected = build(), build()
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), backward_passes_per_step=2, op=hvd.Sum)
     plain = sgd(expected.parameters())
@@ -198,7 +201,7 @@ def check_passes_and_clipping(rank: int, n: int) -> None:
         with optimizer.skip_synchronize():
             optimizer.step()
         plain.step()
-    require_same(model, expected)
+    assert_same_parameters(model, expected)
 
 
 def check_misuse(rank: int, n: int) -> None:
@@ -219,7 +222,7 @@ def check_misuse(rank: int, n: int) -> None:
 
 
 def check_types_of_gradients(rank: int, n: int) -> None:
-    """The gradient of rank r is r + 1, which every type and compression can represent, so the sums are exact."""
+    """The gradient of rank r is r + 1. Every type and compression can represent this number, so the sums are exact."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
             for count in (3, 70_000):
@@ -239,7 +242,7 @@ def check_compression(rank: int, n: int) -> None:
                 optimizer.zero_grad()
                 model(batch_of(rank, step).to(dtype)).square().mean().backward()
                 optimizer.step()
-            require_same(model.float(), train_in_one_process(n, 3, sgd), tolerance=5e-2)
+            assert_same_parameters(model.float(), train_in_one_process(n, 3, sgd), tolerance=5e-2)
 
 
 def check_closures_and_zero_grad(rank: int, n: int) -> None:
@@ -254,7 +257,7 @@ def check_closures_and_zero_grad(rank: int, n: int) -> None:
             return loss
 
         optimizer.step(closure)
-    require_same(model, train_in_one_process(n, 3, sgd))
+    assert_same_parameters(model, train_in_one_process(n, 3, sgd))
 
 
 def check_broadcasts_of_state(rank: int, n: int) -> None:
@@ -263,7 +266,7 @@ def check_broadcasts_of_state(rank: int, n: int) -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_parameters(model.named_parameters(), root_rank=0)
     torch.manual_seed(0)
-    require_same(model, Network(), tolerance=0.0)
+    assert_same_parameters(model, Network(), tolerance=0.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (rank + 1))
     if rank == 0:
         model(batch_of(0, 0)).sum().backward()
@@ -296,7 +299,7 @@ def check_training_script(rank: int, n: int) -> None:
         optimizer.step()
         losses.append(hvd.metric_average(loss.item(), "loss"))
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
-    require_same(model, model)
+    assert_same_parameters(model, model)
 
 
 if __name__ == "__main__":
