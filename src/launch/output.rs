@@ -30,8 +30,8 @@ const READ_BYTES: usize = 64 * 1024;
 /// Before this wait, ringrun has killed every process of the job that it knows.
 const DRAIN_SILENCE: Duration = Duration::from_secs(1);
 
-/// The maximal number of bytes that are read from one pipe after all ranks have ended: the largest capacity of a pipe that Linux
-/// allows an ordinary user.
+/// The maximal number of bytes that are read from one pipe after all ranks have ended. By default, Linux allows an
+/// ordinary user no pipe with a larger capacity.
 const DRAIN_BYTES_MAX: usize = 1024 * 1024;
 
 /// The pause before the next attempt to write to a full non-blocking output.
@@ -75,8 +75,8 @@ pub(super) enum OutputEvent {
 pub(super) struct OutputSummary {
     /// The last lines that each rank printed.
     pub(super) tails: Vec<Vec<String>>,
-    /// A sentence for each output that could not be written completely. Such an output is a file of `--output-dir`,
-    /// or standard output.
+    /// A sentence for each output that could not be written completely. The output is a file of `--output-dir`, or
+    /// standard output.
     pub(super) incomplete: Vec<String>,
 }
 
@@ -169,7 +169,7 @@ impl Output {
     }
 }
 
-/// A guard in the output thread that wakes the job when the guard is dropped, even if the thread panics.
+/// Wakes the job when this value is dropped at the end of the output thread, even if the thread panics.
 struct WakeOnDrop(Arc<Waker>);
 
 impl Drop for WakeOnDrop {

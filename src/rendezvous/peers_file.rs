@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::types::{Rank, WORLD_SIZE_MAX, WorldSize};
 
-/// The maximum length of a peers file in bytes. This length is enough for [`WORLD_SIZE_MAX`] long host names.
+/// The maximum length of a peers file in bytes. A file with [`WORLD_SIZE_MAX`] lines and long host names is shorter.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
 /// Why a peers file cannot be used.

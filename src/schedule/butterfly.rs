@@ -7,10 +7,10 @@ use crate::types::{Rank, WorldSize};
 /// Creates an all-reduce in log2 n steps, for worlds whose size is a power of two. Each rank sends S log2 n bytes.
 ///
 /// In the step of distance d = 1, 2, 4, .. rank r exchanges its whole buffer with rank r XOR d. After this step, both
-/// ranks have the reduction of the contributions of 2d ranks. This is recursive doubling, as in Thakur, Rabenseifner
-/// and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Performance Computing
-/// Applications 19 (2005). Partners reduce the same two values in opposite orders. Every built-in reduction gives the
-/// same bits in both orders, so the result has the same bits on all ranks.
+/// ranks have the reduction of the contributions of 2d ranks. The algorithm is recursive doubling, as in Thakur,
+/// Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Performance
+/// Computing Applications 19 (2005). Partners reduce the same two values in opposite orders. Every built-in reduction
+/// gives the same bits in both orders, so the result has the same bits on all ranks.
 ///
 /// A receive writes to the range that the same step sends. So the arriving data must wait until the rank has sent
 /// that range and applied all earlier data. While the data wait, the receiver must store them, so the algorithm is

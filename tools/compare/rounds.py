@@ -46,10 +46,10 @@ def rotate(programs, number):
 
 
 def busbw_factor(operation, world):
-    """Returns busbw divided by algbw, as in nccl-tests. This factor is the smallest number of bytes that each rank
+    """Returns busbw divided by algbw, as in nccl-tests. The factor is the smallest number of bytes that each rank
     must send, divided by the size of the buffer.
 
-    The table of operations in docs/benchmarking.md shows these factors.
+    The table of operations in docs/benchmarking.md shows the factor of each operation.
     """
     return {"all_reduce": 2 * (world - 1) / world, "broadcast": 1.0}.get(operation, (world - 1) / world)
 

@@ -52,7 +52,7 @@ def wait_and_read(path: str | Path) -> str:
 
 
 def write_atomically(path: str | Path, text: object) -> None:
-    """Writes a file in one step, so that a process that waits for the file never reads a part of it."""
+    """Writes a file in one step, so that no other process reads an incomplete file."""
     draft = Path(f"{path}.draft-{os.getpid()}")
     draft.write_text(str(text))
     draft.rename(path)
@@ -191,7 +191,7 @@ class Launcher:
 
 
 def kill_leftover_processes() -> list[str]:
-    """Kills the processes that this test run has started and that have not ended. Returns the ids and commands of the killed
+    """Kills those processes of this test run that have not ended. Returns the ids and commands of the killed
     processes."""
 
     def living_processes() -> dict[int, str]:

@@ -99,8 +99,8 @@ class Group(Objects):
         self.core.close()
 
     def abort(self, message: str) -> None:
-        """Ends the job on every rank. This call raises `Aborted` with the message, and so does the current or next
-        call of every other rank."""
+        """Ends the job on every rank. On this rank, the call raises `Aborted` with the message. On every other rank,
+        the current or next call raises it."""
         raise self.core.abort(message)
 
     def statistics(self) -> dict[str, float]:

@@ -76,7 +76,8 @@ class Objects:
         return pickle.loads(exchange(self.core.scatter_bytes, encode, root))
 
     def all_to_all_object(self, values: Sequence[Any]) -> list[Any]:
-        """Sends `values[r]` to rank r. Returns the objects that this rank received, in the order of the ranks that sent them."""
+        """Sends `values[r]` to rank r. Returns the objects that this rank received, in the rank order of their
+        senders."""
         received = exchange(self.core.all_to_all_bytes, lambda: [_dumps(value) for value in values])
         return [pickle.loads(data) for data in received]
 

@@ -1,5 +1,5 @@
-"""Checks of messages whose data are in buffers (methods such as `Send`, with a capital letter), and of the objects that may serve
-as buffers."""
+"""Checks of the methods that send and receive buffers, such as `Send` (with a capital letter). Also checks which
+objects these methods accept as buffers."""
 
 import array
 import ctypes

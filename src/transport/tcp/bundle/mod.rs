@@ -1,6 +1,5 @@
-//! A link with several connections. Such a link is faster than a link with one connection if one connection cannot
-//! use the whole bandwidth of the network, or if one processor core cannot process the data of one connection fast
-//! enough.
+//! A link with several connections. Several connections are faster than one in two cases: one connection cannot use
+//! the whole bandwidth of the network, or one processor core cannot process the data of one connection fast enough.
 //!
 //! The caller sees one ordered stream of bytes, as on any link. The sender divides the stream into numbered
 //! [records](crate::wire::record), and writes each record on the connection with the most free buffer space. The
