@@ -30,7 +30,7 @@ struct ProgramFailure {
     message: String,
 }
 
-/// Runs `ringtrain` with these arguments, of which the first is the program's name, and returns its exit code.
+/// Runs `ringtrain` and returns its exit code. The first of `args` is the name of the program.
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     super::log_to_stderr();
     let args: Vec<OsString> = args.collect();
@@ -116,7 +116,7 @@ fn train(args: TrainArgs) -> Result<(), ProgramFailure> {
     if rank == Rank::ZERO {
         console.notice(&conclusion(&summary.report));
     }
-    // Every rank prints the hash of its parameters, so that the user sees that all hashes are equal.
+    // Every rank prints the hash of its parameters, so that the user can compare the hashes.
     console.notice(&format!("rank {rank}: parameters_hash {}", summary.report.parameters_hash));
     match console.failure() {
         None => Ok(()),

@@ -5,8 +5,8 @@
 //! training", VLDB 13 (2020).
 //!
 //! Bucket boundaries depend only on the number of parameters and on the bucket size, so all ranks use the same
-//! boundaries. The boundaries do not depend on the ranges in which the backward pass reports gradients. These ranges may
-//! differ between ranks: a rank without samples reports whole layers.
+//! boundaries. The boundaries do not depend on the ranges in which the backward pass reports gradients, because these
+//! ranges may differ between ranks: a rank without samples reports whole layers.
 //!
 //! The first step allocates a buffer for each bucket with [`Group::alloc`](crate::Group::alloc). Ranks on the same host reduce
 //! these buffers in place.
@@ -30,7 +30,8 @@ pub(crate) struct Buckets {
     ready: Range<usize>,
     /// The buckets that are being reduced, each with its range of gradients, in the order in which they were started.
     in_flight: VecDeque<(Range<usize>, PendingSum)>,
-    /// The buffers of earlier steps, in the order of their buckets. So a buffer holds the same range of gradients in every step.
+    /// The buffers of earlier steps, in the order of the buckets, so that a buffer holds the same range of gradients
+    /// in every step.
     free: VecDeque<SumBuffer>,
 }
 

@@ -29,8 +29,8 @@ const FORMAT_1: &str = "ringtrain-1";
 const BEST_PARAMETERS: &str = "best.parameters";
 /// The key of the metadata that holds [`Best::record`].
 const BEST_RECORD: &str = "best_record";
-/// The keys of the entries of [`RunIdentity`] that later versions added, each with a value. A run that saved a
-/// checkpoint without a key had the value of this key.
+/// The keys of the entries of [`RunIdentity`] that later versions added, each with a value. If a checkpoint lacks a
+/// key, the run that saved the checkpoint had the given value.
 const ADDED_ENTRIES: [(&str, &str); 8] = [
     ("strategy", "allreduce"),
     ("adam_options", "default"),

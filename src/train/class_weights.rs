@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_a_word_a_list_or_a_file() {
+    fn class_weights_are_a_word_a_list_or_a_file() {
         for (text, expected) in [
             ("balanced", ClassWeights::Balanced),
             ("1,2.5", ClassWeights::List(vec![1.0, 2.5])),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn files_name_each_class_once() {
+    fn a_file_must_name_each_class_once() {
         let text = "\u{feff}class,weight\r\ndog, 2\r\n\"newt, red\",0\r\ncat,1e-3\r\n";
         assert_eq!(parse_file(text.as_bytes(), &classes()).unwrap(), [1e-3, 2.0, 0.0]);
         for (text, expected) in [
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_have_a_weight_for_each_class() {
+    fn a_list_must_have_a_weight_for_each_class() {
         for (list, expected) in [
             (vec![1.0, 2.0], "2 weights are given, but the target has 3 classes, in this order: cat, dog"),
             (vec![0.0; 3], "all weights are 0"),

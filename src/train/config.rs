@@ -88,7 +88,7 @@ pub fn default_model(task: Task) -> ModelSpec {
     }
 }
 
-/// Runs with at least this many steps use a smaller default rate for Adam and a linear model.
+/// With Adam and a linear model, runs with at least this many steps have a smaller default rate.
 const LONG_RUN_STEPS: u64 = 10_000;
 
 /// Returns the default learning rate of a run with this number of `steps`. A model without hidden layers is convex and allows a

@@ -25,13 +25,14 @@ pub const VALIDATION_FRACTION_DEFAULT: f64 = 0.1;
 /// The record with the lowest validation loss so far.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct BestRecord {
-    /// The validation loss of this record. `None` before the first record, because JSON has no infinity.
+    /// The validation loss of this record. `None` before the first record; an infinite loss could not be written as
+    /// JSON.
     pub(crate) loss: Option<f64>,
     /// The epoch of this record, counted from 1; 0 before the first record.
     pub(crate) epoch: u64,
     /// The number of records since this record.
     pub(crate) records_since: u64,
-    /// Whether the run has ended and has exchanged its parameters with those of this record.
+    /// Whether [`Best::exchange`] has made the parameters of this record those of the run. The run has then ended.
     pub(crate) selected: bool,
 }
 
@@ -95,7 +96,7 @@ pub(crate) fn hold_out(samples: &mut Samples, fraction: f64) -> Result<Samples, 
     Ok(held_out)
 }
 
-/// Returns a copy of the samples with these indices, in their original order.
+/// Returns a copy of the samples with these indices, in the order of `samples`.
 fn select(samples: &Samples, indices: &[u32]) -> Samples {
     let mut rows: Vec<usize> = indices.iter().map(|&row| row as usize).collect();
     rows.sort_unstable();

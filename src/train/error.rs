@@ -79,7 +79,8 @@ pub enum TrainError {
         /// The number of completed epochs.
         epoch: u64,
     },
-    /// The loss or the parameters became NaN or infinite, or the loss far exceeds the loss of a constant prediction.
+    /// The training diverged: the loss or a parameter is NaN or infinite, or the loss far exceeds that of a constant
+    /// prediction.
     #[error("{0}")]
     Diverged(String),
     /// A collective failed.

@@ -1,7 +1,8 @@
 //! The learning rate of each step: the schedule and the warm-up.
 //!
-//! The rate depends on the number of the step alone, so a resumed run continues exactly. All ranks compute the same bits: the
-//! formulas use only operations that round in the same way on every host. (`cos` and `powi` may round differently.)
+//! The rate depends on the number of the step alone, so a resumed run has the same rates as an uninterrupted run. All
+//! ranks compute the same bits: the formulas use only operations that round in the same way on every host. (`cos` and
+//! `powi` may round differently.)
 
 use std::fmt;
 use std::str::FromStr;
@@ -231,9 +232,9 @@ mod tests {
         }
     }
 
-    /// A run may end later than planned if it was resumed with more epochs.
+    /// A run has more steps than planned if it is resumed with more epochs.
     #[test]
-    fn rates_stay_finite_after_the_end() {
+    fn rates_stay_finite_after_the_planned_end() {
         let rates = LearningRates::new(RateSchedule::Cosine, Warmup::Steps(2), 4, 5).unwrap();
         assert_eq!(rates.rate(1.0, u64::MAX), 0.0);
     }

@@ -22,8 +22,8 @@ pub struct Optimizer {
     /// All other rules add `weight_decay` times a parameter to its gradient (L2 regularization). `PyTorch`'s
     /// optimizers of the same names do the same.
     pub weight_decay: f32,
-    /// The maximum norm of the gradients of a step. [`step`](Self::step) scales gradients with a larger norm.
-    /// [`update`](Self::update) does not, so its caller has to scale them.
+    /// The maximum norm of the gradients of a step. [`step`](Self::step) scales gradients with a larger norm. A
+    /// caller of [`update`](Self::update) has to scale the gradients first.
     pub clip_norm: Option<f32>,
     /// The number of steps taken.
     pub steps: u64,

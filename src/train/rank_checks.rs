@@ -61,8 +61,8 @@ fn gather_rows(group: &mut Group, row: &[u64]) -> Result<Vec<u64>, TrainError> {
     Ok(table)
 }
 
-/// A hash of this rank's parameters at the end of an epoch. If the strategy says that the parameters agree, they must be the
-/// same on all ranks, bit for bit. A difference means that memory or the network corrupted a value.
+/// A hash of this rank's parameters at the end of an epoch. If the strategy says that the parameters agree, the hash
+/// must be the same on all ranks. A difference means that memory or the network corrupted a value.
 pub(crate) struct ReplicaHash {
     epoch: u64,
     hash: u64,
@@ -75,8 +75,8 @@ impl ReplicaHash {
     }
 
     /// Returns two numbers, which the caller sums over all ranks. If all hashes are equal, both sums are 0. If some
-    /// hashes differ, the probability that both sums are 0 is about 2^-64. So a comparison can be part of another
-    /// all-reduce, and costs no message.
+    /// hashes differ, the probability that both sums are 0 is about 2^-64. The sums can be part of another
+    /// all-reduce, so the comparison needs no message of its own.
     ///
     /// Rank 0 contributes its hash once for each other rank, and each other rank subtracts its own hash. A hash is split into
     /// halves of 32 bits, so that the sums are exact.

@@ -123,6 +123,7 @@ pub fn parameters_hash(parameters: &[f32]) -> String {
 mod tests {
     #[test]
     fn the_hash_is_the_sha256_of_the_little_endian_bytes() {
+        // This command prints the expected hash:
         // python3 -c "import hashlib,struct; print(hashlib.sha256(struct.pack('<2f',1,-2)).hexdigest()[:32])"
         assert_eq!(super::parameters_hash(&[1.0, -2.0]), EXPECTED_HASH);
     }

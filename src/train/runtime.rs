@@ -9,7 +9,7 @@ use crate::types::{Element, Rank, ReduceOp, WorldSize};
 
 /// The operations between ranks that strategies use. All ranks must call these functions in the same order.
 ///
-/// This trait has at most six functions. So it stays easy to see what strategies need.
+/// This trait has at most six functions, so that it stays easy to see what strategies need.
 pub(crate) trait Runtime {
     /// Returns this rank and the number of ranks.
     fn place(&self) -> (Rank, WorldSize);
@@ -46,14 +46,14 @@ pub(crate) enum SumBuffer {
     Bf16(SharedBuffer<bf16>),
 }
 
-/// A sum of parameters or gradients over all ranks, which may still be in progress.
+/// A sum of parameters or gradients over all ranks. The sum may still be in progress.
 pub(crate) enum PendingSum {
     F32(Handle<SharedBuffer<f32>>),
     F16(Handle<SharedBuffer<f16>>),
     Bf16(Handle<SharedBuffer<bf16>>),
 }
 
-/// A sum of a few numbers over all ranks, which may still be in progress.
+/// A sum of a few numbers over all ranks. The sum may still be in progress.
 pub(crate) struct PendingTotals(Handle<Vec<f64>>);
 
 impl Runtime for Group {
@@ -117,8 +117,8 @@ fn reuse_or_allocate<T: Element>(
 }
 
 impl PendingSum {
-    /// Waits for the sums and calls `on_summed` with them. Returns the buffer, which a later sum may reuse. If the
-    /// ranks sent compressed values, the sums are first written to `target`. The length of `target` must be the
+    /// Waits for the sums and calls `on_summed` with the sums. Returns the buffer, which a later sum may reuse. If
+    /// the ranks sent compressed values, the sums are first written to `target`. The length of `target` must be the
     /// number of values.
     pub(crate) fn wait(
         self,

@@ -44,7 +44,7 @@ pub(crate) struct Setup {
     pub(crate) learning_rates: LearningRates,
 }
 
-/// The settings of the step loop: the options of the command line, and the defaults for this model and data.
+/// The settings of the step loop: the given options, and the defaults of all other options for this model and data.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct TrainingSettings {
     pub(crate) rule: Rule,
@@ -60,9 +60,10 @@ pub(crate) struct TrainingSettings {
 }
 
 impl TrainingSettings {
-    /// Chooses the settings. By default, a convex model on a table of moderate size is trained with [`Rule::Accelerated`] and
-    /// the whole training set as one batch, until the loss no longer falls. This method needs no tuning and reaches the optimum
-    /// of the loss. Small batches at a constant rate do not reach the optimum.
+    /// Chooses the settings. By default, a convex model on a table of moderate size is trained with
+    /// [`Rule::Accelerated`] and the whole training set as one batch, until the loss no longer falls.
+    /// [`Rule::Accelerated`] needs no tuning and reaches the optimum of the loss. Small batches at a constant rate do
+    /// not reach the optimum.
     fn new(config: &Config, model: &ModelSpec, dataset: &Dataset) -> Self {
         let (rows, columns) = (dataset.train.len(), dataset.train.features.columns());
         let convex = model.hidden().is_empty();

@@ -148,7 +148,8 @@ fn linear_and_softmax_reach_the_optimum_with_the_defaults() {
 fn the_default_settings_take_enough_steps_on_a_small_table() {
     let directory = tempfile::tempdir().unwrap();
     let mut numbers = UniformNumbers(5);
-    // Like the iris flowers: the mean features of each of the three species, and random features with similar ranges.
+    // The table resembles that of the iris flowers: the features of a row are the mean of one of three species, plus
+    // random numbers of a similar range.
     let means = ndarray::array![[5.0, 3.4, 1.5, 0.2], [5.9, 2.8, 4.3, 1.3], [6.6, 3.0, 5.6, 2.0]];
     let classes = Array1::from_shape_fn(60, |row| (row % 3) as f64);
     let mut features = numbers.array(60, 4) * &ndarray::array![0.9, 0.6, 0.8, 0.4];

@@ -29,8 +29,8 @@ fn check_failure(directory: &Path, line: &str, code: i32, expected: &str) {
     assert!(stderr.contains(expected) && !stderr.contains("panicked"), "{line}: {stderr}");
 }
 
-/// Returns a directory with three tables of two features: `flowers.csv` has a target `kind` with three classes, `numbers.csv`
-/// has a number `size`, and `plain.csv` holds the same rows without a header.
+/// Returns a directory with three tables of two features. The target of `flowers.csv` is `kind`, which has three
+/// classes. The target of `numbers.csv` is the number `size`. `plain.csv` is `numbers.csv` without the header.
 fn directory_with_table() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let (mut kinds, mut sizes) = ("width,length,kind\n".to_owned(), String::new());
@@ -240,7 +240,8 @@ fn models_of_pixels_are_inspected_and_checkpoints_become_models() {
     assert!(text.contains("top-3 accuracy") && text.contains("confusion matrix"), "{text}");
 }
 
-/// Two ranks under `ringrun` write one model file. If this file cannot be written, the job ends with exit code 10.
+/// Two ranks under `ringrun` write one model file. If the model file cannot be written, the job ends with exit code
+/// 10.
 #[test]
 fn rank_0_saves_the_model_under_ringrun() {
     let directory = directory_with_table();

@@ -91,8 +91,8 @@ fn a_run_is_not_resumed_with_another_recipe() {
     }
 }
 
-/// With class weights, the loss of a model that is good for a rare class can be far above the entropy of the classes. Such a
-/// run must not count as diverged.
+/// With class weights, the loss of a model that is good for a rare class can be far above the entropy of the classes.
+/// A run with such a loss must not count as diverged.
 #[test]
 fn a_rare_class_with_balanced_weights_is_found() {
     let directory = tempfile::tempdir().unwrap();
@@ -183,8 +183,8 @@ fn the_learning_rate_is_scaled_once_with_the_number_of_ranks() {
     assert_eq!(train_on_ranks(1, &second)[0].report.lr, 0.002);
 }
 
-/// Returns the configuration of a run that overfits, because it trains a large model on few samples. `records` is its
-/// patience.
+/// Returns the configuration of a run that overfits, because it trains a large model on few samples. `records` is the
+/// patience of the run.
 fn overfitting_config(records: u64) -> Config {
     Config {
         epochs: Some(30),

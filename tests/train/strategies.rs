@@ -139,7 +139,7 @@ fn synchronous_runs_equal_a_single_process_after_100_steps() {
 }
 
 #[test]
-fn a_single_rank_computes_the_same_bits_with_every_average() {
+fn a_single_rank_computes_the_same_bits_with_every_averaging_strategy() {
     let config = Config { epochs: Some(2), rule: Some(Rule::Adam(AdamOptions::DEFAULT)), ..sgd_config() };
     let expected = train(&config).unwrap().parameters;
     for text in ["local-sgd:3", "model-average:1", "model-average"] {
@@ -159,7 +159,7 @@ fn ranks_without_samples_have_no_weight() {
     assert_close(&four.parameters, &two.parameters, "4 ranks share batches of 2 samples");
 }
 
-/// A stop signal on one rank stops all ranks after the same step. Before they stop, the ranks average their
+/// A stop signal on one rank stops all ranks after the same step. Before the ranks stop, they average their
 /// parameters, so the run can continue on another number of ranks.
 #[test]
 fn a_stopped_run_resumes_on_another_number_of_ranks() {

@@ -87,10 +87,10 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "MODEL", help_heading = "Training")]
     model: Option<String>,
 
-    /// The data. One of: digits, which are 1,797 built-in handwritten digits (UCI, CC BY 4.0); a directory of plain or .gz IDX
-    /// files, such as MNIST or Fashion-MNIST; a .csv or .tsv table, plain or compressed (.gz, .zip, .zst), which needs --target
-    /// (see Tables); several files of one table, such as a.csv b.csv or 'part-*.csv'; a pair of files FEATURES.npy,TARGETS.npy;
-    /// synthetic:ROWSxFEATURES, which is random data of this shape
+    /// The data. One of: digits (1,797 built-in handwritten digits; UCI, CC BY 4.0); a directory of IDX files such as
+    /// MNIST or Fashion-MNIST, plain or .gz; a .csv or .tsv table, plain or .gz, .zip or .zst (see Tables; needs
+    /// --target); several files of one table, such as a.csv b.csv or 'part-*.csv'; two files
+    /// FEATURES.npy,TARGETS.npy; synthetic:ROWSxFEATURES (random data of this shape)
     #[arg(long, value_name = "DATA", num_args = 1.., default_value = "digits", help_heading = "Data")]
     data: Vec<String>,
 

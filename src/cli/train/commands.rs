@@ -59,9 +59,9 @@ struct ModelDataArgs {
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
 
-    /// The data. One of: a .csv or .tsv table, plain or .gz, .zip or .zst, whose columns are found by their names in the header;
-    /// `-` for a table on standard input; an array FEATURES.npy or a pair FEATURES.npy,TARGETS.npy; a directory of IDX files, of
-    /// which only the test set is used; digits; synthetic:ROWSxFEATURES
+    /// The data. One of: a .csv or .tsv table, plain or .gz, .zip or .zst (its columns are found by their names in
+    /// the header); `-` for a table on standard input; an array FEATURES.npy or two arrays FEATURES.npy,TARGETS.npy;
+    /// a directory of IDX files (only the test set is used); digits; synthetic:ROWSxFEATURES
     #[arg(long, value_name = "DATA")]
     data: String,
 

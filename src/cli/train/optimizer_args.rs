@@ -9,9 +9,9 @@ use crate::train::optimizer::{AdamOptions, Rule};
 /// The optimizer and its constants.
 #[derive(Args, Debug)]
 pub(super) struct OptimizerArgs {
-    /// The optimizer: auto, sgd, momentum, nesterov, accelerated, adam, adamw or lamb; see Defaults below. nesterov is
-    /// torch.optim.SGD with nesterov=True. accelerated is Nesterov's method with restarts for whole batches. lamb is for
-    /// large batches
+    /// The optimizer: auto, sgd, momentum, nesterov, accelerated, adam, adamw or lamb; see Defaults below. nesterov
+    /// is torch.optim.SGD with nesterov=True. accelerated is Nesterov's method with restarts, for the whole training
+    /// set as one batch. lamb is for large batches
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Training")]
     optimizer: String,
 

@@ -8,8 +8,8 @@ use crate::train::{ClassWeights, Patience, Recipe, VALIDATION_FRACTION_DEFAULT, 
 /// The options of a [`Recipe`].
 #[derive(Args, Debug)]
 pub(super) struct RecipeArgs {
-    /// How the learning rate changes: constant; step:EPOCHS,FACTOR (multiply it by FACTOR after every EPOCHS epochs); cosine
-    /// (lower it to 0 at the end of the run)
+    /// How the learning rate changes: constant; step:EPOCHS,FACTOR (multiply it by FACTOR after every EPOCHS epochs);
+    /// cosine (lower it along a cosine to 0 at the end of the run)
     #[arg(
         long,
         value_name = "constant|step:EPOCHS,FACTOR|cosine",

@@ -7,8 +7,8 @@ use crate::train::data::{DataSource, HeaderRow, Separator, TableOptions};
 /// How rows and cells are separated, and whether the table has a header.
 #[derive(Args, Debug)]
 pub(super) struct TableFormatArgs {
-    /// Read the first row of the table as data. In training, --target is then the number of a column. In predict and eval, the
-    /// columns must have the same order as in training
+    /// Read the first row of the table as data. In training, give --target as the number of a column. In predict and
+    /// eval, the columns must have the same order as in training
     #[arg(long, conflicts_with = "header")]
     no_header: bool,
 

@@ -1,7 +1,7 @@
 use super::*;
 use crate::train::model::Loss;
 
-/// Returns a network, the identity of a run and its state.
+/// Returns the network, the identity and the state of a run.
 fn sample_run() -> (Network, RunIdentity, TrainingState) {
     let network = Network::new(&"mlp:3".parse().unwrap(), 2, 2, Loss::CrossEntropy).unwrap();
     let identity = RunIdentity {
@@ -85,7 +85,7 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
     assert!(matches!(load(directory.path(), &wider, &identity), Err(CheckpointError::Unfit { .. })));
 }
 
-/// Version 1 of the format does not contain the learning rate. It also lacks some options that version 2 compares.
+/// Version 1 of the format contains neither the learning rate nor some options that version 2 compares.
 #[test]
 fn a_checkpoint_of_version_1_can_be_resumed() {
     let directory = tempfile::tempdir().unwrap();

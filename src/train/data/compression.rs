@@ -51,7 +51,7 @@ impl FileCompression {
         }
     }
 
-    /// Returns the extension of compressed files.
+    /// Returns the extension of files with this compression.
     pub(crate) fn extension(self) -> &'static str {
         match self {
             Self::Gzip => ".gz",
@@ -82,8 +82,8 @@ pub(crate) fn decompress(
 
 /// Returns the content of the only file in a zip archive.
 ///
-/// The crate `zip` reads the list of files and finds the position of the content. Its own readers borrow the archive, but the
-/// caller of this function needs a reader that owns the file.
+/// The crate `zip` reads the list of files and finds the position of the content. The readers of the crate `zip`
+/// borrow the archive, but the caller of this function needs a reader that owns the file.
 fn open_archive(path: &Path, reader: BufReader<File>) -> Result<Box<dyn Read>, DataError> {
     let fail = |error: ZipError| match error {
         ZipError::Io(error) => stream_error(path, error),
@@ -115,7 +115,8 @@ fn open_archive(path: &Path, reader: BufReader<File>) -> Result<Box<dyn Read>, D
     Ok(Box::new(ArchivedFile { content: CrcReader::new(content), checksum }))
 }
 
-/// Returns the index of the only file in an archive. Does not count directories, hidden files and the metadata that macOS adds.
+/// Returns the index of the only file in an archive. Ignores directories, hidden files and the metadata that macOS
+/// adds.
 fn find_only_file(path: &Path, archive: &mut ZipArchive<BufReader<File>>) -> Result<usize, DataError> {
     let mut found = Vec::new();
     for index in 0..archive.len() {
@@ -142,7 +143,7 @@ fn find_only_file(path: &Path, archive: &mut ZipArchive<BufReader<File>>) -> Res
     Err(DataError::malformed(path, problem))
 }
 
-/// The content of a file in a zip archive. At the end of the content, a read checks the checksum.
+/// The content of a file in a zip archive. The read that reaches the end of the content checks the checksum.
 struct ArchivedFile {
     content: CrcReader<Box<dyn Read>>,
     checksum: u32,
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn every_compression_gives_the_content() {
+    fn every_compression_gives_the_same_content() {
         let directory = tempfile::tempdir().unwrap();
         let content = content();
         let (first, second) = content.split_at(1000);

@@ -1,6 +1,7 @@
 //! Describes how the columns of a table become the inputs of a model.
 //!
-//! An encoding is fitted on the training rows. It contains everything that is needed to convert other rows in the same way.
+//! An encoding is fitted on the training rows. An encoding contains everything that is needed to convert other rows
+//! in the same way.
 
 use std::fmt;
 use std::str::FromStr;
@@ -161,7 +162,7 @@ impl TableEncoding {
         serde_json::to_string(self).expect("strings and finite numbers are valid JSON")
     }
 
-    /// Computes the inputs of a row from its cells, of which there is one for each column.
+    /// Computes the inputs of a row. `cells` holds one cell for each column.
     ///
     /// # Panics
     ///
@@ -232,6 +233,7 @@ mod tests {
 
     #[test]
     fn buckets_are_those_of_the_documented_hash() {
+        // This command prints the expected buckets:
         // python3 -c "import hashlib; print([int.from_bytes(hashlib.sha256(t).digest()[:8],'little')%1000 for t in
         // (b'N14228',b'')])"
         let inputs = ColumnInputs::Hashed { buckets: 1000 };

@@ -55,7 +55,8 @@ fn load_pair(directory: &Path, part: &str) -> Result<Table, DataError> {
     })
 }
 
-/// Returns the path of the file with the images (`kind` is `images`) or the labels (`kind` is `labels`).
+/// Returns the path of the file with the images (`kind` is `images`) or the labels (`kind` is `labels`). `dimensions`
+/// is the number after `idx` in the name.
 fn find_file(directory: &Path, part: &str, kind: &str, dimensions: u32) -> Result<PathBuf, DataError> {
     let names = ['-', '.'].map(|dot| format!("{part}-{kind}{dot}idx{dimensions}-ubyte"));
     let found = names.iter().flat_map(|name| [directory.join(name), directory.join(format!("{name}.gz"))]);

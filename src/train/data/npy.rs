@@ -1,8 +1,8 @@
 //! Reads numpy's `.npy` files: one file with features and one file with targets.
 //!
-//! This module does not use the crate `ndarray-npy`. Before that crate reads the data of a file, it allocates as much
-//! memory as the file's header demands. The crate's parser of Python literals recurses as deeply as the file demands.
-//! Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
+//! This module does not use the crate `ndarray-npy`. Before that crate reads the data of a file, that crate allocates
+//! as much memory as the file's header demands. The crate's parser of Python literals recurses as deeply as the file
+//! demands. Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 
 use std::io::Read;
 use std::path::Path;

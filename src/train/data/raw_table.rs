@@ -1,4 +1,5 @@
-//! A table as it was read from files. [`RawTable::encode`] fits the encoding of its columns and applies the encoding.
+//! A table as it was read from files. [`RawTable::encode`] chooses how each column is encoded, and then encodes the
+//! rows.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -74,8 +75,8 @@ impl RawTable {
             columns.push(ColumnEncoding { name: column.name.clone(), inputs });
         }
         let encoding = Arc::new(TableEncoding { target: self.target_name, missing, columns });
-        let (train_cells, _) = cells(&self.columns, train, &encoding);
-        let (test_cells, unknown) = cells(&self.columns, test, &encoding);
+        let (train_cells, _) = encode_rows(&self.columns, train, &encoding);
+        let (test_cells, unknown) = encode_rows(&self.columns, test, &encoding);
         for (column, count) in self.columns.iter().zip(unknown).filter(|(_, count)| *count > 0) {
             notes.push(format!(
                 "{count} test rows have a value of `{}` that no training row has; its inputs are 0 in these rows",
@@ -151,7 +152,7 @@ impl RawColumn {
 }
 
 /// Returns the cells of `rows`, and for each column the number of texts without a category.
-fn cells(columns: &[RawColumn], rows: &[usize], encoding: &TableEncoding) -> (Array2<f32>, Vec<usize>) {
+fn encode_rows(columns: &[RawColumn], rows: &[usize], encoding: &TableEncoding) -> (Array2<f32>, Vec<usize>) {
     let mut cells = Array2::zeros((rows.len(), columns.len()));
     let mut unknown = vec![0; columns.len()];
     let plain = encoding.is_plain();

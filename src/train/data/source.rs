@@ -143,7 +143,8 @@ impl DataSource {
     ///
     /// # Errors
     ///
-    /// If a value is not a source, if no file matches a pattern, or if there are several values that are not all tables.
+    /// If a value is not a source, if no file matches a pattern, or if there are several values and one of them is
+    /// not a table.
     pub fn from_values(values: &[String]) -> Result<Self, String> {
         let mut names = Vec::new();
         for value in values {

@@ -34,7 +34,7 @@ pub enum Task {
 /// All other targets hold numbers.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Targets {
-    /// Numbers, in their original unit.
+    /// Numbers in the unit of the data, not scaled.
     Numbers(Vec<f64>),
     /// Indices into [`Dataset::classes`](super::Dataset::classes).
     Classes(Vec<u32>),
@@ -129,7 +129,8 @@ fn to_text(column: Column) -> Vec<String> {
     }
 }
 
-/// Replaces each value by its index in the sorted list of distinct values. Also returns this list, as the names of the classes.
+/// Replaces each value by its index in the sorted list of distinct values. Also returns the sorted list: the names of
+/// the classes.
 fn index_classes<T: Ord + ToString>(
     train: &[T],
     test: &[T],

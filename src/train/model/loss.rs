@@ -5,7 +5,7 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 use super::ClassTargets;
 use crate::train::data::Targets;
 
-/// The scale of the output of a regression model, which predicts (target - mean) / deviation.
+/// The scale of the output of a regression model. The output predicts (target - mean) / deviation.
 ///
 /// Reported losses are those of the unscaled targets.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -17,7 +17,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// The scale of a model that predicts targets in their own unit.
+    /// The scale of a model that predicts unscaled targets.
     pub const IDENTITY: Self = Self { mean: 0.0, deviation: 1.0 };
 
     /// Returns the scale that converts `values` to mean 0 and deviation 1. If all values are the same, the scale has the

@@ -39,7 +39,7 @@ pub(crate) fn describe(
         Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) => Scale::IDENTITY,
     };
     let encoding = setup.dataset.encoding.as_deref();
-    let (columns_from, columns) = columns(config, setup);
+    let (columns_from, columns) = describe_columns(config, setup);
     let pixel_divisor = match &setup.dataset.train.features {
         Features::Pixels { divisor, .. } => Some(*divisor),
         Features::Numbers(_) | Features::Encoded { .. } => None,
@@ -81,8 +81,8 @@ pub(crate) fn describe(
         .map_err(|problem| ModelFileError::Unsuitable { path: path.to_owned(), problem })
 }
 
-/// Returns where the names of the columns come from, and the columns.
-fn columns(config: &Config, setup: &Setup) -> (ColumnOrigin, Vec<ColumnEncoding>) {
+/// Returns where the names of the feature columns come from, and the feature columns.
+fn describe_columns(config: &Config, setup: &Setup) -> (ColumnOrigin, Vec<ColumnEncoding>) {
     let Some(encoding) = &setup.dataset.encoding else {
         let column = |index: usize| ColumnEncoding {
             name: index.to_string(),
@@ -111,7 +111,7 @@ pub(crate) fn check_before_training(
     config: &Config,
     setup: &Setup,
 ) -> Result<(), ModelFileError> {
-    let (_, columns) = columns(config, setup);
+    let (_, columns) = describe_columns(config, setup);
     let json_bytes = serde_json::to_string(&columns).map_or(0, |text| text.len());
     let columns = columns.len();
     if columns > COLUMNS_MAX || json_bytes > COLUMN_BYTES_MAX {

@@ -42,8 +42,8 @@ pub struct ModelDescription {
 pub enum ColumnOrigin {
     /// The names come from the header of a table. New data need columns with these names, in any order.
     Header,
-    /// The training data had no names, so a name is the number of the column, counted from 0. New data need the same columns in
-    /// the same order.
+    /// The training data had no names, or a name occurred twice. The name of a column is then its number, counted
+    /// from 0. New data need the same columns in the same order.
     Position,
 }
 

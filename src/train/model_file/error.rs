@@ -36,7 +36,7 @@ pub enum ModelFileError {
     Foreign {
         /// The file.
         path: PathBuf,
-        /// Which property of the file shows that its format is another one.
+        /// The reason why the file cannot be a model file.
         problem: String,
     },
     /// The file is a checkpoint.

@@ -149,7 +149,7 @@ fn printable(text: &str) -> String {
 }
 
 /// Returns the first [`LISTED_MAX`] names, separated by commas.
-fn list(names: &[String]) -> String {
+fn join_first_names(names: &[String]) -> String {
     let listed: Vec<String> = names.iter().take(LISTED_MAX).map(|name| printable(name)).collect();
     let more = if names.len() > LISTED_MAX { ", ..." } else { "" };
     listed.join(", ") + more
@@ -158,7 +158,9 @@ fn list(names: &[String]) -> String {
 fn write_model(f: &mut fmt::Formatter<'_>, description: &ModelDescription, parameters: usize) -> fmt::Result {
     let ModelDescription { task, model, target, classes, training, .. } = description;
     match task {
-        Task::Classification => writeln!(f, "task           {} classes: {}", classes.len(), list(classes))?,
+        Task::Classification => {
+            writeln!(f, "task           {} classes: {}", classes.len(), join_first_names(classes))?
+        }
         Task::Regression => writeln!(
             f,
             "task           regression; prediction = {} + {} x output",
@@ -228,7 +230,7 @@ fn write_columns(
                 }
             }
             ColumnInputs::OneHot { categories } => {
-                write!(f, "{} categories: {}", categories.len(), list(categories))?;
+                write!(f, "{} categories: {}", categories.len(), join_first_names(categories))?;
             }
             ColumnInputs::Hashed { buckets } => write!(f, "text, hashed to {buckets} inputs")?,
         }

@@ -96,7 +96,8 @@ pub(crate) fn read_entries(path: &Path) -> Result<FileEntries, ModelFileError> {
     parse_entries(path, &bytes)
 }
 
-/// Returns an error if a file does not start like a safetensors file: with the length of its header, which is a JSON object.
+/// Returns an error if a file does not start like a safetensors file: with the length of the header, and then the
+/// header, a JSON object.
 fn check_start(path: &Path, bytes: &[u8]) -> Result<(), ModelFileError> {
     match bytes {
         [] => Err(ModelFileError::corrupt(path, "it is empty")),

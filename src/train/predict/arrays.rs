@@ -12,7 +12,8 @@ use crate::train::data::{
 };
 use crate::train::model_file::ModelDescription;
 
-/// Returns an error if the data has a different number of columns than the model, or if the model needs text.
+/// Returns an error if the data has a different number of columns than the model, or if a column of the model holds
+/// text.
 fn check_columns(name: &str, found: usize, description: &ModelDescription) -> Result<(), DataError> {
     let wanted = description.columns.len();
     if found != wanted {
@@ -29,7 +30,7 @@ fn check_columns(name: &str, found: usize, description: &ModelDescription) -> Re
     }
 }
 
-/// Encodes the cells of a row.
+/// Encodes the cells of a row as inputs, and divides the inputs by `divisor` if they come from pixels.
 fn encode(
     encoding: &TableEncoding,
     divisor: Option<f32>,

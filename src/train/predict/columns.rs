@@ -38,7 +38,7 @@ pub(super) fn find_columns(
         format!(
             "has {} columns besides the target, but the model needs {count}, in the order of the training data ({})",
             available.len(),
-            list(names, count)
+            join_first_names(names, count)
         )
     })
 }
@@ -65,13 +65,13 @@ fn find_by_name(description: &ModelDescription, header: &[String]) -> Result<Vec
     Err(format!(
         "has no {} {}, which the model needs; its columns are {}",
         columns,
-        list(missing.into_iter(), count),
-        list(header.iter().map(String::as_str), header.len())
+        join_first_names(missing.into_iter(), count),
+        join_first_names(header.iter().map(String::as_str), header.len())
     ))
 }
 
 /// Returns the first names, separated by commas.
-fn list<'a>(names: impl Iterator<Item = &'a str>, count: usize) -> String {
+fn join_first_names<'a>(names: impl Iterator<Item = &'a str>, count: usize) -> String {
     let listed: Vec<&str> = names.take(NAMES_MAX).collect();
     let more = if count > listed.len() { ", ..." } else { "" };
     listed.join(", ") + more

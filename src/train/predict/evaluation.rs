@@ -283,9 +283,8 @@ fn class_reports(pairs: &BTreeMap<(usize, usize), u64>, names: &[String]) -> Vec
     names.iter().enumerate().map(report).collect()
 }
 
-/// Returns the area under the ROC curve, computed as the Mann-Whitney statistic. This is the probability that a
-/// random row of the positive class has a higher score than a random row of the other class. Equal scores count as
-/// one half.
+/// Returns the area under the ROC curve, computed as the Mann-Whitney statistic: the probability that a random row of
+/// the positive class has a higher score than a random row of the other class. Equal scores count as one half.
 fn area_under_curve(mut scores: Vec<(f64, bool)>) -> Option<f64> {
     scores.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (mut below, mut wins) = (0.0, 0.0);

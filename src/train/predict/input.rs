@@ -68,8 +68,9 @@ impl FromStr for NewData {
 
 /// Reads rows and encodes their features.
 pub(super) trait RowReader {
-    /// Reads the next rows, at most as many as `inputs` has. Writes the encoded features of each row to a row of `inputs`, and
-    /// pushes the target of each row if targets are read. Returns the number of rows, which is 0 at the end.
+    /// Reads the next rows, at most as many as `inputs` has rows. Writes the encoded features of each row to a row of
+    /// `inputs`, and pushes the target of each row if targets are read. Returns the number of rows, which is 0 at the
+    /// end.
     fn read_rows(
         &mut self,
         inputs: ArrayViewMut2<'_, f32>,

@@ -11,7 +11,7 @@ use crate::train::atomic_file::ReplacementFile;
 use crate::train::data::DataError;
 use crate::train::model_file::{ModelDescription, Prediction, SavedModel};
 
-/// The length in bytes of the header of an array in numpy's format, which leaves room for any number of rows.
+/// The length in bytes of the header of an array in numpy's format. This length leaves room for any number of rows.
 const NPY_HEADER_BYTES: usize = 128;
 
 /// Where to write predictions.

@@ -8,7 +8,7 @@ use crate::train::model_file::ModelDescription;
 /// The target of a row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Truth {
-    /// A number, in its original unit.
+    /// A number in the unit of the data, not scaled.
     Number(f64),
     /// The index of a class of the model.
     Class(usize),

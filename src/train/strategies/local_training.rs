@@ -66,6 +66,7 @@ struct SampleCounts {
 }
 
 impl SampleCounts {
+    /// Adds the samples of a step: `own` on this rank, and `all_ranks` on all ranks together.
     fn add(&mut self, own: usize, all_ranks: usize) {
         self.own += own as u64;
         self.all_ranks += all_ranks as u64;

@@ -39,8 +39,8 @@ pub(crate) trait Strategy {
         part(len, rank, size)
     }
 
-    /// Computes the gradient of this rank's samples. While it computes, may start to exchange parts of the gradient
-    /// that are already final.
+    /// Computes the gradient of this rank's samples. During the computation, may start to exchange those parts of the
+    /// gradient that are final.
     fn local_gradient(
         &mut self,
         runtime: &mut dyn Runtime,
@@ -86,8 +86,8 @@ pub(crate) trait Strategy {
         Ok(())
     }
 
-    /// Returns the state vectors that [`StrategySpec::state_names`] names, each as long as the parameters. They are part of
-    /// checkpoints, and agree on all ranks when the parameters agree.
+    /// Returns the state vectors that [`StrategySpec::state_names`] names, each as long as the parameters. These
+    /// vectors are part of checkpoints, and agree on all ranks when the parameters agree.
     fn state(&mut self) -> Vec<&mut Vec<f32>> {
         Vec::new()
     }

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn records_fall_on_epochs_at_whose_end_the_parameters_agree() {
+    fn the_parameters_agree_at_the_end_of_each_recorded_epoch() {
         for (text, usual, expected) in [
             ("allreduce", 3, 3),
             ("local-sgd:100", 3, 3),

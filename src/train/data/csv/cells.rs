@@ -61,9 +61,9 @@ pub(crate) fn column_kind(rows: &[ByteRecord], index: usize) -> ColumnKind {
 
 /// Returns whether the `first` row of a table is probably a sample and not a header. `rows` are the next rows.
 ///
-/// The first row is a sample if at most one of its cells (the target) is not a number, or if it has a number in every
-/// column that holds numbers in the next rows. A first row with the numbers 0, 1, 2, ... is a header, because pandas
-/// writes these numbers above columns without names.
+/// The first row is a sample if all cells but at most one (the target) are numbers, or if the row has a number in
+/// every column that holds numbers in the next rows. A first row with the numbers 0, 1, 2, ... is a header, because
+/// pandas writes these numbers above columns without names.
 pub(crate) fn looks_like_data(first: &ByteRecord, rows: &[ByteRecord]) -> bool {
     let numbers: Vec<&[u8]> =
         first.iter().map(<[u8]>::trim_ascii).filter(|cell| number(cell).is_some()).collect();

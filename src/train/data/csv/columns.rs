@@ -84,7 +84,7 @@ impl ColumnValues {
         matches!(self.sink, Sink::Numbers(_) | Sink::Texts(_))
     }
 
-    /// Adds the value of a row. `cell` has no spaces at its ends.
+    /// Adds the value of a row. `cell` must have no spaces at the beginning or the end.
     ///
     /// # Errors
     ///

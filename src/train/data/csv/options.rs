@@ -15,8 +15,8 @@ const NAMES_SHOWN: usize = 20;
 /// Whether the first row of a table holds the names of the columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum HeaderRow {
-    /// The first row should hold names. If the first row looks like data, reading the table fails, because the values of
-    /// this row would be lost.
+    /// The first row is expected to hold names. If the first row looks like data, reading the table fails, because
+    /// the values of this row would be lost.
     #[default]
     Expected,
     /// The first row holds names, even if it looks like data.
