@@ -5,8 +5,8 @@ use std::ops::Range;
 use rand::RngExt as _;
 use ringtrain::{Group, Rank};
 
-use super::program::Kind;
-use super::{OPS, Runner, combine, compose, content, reduce};
+use super::program::CollectiveKind;
+use super::{OPS, ProgramRunner, combine, compose_affine, contributed_elements, reduce};
 
 /// Returns the lengths of `size` uneven parts of `count` elements.
 fn uneven_counts(size: usize, count: usize) -> Vec<usize> {
@@ -21,14 +21,14 @@ fn part_range(counts: &[usize], rank: usize) -> Range<usize> {
     start..start + counts[rank]
 }
 
-impl Runner {
+impl ProgramRunner {
     /// Runs a collective. For the same collective, some ranks may make the blocking call, and other ranks the
     /// asynchronous call.
     pub(super) fn run_collective(
         &mut self,
         step: usize,
         group: &mut Group,
-        kind: Kind,
+        kind: CollectiveKind,
         count: usize,
         root: usize,
     ) {
@@ -36,22 +36,22 @@ impl Runner {
         let root = root % size;
         let description = format!("step {step}: {kind:?} of {count} on rank {me} of {size}, root {root}");
         let contributions: Vec<Vec<u64>> =
-            group.members().iter().map(|rank| content(step, rank.get(), count)).collect();
+            group.members().iter().map(|rank| contributed_elements(step, rank.get(), count)).collect();
         match kind {
-            Kind::Scan
-            | Kind::Exscan
-            | Kind::AllReduce
-            | Kind::AllReduceWith
-            | Kind::Reduce
-            | Kind::ReduceScatter => {
+            CollectiveKind::Scan
+            | CollectiveKind::Exscan
+            | CollectiveKind::AllReduce
+            | CollectiveKind::AllReduceWith
+            | CollectiveKind::Reduce
+            | CollectiveKind::ReduceScatter => {
                 self.run_reduction(step, group, kind, &contributions, root, description);
             }
-            Kind::Barrier if self.rng.random_bool(0.5) => group.barrier().unwrap(),
-            Kind::Barrier => {
+            CollectiveKind::Barrier if self.rng.random_bool(0.5) => group.barrier().unwrap(),
+            CollectiveKind::Barrier => {
                 let handle = group.barrier_async().unwrap();
                 self.check_or_drop(handle, (), description);
             }
-            Kind::Object => {
+            CollectiveKind::Object => {
                 let object = |rank: usize| (format!("of rank {rank}"), contributions[rank].clone());
                 let received = group.broadcast_object(&object(me), Rank::new(root as u32)).unwrap();
                 assert!(received == object(root), "{description}");
@@ -65,7 +65,7 @@ impl Runner {
         &mut self,
         step: usize,
         group: &mut Group,
-        kind: Kind,
+        kind: CollectiveKind,
         contributions: &[Vec<u64>],
         root: usize,
         description: String,
@@ -73,31 +73,31 @@ impl Runner {
         let me = group.rank().index();
         let op = OPS[step % OPS.len()];
         let combined = |ranks: Range<usize>| reduce(&contributions[ranks], |a, b| combine(op, a, b));
-        let whole = combined(0..all.len());
+        let whole = combined(0..contributions.len());
         let mut own = contributions[me].clone();
         let root_rank = Rank::new(root as u32);
         match kind {
-            Kind::AllReduceWith => {
-                group.all_reduce_with(&mut own, |&first, &second| compose(first, second)).unwrap();
-                assert!(own == reduce(contributions, compose), "{description}");
+            CollectiveKind::AllReduceWith => {
+                group.all_reduce_with(&mut own, |&first, &second| compose_affine(first, second)).unwrap();
+                assert!(own == reduce(contributions, compose_affine), "{description}");
             }
-            Kind::AllReduce if self.rng.random_bool(0.5) => {
+            CollectiveKind::AllReduce if self.rng.random_bool(0.5) => {
                 group.all_reduce(&mut own, op).unwrap();
                 assert!(own == whole, "{description}");
             }
-            Kind::AllReduce => {
+            CollectiveKind::AllReduce => {
                 let handle = group.all_reduce_async(own, op).unwrap();
                 self.check_or_drop(handle, whole, description);
             }
-            Kind::Scan => {
+            CollectiveKind::Scan => {
                 let handle = group.scan_async(own, op).unwrap();
                 self.check_or_drop(handle, combined(0..me + 1), description);
             }
-            Kind::Exscan => {
+            CollectiveKind::Exscan => {
                 let handle = group.exscan_async(&own, op).unwrap();
                 self.check_or_drop(handle, (me > 0).then(|| combined(0..me)), description);
             }
-            Kind::ReduceScatter => {
+            CollectiveKind::ReduceScatter => {
                 let counts = uneven_counts(contributions.len(), own.len());
                 let handle = group.reduce_scatter_uneven_async(&own, &counts, op).unwrap();
                 self.check_or_drop(handle, whole[part_range(&counts, me)].to_vec(), description);
@@ -113,7 +113,7 @@ impl Runner {
     fn run_movement(
         &mut self,
         group: &mut Group,
-        kind: Kind,
+        kind: CollectiveKind,
         contributions: &[Vec<u64>],
         root: usize,
         description: String,
@@ -128,25 +128,25 @@ impl Runner {
                 .collect()
         };
         let (handle, expected) = match kind {
-            Kind::AllGather => {
+            CollectiveKind::AllGather => {
                 let handle = group
                     .all_gather_uneven_async(&contributions[me][part_range(&counts, me)], &counts)
                     .unwrap();
                 (handle, of_parts())
             }
-            Kind::Gather => {
+            CollectiveKind::Gather => {
                 let found = group
                     .gather_uneven(&contributions[me][part_range(&counts, me)], &counts, root_rank)
                     .unwrap();
                 assert!(found == if me == root { of_parts() } else { Vec::new() }, "{description}");
                 return;
             }
-            Kind::Scatter => {
+            CollectiveKind::Scatter => {
                 let input = if me == root { &contributions[root][..] } else { &[] };
                 let handle = group.scatter_async(input, contributions[me].len(), root_rank).unwrap();
                 (handle, contributions[root][group.chunk(contributions[me].len(), group.rank())].to_vec())
             }
-            Kind::Broadcast => {
+            CollectiveKind::Broadcast => {
                 let handle = group.broadcast_async(contributions[me].clone(), root_rank).unwrap();
                 (handle, contributions[root].clone())
             }
