@@ -35,6 +35,7 @@ class Network:
         self.layers = [part.reshape(shape) for part, shape in zip(np.split(self.flat, ends[:-1]), shapes, strict=True)]
 
     def scores(self, inputs: Array) -> tuple[Array, Array]:
+        """Returns the values of the hidden layer and the scores of the classes."""
         first, shift, second, bias = self.layers
         hidden = np.maximum(inputs @ first + shift, 0)
         return hidden, hidden @ second + bias

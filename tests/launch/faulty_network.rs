@@ -35,20 +35,21 @@ impl Hosts {
             println!("skipped: this process may not create network namespaces");
             return None;
         }
-        hosts.ip(SWITCH, "link add br0 type bridge");
-        hosts.ip(SWITCH, "link set br0 up");
+        hosts.ip_on(SWITCH, "link add br0 type bridge");
+        hosts.ip_on(SWITCH, "link set br0 up");
         for (host, address) in ADDRESSES.into_iter().enumerate() {
             let switch = &hosts.names[SWITCH];
-            hosts.ip(host, &format!("link add eth0 type veth peer name port{host} netns {switch}"));
-            hosts.ip(SWITCH, &format!("link set port{host} master br0 up"));
-            hosts.ip(host, &format!("address add {address}/24 dev eth0"));
-            hosts.ip(host, "link set lo up");
-            hosts.ip(host, "link set eth0 up");
+            hosts.ip_on(host, &format!("link add eth0 type veth peer name port{host} netns {switch}"));
+            hosts.ip_on(SWITCH, &format!("link set port{host} master br0 up"));
+            hosts.ip_on(host, &format!("address add {address}/24 dev eth0"));
+            hosts.ip_on(host, "link set lo up");
+            hosts.ip_on(host, "link set eth0 up");
         }
         Some(hosts)
     }
 
-    fn ip(&self, host: usize, arguments: &str) {
+    /// Runs `ip` in the network namespace of a host or of the switch.
+    fn ip_on(&self, host: usize, arguments: &str) {
         assert!(ip(&format!("-n {} {arguments}", self.names[host])), "ip {arguments}");
     }
 
@@ -59,7 +60,7 @@ impl Hosts {
         assert!(run_silently("tc", &qdisc), "tc {qdisc}");
     }
 
-    /// Starts a rank on each host. An operation may take as long as `timeout` seconds.
+    /// Starts a rank on each host, with the option `--timeout` set to `timeout`, in seconds.
     fn start_ranks(&self, folder: &Path, timeout: &str) -> [Child; 2] {
         fs::write(folder.join("hosts.txt"), ADDRESSES.map(|address| format!("{address}:7000\n")).concat())
             .unwrap();
@@ -137,8 +138,8 @@ fn blames_only_the_network(error: &str) -> bool {
 #[test]
 fn an_address_that_changes_during_a_job_is_reported_as_a_network_problem() {
     let change = |hosts: &Hosts| {
-        hosts.ip(1, "address del 10.213.7.2/24 dev eth0");
-        hosts.ip(1, "address add 10.213.7.3/24 dev eth0");
+        hosts.ip_on(1, "address del 10.213.7.2/24 dev eth0");
+        hosts.ip_on(1, "address add 10.213.7.3/24 dev eth0");
     };
     for error in errors_after(change, "1", Exit::Timeout).into_iter().flatten() {
         assert!(blames_only_the_network(&error), "{error}");

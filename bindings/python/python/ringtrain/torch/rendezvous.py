@@ -55,7 +55,7 @@ def join_through_store(store: Any, member: Membership) -> _core.Group:
 
     If ringrun started all ranks, the new job uses the secret of ringrun's job. If not, group rank 0 writes a new
     secret to the store. Torch's stores have no authentication, so every process that can read the store can read this
-    new secret and join. Raises `ringtrain.StartError` if a rank is missing.
+    new secret and join. Raises `ringtrain.StartError` if a rank does not join in time.
     """
     location = {"host": _host_id(), "address": _address_towards(_store_host(store))}
     store.set(f"{_KEY}/{member.rank}", json.dumps(location))
