@@ -70,7 +70,7 @@ pub(super) fn start(
     coordinator: Option<Coordinator>,
 ) -> Result<(Arc<NamedShared>, Vec<JoinHandle<()>>), Error> {
     let (inbox, arrivals) = mpsc::channel();
-    let interval = coordinator.as_ref().map(|coordinator| coordinator.watch.interval());
+    let interval = coordinator.as_ref().map(|coordinator| coordinator.watch.check_interval());
     let leader = coordinator.zip(interval).map(|(coordinator, interval)| LeaderState {
         coordinator: Mutex::new(coordinator),
         inbox,
@@ -237,7 +237,7 @@ impl NamedShared {
         loop {
             if checked_at.elapsed() >= leader.interval {
                 *checked_at = Instant::now();
-                let report = lock(&leader.coordinator).check(self.epoch.elapsed());
+                let report = lock(&leader.coordinator).check_for_stalls(self.epoch.elapsed());
                 for stall in &report.stalls {
                     log::warn!("{stall}");
                 }

@@ -180,7 +180,7 @@ impl PyGroup {
             (_, Some(error)) => Err(error),
             (Err(RankRefusal { rank, reason }), None) => {
                 let rank = self.rank_in_job(rank);
-                Err(errors::refused(py, rank, &reason))
+                Err(errors::no_contribution(py, rank, &reason))
             }
         }
     }

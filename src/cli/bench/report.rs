@@ -64,7 +64,7 @@ pub struct Versions {
 pub struct BenchReport {
     /// The machine and the settings.
     pub environment: BenchEnvironment,
-    /// One row for each size, element type and reduction.
+    /// One row for each combination of a size, an element type and a reduction.
     pub results: Vec<BenchRow>,
 }
 
