@@ -159,7 +159,7 @@ fn write_model(f: &mut fmt::Formatter<'_>, description: &ModelDescription, param
     let ModelDescription { task, model, target, classes, training, .. } = description;
     match task {
         Task::Classification => {
-            writeln!(f, "task           {} classes: {}", classes.len(), join_first_names(classes))?
+            writeln!(f, "task           {} classes: {}", classes.len(), join_first_names(classes))?;
         }
         Task::Regression => writeln!(
             f,
