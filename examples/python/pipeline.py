@@ -30,7 +30,7 @@ def make_stages(seed: int) -> list[nn.Sequential]:
 
 
 def make_batch(rows: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """Returns the inputs of a step for all ranks, and their targets."""
+    """Returns the inputs of one training step for all ranks, and the targets of these inputs."""
     inputs = torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(seed * 100_003 + step))
     return inputs, torch.sin(inputs[:, :1]) * inputs[:, 1:2]
 
@@ -68,14 +68,15 @@ def run_last_stage(world: ring.Group, partner: int, stage: nn.Module, targets: t
 
 
 def average_gradients(group: ring.Group, stage: nn.Module) -> None:
-    """Averages the gradients over all ranks that have this stage. Begins all operations before waiting for the first one."""
+    """Averages the gradients over all ranks that have this stage. Begins to reduce every gradient
+    before it waits for the first result."""
     gradients = [parameter.grad.numpy() for parameter in stage.parameters()]
     ring.wait_all([group.all_reduce_async(gradient, "avg", out=gradient) for gradient in gradients])
 
 
 def train_in_one_process(options: argparse.Namespace, rows: int) -> list[nn.Sequential]:
-    """Trains the network of the pipeline in one process, and returns its two stages. Except for rounding, their
-    parameters equal those that the ranks of the pipeline have trained."""
+    """Trains the network of the pipeline in one process, and returns the two stages of the network. Except for
+    rounding, the ranks of the pipeline get the same parameters."""
     stages = make_stages(options.seed)
     model = nn.Sequential(*stages)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.rate)

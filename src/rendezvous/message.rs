@@ -8,9 +8,9 @@ use super::{Member, Roster};
 use crate::types::{Rank, WorldSize};
 use crate::wire::printable;
 
-/// The longest message from a rank, in bytes.
+/// The maximum length in bytes of a message from a rank.
 pub(super) const FROM_RANK_BYTES_MAX: usize = 4096;
-/// The maximum length of one member in a roster, in bytes.
+/// The maximum length in bytes of one member in an encoded roster.
 const MEMBER_BYTES_MAX: usize = 1024;
 /// The size in bytes of the length field that begins each message.
 const LENGTH_BYTES: usize = 4;
@@ -95,7 +95,7 @@ impl Printable for ToRank {
     }
 }
 
-/// Returns the maximum length of a message from the rendezvous of a job with this number of ranks, in bytes.
+/// Returns the maximum length in bytes of a message from the rendezvous, for a job with this number of ranks.
 pub(super) fn to_rank_bytes_max(world: WorldSize) -> usize {
     FROM_RANK_BYTES_MAX + world.as_usize() * MEMBER_BYTES_MAX
 }

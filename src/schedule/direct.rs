@@ -1,11 +1,12 @@
 //! Schedules in which ranks send every chunk directly to its owner, and the owner sends its chunk directly to all
 //! ranks. The comments of `schedule/mod.rs` define n, S, B and s.
 //!
-//! In each of these schedules, the n-1 messages of a rank are sent at once, so they take the time of one step. In the
-//! ring algorithm, a rank sends its n-1 messages one after another, in n-1 steps. Thakur, Rabenseifner and Gropp,
-//! "Optimization of collective communication operations in MPICH", Int. J. High Performance Computing Applications 19
-//! (2005), describe these schedules as pairwise exchange. A direct reduce-scatter followed by a direct all-gather is
-//! a two-shot all-reduce.
+//! In a direct reduce-scatter or all-gather, a rank sends its n-1 messages at once, so these messages take the time
+//! of one step. In the ring algorithm, a rank sends its n-1 messages one after another, in n-1 steps. A direct
+//! reduce-scatter followed by a direct all-gather is a two-shot all-reduce.
+//!
+//! Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J.
+//! High Performance Computing Applications 19 (2005), where these schedules are called pairwise exchange.
 
 use super::partition::Partition;
 use super::{Action, After, Inbound, Outbound, Schedule, Step};

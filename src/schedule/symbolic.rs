@@ -112,7 +112,7 @@ struct TransferProgress {
 
 /// A message with one segment.
 struct SimulatedMessage {
-    /// The offset of the segment in the step's range, in elements. The range itself may differ between the two ranks.
+    /// The number of elements before the segment in the sender's range. The receiver's range may be another range.
     offset: usize,
     /// The number of elements in the sender's range.
     range_len: usize,

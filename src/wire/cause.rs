@@ -128,7 +128,7 @@ impl fmt::Display for At<'_> {
     }
 }
 
-/// The maximum length of a host or message of a cause on the wire, in bytes.
+/// The maximum length in bytes of a text in an encoded cause, such as the host or the message.
 const TEXT_BYTES_MAX: u16 = 1024;
 
 const _: () = assert!(2 * (TEXT_BYTES_MAX as usize + 2) + 128 <= CONTROL_BYTES_MAX);

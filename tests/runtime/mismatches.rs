@@ -17,9 +17,9 @@ type CallResult = Result<(), Error>;
 type GroupCall = fn(&mut Group) -> CallResult;
 
 /// The deadline of each operation in tests in which a rank detects the mismatch before any deadline passes.
-const LONG: Duration = Duration::from_secs(20);
+const LONG_DEADLINE: Duration = Duration::from_secs(20);
 /// The deadline of each operation in tests in which the mismatch may be found only when this deadline passes.
-const SHORT: Duration = Duration::from_millis(300);
+const SHORT_DEADLINE: Duration = Duration::from_millis(300);
 /// The additional time that a test may take on a busy machine.
 const GRACE: Duration = Duration::from_secs(15);
 const WORLDS: [u32; 4] = [2, 3, 4, 5];
@@ -30,7 +30,7 @@ const R1: Rank = Rank::new(1);
 /// shared memory or several hosts. The reported causes must not depend on these options.
 fn set_options_for(n: u32) -> impl Fn(&mut JoinOptions) {
     move |options| {
-        options.operation_timeout = LONG;
+        options.operation_timeout = LONG_DEADLINE;
         if n.is_multiple_of(2) {
             options.algorithms = "ring".parse().expect("the algorithm exists");
         }
@@ -66,7 +66,7 @@ fn causes(n: u32, differing_rank: u32, deadline: Duration, common: GroupCall, od
         let called =
             joined.and_then(|()| if rank == differing_rank { odd(&mut group) } else { common(&mut group) });
         let cause = wait_for_cause(&mut group, called);
-        assert!(started.elapsed() < SHORT + GRACE, "the failure took {:?}", started.elapsed());
+        assert!(started.elapsed() < SHORT_DEADLINE + GRACE, "the failure took {:?}", started.elapsed());
         cause
     })
 }
@@ -117,7 +117,7 @@ fn assert_mismatch_in(
     let start = Location::caller().line();
     for &n in worlds {
         for differing_rank in 0..n {
-            let causes = causes(n, differing_rank, LONG, common, odd);
+            let causes = causes(n, differing_rank, LONG_DEADLINE, common, odd);
             let case = format!("{what}, rank {differing_rank} of {n}");
             let report = common_report(&case, &causes);
             let Cause::Mismatch { first, first_site, second_site, .. } = &causes[0] else {
@@ -140,7 +140,7 @@ fn assert_mismatch_in(
 fn assert_mismatch_or_timeout(what: &str, common: GroupCall, odd: GroupCall, expected_calls: [&str; 2]) {
     for n in WORLDS {
         for differing_rank in [0, n - 1] {
-            let causes = causes(n, differing_rank, SHORT, common, odd);
+            let causes = causes(n, differing_rank, SHORT_DEADLINE, common, odd);
             let case = format!("{what}, rank {differing_rank} of {n}");
             let report = common_report(&case, &causes);
             for expected in expected_calls {
@@ -394,8 +394,8 @@ fn calls_of_different_groups_are_reported() {
         for differing_rank in [0, n - 1] {
             let causes = ranks::run_with(n, set_options_for(n), move |mut group| {
                 let mut twin = group.duplicate().expect("all ranks agree so far");
-                group.set_timeout(SHORT);
-                twin.set_timeout(SHORT);
+                group.set_timeout(SHORT_DEADLINE);
+                twin.set_timeout(SHORT_DEADLINE);
                 let called =
                     if group.rank().get() == differing_rank { sum(&mut twin, 7) } else { sum(&mut group, 7) };
                 wait_for_cause(&mut group, called)
@@ -429,7 +429,7 @@ fn a_rank_that_never_calls_is_reported() {
                     failed.wait();
                     return None;
                 }
-                group.set_timeout(SHORT);
+                group.set_timeout(SHORT_DEADLINE);
                 let called = call(&mut group);
                 let cause = wait_for_cause(&mut group, called);
                 failed.wait();
@@ -469,14 +469,14 @@ fn lines_that_a_binding_passes_are_reported() {
     for n in WORLDS {
         for odd in calls_with_site {
             let common: GroupCall = |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum);
-            let (passed_site, found_site) = passed_and_found_sites(&causes(n, 1, LONG, common, odd));
+            let (passed_site, found_site) = passed_and_found_sites(&causes(n, 1, LONG_DEADLINE, common, odd));
             assert_eq!(passed_site, "train.py:12", "{n} ranks");
             assert!(found_site.starts_with(concat!(file!(), ":")), "{n} ranks: {found_site}");
         }
         let send: GroupCall = |group| at(Site::new("send.py", 3), || group.send(&[0u8; 10], R1, 6));
         let receive: GroupCall =
             |group| at(Site::new("train.py", 12), || group.receive(&mut [0u8; 9], R0, 6)).map(|_| ());
-        let sites = passed_and_found_sites(&causes(n, 1, LONG, send, receive));
+        let sites = passed_and_found_sites(&causes(n, 1, LONG_DEADLINE, send, receive));
         assert_eq!(sites, ("train.py:12".to_owned(), "send.py:3".to_owned()), "{n} ranks");
     }
 }
@@ -485,7 +485,7 @@ fn lines_that_a_binding_passes_are_reported() {
 #[test]
 fn two_receives_without_a_send_are_reported() {
     let causes = ranks::run_with(2, set_options_for(2), |mut group| {
-        group.set_timeout(SHORT);
+        group.set_timeout(SHORT_DEADLINE);
         let called = if group.rank() == R0 {
             at(Site::new("wait.py", 4), || group.receive(&mut [0u8; 4], R1, 6)).map(|_| ())
         } else {

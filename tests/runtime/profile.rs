@@ -24,6 +24,7 @@ const PARTS: [&str; 5] = ["send", "receive", "reduce", "wait", "other"];
 /// due to rounding.
 const ROUNDING_US: f64 = 1e-3;
 
+/// Returns the number that a JSON value contains.
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
 }

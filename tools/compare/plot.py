@@ -57,6 +57,7 @@ def style(key, keys):
 
 
 def draw_legend(body, y, names, styles):
+    """Draws the line style and the name of each program, starting at height `y`. Returns the height below the legend."""
     x = MARGIN
     for key, (colour, dash, width) in styles.items():
         label = names[key]
@@ -129,15 +130,18 @@ def bandwidth(row, time_us):
 
 
 def log_scale(low, high, start, end):
+    """Returns a function that maps the values from `low` to `high` logarithmically to the coordinates from `start` to `end`."""
     span = math.log(high / low) or 1
     return lambda value: start + (end - start) * math.log(value / low) / span
 
 
 def linear_scale(high, start, end):
+    """Returns a function that maps the values from 0 to `high` linearly to the coordinates from `start` to `end`."""
     return lambda value: start + (end - start) * value / high
 
 
 def decade_ticks(low, high):
+    """Returns the powers of ten of an axis that contains the values from `low` to `high`."""
     first = math.floor(math.log10(low))
     last = max(first + 1, math.ceil(math.log10(high)))
     return [10.0**power for power in range(first, last + 1)]
@@ -163,6 +167,7 @@ def labelled_sizes(sizes):
 
 
 def wrap(line, width):
+    """Splits a line between words into lines of at most `width` characters."""
     lines, current = [], ""
     for word in line.split():
         if current and len(current) + 1 + len(word) > width:

@@ -23,10 +23,12 @@ impl BufferView {
         if code == 0 { Ok(Self(view)) } else { Err(PyErr::fetch(object.py())) }
     }
 
+    /// The address of the memory.
     pub(crate) fn start(&self) -> *mut u8 {
         self.0.buf.cast()
     }
 
+    /// The size of all items in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.0.len.unsigned_abs()
     }

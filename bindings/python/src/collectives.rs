@@ -1,4 +1,4 @@
-//! Functions that the collectives on buffers use.
+//! Helper functions for the collectives whose data are in buffers.
 
 use pyo3::prelude::*;
 use ringtrain::{DType, Element, Error, ForeignBuffer, ReduceOp};

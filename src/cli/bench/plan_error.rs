@@ -1,4 +1,4 @@
-//! The error for flags with which `ringbench` cannot run.
+//! The error that says why `ringbench` cannot run with its flags.
 
 use std::path::PathBuf;
 
@@ -74,7 +74,7 @@ pub enum BenchPlanError {
     Memory {
         /// The size of the largest buffer in bytes.
         bytes: usize,
-        /// The size of all buffers together in bytes.
+        /// The total size in bytes of the buffers of all ranks on this host.
         needed: u64,
         /// The number of ranks on this host.
         ranks: u32,

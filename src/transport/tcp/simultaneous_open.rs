@@ -53,8 +53,8 @@ impl<D, A> SimultaneousOpen<D, A> {
         self.theirs.is_some()
     }
 
-    /// Handles a connection that the peer has opened and on which the peer has sent its proof. This connection
-    /// replaces an earlier connection of the peer, which the peer has closed.
+    /// Handles a connection that the peer has opened, after the peer has sent its proof. If the peer opened another
+    /// connection before, the peer has closed it, and the new connection replaces it.
     pub(super) fn handle_peer_dial(self, theirs: A) -> Resolution<D, A> {
         if self.ours_wins {
             Resolution::Waiting(Self { theirs: Some(theirs), ..self })
@@ -135,6 +135,7 @@ mod tests {
             Self { ranks, sides, connections: Vec::new(), may_dial, failures, early_closes }
         }
 
+        /// Adds a connection that a side dials, and returns its number.
         fn dial(&mut self, side: usize) -> usize {
             let is_closed = [false; 2];
             self.connections.push(SimulatedConnection {
@@ -154,6 +155,7 @@ mod tests {
             }
         }
 
+        /// Makes a connection the link of a side.
         fn open(&mut self, side: usize, connection: usize) {
             let accepts = self.connections[connection].dialer != side;
             self.connections[connection].stage =
@@ -161,6 +163,7 @@ mod tests {
             self.sides[side] = SideState::Open(connection);
         }
 
+        /// Passes `event` to a side that opens a link. Then the side closes the connections that it no longer needs.
         fn resolve(
             &mut self,
             side: usize,
@@ -255,8 +258,10 @@ mod tests {
             found
         }
 
-        fn dial_again(&mut self, side: usize, number: usize) {
-            self.connections[number].is_closed[side] = true;
+        /// Handles the end of the connection `closed`, which the acceptor has closed before the handshake was complete.
+        /// The side that dialed it dials again, unless the peer has opened a connection.
+        fn dial_again(&mut self, side: usize, closed: usize) {
+            self.connections[closed].is_closed[side] = true;
             let SideState::Opening(opening) = &self.sides[side] else { panic!("{self:?}") };
             if opening.has_peer_connection() {
                 return self.resolve(side, SimultaneousOpen::handle_failed);
@@ -291,7 +296,8 @@ mod tests {
             None
         }
 
-        /// Returns which rule this world breaks if no further event can happen.
+        /// Returns which rule for final worlds this world breaks, if any. A world is final if no further event can
+        /// happen.
         fn find_final_violation(&self) -> Option<&'static str> {
             let link = match &self.sides {
                 [SideState::Open(one), SideState::Open(_)] => *one,
@@ -325,7 +331,9 @@ mod tests {
         Ok((seen.len(), linked))
     }
 
+    /// The two sides of a link: a side's own rank, and the rank of its peer.
     const RANKS: [(u32, u32); 2] = [(3, 5), (5, 3)];
+    /// The tested cases. Each case says for both sides of the link whether the side dials.
     const WHO_DIALS: [[bool; 2]; 3] = [[true, false], [false, true], [true, true]];
 
     #[test]

@@ -17,7 +17,8 @@ from ranks import Launcher, RunningProgram, raised, wait_and_read, wait_until, w
 
 HERE = Path(__file__)
 LATENCY_MAX_S = 2.0
-"""The maximum time in seconds between a signal and its exception in Python. About 0.05 s is usual; the tests print the time."""
+"""The maximum time in seconds from a signal to the exception that the signal's handler raises. Usually this time is about
+0.05 s; the tests print it."""
 
 
 class HandlerError(Exception):
@@ -25,7 +26,7 @@ class HandlerError(Exception):
 
 
 def blocking_call(what: str, world: ring.Group) -> Callable[[], object]:
-    """Returns a call that blocks until its deadline, because rank 1 does not take part in the operation."""
+    """Returns a function that blocks until the deadline of its operation, because rank 1 does not take part in the operation."""
     if what == "a group that another thread is in":
         return blocked_by_another_thread(world)
     if what == "a handle that another thread waits for":
@@ -54,7 +55,7 @@ def blocking_call(what: str, world: ring.Group) -> Callable[[], object]:
 
 
 def blocked_by_another_thread(world: ring.Group) -> Callable[[], object]:
-    """Returns a call that waits for the group, because another thread is in a collective of the group."""
+    """Returns a function that waits for the group, because another thread is in a collective of the group."""
     thread = threading.Thread(target=lambda: raised(ring.Error, world.barrier), daemon=True)
     thread.start()
     wait_until_asleep(thread.native_id)
@@ -62,7 +63,7 @@ def blocked_by_another_thread(world: ring.Group) -> Callable[[], object]:
 
 
 def shared_handle_wait(world: ring.Group) -> Callable[[], object]:
-    """Returns a call that waits for a handle. Two other threads wait for the same handle."""
+    """Returns a function that waits for a handle. Two other threads wait for the same handle."""
     handle = world.all_reduce_async(np.zeros(4))
     for _ in range(2):
         threading.Thread(target=lambda: raised(ring.Error, handle.wait), daemon=True).start()
@@ -70,7 +71,8 @@ def shared_handle_wait(world: ring.Group) -> Callable[[], object]:
 
 
 def signal_when_blocked(number: int, sent: list) -> None:
-    """Sends this process a signal once its main thread blocks."""
+    """Starts a thread that sends signal `number` to this process when the main thread blocks. The thread appends the time of
+    the signal to `sent`."""
     main = threading.main_thread().native_id
 
     def send() -> None:
@@ -273,8 +275,8 @@ BLOCKING = [
 
 
 def check_latency(job: RunningProgram, directory: Path) -> tuple[str, str]:
-    """Waits until the job has ended, and checks the time from the signal to its exception. Returns the time and the exception's
-    name."""
+    """Waits until the job has ended, and checks the time from the signal to the exception of its handler. Returns this time and
+    the name of the exception."""
     done = job.finish()
     path = directory / "interrupted"
     assert path.exists(), done

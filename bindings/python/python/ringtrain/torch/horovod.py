@@ -1,8 +1,8 @@
 """Horovod's functions for PyTorch: `import ringtrain.torch as hvd` runs a Horovod script.
 
-There is one difference. Horovod matches operations by name, so that its ranks may begin them in different orders. In
-this module all ranks must begin operations in the same order, and names have no effect. `DistributedOptimizer`
-ensures this order for gradients.
+There is one difference. Horovod matches operations by name, so with Horovod the ranks may begin operations in different
+orders. In this module all ranks must begin operations in the same order, and names have no effect.
+`DistributedOptimizer` reduces the gradients in the same order on all ranks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def is_initialized() -> bool:
 
 
 def world() -> _core.Group:
-    """Returns the group of all ranks. Raises `ringtrain.Error` before `init`."""
+    """Returns the group of all ranks. Raises `ringtrain.Error` if `init` has not been called."""
     if _current is None:
         raise _core.Error("ringtrain.torch has not been initialised; call init() first")
     return _current.group
@@ -239,9 +239,8 @@ def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tenso
 
 
 def alltoall(tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name: str | None = None) -> Any:
-    """Sends `splits[i]` rows of the first dimension to rank i. Without `splits`, each rank gets the same number of
-    rows. Returns the received rows in rank order; with `splits`, also returns the number of rows from each rank, as
-    int32."""
+    """Sends `splits[i]` rows of the tensor to rank i. Without `splits`, each rank gets the same number of rows.
+    Returns the received rows in rank order. With `splits`, also returns how many rows came from each rank, as int32."""
     group, source = world(), tensors.readable(tensor)
     if splits is None and source.shape[0] % group.size:
         raise _core.InvalidArgument(f"{source.shape[0]} rows cannot be split evenly among {group.size} ranks; pass splits")
@@ -322,7 +321,8 @@ def _begin_allreduce(
 
 
 def _begin_allgather(tensor: Tensor) -> tuple[Handle, list[int]]:
-    """Returns the handle of the operation, and each rank's number of rows."""
+    """Begins to concatenate the ranks' tensors. Returns the handle of the operation, and the number of rows of each rank's
+    tensor."""
     group, source = world(), tensors.readable(tensor)
     rows = _rows_of_all(group, source)
     result = torch.empty((sum(rows), *source.shape[1:]), dtype=source.dtype)
