@@ -182,8 +182,8 @@ struct RunningJob<'a> {
 }
 
 impl<'a> RunningJob<'a> {
-    /// Prepares the job without starting ranks. Signal handlers come first, so that no signal ends ringrun without stopping
-    /// the job.
+    /// Prepares the job without starting ranks. The signal handlers are installed first, so that no signal ends
+    /// ringrun without stopping the job.
     fn open(plan: &'a LaunchPlan, files: OutputFiles) -> Result<Self, LaunchError> {
         let system = |what| move |source| LaunchError::System { what, source };
         let poll = Poll::new().map_err(system("a poll"))?;
@@ -215,7 +215,7 @@ impl<'a> RunningJob<'a> {
     ) -> Result<(JobOutcome, Vec<RankStatus>), LaunchError> {
         while !supervisor.is_over() {
             let timeout = supervisor.deadline().map(|until| until.saturating_sub(self.begin.elapsed()));
-            for signal in self.wait(timeout)? {
+            for signal in self.wait_for_events(timeout)? {
                 match signal {
                     SIGCHLD => {}
                     // Ctrl-Z stops the ranks and then ringrun. After SIGCONT, ringrun continues the ranks.
@@ -271,7 +271,7 @@ impl<'a> RunningJob<'a> {
                 self.output.note("some processes that the ranks left behind cannot be killed");
                 break;
             }
-            self.wait(Some(left))?;
+            self.wait_for_events(Some(left))?;
         }
         Ok(())
     }
@@ -287,7 +287,7 @@ impl<'a> RunningJob<'a> {
                     summary.incomplete.extend(stdout_errno.map(stdout_incomplete_message));
                     return Ok(Some(summary));
                 }
-                // It is not an error if the reader closes the output after the ranks have ended.
+                // After the ranks have ended, the program that reads ringrun's output may close it: this is no error.
                 Ok(OutputEvent::StdoutFailed(EPIPE)) => continue,
                 Ok(OutputEvent::StdoutFailed(errno)) => {
                     stdout_errno = Some(errno);
@@ -296,7 +296,7 @@ impl<'a> RunningJob<'a> {
                 Err(TryRecvError::Disconnected) => return Ok(Some(OutputSummary::default())),
                 Err(TryRecvError::Empty) => {}
             }
-            let signals = self.wait(None)?;
+            let signals = self.wait_for_events(None)?;
             if signals.iter().any(|signal| [SIGINT, SIGTERM, SIGHUP, SIGQUIT].contains(signal)) {
                 return Ok(None);
             }
@@ -304,7 +304,7 @@ impl<'a> RunningJob<'a> {
     }
 
     /// Waits for events and returns the signals among them.
-    fn wait(&mut self, timeout: Option<Duration>) -> Result<Vec<i32>, LaunchError> {
+    fn wait_for_events(&mut self, timeout: Option<Duration>) -> Result<Vec<i32>, LaunchError> {
         let mut events = Events::with_capacity(64);
         match self.poll.poll(&mut events, timeout) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => {

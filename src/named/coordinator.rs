@@ -37,7 +37,7 @@ pub(super) struct Coordinator {
     pub(super) ranks: Vec<MemberState>,
     /// The number of ranks that have joined or closed.
     inactive: usize,
-    /// The tensors that wait for a decision ([`Self::decide`]), by name. At least one rank has submitted each of
+    /// The tensors that wait for a decision ([`Self::decide_tensor`]), by name. At least one rank has submitted each of
     /// these tensors.
     pub(super) pending: BTreeMap<String, PendingTensor>,
     /// The tensors that can run.
@@ -126,10 +126,10 @@ impl Coordinator {
             let request = self.directory.resolve(slot).cloned();
             let request =
                 request.ok_or_else(|| Violation(format!("it named slot {slot}, which is empty")))?;
-            self.submit(now, from, request)?;
+            self.record_submission(now, from, request)?;
         }
         for request in report.requests {
-            self.submit(now, from, request)?;
+            self.record_submission(now, from, request)?;
         }
         let status = &mut self.ranks[from.index()];
         status.has_joined |= report.joins;
@@ -141,13 +141,13 @@ impl Coordinator {
             self.inactive = self.ranks.iter().filter(|status| status.is_inactive()).count();
             let names: Vec<String> = self.pending.keys().cloned().collect();
             for name in names {
-                self.decide(&name);
+                self.decide_tensor(&name);
             }
         }
         Ok(())
     }
 
-    fn submit(&mut self, now: Duration, from: Rank, request: Request) -> Result<(), Violation> {
+    fn record_submission(&mut self, now: Duration, from: Rank, request: Request) -> Result<(), Violation> {
         let status = &mut self.ranks[from.index()];
         status.pending += 1;
         if status.pending > TENSORS_MAX {
@@ -159,13 +159,13 @@ impl Coordinator {
         if entry.submissions.insert(from, signature).is_some() {
             return Err(Violation(format!("it submitted `{name}` twice")));
         }
-        self.decide(&name);
+        self.decide_tensor(&name);
         Ok(())
     }
 
     /// Decides whether a tensor runs or is refused. If a rank has closed without submitting the tensor, refuses the
     /// tensor. Otherwise, postpones the decision until each rank has submitted the tensor or has joined.
-    fn decide(&mut self, name: &str) {
+    fn decide_tensor(&mut self, name: &str) {
         let Some(entry) = self.pending.get(name) else { return };
         let (mut joined, mut closed, mut is_awaited) = (Vec::new(), Vec::new(), false);
         if entry.submissions.len() < self.ranks.len() {
@@ -210,7 +210,7 @@ impl Coordinator {
 
     fn take_pending(&mut self, name: &str) -> Option<PendingTensor> {
         let entry = self.pending.remove(name)?;
-        self.watch.forget(name);
+        self.watch.forget_tensor(name);
         for rank in entry.submissions.keys() {
             self.ranks[rank.index()].pending -= 1;
         }
@@ -253,7 +253,7 @@ impl Coordinator {
             self.directory.release_retired(self.last_message_read_by_all());
         }
         while tensors_left > 0 && self.outstanding < self.limits.outstanding_max && !self.ready.is_empty() {
-            let fused = self.fuse(tensors_left);
+            let fused = self.take_fusable_tensors(tensors_left);
             tensors_left -= fused.len();
             let retired = &mut message.retired;
             let announce = |request| self.directory.announce(request, number, retired);
@@ -273,7 +273,7 @@ impl Coordinator {
 
     /// Takes the tensors of the next operation: the first ready tensor, and all ready tensors that can be fused with
     /// the first without exceeding the limits.
-    fn fuse(&mut self, tensors_left: usize) -> Vec<Request> {
+    fn take_fusable_tensors(&mut self, tensors_left: usize) -> Vec<Request> {
         let mut fused: Vec<Request> = Vec::new();
         let mut bytes = 0u64;
         let mut left = VecDeque::with_capacity(self.ready.len());

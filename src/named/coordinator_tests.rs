@@ -178,19 +178,19 @@ fn a_stall_is_reported_once_and_ends_the_job_after_the_abort_limit() {
     let second = Duration::from_secs;
     let mut coordinator = coordinator(3);
     coordinator.report(second(1), Rank::ZERO, submissions(&["x"], SUM)).unwrap();
-    assert_eq!(coordinator.check(second(10)), StallReport::default());
-    let report = coordinator.check(second(11));
+    assert_eq!(coordinator.check_for_stalls(second(10)), StallReport::default());
+    let report = coordinator.check_for_stalls(second(11));
     assert_eq!(report.abort, None);
     let text = "tensor `x` has waited 10.0s for ranks 11 and 12 to submit it";
     assert_eq!(report.stalls.iter().map(ToString::to_string).collect::<Vec<_>>(), [text]);
-    assert!(coordinator.check(second(12)).stalls.is_empty(), "a stall is reported once");
-    assert_eq!(coordinator.stalled(), report.stalls);
+    assert!(coordinator.check_for_stalls(second(12)).stalls.is_empty(), "a stall is reported once");
+    assert_eq!(coordinator.reported_stalls(), report.stalls);
     coordinator.report(second(13), Rank::new(2), submissions(&["x"], SUM)).unwrap();
-    let report = coordinator.check(second(31));
+    let report = coordinator.check_for_stalls(second(31));
     assert_eq!(report.abort.as_deref(), Some("tensor `x` has waited 30.0s for rank 11 to submit it"));
     coordinator.report(second(32), Rank::new(1), submissions(&["x"], SUM)).unwrap();
-    assert_eq!(coordinator.stalled(), []);
-    assert_eq!(coordinator.check(second(100)), StallReport::default());
+    assert_eq!(coordinator.reported_stalls(), []);
+    assert_eq!(coordinator.check_for_stalls(second(100)), StallReport::default());
 }
 
 #[test]
@@ -201,8 +201,8 @@ fn a_join_or_close_is_no_stall_as_long_as_other_ranks_are_active() {
     coordinator.report(second(25), Rank::ZERO, submissions(&["x"], SUM)).unwrap();
     assert!(next_runs(&mut coordinator).len() == 1);
     coordinator.complete(second(26));
-    assert!(coordinator.check(second(35)).stalls.is_empty());
-    let report = coordinator.check(second(56));
+    assert!(coordinator.check_for_stalls(second(35)).stalls.is_empty());
+    let report = coordinator.check_for_stalls(second(56));
     assert_eq!(report.stalls[0].tensor, None);
     let text = "ranks that have joined or closed have waited 30.0s for rank 10";
     assert_eq!(report.abort.as_deref(), Some(text));

@@ -281,7 +281,11 @@ impl NamedTensors {
     /// Returns the tensors that have waited longer than [`NamedOptions::stall_warning`] and still wait. On ranks other
     /// than rank 0 the list is empty.
     pub fn stalled(&self) -> Vec<Stall> {
-        self.shared.leader.as_ref().map(|leader| lock(&leader.coordinator).stalled()).unwrap_or_default()
+        self.shared
+            .leader
+            .as_ref()
+            .map(|leader| lock(&leader.coordinator).reported_stalls())
+            .unwrap_or_default()
     }
 
     /// Returns the statistics of this rank so far.

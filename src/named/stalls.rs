@@ -81,7 +81,7 @@ impl StallWatch {
     }
 
     /// Removes the tensor `name` from the reported stalls, because the tensor no longer waits.
-    pub(super) fn forget(&mut self, name: &str) {
+    pub(super) fn forget_tensor(&mut self, name: &str) {
         if !self.reported.is_empty() {
             self.reported.remove(&Some(name.to_owned()));
         }
@@ -89,7 +89,7 @@ impl StallWatch {
 
     /// Returns the interval between two checks for stalls: a quarter of `warn_after` or `abort_after`, whichever is
     /// shorter.
-    pub(super) fn interval(&self) -> Duration {
+    pub(super) fn check_interval(&self) -> Duration {
         let limit_min = self.abort_after.unwrap_or(self.warn_after).min(self.warn_after);
         (limit_min / 4).max(Duration::from_millis(1))
     }
@@ -97,7 +97,7 @@ impl StallWatch {
 
 impl Coordinator {
     /// Returns the new stalls, and the reason to end the job if a stall has lasted too long.
-    pub(super) fn check(&mut self, now: Duration) -> StallReport {
+    pub(super) fn check_for_stalls(&mut self, now: Duration) -> StallReport {
         let mut report = StallReport::default();
         let mut waiting: Vec<(Option<&str>, Duration)> =
             self.pending.iter().map(|(name, entry)| (Some(name.as_str()), entry.first_submission)).collect();
@@ -133,7 +133,7 @@ impl Coordinator {
     }
 
     /// Returns the reported stalls that have not ended.
-    pub(super) fn stalled(&self) -> Vec<Stall> {
+    pub(super) fn reported_stalls(&self) -> Vec<Stall> {
         self.watch.reported.values().cloned().collect()
     }
 

@@ -98,7 +98,10 @@ pub enum StartError {
     #[error("the rendezvous refused this rank: {0}")]
     Refused(String),
     /// A rank ended, or its connection to the rendezvous failed, before the job started.
-    #[error("rank {rank} on {host} was lost while the job was starting: {detail}; {}", advice(detail))]
+    #[error(
+        "rank {rank} on {host} was lost while the job was starting: {detail}; {}",
+        advice_for_lost_rank(detail)
+    )]
     PeerLost {
         /// The rank that was lost.
         rank: Rank,
@@ -131,7 +134,7 @@ pub enum StartError {
 }
 
 /// Returns the advice for a rank that was lost with the failure `detail`.
-fn advice(detail: &str) -> &'static str {
+fn advice_for_lost_rank(detail: &str) -> &'static str {
     if is_without_answer(detail) {
         "check the network to it: addresses, MTU and firewall"
     } else {

@@ -83,7 +83,7 @@ pub struct ServerOptions {
 /// The receiver of the notices that the job still waits for missing ranks. The notices are 2 s, 10 s, 50 s, ... after the
 /// first registration.
 pub enum Notices {
-    /// The lowest registered rank logs the notices.
+    /// The registered rank with the lowest number logs the notices.
     LowestRank,
     /// The server's thread calls this function with the text of each notice.
     Report(Box<dyn Fn(&str) + Send>),
@@ -148,10 +148,10 @@ impl Server {
     /// Reports that the process of a rank has ended; `how` is, for example, "was killed by signal 9 (SIGKILL)". If
     /// the job has not started, its start fails, and the waiting ranks receive an error that contains `how`.
     pub fn rank_ended(&self, rank: Rank, how: String) {
-        self.send(Command::RankEnded { rank, how });
+        self.send_command(Command::RankEnded { rank, how });
     }
 
-    fn send(&self, command: Command) {
+    fn send_command(&self, command: Command) {
         // The send and the wake-up may fail after all ranks have registered, because then the thread has ended.
         if self.commands.send(command).is_ok()
             && let Some(waker) = &self.waker
@@ -164,7 +164,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.send(Command::Stop);
+        self.send_command(Command::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -302,7 +302,7 @@ impl<'a> RankRegistry<'a> {
 
     /// Reports the missing ranks to the audience.
     fn report_absent(&mut self, waited: Duration, name: &dyn Fn(Rank) -> String) {
-        let absent = self.absent();
+        let absent = self.absent_ranks();
         let notice = describe_wait(&absent, name, waited);
         let audience_ranks = match &self.audience {
             Audience::AllRanks => {
@@ -375,7 +375,7 @@ impl<'a> RankRegistry<'a> {
 
     fn answer(&mut self, client: &mut ClientConnection, message: FromRank) {
         let reply = match message {
-            FromRank::Ask => ToRank::Missing(self.absent()),
+            FromRank::Ask => ToRank::Missing(self.absent_ranks()),
             FromRank::Register(_) if client.state == ClientState::Registered => return,
             FromRank::Register(member) => {
                 let Some(first) = self.members.get(&client.rank) else {
@@ -396,14 +396,14 @@ impl<'a> RankRegistry<'a> {
     }
 
     /// Returns the ranks that have not registered, and the processes that were refused.
-    fn absent(&self) -> Absent {
+    fn absent_ranks(&self) -> Absent {
         let ranks = self.world.ranks().filter(|rank| !self.members.contains_key(rank)).collect();
         Absent { ranks, refused: self.listener.refused().map(ToString::to_string).collect() }
     }
 
     /// Sends all clients the error that the start timeout is over, and returns the error.
     fn fail_for_timeout(&mut self, name: &dyn Fn(Rank) -> String) -> StartError {
-        let absent = self.absent();
+        let absent = self.absent_ranks();
         let timeout = self.start_timeout;
         let missing = describe_absent(&absent, name);
         self.send_to_all(&ToRank::TimedOut { absent, timeout_ms: timeout.as_millis() as u64 });

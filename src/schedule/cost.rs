@@ -62,7 +62,8 @@ impl Default for LinkCost {
     }
 }
 
-/// Returns the algorithms of an operation over links. The last algorithm in the list is for the longest buffers.
+/// Returns the algorithms that an operation can use over links. The last algorithm in the list is for the longest
+/// buffers.
 pub fn possible_algorithms(operation: Operation) -> &'static [Algorithm] {
     match operation {
         Operation::AllReduce => &[
@@ -94,7 +95,7 @@ pub fn can_run(algorithm: Algorithm, world: WorldSize, bytes: u64) -> bool {
     algorithm != Algorithm::Butterfly || (world.get().is_power_of_two() && bytes <= BUTTERFLY_BYTES_MAX)
 }
 
-/// Returns the algorithms of an operation in shared memory.
+/// Returns the algorithms that an operation can use in shared memory.
 pub fn possible_algorithms_in_memory(operation: Operation) -> &'static [Algorithm] {
     match operation {
         Operation::AllReduce => &[Algorithm::OneShot, Algorithm::Direct],
@@ -117,7 +118,7 @@ pub fn cheapest_between_hosts(operation: Operation, hosts: WorldSize, bytes: u64
         Operation::AllReduce if hosts.get() == 2 && bytes <= BUTTERFLY_BYTES_MAX => Algorithm::Butterfly,
         Operation::AllReduce => {
             let possible = [Algorithm::Butterfly, Algorithm::Direct, Algorithm::DoubleTree, Algorithm::Ring];
-            let time = |algorithm: &Algorithm| network.time(operation, *algorithm, hosts, bytes);
+            let time = |algorithm: &Algorithm| network.estimated_ns(operation, *algorithm, hosts, bytes);
             let cheaper = |a: &Algorithm, b: &Algorithm| time(a).total_cmp(&time(b));
             possible.into_iter().min_by(cheaper).unwrap_or(Algorithm::Ring)
         }
@@ -130,7 +131,7 @@ impl LinkCost {
     pub fn cheapest(&self, operation: Operation, world: WorldSize, bytes: u64) -> Algorithm {
         let mut best = (f64::INFINITY, Algorithm::Ring);
         for &algorithm in possible_algorithms(operation) {
-            let time = self.time(operation, algorithm, world, bytes);
+            let time = self.estimated_ns(operation, algorithm, world, bytes);
             if time < best.0 {
                 best = (time, algorithm);
             }
@@ -140,7 +141,7 @@ impl LinkCost {
 
     /// Returns the estimated time of an operation in nanoseconds. If an algorithm runs only at the request of the
     /// user, returns infinity.
-    fn time(&self, operation: Operation, algorithm: Algorithm, world: WorldSize, bytes: u64) -> f64 {
+    fn estimated_ns(&self, operation: Operation, algorithm: Algorithm, world: WorldSize, bytes: u64) -> f64 {
         let n = f64::from(world.get());
         let rounds = f64::from(world.get().next_power_of_two().trailing_zeros());
         let direct_step = self.latency + (n - 2.0).max(0.0) * self.overhead;
@@ -162,7 +163,7 @@ impl LinkCost {
                 (is_small_world && is_storable, 2.0 * (direct_step + parts))
             }
             (Operation::AllReduce, Algorithm::DoubleTree) => {
-                (world.get() >= DOUBLE_TREE_WORLD_MIN, 2.0 * self.double_tree(world, bytes))
+                (world.get() >= DOUBLE_TREE_WORLD_MIN, 2.0 * self.double_tree_ns(world, bytes))
             }
             // For a broadcast or reduce, a chain is better than a double tree: successive operations keep all links
             // of the chain busy at once.
@@ -185,7 +186,7 @@ impl LinkCost {
     ///   of the message with which the parent asks for the second child's block;
     /// - the overhead of a rank's messages;
     /// - the transfer of all bytes over a rank's link.
-    fn double_tree(&self, world: WorldSize, bytes: u64) -> f64 {
+    fn double_tree_ns(&self, world: WorldSize, bytes: u64) -> f64 {
         let block = double_tree::block_bytes(bytes).min(bytes.div_ceil(2).max(1)) as f64;
         let hop = 2.0 * self.latency + 2.0 * block * self.byte;
         let message = self.overhead.min(self.latency * PIPELINED_LATENCY_FRACTION_MAX);

@@ -214,7 +214,7 @@ impl Dialer {
         hello.extend_from_slice(&introduction.to.get().to_le_bytes());
         hello.extend_from_slice(&[introduction.stream.index, introduction.stream.total, 0, 0]);
         hello.extend_from_slice(&job.id);
-        hello.extend_from_slice(&digest_prefix(job));
+        hello.extend_from_slice(&peers_digest_prefix(job));
         hello.extend_from_slice(&nonce);
         debug_assert_eq!(hello.len(), DIALER_HELLO_BYTES, "the layout of docs/wire-format.md");
         Self { secret, state: DialerState::Hello, output: hello.clone(), hello, input: Vec::new() }
@@ -394,12 +394,12 @@ impl Acceptor {
         let proof: [u8; PROOF_BYTES] =
             std::mem::take(&mut self.input).try_into().map_err(|_| HandshakeError::Unknown("length"))?;
         if !self.secret.verifies(&[DIALER_LABEL, &hello, &own_hello], &proof) {
-            self.output = verdict(Some(Refusal::Secret));
+            self.output = encode_verdict(Some(Refusal::Secret));
             return Err(HandshakeError::Secret);
         }
         // The exact reason of a refusal is sent only to a dialer whose proof is valid.
         let refusal = self.reason_to_refuse(&hello, introduction);
-        self.output = verdict(refusal);
+        self.output = encode_verdict(refusal);
         if let Some(refusal) = refusal {
             return Err(HandshakeError::RefusedPeer(refusal));
         }
@@ -421,7 +421,7 @@ impl Acceptor {
         if world != self.job.world || world > WORLD_SIZE_MAX {
             return Some(Refusal::World);
         }
-        if digest != digest_prefix(&self.job) {
+        if digest != peers_digest_prefix(&self.job) {
             return Some(Refusal::PeersFile);
         }
         let is_misdirected = self.own_rank.is_some_and(|own| own != introduction.to);
@@ -479,12 +479,12 @@ fn check_magic(input: &[u8]) -> Result<(), HandshakeError> {
 }
 
 /// Encodes the acceptor's verdict; `None` accepts the connection.
-fn verdict(refusal: Option<Refusal>) -> Vec<u8> {
+fn encode_verdict(refusal: Option<Refusal>) -> Vec<u8> {
     vec![refusal.map_or(0, Refusal::to_byte), 0, 0, 0]
 }
 
 /// Returns the first half of the digest of the peers file, which is enough to distinguish two files.
-fn digest_prefix(job: &Job) -> [u8; 16] {
+fn peers_digest_prefix(job: &Job) -> [u8; 16] {
     let mut prefix = [0; 16];
     prefix.copy_from_slice(&job.peers_digest[..16]);
     prefix

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 /// The source of a fake module `ringtrain.mpi.path`. The fake module prints the directory of ringtrain's `mpi4py`.
 /// Each time the module runs, it also appends a line to a file.
-const PRINT_DIRECTORY: &str = "
+const FAKE_PATH_MODULE: &str = "
 import os
 home = os.environ['HOME_OF_FAKES']
 open(home + '/asked', 'a').write('once\\n')
@@ -19,7 +19,8 @@ print(home + '/shim')
 ";
 
 /// A Python script that imports `mpi4py`, and prints which package it has imported and the variable `PYTHONPATH`.
-const SCRIPT: &str = "from mpi4py import MPI; import os; print(MPI.NAME, os.environ['PYTHONPATH'])";
+const PRINT_PACKAGE_SCRIPT: &str =
+    "from mpi4py import MPI; import os; print(MPI.NAME, os.environ['PYTHONPATH'])";
 
 /// Returns whether python3 is on PATH. If not, prints that the test is skipped.
 fn has_python(test: &str) -> bool {
@@ -30,7 +31,7 @@ fn has_python(test: &str) -> bool {
     found
 }
 
-fn write(path: &Path, text: &str) {
+fn write_with_folders(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, text).unwrap();
 }
@@ -40,12 +41,12 @@ fn write(path: &Path, text: &str) {
 fn make_fake_packages(module: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().canonicalize().unwrap();
-    write(&home.join("packages/ringtrain/__init__.py"), "");
-    write(&home.join("packages/ringtrain/mpi/__init__.py"), "");
-    write(&home.join("packages/ringtrain/mpi/path.py"), module);
+    write_with_folders(&home.join("packages/ringtrain/__init__.py"), "");
+    write_with_folders(&home.join("packages/ringtrain/mpi/__init__.py"), "");
+    write_with_folders(&home.join("packages/ringtrain/mpi/path.py"), module);
     for (folder, name) in [("shim", "ringtrain"), ("packages", "installed")] {
-        write(&home.join(folder).join("mpi4py/__init__.py"), "");
-        write(&home.join(folder).join("mpi4py/MPI.py"), &format!("NAME = '{name}'\n"));
+        write_with_folders(&home.join(folder).join("mpi4py/__init__.py"), "");
+        write_with_folders(&home.join(folder).join("mpi4py/MPI.py"), &format!("NAME = '{name}'\n"));
     }
     (folder, home)
 }
@@ -61,22 +62,22 @@ fn with_the_mpi4py_option_every_rank_imports_mpi4py_from_ringtrain() {
     if !has_python("with_the_mpi4py_option_every_rank_imports_mpi4py_from_ringtrain") {
         return;
     }
-    let (_folder, home) = make_fake_packages(PRINT_DIRECTORY);
+    let (_folder, home) = make_fake_packages(FAKE_PATH_MODULE);
     let shown = home.display();
     let own = format!("PYTHONPATH={shown}/packages:{shown}/more");
-    let script = format!("exec python3 -c \"{SCRIPT}\"");
+    let script = format!("exec python3 -c \"{PRINT_PACKAGE_SCRIPT}\"");
     let cases: [(&[&str], &[&str], String); 4] = [
-        (&[], &["python3", "-c", SCRIPT], format!("ringtrain {shown}/shim:{shown}/packages")),
+        (&[], &["python3", "-c", PRINT_PACKAGE_SCRIPT], format!("ringtrain {shown}/shim:{shown}/packages")),
         // In this case the command is a shell and not a Python interpreter.
         (&[], &["sh", "-c", &script], format!("ringtrain {shown}/shim:{shown}/packages")),
         (
             &["-x", "PYTHONPATH"],
-            &["python3", "-c", SCRIPT],
+            &["python3", "-c", PRINT_PACKAGE_SCRIPT],
             format!("ringtrain {shown}/shim:{shown}/packages"),
         ),
         (
             &["-x", &own],
-            &["python3", "-c", SCRIPT],
+            &["python3", "-c", PRINT_PACKAGE_SCRIPT],
             format!("ringtrain {shown}/shim:{shown}/packages:{shown}/more"),
         ),
     ];
@@ -88,8 +89,10 @@ fn with_the_mpi4py_option_every_rank_imports_mpi4py_from_ringtrain() {
         let asked = fs::read_to_string(home.join("asked")).unwrap().lines().count();
         assert_eq!(asked, number + 1, "the interpreter should run once for all ranks");
     }
-    let done =
-        run_with_fakes(&home, &["--mpi4py=installed", "-n", "1", "--no-tag-output", "python3", "-c", SCRIPT]);
+    let done = run_with_fakes(
+        &home,
+        &["--mpi4py=installed", "-n", "1", "--no-tag-output", "python3", "-c", PRINT_PACKAGE_SCRIPT],
+    );
     assert_eq!(done.stdout(), format!("installed {shown}/packages\n"));
 }
 
@@ -100,12 +103,12 @@ fn without_the_mpi4py_option_the_import_error_names_the_option() {
     if !has_python("without_the_mpi4py_option_the_import_error_names_the_option") {
         return;
     }
-    let (_folder, home) = make_fake_packages(PRINT_DIRECTORY);
+    let (_folder, home) = make_fake_packages(FAKE_PATH_MODULE);
     for is_installed in [true, false] {
         if !is_installed {
             fs::remove_dir_all(home.join("packages/mpi4py")).unwrap();
         }
-        for script in [SCRIPT, "import mpi4py.futures"] {
+        for script in [PRINT_PACKAGE_SCRIPT, "import mpi4py.futures"] {
             let done = run_with_fakes(&home, &["-n", "2", "--no-tag-output", "python3", "-c", script]);
             let errors = done.stderr();
             assert_eq!((done.code(), done.stdout().as_str()), (Some(1), ""), "{errors}");
@@ -121,7 +124,7 @@ fn without_the_mpi4py_option_the_import_error_names_the_option() {
             done.stderr()
         );
     }
-    let done = run_with_fakes(&home, &["-n", "1", "python3", "-c", SCRIPT]);
+    let done = run_with_fakes(&home, &["-n", "1", "python3", "-c", PRINT_PACKAGE_SCRIPT]);
     assert!(done.stderr().contains("`ringrun --mpi4py`"), "wrong error for one rank: {}", done.stderr());
 }
 
@@ -131,7 +134,7 @@ fn without_the_mpi4py_option_single_ranks_and_mpiexec_use_the_installed_package(
     if !has_python("without_the_mpi4py_option_single_ranks_and_mpiexec_use_the_installed_package") {
         return;
     }
-    let (_folder, home) = make_fake_packages(PRINT_DIRECTORY);
+    let (_folder, home) = make_fake_packages(FAKE_PATH_MODULE);
     let script = "from mpi4py import MPI; print(MPI.NAME)";
     let in_mpi = format!("PMI_RANK=0 exec python3 -c '{script}'");
     let cases: [(&[&str], &str); 3] = [

@@ -177,7 +177,8 @@ fn a_job_continues_while_its_ranks_refuse_strangers() {
                 loop {
                     // All ranks must leave the loop in the same round, so rank 0 tells them whether the job has
                     // rejected all strangers.
-                    let mut is_over = [u8::from(refused_count.load(Ordering::SeqCst) == STRANGER_KINDS * 3)];
+                    let mut is_over =
+                        [u8::from(refused_count.load(Ordering::SeqCst) == STRANGER_KIND_COUNT * 3)];
                     group.broadcast(&mut is_over, Rank::ZERO).unwrap();
                     if is_over[0] == 1 {
                         return rounds;
@@ -192,7 +193,7 @@ fn a_job_continues_while_its_ranks_refuse_strangers() {
         .collect();
     let strangers: Vec<_> = addresses
         .iter()
-        .flat_map(|&address| (0..STRANGER_KINDS).map(move |kind| (address, kind)))
+        .flat_map(|&address| (0..STRANGER_KIND_COUNT).map(move |kind| (address, kind)))
         .map(|(address, kind)| {
             let (file, refused_count) = (file.clone(), Arc::clone(&refused_count));
             thread::spawn(move || {
@@ -210,7 +211,7 @@ fn a_job_continues_while_its_ranks_refuse_strangers() {
 }
 
 /// The number of kinds of strangers: [`connect_as_stranger`] accepts the numbers 0 to 6.
-const STRANGER_KINDS: usize = 7;
+const STRANGER_KIND_COUNT: usize = 7;
 
 /// Connects as the kind of stranger with the number `stranger`, and returns when the rank has closed the connection.
 fn connect_as_stranger(address: SocketAddr, stranger: usize, file: &ringtrain::rendezvous::PeersFile) {

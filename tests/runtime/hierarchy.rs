@@ -12,9 +12,9 @@ const PLACEMENTS: [&[u32]; 5] =
     [&[0, 0, 1, 1], &[0, 1, 0, 1], &[0, 0, 0, 1], &[0, 1, 1, 2, 2, 2], &[0, 0, 1, 1, 2, 2, 3, 3]];
 /// The number of elements of a long buffer. Between hosts, each rank transfers one slice of the buffer. Each slice has more than
 /// 512 KiB, so the ranks transfer a slice in several blocks.
-const LONG: usize = 1 << 20;
+const LONG_COUNT: usize = 1 << 20;
 
-fn run_on<R: Send + 'static>(
+fn run_with_placement<R: Send + 'static>(
     hosts: &'static [u32],
     work: impl Fn(Group) -> R + Send + Sync + 'static,
 ) -> Vec<R> {
@@ -41,7 +41,7 @@ fn contribution(group: &Group, count: usize) -> Vec<f32> {
 #[test]
 fn collectives_of_all_lengths_are_right_on_all_placements() {
     for hosts in PLACEMENTS {
-        run_on(hosts, |mut group| {
+        run_with_placement(hosts, |mut group| {
             let n = group.size().as_usize();
             let is_long_too = runs_long_tests() || n == 6;
             assert_eq!(group.transport(), "shm+tcp");
@@ -50,7 +50,9 @@ fn collectives_of_all_lengths_are_right_on_all_placements() {
             {
                 assert_eq!(group.algorithm(operation, 1000), Algorithm::Hierarchy);
             }
-            for count in [0, 1, n - 1, n, 1000, 70_001].into_iter().chain(is_long_too.then_some(LONG + 13)) {
+            for count in
+                [0, 1, n - 1, n, 1000, 70_001].into_iter().chain(is_long_too.then_some(LONG_COUNT + 13))
+            {
                 let mut buffer = contribution(&group, count);
                 group.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
                 assert!(
@@ -88,9 +90,9 @@ fn collectives_of_all_lengths_are_right_on_all_placements() {
 fn hierarchical_and_direct_operations_run_at_the_same_time() {
     // Without `--full`, use only the placements in which hosts have different numbers of ranks.
     for hosts in if runs_long_tests() { &PLACEMENTS[..] } else { &PLACEMENTS[2..4] } {
-        run_on(hosts, |mut group| {
+        run_with_placement(hosts, |mut group| {
             let n = group.size().as_usize();
-            let counts = [5, LONG, 0, 1000, 300_000, 1, LONG / 2];
+            let counts = [5, LONG_COUNT, 0, 1000, 300_000, 1, LONG_COUNT / 2];
             let mut sums = Vec::new();
             let mut gathers = Vec::new();
             for &count in &counts {
@@ -122,7 +124,7 @@ fn hierarchical_and_direct_operations_run_at_the_same_time() {
 /// An operation continues after its handle is dropped, because the other ranks need the operation.
 #[test]
 fn operations_complete_after_their_handles_are_dropped() {
-    run_on(&[0, 0, 1, 1], |mut group| {
+    run_with_placement(&[0, 0, 1, 1], |mut group| {
         for _ in 0..20 {
             drop(group.all_reduce_async(contribution(&group, 100_000), ReduceOp::Sum).unwrap());
         }
@@ -134,7 +136,7 @@ fn operations_complete_after_their_handles_are_dropped() {
 fn all_ranks_get_the_same_bits() {
     let noise = |rank: Rank, index: usize| (index as f32 * 0.37 + rank.get() as f32).sin() * 1e3;
     for hosts in PLACEMENTS {
-        let results = run_on(hosts, move |mut group| {
+        let results = run_with_placement(hosts, move |mut group| {
             let mut buffer: Vec<f32> = (0..if runs_long_tests() { 600_000 } else { 200_003 })
                 .map(|index| noise(group.rank(), index))
                 .collect();
@@ -148,7 +150,7 @@ fn all_ranks_get_the_same_bits() {
 /// The groups consist of all ranks of one host, of one rank of each host, or of three ranks on two hosts.
 #[test]
 fn groups_use_the_transport_that_their_hosts_allow() {
-    run_on(&[0, 0, 1, 1], |mut world| {
+    run_with_placement(&[0, 0, 1, 1], |mut world| {
         let rank = world.rank().get();
         let mut host = world.split(Some(rank / 2), 0).unwrap().unwrap();
         let mut column = world.split(Some(rank % 2), 0).unwrap().unwrap();

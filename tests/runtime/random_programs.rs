@@ -22,11 +22,11 @@ use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 const PROGRAM_COUNT: u64 = 8;
 /// A message of a [`Step::FromAnySource`] has this number plus the index of the step as its tag. All other tags are
 /// lower.
-const STEP_TAG: u32 = 1000;
+const FIRST_STEP_TAG: u32 = 1000;
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::BitXor, ReduceOp::Max, ReduceOp::Min];
 
 /// Returns what a rank of the world contributes to a step.
-fn content(step: usize, rank: u32, count: usize) -> Vec<u64> {
+fn contributed_elements(step: usize, rank: u32, count: usize) -> Vec<u64> {
     let salt = (step as u64) << 40 ^ u64::from(rank) << 34;
     (0..count as u64).map(|index| (salt ^ index).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
 }
@@ -42,7 +42,7 @@ fn combine(op: ReduceOp, a: u64, b: u64) -> u64 {
 
 /// Composes two functions of the form x -> a x + b modulo 2^32. Each argument encodes one function: a in the upper
 /// and b in the lower 32 bits. Composition is associative, but not commutative.
-fn compose(first: u64, second: u64) -> u64 {
+fn compose_affine(first: u64, second: u64) -> u64 {
     let split = |one: u64| ((one >> 32) as u32, one as u32);
     let ((a, b), (c, d)) = (split(first), split(second));
     u64::from(a.wrapping_mul(c)) << 32 | u64::from(b.wrapping_mul(c).wrapping_add(d))
@@ -62,12 +62,12 @@ fn reduce(all: &[Vec<u64>], combine: impl Fn(u64, u64) -> u64) -> Vec<u64> {
 type ResultCheck = Box<dyn FnOnce()>;
 
 /// A rank that runs a program. Each rank decides at random which calls block and when it waits.
-struct Runner {
+struct ProgramRunner {
     own: u32,
     groups: Vec<Option<Group>>,
     rng: StdRng,
     waiting: Vec<ResultCheck>,
-    /// The checks that run only at the end of the program: see [`Runner::run_any_message`].
+    /// The checks that run only at the end of the program: see [`ProgramRunner::run_any_message`].
     waiting_at_end: Vec<ResultCheck>,
     /// The handles of the receives with any source and any tag, in the order in which the receives were posted.
     any_receives: Vec<Handle<Received<u64>>>,
@@ -75,7 +75,7 @@ struct Runner {
     any_messages: Vec<(u32, u32, Vec<u64>)>,
 }
 
-impl Runner {
+impl ProgramRunner {
     fn run(mut world: Group, program: &Program) {
         let own = world.rank().get();
         let duplicate = world.duplicate().unwrap();
@@ -192,7 +192,7 @@ impl Runner {
     ) {
         let size = group.size().as_usize();
         let (from, to) = (Rank::new((from % size) as u32), Rank::new((to % size) as u32));
-        let elements = content(step, group.members()[from.index()].get(), count);
+        let elements = contributed_elements(step, group.members()[from.index()].get(), count);
         let what = format!("step {step}: {count} elements from {from} to {to}, tag {tag}");
         if from == to {
             return;
@@ -223,9 +223,9 @@ impl Runner {
 
     fn run_messages_from_any_source(&mut self, step: usize, group: &mut Group, to: usize, count: usize) {
         let to = Rank::new((to % group.size().as_usize()) as u32);
-        let tag = STEP_TAG + step as u32;
+        let tag = FIRST_STEP_TAG + step as u32;
         if group.rank() != to {
-            let elements = content(step, self.own, count);
+            let elements = contributed_elements(step, self.own, count);
             let handle = group.send_async(elements.clone(), to, tag).unwrap();
             return self.check_or_drop(handle, elements, format!("step {step}: {count} elements to {to}"));
         }
@@ -235,7 +235,10 @@ impl Runner {
             let status = group.receive(&mut buffer, Source::Any, tag).unwrap();
             let found = missing.iter().position(|&rank| rank == status.source);
             let from = missing.swap_remove(found.expect("each rank sends one message"));
-            assert!(buffer == content(step, group.members()[from.index()].get(), count), "step {step}");
+            assert!(
+                buffer == contributed_elements(step, group.members()[from.index()].get(), count),
+                "step {step}"
+            );
         }
     }
 
@@ -247,7 +250,7 @@ impl Runner {
             return;
         }
         if self.own as usize == from {
-            let elements = content(step, self.own, count);
+            let elements = contributed_elements(step, self.own, count);
             let handle = duplicate.send_async(elements.clone(), Rank::new(to as u32), tag).unwrap();
             if self.rng.random_bool(0.2) {
                 drop(handle);
@@ -257,7 +260,7 @@ impl Runner {
             }
         } else if self.own as usize == to {
             self.any_receives.push(duplicate.receive_async(1 << 20, Source::Any, None).unwrap());
-            self.any_messages.push((from as u32, tag, content(step, from as u32, count)));
+            self.any_messages.push((from as u32, tag, contributed_elements(step, from as u32, count)));
         }
     }
 }
@@ -266,7 +269,7 @@ fn run_program(seed: u64, adjust: impl Fn(&mut JoinOptions)) {
     // The test runner shows this line if the test fails.
     eprintln!("PROGRAM_SEED={seed}");
     let program = Arc::new(Program::random(seed));
-    ranks::run_with(program.ranks, adjust, move |world| Runner::run(world, &program));
+    ranks::run_with(program.ranks, adjust, move |world| ProgramRunner::run(world, &program));
 }
 
 fn seeds() -> Vec<u64> {

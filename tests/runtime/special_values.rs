@@ -21,12 +21,12 @@ const OPS: [ReduceOp; 5] =
 
 /// The layout of an IEEE 754 number in the low bits of a word.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Format {
+struct FloatFormat {
     bits: u32,
     mantissa_bits: u32,
 }
 
-impl Format {
+impl FloatFormat {
     fn of<T: Element>() -> Self {
         let mantissa_bits = match T::DTYPE.name() {
             "f16" => 10,
@@ -38,12 +38,12 @@ impl Format {
         Self { bits: 8 * size_of::<T>() as u32, mantissa_bits }
     }
 
-    fn sign(self) -> u64 {
+    fn sign_bit(self) -> u64 {
         1 << (self.bits - 1)
     }
 
     fn infinity(self) -> u64 {
-        self.sign() - (1 << self.mantissa_bits)
+        self.sign_bit() - (1 << self.mantissa_bits)
     }
 
     fn quiet_nan(self) -> u64 {
@@ -51,13 +51,13 @@ impl Format {
     }
 
     fn is_nan(self, bits: u64) -> bool {
-        bits & !self.sign() > self.infinity()
+        bits & !self.sign_bit() > self.infinity()
     }
 
     /// Returns a sort key, which is greater for greater numbers. The key of -0 is lower than the key of +0.
     fn sort_key(self, bits: u64) -> i128 {
-        let magnitude = i128::from(bits & !self.sign());
-        if bits & self.sign() == 0 { magnitude } else { -1 - magnitude }
+        let magnitude = i128::from(bits & !self.sign_bit());
+        if bits & self.sign_bit() == 0 { magnitude } else { -1 - magnitude }
     }
 
     /// Returns the magnitudes of the contributions: first zero, then six finite numbers from the smallest subnormal
@@ -71,16 +71,16 @@ impl Format {
         [0, a, b, c, d, e, infinity - 1, infinity, quiet, quiet | 3, infinity + 1, infinity + 2]
     }
 
-    /// Returns the contributions of each rank for one period. The position in the period decides whether the ranks
-    /// contribute only zeros; zeros and other finite numbers; finite numbers and infinities; or all of these and
-    /// NaNs.
+    /// Returns the contributions of each rank for one period. There are four kinds of positions in a period. At a
+    /// position, the ranks draw their contributions from: zeros; all finite numbers; these and infinities; or these,
+    /// infinities and NaNs.
     fn contributions(self, n: u32) -> Vec<Vec<u64>> {
         let mut random = StdRng::seed_from_u64(u64::from(n));
         let magnitudes = self.magnitudes();
         let kinds = [1, 7, 8, magnitudes.len()];
         let mut draw = |index: usize| {
             let magnitude = magnitudes[random.random_range(0..kinds[index % kinds.len()])];
-            if random.random_bool(0.5) { magnitude } else { magnitude | self.sign() }
+            if random.random_bool(0.5) { magnitude } else { magnitude | self.sign_bit() }
         };
         (0..n).map(|_| (0..PERIOD).map(&mut draw).collect()).collect()
     }
@@ -89,7 +89,7 @@ impl Format {
     /// the operands.
     fn expected(self, op: ReduceOp, values: &[u64]) -> Option<u64> {
         let has = |bits| values.contains(&bits);
-        let (infinity, sign) = (self.infinity(), self.sign());
+        let (infinity, sign) = (self.infinity(), self.sign_bit());
         match op {
             // In a scan, the result of the first rank is its own contribution.
             _ if values.len() == 1 => Some(values[0]),
@@ -109,11 +109,11 @@ impl Format {
     }
 }
 
-/// The result of an operation on one rank, which may be only a part of the whole result.
+/// The result of an operation on one rank: the whole result, or the part that this rank gets.
 struct Outcome {
     operation: Operation,
     is_shared_buffer: bool,
-    format: Format,
+    format: FloatFormat,
     op: ReduceOp,
     /// The ranks whose contributions are reduced to this result.
     ranks: Range<usize>,
@@ -122,7 +122,7 @@ struct Outcome {
     bits: Vec<u64>,
 }
 
-fn elements<T: Element>(bits: impl Iterator<Item = u64>) -> Vec<T> {
+fn elements_from_bits<T: Element>(bits: impl Iterator<Item = u64>) -> Vec<T> {
     bits.map(|bits| bytemuck::pod_read_unaligned(&bits.to_le_bytes()[..size_of::<T>()])).collect()
 }
 
@@ -137,10 +137,10 @@ fn bits_of<T: Element>(elements: &[T]) -> Vec<u64> {
 
 /// Runs every operation that reduces, on `count` elements, and returns the outcomes on this rank.
 fn run_reductions<T: Element>(group: &mut Group, count: usize) -> Vec<Outcome> {
-    let format = Format::of::<T>();
+    let format = FloatFormat::of::<T>();
     let (n, rank) = (group.size(), group.rank());
     let own = format.contributions(n.get()).swap_remove(rank.index());
-    let own: Vec<T> = elements(own.into_iter().cycle().take(count));
+    let own: Vec<T> = elements_from_bits(own.into_iter().cycle().take(count));
     let mut outcomes = Vec::new();
     for op in OPS {
         let mut add = |operation, is_shared_buffer, ranks, start, part: &[T]| {
@@ -173,7 +173,7 @@ fn run_reductions<T: Element>(group: &mut Group, count: usize) -> Vec<Outcome> {
 }
 
 /// Checks the result of one operation. `of_ranks` has the outcome of each rank.
-fn check(of_ranks: &[&Outcome], context: &str) {
+fn check_outcomes(of_ranks: &[&Outcome], context: &str) {
     let format = of_ranks[0].format;
     let contributions = format.contributions(of_ranks.len() as u32);
     for (rank, outcome) in of_ranks.iter().enumerate() {
@@ -239,7 +239,7 @@ fn every_algorithm_gives_special_values_the_same_bits() {
             let context = format!("{n} ranks by {} over {transport:?}", algorithm.name());
             for index in 0..results[0].len() {
                 let of_ranks: Vec<&Outcome> = results.iter().map(|of_rank| &of_rank[index]).collect();
-                check(&of_ranks, &context);
+                check_outcomes(&of_ranks, &context);
             }
         }
     }

@@ -14,7 +14,7 @@ use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
 
 const TAG: u32 = 7;
 /// The numbers of connections per link that the tests use.
-const COUNTS: [u8; 4] = [1, 2, 4, 8];
+const STREAM_COUNTS: [u8; 4] = [1, 2, 4, 8];
 
 /// Sets the number of connections of each link.
 fn with_streams(count: u8) -> impl Fn(&mut JoinOptions) {
@@ -53,7 +53,7 @@ fn check_all_lengths(group: &mut Group) {
 
 #[test]
 fn results_are_right_with_any_number_of_connections() {
-    for count in COUNTS {
+    for count in STREAM_COUNTS {
         for &n in if_long_tests_else(&[2, 3, 5][..], &[3]) {
             let streams = ranks::run_with(n, with_streams(count), |mut group| {
                 check_all_lengths(&mut group);
@@ -67,7 +67,7 @@ fn results_are_right_with_any_number_of_connections() {
 /// Many operations and messages run in both directions while further connections are still opened.
 #[test]
 fn many_operations_and_messages_at_once_give_right_results() {
-    for count in COUNTS {
+    for count in STREAM_COUNTS {
         let around_the_ring = |options: &mut JoinOptions| {
             with_streams(count)(options);
             options.algorithms = "ring".parse().expect("the algorithm exists");
@@ -161,7 +161,7 @@ fn all_ranks_use_the_number_of_connections_of_rank_0() {
 /// arrive before the rank's connections close, whichever connection carries the frame.
 #[test]
 fn aborts_and_goodbyes_arrive_over_several_connections() {
-    for count in COUNTS {
+    for count in STREAM_COUNTS {
         for round in 0..5 {
             let errors = ranks::run_with(3, with_streams(count), move |mut group| {
                 let mut buffer = vec![1u32; 500_000];

@@ -135,7 +135,7 @@ fn find_rust_files(folder: &Path, paths: &mut Vec<PathBuf>) {
 
 const TEST_ONLY: &str = "#[cfg(test)]";
 
-fn is_word(c: char) -> bool {
+fn is_word_character(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
@@ -144,8 +144,8 @@ pub(crate) fn find_word(code: &str, word: &str, from: usize) -> Option<usize> {
     let mut from = from;
     loop {
         let at = from + code.get(from..)?.find(word)?;
-        let before = code[..at].chars().next_back().is_some_and(is_word);
-        let after = code[at + word.len()..].chars().next().is_some_and(is_word);
+        let before = code[..at].chars().next_back().is_some_and(is_word_character);
+        let after = code[at + word.len()..].chars().next().is_some_and(is_word_character);
         if !before && !after {
             return Some(at);
         }
@@ -169,7 +169,7 @@ fn closing_brace(code: &str, open: usize) -> usize {
 
 /// Returns the segments of the path at the beginning of `code`, such as `crate::wire::Cause`.
 fn leading_path(code: &str) -> Vec<String> {
-    let end = code.find(|c| !is_word(c) && c != ':').unwrap_or(code.len());
+    let end = code.find(|c| !is_word_character(c) && c != ':').unwrap_or(code.len());
     let segments = code[..end].split("::").map(str::trim).filter(|s| !s.is_empty());
     segments.map(|segment| segment.trim_end_matches(':').to_owned()).collect()
 }
@@ -271,13 +271,14 @@ fn end_of_block_comment(text: &str, start: usize) -> usize {
 fn raw_string_hashes(text: &str, at: usize) -> Option<usize> {
     let rest = text.get(at..)?.strip_prefix('r')?;
     let before = text[..at].chars().next_back();
-    let is_prefix = before.is_none_or(|c| !is_word(c) || (c == 'b' && !ends_in_word(&text[..at - 1])));
+    let is_prefix =
+        before.is_none_or(|c| !is_word_character(c) || (c == 'b' && !ends_in_word(&text[..at - 1])));
     let hashes = rest.bytes().take_while(|&byte| byte == b'#').count();
     (is_prefix && rest[hashes..].starts_with('"')).then_some(hashes)
 }
 
 fn ends_in_word(text: &str) -> bool {
-    text.chars().next_back().is_some_and(is_word)
+    text.chars().next_back().is_some_and(is_word_character)
 }
 
 /// Returns whether `rest` begins with a character literal and not with a lifetime.

@@ -84,8 +84,8 @@ def run(commands, stall_s, scratch, variables=({},), ending_s=0):
 
 
 def _wait(pids, output_path, stall_s):
-    """Waits for the commands. Returns two values: the code as in `RunResult`, and the index of the command that failed (0 if
-    no command failed)."""
+    """Waits for the commands. Returns two values: the `code` of the `RunResult`, and the index of the command that failed. If no
+    command failed, the index is 0."""
     poll = select.poll()
     descriptors = {}
     try:

@@ -55,7 +55,7 @@ impl PyGroup {
             // Cancel the receive: if the receive matched a message after this error, that message would be lost.
             handle.cancel(py)?;
         }
-        received?.ok_or_else(|| errors::general(py, "the message has not arrived"))
+        received?.ok_or_else(|| errors::base_error(py, "the message has not arrived"))
     }
 
     #[pyo3(signature = (source = None, tag = None))]

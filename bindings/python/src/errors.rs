@@ -38,7 +38,7 @@ fn classes(py: Python<'_>) -> PyResult<&'static [Py<PyType>]> {
 }
 
 /// Adds the exception classes to the module.
-pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+pub(crate) fn add_classes(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let classes = classes(module.py())?;
     CLASS_NAMES.iter().zip(classes).try_for_each(|(&name, class)| module.add(name, class))
 }
@@ -74,13 +74,13 @@ pub(crate) fn unsupported(py: Python<'_>, message: impl Into<String>) -> PyErr {
 }
 
 /// Makes an exception of the base class `Error`.
-pub(crate) fn general(py: Python<'_>, message: impl Into<String>) -> PyErr {
+pub(crate) fn base_error(py: Python<'_>, message: impl Into<String>) -> PyErr {
     exception(py, "Error", message.into())
 }
 
 /// Makes the exception for a collective of objects to which another rank, `rank`, did not contribute. `reason` says why.
-pub(crate) fn refused(py: Python<'_>, rank: u32, reason: &str) -> PyErr {
-    let error = general(py, format!("rank {rank} did not contribute to this collective: {reason}"));
+pub(crate) fn no_contribution(py: Python<'_>, rank: u32, reason: &str) -> PyErr {
+    let error = base_error(py, format!("rank {rank} did not contribute to this collective: {reason}"));
     with_attribute(py, error, "rank", rank)
 }
 

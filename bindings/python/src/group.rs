@@ -51,8 +51,8 @@ impl PyGroup {
         match result {
             Ok(result) => result.map_err(|error| errors::from_error(py, &error)),
             Err(LockError::Closed) => Err(closed_group_error(py)),
-            Err(LockError::Interrupted) => Err(errors::general(py, "the thread was interrupted")),
-            Err(LockError::Nested) => Err(errors::general(
+            Err(LockError::Interrupted) => Err(errors::base_error(py, "the thread was interrupted")),
+            Err(LockError::Nested) => Err(errors::base_error(
                 py,
                 "a signal handler called a collective of a group while the interrupted thread was in another \
                  collective of that group",
@@ -113,7 +113,7 @@ impl PyGroup {
 
 /// Makes the exception for a call on a closed group.
 fn closed_group_error(py: Python<'_>) -> PyErr {
-    errors::general(py, "the group has been closed")
+    errors::base_error(py, "the group has been closed")
 }
 
 #[pymethods]

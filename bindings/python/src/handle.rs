@@ -106,7 +106,7 @@ impl PyHandle {
         let result = match &*self.lock() {
             PyHandleState::Ended(result) => result.clone(),
             PyHandleState::Running(_) | PyHandleState::Waiting | PyHandleState::Cancelled => {
-                return Err(errors::general(py, "the receive was cancelled"));
+                return Err(errors::base_error(py, "the receive was cancelled"));
             }
         };
         result.map_err(|error| errors::from_error(py, &error))?.into_python(py)

@@ -163,7 +163,7 @@ fn join_in_thread(py: Python<'_>, options: JoinOptions) -> PyResult<PyGroup> {
         let _ = sender.send(ringtrain::Group::join(&options));
     };
     let thread = thread::Builder::new().name("join".into()).spawn(join);
-    thread.map_err(|error| errors::general(py, format!("cannot start a thread: {error}")))?;
+    thread.map_err(|error| errors::base_error(py, format!("cannot start a thread: {error}")))?;
     let receiver = Mutex::new(receiver);
     loop {
         let joined = py.detach(|| {
@@ -175,7 +175,7 @@ fn join_in_thread(py: Python<'_>, options: JoinOptions) -> PyResult<PyGroup> {
             Ok(Err(error)) => return Err(errors::from_start_error(py, &error)),
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(errors::general(py, "joining the job panicked, which is a bug"));
+                return Err(errors::base_error(py, "joining the job panicked, which is a bug"));
             }
         }
     }

@@ -37,5 +37,5 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fork::before_fork, module)?)?;
     module.add_function(wrap_pyfunction!(join::join, module)?)?;
     module.add_function(wrap_pyfunction!(join::solo, module)?)?;
-    errors::add_to(module)
+    errors::add_classes(module)
 }

@@ -73,7 +73,7 @@ fn run_on_hosts(
 /// Runs a collective for every placement and length, and for several orders in which the links move data. Passes the
 /// final buffer of every rank to `check`. The last argument of `check` counts how often a rank has completed the
 /// reduction of an element, over all elements and ranks.
-fn run(
+fn run_and_check(
     algorithms: &[Algorithm],
     spec: impl Fn(WorldSize, usize) -> CollectiveSpec,
     check: impl Fn(WorldSize, Rank, usize, &[Value], u32),
@@ -118,7 +118,7 @@ fn run(
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_once() {
     let algorithms = [Algorithm::Ring, Algorithm::Direct, Algorithm::Butterfly, Algorithm::DoubleTree];
-    run(
+    run_and_check(
         &algorithms,
         |_, count| CollectiveSpec::AllReduce { count },
         |world, rank, count, buffer, finished| {
@@ -132,7 +132,7 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
 fn reduce_gives_the_root_every_contribution_once() {
     for which in 0..4 {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
-        run(
+        run_and_check(
             &[Algorithm::Chain, Algorithm::Tree],
             |world, count| CollectiveSpec::Reduce { count, root: root(world) },
             |world, rank, count, buffer, finished| {
@@ -147,7 +147,7 @@ fn reduce_gives_the_root_every_contribution_once() {
 fn broadcast_gives_every_rank_the_roots_buffer() {
     for which in 0..4 {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
-        run(
+        run_and_check(
             &[Algorithm::Ring, Algorithm::Tree],
             |world, count| CollectiveSpec::Broadcast { count, root: root(world) },
             |world, _, count, buffer, _| assert_eq!(buffer, own_contribution(world, root(world), count)),
@@ -157,7 +157,7 @@ fn broadcast_gives_every_rank_the_roots_buffer() {
 
 #[test]
 fn only_the_first_ranks_of_hosts_exchange_messages_in_a_barrier() {
-    run(&[Algorithm::Dissemination], |_, _| CollectiveSpec::Barrier, |_, _, _, _, _| {});
+    run_and_check(&[Algorithm::Dissemination], |_, _| CollectiveSpec::Barrier, |_, _, _, _, _| {});
     let layout = |rank| Layout::new(&[0, 0, 1, 1, 2], Rank::new(rank)).unwrap();
     let across = |rank| layout(rank).phases(&CollectiveSpec::Barrier, Algorithm::Dissemination, 1).across;
     assert_eq!(across(0).peers(), [Rank::new(2), Rank::new(4)]);

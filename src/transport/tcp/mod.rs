@@ -154,7 +154,7 @@ impl TcpTransport {
                 _ => self.accept_extra(accepted),
             }
         }
-        self.expire(now);
+        self.expire_late_dials(now);
     }
 
     fn dial(&mut self, now: Duration, peer: Rank) -> io::Result<Dial> {
@@ -191,18 +191,28 @@ impl TcpTransport {
         match dial.handshake.advance(&mut dial.stream) {
             DialProgress::Connecting => {}
             DialProgress::Pending => dial.deadline = None,
-            DialProgress::Ready => self.resolve(now, peer, "", SimultaneousOpen::handle_accepted),
-            // This rank made no call to the library for a long time, and the peer has ended the handshake.
+            DialProgress::Ready => self.update_opening_link(now, peer, "", SimultaneousOpen::handle_accepted),
+            // This rank made no call to the library for a long time, so the peer gave up the handshake.
             DialProgress::Closed(_)
                 if now >= dial.began + HANDSHAKE_TIMEOUT && !opening.has_peer_connection() =>
             {
                 self.dial_again(now, peer);
             }
             DialProgress::Closed(error) => {
-                self.resolve(now, peer, &format!("no connection: {error}"), SimultaneousOpen::handle_failed);
+                self.update_opening_link(
+                    now,
+                    peer,
+                    &format!("no connection: {error}"),
+                    SimultaneousOpen::handle_failed,
+                );
             }
             DialProgress::Failed(error) => {
-                self.resolve(now, peer, &format!("no connection: {error}"), SimultaneousOpen::handle_failed);
+                self.update_opening_link(
+                    now,
+                    peer,
+                    &format!("no connection: {error}"),
+                    SimultaneousOpen::handle_failed,
+                );
             }
         }
     }
@@ -218,7 +228,12 @@ impl TcpTransport {
                 opening.ours = dial;
             }
             Err(error) => {
-                self.resolve(now, peer, &format!("no connection: {error}"), SimultaneousOpen::handle_failed);
+                self.update_opening_link(
+                    now,
+                    peer,
+                    &format!("no connection: {error}"),
+                    SimultaneousOpen::handle_failed,
+                );
             }
         }
     }
@@ -233,7 +248,7 @@ impl TcpTransport {
                 self.incoming.push_back(peer);
             }
             Some(LinkState::Opening(_)) => {
-                self.resolve(now, peer, "", |opening| opening.handle_peer_dial(accepted));
+                self.update_opening_link(now, peer, "", |opening| opening.handle_peer_dial(accepted));
             }
             // After a simultaneous open, a second connection is normal: the peer sent its proof on this connection
             // before the other connection was chosen.
@@ -273,8 +288,9 @@ impl TcpTransport {
         LinkState::Bundled(Box::new(bundle))
     }
 
-    /// Applies an event to a link that is being opened. If the event means that the link is lost, `why` is the reason.
-    fn resolve(
+    /// Applies an event to a link that is being opened, and stores the new state of the link. If the event means that
+    /// the link is lost, `why` is the reason.
+    fn update_opening_link(
         &mut self,
         now: Duration,
         peer: Rank,
@@ -303,7 +319,7 @@ impl TcpTransport {
         }
     }
 
-    fn expire(&mut self, now: Duration) {
+    fn expire_late_dials(&mut self, now: Duration) {
         let is_late = |link: &TcpLink| connect_deadline(link).is_some_and(|deadline| now >= deadline);
         let late: Vec<Rank> =
             self.links.iter().filter(|(_, link)| is_late(link)).map(|(&peer, _)| peer).collect();
@@ -312,14 +328,14 @@ impl TcpTransport {
             self.advance_dial(now, peer);
             if self.links.get(&peer).is_some_and(is_late) {
                 let why = format!("{NO_ANSWER} {} s", CONNECT_TIMEOUT.as_secs());
-                self.resolve(now, peer, &why, SimultaneousOpen::handle_failed);
+                self.update_opening_link(now, peer, &why, SimultaneousOpen::handle_failed);
             }
         }
         self.expire_extras(now);
     }
 
-    /// Returns whether data to `peer` were sent again, and the host of `peer` still does not acknowledge the data. A
-    /// host acknowledges data even if its program hangs.
+    /// Returns whether data to `peer` were sent again, and the host of `peer` still does not acknowledge the data. If
+    /// only the peer's program hangs, its host acknowledges the data.
     pub fn is_unacknowledged(&self, peer: Rank) -> bool {
         match self.links.get(&peer).map(|link| &link.state) {
             Some(LinkState::Open(stream)) => kernel::is_unacknowledged(stream),

@@ -12,7 +12,7 @@ pub(crate) const WORLD: usize = 0;
 pub(crate) const DUPLICATE: usize = 1;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum CollectiveKind {
     AllReduce,
     AllReduceWith,
     Reduce,
@@ -28,20 +28,20 @@ pub(crate) enum Kind {
     Object,
 }
 
-const KINDS: [Kind; 13] = [
-    Kind::AllReduce,
-    Kind::AllReduceWith,
-    Kind::Reduce,
-    Kind::ReduceScatter,
-    Kind::AllGather,
-    Kind::Gather,
-    Kind::Scatter,
-    Kind::Broadcast,
-    Kind::AllToAll,
-    Kind::Scan,
-    Kind::Exscan,
-    Kind::Barrier,
-    Kind::Object,
+const COLLECTIVE_KINDS: [CollectiveKind; 13] = [
+    CollectiveKind::AllReduce,
+    CollectiveKind::AllReduceWith,
+    CollectiveKind::Reduce,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllGather,
+    CollectiveKind::Gather,
+    CollectiveKind::Scatter,
+    CollectiveKind::Broadcast,
+    CollectiveKind::AllToAll,
+    CollectiveKind::Scan,
+    CollectiveKind::Exscan,
+    CollectiveKind::Barrier,
+    CollectiveKind::Object,
 ];
 
 /// A step of a program. `group` is an index into the list of groups. Each split adds a group to this list. Fields
@@ -59,7 +59,7 @@ pub(crate) enum Step {
     },
     Collective {
         group: usize,
-        kind: Kind,
+        kind: CollectiveKind,
         count: usize,
         root: usize,
     },
@@ -133,7 +133,7 @@ fn random_step(rng: &mut StdRng, ranks: usize, group_exists: &mut Vec<bool>) -> 
             Step::Drop { group }
         }
         8..55 => {
-            let kind = KINDS[rng.random_range(0..KINDS.len())];
+            let kind = COLLECTIVE_KINDS[rng.random_range(0..COLLECTIVE_KINDS.len())];
             Step::Collective { group, kind, count: random_count(rng, 300_000), root }
         }
         55..78 => Step::Message {

@@ -26,12 +26,12 @@ def require_gpu() -> None:
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a copy of the tensor in pinned host memory. The copy is complete on return."""
-    host = host_like(tensor)
+    host = empty_host_tensor(tensor)
     host.copy_(tensor)
     return host
 
 
-def host_like(tensor: torch.Tensor) -> torch.Tensor:
+def empty_host_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Returns an uninitialised contiguous tensor of the same shape and type in pinned host memory."""
     if not tensor.is_cuda:
         raise _core.InvalidArgument(

@@ -110,7 +110,7 @@ def writable(tensor: torch.Tensor, keep: bool = True) -> tuple[torch.Tensor, Cop
     copy, also returns a function that copies the elements back to `tensor`. If `keep` is false, a copy may start with
     unspecified elements. The caller must then overwrite all elements.
     """
-    host = readable(tensor) if keep or tensor.is_cpu else cuda.host_like(tensor)
+    host = readable(tensor) if keep or tensor.is_cpu else cuda.empty_host_tensor(tensor)
     if host is tensor:
         return tensor, None
     target = tensor.detach()
