@@ -82,7 +82,8 @@ class Objects:
         return [pickle.loads(data) for data in received]
 
     def send_object(self, value: Any, to: int, tag: int = 0, *, synchronous: bool = False) -> None:
-        """Sends an object to rank `to`. That rank must receive the object with `receive_object`. `synchronous` has the same meaning as in `send`."""
+        """Sends an object to rank `to`. That rank must receive the object with `receive_object`. `synchronous` has
+        the same meaning as in `send`."""
         self.core.send_bytes(_dumps(value), to, tag, synchronous)
 
     def send_object_async(self, value: Any, to: int, tag: int = 0, *, synchronous: bool = False) -> Handle:
