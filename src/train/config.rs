@@ -42,8 +42,8 @@ pub struct Config {
     pub batch_size: Option<usize>,
     /// The number of passes over the training set, including the passes before a resumption. If `None`, a run with
     /// [`Rule::Accelerated`] whose batch is the whole training set ends when the loss no longer falls. Any other run
-    /// takes [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs or, if `batch_size` is `None`, as many more epochs as
-    /// [`STEPS_DEFAULT_MIN`](super::STEPS_DEFAULT_MIN) steps need.
+    /// takes [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs, or more epochs if `batch_size` is `None` and these
+    /// epochs have fewer than [`STEPS_DEFAULT_MIN`](super::STEPS_DEFAULT_MIN) steps.
     pub epochs: Option<u64>,
     /// The seed for the initial parameters and the order of the samples.
     pub seed: u64,

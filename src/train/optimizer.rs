@@ -31,8 +31,8 @@ pub struct Optimizer {
     pub momentum_start: u64,
     /// The dot product of velocity and gradient in the current step. This product is positive if the velocity points uphill.
     ascent: f64,
-    /// The range of each tensor in the parameters, in order. [`Rule::Lamb`] scales the step of each tensor. A new optimizer
-    /// treats all parameters as one tensor.
+    /// The range of each tensor in the vector of all parameters, in increasing order. [`Rule::Lamb`] scales the step
+    /// of each tensor. A new optimizer treats all parameters as one tensor.
     pub tensors: Vec<Range<usize>>,
     /// The vectors named by [`Rule::state_names`], each as long as the parameters.
     pub state: Vec<Vec<f32>>,
@@ -137,7 +137,7 @@ impl Optimizer {
     }
 }
 
-/// Returns the momentum of [`Rule::Accelerated`] `steps` steps after the momentum was 0.
+/// Returns the momentum of [`Rule::Accelerated`]. `steps` is the number of steps since the momentum was 0.
 fn accelerated_momentum(steps: u64) -> f32 {
     (steps as f64 / (steps as f64 + 3.0)) as f32
 }

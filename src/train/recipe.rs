@@ -32,8 +32,8 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Returns whether every option suits [`Rule::Accelerated`](super::optimizer::Rule::Accelerated), whose learning rate and
-    /// momentum are computed from the curvature of the loss.
+    /// Returns whether every option suits [`Rule::Accelerated`](super::optimizer::Rule::Accelerated). This rule
+    /// computes its learning rate from the data and does not clip gradients.
     pub fn suits_accelerated(&self) -> bool {
         self.schedule == RateSchedule::Constant
             && self.warmup == Warmup::default()

@@ -190,8 +190,8 @@ fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
     }
 }
 
-/// Evaluating a large table can take longer than the launcher waits after SIGTERM. The launcher would then kill the rank, and
-/// the report would be lost.
+/// Evaluating a large table can take longer than the launcher waits after SIGTERM. If a stopped run evaluated the
+/// table, the launcher would kill the rank, and the report would be lost.
 #[test]
 fn a_stopped_run_saves_and_reports_without_another_evaluation() {
     // An epoch of the digits, in batches of 100, has 15 steps. In the third case, the stop flag is set after the last step of
@@ -322,7 +322,7 @@ fn a_checkpoint_that_cannot_be_saved_is_an_error_before_training() {
         fn step_taken(&mut self, _: f64, _: f64) {}
         fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
     }
-    // In this directory, not even root can create a file.
+    // Not even root can create a file in /proc/self/task.
     let config = Config {
         checkpoint: Some(checkpoint_in(Path::new("/proc/self/task"), Existing::Refuse)),
         ..config()

@@ -65,7 +65,8 @@ impl FileCompression {
 ///
 /// # Errors
 ///
-/// If a zip archive is damaged, is encrypted, or does not hold exactly one file. Damage in other files is an error of the stream.
+/// If a zip archive is damaged, is encrypted, or does not hold exactly one file. If a file in another format is
+/// damaged, reading the stream returns an error.
 pub(crate) fn decompress(
     path: &Path,
     file: File,

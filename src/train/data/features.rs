@@ -53,7 +53,7 @@ impl Features {
     ///
     /// # Panics
     ///
-    /// If there is no sample with one of the indices.
+    /// If an index is not that of a sample.
     #[must_use]
     pub fn select(&self, rows: &[usize]) -> Self {
         match self {

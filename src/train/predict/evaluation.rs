@@ -89,7 +89,7 @@ pub struct ClassReport {
 ///
 /// # Errors
 ///
-/// See [`PredictError`]. A class that did not occur in training is an error.
+/// See [`PredictError`]. A target whose class did not occur in training is an error.
 pub fn evaluate(
     model: &mut SavedModel,
     input: &InputOptions,

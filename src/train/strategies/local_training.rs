@@ -91,7 +91,7 @@ impl<A: Averaging> LocalTraining<A> {
         }
     }
 
-    /// Ends the round, if a step was taken since the last round. Averages the parameters.
+    /// Ends the round, if a step was taken since the last round ended. Averages the parameters.
     fn average(&mut self, runtime: &mut dyn Runtime, replica: &mut Replica<'_>) -> Result<(), Error> {
         let counts = std::mem::take(&mut self.round);
         let is_alone = runtime.place().1 == WorldSize::ONE;
