@@ -116,6 +116,7 @@ impl CacheDirectory {
         AnnouncedTensor::Named(request, Some(index as u16))
     }
 
+    /// Message `number` retires the least recently used slot. Adds this slot to `retired`.
     fn retire(&mut self, number: u64, retired: &mut Vec<u16>) {
         // At most half of the slots may be retired at the same time. Otherwise all slots could be retired while one
         // slow rank has not read the messages, and no tensor would be in the cache.

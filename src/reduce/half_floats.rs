@@ -10,7 +10,9 @@ const BLOCK: usize = 512;
 
 /// A half-precision type. Its elements are converted to `f32` for each reduction.
 pub(super) trait Half: bytemuck::Pod {
+    /// Converts elements to `f32`.
     fn widen(from: &[Self], to: &mut [f32]);
+    /// Rounds numbers to elements of this type.
     fn round(from: &[f32], to: &mut [Self]);
 }
 

@@ -37,6 +37,7 @@ trait Reference: Element {
     fn samples() -> Vec<Self>;
     /// Returns the expected result. If `divisor` is `Some`, an average is divided by the divisor.
     fn expected(op: ReduceOp, a: Self, b: Self, divisor: Option<u32>) -> Self;
+    /// Returns whether this result is correct. Any NaN is a correct result if a NaN is expected.
     fn agrees(self, expected: Self) -> bool;
     fn is_nan(self) -> bool;
 }

@@ -106,6 +106,7 @@ pub fn secret_from_environment() -> Result<Option<Secret>, SecretError> {
     env::var_os(SECRET_VARIABLE).map(|value| Secret::new(value.as_encoded_bytes())).transpose()
 }
 
+/// Does the work of [`from_environment`]. `get` returns the value of an environment variable.
 fn interpret(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>, EnvironmentError> {
     let Some(rendezvous) = get(RENDEZVOUS) else {
         if let Some(present) = [RANK, WORLD_SIZE].into_iter().find(|name| get(name).is_some()) {

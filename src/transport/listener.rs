@@ -229,8 +229,8 @@ impl Listener {
         self.refused.iter()
     }
 
-    /// Call this method when the job runs or cannot start: from now on, each rank that registers gets the result of
-    /// `reply`.
+    /// Call this method as soon as it is certain that the job runs or cannot start. From now on, each rank that
+    /// registers is sent the bytes that `reply` returns.
     pub fn reply_to_late_ranks(&mut self, reply: impl Fn(Rank) -> Vec<u8> + Send + 'static) {
         self.late_reply = Some(Box::new(reply));
     }

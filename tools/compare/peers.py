@@ -253,6 +253,7 @@ class Mpi(Program):
         return measurement_from(self, processes.run([command], stall_s, self.scratch, [{**AS_ROOT, **self.variables}]))
 
     def oversubscription_flags(self, world):
+        """Returns the flags that mpiexec needs for `world` ranks if they share cores or processors."""
         return []
 
 

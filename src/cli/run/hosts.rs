@@ -49,6 +49,7 @@ fn check_count(ranks: RankCount) -> Result<WorldSize, String> {
     })
 }
 
+/// Returns the sum of the slots in a hostfile.
 fn sum_slots_of_file(path: &Path) -> Result<u32, String> {
     let wrong = |error: std::io::Error| format!("--hostfile {}: it cannot be read: {error}", path.display());
     let mut text = String::new();
@@ -82,6 +83,7 @@ fn sum_slots<'a>(entries: impl Iterator<Item = &'a str>) -> Result<u32, String> 
     Ok(sum)
 }
 
+/// Returns whether `host` is a name or an address of this machine.
 fn is_this_host(host: &str) -> bool {
     let own = host_name();
     let short = own.split('.').next().unwrap_or_default();

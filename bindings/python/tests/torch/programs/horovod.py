@@ -99,7 +99,7 @@ def check_gradients_of_collectives(rank: int, n: int) -> None:
 
 
 class Network(nn.Module):
-    """A network in which one layer is never used, and two other layers are used only by some batches."""
+    """A network in which the layer `never` is never used, and the layers `left` and `right` are used only for some batches."""
 
     def __init__(self) -> None:
         super().__init__()
