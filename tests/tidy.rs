@@ -111,7 +111,7 @@ fn all_sources() -> Vec<Source> {
 }
 
 /// Panics with all violations that the rule finds in the sources, if there are any.
-fn check(sources: &[Source], rule: impl Fn(&Source) -> Vec<String>) {
+fn assert_no_violations(sources: &[Source], rule: impl Fn(&Source) -> Vec<String>) {
     let found: Vec<String> = sources.iter().flat_map(rule).collect();
     assert!(found.is_empty(), "\n{}\n", found.join("\n"));
 }
@@ -369,29 +369,29 @@ fn modules_import_only_the_modules_below_them() {
     let sources = all_sources();
     let reexports = reexports(&sources);
     assert_eq!(reexports.get("Group").map(String::as_str), Some("group"));
-    check(&sources, |source| check_imports(source, &reexports));
+    assert_no_violations(&sources, |source| check_imports(source, &reexports));
 }
 
 #[test]
 fn modules_without_io_name_no_clock_socket_thread_or_environment() {
-    check(&all_sources(), check_purity);
-    check(&all_sources(), check_clock_and_environment);
+    assert_no_violations(&all_sources(), check_purity);
+    assert_no_violations(&all_sources(), check_clock_and_environment);
 }
 
 #[test]
 fn unsafe_code_is_only_in_some_modules() {
-    check(&all_sources(), check_unsafe);
+    assert_no_violations(&all_sources(), check_unsafe);
 }
 
 #[test]
 fn modules_that_process_bytes_from_other_processes_explain_each_expect() {
-    check(&all_sources(), check_expects);
+    assert_no_violations(&all_sources(), check_expects);
 }
 
 #[test]
 fn files_are_short() {
     let sources = all_sources();
-    check(&sources, |source| check_file_length(source, LONG_FILES));
+    assert_no_violations(&sources, |source| check_file_length(source, LONG_FILES));
     for path in LONG_FILES.iter().map(|listed| listed.0) {
         assert!(
             sources.iter().any(|source| source.path == path),
@@ -402,7 +402,7 @@ fn files_are_short() {
 
 #[test]
 fn lines_are_not_too_wide_and_have_no_markers_of_unfinished_work() {
-    check(&all_sources(), check_lines);
+    assert_no_violations(&all_sources(), check_lines);
 }
 
 #[test]
@@ -426,7 +426,7 @@ fn a_type_name_has_one_meaning() {
 
 #[test]
 fn tests_do_not_sleep() {
-    check(&all_sources(), check_sleeps);
+    assert_no_violations(&all_sources(), check_sleeps);
 }
 
 #[test]

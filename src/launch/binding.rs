@@ -125,7 +125,7 @@ mod tests {
         (0..cores).map(core).collect()
     }
 
-    fn plan(binding: Binding, ranks: u32, cores: &[PhysicalCore], jobs: &[usize]) -> BindingPlan {
+    fn make_plan(binding: Binding, ranks: u32, cores: &[PhysicalCore], jobs: &[usize]) -> BindingPlan {
         BindingPlan::new(binding, WorldSize::new(ranks).unwrap(), cores, jobs, usize::MAX)
     }
 
@@ -151,7 +151,7 @@ mod tests {
             (3, 2, 2, "0 2 1,3", 1),
             (8, 2, 2, "0 0 2 2 1 1 3 3", 1),
         ] {
-            let plan = plan(Binding::Core, ranks, &make_cores(cores, threads), &vec![0; cores]);
+            let plan = make_plan(Binding::Core, ranks, &make_cores(cores, threads), &vec![0; cores]);
             assert_eq!(
                 (format_processors(&plan).as_str(), plan.threads),
                 (expected, omp),
@@ -176,7 +176,7 @@ mod tests {
             (2, [2, 2, 1, 1], "2 3", 0),
             (8, [1, 1, 0, 0], "0 0 1 1 2 2 3 3", 2),
         ] {
-            let plan = plan(Binding::Core, ranks, &make_cores(4, 1), &jobs);
+            let plan = make_plan(Binding::Core, ranks, &make_cores(4, 1), &jobs);
             assert_eq!(
                 (format_processors(&plan).as_str(), plan.exclusive_processors),
                 (expected, exclusive),
@@ -188,10 +188,10 @@ mod tests {
     #[test]
     fn numa_binds_ranks_to_nodes_and_none_leaves_ranks_unbound() {
         let cores = make_cores(4, 1);
-        assert_eq!(format_processors(&plan(Binding::Numa, 2, &cores, &[0; 4])), "0-1 2-3");
-        assert_eq!(format_processors(&plan(Binding::Numa, 4, &cores, &[0; 4])), "0-1 0-1 2-3 2-3");
-        assert_eq!(plan(Binding::Numa, 4, &cores, &[0; 4]).threads, 1);
-        let unbound = plan(Binding::None, 2, &cores, &[0; 4]);
+        assert_eq!(format_processors(&make_plan(Binding::Numa, 2, &cores, &[0; 4])), "0-1 2-3");
+        assert_eq!(format_processors(&make_plan(Binding::Numa, 4, &cores, &[0; 4])), "0-1 0-1 2-3 2-3");
+        assert_eq!(make_plan(Binding::Numa, 4, &cores, &[0; 4]).threads, 1);
+        let unbound = make_plan(Binding::None, 2, &cores, &[0; 4]);
         assert_eq!(
             (format_processors(&unbound).as_str(), unbound.threads, unbound.exclusive_processors),
             ("", 2, 4)

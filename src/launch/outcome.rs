@@ -241,7 +241,7 @@ pub(super) fn format_seconds(duration: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn members(ends: &[Option<RankEnd>]) -> Vec<RankStatus> {
+    fn make_members(ends: &[Option<RankEnd>]) -> Vec<RankStatus> {
         (0..)
             .zip(ends)
             .map(|(number, ended)| RankStatus {
@@ -271,7 +271,7 @@ mod tests {
             (JobOutcome::OutputClosed { errno: EPIPE }, [ok, Some(RankEnd::Killed(15))], 141),
             (JobOutcome::OutputClosed { errno: 28 }, [ok, ok], 1),
         ] {
-            assert_eq!(exit_code(outcome, &members(&ends)), expected, "{outcome:?} {ends:?}");
+            assert_eq!(exit_code(outcome, &make_members(&ends)), expected, "{outcome:?} {ends:?}");
         }
     }
 
@@ -283,7 +283,7 @@ mod tests {
         let mut tails = vec![Vec::new(); 6];
         tails[2] = vec!["step 7".to_owned(), "step 8".to_owned()];
         assert_eq!(
-            report(JobOutcome::Failed(Rank::new(2)), &members(&ends), &tails),
+            report(JobOutcome::Failed(Rank::new(2)), &make_members(&ends), &tails),
             "ringrun: rank 2 (pid 102) was killed by signal 9 (SIGKILL) after 12.3 s; the other ranks were stopped\n\
              ringrun: last lines of rank 2:\n  | step 7\n  | step 8\n\
              ringrun: ranks 0-1,3,5 exited with code 6\n\
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn the_report_of_a_success_is_empty() {
-        assert_eq!(report(JobOutcome::Success, &members(&[Some(RankEnd::Exited(0))]), &[]), "");
-        assert_eq!(report(JobOutcome::Terminated, &members(&[Some(RankEnd::Exited(0))]), &[]), "");
+        assert_eq!(report(JobOutcome::Success, &make_members(&[Some(RankEnd::Exited(0))]), &[]), "");
+        assert_eq!(report(JobOutcome::Terminated, &make_members(&[Some(RankEnd::Exited(0))]), &[]), "");
     }
 }

@@ -248,33 +248,33 @@ mod tests {
     const SUM: Signature =
         Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 3 };
 
-    fn client() -> Client<u32> {
+    fn make_client() -> Client<u32> {
         Client::new(WorldSize::new(2).unwrap())
     }
 
-    fn run(tensor: AnnouncedTensor) -> CoordinatorMessage {
+    fn run_message(tensor: AnnouncedTensor) -> CoordinatorMessage {
         CoordinatorMessage { instructions: vec![Instruction::Run(vec![tensor])], retired: Vec::new() }
     }
 
-    fn named(name: &str, slot: Option<u16>) -> AnnouncedTensor {
+    fn announced_tensor(name: &str, slot: Option<u16>) -> AnnouncedTensor {
         AnnouncedTensor::Named(Request { name: name.into(), signature: SUM }, slot)
     }
 
     #[test]
     fn a_cached_tensor_is_reported_by_its_slot() {
-        let mut client = client();
+        let mut client = make_client();
         client.submit("a", SUM, || 1).unwrap();
         let report = client.take_report().unwrap();
         assert_eq!((report.requests.len(), report.slots.len(), report.messages_read), (1, 0, 0));
         assert_eq!(client.take_report(), None);
-        let actions = client.process(run(named("a", Some(5)))).unwrap();
+        let actions = client.process(run_message(announced_tensor("a", Some(5)))).unwrap();
         assert!(matches!(&actions[..], [ClientAction::Run(run)] if run[0].1 == Some(1)));
         assert_eq!(client.submit("a", SUM, || 2), Err(NamedError::InFlight("a".into())));
         client.release_name("a");
         client.submit("a", SUM, || 2).unwrap();
         let report = client.take_report().unwrap();
         assert_eq!((report.requests.len(), report.slots, report.messages_read), (0, [5].into(), 1));
-        client.process(run(AnnouncedTensor::Cached(5))).unwrap();
+        client.process(run_message(AnnouncedTensor::Cached(5))).unwrap();
         client.release_name("a");
         // A tensor with the same name but another count is not the cached tensor.
         client.submit("a", Signature { count: 4, ..SUM }, || 3).unwrap();
@@ -284,9 +284,9 @@ mod tests {
 
     #[test]
     fn an_unreported_tensor_is_reported_in_full_if_its_slot_is_retired() {
-        let mut client = client();
+        let mut client = make_client();
         client.submit("a", SUM, || 1).unwrap();
-        client.process(run(named("a", Some(5)))).unwrap();
+        client.process(run_message(announced_tensor("a", Some(5)))).unwrap();
         client.release_name("a");
         client.take_report();
         client.submit("a", SUM, || 2).unwrap();
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_long_report_is_split_and_only_the_last_part_contains_the_join() {
-        let mut client = client();
+        let mut client = make_client();
         for index in 0..=REQUESTS_MAX as u32 {
             client.submit(&index.to_string(), SUM, || index).unwrap();
         }
@@ -314,28 +314,35 @@ mod tests {
 
     #[test]
     fn invalid_messages_of_the_coordinator_are_violations() {
-        let mut without_tensors = client();
-        assert!(without_tensors.process(run(named("a", None))).unwrap_err().0.contains("has not submitted"));
-        assert!(client().process(run(AnnouncedTensor::Cached(0))).unwrap_err().0.contains("empty"));
-        let mut joined = client();
-        joined.join().unwrap();
+        let mut without_tensors = make_client();
         assert!(
-            matches!(&joined.process(run(named("a", None))).unwrap()[..], [ClientAction::Run(run)] if run[0].1.is_none())
+            without_tensors
+                .process(run_message(announced_tensor("a", None)))
+                .unwrap_err()
+                .0
+                .contains("has not submitted")
         );
-        let mut with_other_count = client();
+        assert!(
+            make_client().process(run_message(AnnouncedTensor::Cached(0))).unwrap_err().0.contains("empty")
+        );
+        let mut joined = make_client();
+        joined.join().unwrap();
+        let actions = joined.process(run_message(announced_tensor("a", None))).unwrap();
+        assert!(matches!(&actions[..], [ClientAction::Run(run)] if run[0].1.is_none()));
+        let mut with_other_count = make_client();
         with_other_count.submit("a", Signature { count: 9, ..SUM }, || 1).unwrap();
-        let violation = with_other_count.process(run(named("a", None))).unwrap_err();
+        let violation = with_other_count.process(run_message(announced_tensor("a", None))).unwrap_err();
         assert!(violation.0.contains("but this rank submitted"));
         let empty_run = CoordinatorMessage {
             instructions: vec![Instruction::Run(Vec::new())],
             ..CoordinatorMessage::default()
         };
-        assert!(client().process(empty_run).is_err());
+        assert!(make_client().process(empty_run).is_err());
     }
 
     #[test]
     fn invalid_names_and_sizes_are_refused() {
-        let mut client = client();
+        let mut client = make_client();
         let long = "x".repeat(300);
         assert!(matches!(client.submit(&long, SUM, || 1), Err(NamedError::Limit { .. })));
         assert!(matches!(client.submit("", SUM, || 1), Err(NamedError::Limit { .. })));

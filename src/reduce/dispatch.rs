@@ -44,8 +44,9 @@ impl VectorWidth {
     }
 }
 
-/// A loop over two slices of bytes that contain elements of one type.
-trait Loop {
+/// The loop of a kernel: reduces `input` into `accumulator`. Both are slices of bytes that contain elements of one
+/// type.
+trait ReductionLoop {
     fn run(accumulator: &mut [u8], input: &[u8], divisor: u32);
 }
 
@@ -86,7 +87,9 @@ stored!(f32 = reduce_half_slice: f16, bf16);
 /// The loop that combines elements of type `S` with the reduction `R` and then applies `F` to each result.
 struct LoopOver<S, R, F>(std::marker::PhantomData<(S, R, F)>);
 
-impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: Epilogue<S::Computed>> Loop for LoopOver<S, R, F> {
+impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: Epilogue<S::Computed>> ReductionLoop
+    for LoopOver<S, R, F>
+{
     #[inline(always)]
     fn run(accumulator: &mut [u8], input: &[u8], divisor: u32) {
         assert_eq!(accumulator.len(), input.len(), "both slices of a kernel must have the same length");
@@ -96,13 +99,13 @@ impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: Epilogue<S::Computed>
 }
 
 /// Returns the kernel whose loop is compiled for `width`.
-fn kernel_for_width<L: Loop>(width: VectorWidth) -> Kernel {
+fn kernel_for_width<L: ReductionLoop>(width: VectorWidth) -> Kernel {
     Kernel::plain(match width {
         VectorWidth::Portable => L::run,
         #[cfg(target_arch = "x86_64")]
-        VectorWidth::Avx2 => x86::avx2::<L>,
+        VectorWidth::Avx2 => x86::run_with_avx2::<L>,
         #[cfg(target_arch = "x86_64")]
-        VectorWidth::Avx512 => x86::avx512::<L>,
+        VectorWidth::Avx512 => x86::run_with_avx512::<L>,
     })
 }
 
@@ -116,28 +119,28 @@ fn kernels_without_division<S: StoredElement, R: BinaryReduction<S::Computed>>(
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::Loop;
+    use super::ReductionLoop;
 
     #[target_feature(enable = "avx2")]
-    fn with_avx2<L: Loop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
+    fn run_compiled_for_avx2<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
         L::run(accumulator, input, divisor);
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn with_avx512<L: Loop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
+    fn run_compiled_for_avx512<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
         L::run(accumulator, input, divisor);
     }
 
-    pub(super) fn avx2<L: Loop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
+    pub(super) fn run_with_avx2<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
         // SAFETY: `VectorWidth::Avx2` is made only by `VectorWidth::detect`, after `detect` has found AVX2 on this
         // processor.
-        unsafe { with_avx2::<L>(accumulator, input, divisor) }
+        unsafe { run_compiled_for_avx2::<L>(accumulator, input, divisor) }
     }
 
-    pub(super) fn avx512<L: Loop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
+    pub(super) fn run_with_avx512<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
         // SAFETY: `VectorWidth::Avx512` is made only by `VectorWidth::detect`, after `detect` has found AVX-512 on
         // this processor.
-        unsafe { with_avx512::<L>(accumulator, input, divisor) }
+        unsafe { run_compiled_for_avx512::<L>(accumulator, input, divisor) }
     }
 }
 

@@ -28,7 +28,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedul
 /// The alternative of Hillis and Steele, "Data parallel algorithms", Comm. ACM 29 (1986), has only ceil(log2 n)
 /// rounds, but most ranks send S bytes in each round.
 pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
-    let (previous, next) = neighbours(world, rank);
+    let (previous, next) = neighbours_in_chain(world, rank);
     let mut schedule = Schedule::default();
     schedule.push_chain_step(previous, next, 0..count, Action::Reduce);
     schedule
@@ -45,7 +45,7 @@ pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 /// buffer, and copies the second message into the second half. One message would not be enough, because a rank can
 /// apply a message to only one range of the buffer. The rest of the chain waits only for the first message.
 pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
-    let (previous, next) = neighbours(world, rank);
+    let (previous, next) = neighbours_in_chain(world, rank);
     if previous.is_none() && next.is_none() {
         return Schedule::default();
     }
@@ -84,13 +84,13 @@ pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 /// ranks.
 pub fn all_ordered_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let mut schedule = scan(world, rank, count);
-    let (previous, next) = neighbours(world, rank);
+    let (previous, next) = neighbours_in_chain(world, rank);
     schedule.push_chain_step(next, previous, 0..count, Action::Copy);
     schedule
 }
 
 /// Returns the previous and the next rank of the chain from rank 0 to the last, if they exist.
-fn neighbours(world: WorldSize, rank: Rank) -> (Option<Rank>, Option<Rank>) {
+fn neighbours_in_chain(world: WorldSize, rank: Rank) -> (Option<Rank>, Option<Rank>) {
     let previous = (rank != Rank::ZERO).then(|| world.before(rank, 1));
     let next = (rank != last_rank(world)).then(|| world.after(rank, 1));
     (previous, next)

@@ -12,8 +12,8 @@ use mio::Token;
 /// rule orders the connections that have sent data. Each operation takes logarithmic time.
 #[derive(Default)]
 pub(super) struct EvictionOrder {
-    silent: Ranking,
-    talking: Ranking,
+    silent: ConnectionRanking,
+    talking: ConnectionRanking,
 }
 
 impl EvictionOrder {
@@ -44,29 +44,33 @@ impl EvictionOrder {
 
 /// Connections in this order: first the oldest connection of the address that has the most connections.
 #[derive(Default)]
-struct Ranking {
+struct ConnectionRanking {
     by_address: BTreeMap<IpAddr, BTreeSet<Token>>,
     /// For each address: the number of its connections, the oldest of its connections, and the address.
     addresses: BTreeSet<(Reverse<usize>, Token, IpAddr)>,
 }
 
-impl Ranking {
+impl ConnectionRanking {
     fn first(&self) -> Option<Token> {
         self.addresses.first().map(|&(_, token, _)| token)
     }
 
     fn insert(&mut self, token: Token, address: IpAddr) {
-        self.change(address, |tokens| tokens.insert(token));
+        self.change_connections(address, |tokens| tokens.insert(token));
     }
 
     /// Removes the connection, and returns whether it was present.
     fn remove(&mut self, token: Token, address: IpAddr) -> bool {
-        self.change(address, |tokens| tokens.remove(&token))
+        self.change_connections(address, |tokens| tokens.remove(&token))
     }
 
     /// Applies `change` to the set of connections of `address`, and updates the order. Returns the result of
     /// `change`.
-    fn change(&mut self, address: IpAddr, change: impl FnOnce(&mut BTreeSet<Token>) -> bool) -> bool {
+    fn change_connections(
+        &mut self,
+        address: IpAddr,
+        change: impl FnOnce(&mut BTreeSet<Token>) -> bool,
+    ) -> bool {
         let mut tokens = self.by_address.remove(&address).unwrap_or_default();
         if let Some(&oldest) = tokens.first() {
             self.addresses.remove(&(Reverse(tokens.len()), oldest, address));

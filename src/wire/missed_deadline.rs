@@ -85,7 +85,7 @@ impl fmt::Display for MissedDeadline<'_> {
             for (index, (peer, _)) in awaited.iter().enumerate() {
                 write!(f, "{} {peer}", if index == 0 { ", for rank" } else { " and" })?;
                 if let Some(link) = self.links.iter().find(|link| (link.rank, link.peer) == (*rank, *peer)) {
-                    write!(f, " (which sent its last data {:.1} s before)", link.silence())?;
+                    write!(f, " (which sent its last data {:.1} s before)", link.silence_seconds())?;
                 }
             }
         }
@@ -125,7 +125,7 @@ impl MissedDeadline<'_> {
         if let Some((_, host)) = host {
             write!(f, " on {host}")?;
         }
-        let silence = link.silence();
+        let silence = link.silence_seconds();
         write!(f, " is suspect: the host of rank {peer} does not acknowledge the data of rank {rank}")?;
         write!(f, ", and the last data from rank {peer} arrived {silence:.1} s before")?;
         if is_first {
@@ -137,7 +137,7 @@ impl MissedDeadline<'_> {
 
 impl SilentLink {
     /// Returns how long ago the last data arrived, in seconds.
-    fn silence(&self) -> f64 {
+    fn silence_seconds(&self) -> f64 {
         f64::from(self.silence_ms) / 1000.0
     }
 }

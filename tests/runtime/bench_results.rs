@@ -16,7 +16,7 @@ use crate::util::{if_long_tests_else, ranks};
 
 const SEGMENT_BYTES: usize = 1024;
 
-fn plan(flags: &str) -> BenchPlan {
+fn make_plan(flags: &str) -> BenchPlan {
     let words = ["ringbench"].into_iter().chain(flags.split_whitespace());
     BenchPlan::new(&BenchArgs::try_parse_from(words).expect("the flags are valid"))
         .expect("the plan is valid")
@@ -24,17 +24,18 @@ fn plan(flags: &str) -> BenchPlan {
 
 fn measure(mut group: Group, flags: &str) -> (BenchReport, String) {
     let mut table = Vec::new();
-    let report = bench(&mut group, &plan(flags), SEGMENT_BYTES, &mut table).expect("the benchmark completes");
+    let report =
+        bench(&mut group, &make_plan(flags), SEGMENT_BYTES, &mut table).expect("the benchmark completes");
     (report, String::from_utf8(table).expect("the table is UTF-8"))
 }
 
-fn run(n: u32, flags: impl Into<String>) -> Vec<(BenchReport, String)> {
+fn measure_on_ranks(n: u32, flags: impl Into<String>) -> Vec<(BenchReport, String)> {
     let flags = flags.into();
     ranks::run_with(n, |options| options.segment_bytes = SEGMENT_BYTES, move |group| measure(group, &flags))
 }
 
 /// Returns the operations that can run in a world of `n` ranks.
-fn operations(n: u32) -> impl Iterator<Item = BenchOperation> {
+fn operations_for(n: u32) -> impl Iterator<Item = BenchOperation> {
     BenchOperation::ALL.iter().copied().filter(move |operation| n >= operation.ranks_min())
 }
 
@@ -45,11 +46,11 @@ fn every_operation_type_and_reduction_is_right_at_every_world_size() {
     let types = if_long_tests_else(&["-t all -o all"][..], &["-t all -o sum", "-t i32,bf16 -o all"]);
     for &n in if_long_tests_else(&[1, 2, 3, 4, 5][..], &[3]) {
         for (operation, types) in
-            operations(n).flat_map(|operation| types.iter().map(move |types| (operation, types)))
+            operations_for(n).flat_map(|operation| types.iter().map(move |types| (operation, types)))
         {
             let root = n / 2;
             let flags = format!("{operation} -b 1 -e 3001 -f 50 {types} -n 1 -w 0 --root {root}");
-            for (report, _) in run(n, flags.clone()) {
+            for (report, _) in measure_on_ranks(n, flags.clone()) {
                 assert_eq!(report.wrong(), Some(0), "{flags} in a world of {n}");
                 let has_flags = |row: &BenchRow| row.world_size == n && row.iterations == 1;
                 assert!(report.results.iter().all(has_flags), "{flags} in a world of {n}");
@@ -60,9 +61,9 @@ fn every_operation_type_and_reduction_is_right_at_every_world_size() {
 
 #[test]
 fn repeated_iterations_and_checks_give_right_results() {
-    for operation in operations(3) {
+    for operation in operations_for(3) {
         let flags = format!("{operation} -b 1 -e 300K -f 800 -t f64 -n 3 -w 2 -c 3 --root 2");
-        for (report, _) in run(3, flags.clone()) {
+        for (report, _) in measure_on_ranks(3, flags.clone()) {
             assert_eq!(report.wrong(), Some(0), "{flags}");
             let root = operation.group_operation().has_root().then_some(2);
             assert!(report.results.iter().all(|row| row.root == root), "{flags}");
@@ -82,7 +83,8 @@ fn the_report_names_the_algorithm_that_was_used() {
         ("barrier", &["dissemination"]),
     ];
     for (operation, expected) in cases {
-        let (report, table) = run(2, format!("{operation} -b 4K -e 1M -f 16 -n 1 -w 0")).swap_remove(0);
+        let (report, table) =
+            measure_on_ranks(2, format!("{operation} -b 4K -e 1M -f 16 -n 1 -w 0")).swap_remove(0);
         let algorithms: Vec<&str> = report.results.iter().map(|row| row.algorithm).collect();
         assert_eq!(algorithms, expected, "{operation}");
         let printed: Vec<&str> = table
@@ -97,7 +99,8 @@ fn the_report_names_the_algorithm_that_was_used() {
 #[test]
 fn operations_with_equal_parts_report_the_size_of_all_parts() {
     for operation in ["gather", "scatter", "all_to_all"] {
-        let (report, _) = run(3, format!("{operation} -b 4 -e 256 -f 4 -n 1 -w 0")).swap_remove(1);
+        let (report, _) =
+            measure_on_ranks(3, format!("{operation} -b 4 -e 256 -f 4 -n 1 -w 0")).swap_remove(1);
         let bytes: Vec<u64> = report.results.iter().map(|row| row.bytes).collect();
         assert_eq!(bytes, [12, 60, 252], "{operation}");
         let row = &report.results[2];
@@ -107,7 +110,7 @@ fn operations_with_equal_parts_report_the_size_of_all_parts() {
 
 #[test]
 fn only_rank_0_prints_and_all_ranks_report_the_same_times() {
-    let results = run(2, "all_reduce -b 64 -e 64 -n 4");
+    let results = measure_on_ranks(2, "all_reduce -b 64 -e 64 -n 4");
     let row = |rank: usize| &results[rank].0.results[0];
     assert_eq!(row(0).time_us, row(1).time_us, "every rank must report the slowest rank's time");
     assert_eq!((row(0).transport, row(0).algorithm), ("tcp", "one-shot"));
@@ -134,14 +137,14 @@ fn the_alloc_flag_uses_and_reports_buffers_of_the_group() {
             );
         }
     }
-    let (report, table) = run(2, "all_reduce -b 4 -e 4 -n 1 -w 0").swap_remove(0);
+    let (report, table) = measure_on_ranks(2, "all_reduce -b 4 -e 4 -n 1 -w 0").swap_remove(0);
     assert!(!report.environment.alloc && !table.contains("--alloc"), "{table}");
 }
 
 #[test]
 fn a_root_that_does_not_exist_is_a_usage_error_on_every_rank() {
     let errors = ranks::run(2, |mut group| {
-        let plan = plan("broadcast -e 4 --root 2");
+        let plan = make_plan("broadcast -e 4 --root 2");
         bench(&mut group, &plan, SEGMENT_BYTES, &mut std::io::sink()).err()
     });
     for error in errors {
@@ -154,7 +157,8 @@ fn a_root_that_does_not_exist_is_a_usage_error_on_every_rank() {
 #[test]
 fn message_benchmarks_need_two_ranks() {
     for operation in ["ping_pong", "send_receive"] {
-        let error = bench(&mut Group::solo(), &plan(operation), SEGMENT_BYTES, &mut std::io::sink()).err();
+        let error =
+            bench(&mut Group::solo(), &make_plan(operation), SEGMENT_BYTES, &mut std::io::sink()).err();
         let error = error.expect("the benchmark must fail");
         assert_eq!(error.exit(), Exit::Usage, "{error}");
         assert!(error.to_string().starts_with(operation), "{error}");
@@ -165,7 +169,7 @@ fn message_benchmarks_need_two_ranks() {
 fn ranks_with_different_flags_fail_with_a_mismatch() {
     let errors = ranks::run(2, |mut group| {
         let mine = if group.rank() == Rank::ZERO { "all_reduce -e 4" } else { "all_reduce -e 4 -o max" };
-        bench(&mut group, &plan(mine), SEGMENT_BYTES, &mut std::io::sink()).err()
+        bench(&mut group, &make_plan(mine), SEGMENT_BYTES, &mut std::io::sink()).err()
     });
     for error in errors {
         let error = error.expect("the benchmark must fail");

@@ -85,18 +85,18 @@ fn a_receive_whose_handle_is_dropped_is_cancelled(transport: TestTransport) {
 /// after the last byte of the message.
 fn a_barrier_completes_while_a_long_message_is_sent(transport: TestTransport) {
     transport.run(2, |mut group| {
-        const LONG: usize = 8 << 20;
+        const LONG_COUNT: usize = 8 << 20;
         let other = Rank::new(1 - group.rank().get());
-        let received = group.receive_async::<u64>(LONG, other, 1).unwrap();
-        let message = vec![1u64; LONG];
+        let received = group.receive_async::<u64>(LONG_COUNT, other, 1).unwrap();
+        let message = vec![1u64; LONG_COUNT];
         group.barrier().unwrap();
         let before = group.statistics().bytes_received;
         let sent = group.send_async(message, other, 1).unwrap();
         group.barrier().unwrap();
         let bytes_so_far = group.statistics().bytes_received - before;
         let what = "bytes of the message came before the barrier's end";
-        assert!(bytes_so_far < 4 * LONG as u64, "{bytes_so_far} {what}");
-        assert_eq!(received.wait().unwrap().elements.len(), LONG);
+        assert!(bytes_so_far < 4 * LONG_COUNT as u64, "{bytes_so_far} {what}");
+        assert_eq!(received.wait().unwrap().elements.len(), LONG_COUNT);
         sent.wait().unwrap();
     });
 }
@@ -105,9 +105,9 @@ fn a_barrier_completes_while_a_long_message_is_sent(transport: TestTransport) {
 /// ended.
 fn short_operations_of_one_thread_complete_during_a_long_operation_of_another(transport: TestTransport) {
     transport.run(2, |mut group| {
-        const LONG: usize = 8 << 20;
+        const LONG_COUNT: usize = 8 << 20;
         let mut twin = group.duplicate().unwrap();
-        let mut element = vec![1f32; LONG];
+        let mut element = vec![1f32; LONG_COUNT];
         group.barrier().unwrap();
         let is_over = Arc::new(AtomicBool::new(false));
         let is_long_one_over = Arc::clone(&is_over);

@@ -87,12 +87,12 @@ fn objects_can_be_sent_and_received(transport: TestTransport) {
 
 /// An object that cannot be encoded if `rank` equals `failing_rank`. `rank` is the rank that encodes the object.
 #[derive(Deserialize)]
-struct Broken {
+struct BrokenObject {
     failing_rank: u32,
     rank: u32,
 }
 
-impl Serialize for Broken {
+impl Serialize for BrokenObject {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if self.failing_rank == self.rank {
             return Err(serde::ser::Error::custom("a lock is held"));
@@ -106,7 +106,7 @@ fn a_collective_fails_on_every_rank_if_an_object_cannot_be_encoded(transport: Te
         transport.run(n, move |mut group| {
             let (rank, failing_rank) = (group.rank().get(), n - 1);
             let root = Rank::new(failing_rank);
-            let broken = || Broken { failing_rank, rank };
+            let broken = || BrokenObject { failing_rank, rank };
             let assert_usable = |group: &mut Group| {
                 let mut sum = [1];
                 group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
@@ -120,7 +120,7 @@ fn a_collective_fails_on_every_rank_if_an_object_cannot_be_encoded(transport: Te
                 assert!(matches!(group.gather_object(&broken(), root), Err(Error::Object(_))));
                 assert_usable(&mut group);
             }
-            let all: Vec<Broken> = (0..n).map(|_| broken()).collect();
+            let all: Vec<BrokenObject> = (0..n).map(|_| broken()).collect();
             assert!(matches!(group.scatter_object(&all, root), Err(Error::Object(_))));
             assert_usable(&mut group);
             // The root passes one object too few. Only the root knows that an object is missing, but all ranks must
@@ -131,7 +131,7 @@ fn a_collective_fails_on_every_rank_if_an_object_cannot_be_encoded(transport: Te
             if n > 1 {
                 // The call fails before anything is sent, so the other rank posts no receive.
                 let next = group.size().after(group.rank(), 1);
-                let own = Broken { failing_rank: rank, rank };
+                let own = BrokenObject { failing_rank: rank, rank };
                 assert!(matches!(group.send_object(&own, next, 0), Err(Error::Object(_))));
             }
             assert_usable(&mut group);
@@ -190,7 +190,7 @@ fn an_asynchronous_collective_fails_if_an_object_cannot_be_encoded(transport: Te
     for n in [1, 2, 4] {
         transport.run(n, move |mut group| {
             let (rank, root) = (group.rank().get(), Rank::new(n - 1));
-            let broken = || Broken { failing_rank: n - 1, rank };
+            let broken = || BrokenObject { failing_rank: n - 1, rank };
             let from_all = group.all_gather_object_async(&broken()).unwrap();
             let broadcast = group.broadcast_object_async(&broken(), root).unwrap();
             assert!(matches!(broadcast.wait(), Err(Error::Object(_))));

@@ -20,18 +20,18 @@ use sha2::Sha256;
 
 const SECRET: &[u8] = b"sixteen bytes or more";
 
-fn job() -> Job {
+fn make_job() -> Job {
     let mut peers_digest = [0xd2; 32];
     peers_digest[..16].fill(0xd1);
     Job { id: *b"the id of a job.", world: 0x0102, peers_digest }
 }
 
-fn dialer(job: &Job, purpose: Purpose, from: u32, to: u32, stream: StreamId) -> Dialer {
+fn make_dialer(job: &Job, purpose: Purpose, from: u32, to: u32, stream: StreamId) -> Dialer {
     let introduction = Introduction { purpose, from: Rank::new(from), to: Rank::new(to), stream };
     Dialer::new(Secret::new(SECRET).unwrap(), job, introduction, [0xa1; 32])
 }
 
-fn mac(parts: &[&[u8]]) -> Vec<u8> {
+fn hmac_of(parts: &[&[u8]]) -> Vec<u8> {
     let mut mac = Hmac::<Sha256>::new_from_slice(SECRET).unwrap();
     for part in parts {
         mac.update(part);
@@ -186,7 +186,7 @@ fn a_record_header_has_the_documented_bytes() {
 
 #[test]
 fn a_handshake_has_the_documented_bytes() {
-    let mut dialer = dialer(&job(), Purpose::Link, 0x0101, 2, StreamId { index: 3, total: 4 });
+    let mut dialer = make_dialer(&make_job(), Purpose::Link, 0x0101, 2, StreamId { index: 3, total: 4 });
     let hello = dialer.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
@@ -204,7 +204,8 @@ fn a_handshake_has_the_documented_bytes() {
     assert_eq!(expected.len(), 104);
     assert_eq!(hello, expected);
 
-    let mut acceptor = Acceptor::new(Secret::new(SECRET).unwrap(), job(), Some(Rank::new(2)), [0xb2; 32]);
+    let mut acceptor =
+        Acceptor::new(Secret::new(SECRET).unwrap(), make_job(), Some(Rank::new(2)), [0xb2; 32]);
     assert_eq!(acceptor.wanted(), 104);
     acceptor.feed(&hello).unwrap();
     let answer = acceptor.take_output();
@@ -214,12 +215,12 @@ fn a_handshake_has_the_documented_bytes() {
     expected.push(0); // 10: refusal
     expected.extend_from_slice(&[0; 5]); // 11: reserved
     expected.extend_from_slice(&[0xb2; 32]); // 16: nonce
-    expected.extend_from_slice(&mac(&[b"ringtrain 1 acceptor", &hello, &expected[..48]])); // 48: proof
+    expected.extend_from_slice(&hmac_of(&[b"ringtrain 1 acceptor", &hello, &expected[..48]])); // 48: proof
     assert_eq!(answer, expected);
 
     dialer.feed(&answer).unwrap();
     let proof = dialer.take_output();
-    assert_eq!(proof, mac(&[b"ringtrain 1 dialer", &hello, &answer]));
+    assert_eq!(proof, hmac_of(&[b"ringtrain 1 dialer", &hello, &answer]));
     assert_eq!((proof.len(), acceptor.wanted()), (32, 32));
     acceptor.feed(&proof).unwrap();
     assert_eq!(acceptor.take_output(), [0; 4]);
@@ -228,19 +229,19 @@ fn a_handshake_has_the_documented_bytes() {
 
 #[test]
 fn a_refusal_has_the_documented_bytes() {
-    let acceptor_job = job();
+    let acceptor_job = make_job();
     let cases = [
-        (3, Job { id: [0; 16], ..job() }, 0, 2),
-        (4, Job { world: 9, ..job() }, 0, 2),
-        (5, Job { peers_digest: [0; 32], ..job() }, 0, 2),
-        (6, job(), 0x0102, 2),
-        (6, job(), 0, 3),
-        (8, job(), 2, 2),
-        (7, job(), 0, 2),
+        (3, Job { id: [0; 16], ..make_job() }, 0, 2),
+        (4, Job { world: 9, ..make_job() }, 0, 2),
+        (5, Job { peers_digest: [0; 32], ..make_job() }, 0, 2),
+        (6, make_job(), 0x0102, 2),
+        (6, make_job(), 0, 3),
+        (8, make_job(), 2, 2),
+        (7, make_job(), 0, 2),
     ];
     for (byte, dialer_job, from, to) in cases {
         let stream = if byte == 7 { StreamId { index: 4, total: 4 } } else { StreamId::ONLY };
-        let mut dialer = dialer(&dialer_job, Purpose::Link, from, to, stream);
+        let mut dialer = make_dialer(&dialer_job, Purpose::Link, from, to, stream);
         let mut acceptor =
             Acceptor::new(Secret::new(SECRET).unwrap(), acceptor_job.clone(), Some(Rank::new(2)), [0; 32]);
         acceptor.feed(&dialer.take_output()).unwrap();
@@ -249,7 +250,7 @@ fn a_refusal_has_the_documented_bytes() {
         assert_eq!(acceptor.take_output(), [byte, 0, 0, 0]);
     }
     let mut acceptor = Acceptor::new(Secret::new(SECRET).unwrap(), acceptor_job, None, [0xb2; 32]);
-    let mut hello = dialer(&job(), Purpose::Link, 0, 2, StreamId::ONLY).take_output();
+    let mut hello = make_dialer(&make_job(), Purpose::Link, 0, 2, StreamId::ONLY).take_output();
     hello[9] = 1;
     acceptor.feed(&hello).unwrap_err();
     let answer = acceptor.take_output();
@@ -257,7 +258,7 @@ fn a_refusal_has_the_documented_bytes() {
 }
 
 /// Returns a missed deadline with one waiting rank and one link.
-fn missed_deadline(asked: Contract) -> Cause {
+fn make_missed_deadline(asked: Contract) -> Cause {
     let (rank, silence_ms) = (Rank::new(3), 4);
     let awaited = vec![(rank, "h".to_owned())];
     let waiting = Waiting { rank, group: 3, sequence: 5, asked, site: "why".into(), awaited };
@@ -301,7 +302,7 @@ fn every_abort_has_the_documented_bytes() {
             &[other, number, contract, why, other, contract, &[0, 0]],
         ),
         (
-            missed_deadline(asked),
+            make_missed_deadline(asked),
             5,
             &[
                 later,
@@ -342,7 +343,7 @@ fn rendezvous_messages_have_the_documented_text() {
     let server = Server::start(server_options(world, secret, job.id, Duration::from_secs(30))).unwrap();
     let connect_as = |rank| {
         let mut stream = TcpStream::connect(server.address()).unwrap();
-        let mut dialer = dialer(&job, Purpose::Rendezvous, rank, 0, StreamId::ONLY);
+        let mut dialer = make_dialer(&job, Purpose::Rendezvous, rank, 0, StreamId::ONLY);
         while dialer.wanted() > 0 {
             stream.write_all(&dialer.take_output()).unwrap();
             let mut bytes = vec![0; dialer.wanted()];

@@ -74,7 +74,7 @@ def measure_fakes(programs, sizes=((64, 0), (1 << 20, 0)), **more):
     return results, said
 
 
-def document(results, programs, rounds_taken=3):
+def make_document(results, programs, rounds_taken=3):
     names = {program.key: program.name for program in programs}
     host = {"cpu": "A <fast> & wide one", "processors": 2, "kernel": "Linux 6", "congestion_control_default": "bbr"}
     args = types.SimpleNamespace(rounds=rounds_taken, ours="ringbench")
@@ -155,7 +155,7 @@ class Rounds(unittest.TestCase):
         results, said = measure_fakes(programs)
         self.assertEqual([key.bytes for key in results.rows if key.program == "mpich5"], [64, 64])
         self.assertTrue(any(text.startswith("DID NOT FINISH: mpich5") for text in said))
-        self.assertIn("| did not finish |", report.tables(document(results, programs), False))
+        self.assertIn("| did not finish |", report.tables(make_document(results, programs), False))
 
     def test_one_stall_after_a_successful_trial_is_accepted(self):
         for bad_rounds, left in (1, 2), (2, 0):
@@ -185,7 +185,7 @@ class Rounds(unittest.TestCase):
 class Reports(unittest.TestCase):
     def test_tables_have_a_column_for_each_program(self):
         programs = [FakeProgram("ringbench"), FakeProgram("gloo", 30.0)]
-        text = report.tables(document(measure_fakes(programs)[0], programs), True)
+        text = report.tables(make_document(measure_fakes(programs)[0], programs), True)
         self.assertIn("| bytes | ringbench | gloo |", text)
         self.assertIn("| 64 | 10.0 µs (10.0 µs - 10.0 µs) **1.00** | 30.0 µs (30.0 µs - 30.0 µs) **3.00** |", text)
         # 20 µs of processor time for each operation of 1 MiB are 0.0205 s for each GiB.
@@ -193,7 +193,7 @@ class Reports(unittest.TestCase):
 
     def test_bus_bandwidth_is_defined_as_in_ringbench(self):
         programs = [FakeProgram("ringbench")]
-        [row, *_] = [row for row in document(measure_fakes(programs)[0], programs)["results"] if row["bytes"] == 1 << 20]
+        [row, *_] = [row for row in make_document(measure_fakes(programs)[0], programs)["results"] if row["bytes"] == 1 << 20]
         self.assertAlmostEqual(row["busbw_gb_per_s"], (1 << 20) / 10 / 1e3)
         self.assertEqual(rounds.busbw_factor("all_reduce", 4), 1.5)
         self.assertEqual(rounds.busbw_factor("all_gather", 4), 0.75)
@@ -220,14 +220,14 @@ class BeforeAndAfter(unittest.TestCase):
 class Plots(unittest.TestCase):
     def test_the_svg_is_well_formed_and_has_a_line_for_each_program_and_panel(self):
         programs = [FakeProgram("ringbench"), FakeProgram("openmpi4-tcp", 30.0), FakeProgram("openmpi9", 0.02)]
-        drawn = plot.svg(document(measure_fakes(programs)[0], programs))
+        drawn = plot.svg(make_document(measure_fakes(programs)[0], programs))
         parsed = xml.dom.minidom.parseString(drawn)
         self.assertEqual(len(parsed.getElementsByTagName("polyline")), 3 * 2 * 2)
         self.assertNotIn("nan", drawn)
 
     def test_a_single_size_can_be_drawn(self):
         programs = [FakeProgram("ringbench")]
-        xml.dom.minidom.parseString(plot.svg(document(measure_fakes(programs, sizes=[(64, 5)])[0], programs)))
+        xml.dom.minidom.parseString(plot.svg(make_document(measure_fakes(programs, sizes=[(64, 5)])[0], programs)))
 
     def test_ticks_have_round_values_and_short_labels(self):
         self.assertEqual(plot.decade_ticks(7, 130), [1, 10, 100, 1000])
@@ -239,7 +239,7 @@ class Plots(unittest.TestCase):
 
 class Processes(unittest.TestCase):
     @contextlib.contextmanager
-    def python(self):
+    def python_runner(self):
         """Returns a function `run(*programs)`, which runs Python programs until they end, or until they print nothing
         for `stall_s` seconds (20 by default).
         """
@@ -250,13 +250,13 @@ class Processes(unittest.TestCase):
             )
 
     def test_the_result_has_the_output_of_the_first_command_and_the_processor_time_of_all_commands(self):
-        with self.python() as run:
+        with self.python_runner() as run:
             result = run("print('here')", "print('there')")
         self.assertEqual((result.output, result.code), ("here\n", 0))
         self.assertGreater(result.cpu_s, 0)
 
     def test_a_command_that_fails_ends_all_commands_and_its_errors_are_returned(self):
-        with self.python() as run:
+        with self.python_runner() as run:
             began = time.monotonic()
             result = run("import time; time.sleep(60)", "raise SystemExit('no')")
         self.assertEqual((result.code, result.errors), (1, "no\n"))
@@ -264,14 +264,14 @@ class Processes(unittest.TestCase):
 
     def test_a_silent_command_is_killed_with_its_descendants_and_its_output_is_returned(self):
         orphan = "import os, sys; os.fork() or (os.setsid(), os.fork() and os._exit(0)); print('row', flush=True); "
-        with self.python() as run:
+        with self.python_runner() as run:
             result = run(orphan + "import time; time.sleep(60)", stall_s=1)
         self.assertIsNone(result.code)
         self.assertIn("row", result.output)
         self.assertEqual(processes.descendants(processes._parents(), os.getpid()), [])
 
     def test_a_command_that_gets_sigterm_can_clean_up(self):
-        with self.python() as run, tempfile.TemporaryDirectory() as directory:
+        with self.python_runner() as run, tempfile.TemporaryDirectory() as directory:
             file = pathlib.Path(directory) / "file"
             text = f"import pathlib, signal, time; file = pathlib.Path({str(file)!r}); "
             text += "signal.signal(signal.SIGTERM, lambda *_: exit()); file.touch()\n"

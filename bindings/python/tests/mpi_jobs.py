@@ -47,7 +47,7 @@ def launch(
 
 
 @functools.cache
-def check_results(module: str, size: int) -> dict[str, str]:
+def results_of_checks(module: str, size: int) -> dict[str, str]:
     """Runs all checks of a module in one job. Returns a dictionary whose keys are the names of the checks. The value
     is "passed", or the traceback of the failure.
     """
@@ -61,6 +61,6 @@ def check_results(module: str, size: int) -> dict[str, str]:
     return results
 
 
-def check_names(module: str) -> list[str]:
+def names_of_checks(module: str) -> list[str]:
     """Returns the names of a module's checks. Reads the file, because importing the module would join a job."""
     return re.findall(r"^def (check_\w+)\(", (HERE / f"{module}.py").read_text(), re.MULTILINE)

@@ -321,13 +321,13 @@ mod tests {
 
     use super::*;
 
-    fn plan(flags: &str) -> Result<BenchPlan, BenchPlanError> {
+    fn make_plan(flags: &str) -> Result<BenchPlan, BenchPlanError> {
         let words = ["ringbench"].into_iter().chain(flags.split_whitespace());
         BenchPlan::new(&BenchArgs::try_parse_from(words).expect("the flags are valid"))
     }
 
     fn sizes_of(flags: &str) -> Vec<usize> {
-        plan(flags).expect("a plan").cases.iter().map(BenchCase::bytes).collect()
+        make_plan(flags).expect("a plan").cases.iter().map(BenchCase::bytes).collect()
     }
 
     #[test]
@@ -346,7 +346,7 @@ mod tests {
     fn sizes_are_rounded_to_equal_parts_of_whole_elements() {
         let three = WorldSize::new(3).unwrap();
         let sizes = |flags: &str| -> Vec<usize> {
-            plan(flags).unwrap().for_world(three).unwrap().cases.iter().map(BenchCase::bytes).collect()
+            make_plan(flags).unwrap().for_world(three).unwrap().cases.iter().map(BenchCase::bytes).collect()
         };
         for operation in ["gather", "scatter", "alltoall"] {
             assert_eq!(sizes(&format!("{operation} -b 4 -e 256 -f 4")), [12, 60, 252], "{operation}");
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn each_defined_combination_of_type_and_reduction_is_one_row() {
-        let rows = |flags: &str| plan(flags).unwrap().cases.len();
+        let rows = |flags: &str| make_plan(flags).unwrap().cases.len();
         // There are 9 reductions for each of 4 float types, 12 reductions for each of 8 integer types, and 2
         // reductions for each of 4 types with an index.
         assert_eq!(rows("allreduce -t all -o all -b 8 -e 8"), 140);
@@ -368,14 +368,14 @@ mod tests {
         assert_eq!(rows("scan -t f32 -o all -b 8 -e 8"), 8);
         assert_eq!(rows("exscan -t all -o all -b 8 -e 8"), 128);
         assert_eq!(rows("barrier -t all -o all"), 1);
-        assert_eq!(plan("broadcast -d f16,bf16 -b 8 -e 8 --root 3").unwrap().root, Rank::new(3));
-        assert_eq!(plan("gather --root 3").unwrap().root, Rank::new(3));
+        assert_eq!(make_plan("broadcast -d f16,bf16 -b 8 -e 8 --root 3").unwrap().root, Rank::new(3));
+        assert_eq!(make_plan("gather --root 3").unwrap().root, Rank::new(3));
     }
 
     #[test]
     fn every_flag_that_ranks_must_share_is_compared() {
         let base = "all_reduce -b 8 -e 64";
-        let shared = |flags: &str| plan(flags).unwrap().shared_flags();
+        let shared = |flags: &str| make_plan(flags).unwrap().shared_flags();
         for (flags, name) in [
             ("reduce -b 8 -e 64", "OPERATION"),
             ("all_reduce -b 16 -e 64", "-b"),
@@ -400,35 +400,38 @@ mod tests {
 
     #[test]
     fn contradictory_flags_are_rejected() {
-        assert_eq!(plan("all_reduce -b 8 -e 4"), Err(BenchPlanError::Inverted { min: 8, max: 4 }));
-        assert_eq!(plan("all_reduce -b 8 -e 9 -f 1"), Err(BenchPlanError::Factor { factor: 1, min: 8 }));
-        assert_eq!(plan("all_reduce -f 0"), Err(BenchPlanError::Factor { factor: 0, min: 4 }));
-        assert_eq!(plan("all_reduce -i 0"), Err(BenchPlanError::Step));
-        assert_eq!(plan("all_reduce -i 1"), Err(BenchPlanError::TooManyRows));
-        assert!(matches!(plan("broadcast --alloc"), Err(BenchPlanError::Alloc { .. })));
+        assert_eq!(make_plan("all_reduce -b 8 -e 4"), Err(BenchPlanError::Inverted { min: 8, max: 4 }));
+        assert_eq!(make_plan("all_reduce -b 8 -e 9 -f 1"), Err(BenchPlanError::Factor { factor: 1, min: 8 }));
+        assert_eq!(make_plan("all_reduce -f 0"), Err(BenchPlanError::Factor { factor: 0, min: 4 }));
+        assert_eq!(make_plan("all_reduce -i 0"), Err(BenchPlanError::Step));
+        assert_eq!(make_plan("all_reduce -i 1"), Err(BenchPlanError::TooManyRows));
+        assert!(matches!(make_plan("broadcast --alloc"), Err(BenchPlanError::Alloc { .. })));
         let undefined = |op, dtype| Err(BenchPlanError::Undefined { op, dtype });
-        assert_eq!(plan("all_reduce -t i8,f32 -o bor"), undefined(ReduceOp::BitOr, DType::F32));
-        assert_eq!(plan("all_reduce -t f32_loc"), undefined(ReduceOp::Sum, DType::F32Loc));
+        assert_eq!(make_plan("all_reduce -t i8,f32 -o bor"), undefined(ReduceOp::BitOr, DType::F32));
+        assert_eq!(make_plan("all_reduce -t f32_loc"), undefined(ReduceOp::Sum, DType::F32Loc));
         let two = WorldSize::new(2).unwrap();
         let average = |operation| Err(BenchPlanError::Average { operation });
-        assert_eq!(plan("scan -o sum,avg"), average(BenchOperation::Scan));
-        assert_eq!(plan("exscan -o avg -t all"), average(BenchOperation::Exscan));
+        assert_eq!(make_plan("scan -o sum,avg"), average(BenchOperation::Scan));
+        assert_eq!(make_plan("exscan -o avg -t all"), average(BenchOperation::Exscan));
         for flags in ["broadcast --root 2", "reduce --root 2", "gather --root 2", "scatter --root 2"] {
             assert!(
-                matches!(plan(flags).unwrap().for_world(two), Err(BenchPlanError::Root { .. })),
+                matches!(make_plan(flags).unwrap().for_world(two), Err(BenchPlanError::Root { .. })),
                 "{flags}"
             );
         }
-        assert!(plan("all_reduce --root 2").unwrap().for_world(two).is_ok(), "an all-reduce has no root");
+        assert!(
+            make_plan("all_reduce --root 2").unwrap().for_world(two).is_ok(),
+            "an all-reduce has no root"
+        );
         for flags in ["ping_pong", "sendrecv"] {
-            let plan = plan(flags).unwrap();
+            let plan = make_plan(flags).unwrap();
             assert!(
                 matches!(plan.for_world(WorldSize::ONE), Err(BenchPlanError::TooFewRanks { .. })),
                 "{flags}"
             );
             assert!(plan.for_world(two).is_ok(), "{flags}");
         }
-        let large = plan("all_reduce -e 1G").unwrap();
+        let large = make_plan("all_reduce -e 1G").unwrap();
         assert!(large.check_memory(two, Some(2 << 30)).is_ok() && large.check_memory(two, None).is_ok());
         assert!(large.check_memory(two, Some((2 << 30) - 1)).is_err());
     }

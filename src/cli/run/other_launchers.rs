@@ -27,7 +27,7 @@ use Translation::{Dropped, DroppedFor, Refused, SameAs, Variable, Variables};
 
 /// The names of an option of another launcher, the number of its values, and its translation. A name without dashes
 /// is a long option: users may type such a name with one dash or two, and with `_` instead of `-`.
-type Row = (&'static [&'static str], usize, Translation);
+type OptionRow = (&'static [&'static str], usize, Translation);
 
 const SEVERAL_HOSTS: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for \
     example `ringtrain --peers hosts.txt --rank R`";
@@ -67,7 +67,7 @@ const ONE_HOST: &[&str] = &["1", "1:1"];
 
 /// The options of other launchers for which ringrun has a translation or an error message. The table does not contain
 /// options that ringrun has under the same name.
-const OPTIONS: &[Row] = &[
+const OPTIONS: &[OptionRow] = &[
     // The number of ranks.
     (&["-c", "n", "proc", "ntasks"], 1, SameAs("--np")),
     (
@@ -223,7 +223,7 @@ pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<O
 }
 
 /// Returns the row for an option. `typed` is the option as the user typed it, without a value.
-fn find_row(typed: &str) -> Option<&'static Row> {
+fn find_row(typed: &str) -> Option<&'static OptionRow> {
     let long = typed.strip_prefix("--").or_else(|| typed.strip_prefix('-').filter(|name| name.len() > 1));
     let long = long.map(|name| name.replace('_', "-"));
     OPTIONS.iter().find(|(names, ..)| {

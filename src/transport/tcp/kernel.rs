@@ -9,9 +9,9 @@ const SO_MEMINFO: libc::c_int = 55;
 /// The number of values that `SO_MEMINFO` returns.
 const MEMINFO_VALUES: usize = libc::SK_MEMINFO_DROPS as usize + 1;
 
-/// The other host counts as silent if its last answer is older than the last send by more than this number of
-/// milliseconds. The kernel sends unacknowledged data again after 200 ms at the earliest.
-const ANSWER_MS: u32 = 100;
+/// If the last answer of the other host arrived more than this number of milliseconds before the last send, the other
+/// host counts as silent. The kernel sends unacknowledged data again after 200 ms at the earliest.
+const ANSWER_BEFORE_SEND_MS_MAX: u32 = 100;
 
 /// The state of a socket's send buffer. Both numbers of bytes include the kernel's overhead for the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -60,13 +60,13 @@ pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {
 pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
     // The offsets, in bytes, of fields of the kernel's `struct tcp_info`. The kernel fills only the bytes that fit in
     // the buffer.
-    const RETRANSMITS: usize = 2;
-    const PROBES: usize = 3;
-    const UNACKED: usize = 24;
-    const LAST_DATA_SENT_MS: usize = 44;
-    const LAST_ACK_RECEIVED_MS: usize = 56;
-    const BYTES: usize = LAST_ACK_RECEIVED_MS + size_of::<u32>();
-    let mut info = [0u8; BYTES];
+    const RETRANSMITS_OFFSET: usize = 2;
+    const PROBES_OFFSET: usize = 3;
+    const UNACKED_OFFSET: usize = 24;
+    const LAST_DATA_SENT_MS_OFFSET: usize = 44;
+    const LAST_ACK_RECEIVED_MS_OFFSET: usize = 56;
+    const INFO_BYTES: usize = LAST_ACK_RECEIVED_MS_OFFSET + size_of::<u32>();
+    let mut info = [0u8; INFO_BYTES];
     let mut length = info.len() as libc::socklen_t;
     let descriptor = socket.as_fd().as_raw_fd();
     // SAFETY: the kernel writes at most `length` bytes to the buffer, and stores the number of written bytes in
@@ -78,10 +78,11 @@ pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
     let value = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
     // Even if the receive buffer of the other host is full, that host answers repeated data, so it does not count as
     // silent.
-    let is_unanswered = value(LAST_ACK_RECEIVED_MS) > value(LAST_DATA_SENT_MS).saturating_add(ANSWER_MS);
+    let is_unanswered = value(LAST_ACK_RECEIVED_MS_OFFSET)
+        > value(LAST_DATA_SENT_MS_OFFSET).saturating_add(ANSWER_BEFORE_SEND_MS_MAX);
     // If this host cannot send at all, for example because its address was removed, the kernel counts only probes,
     // not retransmits.
-    let is_sent_again = info[RETRANSMITS] > 0 && value(UNACKED) > 0 || info[PROBES] > 0;
+    let is_sent_again = info[RETRANSMITS_OFFSET] > 0 && value(UNACKED_OFFSET) > 0 || info[PROBES_OFFSET] > 0;
     result == 0 && is_unanswered && is_sent_again
 }
 

@@ -221,10 +221,10 @@ def __getattr__(name: str) -> Any:
     if name not in _WORLD_OPERATIONS:
         raise AttributeError(f"module 'ringtrain' has no attribute {name!r}")
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call_on_world(*args: Any, **kwargs: Any) -> Any:
         return getattr(_world.current(), name)(*args, **kwargs)
 
-    call.__name__ = call.__qualname__ = name
-    call.__doc__ = getattr(Group, name).__doc__
-    globals()[name] = call
-    return call
+    call_on_world.__name__ = call_on_world.__qualname__ = name
+    call_on_world.__doc__ = getattr(Group, name).__doc__
+    globals()[name] = call_on_world
+    return call_on_world

@@ -69,16 +69,16 @@ def register(resource: Resource) -> None:
 def _install_exception_hook() -> None:
     previous = sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def report_and_call_previous(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            _end_job_with(error)
+            _end_job_because_of(error)
         finally:
             previous(kind, error, trace)
 
-    sys.excepthook = hook
+    sys.excepthook = report_and_call_previous
 
 
-def _end_job_with(error: BaseException) -> None:
+def _end_job_because_of(error: BaseException) -> None:
     """Ends the job on the other ranks with a message that names this exception."""
     global _reported
     # Do nothing in an interactive session, which continues after an exception, and in a forked child, which is not a rank.
@@ -88,7 +88,7 @@ def _end_job_with(error: BaseException) -> None:
     # If the failure of the job is the cause of the exception, every rank has raised that error already.
     if isinstance(error, _core.JobFailed) or isinstance(error.__cause__, _core.JobFailed):
         return
-    for resource in _newest_first():
+    for resource in _resources_newest_first():
         resource.fail(f"its program ended with {type(error).__name__}: {error}; see that rank's own output for the traceback")
 
 
@@ -98,10 +98,10 @@ def _shut_down_all() -> None:
     # If the program has replaced the hook, the exception that ended the program is still in `sys.last_value`.
     last = getattr(sys, "last_value", None)
     if last is not None:
-        _end_job_with(last)
-    for resource in _newest_first():
+        _end_job_because_of(last)
+    for resource in _resources_newest_first():
         resource.shutdown()
 
 
-def _newest_first() -> list[Resource]:
+def _resources_newest_first() -> list[Resource]:
     return [resource for _, resource in sorted(_resources.items(), reverse=True)]

@@ -183,37 +183,37 @@ def threads_can_send_and_receive_while_another_thread_is_in_a_collective(world):
     wrong: list = []
 
     def start_thread(function) -> threading.Thread:
-        def body() -> None:
+        def run_and_record_error() -> None:
             try:
                 function()
             except BaseException as error:  # noqa: BLE001  (it is reported)
                 wrong.append(repr(error))
 
-        thread = threading.Thread(target=body)
+        thread = threading.Thread(target=run_and_record_error)
         thread.start()
         return thread
 
-    def send(tag):
+    def send_with_tag(tag):
         for k in range(150):
             world.send(np.full(k * 7 % 300, k), right, tag)
 
-    def receive(tag):
+    def receive_with_tag(tag):
         for k in range(150):
             got = np.zeros(300, np.int64)
             assert world.receive(got, left, tag) == (left, tag, k * 7 % 300)
             assert np.all(got[: k * 7 % 300] == k)
 
-    def objects():
+    def exchange_objects():
         for k in range(100):
             world.send_object_async((rank, k), right, 50)
             assert world.receive_object(left, 50)[0] == (left, k)
 
-    def reduce():
+    def run_all_reduces():
         for k in range(300):
             assert np.all(world.all_reduce(np.full(k * 31 % 2000, k)) == k * n)
 
-    threads = [start_thread(lambda tag=tag: call(tag)) for tag in range(3) for call in (send, receive)]
-    threads += [start_thread(objects), start_thread(reduce)]
+    threads = [start_thread(lambda tag=tag: call(tag)) for tag in range(3) for call in (send_with_tag, receive_with_tag)]
+    threads += [start_thread(exchange_objects), start_thread(run_all_reduces)]
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()

@@ -117,7 +117,7 @@ def check_count_of_a_short_message(comm):
     assert got[:10].tolist() == [0, -1, 1, 2, -1, 3, 4, -1, 5, -1]
 
 
-def check_pack(comm):
+def check_pack_and_unpack(comm):
     made = MPI.INT.Create_vector(3, 1, 2).Commit()
     packed = bytearray(made.Pack_size(1, comm))
     assert made.Pack(np.arange(5, dtype="i"), packed, 0, comm) == 12

@@ -122,7 +122,7 @@ def check_minloc_and_maxloc(comm):
 
 
 def check_user_defined_operation(comm):
-    def matrices(left, right, datatype):
+    def multiply_matrices(left, right, datatype):
         assert datatype == MPI.DOUBLE
         a, b = np.frombuffer(left).reshape(2, 2), np.frombuffer(right).reshape(2, 2)
         b[...] = a @ b
@@ -130,7 +130,7 @@ def check_user_defined_operation(comm):
     def matrix_of_rank(rank):
         return np.array([[1.0, rank + 1], [0.5, rank]])
 
-    product = MPI.Op.Create(matrices, commute=False)
+    product = MPI.Op.Create(multiply_matrices, commute=False)
     ranks = range(comm.size)
     expected = functools.reduce(np.matmul, map(matrix_of_rank, ranks))
     got = np.zeros((2, 2))

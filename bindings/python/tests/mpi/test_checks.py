@@ -4,15 +4,15 @@ all checks.
 
 import pytest
 
-from mpi_jobs import HERE, check_names, check_results
+from mpi_jobs import HERE, names_of_checks, results_of_checks
 
 MODULES = sorted(path.stem for path in HERE.glob("checks_*.py"))
 SIZES = (1, pytest.param(2, marks=pytest.mark.full), 3, pytest.param(4, marks=pytest.mark.full))
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(("module", "check"), [(module, check) for module in MODULES for check in check_names(module)])
+@pytest.mark.parametrize(("module", "check"), [(module, check) for module in MODULES for check in names_of_checks(module)])
 def test(module: str, size: int, check: str) -> None:
-    results = check_results(module, size)
+    results = results_of_checks(module, size)
     result = results.get(check, "the check did not run: " + results.get("", "an earlier check ended the job"))
     assert result == "passed", result

@@ -22,13 +22,13 @@ def accept(backend: str) -> None:
     """Makes accelerate use `backend` if a program requests this backend."""
     module = sys.modules.get(_MODULE)
     if module is not None:
-        _wrap(module, backend)
+        _wrap_backend_choice(module, backend)
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(backend))
 
 
 class _Finder:
-    """An import finder that calls `_wrap` as soon as the module `accelerate.state` has been imported."""
+    """An import finder that calls `_wrap_backend_choice` as soon as the module `accelerate.state` has been imported."""
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
@@ -44,13 +44,13 @@ class _Finder:
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
-            _wrap(module, self._backend)
+            _wrap_backend_choice(module, self._backend)
 
         spec.loader.exec_module = execute_and_wrap
         return spec
 
 
-def _wrap(module: ModuleType, backend: str) -> None:
+def _wrap_backend_choice(module: ModuleType, backend: str) -> None:
     """Wraps accelerate's function for choosing a backend: if the program requests `backend`, the function now returns
     `backend`.
     """

@@ -29,15 +29,15 @@ class PointToPoint:
         """Begins to send a tensor. Do not change the tensor before `wait` returns."""
         [source] = tensor
         memory = tensors.memory(tensors.readable(source), False)
-        return self._message("send", lambda: self._group.send_async(memory, to, _check_tag(tag)), tensor)
+        return self._begin_message("send", lambda: self._group.send_async(memory, to, _check_tag(tag)), tensor)
 
     def recv(self, tensor: list[torch.Tensor], source: int, tag: int = 0) -> dist._Work:
         """Begins to receive a message, which must not have more elements than the tensor."""
-        return self._receive("recv", tensor, source, tag)
+        return self._begin_receive("recv", tensor, source, tag)
 
     def recv_anysource(self, tensor: list[torch.Tensor], tag: int = 0) -> dist._Work:
         """Begins to receive a message from any rank; `Work.source_rank` is the sender."""
-        return self._receive("recvAnySource", tensor, None, tag)
+        return self._begin_receive("recvAnySource", tensor, None, tag)
 
     recvAnysource = recv_anysource
 
@@ -97,13 +97,13 @@ class PointToPoint:
         ranks = ", ".join(str(self._global_ranks[rank]) for rank in missing)
         return f"rank {ranks} did not reach monitored_barrier within {limit:g} s"
 
-    def _receive(self, name: str, tensor: list[torch.Tensor], source: int | None, tag: int) -> dist._Work:
+    def _begin_receive(self, name: str, tensor: list[torch.Tensor], source: int | None, tag: int) -> dist._Work:
         [target] = tensor
         host, back = tensors.writable(target, keep=False)
         memory = tensors.memory(host)
-        return self._message(name, lambda: self._group.receive_async(memory, source, _check_tag(tag)), tensor, back)
+        return self._begin_message(name, lambda: self._group.receive_async(memory, source, _check_tag(tag)), tensor, back)
 
-    def _message(self, name: str, begin: Any, outputs: list[torch.Tensor], back: Any = None) -> dist._Work:
+    def _begin_message(self, name: str, begin: Any, outputs: list[torch.Tensor], back: Any = None) -> dist._Work:
         """Calls `begin`, which begins to send or receive, and returns the `Work` of the message. Torch's profiler shows the
         message under `name`. After a receive, `back` copies the elements to the tensors `outputs`, if a copy is needed."""
         event = profiling.begin(name)
