@@ -107,8 +107,8 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     };
     let outcome = blame_named_rank(outcome, &members, &tails);
     let mut text = report(outcome, &members, &tails);
-    // Each error was printed when it occurred. The text repeats the errors, because the first copies may have
-    // scrolled away.
+    // Every reason why output is incomplete was printed when it occurred. Repeat the reasons at the end, because the
+    // first copies may have scrolled away.
     text.extend(incomplete.iter().map(|sentence| format!("ringrun: {sentence}\n")));
     // Ignore the failure of this write: standard error may be closed.
     let _ = io::stderr().write_all(text.as_bytes());
@@ -287,7 +287,7 @@ impl<'a> RunningJob<'a> {
                     summary.incomplete.extend(stdout_errno.map(stdout_incomplete_message));
                     return Ok(Some(summary));
                 }
-                // After the ranks have ended, the program that reads ringrun's output may close it: this is no error.
+                // Once all ranks have ended, the program that reads ringrun's output may close the pipe.
                 Ok(OutputEvent::StdoutFailed(EPIPE)) => continue,
                 Ok(OutputEvent::StdoutFailed(errno)) => {
                     stdout_errno = Some(errno);

@@ -1,9 +1,9 @@
 //! The shim: the program that runs first in a rank's process and then executes the rank's command.
 //!
 //! The shim asks the kernel to kill the rank's process when ringrun dies. The shim then waits until ringrun has told
-//! the [watchdog](super::watchdog) about the rank. Then `exec` replaces the shim by the command. After that, the
-//! kernel still kills the rank's process when ringrun dies. If `exec` fails, the shim sends the `errno` to ringrun.
-//! An exit code could not report this failure, because the command itself may exit with 127.
+//! the [watchdog](super::watchdog) about the rank. Then `exec` replaces the shim by the command. The kernel kills the
+//! rank's process when ringrun dies even after the `exec`. If `exec` fails, the shim sends the `errno` to ringrun. An
+//! exit code could not report the failure of `exec`, because the command itself may exit with 127.
 //!
 //! The standard input of the shim is a socket to ringrun. ringrun sends one byte, and the shim then executes the
 //! command. If `exec` fails, the shim sends the 4 bytes of the `errno`. If `exec` succeeds, the socket is closed.

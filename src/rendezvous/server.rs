@@ -22,7 +22,7 @@ use crate::wire::handshake::{Job, Purpose};
 
 /// How long the server tries to send its last message to all ranks.
 const FINAL_SEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time after which a rank that waits for the start of the job first logs what it waits for.
+/// How long a rank waits for the start of the job before it logs a notice for the first time.
 pub(super) const NOTICE_AFTER: Duration = Duration::from_secs(2);
 /// The time of each notice is the time of the previous notice multiplied by this number: 2 s, 10 s, 50 s, ...
 const NOTICE_GROWTH: u32 = 5;
@@ -181,7 +181,7 @@ fn reply_until_stopped(
     start_timeout: Duration,
 ) {
     let mut events = Vec::new();
-    // Several commands may cause only one wake-up.
+    // One wake-up may stand for several commands, so look at all of them.
     while !commands.try_iter().any(|command| matches!(command, Command::Stop)) {
         events.clear();
         let now = started.elapsed();

@@ -181,7 +181,7 @@ impl LinkCost {
         if is_sensible && can_run(algorithm, world, bytes) { time } else { f64::INFINITY }
     }
 
-    /// Returns the estimated time of a double tree in one direction, in nanoseconds. This time is the sum of:
+    /// Returns the estimated time of a double tree in one direction, in nanoseconds. The estimate is the sum of:
     /// - at each hop, the transfer of two blocks (one from each child) and two latencies: that of a block, and that
     ///   of the message with which the parent asks for the second child's block;
     /// - the overhead of a rank's messages;

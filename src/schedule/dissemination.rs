@@ -7,8 +7,8 @@ use crate::types::{Rank, WorldSize};
 
 /// Synchronises n ranks in ceil(log2 n) rounds. In round k, counted from 0, rank r sends an empty message to rank
 /// r + 2^k and waits for the message of rank r - 2^k (modulo n). A message means that the sender has entered the
-/// barrier, and so have all ranks whose messages have reached the sender, directly or through other ranks. Therefore
-/// a rank begins a round only after the message of the previous round has arrived.
+/// barrier, and so have all ranks whose messages have reached the sender, directly or through other ranks. Each round
+/// depends on the previous round: a rank sends its message only after it has received the previous round's message.
 pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
     let mut steps = Vec::new();
     let mut distance = 1;

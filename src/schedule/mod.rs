@@ -1,8 +1,8 @@
 //! Collective algorithms as data: which rank sends which elements to which other rank, and what the receiver does
 //! with these elements.
 //!
-//! A [`Schedule`] lists what one rank does in one operation. A schedule contains no data, clocks or sockets. So one
-//! executor (the [engine](crate::engine)) runs every algorithm, and a symbolic executor proves each algorithm for
+//! A [`Schedule`] lists what one rank does in one operation. Because a schedule contains no data, clocks or sockets,
+//! one executor (the [engine](crate::engine)) runs every algorithm, and a symbolic executor proves each algorithm for
 //! many world sizes (see this module's tests).
 //!
 //! `docs/algorithms.md` lists the cost of each schedule in steps and bytes. In the comments of this module, n is the

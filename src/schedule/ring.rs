@@ -14,7 +14,7 @@ use crate::types::{Rank, WorldSize};
 /// its own. If all parts have the same length, each rank sends (n-1)/n S bytes.
 ///
 /// In step k, counted from 0, rank r sends part r - k - 1 and receives part r - k - 2 (modulo n). Rank r reduces its
-/// own contribution into the part that it receives. So each part travels once around the ring, from its owner's
+/// own contribution into the part that it receives. Each part travels once around the ring, from its owner's
 /// successor to its owner. If the parts have different lengths, every step takes as long as the transfer of the
 /// longest part in this step.
 ///

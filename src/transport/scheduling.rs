@@ -9,7 +9,7 @@ const NO_FLAGS: libc::c_uint = 0;
 
 /// Asks the scheduler to give the calling thread short time slices, so that the thread runs soon after it is woken.
 ///
-/// A thread that moves bytes is woken often and runs for microseconds. Suppose that threads that compute run on the
+/// A thread that moves bytes is woken often and runs for microseconds. Suppose that computing threads run on the
 /// same processor, with equally long slices. The thread that moves bytes then waits for the end of another thread's
 /// slice whenever it is woken, and the peers of this rank wait too. Short slices do not change the thread's share of
 /// the processor. From version 6.12 on, Linux gives a `SCHED_OTHER` thread slices of the requested length (sched(7);

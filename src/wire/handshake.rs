@@ -468,8 +468,8 @@ impl Handshake for Acceptor {
     }
 }
 
-/// Checks the bytes received so far against the magic bytes. So another kind of program is refused at its first wrong
-/// byte.
+/// Compares the received bytes with the magic bytes, even if not all have arrived. Another kind of program is refused
+/// at its first wrong byte.
 fn check_magic(input: &[u8]) -> Result<(), HandshakeError> {
     let received = input.len().min(MAGIC.len());
     if input[..received] == MAGIC[..received] {

@@ -49,7 +49,8 @@ fn transport_arguments(transport: &str, rank: usize) -> Vec<String> {
     }
 }
 
-/// Returns a shell script that executes the command in its arguments, with additional arguments that select the transport.
+/// Returns a shell script that runs the command in the script's arguments. The script adds arguments to the command,
+/// so that the command uses the transport.
 fn transport_script(transport: &str) -> &'static str {
     match transport {
         "hosts" => r#"exec "$0" "$@" --host-id $((RING_RANK / 2))"#,

@@ -22,7 +22,7 @@ print(home + '/shim')
 const PRINT_PACKAGE_SCRIPT: &str =
     "from mpi4py import MPI; import os; print(MPI.NAME, os.environ['PYTHONPATH'])";
 
-/// Returns whether python3 is on PATH. If not, prints that the test is skipped.
+/// Returns whether python3 is on PATH. If python3 is missing, prints that the test `test` is skipped.
 fn has_python(test: &str) -> bool {
     let found = Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success());
     if !found {
@@ -213,11 +213,11 @@ fn an_interpreter_that_does_not_answer_is_killed() {
 fn a_missing_interpreter_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().canonicalize().unwrap();
-    // The command is the interpreter.
+    // The missing interpreter is the command itself.
     let done = run_with_fakes(&home, &["--mpi4py", "-n", "2", "python-nowhere", "x.py"]);
     assert_eq!(done.code(), Some(127), "{}", done.stderr());
     assert!(done.stderr().contains("`python-nowhere` is not on PATH"), "{}", done.stderr());
-    // The command is not an interpreter.
+    // The command is a shell, and the missing interpreter is the default, python3.
     let path = format!("PATH={}", home.display());
     let done = run_with_fakes(&home, &["--mpi4py", "-n", "2", "-x", &path, "/bin/sh", "-c", "echo started"]);
     assert_not_started(&done, "python3", "command not found: `python3` is not on PATH");

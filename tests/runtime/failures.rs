@@ -88,7 +88,7 @@ fn a_mismatch_is_reported_with_the_call_of_the_differing_rank(transport: TestTra
     }
 }
 
-/// Rank 1 calls a barrier that the other ranks do not call. So rank 1 waits in the barrier while the other ranks wait
+/// Rank 1 calls a barrier that the other ranks do not call, so rank 1 waits in the barrier while the other ranks wait
 /// in an all-reduce.
 fn an_extra_call_on_one_rank_is_reported_as_a_mismatch(transport: TestTransport) {
     let causes = run_failing_job(transport, 3, LONG_TIMEOUT, |group| {
@@ -213,8 +213,8 @@ fn a_job_continues_while_its_ranks_refuse_strangers() {
 /// The number of kinds of strangers: [`connect_as_stranger`] accepts the numbers 0 to 6.
 const STRANGER_KIND_COUNT: usize = 7;
 
-/// Connects as the kind of stranger with the number `stranger`, and returns when the rank has closed the connection.
-fn connect_as_stranger(address: SocketAddr, stranger: usize, file: &ringtrain::rendezvous::PeersFile) {
+/// Connects to a rank as a stranger of the kind `kind`, and returns when the rank has closed the connection.
+fn connect_as_stranger(address: SocketAddr, kind: usize, file: &ringtrain::rendezvous::PeersFile) {
     let mut stream = None;
     crate::util::wait_until("the rank listens", || {
         stream = TcpStream::connect(address).ok();
@@ -229,7 +229,7 @@ fn connect_as_stranger(address: SocketAddr, stranger: usize, file: &ringtrain::r
     };
     let hello =
         |secret: &[u8], job: &Job, from| Dialer::new(Secret::new(secret).unwrap(), job, link(from), [5; 32]);
-    match stranger {
+    match kind {
         0 => drop(stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")),
         1 => drop(stream.write_all(&vec![0xff; 100_000])),
         // The stranger connects and closes the connection without sending a byte, as port scanners do.

@@ -1,8 +1,8 @@
 //! Tests of opening links over real TCP: from the higher or the lower rank, from both ranks at once, and to a rank that is inside
 //! no call of the library.
 //!
-//! In worlds of at most 16 ranks, joining opens all links to measure them. So the worlds of these tests are larger: after
-//! joining, each rank has links only to the ranks at a distance of 1, 2, 4, 8 and 16.
+//! In worlds of at most 16 ranks, joining opens all links to measure them. The worlds of these tests have more than
+//! 16 ranks: after joining, each rank has links only to the ranks at a distance of 1, 2, 4, 8 and 16.
 
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::Duration;

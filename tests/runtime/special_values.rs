@@ -71,8 +71,8 @@ impl FloatFormat {
         [0, a, b, c, d, e, infinity - 1, infinity, quiet, quiet | 3, infinity + 1, infinity + 2]
     }
 
-    /// Returns the contributions of each rank for one period. There are four kinds of positions in a period. At a
-    /// position, the ranks draw their contributions from: zeros; all finite numbers; these and infinities; or these,
+    /// Returns the contributions of each rank for one period. At each position of the period, the ranks draw their
+    /// contributions from one of four sets: zeros; finite numbers; finite numbers and infinities; or finite numbers,
     /// infinities and NaNs.
     fn contributions(self, n: u32) -> Vec<Vec<u64>> {
         let mut random = StdRng::seed_from_u64(u64::from(n));

@@ -99,8 +99,8 @@ fn many_operations_and_messages_at_once_give_right_results() {
     }
 }
 
-/// Both ranks of a pair open their link at the same moment, because joining the job does not open all links if the
-/// job has more than 16 ranks.
+/// Both ranks of a pair open their link at the same moment. The job has more than 16 ranks, so joining does not open
+/// all links.
 #[test]
 fn both_ranks_of_a_link_may_dial_at_once() {
     for round in 0..4u64 {

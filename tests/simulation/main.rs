@@ -360,7 +360,7 @@ fn seeds(count: u64) -> Range<u64> {
     only_seed().map_or(0..count.div_ceil(network_count_divisor()), |seed| seed..seed + 1)
 }
 
-/// Returns whether each test simulates many networks. If so, some programs must complete and others must fail.
+/// Returns whether a test simulates enough networks that some programs must complete and others must fail.
 fn has_many_seeds() -> bool {
     !cfg!(miri) && only_seed().is_none()
 }

@@ -167,7 +167,7 @@ fn closing_brace(code: &str, open: usize) -> usize {
     code.len().saturating_sub(1)
 }
 
-/// Returns the segments of the path at the beginning of `code`, such as `crate::wire::Cause`.
+/// Returns the segments of the path at the beginning of `code`: for example `crate`, `wire` and `Cause`.
 fn leading_path(code: &str) -> Vec<String> {
     let end = code.find(|c| !is_word_character(c) && c != ':').unwrap_or(code.len());
     let segments = code[..end].split("::").map(str::trim).filter(|s| !s.is_empty());

@@ -43,7 +43,7 @@ pub(crate) fn add_classes(module: &Bound<'_, PyModule>) -> PyResult<()> {
     CLASS_NAMES.iter().zip(classes).try_for_each(|(&name, class)| module.add(name, class))
 }
 
-/// Makes an exception of the class with this name.
+/// Makes an exception of the class `name`, which is one of `CLASS_NAMES`.
 fn exception(py: Python<'_>, name: &str, message: String) -> PyErr {
     let index = CLASS_NAMES.iter().position(|&known| known == name).unwrap_or_default();
     match classes(py) {

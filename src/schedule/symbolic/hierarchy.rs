@@ -40,8 +40,8 @@ fn with_group_ranks(buffer: Vec<Value>, group_ranks: &[Rank]) -> Vec<Value> {
     buffer.into_iter().map(convert).collect()
 }
 
-/// Runs a phase in the shared memory of every host. Before the first phase, each element contains only the
-/// contribution of its own rank.
+/// Runs a phase in the shared memory of every host. Before the first phase, the buffer of each rank contains only
+/// this rank's contributions.
 fn run_on_hosts(
     layouts: &[Layout],
     phase: impl Fn(Rank) -> CollectiveSpec,

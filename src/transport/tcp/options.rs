@@ -33,9 +33,9 @@ const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 /// The choice of a congestion control for links.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum CongestionControl {
-    /// Cubic if the kernel offers it. Otherwise the host's default, and a log message says that the kernel does not
-    /// offer cubic. Over loopback and inside a rack, cubic is more than twice as fast as BBR, which is the default of
-    /// some hosts.
+    /// Cubic if the kernel offers it. If the kernel does not offer cubic, links use the host's default, and a log
+    /// message says so. Over loopback and inside a rack, cubic is more than twice as fast as BBR, which is the
+    /// default of some hosts.
     #[default]
     Auto,
     /// The host's default congestion control.
@@ -128,9 +128,9 @@ impl SocketOptions {
         self.congestion.as_deref()
     }
 
-    /// Begins to connect to `address`. All options are set before the first packet: if a connection begins with a
-    /// congestion control that paces, for example BBR, Linux continues to pace after the congestion control is
-    /// replaced. The socket gets the link's pacing rate divided by `rate_divisor`.
+    /// Begins to connect to `address`. All options are set before the first packet: a connection that begins with a
+    /// pacing congestion control, for example BBR, is paced by Linux even after the congestion control is replaced.
+    /// The socket gets the link's pacing rate divided by `rate_divisor`.
     pub(super) fn connect(&self, address: SocketAddr, rate_divisor: u8) -> io::Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;

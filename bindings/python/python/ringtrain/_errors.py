@@ -2,8 +2,8 @@
 
 
 class Error(RuntimeError):
-    """The base of all errors. `rank` is the rank at fault, as a number in the job, and `host` is its host. Both are `None` if no
-    rank is known to be at fault."""
+    """The base of all errors. `rank` is the rank at fault, as a number in the job, and `host` is its host. If no rank is known to
+    be at fault, `rank` and `host` are `None`."""
 
     rank: int | None = None
     host: str | None = None
