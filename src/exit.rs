@@ -43,7 +43,7 @@ pub enum Exit {
     WrongResult = 15,
     /// Ranks hold different parameters: memory or the network corrupted a value.
     ParametersDiffer = 16,
-    /// The job missed its deadline and was stopped.
+    /// The job took longer than `--job-timeout`, and ringrun stopped it.
     JobTimeout = 124,
     /// The command to launch exists but cannot be executed.
     CommandNotExecutable = 126,

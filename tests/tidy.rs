@@ -94,11 +94,11 @@ const UNCLEAR_WORDS: &[&str] = &["nobody", "whoever", "whatever", "becomes of", 
 const OLDER_TEXTS: &[&str] =
     &["src/group", "src/engine", "src/transport/shm", "bindings/python/python/ringtrain/mpi"];
 
-/// Names that may stay ambiguous: two types have this name, in modules that a later change will replace.
+/// The names that several types may have, because a later change will replace the modules of these types.
 const AMBIGUOUS_TYPES: &[&str] = &["Seat"];
 
 /// The files in which tests may sleep, with the number of calls of `sleep` in each file. Two kinds of code may sleep:
-/// the loop that waits for a condition, and tests of times.
+/// the loop that waits for a condition, and tests that measure times.
 const MAY_SLEEP: &[(&str, usize)] =
     &[("tests/util/mod.rs", 2), ("tests/launch/ending.rs", 1), ("tests/idle.rs", 1)];
 
@@ -124,7 +124,7 @@ fn top_module(path: &str) -> Option<&str> {
         .filter(|&module| module != "lib")
 }
 
-/// Returns a violation with its file and line.
+/// Returns the text of a violation, with the file and line of the violation.
 fn violation_at(source: &Source, offset: usize, text: &str) -> String {
     format!("{}:{}: {text}", source.path, source.line(offset))
 }
@@ -254,7 +254,7 @@ fn check_expects(source: &Source) -> Vec<String> {
     found
 }
 
-/// (e) Checks the length of files. `known` lists the files that may be longer.
+/// (e) Checks the length of files. `known` lists the files that may have more than `FILE_LINES_MAX` lines.
 fn check_file_length(source: &Source, known: &[(&str, usize)]) -> Vec<String> {
     let lines = source.text.lines().count();
     match known.iter().find(|(path, _)| *path == source.path) {
@@ -310,7 +310,7 @@ fn check_words(path: &str, text: &str) -> Vec<String> {
     found
 }
 
-/// (h) Checks that tests do not sleep, because they must wait for conditions and not for a time.
+/// (h) Checks that tests do not sleep. A test must wait for a condition, and not for a time.
 fn check_sleeps(source: &Source) -> Vec<String> {
     let words = source.code.match_indices("sleep(");
     let count = words.filter(|&(at, _)| find_word(&source.code, "sleep", at) == Some(at)).count();

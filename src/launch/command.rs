@@ -1,5 +1,5 @@
-//! Finds the program that the ranks will execute, before any rank is started. So ringrun reports a misspelt name
-//! once. Otherwise every rank would report it.
+//! Finds the program that the ranks will execute, before any rank is started. Because of this search, ringrun reports
+//! a misspelt name only once, and not once for each rank.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -27,7 +27,7 @@ pub enum Program {
 
 impl Program {
     /// Finds the program with this name and checks that the ranks can execute the program. `path` is the `PATH` of
-    /// the ranks, `directory` their working directory.
+    /// the ranks, and `directory` is the working directory of the ranks.
     pub(super) fn find(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Result<Self, LaunchError> {
         if BUILT_IN.iter().any(|built_in| name == *built_in) {
             return Ok(Self::BuiltIn(name.to_owned()));

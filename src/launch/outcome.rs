@@ -22,7 +22,7 @@ pub enum RankEnd {
     Exited(u8),
     /// This signal killed the process.
     Killed(i32),
-    /// The process could not execute its command: `exec` failed with this `errno`.
+    /// The process of the rank could not execute the command: `exec` failed with this `errno`.
     NotRun(i32),
 }
 

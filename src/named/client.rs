@@ -1,6 +1,6 @@
 //! The client side of the negotiation, in which the ranks agree on the tensors of the next operations. Every rank has
-//! a client. The client keeps this rank's submitted tensors until their results are known. It decides what to report
-//! to the coordinator on rank 0, and processes the coordinator's messages. The client uses no clock and no IO.
+//! a client. The client keeps this rank's submitted tensors until their results are known. The client decides what to
+//! report to the coordinator on rank 0, and processes the coordinator's messages. The client uses no clock and no IO.
 
 use std::collections::BTreeMap;
 
@@ -176,8 +176,8 @@ impl<P> Client<P> {
         }
         for slot in message.retired {
             let Some(request) = self.slots.retire(slot) else { continue };
-            // The next report was to contain only the slot of this tensor. Now it must contain the name and
-            // signature, because the slot has no tensor anymore.
+            // The slot has no tensor anymore. So if the next report contains this slot, replace the slot by the name
+            // and signature of the tensor.
             if self.report.slots.remove(&slot) {
                 self.report.requests.push(request);
             }
@@ -210,8 +210,8 @@ impl<P> Client<P> {
     }
 
     /// Makes the name of a tensor available again, because the result of the tensor is known. Call this function only
-    /// for a tensor that this rank has submitted. Do not call it for a tensor to which this rank only contributed
-    /// zeros: the name may by now belong to a new tensor of this rank.
+    /// for a tensor that this rank has submitted. If this rank only contributed zeros to a tensor, the name may by
+    /// now belong to a new tensor of this rank.
     pub(super) fn release_name(&mut self, name: &str) {
         self.tensors.remove(name);
     }

@@ -35,10 +35,10 @@ pub(super) struct Coordinator {
     /// For each rank of the group, the number of this rank in the job.
     pub(super) members: Arc<[Rank]>,
     pub(super) ranks: Vec<MemberState>,
-    /// The number of ranks that have joined or closed.
+    /// The number of ranks that have called `join` or `close`.
     inactive: usize,
-    /// The tensors that wait for a decision ([`Self::decide_tensor`]), by name. At least one rank has submitted each of
-    /// these tensors.
+    /// The tensors that wait for a decision ([`Self::decide_tensor`]), by name. At least one rank has submitted each
+    /// of these tensors.
     pub(super) pending: BTreeMap<String, PendingTensor>,
     /// The tensors that can run.
     ready: VecDeque<Request>,
@@ -80,7 +80,7 @@ pub(super) struct PendingTensor {
 
 impl Coordinator {
     /// Creates a coordinator. `members` contains, for each rank of the group, the number of this rank in the job.
-    /// Error messages show this number.
+    /// Error messages show ranks by their numbers in the job.
     pub(super) fn new(limits: CoordinatorLimits, members: Arc<[Rank]>, watch: StallWatch) -> Self {
         Self {
             limits,
@@ -236,7 +236,7 @@ impl Coordinator {
         super::stalls::describe_ranks(ranks.iter().map(|rank| self.members[rank.index()]))
     }
 
-    /// Records that an operation has ended on this rank. One more operation may then begin.
+    /// Records that an operation has ended on this rank. The operation no longer counts toward `outstanding_max`.
     pub(super) fn complete(&mut self, now: Duration) {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.watch.record_activity(now);
@@ -298,8 +298,8 @@ impl Coordinator {
         fused
     }
 
-    /// If all ranks have closed, returns `End`. If all ranks have joined or closed, returns `Joined`. Otherwise,
-    /// returns `None`. The coordinator sends this instruction after all other instructions.
+    /// Returns the instruction to send after all other instructions: `End` if all ranks have closed, `Joined` if all
+    /// ranks have joined or closed, and otherwise `None`.
     fn take_final_instruction(&mut self, number: u64) -> Option<Instruction> {
         if self.has_ended {
             return None;

@@ -8,8 +8,8 @@ use mio::Token;
 
 /// The connections whose handshake is not complete, in the order in which they are closed. A rank sends its hello as
 /// soon as it is connected, so connections that have sent nothing come first. Among the connections that have sent
-/// nothing, the address with the most of these connections is found, and its oldest connection comes first. The same
-/// rule orders the connections that have sent data. Each operation takes logarithmic time.
+/// nothing, the first to close is the oldest connection of the address with the most of these connections. The same
+/// rule orders the connections that have sent data. Each method takes time logarithmic in the number of connections.
 #[derive(Default)]
 pub(super) struct EvictionOrder {
     silent: ConnectionRanking,
@@ -42,7 +42,8 @@ impl EvictionOrder {
     }
 }
 
-/// Connections in this order: first the oldest connection of the address that has the most connections.
+/// Connections in the order in which they are closed: first the oldest connection of the address with the most
+/// connections.
 #[derive(Default)]
 struct ConnectionRanking {
     by_address: BTreeMap<IpAddr, BTreeSet<Token>>,

@@ -14,11 +14,11 @@ use crate::types::{Contract, Rank};
 pub struct Waiting {
     /// The rank that waits.
     pub rank: Rank,
-    /// The group of the operation.
+    /// The number of the operation's group.
     pub group: u32,
     /// The number of the operation within the group, counted from 0.
     pub sequence: u64,
-    /// The operation that the rank called.
+    /// The contract of the rank's call: the operation and its arguments.
     pub asked: Contract,
     /// The file and line of the call.
     pub site: String,
@@ -26,7 +26,8 @@ pub struct Waiting {
     pub awaited: Vec<(Rank, String)>,
 }
 
-/// The maximum number of waiting ranks that a cause names. If more ranks wait, the cause names the lowest ranks.
+/// The maximum number of waiting ranks that a cause names. If more ranks wait, the cause names the ranks with the
+/// lowest numbers.
 pub const WAITING_MAX: usize = 12;
 /// The maximum number of awaited ranks that a cause names for each waiting rank.
 pub const AWAITED_MAX: usize = 3;
@@ -54,7 +55,7 @@ pub struct SilentLink {
     pub rank: Rank,
     /// The rank at the other end of the link.
     pub peer: Rank,
-    /// How long ago the last data arrived from `peer`, in milliseconds.
+    /// The time in milliseconds since the last data arrived from `peer`.
     pub silence_ms: u32,
     /// Whether the host of `peer` acknowledges the data of `rank`. The kernel of a host acknowledges data even if the
     /// program hangs or is stopped.
@@ -136,7 +137,7 @@ impl MissedDeadline<'_> {
 }
 
 impl SilentLink {
-    /// Returns how long ago the last data arrived, in seconds.
+    /// Returns the time in seconds since the last data arrived from `peer`.
     fn silence_seconds(&self) -> f64 {
         f64::from(self.silence_ms) / 1000.0
     }

@@ -91,7 +91,7 @@ fn statistics_count_operations_and_sent_bytes() {
         (after.bytes_sent - before.bytes_sent, after.operations - before.operations)
     });
     // Each rank sends 2(n-1) = 6 chunks of 1 MB. Each chunk has 4 segments of at most 256 KiB, and each segment has a
-    // header. Besides, each rank sends one ready frame and several credit frames. A credit frame allows a peer to
+    // header. Each rank also sends one ready frame, and any number of credit frames. A credit frame allows a peer to
     // send more bytes before this rank is ready, so the number of credit frames depends on how many bytes arrived
     // before this rank was ready, in this operation and while the group formed.
     let payload = 6_000_000;

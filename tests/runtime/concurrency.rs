@@ -40,8 +40,9 @@ fn a_receiver_gets_many_unexpected_messages() {
     });
 }
 
-/// Regression test: before the fix, dropping the handle of a receive did not cancel the receive. It could take the
-/// next matching message, end the job at the receive's deadline, and delay the closing of the last group.
+/// Regression test: before the fix, dropping the handle of a receive did not cancel the receive. A receive without a
+/// handle could take the next matching message, end the job at the receive's deadline, and delay the closing of the
+/// last group.
 fn a_receive_whose_handle_is_dropped_is_cancelled(transport: TestTransport) {
     transport.run_with(
         2,
@@ -163,8 +164,8 @@ fn a_reduction_function_may_own_groups_but_using_one_ends_the_job(transport: Tes
 }
 
 /// The credit of a link is the 1 MiB that a peer may send before this rank is ready. In a butterfly, partners are
-/// ready for each other from the start. So before a rank's own data have left, it may receive more data than the
-/// credit.
+/// ready for each other from the start. So before a rank's own data have left, the rank may receive more data than
+/// the credit.
 fn butterfly_exchanges_that_exceed_the_credit_complete(transport: TestTransport) {
     let adjust = |options: &mut JoinOptions| options.algorithms = "butterfly".parse().unwrap();
     for &n in if_long_tests_else(&[2, 4, 8][..], &[4]) {

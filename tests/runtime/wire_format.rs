@@ -325,7 +325,7 @@ fn every_abort_has_the_documented_bytes() {
         (Cause::Misbehaved { rank, host: host(), detail: text() }, 7, &[h, why]),
     ];
     for (cause, kind, fields) in cases {
-        // Kind 5 is a missed deadline. Its cause lists ranks in later fields, so the field for the rank at fault is
+        // The cause of a missed deadline (kind 5) lists ranks in later fields, so the field for the rank at fault is
         // 0.
         let rank = if kind == 5 { [0; 4] } else { [0x02, 0x01, 0, 0] };
         let mut expected = [&[kind][..], &rank].concat();

@@ -18,13 +18,14 @@ use ringtrain::rendezvous::PeersFile;
 use ringtrain::wire::Secret;
 use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, StreamId};
 
-/// The time after which a waiting test fails. This time is far longer than any test needs on an idle machine.
+/// The time after which a test fails if it still waits for a condition. On an idle machine, tests wait for a far
+/// shorter time.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The time between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Returns whether the long tests run in addition to the short tests. `tools/test --full` runs both.
+/// Returns whether the long tests run in addition to the short tests. Under `tools/test --full`, the long tests run.
 pub fn runs_long_tests() -> bool {
     std::env::var_os("TEST_FULL").is_some()
 }

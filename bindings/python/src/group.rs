@@ -34,7 +34,7 @@ impl PyGroup {
         }
     }
 
-    /// Locks the group and calls `work` with the group. Other Python threads run meanwhile.
+    /// Locks the group and calls `work` with the group. Other Python threads can run during `work`.
     pub(crate) fn collective<R: Send>(
         &self,
         py: Python<'_>,
@@ -60,7 +60,7 @@ impl PyGroup {
         }
     }
 
-    /// Calls `work` with the group's messenger. Other Python threads run meanwhile.
+    /// Calls `work` with the group's messenger. Other Python threads can run during `work`.
     pub(crate) fn with_messenger<R: Send>(
         &self,
         py: Python<'_>,

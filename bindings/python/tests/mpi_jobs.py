@@ -49,7 +49,7 @@ def launch(
 @functools.cache
 def results_of_checks(module: str, size: int) -> dict[str, str]:
     """Runs all checks of a module in one job. Returns a dictionary whose keys are the names of the checks. The value
-    is "passed", or the traceback of the failure.
+    for a check is "passed", or the traceback of its failure.
     """
     done = launch(size, str(HERE / "run_checks.py"), module)
     results = dict(re.findall(r"^CHECK (\w+) (passed)$", done.stdout, re.MULTILINE))
@@ -62,5 +62,7 @@ def results_of_checks(module: str, size: int) -> dict[str, str]:
 
 
 def names_of_checks(module: str) -> list[str]:
-    """Returns the names of a module's checks. Reads the file, because importing the module would join a job."""
+    """Returns the names of a module's checks. Finds the names in the source file, because importing the module would
+    join a job.
+    """
     return re.findall(r"^def (check_\w+)\(", (HERE / f"{module}.py").read_text(), re.MULTILINE)

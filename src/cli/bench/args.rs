@@ -202,7 +202,7 @@ fn parse_bytes(text: &str) -> Result<usize, String> {
         "g" | "gib" => 30,
         _ => return Err(format!("`{text}` is not a size; write bytes, or 64K, 64M, 64G (powers of 1024)")),
     };
-    // `usize::from_str` would also accept a leading `+`.
+    // Check the digits here, because `usize::from_str` would also accept a leading `+`.
     if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
         return Err(format!("`{text}` is not a size; write a whole number such as 4096 or 64M"));
     }

@@ -243,7 +243,7 @@ impl std::fmt::Display for SizeStep {
 fn list_sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, BenchPlanError> {
     let next = |size: &usize| match step {
         SizeStep::Bytes(bytes) => size.checked_add(bytes),
-        // A size of 0 is followed by a size of 1 byte.
+        // With a factor, the size after 0 bytes is 1 byte.
         SizeStep::Factor(factor) => size.checked_mul(factor).map(|next| next.max(1)),
     };
     let mut sizes = Vec::new();

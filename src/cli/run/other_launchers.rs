@@ -68,7 +68,7 @@ const ONE_HOST: &[&str] = &["1", "1:1"];
 /// The options of other launchers for which ringrun has a translation or an error message. The table does not contain
 /// options that ringrun has under the same name.
 const OPTIONS: &[OptionRow] = &[
-    // The number of ranks.
+    // Options for the number of ranks.
     (&["-c", "n", "proc", "ntasks"], 1, SameAs("--np")),
     (
         &["-N", "npernode", "ppn", "perhost", "nproc-per-node", "ntasks-per-node"],
@@ -90,7 +90,7 @@ const OPTIONS: &[OptionRow] = &[
         Refused(NOT_ELASTIC),
     ),
     (&["elastic-timeout", "blacklist-cooldown-range"], 1, Refused(NOT_ELASTIC)),
-    // Hosts.
+    // Options for hosts.
     (&["hosts"], 1, SameAs("--host")),
     (&["-f", "machinefile", "default-hostfile"], 1, SameAs("--hostfile")),
     (&["nodelist", "add-host", "add-hostfile"], 1, Refused(SEVERAL_HOSTS)),
@@ -104,7 +104,7 @@ const OPTIONS: &[OptionRow] = &[
     (&["iface", "network-interface", "network-interfaces", "nics", "nic", "local-addr"], 1, Refused(NETWORK)),
     (&["gloo", "mpi", "jsrun"], 0, Refused("ringrun has its own runtime; leave this option out")),
     (&["tcp"], 0, Refused("leave this option out, or pass --transport tcp to ringtrain or ringbench")),
-    // Processors.
+    // Options for processors.
     (&["map-by", "rank-by", "distribution"], 1, Refused(PLACEMENT)),
     (&["bycore", "byslot", "bynode", "bysocket"], 0, Refused(PLACEMENT)),
     (&["bind-to-core"], 0, SameAs("--bind-to=core")),
@@ -115,7 +115,7 @@ const OPTIONS: &[OptionRow] = &[
     (&["cpus-per-rank", "cpus-per-proc", "cpus-per-task"], 1, Refused(THREADS)),
     (&["display-map", "display-allocation", "display-devel-map", "display-topo"], 0, Refused(SHOW_PLACEMENT)),
     (&["display"], 1, Refused(SHOW_PLACEMENT)),
-    // Rendezvous and restarts.
+    // Options for the rendezvous and for restarts.
     (&["standalone"], 0, Dropped),
     (&["rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"], 1, Refused(RENDEZVOUS)),
     (&["master-addr", "master-port"], 1, Refused(MASTER)),
@@ -127,7 +127,7 @@ const OPTIONS: &[OptionRow] = &[
     ),
     (&["enable-recovery", "continuous", "disable-recovery"], 0, Refused(NOT_ELASTIC)),
     (&["timeout"], 1, SameAs("--job-timeout")),
-    // The command.
+    // Options for the command.
     (&["no-python"], 0, Dropped),
     (&["-m", "module", "run-path"], 0, Refused(MODULE)),
     (&["app", "configfile", "multi-prog"], 1, Refused(ONE_PROGRAM)),
@@ -137,13 +137,13 @@ const OPTIONS: &[OptionRow] = &[
     (&["path", "prefix", "personality", "tmpdir", "tune", "am", "rmk"], 1, Refused(NO_SUCH_OPTION)),
     (&["mca", "gmca", "pmixmca", "prtemca"], 2, Refused(MCA)),
     (&["mpi-args", "mpi-threads-disable"], 1, Refused(MCA)),
-    // The environment of the ranks.
+    // Options for the environment of the ranks.
     (&["-env", "genv"], 2, Variable),
     (&["genvlist", "envlist"], 1, Variables),
     (&["genvall", "envall"], 0, Dropped),
     (&["genvnone", "envnone"], 0, Refused(ENVIRONMENT)),
     (&["export"], 1, DroppedFor(&["ALL"], ENVIRONMENT)),
-    // The output of the ranks.
+    // Options for the output of the ranks.
     (&["-l", "label", "prepend-rank"], 0, SameAs("--tag-output")),
     (&["timestamp-output", "prefix-timestamp", "prefix-output-with-timestamp"], 0, Refused(TIMESTAMPS)),
     (&["merge-stderr-to-stdout", "stream-output"], 0, Refused(MERGE)),
@@ -155,7 +155,7 @@ const OPTIONS: &[OptionRow] = &[
     (&["log-level"], 1, Refused(LOGGING)),
     (&["report-pid", "report-uri"], 1, Refused("use --verbose; each rank also finds its number in $RANK")),
     (&["print-all-exitcodes"], 0, SameAs("--verbose")),
-    // The runtime of Horovod.
+    // Options for the runtime of Horovod.
     (
         &["fusion-threshold-mb", "cycle-time-ms", "cache-capacity", "timeline-filename", "config-file"],
         1,

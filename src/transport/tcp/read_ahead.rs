@@ -8,7 +8,7 @@ use mio::net::TcpStream;
 /// The maximum number of bytes that are read ahead. Bytes that are read ahead are copied once more than other bytes.
 const READ_AHEAD_BYTES: usize = 4 << 10;
 
-/// The bytes that have been read ahead and not taken.
+/// The bytes that have been read ahead, but that the caller has not taken yet.
 #[derive(Default)]
 pub(super) struct ReadAhead {
     bytes: Vec<u8>,

@@ -89,8 +89,8 @@ def init(
     check_payloads: bool | None = None,
 ) -> Group:
     """Joins the job for which `ringrun` started this process, and returns the group of all its ranks. If `ringrun`
-    did not start this process and you do not pass `peers`, the process is the only rank of its job. A second call
-    without options returns the same group.
+    did not start this process and you do not pass `peers`, the process is the only rank of its job. A second call of
+    `init` without options returns the same group.
 
     To start the ranks without `ringrun`, pass `peers`, `rank` and `secret`. `peers` is the path of a file with one
     `host:port` for each rank. `rank` is the number of this process's line in that file, from 0. `secret` is a
@@ -124,8 +124,8 @@ def init(
 
 
 def shutdown() -> None:
-    """Leaves the job. Does nothing if this process has not joined a job. A program that ends without this call also
-    leaves the job.
+    """Leaves the job. Does nothing if this process has not joined a job. A program that ends without a call of
+    `shutdown` also leaves the job.
     """
     _world.leave()
 

@@ -22,7 +22,7 @@ class Resource(Protocol):
         """Ends the job on the other ranks with this message. Does nothing if the job has ended already."""
 
     def shutdown(self) -> None:
-        """Closes the resource. A second call does nothing."""
+        """Closes the resource. A second call of `shutdown` does nothing."""
 
 
 class GroupResource:

@@ -12,8 +12,9 @@ from ranks import Cases, file_descriptors, resident_bytes, threads_of_process
 cases = Cases(__file__, sizes=(1, 2), timeout=40.0)
 
 GROWTH_MAX_BYTES = 3 << 20
-"""The allowed growth of a process's memory in bytes. Without a leak, memory grows less, because allocators keep only
-a little freed memory. With a leak of 32 bytes in each of 100,000 calls, memory grows more.
+"""The allowed growth of a process's memory in bytes. Without a leak, the memory may grow by less than this limit,
+because allocators keep some freed memory. With a leak of 32 bytes in each of 100,000 calls, the memory grows by more
+than this limit.
 """
 
 

@@ -80,7 +80,9 @@ class PointToPoint:
             raise RuntimeError(answer.decode())
 
     def _enter_barrier(self, tag: int, limit: float) -> None:
-        """The part of every other rank: sends a message to rank 0, and waits for the answer."""
+        """The part of every rank except rank 0 in a monitored barrier: sends a message to rank 0, and waits for the
+        answer.
+        """
         self._group.send_bytes(b"", 0, tag)
         # Wait for up to 2 * `limit` seconds. Rank 0 may enter the barrier up to `limit` seconds after this rank, and then waits
         # up to `limit` seconds for other ranks.
