@@ -258,7 +258,7 @@ fn connect_as_stranger(address: SocketAddr, kind: usize, file: &ringtrain::rende
     if let Err(error) = stream.read_to_end(&mut rest) {
         let is_closed =
             matches!(error.kind(), std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe);
-        assert!(is_closed, "the rank did not close the connection of stranger {stranger}: {error}");
+        assert!(is_closed, "the rank did not close the connection of stranger {kind}: {error}");
     }
 }
 
