@@ -35,7 +35,7 @@ pub(super) struct RecipeArgs {
     scale_lr: bool,
 
     /// If the norm of all gradients together is larger than NORM, scale the gradients to this norm before the step,
-    /// as torch.nn.utils.clip_grad_norm_ does
+    /// as `torch.nn.utils.clip_grad_norm_` does
     #[arg(long, value_name = "NORM", allow_negative_numbers = true, help_heading = "Training")]
     clip_norm: Option<f32>,
 
