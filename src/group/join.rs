@@ -9,6 +9,7 @@ use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use super::driver::Driver;
+use super::isolated::Origin;
 use super::link_driver::LinkDriver;
 use super::selection::{AlgorithmSelection, Algorithms};
 use super::share::LocalTransport;
@@ -154,12 +155,31 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         JoinMethod::Peers { file, rank, bind } => meet_by_file(options, &sockets, file, *rank, *bind)?,
         JoinMethod::Launched(launched) => meet_at_launcher(options, &sockets, launched)?,
     };
+    start(Meeting { rank, listener, roster, sockets, epoch, spins: None }, options)
+}
+
+/// What the ranks of a job have agreed on before they open links.
+pub(super) struct Meeting {
+    pub(super) rank: Rank,
+    pub(super) listener: Listener,
+    pub(super) roster: Roster,
+    pub(super) sockets: SocketOptions,
+    pub(super) epoch: Instant,
+    /// Whether waiting threads spin before they sleep; `None` if the number of ranks on the processors decides.
+    pub(super) spins: Option<bool>,
+}
+
+/// Opens the links to both neighbours, and agrees with the other ranks on all settings.
+pub(super) fn start(meeting: Meeting, options: &JoinOptions) -> Result<Group, StartError> {
+    let Meeting { rank, listener, roster, sockets, epoch, spins } = meeting;
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let (shared, streams) = checked(&roster)?;
     let has_own_processor = roster.local_rank_and_size(rank).1 == world && world.get() <= shared.processors;
-    let spins = roster.count_on_same_processors(rank) <= local_processors(options) as usize;
+    let spins =
+        spins.unwrap_or_else(|| roster.count_on_same_processors(rank) <= local_processors(options) as usize);
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
+    let own = roster.members[rank.index()].clone();
     let transport = TcpTransport::new(listener, rank, roster.addresses(), sockets, streams.at_first());
     let settings = Settings {
         rank,
@@ -172,7 +192,16 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         .map_err(|source| StartError::System { what: "an event queue", source })?;
     let (next_group, selection, streams_at_first) =
         (AtomicU32::new(1), AlgorithmSelection::default(), streams.at_first());
-    let job = SharedJob { driver, next_group, congestion, streams: streams_at_first, chunk_bytes, selection };
+    let origin = Some(Origin { options: options.clone(), member: own, spins });
+    let job = SharedJob {
+        driver,
+        next_group,
+        congestion,
+        streams: streams_at_first,
+        chunk_bytes,
+        selection,
+        origin,
+    };
     let mut group = Group {
         job: Some(Arc::new(job)),
         id: 0,
@@ -233,6 +262,7 @@ pub(super) fn alone() -> Result<SharedJob, Error> {
         streams: 1,
         chunk_bytes,
         selection,
+        origin: None,
     })
 }
 
@@ -247,14 +277,19 @@ fn with_patience(
     let begun = begin(group);
     group.id = id;
     group.timeout = timeout;
-    begun.map_err(|error| match error.cause() {
+    begun.map_err(|error| start_error(&error))
+}
+
+/// Converts the error of an operation that belongs to the start of a job.
+pub(super) fn start_error(error: &Error) -> StartError {
+    match error.cause() {
         Some(Cause::PeerLost { rank, host, seen_by, detail }) => {
             let detail = format!("its connection to rank {seen_by} failed: {detail}");
             StartError::PeerLost { rank: *rank, host: host.clone(), detail }
         }
         Some(cause) => StartError::Failed(cause.clone()),
         None => StartError::Refused(error.to_string()),
-    })
+    }
 }
 
 /// Opens the links to both neighbours and passes a barrier, so that a rank that cannot be reached is found now.
@@ -348,7 +383,7 @@ fn meet_at_launcher(
     Ok((rank, listener, roster))
 }
 
-fn listen(
+pub(super) fn listen(
     sockets: &SocketOptions,
     address: SocketAddr,
     rank: Rank,

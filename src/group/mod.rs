@@ -25,6 +25,7 @@ mod functions;
 mod gathered;
 mod handle;
 mod hosts;
+mod isolated;
 mod join;
 pub mod link_driver;
 mod link_io;
@@ -70,6 +71,7 @@ pub use crate::engine::SendMode;
 
 use self::driver::Driver;
 use self::hosts::Hosts;
+use self::isolated::Origin;
 use self::profile::Meter;
 use self::selection::AlgorithmSelection;
 use self::shm_executor::ShmExecutor;
@@ -108,6 +110,8 @@ struct SharedJob {
     chunk_bytes: usize,
     /// Which algorithm operations take, the same on all ranks.
     selection: AlgorithmSelection,
+    /// What [`Group::isolated`] needs to start another job; `None` for a world of one.
+    origin: Option<Origin>,
 }
 
 /// A group of ranks of a job, as one of them sees it.

@@ -38,6 +38,7 @@ mod failures;
 mod groups;
 mod hierarchy;
 mod idle_strangers;
+mod isolated;
 mod joining;
 mod links;
 mod loopback;

@@ -1,0 +1,70 @@
+//! A separate job of the ranks of a group, with connections of its own.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use super::Group;
+use super::join::{JoinOptions, Meeting, OPERATION_TIMEOUT, listen, start, start_error};
+use super::streams::Streams;
+use crate::rendezvous::{Member, Roster, StartError};
+use crate::transport::handshake::Identity;
+use crate::transport::tcp::SocketOptions;
+use crate::types::Rank;
+use crate::wire::handshake::Job;
+
+/// How this rank joined its job. The rank uses the same options to start another job.
+pub(super) struct Origin {
+    pub(super) options: JoinOptions,
+    /// This rank's entry in the list of the job's ranks.
+    pub(super) member: Member,
+    /// Whether waiting threads spin before they sleep.
+    pub(super) spins: bool,
+}
+
+impl Group {
+    /// Starts a separate job of the same ranks, with connections of its own. All ranks of this group must call this
+    /// function. A failure in one of the two jobs, such as the loss of a rank, does not affect the other job. So a
+    /// process that has an isolated group of two ranks for each peer can go on when it loses one peer. Errors of the
+    /// new job number the ranks as this group does.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`] if this group has failed, if a rank cannot listen, or if the ranks cannot connect.
+    pub fn isolated(&mut self) -> Result<Self, StartError> {
+        let Some(job) = self.job.clone() else {
+            return Ok(Self { timeout: self.timeout, ..Self::solo() });
+        };
+        let Some(Origin { options, member, spins }) = &job.origin else {
+            return Err(StartError::Refused("the group of one rank has no connections".into()));
+        };
+        let epoch = Instant::now();
+        let options = JoinOptions {
+            streams: Streams::new(self.streams()).unwrap_or_default(),
+            transport: self.selection().local,
+            operation_timeout: self.timeout,
+            ..options.clone()
+        };
+        let sockets =
+            SocketOptions::new(&options.congestion, options.operation_timeout.max(OPERATION_TIMEOUT))
+                .and_then(|sockets| sockets.with_pacing(options.pacing))
+                .map_err(StartError::SocketOptions)?;
+        let id = self
+            .broadcast_object(&rand::random::<[u8; 16]>(), Rank::ZERO)
+            .map_err(|error| start_error(&error))?;
+        let job = Job { id, world: self.size().get(), peers_digest: [0; 32] };
+        let identity = Identity { secret: options.secret.clone(), job, rank: Some(self.rank()) };
+        let listener = listen(&sockets, SocketAddr::new(member.address.ip(), 0), self.rank(), identity);
+        let own = listener.as_ref().map_err(ToString::to_string).and_then(|listener| {
+            let address = listener.local_address().map_err(|error| error.to_string())?;
+            let mut member = Member { address, ..member.clone() };
+            member.shared.streams = options.streams.to_byte();
+            Ok(member)
+        });
+        // A rank that cannot listen must inform the other ranks, because they would wait for its connection.
+        let members = self.all_gather_object(&own).map_err(|error| start_error(&error))?;
+        let members: Result<Vec<Member>, String> = members.into_iter().collect();
+        let roster = Roster { members: members.map_err(StartError::Refused)? };
+        let rank = self.rank();
+        start(Meeting { rank, listener: listener?, roster, sockets, epoch, spins: Some(*spins) }, &options)
+    }
+}
