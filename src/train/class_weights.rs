@@ -1,6 +1,8 @@
 //! The weights of classes: balanced, from a list, or from a file.
 
 use std::convert::Infallible;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -92,13 +94,15 @@ fn shorten(classes: &[String]) -> String {
 }
 
 fn read_file(path: &Path, classes: &[String]) -> Result<Vec<f32>, DataError> {
-    let metadata = std::fs::metadata(path).map_err(|error| DataError::unreadable(path, error))?;
-    if metadata.len() > FILE_BYTES_MAX {
-        let problem =
-            format!("has {} bytes; the limit for class weights is {FILE_BYTES_MAX}", metadata.len());
+    let unreadable = |error| DataError::unreadable(path, error);
+    let mut text = Vec::new();
+    // The length in the file's metadata is not enough: a device or a pipe has no length.
+    let file = File::open(path).map_err(unreadable)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        let problem = format!("has more than {FILE_BYTES_MAX} bytes, which is the limit for class weights");
         return Err(DataError::malformed(path, problem));
     }
-    let text = std::fs::read(path).map_err(|error| DataError::unreadable(path, error))?;
     parse_file(&text, classes).map_err(|problem| DataError::malformed(path, problem))
 }
 
@@ -199,6 +203,14 @@ mod tests {
             assert!(error.contains(expected), "{text:?}: {error}");
         }
         assert!(parse_file(b"cat,\xff\n", &classes()).is_err());
+    }
+
+    /// Regression test: a device was read without a limit.
+    #[test]
+    fn files_without_an_end_are_refused() {
+        let weights = ClassWeights::File("/dev/zero".into());
+        let error = weights.resolve(&classes(), &[1; 3]).unwrap_err().to_string();
+        assert_eq!(error, "/dev/zero: has more than 16777216 bytes, which is the limit for class weights");
     }
 
     #[test]

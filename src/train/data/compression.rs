@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use flate2::CrcReader;
-use flate2::bufread::{DeflateDecoder, MultiGzDecoder};
+use flate2::bufread::{DeflateDecoder, GzDecoder};
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use zip::result::ZipError;
@@ -22,7 +22,7 @@ const NAMES_SHOWN: usize = 5;
 /// The compression of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FileCompression {
-    /// One or more gzip streams.
+    /// One or more gzip streams. Zeros may follow each stream, as after a copy in whole blocks.
     Gzip,
     /// A zip archive that holds one file.
     Zip,
@@ -75,7 +75,7 @@ pub(crate) fn decompress(
     let reader = BufReader::with_capacity(BUFFER_BYTES, file);
     match compression {
         None => Ok(Box::new(reader)),
-        Some(FileCompression::Gzip) => Ok(Box::new(MultiGzDecoder::new(reader))),
+        Some(FileCompression::Gzip) => Ok(Box::new(GzipReader { stream: Some(GzDecoder::new(reader)) })),
         Some(FileCompression::Zstandard) => Ok(Box::new(ZstandardReader::new(reader))),
         Some(FileCompression::Zip) => open_archive(path, reader),
     }
@@ -122,7 +122,9 @@ fn find_only_file(path: &Path, archive: &mut ZipArchive<BufReader<File>>) -> Res
     let mut found = Vec::new();
     for index in 0..archive.len() {
         let Some(Ok(name)) = archive.name_for_index(index) else { continue };
-        let is_hidden = name.split('/').any(|part| part.starts_with('.') || part == "__MACOSX");
+        let is_hidden_part =
+            |part: &str| part.starts_with('.') && !matches!(part, "." | "..") || part == "__MACOSX";
+        let is_hidden = name.split('/').any(is_hidden_part);
         if !name.ends_with('/') && !is_hidden {
             found.push((index, name.into_owned()));
         }
@@ -157,6 +159,43 @@ impl Read for ArchivedFile {
             return Err(invalid("the checksum in the zip archive differs from that of the content"));
         }
         Ok(count)
+    }
+}
+
+/// The decompressed content of one or more gzip streams. Like `gzip`, this reader skips zeros after a stream.
+struct GzipReader<R> {
+    /// The current stream. `None` at the end of the file.
+    stream: Option<GzDecoder<R>>,
+}
+
+impl<R: BufRead> Read for GzipReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        while let Some(stream) = &mut self.stream {
+            let count = stream.read(buffer)?;
+            if count > 0 {
+                return Ok(count);
+            }
+            let mut source = self.stream.take().expect("there is a current stream").into_inner();
+            if skip_zeros(&mut source)? {
+                self.stream = Some(GzDecoder::new(source));
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// Skips zeros. Returns `false` at the end of the source.
+fn skip_zeros(source: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let bytes = source.fill_buf()?;
+        let (zeros, len) = (bytes.iter().take_while(|&&byte| byte == 0).count(), bytes.len());
+        source.consume(zeros);
+        if len == 0 || zeros < len {
+            return Ok(len > 0);
+        }
     }
 }
 
@@ -319,10 +358,15 @@ mod tests {
             ("a.csv", content.clone()),
             ("a.csv.gz", gzip(&content)),
             ("b.csv.GZ", [gzip(first), gzip(second)].concat()),
+            // Regression test: zeros at the end were an error.
+            ("c.csv.gz", [gzip(first), vec![0; 700], gzip(second), vec![0; 1 << 19]].concat()),
             ("a.csv.zst", zst(&content)),
             ("b.csv.zst", [&zst(first)[..], &skipped, &zst(second)].concat()),
             ("a.csv.zip", zip_stored(&archive)),
             ("b.csv.zip", zip_deflated(&content)),
+            // Regression test: these files were taken for hidden files.
+            ("c.csv.zip", zip_stored(&[("./a.csv", &content), ("./.hidden", b"x")])),
+            ("d.csv.zip", zip_stored(&[("../folder/a.csv", &content)])),
         ] {
             assert!(read(directory.path(), name, &bytes).as_ref() == Ok(&content), "{name}");
         }
@@ -339,6 +383,8 @@ mod tests {
         flipped[middle] ^= 1;
         for (name, bytes, expected) in [
             ("a.gz", &gzip(&content)[..999], "truncated"),
+            ("b.gz", b"", "truncated"),
+            ("c.gz", &[gzip(&content), vec![0, 0, 1]].concat(), "truncated or corrupt"),
             ("a.zst", &zst[..zst.len() / 2], "truncated"),
             ("b.zst", b"", "truncated"),
             ("c.zst", b"plain text", "truncated or corrupt"),
