@@ -26,7 +26,7 @@ pub use error::DataError;
 pub use features::{Features, Standardizer};
 pub(crate) use npy::NpyStream;
 pub use source::{DataSource, LoadOptions};
-pub(crate) use target::CLASSES_MAX;
+pub(crate) use target::{CLASS_END, CLASSES_MAX};
 pub use target::{Targets, Task};
 
 /// The maximum number of values (rows times columns) in a data set.

@@ -15,6 +15,9 @@ const CLASSES_GUESSED_MAX: usize = 100;
 /// distinct integer. This limit does not apply to one or two distinct values, which are always classes.
 const SAMPLES_PER_CLASS_MIN: usize = 10;
 
+/// The smallest integer that an f64 does not distinguish from the next one. Classes are smaller.
+pub(crate) const CLASS_END: f64 = (1_u64 << 53) as f64;
+
 /// The kind of value that a model predicts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -110,6 +113,13 @@ pub(crate) fn interpret_targets(
                      or --model mlp:... with --task regression"
                 )));
             }
+            if let Some(value) = train.iter().chain(&test).find(|value| value.abs() >= CLASS_END) {
+                return Err(DataError::Unsuitable(format!(
+                    "the target holds {value:.0}; as numbers, integers of 2^53 = {CLASS_END:.0} or more cannot be told apart; to \
+                     predict classes, pass --categorical with the name of the target, which reads the classes of a table as \
+                     texts, or give the classes smaller numbers"
+                )));
+            }
             // The classes are sorted as integers and not as text, so that 2 comes before 10. Adding 0.0 makes -0 and
             // 0 the same class.
             let key = |value: &f64| (value + 0.0) as i64;
@@ -203,6 +213,13 @@ mod tests {
             (text(), Task::Regression, "holds text"),
             (numbers(&[1.5]), Task::Classification, "holds 1.5"),
             (numbers(&[1.0, 1.0]), Task::Classification, "only one class"),
+            // Regression test: such classes were merged.
+            (
+                numbers(&[5.0, 9_007_199_254_740_992.0]),
+                Task::Classification,
+                "holds 9007199254740992; as numbers",
+            ),
+            (numbers(&[5.0, -1e20]), Task::Classification, "pass --categorical with the name of the target"),
         ] {
             let error = interpret_targets(train, numbers(&[]), task).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

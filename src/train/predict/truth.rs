@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::train::data::{Task, parse_number};
+use crate::train::data::{CLASS_END, Task, parse_number};
 use crate::train::model_file::ModelDescription;
 
 /// The target of a row.
@@ -57,7 +57,8 @@ impl TruthParser {
     /// Finds a class by its name. If the classes are integers, `3.0` and `03` are names of the class `3`.
     fn find_class(&self, name: &str) -> Result<Truth, String> {
         let integer = || {
-            let value = name.parse::<f64>().ok().filter(|value| value.fract() == 0.0)?;
+            let is_integer = |value: &f64| value.fract() == 0.0 && value.abs() < CLASS_END;
+            let value = name.parse::<f64>().ok().filter(is_integer)?;
             self.classes.get(&((value + 0.0) as i64).to_string())
         };
         let class = self.classes.get(name).or_else(integer);
@@ -67,5 +68,29 @@ impl TruthParser {
                 self.known
             )
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_found_by_name_or_as_integers() {
+        let names = ["3", "9007199254740992", "red"];
+        let classes = names.iter().enumerate().map(|(index, name)| (name.to_string(), index)).collect();
+        let parser = TruthParser { task: Task::Classification, classes, known: names.join(", ") };
+        for (name, expected) in [
+            ("3", Some(0)),
+            ("03.0", Some(0)),
+            ("red", Some(2)),
+            ("9007199254740992", Some(1)),
+            // Regression test: as an f64, this integer equals the class.
+            ("9007199254740993", None),
+            ("3.5", None),
+        ] {
+            assert_eq!(parser.parse(name).ok(), expected.map(Truth::Class), "{name}");
+        }
+        assert_eq!(parser.convert(3.0), Ok(Truth::Class(0)));
     }
 }
