@@ -61,23 +61,34 @@ pub(crate) fn column_kind(rows: &[ByteRecord], index: usize) -> ColumnKind {
 
 /// Returns whether the `first` row of a table is probably a sample and not a header. `rows` are the next rows.
 ///
-/// The first row is a sample if all cells but at most one (the target) are numbers, or if the row has a number in
-/// every column that holds numbers in the next rows. A first row with the numbers 0, 1, 2, ... is a header, because
-/// pandas writes these numbers above columns without names.
+/// A first row with at least one number is a sample if all cells but at most one (the target) are numbers, or if the
+/// row has a number in every column that holds numbers in the next rows. A first row without a number is a sample if
+/// most of its texts occur again in their columns, and none of the columns of numbers has a name.
+///
+/// A first row with the numbers 0, 1, ... (at least two) is a header, because pandas writes these numbers above columns
+/// without names. But it is a sample if one of its texts occurs again in its column.
 pub(crate) fn looks_like_data(first: &ByteRecord, rows: &[ByteRecord]) -> bool {
-    let numbers: Vec<&[u8]> =
-        first.iter().map(<[u8]>::trim_ascii).filter(|cell| number(cell).is_some()).collect();
-    if numbers.iter().enumerate().all(|(index, cell)| number(cell) == Some(index as f64)) {
-        return false;
-    }
-    let is_number_or_missing = |index: usize| {
+    let numbers: Vec<f64> = first.iter().filter_map(|cell| number(cell.trim_ascii())).collect();
+    let is_text = |index: usize| {
         let cell = first.get(index).unwrap_or_default().trim_ascii();
-        is_missing(cell) || number(cell).is_some()
+        number(cell).is_none() && !is_missing(cell)
     };
-    let mut numeric = (0..first.len())
-        .filter(|&index| !rows.is_empty() && column_kind(rows, index) == ColumnKind::Numbers)
-        .peekable();
-    numbers.len() + 1 >= first.len() || numeric.peek().is_some() && numeric.all(is_number_or_missing)
+    let occurs_again = |index: usize| {
+        let text = first.get(index).map(<[u8]>::trim_ascii);
+        rows.iter().any(|row| row.get(index).map(<[u8]>::trim_ascii) == text)
+    };
+    let texts: Vec<usize> = (0..first.len()).filter(|&index| is_text(index)).collect();
+    let repeated = texts.iter().filter(|&&index| occurs_again(index)).count();
+    let is_numbering = numbers.iter().enumerate().all(|(index, &value)| value == index as f64);
+    if numbers.len() > 1 && is_numbering {
+        return repeated > 0;
+    }
+    let mut numeric = (0..first.len()).filter(|&index| column_kind(rows, index) == ColumnKind::Numbers);
+    if numbers.is_empty() {
+        return 2 * repeated > texts.len() && !numeric.any(is_text);
+    }
+    let mut numeric = numeric.filter(|_| !rows.is_empty()).peekable();
+    numbers.len() + 1 >= first.len() || numeric.peek().is_some() && !numeric.any(is_text)
 }
 
 #[cfg(test)]
@@ -106,6 +117,35 @@ mod tests {
         ] {
             let rows: Vec<ByteRecord> = cells.iter().map(|cell| ByteRecord::from(vec!["0", cell])).collect();
             assert_eq!(column_kind(&rows, 1), expected, "{cells:?}");
+        }
+    }
+
+    /// Regression test: before, a first row was taken for a header and lost if it had no number but 0, 1, 2, ... in this order.
+    #[test]
+    fn a_first_row_is_a_header_or_a_sample() {
+        for (text, expected) in [
+            ("0,red,yes\n1,blue,no\n2,red,yes", true),
+            ("7,red,yes\n1,blue,no", true),
+            ("0,1,red\n5,2,blue\n3,4,red", true),
+            ("0,1,red\n5,2,blue\n3,4,green", false),
+            ("red,yes\nblue,no\nred,no\nblue,yes", true),
+            ("id7,red,yes\nid8,blue,no\nid9,red,yes", true),
+            ("?,red,yes\n5,blue,no\n7,red,yes", true),
+            // The name of a column may be one of its values.
+            ("colour,yes\nblue,no\nred,yes", false),
+            ("size,yes\n1,no\n2,yes", false),
+            (",colour,kind\n0,blue,no\n1,red,yes", false),
+            (",0,1\n0,5,6\n1,7,8", false),
+            ("0,1,2\n4,5,6", false),
+            ("0,size\n4,5", true),
+            ("2019,rooms,price\n1,2,3", false),
+            ("a,b", false),
+            ("1,b,c", false),
+            ("1,b", true),
+        ] {
+            let mut rows = text.lines().map(|line| ByteRecord::from(line.split(',').collect::<Vec<_>>()));
+            let first = rows.next().unwrap();
+            assert_eq!(looks_like_data(&first, &rows.collect::<Vec<_>>()), expected, "{text}");
         }
     }
 

@@ -231,8 +231,8 @@ pub(crate) fn read_header(records: &Records, header: HeaderRow) -> Result<Vec<St
     if header == HeaderRow::Expected && looks_like_data(first, records.sample().get(1..).unwrap_or_default())
     {
         return Err(records.error(
-            "the first row holds numbers, so it looks like data and not like a header; pass --no-header if the file has no \
-             header, or --header if these are the columns' names",
+            "the first row looks like data and not like a header: it holds numbers, or texts that occur again in the next rows; \
+             pass --no-header if the file has no header, or --header if these are the columns' names",
         ));
     }
     header_names(records)
