@@ -9,7 +9,8 @@ use super::dialect::{Separator, detect_separator, mark_length};
 use crate::train::data::DataError;
 use crate::train::data::file::{open, stream_error};
 
-/// The size in bytes of the beginning of a file from which the separator and the kinds of the columns are chosen.
+/// The size in bytes of the beginning of a file from which the separator and the kinds of the columns are chosen. More is read if
+/// this part does not hold the first two rows.
 const START_BYTES: u64 = 1 << 18;
 /// The maximum size in bytes of a row. A quotation mark that is never closed makes the rest of the file one row.
 const ROW_BYTES_MAX: u64 = 1 << 26;
@@ -38,11 +39,22 @@ impl Records {
     ) -> Result<Self, DataError> {
         let mut rest = open(path)?;
         let mut start = Vec::new();
-        let read = rest.by_ref().take(START_BYTES).read_to_end(&mut start);
-        let whole = (read.map_err(|error| stream_error(path, error))? as u64) < START_BYTES;
-        start.drain(..mark_length(path, &start)?);
-        let separator = separator.unwrap_or_else(|| detect_separator(path, &start, whole));
-        let sample = read_sample(&start, separator, whole, sample_rows);
+        let mut next_bytes = START_BYTES;
+        let (separator, sample) = loop {
+            let is_first_part = start.is_empty();
+            let read = rest.by_ref().take(next_bytes).read_to_end(&mut start);
+            let whole = (read.map_err(|error| stream_error(path, error))? as u64) < next_bytes;
+            if is_first_part {
+                start.drain(..mark_length(path, &start)?);
+            }
+            let separator = separator.unwrap_or_else(|| detect_separator(path, &start, whole));
+            let sample = read_sample(&start, separator, whole, sample_rows);
+            // A header and a row of data are needed to recognise the header and the kinds of the columns.
+            if whole || sample.len() >= sample_rows.min(2) || start.len() as u64 > 2 * ROW_BYTES_MAX {
+                break (separator, sample);
+            }
+            next_bytes = start.len() as u64;
+        };
         let input = RowLimit { input: Cursor::new(start).chain(rest), bytes_since_row: 0 };
         let reader = configure(separator).buffer_capacity(BUFFER_BYTES).from_reader(input);
         Ok(Self { path: path.to_owned(), reader, row: ByteRecord::new(), separator, sample })

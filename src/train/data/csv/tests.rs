@@ -207,6 +207,24 @@ fn files_longer_than_the_first_part_are_read_completely() {
     assert_eq!((table.rows(), values.len()), (10_000, 10_000));
 }
 
+/// Regression test: a column of text was taken for numbers if the first row of data was longer than the part of the file that is
+/// read first.
+#[test]
+fn rows_longer_than_the_first_part_decide_the_kinds_of_columns() {
+    let long = "x".repeat(1 << 20);
+    for text in [format!("name,a,y\n{long},1,2\nz,3,4\n"), format!("{long},a,y\nx,1,2\nz,3,4\n")] {
+        for mark in ["", "\u{feff}"] {
+            let table = parse(format!("{mark}{text}").as_bytes(), "y").unwrap();
+            let RawValues::Texts { indices, .. } = &table.columns[0].values else {
+                panic!("text is expected")
+            };
+            assert_eq!((indices.as_slice(), &table.columns[1]), (&[0, 1][..], &numbers("a", &[1.0, 3.0])));
+        }
+    }
+    let error = parse(format!("5,1,{long}\n6,3,4\n").as_bytes(), "1").unwrap_err().to_string();
+    assert!(error.contains("looks like data"), "{error}");
+}
+
 #[test]
 fn several_files_are_one_table() {
     let directory = tempfile::tempdir().unwrap();
