@@ -36,7 +36,7 @@ const COLUMNS_SHOWN: usize = 8;
 /// Returns an error in each of these cases. If the fault is in a line or a column, the message names this line or
 /// column.
 ///
-/// - The file cannot be read, is empty, or is not UTF-8 text.
+/// - The file cannot be read, is empty, has only a header, or is not UTF-8 text.
 /// - The target or a column that an option names does not exist.
 /// - Rows have different lengths, or a cell of a column of numbers is not a finite number.
 /// - A value is missing, and [`TableOptions::missing`] is [`MissingPolicy::Error`].
@@ -70,6 +70,15 @@ pub(crate) fn load(paths: &[PathBuf], target: &str, options: &TableOptions) -> R
         while records.advance()? {
             table.read_row(&records)?;
         }
+    }
+    if table.rows == 0 {
+        let hint = "; pass --no-header if its first row holds data";
+        return Err(match more.len() {
+            0 => records.error(format!("has no rows below its header{hint}")),
+            count => {
+                records.error(format!("this file and {count} more files have no rows below their headers"))
+            }
+        });
     }
     table.finish()
 }
@@ -176,7 +185,7 @@ impl TableReader {
     /// Returns the table.
     fn finish(mut self) -> Result<RawTable, DataError> {
         let notes = self.describe_missing();
-        if self.rows > 0 && self.rows == self.rows_without_target + self.rows_incomplete {
+        if self.rows == self.rows_without_target + self.rows_incomplete {
             return Err(DataError::Unsuitable(format!("no row remains: {}", notes.join("; "))));
         }
         let target_name = self.columns[self.target].name.clone();

@@ -147,7 +147,7 @@ fn columns_are_chosen_by_name_or_number() {
 
 #[test]
 fn errors_name_the_line_and_the_column_of_bad_cells() {
-    let cases: [(&[u8], &str); 15] = [
+    let cases: [(&[u8], &str); 16] = [
         (b"a,y\n1,2\n2,3\nabc,3\n", "line 4, column `a`: `abc` is not a number, but the first values"),
         (b"a,y\n1,2\n\"x\ny\",3\n3,z\n4,5\n", "line 3, column `a`"),
         (b"a,y\ninf,3\n", "line 2, column `a`: `inf` is not a finite number"),
@@ -166,6 +166,8 @@ fn errors_name_the_line_and_the_column_of_bad_cells() {
             "line 2 has 1 cells, but the first row has 2; a cell of this row contains a line break",
         ),
         (b"", "is empty"),
+        // Regression test: the error was about --test-fraction and named no file.
+        (b"a,y\n", "has no rows below its header; pass --no-header if"),
     ];
     for (bytes, expected) in cases {
         let error = parse(bytes, "y").unwrap_err().to_string();
@@ -249,6 +251,9 @@ fn several_files_are_one_table() {
         let error = load(&[first.clone(), other], "y", &TableOptions::default()).unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("other.csv"), "{error}");
     }
+    let headers = ["4.csv", "5.csv"].map(|name| write(name, b"a,y\n"));
+    let error = load(&headers, "y", &TableOptions::default()).unwrap_err().to_string();
+    assert!(error.ends_with("4.csv: this file and 1 more files have no rows below their headers"), "{error}");
     let options = TableOptions { header: HeaderRow::Absent, ..TableOptions::default() };
     let [one, two] = ["one.csv", "two.csv"].map(|name| write(name, b"1,2\n3,4\n"));
     assert_eq!(load(&[one, two], "1", &options).unwrap().rows(), 4);
