@@ -81,6 +81,7 @@ def _category_text(name: str, value: Any) -> str:
             f"column `{name}` of x holds the number {value}; it needs texts or integers, because it has categories"
         )
     text = "" if value is None or isinstance(value, float) else str(value).strip(" \t\n\r\f")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     return "" if text in _MISSING or text.lower() in _MISSING_IN_ANY_CASE else text
 
 

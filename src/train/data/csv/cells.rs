@@ -65,8 +65,8 @@ pub(crate) fn column_kind(rows: &[ByteRecord], index: usize) -> ColumnKind {
 /// row has a number in every column that holds numbers in the next rows. A first row without a number is a sample if
 /// most of its texts occur again in their columns, and none of the columns of numbers has a name.
 ///
-/// A first row with the numbers 0, 1, ... (at least two) is a header, because pandas writes these numbers above columns
-/// without names. But it is a sample if one of its texts occurs again in its column.
+/// A first row with the numbers 0, 1, ... (at least two) is a header, because pandas writes these numbers above
+/// columns without names. But it is a sample if one of its texts occurs again in its column.
 pub(crate) fn looks_like_data(first: &ByteRecord, rows: &[ByteRecord]) -> bool {
     let numbers: Vec<f64> = first.iter().filter_map(|cell| number(cell.trim_ascii())).collect();
     let is_text = |index: usize| {
@@ -120,7 +120,8 @@ mod tests {
         }
     }
 
-    /// Regression test: before, a first row was taken for a header and lost if it had no number but 0, 1, 2, ... in this order.
+    /// Regression test: before, a first row was taken for a header and lost if it had no number but 0, 1, 2, ... in
+    /// this order.
     #[test]
     fn a_first_row_is_a_header_or_a_sample() {
         for (text, expected) in [

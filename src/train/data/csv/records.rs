@@ -9,8 +9,8 @@ use super::dialect::{Separator, detect_separator, mark_length};
 use crate::train::data::DataError;
 use crate::train::data::file::{open, stream_error};
 
-/// The size in bytes of the beginning of a file from which the separator and the kinds of the columns are chosen. More is read if
-/// this part does not hold the first two rows.
+/// The size in bytes of the beginning of a file from which the separator and the kinds of the columns are chosen.
+/// More is read if this part does not hold the first two rows.
 const START_BYTES: u64 = 1 << 18;
 /// The maximum size in bytes of a row. A quotation mark that is never closed makes the rest of the file one row.
 const ROW_BYTES_MAX: u64 = 1 << 26;
@@ -20,9 +20,11 @@ const BUFFER_BYTES: usize = 1 << 18;
 /// The rows of a file.
 pub(crate) struct Records {
     path: PathBuf,
-    reader: csv::Reader<RowLimit>,
+    reader: csv::Reader<RowInput>,
     /// The current row.
     row: ByteRecord,
+    /// The number of the line in which the current row begins, counted from 1.
+    line: u64,
     /// The separator of the cells.
     separator: Separator,
     /// The complete rows at the beginning of the file.
@@ -55,9 +57,9 @@ impl Records {
             }
             next_bytes = start.len() as u64;
         };
-        let input = RowLimit { input: Cursor::new(start).chain(rest), bytes_since_row: 0 };
+        let input = RowInput::new(Cursor::new(start).chain(rest));
         let reader = configure(separator).buffer_capacity(BUFFER_BYTES).from_reader(input);
-        Ok(Self { path: path.to_owned(), reader, row: ByteRecord::new(), separator, sample })
+        Ok(Self { path: path.to_owned(), reader, row: ByteRecord::new(), line: 0, separator, sample })
     }
 
     /// Returns the separator of the cells.
@@ -73,8 +75,17 @@ impl Records {
 
     /// Reads the next row. Returns `false` at the end of the file. Skips empty lines.
     pub(crate) fn advance(&mut self) -> Result<bool, DataError> {
-        self.reader.get_mut().bytes_since_row = 0;
-        self.reader.read_byte_record(&mut self.row).map_err(|error| self.convert(error))
+        let input = self.reader.get_mut();
+        (input.bytes_since_row, input.ended_since_row) = (0, false);
+        let found = self.reader.read_byte_record(&mut self.row).map_err(|error| self.convert(error))?;
+        if found {
+            // `position` is behind the row. The position of the row itself is in front of empty lines before the row.
+            // At the end of the file, the last row may lack its line break.
+            let row_lines = self.row.as_slice().split(|&byte| byte == b'\n').count() as u64;
+            let after_row = u64::from(!self.reader.get_ref().ended_since_row);
+            self.line = (self.reader.position().line() + 1).saturating_sub(row_lines + after_row);
+        }
+        Ok(found)
     }
 
     /// Returns the current row.
@@ -84,7 +95,7 @@ impl Records {
 
     /// Returns the number of the line in which the current row begins, counted from 1.
     pub(crate) fn line(&self) -> u64 {
-        self.row.position().map_or(0, csv::Position::line)
+        self.line
     }
 
     /// Returns an error if the current row does not have `wanted` cells.
@@ -93,7 +104,7 @@ impl Records {
         if found == wanted {
             return Ok(());
         }
-        let several_lines = self.row.iter().any(|cell| cell.contains(&b'\n') || cell.contains(&b'\r'));
+        let several_lines = self.row.as_slice().contains(&b'\n');
         let hint = if several_lines {
             "; a cell of this row contains a line break, so a quotation mark may be missing".to_owned()
         } else {
@@ -142,20 +153,108 @@ fn read_sample(start: &[u8], separator: Separator, whole: bool, rows_max: usize)
     rows
 }
 
-/// A reader of the content of a file. Reading returns an error if a row has more than [`ROW_BYTES_MAX`] bytes.
-struct RowLimit {
+/// A reader of the content of a file with LF at the end of each line. In the file, lines may end in CR LF, CR or LF.
+/// Reading returns an error if a row has more than [`ROW_BYTES_MAX`] bytes.
+struct RowInput {
     input: Chain<Cursor<Vec<u8>>, Box<dyn Read>>,
+    /// Whether the last byte of `input` was a CR. An LF that follows belongs to the same end of line.
+    after_cr: bool,
     /// The number of bytes that were read since the last call of [`Records::advance`].
     bytes_since_row: u64,
+    /// Whether the end of the file was reached since the last call of [`Records::advance`].
+    ended_since_row: bool,
 }
 
-impl Read for RowLimit {
+impl RowInput {
+    fn new(input: Chain<Cursor<Vec<u8>>, Box<dyn Read>>) -> Self {
+        Self { input, after_cr: false, bytes_since_row: 0, ended_since_row: false }
+    }
+
+    /// Replaces CR LF and CR by LF. Returns the new number of bytes.
+    fn unify_line_ends(&mut self, bytes: &mut [u8]) -> usize {
+        if !self.after_cr && !bytes.contains(&b'\r') {
+            return bytes.len();
+        }
+        let mut len = 0;
+        for index in 0..bytes.len() {
+            let byte = bytes[index];
+            if !(byte == b'\n' && self.after_cr) {
+                bytes[len] = if byte == b'\r' { b'\n' } else { byte };
+                len += 1;
+            }
+            self.after_cr = byte == b'\r';
+        }
+        len
+    }
+}
+
+impl Read for RowInput {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.bytes_since_row > ROW_BYTES_MAX {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        let count = self.input.read(buffer)?;
-        self.bytes_since_row += count as u64;
-        Ok(count)
+        loop {
+            let count = self.input.read(buffer)?;
+            self.bytes_since_row += count as u64;
+            self.ended_since_row |= count == 0 && !buffer.is_empty();
+            let len = self.unify_line_ends(&mut buffer[..count]);
+            // An LF after a CR was the only byte, so there is nothing to return yet.
+            if len > 0 || count == 0 {
+                return Ok(len);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression test: lines were counted only by LF, and empty lines before a row counted as a part of the row.
+    #[test]
+    fn rows_begin_in_the_line_that_editors_show() {
+        let text = "\na,b\n1,2\n\n\n3,\"4\n5\n\"\n6,7\n\n8,\"9\n\n";
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.csv");
+        for (line_end, end) in
+            ["\n", "\r\n", "\r"].into_iter().flat_map(|line_end| [(line_end, ""), (line_end, "0")])
+        {
+            let mark = if end.is_empty() { "" } else { "\u{feff}" };
+            std::fs::write(&path, format!("{mark}{text}{end}").replace('\n', line_end)).unwrap();
+            let mut records = Records::open(&path, None, 0).unwrap();
+            let mut rows = Vec::new();
+            while records.advance().unwrap() {
+                let cells: Vec<_> = records.row().iter().map(String::from_utf8_lossy).collect();
+                rows.push((records.line(), cells.join(",")));
+            }
+            let last = format!("8,9\n\n{end}");
+            let expected = [(2, "a,b"), (3, "1,2"), (6, "3,4\n5\n"), (9, "6,7"), (11, last.as_str())]
+                .map(|(line, row)| (line, row.to_owned()));
+            assert_eq!(rows, expected, "{line_end:?} {end:?}");
+        }
+        std::fs::write(&path, "a,b\r\n\r\n1,2").unwrap();
+        let mut records = Records::open(&path, None, 0).unwrap();
+        while records.advance().unwrap() {}
+        assert_eq!(records.line(), 3);
+    }
+
+    /// A CR at the end of a part of the file and the LF in the next part are one line end.
+    #[test]
+    fn line_ends_are_unified_across_reads() {
+        let text = b"a\r\n\r\rb\n\nc\r\n";
+        for part in 1..text.len() {
+            let mut input =
+                RowInput::new(Cursor::new(text.to_vec()).chain(Box::new(io::empty()) as Box<dyn Read>));
+            let mut found = Vec::new();
+            let mut buffer = vec![0; part];
+            loop {
+                let count = input.read(&mut buffer).unwrap();
+                if count == 0 {
+                    break;
+                }
+                found.extend_from_slice(&buffer[..count]);
+            }
+            assert_eq!(found, b"a\n\n\nb\n\nc\n", "{part}");
+        }
     }
 }

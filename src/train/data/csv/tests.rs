@@ -147,9 +147,12 @@ fn columns_are_chosen_by_name_or_number() {
 
 #[test]
 fn errors_name_the_line_and_the_column_of_bad_cells() {
-    let cases: [(&[u8], &str); 16] = [
+    let cases: [(&[u8], &str); 19] = [
         (b"a,y\n1,2\n2,3\nabc,3\n", "line 4, column `a`: `abc` is not a number, but the first values"),
         (b"a,y\n1,2\n\"x\ny\",3\n3,z\n4,5\n", "line 3, column `a`"),
+        (b"a,y\r\n1,2\r\n2,3\r\nabc,3\r\n", "line 4, column `a`"),
+        (b"a,y\r1,2\r2,3\rabc,3", "line 4, column `a`"),
+        (b"\na,y\n1,2\n\n2,3\n\nabc,3\n", "line 7, column `a`"),
         (b"a,y\ninf,3\n", "line 2, column `a`: `inf` is not a finite number"),
         (b"a,y\n1e300,3\n", "line 2, column `a`: `1e300` is not a finite number"),
         (b"a,y\n1,inf\n", "line 2, column `y`: `inf` is not a finite number"),
@@ -209,8 +212,8 @@ fn files_longer_than_the_first_part_are_read_completely() {
     assert_eq!((table.rows(), values.len()), (10_000, 10_000));
 }
 
-/// Regression test: a column of text was taken for numbers if the first row of data was longer than the part of the file that is
-/// read first.
+/// Regression test: a column of text was taken for numbers if the first row of data was longer than the part of the
+/// file that is read first.
 #[test]
 fn rows_longer_than_the_first_part_decide_the_kinds_of_columns() {
     let long = "x".repeat(1 << 20);
