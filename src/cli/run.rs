@@ -1,6 +1,7 @@
 //! Parses the arguments of ringrun. The module `other_launchers` first translates the options of other launchers. clap then
 //! checks each option, and this module checks that the options fit together and makes a [`LaunchPlan`].
 
+mod help;
 mod hosts;
 mod other_launchers;
 
@@ -16,67 +17,17 @@ use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser};
 
 use super::print_error::print_error;
 use crate::exit::Exit;
-use crate::launch::{self, Binding, LaunchLimits, LaunchPlan, Mpi4py, OWN_PREFIX, OutputFormat, Verbosity};
+use crate::launch::{
+    self, Binding, FailurePolicy, LaunchLimits, LaunchPlan, Mpi4py, OWN_PREFIX, OutputFormat, Verbosity,
+};
+use crate::types::WorldSize;
 
 /// The longest time that an option accepts, in seconds: a year.
 const SECONDS_MAX: f64 = 365.0 * 24.0 * 3600.0;
 
-const EXAMPLES: &str = "\
-Examples:
-  ringrun -n 4 ringtrain                    train a model on 4 ranks on this machine
-  ringrun -n 4 ringbench allreduce          measure all-reduce between 4 ranks
-  ringrun -n 2 -- python train.py --lr 0.1  run any program on 2 ranks
-  ringrun -n 4 --output-dir logs ringtrain  also write the output of each rank N to logs/rank.N/stdout and stderr
-  ringrun -n 2 -x RUST_LOG=debug ringtrain  set an environment variable for every rank
-  ringrun --mpi4py -n 2 python script.py    run an mpi4py script on the Python package ringtrain
-
-ringtrain and ringbench are built into ringrun. If COMMAND is ringtrain or ringbench, the built-in program runs. To run \
-another program of that name, give its path, for example ./ringtrain.
-
-Each rank finds its number and the number of ranks in the environment variables RING_RANK and RING_WORLD_SIZE, and in the \
-variables that torchrun, Horovod and Open MPI set. The standard input of each rank is /dev/null. If there is more than one \
-rank and you have not set OMP_NUM_THREADS, ringrun sets this variable to the number of cores for each rank.
-
-ringrun divides the processors evenly among the ranks and binds each rank to its share (see --bind-to). It uses only \
-processors that taskset, Slurm or the container allow. Each job claims the processors to which it binds ranks, and jobs that \
-start later on the same host prefer unclaimed processors. If all processors are claimed, the jobs share them evenly.
-
-ringrun prints a line of up to 16 MiB in one piece. It splits longer lines.
-
-With --mpi4py, `from mpi4py import MPI` imports the Python package ringtrain. ringrun runs the interpreter once to ask the \
-package for its mpi4py directory, and puts this directory first in the ranks' PYTHONPATH. The interpreter is COMMAND if \
-its name begins with python or pypy, otherwise python3. With --mpi4py=installed, the same statement imports the installed \
-mpi4py. Without --mpi4py, importing mpi4py on 2 or more ranks raises an ImportError, because with an installed MPI each \
-rank would be a world of size 1. A program that catches the error can continue without mpi4py.
-
-If a rank fails, the other ranks have the time of --grace to exit. ringrun then sends SIGTERM to the ranks that still run. \
-If these ranks have not exited after the time of --kill-after, ringrun sends SIGKILL to them, and to all processes that the \
-ranks have started. At the end, ringrun reports which rank failed first, how this rank failed, and the last lines of its \
-output. When any rank ends, ringrun kills the processes that are left in the process group of this rank.
-
-ringrun passes these signals on to the ranks:
-  SIGINT (Ctrl-C), SIGHUP, SIGQUIT              the job ends within --kill-after; a second Ctrl-C ends the job at once
-  SIGTERM                                       ranks have --term-timeout to save and exit; if all exit with 0, ringrun does too
-  SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH  no other effect
-If ringrun itself is killed, its ranks are killed too. If the program that reads the standard output of ringrun exits, \
-ringrun stops the job, unless --output-dir is given.
-
-Exit codes:
-  0        every rank exited with 0
-  1-255    the code of the rank that failed first; 128+N if signal N killed it
-  1        also: standard output or a file of --output-dir could not be written
-  2        wrong usage: unknown option, bad value or bad combination
-  3        --wdir or --output-dir cannot be used, or the limit on open files is too low
-  5        the ranks could not be started, or --mpi4py did not find the Python package
-  124      the job took longer than --job-timeout
-  126      COMMAND cannot be executed
-  127      COMMAND was not found
-  129-143  a signal ended the job: 130 for Ctrl-C, 143 for SIGTERM; 141 if the reader of standard output exited
-";
-
 /// Runs COMMAND as N ranks of one job on this machine.
 #[derive(Parser, Debug)]
-#[command(name = "ringrun", version, after_help = EXAMPLES, max_term_width = 130)]
+#[command(name = "ringrun", version, after_help = help::AFTER_OPTIONS, max_term_width = 130)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate flag; `LaunchPlan` has enums")]
 struct RunArgs {
     /// The number of ranks to start (also -np N). auto means one rank for each processor that ringrun may use.
@@ -165,6 +116,10 @@ struct RunArgs {
     #[arg(long, value_name = "SECONDS", value_parser = parse_positive_seconds)]
     job_timeout: Option<Duration>,
 
+    /// Do not end the other ranks when a rank fails. Use this option for programs that can go on without a lost rank.
+    #[arg(long)]
+    tolerate_failures: bool,
+
     /// Print what ringrun does.
     #[arg(short, long)]
     verbose: bool,
@@ -245,6 +200,10 @@ fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, Strin
     let variables = args.variables.into_iter().map(parse_variable).collect::<Result<_, _>>()?;
     let mut command = args.command.into_iter();
     let program = command.next().ok_or("there is no COMMAND to run")?;
+    let failure_policy = if args.tolerate_failures { FailurePolicy::Tolerate } else { FailurePolicy::EndJob };
+    if failure_policy == FailurePolicy::Tolerate {
+        check_tolerance(world, &program)?;
+    }
     Ok(LaunchPlan {
         world,
         program,
@@ -261,10 +220,25 @@ fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, Strin
             term_timeout: args.term_timeout,
             job_timeout: args.job_timeout,
         },
+        failure_policy,
         binding: parse_binding(&args.bind_to)?,
         report_bindings: args.report_bindings,
         verbosity: if args.verbose { Verbosity::Verbose } else { Verbosity::Quiet },
     })
+}
+
+/// Refuses `--tolerate-failures` for jobs that cannot go on without a rank.
+fn check_tolerance(world: WorldSize, program: &OsStr) -> Result<(), String> {
+    if world == WorldSize::ONE {
+        return Err(
+            "--tolerate-failures needs at least 2 ranks: no rank could continue after a failure".to_owned()
+        );
+    }
+    if program == "ringbench" {
+        return Err("--tolerate-failures: ringbench cannot go on without a lost rank; leave this option out"
+            .to_owned());
+    }
+    Ok(())
 }
 
 /// Parses `NAME` or `NAME=VALUE`. The value may be any bytes.
@@ -410,6 +384,8 @@ mod tests {
             ("-n 2 --job-timeout 0 prog", "more than 0"),
             ("-n 2 --start-timeout 0.0001 prog", "at least 0.001"),
             ("-n 2 --start-timeout 10 --job-timeout 5 prog", "shorter"),
+            ("-n 1 --tolerate-failures prog", "at least 2 ranks"),
+            ("-n 2 --tolerate-failures ringbench", "ringbench cannot go on"),
             ("-n 2 -x =1 prog", "needs a name"),
             ("-n 4 -ppn 2 prog", "several hosts"),
             ("-n 2 -H node7 prog", "`node7` is not this host"),
@@ -455,6 +431,15 @@ mod tests {
     fn a_job_timeout_limits_the_start_timeout() {
         let limits = parse_line("-n 2 --job-timeout 5 prog").unwrap().limits;
         assert_eq!(limits.start_timeout, Duration::from_secs(5));
+    }
+
+    #[test]
+    fn failures_are_tolerated_only_on_request() {
+        for (line, expected) in
+            [("-n 2 prog", FailurePolicy::EndJob), ("-n 2 --tolerate_failures prog", FailurePolicy::Tolerate)]
+        {
+            assert_eq!(parse_line(line).unwrap().failure_policy, expected, "{line}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(super) fn blame_named_rank(
     members: &[RankStatus],
     tails: &[Vec<String>],
 ) -> JobOutcome {
-    let JobOutcome::Failed(first) = outcome else { return outcome };
+    let (JobOutcome::Failed(first) | JobOutcome::Tolerated(first)) = outcome else { return outcome };
     let exited_with_error = |rank: Rank| {
         let ended = members.get(rank.index()).and_then(|member| member.ended);
         matches!(ended, Some((RankEnd::Exited(code), _)) if code != 0)
@@ -41,7 +41,10 @@ pub(super) fn blame_named_rank(
         visited.push(named);
         rank = named;
     }
-    JobOutcome::Failed(rank)
+    match outcome {
+        JobOutcome::Tolerated(_) => JobOutcome::Tolerated(rank),
+        _ => JobOutcome::Failed(rank),
+    }
 }
 
 /// Returns the rank that `line` blames, or `None` if the line blames no rank.

@@ -100,7 +100,8 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
         job.output.add_streams(rank, streams);
     }
-    let (outcome, members) = job.run_event_loop(Supervisor::new(plan.limits, &job.ranks.pids()), &server)?;
+    let supervisor = Supervisor::new(plan.limits, plan.failure_policy, &job.ranks.pids());
+    let (outcome, members) = job.run_event_loop(supervisor, &server)?;
     job.kill_leftovers()?;
     let Some(OutputSummary { tails, incomplete }) = job.wait_for_output()? else {
         return Ok(exit_code(outcome, &members));
@@ -227,6 +228,10 @@ impl<'a> RunningJob<'a> {
                 }
             }
             let batch = self.ranks.reap();
+            // Ask after `reap`, so that the answer is valid for every rank in the batch.
+            if server.has_started() {
+                supervisor.handle_start();
+            }
             let now = self.begin.elapsed();
             supervisor.handle_rank_ends(&batch, now);
             // A rank that has ended cannot join the job, even if it ended without an error.

@@ -73,12 +73,23 @@ pub struct LaunchPlan {
     pub output_dir: Option<PathBuf>,
     /// The time limits.
     pub limits: LaunchLimits,
+    /// What happens to the other ranks when a rank fails.
+    pub failure_policy: FailurePolicy,
     /// The processors that each rank may use.
     pub binding: Binding,
     /// Whether to print the processors of each rank.
     pub report_bindings: bool,
     /// Which messages ringrun prints.
     pub verbosity: Verbosity,
+}
+
+/// What happens to the other ranks when a rank fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FailurePolicy {
+    /// ringrun ends the job.
+    EndJob,
+    /// The other ranks continue. But if a rank fails before all ranks have joined the job, ringrun ends the job.
+    Tolerate,
 }
 
 /// The package that `from mpi4py import MPI` imports on the ranks.

@@ -88,6 +88,8 @@ pub enum JobOutcome {
     Success,
     /// This rank failed first.
     Failed(Rank),
+    /// This rank failed first, and `--tolerate-failures` let the other ranks continue.
+    Tolerated(Rank),
     /// ringrun got this signal: SIGINT, SIGHUP or SIGQUIT.
     Interrupted(i32),
     /// ringrun got SIGTERM. The ranks may still save and exit with 0.
@@ -133,7 +135,8 @@ pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
     let all_succeeded = members.iter().all(RankStatus::is_success);
     match outcome {
         JobOutcome::Success => 0,
-        JobOutcome::Failed(rank) => {
+        JobOutcome::Tolerated(_) if members.iter().any(RankStatus::is_success) => 0,
+        JobOutcome::Failed(rank) | JobOutcome::Tolerated(rank) => {
             members[rank.index()].ended.map_or(Exit::Failure as u8, |(ended, _)| ended.code())
         }
         JobOutcome::Interrupted(signal) => signal_code(signal),
@@ -155,6 +158,12 @@ pub(super) fn report(outcome: JobOutcome, members: &[RankStatus], tails: &[Vec<S
     let headline = match outcome {
         JobOutcome::Success => return text,
         JobOutcome::Terminated if all_succeeded => return text,
+        JobOutcome::Tolerated(_) if members.iter().any(RankStatus::is_success) => {
+            return summarize_tolerated_failures(members);
+        }
+        JobOutcome::Tolerated(rank) => {
+            format!("{}; all other ranks failed too", members[rank.index()].describe())
+        }
         JobOutcome::Failed(rank) => {
             let others = if members.len() > 1 { "; the other ranks were stopped" } else { "" };
             let alone = members.iter().all(|member| member.rank == rank || member.is_success());
@@ -172,14 +181,28 @@ pub(super) fn report(outcome: JobOutcome, members: &[RankStatus], tails: &[Vec<S
         }
     };
     let _ = writeln!(text, "ringrun: {headline}");
-    if let JobOutcome::Failed(rank) = outcome {
+    let blamed = match outcome {
+        JobOutcome::Failed(rank) | JobOutcome::Tolerated(rank) => Some(rank),
+        _ => None,
+    };
+    if let Some(rank) = blamed {
         write_tail(&mut text, rank, tails.get(rank.index()).map_or(&[], Vec::as_slice));
     }
-    let blamed = if let JobOutcome::Failed(rank) = outcome { Some(rank) } else { None };
-    for (ranks, what) in group_by_end(members, blamed) {
+    for (ranks, what) in group_by_end(members.iter().filter(|member| Some(member.rank) != blamed)) {
         let _ = writeln!(text, "ringrun: {ranks} {what}");
     }
     text
+}
+
+/// Returns the sentence about a job that at least one rank has completed.
+fn summarize_tolerated_failures(members: &[RankStatus]) -> String {
+    let failed = members.iter().filter(|member| !member.is_success());
+    let (world, success_count) = (members.len(), members.len() - failed.clone().count());
+    let mut text = format!("ringrun: --tolerate-failures: {success_count} of {world} ranks exited with 0");
+    for (ranks, what) in group_by_end(failed) {
+        let _ = write!(text, ", {ranks} {what}");
+    }
+    text + "\n"
 }
 
 fn write_tail(text: &mut String, rank: Rank, lines: &[String]) {
@@ -193,10 +216,10 @@ fn write_tail(text: &mut String, rank: Rank, lines: &[String]) {
     }
 }
 
-/// Groups all ranks except `blamed` by how they ended, so that a report about a thousand ranks has only a few lines.
-fn group_by_end(members: &[RankStatus], blamed: Option<Rank>) -> Vec<(String, String)> {
+/// Groups ranks by how they ended, so that a report about a thousand ranks has only a few lines.
+fn group_by_end<'a>(members: impl Iterator<Item = &'a RankStatus>) -> Vec<(String, String)> {
     let mut kinds: Vec<(Option<RankEnd>, Vec<Rank>)> = Vec::new();
-    for member in members.iter().filter(|member| Some(member.rank) != blamed) {
+    for member in members {
         let ended = member.ended.map(|(ended, _)| ended);
         match kinds.iter_mut().find(|(kind, _)| *kind == ended) {
             Some((_, ranks)) => ranks.push(member.rank),
@@ -263,6 +286,8 @@ mod tests {
             (JobOutcome::Failed(one), [ok, Some(RankEnd::NotRun(2))], 127),
             (JobOutcome::Failed(one), [ok, Some(RankEnd::NotRun(8))], 126),
             (JobOutcome::Failed(one), [ok, None], 1),
+            (JobOutcome::Tolerated(one), [ok, Some(RankEnd::Killed(9))], 0),
+            (JobOutcome::Tolerated(one), [Some(RankEnd::Exited(3)), Some(RankEnd::Killed(9))], 137),
             (JobOutcome::Interrupted(2), [ok, ok], 130),
             (JobOutcome::Terminated, [ok, ok], 0),
             (JobOutcome::Terminated, [ok, Some(RankEnd::Killed(15))], 143),
@@ -289,6 +314,26 @@ mod tests {
              ringrun: ranks 0-1,3,5 exited with code 6\n\
              ringrun: rank 4 was killed by signal 15 (SIGTERM)\n"
         );
+    }
+
+    #[test]
+    fn the_report_of_tolerated_failures_is_one_sentence_if_a_rank_succeeded() {
+        let (lost, killed) = (Some(RankEnd::Exited(6)), Some(RankEnd::Killed(9)));
+        for (ends, expected) in [
+            (
+                vec![lost, Some(RankEnd::Exited(0)), killed, lost],
+                "ringrun: --tolerate-failures: 1 of 4 ranks exited with 0, ranks 0,3 exited with code 6, rank 2 was killed by \
+                 signal 9 (SIGKILL)\n",
+            ),
+            (
+                vec![lost, lost, killed],
+                "ringrun: rank 2 (pid 102) was killed by signal 9 (SIGKILL) after 12.3 s; all other ranks failed too\n\
+                 ringrun: rank 2 printed nothing\n\
+                 ringrun: ranks 0-1 exited with code 6\n",
+            ),
+        ] {
+            assert_eq!(report(JobOutcome::Tolerated(Rank::new(2)), &make_members(&ends), &[]), expected);
+        }
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The state machine that decides when to send which signal to the ranks. The state machine does no IO, and reads no
 //! clock: the caller passes the time since the job started.
 //!
-//! The caller reports events with `handle_rank_ends`, `handle_signal`, `handle_closed_output` and `tick`. The caller
-//! then performs the actions that `poll_action` returns, until `poll_action` returns `None`. After that, the caller
-//! waits for the next event, but at most until `deadline`.
+//! The caller reports events with `handle_start`, `handle_rank_ends`, `handle_signal`, `handle_closed_output` and
+//! `tick`. The caller then performs the actions that `poll_action` returns, until `poll_action` returns `None`. After
+//! that, the caller waits for the next event, but at most until `deadline`.
 //!
 //! ```text
 //!            a rank fails          --grace passed            --kill-after passed
@@ -12,14 +12,16 @@
 //!     |                                                |
 //!     +- SIGINT, SIGTERM, job timeout, closed output --+      (Ctrl-C again: Killing at once)
 //! ```
+//!
+//! With `FailurePolicy::Tolerate`, the phase remains `Running` when a rank fails after the start of the job.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM};
 
-use super::LaunchLimits;
 use super::outcome::{JobOutcome, RankEnd, RankStatus, format_seconds, signal_name};
+use super::{FailurePolicy, LaunchLimits};
 use crate::types::Rank;
 
 /// How long ringrun waits for a process to end after SIGKILL. A process in uninterruptible sleep (a dead network file
@@ -56,26 +58,38 @@ enum StopPhase {
 
 pub(super) struct Supervisor {
     limits: LaunchLimits,
+    failure_policy: FailurePolicy,
+    has_started: bool,
     members: Vec<RankStatus>,
     phase: StopPhase,
     outcome: JobOutcome,
+    /// The end of `--grace` after the first tolerated failure.
+    blame_until: Option<Duration>,
     actions: VecDeque<SupervisorAction>,
 }
 
 impl Supervisor {
     /// Creates the supervisor of a job whose ranks have the process ids `pids`.
-    pub(super) fn new(limits: LaunchLimits, pids: &[i32]) -> Self {
+    pub(super) fn new(limits: LaunchLimits, failure_policy: FailurePolicy, pids: &[i32]) -> Self {
         let members = (0..)
             .zip(pids)
             .map(|(number, &pid)| RankStatus { rank: Rank::new(number), pid, ended: None })
             .collect();
         Self {
             limits,
+            failure_policy,
+            has_started: false,
             members,
             phase: StopPhase::Running,
             outcome: JobOutcome::Success,
+            blame_until: None,
             actions: VecDeque::new(),
         }
+    }
+
+    /// The caller reports that all ranks have joined the job.
+    pub(super) fn handle_start(&mut self) {
+        self.has_started = true;
     }
 
     /// The caller reports that the ranks in `batch` have ended. The order of the ranks in `batch` is not the order in
@@ -93,6 +107,9 @@ impl Supervisor {
             return;
         }
         match (self.phase, self.outcome) {
+            (StopPhase::Running, _) if self.has_started && self.failure_policy == FailurePolicy::Tolerate => {
+                self.tolerate(batch, rank, now);
+            }
             (StopPhase::Running, _) => self.fail(rank, now),
             // `first` may have failed only because its connection to `rank` closed: when a process dies, the kernel
             // closes its sockets before it notifies ringrun. In this case, blame `rank`.
@@ -193,13 +210,34 @@ impl Supervisor {
         self.members[rank.index()].ended.map_or(0, |(ended, _)| ended.blame_score())
     }
 
+    /// Lets the other ranks continue after the failures in `batch`. Of these failures, that of `rank` is most likely
+    /// to be the cause of the others.
+    fn tolerate(&mut self, batch: &[(Rank, RankEnd)], rank: Rank, now: Duration) {
+        let until = *self.blame_until.get_or_insert(now + self.limits.grace);
+        let is_less_likely = |first| now > until || self.blame_score(rank) <= self.blame_score(first);
+        if !matches!(self.outcome, JobOutcome::Tolerated(first) if is_less_likely(first)) {
+            self.outcome = JobOutcome::Tolerated(rank);
+        }
+        // The report at the end of the job also has the failures of the ranks that end last.
+        for &(rank, ended) in batch {
+            if !ended.is_success() && !self.is_over() {
+                let sentence = self.members[rank.index()].describe();
+                self.note(format!("{sentence}; --tolerate-failures: the other ranks continue"));
+            }
+        }
+    }
+
     /// Blames `rank` for the failure of the job, and gives the other ranks time to exit.
     fn fail(&mut self, rank: Rank, now: Duration) {
         self.outcome = JobOutcome::Failed(rank);
         if self.members.iter().any(|member| member.ended.is_none()) {
             let grace = format_seconds(self.limits.grace);
             let sentence = self.members[rank.index()].describe();
-            self.note(format!("{sentence}; the other ranks have {grace} to exit"));
+            let early = match self.failure_policy {
+                FailurePolicy::EndJob => "",
+                FailurePolicy::Tolerate => " and before all ranks had joined the job",
+            };
+            self.note(format!("{sentence}{early}; the other ranks have {grace} to exit"));
         }
         self.phase = StopPhase::Leaving { until: now + self.limits.grace };
         self.tick(now);
@@ -243,7 +281,14 @@ mod tests {
     }
 
     fn supervise_three_ranks() -> Supervisor {
-        Supervisor::new(LIMITS, &[10, 11, 12])
+        Supervisor::new(LIMITS, FailurePolicy::EndJob, &[10, 11, 12])
+    }
+
+    /// Supervises three ranks with `--tolerate-failures`, after the start of the job.
+    fn supervise_tolerantly() -> Supervisor {
+        let mut job = Supervisor::new(LIMITS, FailurePolicy::Tolerate, &[10, 11, 12]);
+        job.handle_start();
+        job
     }
 
     /// Takes all pending actions and returns the signals among them.
@@ -381,8 +426,73 @@ mod tests {
 
     #[test]
     fn without_grace_sigterm_is_sent_at_once() {
-        let mut job = Supervisor::new(LaunchLimits { grace: Duration::ZERO, ..LIMITS }, &[10, 11]);
+        let mut job = Supervisor::new(
+            LaunchLimits { grace: Duration::ZERO, ..LIMITS },
+            FailurePolicy::EndJob,
+            &[10, 11],
+        );
         end_rank(&mut job, 0, RankEnd::Exited(1), secs(1));
         assert_eq!(take_signals(&mut job), [SIGTERM, SIGCONT]);
+    }
+
+    #[test]
+    fn a_tolerated_failure_is_printed_once_and_sends_no_signal() {
+        let mut job = supervise_tolerantly();
+        end_rank(&mut job, 1, RankEnd::Killed(SIGKILL), secs(1));
+        let sentence = "rank 1 (pid 11) was killed by signal 9 (SIGKILL) after 1.0 s; --tolerate-failures: the other ranks \
+                        continue";
+        assert_eq!(job.poll_action(), Some(SupervisorAction::Note(sentence.to_owned())));
+        end_rank(&mut job, 0, RankEnd::Exited(0), secs(50));
+        job.tick(secs(50));
+        assert_eq!((job.poll_action(), job.deadline(), job.is_over()), (None, Some(secs(100)), false));
+        end_rank(&mut job, 2, RankEnd::Exited(3), secs(60));
+        assert!(job.is_over() && job.poll_action().is_none());
+        assert_eq!(job.into_result().0, JobOutcome::Tolerated(Rank::new(1)));
+    }
+
+    #[test]
+    fn of_tolerated_failures_the_first_is_blamed() {
+        let (lost, killed) = (RankEnd::Exited(6), RankEnd::Killed(SIGKILL));
+        for (name, ends, expected) in [
+            ("first by time", [(2, 1, RankEnd::Exited(4)), (0, 2, RankEnd::Exited(3)), (1, 9, lost)], 2),
+            ("killed within --grace", [(0, 1, lost), (2, 3, killed), (1, 9, lost)], 2),
+            ("killed after --grace", [(0, 1, lost), (2, 4, killed), (1, 9, lost)], 0),
+            ("success does not matter", [(0, 1, RankEnd::Exited(0)), (1, 9, lost), (2, 9, lost)], 1),
+        ] {
+            let mut job = supervise_tolerantly();
+            for (rank, second, ended) in ends {
+                end_rank(&mut job, rank, ended, secs(second));
+            }
+            assert_eq!(job.into_result().0, JobOutcome::Tolerated(Rank::new(expected)), "{name}");
+        }
+    }
+
+    #[test]
+    fn signals_and_the_job_timeout_stop_a_job_after_a_tolerated_failure() {
+        let timeout: fn(&mut Supervisor) = |job| job.tick(secs(100));
+        for (stop, signal, outcome) in [
+            (timeout, SIGTERM, JobOutcome::TimedOut),
+            (|job| job.handle_signal(SIGTERM, secs(2)), SIGTERM, JobOutcome::Terminated),
+            (|job| job.handle_signal(SIGINT, secs(2)), SIGINT, JobOutcome::Interrupted(SIGINT)),
+        ] {
+            let mut job = supervise_tolerantly();
+            end_rank(&mut job, 0, RankEnd::Exited(1), secs(1));
+            stop(&mut job);
+            assert_eq!(take_signals(&mut job), [signal, SIGCONT]);
+            end_rank(&mut job, 1, RankEnd::Exited(1), secs(100));
+            assert!(take_signals(&mut job).is_empty());
+            assert_eq!(job.into_result().0, outcome);
+        }
+    }
+
+    #[test]
+    fn a_failure_before_the_start_is_not_tolerated() {
+        let mut job = Supervisor::new(LIMITS, FailurePolicy::Tolerate, &[10, 11]);
+        end_rank(&mut job, 1, RankEnd::Exited(3), secs(1));
+        let sentence = "rank 1 (pid 11) exited with code 3 after 1.0 s and before all ranks had joined the job; the other \
+                        ranks have 2.0 s to exit";
+        assert_eq!(job.poll_action(), Some(SupervisorAction::Note(sentence.to_owned())));
+        assert_eq!(job.deadline(), Some(secs(3)));
+        assert_eq!(job.into_result().0, JobOutcome::Failed(Rank::new(1)));
     }
 }

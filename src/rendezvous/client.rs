@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::message::{self, FromRank, ToRank};
-use super::server::{NOTICE_AFTER, describe_absent, describe_wait};
+use super::server::NOTICE_AFTER;
 use super::{Member, Roster, StartError};
 use crate::transport::handshake::{DialError, Identity, advance, nonce};
 use crate::transport::listener::HANDSHAKE_TIMEOUT;
@@ -58,7 +58,7 @@ pub fn register(
     let deadline = started + registration.start_timeout;
     while let Some(answer) = registration.receive(&mut stream, &mut input, deadline)? {
         if let ToRank::Waiting(absent) = answer {
-            log::warn!("{}", describe_wait(&absent, &name, started.elapsed()));
+            log::warn!("{}", absent.describe_wait(&name, started.elapsed()));
         } else {
             return registration.interpret(answer, &name);
         }
@@ -163,11 +163,11 @@ impl Registration<'_> {
             ToRank::Ready(roster) if roster.members.len() == self.world.as_usize() => Ok(roster),
             ToRank::Ready(_) => Err(self.lost_error("its roster has another number of ranks")),
             ToRank::Missing(absent) | ToRank::Waiting(absent) => {
-                let missing = describe_absent(&absent, name);
+                let missing = absent.describe(name);
                 Err(StartError::Missing { missing, timeout: self.start_timeout })
             }
             ToRank::TimedOut { absent, timeout_ms } => Err(StartError::Missing {
-                missing: describe_absent(&absent, name),
+                missing: absent.describe(name),
                 timeout: Duration::from_millis(timeout_ms),
             }),
             ToRank::Refused { reason } => Err(StartError::Refused(reason)),

@@ -1,10 +1,12 @@
 //! The messages between a rank and the rendezvous after the handshake. Each message consists of its length in four
 //! bytes, followed by JSON.
 
+use std::time::Duration;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Member, Roster};
+use super::{Member, Roster, format_ranks};
 use crate::types::{Rank, WorldSize};
 use crate::wire::printable;
 
@@ -54,6 +56,30 @@ pub(super) struct Absent {
     /// A sentence for each refused process. A refused process may be a missing rank that was
     /// started with wrong options.
     pub(super) refused: Vec<String>,
+}
+
+impl Absent {
+    /// Returns the notice that the job waits for these ranks.
+    pub(super) fn describe_wait(&self, name: &dyn Fn(Rank) -> String, waited: Duration) -> String {
+        let missing = self.describe(name);
+        format!("still waiting for {missing} to join the job, after {} s", waited.as_secs())
+    }
+
+    /// Formats the missing ranks, and the processes that were refused. Up to 8 missing ranks are listed by name:
+    /// `name` returns the name of a rank, and also the address of the rank if the address is known.
+    pub(super) fn describe(&self, name: &dyn Fn(Rank) -> String) -> String {
+        let mut text = if self.ranks.len() <= 8 {
+            self.ranks.iter().map(|&rank| name(rank)).collect::<Vec<_>>().join(", ")
+        } else {
+            format!("ranks {}", format_ranks(&self.ranks))
+        };
+        for refused in &self.refused {
+            text.push_str(" (");
+            text.push_str(refused);
+            text.push(')');
+        }
+        text
+    }
 }
 
 /// A message with texts from a peer. A peer may send control characters, which must be replaced before a text is

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use mio::net::TcpStream;
 use mio::{Token, Waker};
 
 use super::message::{self, Absent, FROM_RANK_BYTES_MAX, FromRank, ToRank};
-use super::{Member, Roster, StartError, format_ranks, is_loopback};
+use super::{Member, Roster, StartError, is_loopback};
 use crate::transport::handshake::Identity;
 use crate::transport::listener::{Event, Listener, listen};
 use crate::types::{Rank, WorldSize};
@@ -45,6 +46,7 @@ pub fn serve(
     let mut registry = RankRegistry::new(listener, world, start_timeout, Audience::AllRanks);
     registry.add(own.0, own.1);
     let roster = registry.run(&commands, &name)?.unwrap_or(Roster { members: Vec::new() });
+    registry.send_to_all(&ToRank::Ready(roster.clone()));
     let members = roster.members.clone();
     listener.reply_to_late_ranks(move |rank| {
         let reason = match members.get(rank.index()) {
@@ -94,6 +96,7 @@ pub struct Server {
     address: SocketAddr,
     commands: Sender<Command>,
     waker: Option<Arc<Waker>>,
+    has_started: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -117,11 +120,19 @@ impl Server {
             .map_err(system("an event queue for the rendezvous"))?;
         let waker = listener.waker();
         let (commands, receiver) = channel();
+        let has_started = Arc::new(AtomicBool::new(false));
+        let started_flag = Arc::clone(&has_started);
         let serve = move || {
             let mut registry =
                 RankRegistry::new(&mut listener, world, start_timeout, Audience::Launcher(notices));
             match registry.run(&receiver, &|rank| format!("rank {rank}")) {
-                Ok(_) => log::debug!("all {world} ranks have registered"),
+                Ok(None) => {}
+                Ok(Some(roster)) => {
+                    log::debug!("all {world} ranks have registered");
+                    // Set the flag first: a rank that has received the roster may fail at once.
+                    started_flag.store(true, Ordering::Release);
+                    registry.send_to_all(&ToRank::Ready(roster));
+                }
                 // The ranks that have registered know the error and report it. Ranks that register later also get the
                 // error.
                 Err(StartError::PeerLost { rank, host, detail }) => {
@@ -137,12 +148,17 @@ impl Server {
             .name("rendezvous".into())
             .spawn(serve)
             .map_err(system("a thread for the rendezvous"))?;
-        Ok(Self { address, commands, waker, thread: Some(thread) })
+        Ok(Self { address, commands, waker, has_started, thread: Some(thread) })
     }
 
     /// Returns the address on which the rendezvous listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Returns whether all ranks have registered.
+    pub fn has_started(&self) -> bool {
+        self.has_started.load(Ordering::Acquire)
     }
 
     /// Reports that the process of a rank has ended; `how` is, for example, "was killed by signal 9 (SIGKILL)". If
@@ -267,6 +283,7 @@ impl<'a> RankRegistry<'a> {
     }
 
     /// Serves until all ranks have registered. Returns the roster, or `None` if the launcher has stopped the server.
+    /// The caller must send the roster to all ranks.
     fn run(
         &mut self,
         commands: &Receiver<Command>,
@@ -295,15 +312,13 @@ impl<'a> RankRegistry<'a> {
                 }
             })?;
         }
-        let roster = Roster { members: self.members.values().cloned().collect() };
-        self.send_to_all(&ToRank::Ready(roster.clone()));
-        Ok(Some(roster))
+        Ok(Some(Roster { members: self.members.values().cloned().collect() }))
     }
 
     /// Reports the missing ranks to the audience.
     fn report_absent(&mut self, waited: Duration, name: &dyn Fn(Rank) -> String) {
         let absent = self.absent_ranks();
-        let notice = describe_wait(&absent, name, waited);
+        let notice = absent.describe_wait(name, waited);
         let audience_ranks = match &self.audience {
             Audience::AllRanks => {
                 log::warn!("{notice}");
@@ -405,7 +420,7 @@ impl<'a> RankRegistry<'a> {
     fn fail_for_timeout(&mut self, name: &dyn Fn(Rank) -> String) -> StartError {
         let absent = self.absent_ranks();
         let timeout = self.start_timeout;
-        let missing = describe_absent(&absent, name);
+        let missing = absent.describe(name);
         self.send_to_all(&ToRank::TimedOut { absent, timeout_ms: timeout.as_millis() as u64 });
         StartError::Missing { missing, timeout }
     }
@@ -474,27 +489,4 @@ impl ClientConnection {
         }
         Ok(())
     }
-}
-
-/// Returns the notice that the job waits for missing ranks.
-pub(super) fn describe_wait(absent: &Absent, name: &dyn Fn(Rank) -> String, waited: Duration) -> String {
-    let missing = describe_absent(absent, name);
-    format!("still waiting for {missing} to join the job, after {} s", waited.as_secs())
-}
-
-/// Formats the missing ranks, and the processes that were refused. Up to 8 missing ranks are listed by name: `name`
-/// returns the name of a rank, and also the address of the rank if the address is known.
-pub(super) fn describe_absent(absent: &Absent, name: &dyn Fn(Rank) -> String) -> String {
-    let Absent { ranks, refused } = absent;
-    let mut text = if ranks.len() <= 8 {
-        ranks.iter().map(|&rank| name(rank)).collect::<Vec<_>>().join(", ")
-    } else {
-        format!("ranks {}", format_ranks(ranks))
-    };
-    for refused in refused {
-        text.push_str(" (");
-        text.push_str(refused);
-        text.push(')');
-    }
-    text
 }

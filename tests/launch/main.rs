@@ -11,5 +11,6 @@ mod killed_ranks;
 mod mpi4py;
 mod output;
 mod shared_memory;
+mod tolerated_failures;
 #[path = "../util/mod.rs"]
 mod util;

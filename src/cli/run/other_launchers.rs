@@ -33,6 +33,7 @@ const SEVERAL_HOSTS: &str = "ringrun starts ranks on this host only; on several 
     example `ringtrain --peers hosts.txt --rank R`";
 const NOT_ELASTIC: &str = "ringrun starts a fixed number of ranks and does not restart them; give -n N, and after a \
     failure start the job again with `ringtrain --resume`";
+const TOLERATE: &str = "use --tolerate-failures, so that the other ranks continue when a rank fails";
 const NETWORK: &str = "ringrun's ranks communicate through shared memory and loopback, without a network interface; on \
     several hosts start each rank with --peers FILE and --bind IP";
 const NO_SSH: &str = "ringrun does not use ssh: it starts ranks on this host only; on several hosts start each rank with \
@@ -125,7 +126,8 @@ const OPTIONS: &[OptionRow] = &[
         1,
         Refused(NO_SUCH_OPTION),
     ),
-    (&["enable-recovery", "continuous", "disable-recovery"], 0, Refused(NOT_ELASTIC)),
+    (&["enable-recovery", "continuous"], 0, Refused(TOLERATE)),
+    (&["disable-recovery"], 0, Dropped),
     (&["timeout"], 1, SameAs("--job-timeout")),
     // Options for the command.
     (&["no-python"], 0, Dropped),
