@@ -21,6 +21,15 @@ def width(column: dict[str, Any]) -> int:
     )()
 
 
+def to_array(values: Any) -> NDArray:
+    """Converts values to an array. Each masked element of a masked array becomes `None`, which is a missing value."""
+    if not np.ma.is_masked(values):
+        return np.asarray(values)
+    array = np.array(np.ma.getdata(values), dtype=object)
+    array[np.ma.getmaskarray(values)] = None
+    return array
+
+
 def encode_column(column: dict[str, Any], values: NDArray, accepts_missing: bool) -> NDArray[np.float32]:
     """Converts the values of a column to an array of inputs, with a row for each value and `width(column)` columns.
 
@@ -57,7 +66,7 @@ def _conversion_of(column: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 def _encode_numbers(name: str, fields: dict[str, Any], values: NDArray) -> NDArray[np.float32]:
     if values.dtype.kind == "O":
         try:
-            values = np.array([np.nan if value is None else value for value in values.tolist()], np.float64)
+            values = np.array([np.nan if _is_missing(value) else value for value in values.tolist()], np.float64)
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"column `{name}` of x needs numbers: {error}") from None
     if values.dtype.kind not in "fiub":
@@ -74,13 +83,23 @@ def _encode_numbers(name: str, fields: dict[str, Any], values: NDArray) -> NDArr
     return np.stack([numbers, missing.astype(np.float32)], axis=1) if fields["indicator"] else numbers[:, None]
 
 
+def _is_missing(value: Any) -> bool:
+    """Returns whether an object means that a value is missing: `None`, or `NA` or `NaT` of pandas, or an object of numpy.ma."""
+    return value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType")
+
+
 def _category_text(name: str, value: Any) -> str:
     """Converts a value of the column `name` to the text that `ringtrain` reads from a table: "" if the value is missing."""
     if isinstance(value, float) and value == value:
         raise InvalidArgument(
             f"column `{name}` of x holds the number {value}; it needs texts or integers, because it has categories"
         )
-    text = "" if value is None or isinstance(value, float) else str(value).strip(" \t\n\r\f")
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            raise InvalidArgument(f"column `{name}` of x holds {value!r}, which is not UTF-8: decode the texts") from None
+    text = "" if _is_missing(value) or isinstance(value, float) else str(value).strip(" \t\n\r\f")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return "" if text in _MISSING or text.lower() in _MISSING_IN_ANY_CASE else text
 

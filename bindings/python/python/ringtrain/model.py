@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._encoding import encode_column, width
+from ._encoding import encode_column, to_array, width
 from ._errors import InvalidArgument, ModelFileError
 
 _VERSION = 1
@@ -49,7 +49,7 @@ class Model:
 
         `x` is an array with a row for each sample and a column for each feature, in the order of `columns`. `x` may also be a
         pandas.DataFrame, a dictionary of columns or a structured array. This method then finds the features by the names of the
-        columns, and ignores other columns.
+        columns, and ignores other columns. Masked elements of a masked array are missing values. Texts may be `bytes` in UTF-8.
         """
         if self.task == "classification":
             return self.classes[self._outputs(x).argmax(axis=1)]
@@ -88,7 +88,7 @@ class Model:
         """Returns the features of each row of `x` as numbers, which are not standardized yet."""
         names = _column_names(x)
         if names is None:
-            array = np.asarray(x)
+            array = to_array(x)
             if array.ndim != 2 or array.shape[1] != len(self.columns):
                 raise InvalidArgument(f"x has the shape {array.shape}; the model needs the shape (rows, {len(self.columns)})")
             columns = list(array.T)
@@ -97,7 +97,7 @@ class Model:
             if missing:
                 found = ", ".join(map(str, names))
                 raise InvalidArgument(f"x has no column {', '.join(missing)}, which the model needs; its columns are {found}")
-            columns = [np.asarray(x[name]) for name in self.columns]
+            columns = [to_array(x[name]) for name in self.columns]
         accepts_missing = self.description["missing"] in ("mean", "indicator")
         described = zip(self.description["columns"], columns, strict=True)
         return np.concatenate([encode_column(column, values, accepts_missing) for column, values in described], axis=1)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ringtrain as ring
+from ringtrain._encoding import encode_column
 
 ROWS = 300
 NAMES = ["width", "length", "constant", "weight"]
@@ -129,6 +130,34 @@ def test_texts_and_missing_values_are_encoded_as_by_the_program(tmp_path: Path):
     assert np.abs(model.predict(table) - expected).max() < 1e-6 * np.abs(expected).max()
     rows = np.array([table["size"], np.array(new["colour"], dtype=object), np.array(new["street"], dtype=object)], dtype=object).T
     assert (model.predict(rows) == model.predict(table)).all()
+    # Regression test: bytes became texts such as "b'3'", and the mask of a masked array was dropped.
+    texts = {name: np.array([str(value).encode() for value in new[name]]) for name in ("street", "colour")}
+    assert (model.predict(table | texts) == model.predict(table)).all()
+    is_missing = np.isnan(table["size"])
+    masked = table | {
+        "size": np.ma.array(np.nan_to_num(table["size"]), mask=is_missing),
+        "colour": np.ma.array(["red" if row % 2 else colour for row, colour in enumerate(new["colour"])]),
+        "street": np.ma.array(new["street"], mask=np.arange(count) == 5),
+    }
+    masked["colour"][1::2] = np.ma.masked
+    holes = table | {
+        "colour": [None if row % 2 else colour for row, colour in enumerate(new["colour"])],
+        "street": [street if row != 5 else "NA" for row, street in enumerate(new["street"])],
+    }
+    assert (model.predict(masked) == model.predict(holes)).all()
+    assert (model.predict(holes) != model.predict(table)).any()
+    rows = np.ma.array(np.array([masked["size"].data, [0] * count, new["street"]], dtype=object).T, mask=False)
+    rows[:, 0] = np.ma.array(masked["size"].data, mask=is_missing)
+    rows[:, 1] = new["colour"]
+    assert (model.predict(rows) == model.predict(table)).all()
+    # pandas.NA has this type.
+    unknown = type("NAType", (), {})()
+    sizes = [unknown if missing else size for size, missing in zip(table["size"], is_missing, strict=True)]
+    assert (model.predict(table | {"size": sizes}) == model.predict(table)).all()
+    category = {"name": "c", "inputs": {"one-hot": {"categories": ["a\nb"]}}}
+    assert encode_column(category, np.array(["a\r\nb", " a\rb", "a b"]), False).tolist() == [[1], [1], [0]]
+    with pytest.raises(ring.InvalidArgument, match=r"column `colour` of x holds b'\\xff', which is not UTF-8"):
+        model.predict(table | {"colour": np.array([b"\xff"] * count)})
     with pytest.raises(ring.InvalidArgument, match="column `street` of x holds the number 1.5"):
         model.predict(table | {"street": [1.5] * count})
 
