@@ -78,7 +78,15 @@ impl Best {
 ///
 /// If either set would be empty.
 pub(crate) fn hold_out(samples: &mut Samples, fraction: f64) -> Result<Samples, DataError> {
-    let count = samples.len();
+    let (training, validation) = hold_out_rows(samples.len(), fraction)?;
+    let held_out = select(samples, &validation);
+    *samples = select(samples, &training);
+    Ok(held_out)
+}
+
+/// Chooses the held-out samples of a training set with `count` samples, as [`hold_out`] does. Returns the indices of the
+/// samples that remain for training and of those that are held out, each in ascending order.
+pub(crate) fn hold_out_rows(count: usize, fraction: f64) -> Result<(Vec<usize>, Vec<usize>), DataError> {
     let taken = (count as f64 * fraction).round() as usize;
     if taken == 0 || taken >= count {
         return Err(DataError::Unsuitable(format!(
@@ -90,21 +98,22 @@ pub(crate) fn hold_out(samples: &mut Samples, fraction: f64) -> Result<Samples, 
     let count = u32::try_from(count)
         .map_err(|_| DataError::Unsuitable(format!("{count} training samples are too many")))?;
     let order = random::permutation(&mut random::stream("validation", SPLIT_SEED, 0), count);
+    let sorted = |chosen: &[u32]| {
+        let mut rows: Vec<usize> = chosen.iter().map(|&row| row as usize).collect();
+        rows.sort_unstable();
+        rows
+    };
     let (validation, training) = order.split_at(taken);
-    let held_out = select(samples, validation);
-    *samples = select(samples, training);
-    Ok(held_out)
+    Ok((sorted(training), sorted(validation)))
 }
 
-/// Returns a copy of the samples with these indices, in the order of `samples`.
-fn select(samples: &Samples, indices: &[u32]) -> Samples {
-    let mut rows: Vec<usize> = indices.iter().map(|&row| row as usize).collect();
-    rows.sort_unstable();
+/// Returns a copy of the samples with these indices.
+fn select(samples: &Samples, rows: &[usize]) -> Samples {
     let targets = match &samples.targets {
         Targets::Numbers(values) => Targets::Numbers(rows.iter().map(|&row| values[row]).collect()),
         Targets::Classes(classes) => Targets::Classes(rows.iter().map(|&row| classes[row]).collect()),
     };
-    Samples { features: samples.features.select(&rows), targets }
+    Samples { features: samples.features.select(rows), targets }
 }
 
 #[cfg(test)]

@@ -111,6 +111,7 @@ impl Setup {
             table: config.table.clone(),
             test_fraction: config.test_fraction,
             task: config.task(),
+            validation_fraction: config.recipe.patience.map(|patience| patience.validation_fraction),
         })?;
         let digest = dataset.digest();
         let validation = match config.recipe.patience {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use ringtrain::Group;
-use ringtrain::train::data::{DataSource, MissingPolicy, TableOptions};
+use ringtrain::train::data::{ColumnInputs, DataSource, LoadOptions, MissingPolicy, TableOptions};
 use ringtrain::train::{Checkpoint, Config, Existing, run};
 
 use super::library::{Lines, config, train};
@@ -97,4 +97,47 @@ fn a_run_on_a_table_resumes_only_with_the_same_columns() {
     ] {
         assert!(error.contains(expected), "{error}");
     }
+}
+
+/// Regression test: means and categories were fitted on all training rows, also on those that are held out for validation.
+#[test]
+fn encodings_do_not_see_validation_rows() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = |fill: &dyn Fn(u32) -> String| {
+        let rows = (0..40).map(|row| format!("{},c{row},{}\n", fill(row), f64::from(row) / 3.0));
+        "x,name,y\n".to_owned() + &rows.collect::<String>()
+    };
+    let load = |name: &str, text: String, validation_fraction: Option<f64>| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let table = TableOptions { missing: MissingPolicy::Mean, ..TableOptions::default() };
+        let target = Some("y".into());
+        let options =
+            LoadOptions { target, table, test_fraction: 0.2, validation_fraction, ..LoadOptions::default() };
+        DataSource::Csv(path).load(&options).unwrap()
+    };
+    let plain = load("a.csv", text(&|row| if row == 0 { String::new() } else { row.to_string() }), Some(0.5));
+    let encoding = plain.encoding.unwrap();
+    let ColumnInputs::OneHot { categories } = &encoding.columns[1].inputs else { panic!("text is expected") };
+    let fitted: Vec<u32> = categories.iter().map(|name| name[1..].parse().unwrap()).collect();
+    assert_eq!((plain.train.len(), fitted.len()), (32, 16));
+    assert!(
+        plain.notes.iter().any(|note| note.starts_with("16 validation rows have a value of `name`")),
+        "{:?}",
+        plain.notes
+    );
+    let present = fitted.iter().filter(|&&row| row > 0);
+    let mean = f64::from(present.clone().sum::<u32>()) / present.count() as f64;
+    assert_eq!(
+        encoding.columns[0].inputs,
+        ColumnInputs::Number { fill: Some(mean as f32), indicator: false }
+    );
+    // Other values in the rows that are not fitted change nothing.
+    let other = |row: u32| match row {
+        0 => String::new(),
+        row if fitted.contains(&row) => row.to_string(),
+        row => (1000 * row).to_string(),
+    };
+    assert_eq!(load("b.csv", text(&other), Some(0.5)).encoding.unwrap(), encoding);
+    assert_ne!(load("c.csv", text(&other), None).encoding.unwrap(), encoding);
 }

@@ -43,6 +43,16 @@ pub(crate) enum RawValues {
     },
 }
 
+/// The rows of a table, divided into sets of indices.
+pub(crate) struct RowSets {
+    /// The training rows on which the encoding is fitted: those that early stopping does not hold out for validation.
+    pub(crate) fitted: Vec<usize>,
+    /// The training rows, including those that are held out.
+    pub(crate) train: Vec<usize>,
+    /// The test rows.
+    pub(crate) test: Vec<usize>,
+}
+
 /// The training rows and the test rows of a table after encoding.
 pub(crate) struct EncodedTable {
     pub(crate) train: Table,
@@ -58,30 +68,32 @@ impl RawTable {
         self.target.len()
     }
 
-    /// Fits the encoding on the rows `train`, and encodes these rows and the rows `test`. A text column with at most
-    /// `categories_max` distinct texts has an input for each text. The texts of other columns are hashed to `categories_max`
-    /// inputs.
+    /// Fits the encoding on the rows `fitted`, and encodes the rows `train` and `test`. A text column with at most
+    /// `categories_max` distinct texts in the fitted rows has an input for each text. The texts of other columns are
+    /// hashed to `categories_max` inputs.
     pub(crate) fn encode(
         self,
-        (train, test): (&[usize], &[usize]),
+        RowSets { fitted, train, test }: &RowSets,
         missing: MissingPolicy,
         categories_max: usize,
     ) -> Result<EncodedTable, DataError> {
         let mut notes = self.notes;
         let mut columns = Vec::with_capacity(self.columns.len());
         for column in &self.columns {
-            let inputs = column.fit(train, missing, categories_max)?;
+            let inputs = column.fit(fitted, missing, categories_max)?;
             notes.extend(column.describe(&inputs));
             columns.push(ColumnEncoding { name: column.name.clone(), inputs });
         }
         let encoding = Arc::new(TableEncoding { target: self.target_name, missing, columns });
-        let (train_cells, _) = encode_rows(&self.columns, train, &encoding);
-        let (test_cells, unknown) = encode_rows(&self.columns, test, &encoding);
-        for (column, count) in self.columns.iter().zip(unknown).filter(|(_, count)| *count > 0) {
-            notes.push(format!(
-                "{count} test rows have a value of `{}` that no training row has; its inputs are 0 in these rows",
-                column.name
-            ));
+        let (train_cells, unknown_in_validation) = encode_rows(&self.columns, train, &encoding);
+        let (test_cells, unknown_in_test) = encode_rows(&self.columns, test, &encoding);
+        for (set, unknown) in [("validation", unknown_in_validation), ("test", unknown_in_test)] {
+            for (column, count) in self.columns.iter().zip(unknown).filter(|(_, count)| *count > 0) {
+                notes.push(format!(
+                    "{count} {set} rows have a value of `{}` that no training row has; its inputs are 0 in these rows",
+                    column.name
+                ));
+            }
         }
         let table = |cells, rows| {
             let features = if encoding.is_plain() {

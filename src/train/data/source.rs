@@ -6,11 +6,13 @@ use std::str::FromStr;
 
 use super::compression::FileCompression;
 use super::file::extension;
+use super::raw_table::RowSets;
 use super::synthetic::SyntheticTarget;
 use super::{
     DataError, Dataset, ELEMENTS_MAX, Samples, Table, TableOptions, Task, csv, digits, idx, npy, split,
     synthetic, target,
 };
+use crate::train::early_stopping::hold_out_rows;
 
 /// The maximum number of files of a table.
 const FILES_MAX: usize = 100_000;
@@ -126,6 +128,24 @@ pub struct LoadOptions {
     /// Whether to predict classes or numbers. If `None`, the task is chosen by the values of the target; see
     /// [`Targets`](super::Targets).
     pub task: Option<Task>,
+    /// The fraction of the training rows that early stopping will hold out for validation. The encoding of a table is
+    /// fitted on the other training rows. The rows are still a part of the training set that [`DataSource::load`] returns.
+    pub validation_fraction: Option<f64>,
+}
+
+impl LoadOptions {
+    /// Divides the rows of a table.
+    fn choose_rows(&self, rows: usize) -> Result<RowSets, DataError> {
+        let (train, test) = split::split_rows(rows, self.test_fraction)?;
+        let fitted = match self.validation_fraction {
+            Some(fraction) => {
+                let (remaining, _) = hold_out_rows(train.len(), fraction)?;
+                remaining.into_iter().map(|index| train[index]).collect()
+            }
+            None => train.clone(),
+        };
+        Ok(RowSets { fitted, train, test })
+    }
 }
 
 impl DataSource {
@@ -183,9 +203,9 @@ impl DataSource {
                     ))
                 })?;
                 let table = csv::load(self.table_files().unwrap_or_default(), target, &options.table)?;
-                let (train, test) = split::split_rows(table.rows(), options.test_fraction)?;
                 let TableOptions { missing, categories_max, .. } = options.table;
-                let encoded = table.encode((&train, &test), missing, categories_max)?;
+                let rows = options.choose_rows(table.rows())?;
+                let encoded = table.encode(&rows, missing, categories_max)?;
                 notes = encoded.notes;
                 encoding = Some(encoded.encoding);
                 (encoded.train, encoded.test)

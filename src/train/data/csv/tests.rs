@@ -2,7 +2,7 @@ use ndarray::array;
 
 use super::super::{Column, MissingPolicy};
 use super::*;
-use crate::train::data::raw_table::{RawColumn, RawValues};
+use crate::train::data::raw_table::{RawColumn, RawValues, RowSets};
 
 fn parse(bytes: &[u8], target: &str) -> Result<RawTable, DataError> {
     parse_with(bytes, target, &TableOptions::default())
@@ -262,12 +262,16 @@ fn several_files_are_one_table() {
     assert_eq!(load(&[one, two], "1", &options).unwrap().rows(), 4);
 }
 
+fn sets(train: &[usize], test: &[usize]) -> RowSets {
+    RowSets { fitted: train.to_vec(), train: train.to_vec(), test: test.to_vec() }
+}
+
 #[test]
 fn encodings_are_fitted_on_the_training_rows() {
     let bytes = b"a,b,name,y\n1,1,x,1\nNA,2,?,2\n3,3,z,3\nNA,NA,w,4\n";
     let encode = |missing, categories_max| {
         let table = parse_with(bytes, "y", &TableOptions { missing, ..TableOptions::default() }).unwrap();
-        table.encode((&[0, 1, 2], &[3]), missing, categories_max).unwrap()
+        table.encode(&sets(&[0, 1, 2], &[3]), missing, categories_max).unwrap()
     };
     let inputs = |table: &super::super::Table| {
         let mut inputs = ndarray::Array2::zeros((table.features.rows(), table.features.columns()));
@@ -296,6 +300,6 @@ fn encodings_are_fitted_on_the_training_rows() {
         "y",
         &TableOptions { missing: MissingPolicy::Mean, ..TableOptions::default() },
     );
-    let error = only.unwrap().encode((&[0], &[1]), MissingPolicy::Mean, 2).err().unwrap().to_string();
+    let error = only.unwrap().encode(&sets(&[0], &[1]), MissingPolicy::Mean, 2).err().unwrap().to_string();
     assert!(error.contains("column `a` holds no value in the training rows"), "{error}");
 }
