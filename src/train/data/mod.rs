@@ -14,6 +14,7 @@ mod source;
 mod split;
 mod synthetic;
 mod target;
+mod texts;
 
 use std::sync::Arc;
 
@@ -28,6 +29,7 @@ pub(crate) use npy::NpyStream;
 pub use source::{DataSource, LoadOptions};
 pub(crate) use target::{CLASS_END, CLASSES_MAX};
 pub use target::{Targets, Task};
+use texts::Texts;
 
 /// The maximum number of values (rows times columns) in a data set.
 pub const ELEMENTS_MAX: u64 = 1 << 31;
@@ -38,7 +40,7 @@ pub(crate) enum Column {
     /// Finite numbers.
     Numbers(Vec<f64>),
     /// Names of classes.
-    Text(Vec<String>),
+    Text(Texts),
 }
 
 /// Samples whose targets have not been interpreted yet.

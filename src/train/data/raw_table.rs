@@ -7,7 +7,10 @@ use std::sync::Arc;
 use ndarray::Array2;
 
 use super::encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
-use super::{Column, DataError, Features, Table};
+use super::{Column, DataError, Features, Table, Texts};
+
+/// The maximum number of bytes of the categories of a column. The model file and the checkpoint hold the categories.
+const CATEGORY_BYTES_MAX: usize = 1 << 24;
 
 /// A table as it was read from files.
 #[derive(Clone, PartialEq, Debug)]
@@ -34,13 +37,8 @@ pub(crate) struct RawColumn {
 pub(crate) enum RawValues {
     /// Numbers. NaN represents a missing value.
     Numbers(Vec<f32>),
-    /// Texts.
-    Texts {
-        /// The index in `distinct` of the text of each row.
-        indices: Vec<u32>,
-        /// The distinct texts. The empty text stands for a missing value.
-        distinct: Vec<String>,
-    },
+    /// Texts. The empty text stands for a missing value.
+    Texts(Texts),
 }
 
 /// The rows of a table, divided into sets of indices.
@@ -133,26 +131,29 @@ impl RawColumn {
                 let indicator = missing == MissingPolicy::Indicator && count < rows.len();
                 Ok(ColumnInputs::Number { fill: Some((sum / count as f64) as f32), indicator })
             }
-            RawValues::Texts { indices, distinct } => {
-                let mut used = vec![false; distinct.len()];
-                for &row in rows {
-                    used[indices[row] as usize] = true;
+            RawValues::Texts(texts) => {
+                let categories: BTreeSet<&str> = texts.distinct_in(rows.iter().copied()).collect();
+                if categories.len() > categories_max {
+                    return Ok(ColumnInputs::Hashed { buckets: categories_max as u32 });
                 }
-                let texts = distinct.iter().zip(used).filter(|(_, used)| *used).map(|(text, _)| text);
-                let categories: BTreeSet<&String> = texts.collect();
-                Ok(if categories.len() <= categories_max {
-                    ColumnInputs::OneHot { categories: categories.into_iter().cloned().collect() }
-                } else {
-                    ColumnInputs::Hashed { buckets: categories_max as u32 }
-                })
+                let bytes: usize = categories.iter().map(|category| category.len()).sum();
+                if bytes > CATEGORY_BYTES_MAX {
+                    let (name, count) = (&self.name, categories.len());
+                    return Err(DataError::Unsuitable(format!(
+                        "the {count} distinct texts of column `{name}` have {bytes} bytes; the limit for a column with an \
+                         input for each text is {CATEGORY_BYTES_MAX}; pass a smaller --max-categories to hash the texts, or \
+                         --drop {name} to leave out the column"
+                    )));
+                }
+                Ok(ColumnInputs::OneHot { categories: categories.into_iter().map(str::to_owned).collect() })
             }
         }
     }
 
     /// Returns a message for the user about a text column. Returns `None` for a column of numbers.
     fn describe(&self, inputs: &ColumnInputs) -> Option<String> {
-        let (RawValues::Texts { distinct, .. }, name) = (&self.values, &self.name) else { return None };
-        let count = distinct.len();
+        let (RawValues::Texts(texts), name) = (&self.values, &self.name) else { return None };
+        let count = texts.distinct.len();
         Some(match inputs {
             ColumnInputs::Hashed { buckets } => format!(
                 "column `{name}` holds text with {count} distinct values: hashed to {buckets} inputs; see --max-categories, or \
@@ -180,7 +181,7 @@ fn encode_rows(columns: &[RawColumn], rows: &[usize], encoding: &TableEncoding) 
                     *cell = if values[row].is_nan() { fill } else { values[row] };
                 }
             }
-            RawValues::Texts { indices, distinct } => {
+            RawValues::Texts(Texts { indices, distinct }) => {
                 let cell_of: Vec<f32> = distinct.iter().map(|text| encoding.text_cell(text)).collect();
                 for (cell, &row) in to.into_iter().zip(rows) {
                     *cell = cell_of[indices[row] as usize];

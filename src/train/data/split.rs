@@ -12,7 +12,7 @@ impl Column {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Numbers(values) => values.len(),
-            Self::Text(values) => values.len(),
+            Self::Text(texts) => texts.indices.len(),
         }
     }
 
@@ -20,7 +20,7 @@ impl Column {
     pub(crate) fn select(&self, rows: &[usize]) -> Self {
         match self {
             Self::Numbers(values) => Self::Numbers(rows.iter().map(|&row| values[row]).collect()),
-            Self::Text(values) => Self::Text(rows.iter().map(|&row| values[row].clone()).collect()),
+            Self::Text(texts) => Self::Text(texts.select(rows)),
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Decides whether a target holds numbers or classes, and converts the target to numbers or to indices of classes.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Column, DataError};
+use super::{Column, DataError, Texts};
 
 /// The maximum number of classes in a target.
 pub(crate) const CLASSES_MAX: usize = 10_000;
@@ -123,29 +124,45 @@ pub(crate) fn interpret_targets(
             // The classes are sorted as integers and not as text, so that 2 comes before 10. Adding 0.0 makes -0 and
             // 0 the same class.
             let key = |value: &f64| (value + 0.0) as i64;
-            let [train, test] = [train, test].map(|values| values.iter().map(key).collect::<Vec<i64>>());
-            index_classes(&train, &test)
+            let sets = [train, test].map(|values| values.iter().map(key).collect::<Vec<i64>>());
+            let classes = sort_classes(sets.iter().flatten().copied())?;
+            let targets = sets.map(|values| {
+                let class = |value| {
+                    classes.binary_search(value).expect("the classes were collected from these values")
+                };
+                Targets::Classes(values.iter().map(|value| class(value) as u32).collect())
+            });
+            Ok((targets, classes.iter().map(i64::to_string).collect()))
         }
-        (Task::Classification, train, test) => index_classes(&to_text(train), &to_text(test)),
+        (Task::Classification, train, test) => {
+            let sets = [train, test].map(to_texts);
+            let classes = sort_classes(sets.iter().flat_map(|set| set.distinct_in(0..set.indices.len())))?;
+            let targets = sets.each_ref().map(|texts| {
+                // A text that no row has is no class. Its place in this list is not used.
+                let class = |text: &Arc<str>| classes.binary_search(&&**text).unwrap_or_default() as u32;
+                let class_of: Vec<u32> = texts.distinct.iter().map(class).collect();
+                Targets::Classes(texts.indices.iter().map(|&index| class_of[index as usize]).collect())
+            });
+            Ok((targets, classes.iter().map(|&class| class.to_owned()).collect()))
+        }
     }
 }
 
 /// Converts a column to text. After a split, the target of one set may hold only numbers, although the target of the
 /// other set holds text.
-fn to_text(column: Column) -> Vec<String> {
+fn to_texts(column: Column) -> Texts {
     match column {
-        Column::Text(names) => names,
-        Column::Numbers(values) => values.iter().map(f64::to_string).collect(),
+        Column::Text(texts) => texts,
+        Column::Numbers(values) => {
+            let names: Vec<String> = values.iter().map(f64::to_string).collect();
+            names.iter().map(String::as_str).collect()
+        }
     }
 }
 
-/// Replaces each value by its index in the sorted list of distinct values. Also returns the sorted list: the names of
-/// the classes.
-fn index_classes<T: Ord + ToString>(
-    train: &[T],
-    test: &[T],
-) -> Result<([Targets; 2], Vec<String>), DataError> {
-    let classes: Vec<&T> = train.iter().chain(test).collect::<BTreeSet<_>>().into_iter().collect();
+/// Returns the distinct values in sorted order.
+fn sort_classes<T: Ord>(values: impl Iterator<Item = T>) -> Result<Vec<T>, DataError> {
+    let classes: BTreeSet<T> = values.collect();
     if classes.len() > CLASSES_MAX {
         return Err(DataError::Unsuitable(format!(
             "the target holds {} distinct values, but at most {CLASSES_MAX} classes are possible; to predict a \
@@ -158,12 +175,7 @@ fn index_classes<T: Ord + ToString>(
             "the target holds only one class; there is nothing to learn".into(),
         ));
     }
-    let targets = [train, test].map(|values| {
-        let position =
-            |value| classes.binary_search(&value).expect("the classes were collected from these values");
-        Targets::Classes(values.iter().map(|value| position(value) as u32).collect())
-    });
-    Ok((targets, classes.iter().map(|class| class.to_string()).collect()))
+    Ok(classes.into_iter().collect())
 }
 
 #[cfg(test)]
@@ -178,7 +190,7 @@ mod tests {
     /// user got no message.
     #[test]
     fn text_and_integers_with_many_samples_of_each_value_are_classes() {
-        let text = Column::Text(vec!["a".into()]);
+        let text = Column::Text(["a"].into_iter().collect());
         let cycle = |distinct: u32, rows: u32| {
             numbers(&(0..rows).map(|i| f64::from(i % distinct)).collect::<Vec<_>>())
         };
@@ -204,11 +216,17 @@ mod tests {
             interpret_targets(numbers(&[10.0, 9.0]), numbers(&[-1.0]), Task::Classification).unwrap();
         assert_eq!(names, ["-1", "9", "10"]);
         assert_eq!(targets, [Targets::Classes(vec![2, 1]), Targets::Classes(vec![0])]);
+        let column: Texts = ["b", "unused", "c", "b", "a"].into_iter().collect();
+        let column = |rows: &[usize]| Column::Text(column.select(rows));
+        let (targets, names) =
+            interpret_targets(column(&[0, 2]), column(&[4, 3]), Task::Classification).unwrap();
+        assert_eq!(names, ["a", "b", "c"]);
+        assert_eq!(targets, [Targets::Classes(vec![1, 2]), Targets::Classes(vec![0, 1])]);
     }
 
     #[test]
     fn a_target_that_does_not_fit_the_task_is_refused() {
-        let text = || Column::Text(vec!["a".into(), "b".into()]);
+        let text = || Column::Text(["a", "b"].into_iter().collect());
         for (train, task, expected) in [
             (text(), Task::Regression, "holds text"),
             (numbers(&[1.5]), Task::Classification, "holds 1.5"),

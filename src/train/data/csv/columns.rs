@@ -1,13 +1,9 @@
 //! Collects the values of the columns of a table.
 
-use std::collections::HashMap;
-
 use super::cells::{ColumnKind, is_missing, parse_number};
 use crate::train::data::raw_table::{RawColumn, RawValues};
+use crate::train::data::texts::{TextBudget, TextCollector};
 use crate::train::data::{Column, MissingPolicy};
-
-/// The maximum number of distinct texts in a column.
-const DISTINCT_TEXTS_MAX: usize = 1 << 24;
 
 /// What to do with a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,37 +29,10 @@ pub(crate) struct ColumnValues {
 #[derive(Debug)]
 enum Sink {
     Numbers(Vec<f32>),
-    Texts(TextValues),
+    Texts(TextCollector),
     TargetNumbers(Vec<f64>),
-    TargetTexts(Vec<String>),
+    TargetTexts(TextCollector),
     Ignored,
-}
-
-/// The texts of a column. Each distinct text is stored once.
-#[derive(Debug, Default)]
-struct TextValues {
-    indices: Vec<u32>,
-    distinct: Vec<String>,
-    index_of: HashMap<String, u32>,
-}
-
-impl TextValues {
-    fn push(&mut self, text: &str) -> Result<(), String> {
-        let index = match self.index_of.get(text) {
-            Some(index) => *index,
-            None if self.distinct.len() == DISTINCT_TEXTS_MAX => {
-                return Err(format!("the column holds more than {DISTINCT_TEXTS_MAX} distinct texts"));
-            }
-            None => {
-                let index = self.distinct.len() as u32;
-                self.distinct.push(text.to_owned());
-                self.index_of.insert(text.to_owned(), index);
-                index
-            }
-        };
-        self.indices.push(index);
-        Ok(())
-    }
 }
 
 impl ColumnValues {
@@ -71,9 +40,9 @@ impl ColumnValues {
     pub(crate) fn new(name: String, column_use: ColumnUse) -> Self {
         let sink = match column_use {
             ColumnUse::Feature(ColumnKind::Numbers) => Sink::Numbers(Vec::new()),
-            ColumnUse::Feature(ColumnKind::Text) => Sink::Texts(TextValues::default()),
+            ColumnUse::Feature(ColumnKind::Text) => Sink::Texts(TextCollector::default()),
             ColumnUse::Target(ColumnKind::Numbers) => Sink::TargetNumbers(Vec::new()),
-            ColumnUse::Target(ColumnKind::Text) => Sink::TargetTexts(Vec::new()),
+            ColumnUse::Target(ColumnKind::Text) => Sink::TargetTexts(TextCollector::default()),
             ColumnUse::Ignored => Sink::Ignored,
         };
         Self { name, sink, missing: 0 }
@@ -89,9 +58,14 @@ impl ColumnValues {
     /// # Errors
     ///
     /// Returns a sentence that says what is wrong with the cell and what to do.
-    pub(crate) fn push(&mut self, cell: &[u8], policy: MissingPolicy) -> Result<(), String> {
+    pub(crate) fn push(
+        &mut self,
+        cell: &[u8],
+        policy: MissingPolicy,
+        budget: &mut TextBudget,
+    ) -> Result<(), String> {
         if is_missing(cell) && self.is_feature() {
-            return self.push_missing(policy);
+            return self.push_missing(policy, budget);
         }
         match &mut self.sink {
             Sink::Numbers(values) => match parse_number(cell) {
@@ -102,14 +76,18 @@ impl ColumnValues {
                 Ok(value) => values.push(value),
                 Err(problem) => return Err(self.describe_bad_number(&problem)),
             },
-            Sink::Texts(values) => values.push(to_text(cell)?)?,
-            Sink::TargetTexts(values) => values.push(to_text(cell)?.to_owned()),
+            Sink::Texts(texts) => {
+                let name = &self.name;
+                let full = |problem| format!("{problem}; pass --drop {name} to leave out the column");
+                texts.push(to_text(cell)?, budget).map_err(full)?;
+            }
+            Sink::TargetTexts(texts) => texts.push(to_text(cell)?, budget)?,
             Sink::Ignored => {}
         }
         Ok(())
     }
 
-    fn push_missing(&mut self, policy: MissingPolicy) -> Result<(), String> {
+    fn push_missing(&mut self, policy: MissingPolicy, budget: &mut TextBudget) -> Result<(), String> {
         self.missing += 1;
         if policy == MissingPolicy::Error {
             let name = &self.name;
@@ -120,7 +98,7 @@ impl ColumnValues {
         }
         match &mut self.sink {
             Sink::Numbers(values) => values.push(f32::NAN),
-            Sink::Texts(values) => values.push("")?,
+            Sink::Texts(texts) => texts.push("", budget)?,
             _ => {}
         }
         Ok(())
@@ -140,7 +118,7 @@ impl ColumnValues {
     pub(crate) fn take_target(&mut self) -> Option<Column> {
         match &mut self.sink {
             Sink::TargetNumbers(values) => Some(Column::Numbers(std::mem::take(values))),
-            Sink::TargetTexts(values) => Some(Column::Text(std::mem::take(values))),
+            Sink::TargetTexts(values) => Some(Column::Text(std::mem::take(values).texts)),
             _ => None,
         }
     }
@@ -149,7 +127,7 @@ impl ColumnValues {
     pub(crate) fn into_feature(self) -> Option<RawColumn> {
         let values = match self.sink {
             Sink::Numbers(values) => RawValues::Numbers(values),
-            Sink::Texts(TextValues { indices, distinct, .. }) => RawValues::Texts { indices, distinct },
+            Sink::Texts(values) => RawValues::Texts(values.texts),
             _ => return None,
         };
         Some(RawColumn { name: self.name, values })

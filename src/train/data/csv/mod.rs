@@ -18,6 +18,7 @@ pub(crate) use self::options::find_column;
 pub use self::options::{HeaderRow, TableOptions};
 pub(crate) use self::records::Records;
 use super::raw_table::RawTable;
+use super::texts::{TEXT_BYTES_MAX, TextBudget};
 use super::{DataError, ELEMENTS_MAX, MissingPolicy};
 
 /// The number of rows of data from which the kinds of the columns are chosen.
@@ -89,6 +90,7 @@ struct TableReader {
     /// The index of the target.
     target: usize,
     missing: MissingPolicy,
+    text_budget: TextBudget,
     /// The number of rows, including those that were left out.
     rows: usize,
     /// The number of rows without a target.
@@ -117,6 +119,7 @@ impl TableReader {
                 .map(|(name, column_use)| ColumnValues::new(name, column_use))
                 .collect(),
             missing: options.missing,
+            text_budget: TextBudget(TEXT_BYTES_MAX),
             rows: 0,
             rows_without_target: 0,
             rows_incomplete: 0,
@@ -156,7 +159,7 @@ impl TableReader {
             return Ok(());
         }
         for (cell, column) in row.iter().zip(&mut self.columns) {
-            if let Err(problem) = column.push(cell.trim_ascii(), self.missing) {
+            if let Err(problem) = column.push(cell.trim_ascii(), self.missing, &mut self.text_budget) {
                 return Err(records.error(format!(
                     "line {}, column `{}`: {problem}",
                     records.line(),

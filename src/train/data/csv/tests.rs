@@ -1,6 +1,6 @@
 use ndarray::array;
 
-use super::super::{Column, MissingPolicy};
+use super::super::{Column, MissingPolicy, Texts};
 use super::*;
 use crate::train::data::raw_table::{RawColumn, RawValues, RowSets};
 
@@ -27,7 +27,7 @@ fn numbers(name: &str, values: &[f32]) -> RawColumn {
 /// Returns a column of texts.
 fn texts(name: &str, indices: &[u32], distinct: &[&str]) -> RawColumn {
     let distinct = distinct.iter().map(|&text| text.into()).collect();
-    RawColumn { name: name.into(), values: RawValues::Texts { indices: indices.to_vec(), distinct } }
+    RawColumn { name: name.into(), values: RawValues::Texts(Texts { indices: indices.to_vec(), distinct }) }
 }
 
 /// Regression test: before the fix, the first row of a table without a header was taken for a header and lost.
@@ -62,7 +62,7 @@ fn the_target_is_found_by_name_or_number() {
         assert_eq!((table.target_name.as_str(), table.target), ("y", Column::Numbers(vec![5.0, 6.0])));
     }
     let table = parse(b"a,kind\n1,cat\n2,7\n", "kind").unwrap();
-    assert_eq!(table.target, Column::Text(vec!["cat".into(), "7".into()]));
+    assert_eq!(table.target, Column::Text(["cat", "7"].into_iter().collect()));
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn columns_are_chosen_by_name_or_number() {
     ] {
         assert_eq!(load(features, drop, categorical).unwrap().columns, expected);
     }
-    assert_eq!(load("a", "", "y").unwrap().target, Column::Text(vec!["3".into(), "6".into()]));
+    assert_eq!(load("a", "", "y").unwrap().target, Column::Text(["3", "6"].into_iter().collect()));
     for (features, drop, categorical, expected) in [
         ("c", "", "", "has no column `c`; its columns are a, b, y, id"),
         ("", "4", "", "has no column `4`"),
@@ -220,10 +220,11 @@ fn rows_longer_than_the_first_part_decide_the_kinds_of_columns() {
     for text in [format!("name,a,y\n{long},1,2\nz,3,4\n"), format!("{long},a,y\nx,1,2\nz,3,4\n")] {
         for mark in ["", "\u{feff}"] {
             let table = parse(format!("{mark}{text}").as_bytes(), "y").unwrap();
-            let RawValues::Texts { indices, .. } = &table.columns[0].values else {
-                panic!("text is expected")
-            };
-            assert_eq!((indices.as_slice(), &table.columns[1]), (&[0, 1][..], &numbers("a", &[1.0, 3.0])));
+            let RawValues::Texts(texts) = &table.columns[0].values else { panic!("text is expected") };
+            assert_eq!(
+                (texts.indices.as_slice(), &table.columns[1]),
+                (&[0, 1][..], &numbers("a", &[1.0, 3.0]))
+            );
         }
     }
     let error = parse(format!("5,1,{long}\n6,3,4\n").as_bytes(), "1").unwrap_err().to_string();

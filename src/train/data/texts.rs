@@ -1,0 +1,119 @@
+//! Stores a column of texts. Each distinct text is stored once.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The maximum number of distinct texts in a column.
+const DISTINCT_TEXTS_MAX: usize = 1 << 24;
+/// The maximum memory in bytes for the distinct texts of all columns of a table.
+pub(crate) const TEXT_BYTES_MAX: usize = 1 << 31;
+/// The approximate memory in bytes that a distinct text needs besides its own bytes.
+const OVERHEAD_BYTES: usize = 64;
+
+/// The texts of a column.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct Texts {
+    /// The index in `distinct` of the text of each row.
+    pub(crate) indices: Vec<u32>,
+    /// The distinct texts. If rows were left out, some of these texts may not occur in the other rows.
+    pub(crate) distinct: Vec<Arc<str>>,
+}
+
+impl Texts {
+    /// Returns a copy of the texts of some rows.
+    pub(crate) fn select(&self, rows: &[usize]) -> Self {
+        let indices = rows.iter().map(|&row| self.indices[row]).collect();
+        Self { indices, distinct: self.distinct.clone() }
+    }
+
+    /// Returns the distinct texts that occur in `rows`, in the order of `distinct`.
+    pub(crate) fn distinct_in(&self, rows: impl Iterator<Item = usize>) -> impl Iterator<Item = &str> {
+        let mut used = vec![false; self.distinct.len()];
+        for row in rows {
+            used[self.indices[row] as usize] = true;
+        }
+        self.distinct.iter().zip(used).filter(|(_, used)| *used).map(|(text, _)| &**text)
+    }
+}
+
+/// Collects texts.
+impl<'a> FromIterator<&'a str> for Texts {
+    fn from_iter<T: IntoIterator<Item = &'a str>>(texts: T) -> Self {
+        let mut collector = TextCollector::default();
+        for text in texts {
+            collector.push(text, &mut TextBudget(usize::MAX)).expect("there is no limit");
+        }
+        collector.texts
+    }
+}
+
+/// The memory in bytes that is left for the distinct texts of a table.
+#[derive(Debug)]
+pub(crate) struct TextBudget(pub(crate) usize);
+
+/// Collects the texts of a column.
+#[derive(Debug, Default)]
+pub(crate) struct TextCollector {
+    pub(crate) texts: Texts,
+    index_of: HashMap<Arc<str>, u32>,
+}
+
+impl TextCollector {
+    /// Adds the text of the next row.
+    ///
+    /// # Errors
+    ///
+    /// If the text is new, and a limit does not allow another text. The error is a sentence for the user.
+    pub(crate) fn push(&mut self, text: &str, budget: &mut TextBudget) -> Result<(), String> {
+        let index = match self.index_of.get(text) {
+            Some(index) => *index,
+            None => self.add(text, budget)?,
+        };
+        self.texts.indices.push(index);
+        Ok(())
+    }
+
+    fn add(&mut self, text: &str, budget: &mut TextBudget) -> Result<u32, String> {
+        if self.texts.distinct.len() == DISTINCT_TEXTS_MAX {
+            return Err(format!("the column holds more than {DISTINCT_TEXTS_MAX} distinct texts"));
+        }
+        budget.0 = budget.0.checked_sub(text.len().saturating_add(OVERHEAD_BYTES)).ok_or_else(|| {
+            format!("the distinct texts of the table need more than {TEXT_BYTES_MAX} bytes of memory")
+        })?;
+        let (index, text) = (self.texts.distinct.len() as u32, Arc::<str>::from(text));
+        self.texts.distinct.push(Arc::clone(&text));
+        self.index_of.insert(text, index);
+        Ok(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_text_is_stored_once() {
+        let texts: Texts = ["b", "a", "b", "", "a"].into_iter().collect();
+        assert_eq!((texts.indices.as_slice(), texts.distinct.len()), (&[0, 1, 0, 2, 1][..], 3));
+        let part = texts.select(&[4, 3]);
+        assert_eq!(part.indices, [1, 2]);
+        assert_eq!(part.distinct_in(0..2).collect::<Vec<_>>(), ["a", ""]);
+        let mut collector = TextCollector::default();
+        collector.push("long text", &mut TextBudget(200)).unwrap();
+        assert!(Arc::ptr_eq(&collector.texts.distinct[0], collector.index_of.keys().next().unwrap()));
+    }
+
+    /// Regression test: a few long cells, or many cells, of a small compressed file needed any amount of memory.
+    #[test]
+    fn the_memory_for_texts_is_limited() {
+        let mut budget = TextBudget(2 * OVERHEAD_BYTES + 8);
+        let mut collectors = [TextCollector::default(), TextCollector::default()];
+        collectors[0].push("four", &mut budget).unwrap();
+        assert!(collectors[1].push("+four", &mut budget).unwrap_err().contains("need more than"));
+        collectors[1].push("four", &mut budget).unwrap();
+        for collector in &mut collectors {
+            collector.push("four", &mut budget).unwrap();
+            assert!(collector.push("", &mut budget).unwrap_err().contains("need more than 2147483648 bytes"));
+        }
+    }
+}
