@@ -138,6 +138,51 @@ fn a_regression_model_predicts_in_the_unit_of_the_target() {
     }
 }
 
+/// Prevents predictions from the wrong columns: without a header, the numbers of the training columns were used even if the new
+/// table lacked the target, which moves all later columns.
+#[test]
+fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path();
+    let write = |name: &str, order: &[usize]| {
+        let rows = (0..60_u32).map(|row| {
+            let (a, b, noise) = (row * 7 % 10, row * 3 % 11, row * 5 % 13);
+            let cells = [3 * a + 5 * b, a, noise, b].map(|cell| cell.to_string());
+            order.iter().map(|&column| cells[column].as_str()).collect::<Vec<_>>().join(",") + "\n"
+        });
+        fs::write(place.join(name), rows.collect::<String>()).unwrap();
+    };
+    for (name, order) in [
+        ("all.csv", &[0, 1, 2, 3][..]),
+        ("no_target.csv", &[1, 2, 3]),
+        ("features.csv", &[1, 3]),
+        ("moved.csv", &[1, 3, 0]),
+        ("one.csv", &[1]),
+    ] {
+        write(name, order);
+    }
+    let all = fs::read_to_string(place.join("all.csv")).unwrap();
+    fs::write(place.join("named.csv"), format!("y,a,n,b\n{all}")).unwrap();
+    fs::write(place.join("twice.csv"), format!("y,x,n,x\n{all}")).unwrap();
+    for (train, drop) in [("all.csv --no-header", "2"), ("named.csv", "n"), ("twice.csv", "n")] {
+        succeed(place, &format!("--data {train} --target 0 --drop {drop} --test-fraction 0 --save-model m"));
+        for data in ["all.csv", "no_target.csv", "features.csv"] {
+            let text = succeed(place, &format!("predict --model m --no-header --data {data}"));
+            for (line, row) in text.lines().skip(1).zip(all.lines()) {
+                let wanted: f64 = row.split(',').next().unwrap().parse().unwrap();
+                assert!((line.parse::<f64>().unwrap() - wanted).abs() < 0.05, "{train} {data}: {line} {row}");
+            }
+        }
+        for (data, target) in [("all.csv", 0), ("moved.csv", 2)] {
+            let line = format!("eval --model m --no-header --data {data} --target {target} --json");
+            assert!(read_json(&succeed(place, &line))["r2"].as_f64().unwrap() > 0.999, "{train} {line}");
+        }
+        check_failure(place, "predict --model m --no-header --data one.csv", 4, "has 1 columns, which are found");
+        // The column with the target of this table is a feature of the model.
+        check_failure(place, "eval --model m --no-header --data all.csv --target 1", 4, "has 4 columns");
+    }
+}
+
 #[test]
 fn data_that_does_not_fit_the_model_is_refused() {
     let directory = directory_with_table();
@@ -152,6 +197,7 @@ fn data_that_does_not_fit_the_model_is_refused() {
         ("no_target.csv", "width,length,kind\n1,2,rose\n3,4,NA\n"),
         ("unknown.csv", "width,length,kind\n1,2,rose\n1,2,tulip\n"),
         ("headless.csv", "1,2\n3,4\n"),
+        ("four.csv", "1,2,3,4\n"),
         ("none.csv", "width,length,kind\n"),
         ("huge.csv", "width,length\n1,2\n3e38,-3e38\n"),
         ("nothing.csv", ""),
@@ -169,7 +215,7 @@ fn data_that_does_not_fit_the_model_is_refused() {
         ("predict --data empty_cell.csv", "line 3, column `length`: the value is missing"),
         ("predict --data short.csv", "line 3 has 1 cells, but the first row has 2"),
         ("predict --data headless.csv", "pass --no-header"),
-        ("predict --data flowers.csv --no-header", "has 3 columns besides the target, but the model needs 2"),
+        ("predict --data four.csv --no-header", "has 4 columns, which are found by position; the model needs the 3 columns"),
         ("predict --data nothing.csv", "is empty"),
         ("predict --data digits", "digits has 64 features, but the model was trained on 2"),
         ("predict --data absent.csv", "cannot read absent.csv"),

@@ -8,7 +8,8 @@ use crate::train::data::{DataSource, HeaderRow, Separator, TableOptions};
 #[derive(Args, Debug)]
 pub(super) struct TableFormatArgs {
     /// Read the first row of the table as data. In training, give --target as the number of a column. In predict and
-    /// eval, the columns must have the same order as in training
+    /// eval, the table must have all columns of the training table, or all but the target, or only the features, in
+    /// the same order
     #[arg(long, conflicts_with = "header")]
     no_header: bool,
 

@@ -8,6 +8,7 @@ mod error;
 mod features;
 mod file;
 mod idx;
+mod layout;
 pub(crate) mod npy;
 mod raw_table;
 mod source;
@@ -25,6 +26,7 @@ pub(crate) use csv::{Records, find_column, is_missing, parse_number, read_header
 pub use encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 pub use error::DataError;
 pub use features::{Features, Standardizer};
+pub use layout::TableLayout;
 pub(crate) use npy::NpyStream;
 pub use source::{DataSource, LoadOptions};
 pub(crate) use target::{CLASS_END, CLASSES_MAX};
@@ -86,6 +88,8 @@ pub struct Dataset {
     pub tabular: bool,
     /// How the columns of a table become features. `None` if the data is not a table with named columns.
     pub encoding: Option<Arc<TableEncoding>>,
+    /// Where these columns and the target are in the table. `None` if the data is not a table with named columns.
+    pub layout: Option<TableLayout>,
     /// Messages for the user. Each message names a property of the data that was guessed, and the option that overrides the
     /// guess.
     pub notes: Vec<String>,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ndarray::Array2;
 
 use super::encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
-use super::{Column, DataError, Features, Table, Texts};
+use super::{Column, DataError, Features, Table, TableLayout, Texts};
 
 /// The maximum number of bytes of the categories of a column. The model file and the checkpoint hold the categories.
 const CATEGORY_BYTES_MAX: usize = 1 << 24;
@@ -21,6 +21,8 @@ pub(crate) struct RawTable {
     pub(crate) target_name: String,
     /// The target of each row. No target is missing.
     pub(crate) target: Column,
+    /// Where the columns are in the files.
+    pub(crate) layout: TableLayout,
     /// Messages for the user.
     pub(crate) notes: Vec<String>,
 }
@@ -56,6 +58,7 @@ pub(crate) struct EncodedTable {
     pub(crate) train: Table,
     pub(crate) test: Table,
     pub(crate) encoding: Arc<TableEncoding>,
+    pub(crate) layout: TableLayout,
     /// Messages for the user.
     pub(crate) notes: Vec<String>,
 }
@@ -102,7 +105,7 @@ impl RawTable {
             Table { features, target: self.target.select(rows) }
         };
         let (train, test) = (table(train_cells, train), table(test_cells, test));
-        Ok(EncodedTable { train, test, encoding, notes })
+        Ok(EncodedTable { train, test, encoding, layout: self.layout, notes })
     }
 }
 

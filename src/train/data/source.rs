@@ -192,7 +192,7 @@ impl DataSource {
     pub fn load(&self, options: &LoadOptions) -> Result<Dataset, DataError> {
         let split = |table: Table| split::split(&table, options.test_fraction);
         let mut notes = Vec::new();
-        let mut encoding = None;
+        let (mut encoding, mut layout) = (None, None);
         let (train, test) = match self {
             Self::Digits => split(digits::load())?,
             Self::Idx(directory) => idx::load(directory)?,
@@ -207,7 +207,7 @@ impl DataSource {
                 let rows = options.choose_rows(table.rows())?;
                 let encoded = table.encode(&rows, missing, categories_max)?;
                 notes = encoded.notes;
-                encoding = Some(encoded.encoding);
+                (encoding, layout) = (Some(encoded.encoding), Some(encoded.layout));
                 (encoded.train, encoded.test)
             }
             Self::Npy(features, targets) => split(npy::load(features, targets)?)?,
@@ -242,6 +242,7 @@ impl DataSource {
             classes,
             tabular: !matches!(self, Self::Digits | Self::Idx(_)),
             encoding,
+            layout,
             notes,
         })
     }

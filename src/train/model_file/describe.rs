@@ -44,19 +44,17 @@ pub(crate) fn describe(
         Features::Pixels { divisor, .. } => Some(*divisor),
         Features::Numbers(_) | Features::Encoded { .. } => None,
     };
-    // With [`ColumnOrigin::Position`], the target has a name only if the table has no header. The names of all
-    // columns are then their numbers in the table, and a reader can find columns by these numbers.
-    let is_named = columns_from == ColumnOrigin::Header || config.table.header == HeaderRow::Absent;
     let description = ModelDescription {
         written_by: concat!("ringtrain ", env!("CARGO_PKG_VERSION")).into(),
         task: setup.dataset.task(),
         model: setup.model.to_string(),
         columns_from,
         columns,
+        layout: setup.dataset.layout.clone(),
         missing: encoding.map_or(MissingPolicy::Error, |encoding| encoding.missing),
         pixel_divisor,
         target: TargetDescription {
-            name: encoding.filter(|_| is_named).map(|encoding| encoding.target.clone()),
+            name: encoding.map(|encoding| encoding.target.clone()),
             mean: scale.mean,
             deviation: scale.deviation,
         },
@@ -97,8 +95,9 @@ fn describe_columns(config: &Config, setup: &Setup) -> (ColumnOrigin, Vec<Column
         return (if has_header { ColumnOrigin::Header } else { ColumnOrigin::Position }, columns);
     }
     // Two columns have the same name, so columns are found by number.
-    let number = |(index, column)| ColumnEncoding { name: usize::to_string(&index), ..column };
-    (ColumnOrigin::Position, columns.into_iter().enumerate().map(number).collect())
+    let numbers = setup.dataset.layout.iter().flat_map(|layout| &layout.features);
+    let number = |(number, column)| ColumnEncoding { name: usize::to_string(number), ..column };
+    (ColumnOrigin::Position, numbers.zip(columns).map(number).collect())
 }
 
 /// Checks that the model of a run can be saved to `path` after training.

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::COLUMNS_MAX;
-use crate::train::data::{CLASSES_MAX, ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding, Task};
+use crate::train::data::{
+    CLASSES_MAX, ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding, TableLayout, Task,
+};
 use crate::train::model::{Loss, ModelSpec, Network, Scale};
 
 /// The maximum number of inputs of a column.
@@ -24,6 +26,8 @@ pub struct ModelDescription {
     pub columns_from: ColumnOrigin,
     /// The feature columns, in the order in which the model uses them.
     pub columns: Vec<ColumnEncoding>,
+    /// Where the columns are in the training table. `None` if the training data was not a table, and in files of earlier versions.
+    pub layout: Option<TableLayout>,
     /// What training did with missing values. With `error` and `drop`, a missing value in new data is an error.
     pub missing: MissingPolicy,
     /// The value of a pixel that is scaled to 1: inputs are divided by this number. `None` if the columns are not pixels.
@@ -147,6 +151,9 @@ impl ModelDescription {
         let names: BTreeSet<&str> = self.columns.iter().map(|column| column.name.as_str()).collect();
         if names.len() < count {
             return Err("two columns have the same name".into());
+        }
+        if let Some(layout) = &self.layout {
+            layout.check(count)?;
         }
         if let Some(divisor) = self.pixel_divisor
             && !(divisor.is_finite() && divisor > 0.0)

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use super::storage::{from_bytes, to_bytes};
 use super::*;
-use crate::train::data::{ColumnEncoding, ColumnInputs, MissingPolicy, Standardizer, Task};
+use crate::train::data::{ColumnEncoding, ColumnInputs, MissingPolicy, Standardizer, TableLayout, Task};
 
 fn column(name: &str) -> ColumnEncoding {
     ColumnEncoding { name: name.into(), inputs: ColumnInputs::Number { fill: None, indicator: false } }
@@ -17,6 +17,7 @@ fn description() -> ModelDescription {
         model: "mlp:2".into(),
         columns_from: ColumnOrigin::Header,
         columns: vec![column("a"), column("b")],
+        layout: Some(TableLayout { columns: 4, target: 0, features: vec![1, 3] }),
         missing: MissingPolicy::Error,
         pixel_divisor: Some(16.0),
         target: TargetDescription { name: Some("y".into()), mean: 0.0, deviation: 1.0 },
@@ -143,8 +144,11 @@ fn every_field_of_the_description_is_checked() {
         (
             "\"columns\":[",
             "\"columns\":[{\"name\":\"c\",\"inputs\":{\"hashed\":{\"buckets\":1}}},",
-            "has the shape [2, 2] and not [2, 3]",
+            "its layout does not fit: 3 features",
         ),
+        ("[1,3]", "[3,1]", "its layout does not fit"),
+        ("[1,3]", "[1,4]", "its layout does not fit"),
+        ("\"target\":0", "\"target\":1", "its layout does not fit"),
         ("\"header\"", "\"guess\"", "unknown variant `guess`"),
     ];
     for (from, to, expected) in cases {

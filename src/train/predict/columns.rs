@@ -9,11 +9,12 @@ const NAMES_MAX: usize = 20;
 /// columns of the table. `target` is the index of the target column of the table, if targets are read.
 ///
 /// If both the model and the table have names, columns are found by name, and other columns of the table are ignored. Otherwise
-/// columns are found by position: the table must have the same columns as the training data, with or without the target.
+/// columns are found by position: the table must have all columns of the training table, or all of them but the target, or only
+/// the columns of the model.
 ///
 /// # Errors
 ///
-/// A text that names the missing columns.
+/// A text that names the missing columns, or says how many columns are needed.
 pub(super) fn find_columns(
     description: &ModelDescription,
     header: &[String],
@@ -23,24 +24,36 @@ pub(super) fn find_columns(
     if has_header && description.columns_from == ColumnOrigin::Header {
         return find_by_name(description, header);
     }
-    let count = description.columns.len();
+    if let Some(layout) = &description.layout {
+        let is_feature = target.is_some_and(|target| layout.features.contains(&target));
+        if header.len() == layout.columns && !is_feature {
+            return Ok(layout.features.clone());
+        }
+        if header.len() + 1 == layout.columns && target.is_none() {
+            return Ok(layout.features_without_target());
+        }
+    }
     let available: Vec<usize> = (0..header.len()).filter(|&index| Some(index) != target).collect();
-    if available.len() == count {
+    if available.len() == description.columns.len() {
         return Ok(available);
     }
-    // If the model was trained on a table without a header, the name of each of its columns is the number of the
-    // column in that table.
-    let is_numbered = description.columns_from == ColumnOrigin::Position && description.target.name.is_some();
-    let number = |name: &str| name.parse().ok().filter(|&index| is_numbered && index < header.len());
-    let numbers: Option<Vec<usize>> = description.columns.iter().map(|column| number(&column.name)).collect();
-    numbers.ok_or_else(|| {
-        let names = description.columns.iter().map(|column| column.name.as_str());
-        format!(
-            "has {} columns besides the target, but the model needs {count}, in the order of the training data ({})",
-            available.len(),
-            join_first_names(names, count)
-        )
-    })
+    Err(describe_positions(description, header.len()))
+}
+
+/// Returns an error about a table of `found` columns, which are found by position.
+fn describe_positions(description: &ModelDescription, found: usize) -> String {
+    let count = description.columns.len();
+    let names = join_first_names(description.columns.iter().map(|column| column.name.as_str()), count);
+    let whole = match &description.layout {
+        Some(layout) => format!(
+            "the {} columns of the training table, or all of these but the target (column {}, counted from 0), or ",
+            layout.columns, layout.target
+        ),
+        None => String::new(),
+    };
+    format!(
+        "has {found} columns, which are found by position; the model needs {whole}only its {count} features in this order: {names}"
+    )
 }
 
 fn find_by_name(description: &ModelDescription, header: &[String]) -> Result<Vec<usize>, String> {

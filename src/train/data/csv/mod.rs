@@ -19,7 +19,7 @@ pub use self::options::{HeaderRow, TableOptions};
 pub(crate) use self::records::Records;
 use super::raw_table::RawTable;
 use super::texts::{TEXT_BYTES_MAX, TextBudget};
-use super::{DataError, ELEMENTS_MAX, MissingPolicy};
+use super::{DataError, ELEMENTS_MAX, MissingPolicy, TableLayout};
 
 /// The number of rows of data from which the kinds of the columns are chosen.
 const SAMPLE_ROWS: usize = 1000;
@@ -193,8 +193,10 @@ impl TableReader {
         }
         let target_name = self.columns[self.target].name.clone();
         let target = self.columns[self.target].take_target().expect("`target` is the index of the target");
+        let features = (0..self.columns.len()).filter(|&index| self.columns[index].is_feature()).collect();
+        let layout = TableLayout { columns: self.columns.len(), target: self.target, features };
         let columns = self.columns.into_iter().filter_map(ColumnValues::into_feature).collect();
-        Ok(RawTable { columns, target_name, target, notes })
+        Ok(RawTable { columns, target_name, target, layout, notes })
     }
 
     /// Returns messages about missing values.

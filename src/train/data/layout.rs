@@ -1,0 +1,38 @@
+//! The positions of the columns of a table.
+
+use serde::{Deserialize, Serialize};
+
+/// Where the feature columns and the target are in a table. Columns are numbered from 0.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TableLayout {
+    /// The number of columns of the table.
+    pub columns: usize,
+    /// The number of the column with the target.
+    pub target: usize,
+    /// The numbers of the feature columns, in increasing order. This is also the order of the model.
+    pub features: Vec<usize>,
+}
+
+impl TableLayout {
+    /// Returns the numbers that the feature columns have if the column with the target is left out of the table.
+    pub fn features_without_target(&self) -> Vec<usize> {
+        self.features.iter().map(|&column| column - usize::from(column > self.target)).collect()
+    }
+
+    /// Checks a layout that was read from a file.
+    ///
+    /// # Errors
+    ///
+    /// A text that says what is wrong.
+    pub(crate) fn check(&self, features: usize) -> Result<(), String> {
+        let Self { columns, target, features: found } = self;
+        let are_sorted = found.is_sorted_by(|a, b| a < b);
+        let fit = found.len() == features && target < columns && found.iter().all(|column| column < columns);
+        if are_sorted && fit && !found.contains(target) {
+            return Ok(());
+        }
+        Err(format!(
+            "its layout does not fit: {features} features and a target in a table of {columns} columns"
+        ))
+    }
+}
