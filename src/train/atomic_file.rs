@@ -3,16 +3,16 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 
-/// Replaces the file at `path`: writes the temporary file `NAME.tmp` in the same directory, syncs the temporary file to the
-/// disk and renames it to `path`.
+/// Replaces the file at `path`: writes the temporary file `.NAME.ringtrain-tmp` in the same directory, syncs the temporary file to
+/// the disk and renames it to `path`. The new file has the permissions of the old file.
 ///
-/// If the process is killed, the temporary file remains, and the next call of this function or of [`check_space`] overwrites
-/// that file. A lock prevents two processes from writing the temporary file at the same time. If `path` is not a regular file
+/// If the process is killed, the temporary file remains, and the next call of this function or of [`check_space`] removes that
+/// file. No other file with this name is ever changed: a link, a pipe or a file of another user is an error. A lock prevents two processes from writing the temporary file at the same time. If `path` is not a regular file
 /// (a pipe, a terminal, `/dev/null`), then this function writes directly to `path`.
 ///
 /// # Errors
@@ -157,32 +157,27 @@ struct TemporaryFile {
 }
 
 impl TemporaryFile {
+    /// Creates the temporary file of `target`, with the permissions of `target` if it exists. Replaces the temporary file of a
+    /// killed process, but no other file.
     fn create(target: &Path) -> io::Result<Self> {
         let directory = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),
         };
-        let mut name: OsString = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
-        name.push(".tmp");
-        let path = directory.join(name);
+        let path = directory.join(temporary_name(target)?);
         loop {
-            let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path)?;
-            match file.try_lock() {
-                Err(TryLockError::WouldBlock) => {
-                    let problem = format!("another process is writing {}", path.display());
-                    return Err(io::Error::new(io::ErrorKind::ResourceBusy, problem));
+            let Some(file) = open_temporary(&path, OpenOptions::new().create_new(true))? else {
+                remove_stale(&path)?;
+                continue;
+            };
+            lock(&file, &path)?;
+            // Before this process acquired the lock, another process may have removed the file as a stale file.
+            if is_at(&file, &path) {
+                let temporary = Self { file: Some(file), path, directory };
+                if let Ok(old) = fs::metadata(target) {
+                    temporary.file().set_permissions(fs::Permissions::from_mode(old.mode() & 0o777))?;
                 }
-                // If the file system has no locks, continue without a lock.
-                Ok(()) | Err(TryLockError::Error(_)) => {}
-            }
-            // Before this process acquired the lock, another process may have renamed or removed the file. In this case,
-            // open the file again.
-            let same = fs::metadata(&path).is_ok_and(|found| {
-                file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (found.dev(), found.ino()))
-            });
-            if same {
-                file.set_len(0)?;
-                return Ok(Self { file: Some(file), path, directory });
+                return Ok(temporary);
             }
         }
     }
@@ -198,6 +193,73 @@ impl TemporaryFile {
     }
 }
 
+/// Returns the name of the temporary file of `target`. The name contains the name of the program, so that it differs from the
+/// names of users' files.
+fn temporary_name(target: &Path) -> io::Result<OsString> {
+    let mut name = OsString::from(".");
+    name.push(target.file_name().ok_or(io::ErrorKind::InvalidFilename)?);
+    name.push(".ringtrain-tmp");
+    Ok(name)
+}
+
+/// Opens a temporary file for writing. Does not follow a symbolic link, and does not wait for the reader of a pipe. Returns
+/// `None` if `options` creates a file, but `path` exists.
+fn open_temporary(path: &Path, options: &mut OpenOptions) -> io::Result<Option<File>> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    match options.write(true).custom_flags(flags.bits().cast_signed()).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+        result => result.map(Some),
+    }
+}
+
+/// Locks a temporary file.
+fn lock(file: &File, path: &Path) -> io::Result<()> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            let problem = format!("another process is writing {}", path.display());
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, problem))
+        }
+        // If the file system has no locks, continue without a lock.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
+    }
+}
+
+/// Returns whether `path` is the name of `file`.
+fn is_at(file: &File, path: &Path) -> bool {
+    let own = file.metadata().map(|own| (own.dev(), own.ino()));
+    fs::symlink_metadata(path).is_ok_and(|found| own.is_ok_and(|own| own == (found.dev(), found.ino())))
+}
+
+/// Removes the temporary file of a killed process. Returns an error if another process still writes the file, or if it is not a
+/// regular file of this user with one name: a killed process does not leave such a file.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    let found = match fs::symlink_metadata(path) {
+        Err(error) if is_gone(&error) => return Ok(()),
+        found => found?,
+    };
+    if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() || found.nlink() != 1 {
+        let path = path.display();
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            format!(
+                "{path}, the name of the temporary file, exists and is not a temporary file of this user; remove {path}"
+            ),
+        ));
+    }
+    let file = match open_temporary(path, &mut OpenOptions::new()) {
+        Err(error) if is_gone(&error) => return Ok(()),
+        file => file?,
+    };
+    if let Some(file) = file {
+        lock(&file, path)?;
+        if is_at(&file, path) {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
         if self.file.is_some() {
@@ -209,7 +271,11 @@ impl Drop for TemporaryFile {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{FileType, Mode};
+
     use super::*;
+
+    const TEMPORARY: &str = ".file.ringtrain-tmp";
 
     /// Returns the sorted names of the files in a directory.
     fn file_names(directory: &Path) -> Vec<OsString> {
@@ -245,10 +311,60 @@ mod tests {
     fn the_temporary_file_of_a_killed_process_is_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
-        fs::write(directory.path().join("file.tmp"), "a long half-written content").unwrap();
+        fs::write(directory.path().join(TEMPORARY), "a long half-written content").unwrap();
         write(&path, b"whole").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
         assert_eq!(file_names(directory.path()), ["file"]);
+    }
+
+    /// Prevents the destruction of files that only have the name of the temporary file: the program wrote through links, and
+    /// truncated a user's own file.
+    #[test]
+    fn only_temporary_files_are_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, temporary) = (directory.path().join("file"), directory.path().join(TEMPORARY));
+        let own = directory.path().join("own");
+        fs::write(&own, "own").unwrap();
+        fs::write(directory.path().join("file.tmp"), "own").unwrap();
+        let make: [&dyn Fn(); 4] = [
+            &|| std::os::unix::fs::symlink(&own, &temporary).unwrap(),
+            &|| fs::hard_link(&own, &temporary).unwrap(),
+            &|| fs::create_dir(&temporary).unwrap(),
+            &|| {
+                rustix::fs::mknodat(rustix::fs::CWD, &temporary, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+                    .unwrap()
+            },
+        ];
+        for (index, make) in make.iter().enumerate() {
+            make();
+            for error in [write(&path, b"new").unwrap_err(), check_space(&path, 1).unwrap_err()] {
+                assert!(error.to_string().contains("exists and is not a temporary file"), "{index}: {error}");
+            }
+            assert!(ReplacementFile::create(&path).is_err());
+            let is_directory = temporary.is_dir();
+            if is_directory { fs::remove_dir(&temporary) } else { fs::remove_file(&temporary) }.unwrap();
+        }
+        write(&path, b"new").unwrap();
+        for name in ["own", "file.tmp"] {
+            assert_eq!(fs::read(directory.path().join(name)).unwrap(), b"own");
+        }
+    }
+
+    /// Prevents that a file which only its owner may read becomes readable for all users.
+    #[test]
+    fn a_replaced_file_keeps_its_permissions() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        for mode in [0o600, 0o640, 0o444] {
+            write(&path, b"old").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            write(&path, b"new").unwrap();
+            let replacement = ReplacementFile::create(&path).unwrap();
+            replacement.file().write_all(b"newer").unwrap();
+            replacement.commit().unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, mode);
+            assert_eq!(fs::read(&path).unwrap(), b"newer");
+        }
     }
 
     /// Regression test: before the fix, an error after the rename was returned, so the caller believed that the old
