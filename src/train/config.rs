@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::data::{DataSource, TableOptions, Task};
 use super::model::ModelSpec;
 use super::optimizer::Rule;
+use super::output_paths;
 use super::recipe::Recipe;
 use super::strategies::StrategySpec;
 use crate::codec::Compression;
@@ -140,6 +141,16 @@ impl Config {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// Checks that this run does not write a file over another file of the run. Only rank 0 writes files, so only its paths
+    /// matter.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says which options name the same file.
+    pub fn check_paths(&self) -> Result<(), String> {
+        output_paths::check(self)
     }
 
     /// Returns the names and values of the options that must be the same on all ranks.

@@ -23,6 +23,7 @@ mod learning_rate;
 pub mod model;
 pub mod model_file;
 pub mod optimizer;
+mod output_paths;
 pub mod predict;
 mod progress;
 mod random;

@@ -326,6 +326,7 @@ fn broadcast_state(group: &mut Group, state: &mut TrainingState) -> Result<(), T
 /// Checks that the report, the model file and checkpoints can be written, so that a run does not fail at the end of its first
 /// epoch. Returns the state of the checkpoint from which the run resumes.
 fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingState>, TrainError> {
+    config.check_paths().map_err(TrainError::Options)?;
     if let Some(path) = &config.report {
         atomic_file::check_space(path, REPORT_BYTES_ASSUMED)
             .map_err(|error| CheckpointError::io("write the report", path, error))?;

@@ -59,6 +59,36 @@ fn failures_are_reported_with_the_right_exit_codes() {
     }
 }
 
+/// Prevents the loss of a checkpoint, a report or a table: the model or the report was written over it.
+#[test]
+fn a_run_does_not_write_a_file_over_another_file_of_the_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    std::fs::create_dir(path("c")).unwrap();
+    std::fs::write(path("a.csv"), "a,y\n1,2\n").unwrap();
+    std::os::unix::fs::symlink(path("a.csv"), path("link")).unwrap();
+    for (line, expected) in [
+        ("--report r --save-model r", "--save-model would replace"),
+        ("--checkpoint c --save-model c/checkpoint.safetensors", "which --checkpoint of this run uses"),
+        ("--checkpoint new --report new/checkpoint.safetensors", "--report would replace"),
+        ("--checkpoint new --report new", "pass another path to --report"),
+        ("--data a.csv --target y --report link", "which --data of this run uses"),
+        ("--data x.npy,a.csv --report a.csv", "which --data of this run uses"),
+        ("--class-weights a.csv --save-model a.csv", "which --class-weights of this run uses"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_ringtrain"))
+            .args(line.split(' '))
+            .current_dir(&directory)
+            .output()
+            .unwrap();
+        let stderr = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && stderr.contains(expected), "{line}: {stderr}");
+    }
+    assert_eq!(std::fs::read_to_string(path("a.csv")).unwrap(), "a,y\n1,2\n");
+    let output = ringtrain(&["--epochs", "1", "--report", "/dev/null", "--save-model", "/dev/null"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
 #[test]
 fn help_lists_defaults_and_exit_codes() {
     let output = ringtrain(&["--help"]);

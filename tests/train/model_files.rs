@@ -177,7 +177,12 @@ fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns
             let line = format!("eval --model m --no-header --data {data} --target {target} --json");
             assert!(read_json(&succeed(place, &line))["r2"].as_f64().unwrap() > 0.999, "{train} {line}");
         }
-        check_failure(place, "predict --model m --no-header --data one.csv", 4, "has 1 columns, which are found");
+        check_failure(
+            place,
+            "predict --model m --no-header --data one.csv",
+            4,
+            "has 1 columns, which are found",
+        );
         // The column with the target of this table is a feature of the model.
         check_failure(place, "eval --model m --no-header --data all.csv --target 1", 4, "has 4 columns");
     }
@@ -215,7 +220,10 @@ fn data_that_does_not_fit_the_model_is_refused() {
         ("predict --data empty_cell.csv", "line 3, column `length`: the value is missing"),
         ("predict --data short.csv", "line 3 has 1 cells, but the first row has 2"),
         ("predict --data headless.csv", "pass --no-header"),
-        ("predict --data four.csv --no-header", "has 4 columns, which are found by position; the model needs the 3 columns"),
+        (
+            "predict --data four.csv --no-header",
+            "has 4 columns, which are found by position; the model needs the 3 columns",
+        ),
         ("predict --data nothing.csv", "is empty"),
         ("predict --data digits", "digits has 64 features, but the model was trained on 2"),
         ("predict --data absent.csv", "cannot read absent.csv"),
@@ -245,7 +253,7 @@ fn data_that_does_not_fit_the_model_is_refused() {
     );
     check_failure(
         place,
-        "--data flowers.csv --target kind --save-model flowers.csv",
+        "--data flowers.csv --target kind --save-model numbers.csv",
         10,
         "would overwrite a file that is not a model",
     );

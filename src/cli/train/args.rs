@@ -248,6 +248,7 @@ impl TrainArgs {
             model_file: self.save_model,
         };
         config.check()?;
+        config.check_paths()?;
         Ok(config)
     }
 

@@ -1,0 +1,89 @@
+//! Checks that a run does not write a file over another file of the same run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::checkpoint;
+use super::class_weights::ClassWeights;
+use super::config::Config;
+use super::data::DataSource;
+
+/// Checks that the report, the model file, the checkpoint and the files that the run reads are different files.
+///
+/// # Errors
+///
+/// A sentence that names the options of two equal files and says what to do.
+pub(super) fn check(config: &Config) -> Result<(), String> {
+    let mut files: Vec<(&str, PathBuf)> = Vec::new();
+    let mut add = |option, path: &Path| files.push((option, path.to_owned()));
+    match &config.source {
+        DataSource::Npy(features, targets) => {
+            [features, targets].into_iter().for_each(|path| add("--data", path))
+        }
+        source => source.table_files().unwrap_or_default().iter().for_each(|path| add("--data", path)),
+    }
+    if let ClassWeights::File(path) = &config.recipe.class_weights {
+        add("--class-weights", path);
+    }
+    let read = files.len();
+    let mut add = |option, path: &Path| files.push((option, path.to_owned()));
+    if let Some(checkpoint) = &config.checkpoint {
+        add("--checkpoint", &checkpoint.directory);
+        add("--checkpoint", &checkpoint.directory.join(checkpoint::FILE_NAME));
+    }
+    config.report.iter().for_each(|path| add("--report", path));
+    config.model_file.iter().for_each(|path| add("--save-model", path));
+    let resolved: Vec<PathBuf> = files.iter().map(|(_, path)| resolve(path)).collect();
+    for (index, (option, path)) in files.iter().enumerate().skip(read) {
+        if let Some(other) = (0..index).find(|&other| resolved[other] == resolved[index] && is_replaced(path))
+        {
+            return Err(format!(
+                "{option} would replace {}, which {} of this run uses; pass another path to {option}",
+                path.display(),
+                files[other].0
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether writing to `path` replaces what was written before. This is not so for a pipe or a device, such as `/dev/null`.
+fn is_replaced(path: &Path) -> bool {
+    fs::metadata(path).map_or(true, |metadata| metadata.is_file() || metadata.is_dir())
+}
+
+/// Returns the absolute path without symbolic links. The end of the path may be missing.
+fn resolve(path: &Path) -> PathBuf {
+    if let Ok(found) = fs::canonicalize(path) {
+        return found;
+    }
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) if !parent.as_os_str().is_empty() => resolve(parent).join(name),
+        (_, Some(name)) => resolve(Path::new(".")).join(name),
+        _ => path.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_files_are_found_through_links_and_missing_directories() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        fs::create_dir(path("real")).unwrap();
+        fs::write(path("real/file"), "").unwrap();
+        std::os::unix::fs::symlink(path("real"), path("link")).unwrap();
+        for (a, b, equal) in [
+            ("real/file", "link/file", true),
+            ("real/file", "link/./../real/file", true),
+            ("real/new", "link/new", true),
+            ("absent/a/new", "absent/a/./new", true),
+            ("real/new", "new", false),
+        ] {
+            assert_eq!(resolve(&path(a)) == resolve(&path(b)), equal, "{a} {b}");
+        }
+        assert_eq!(resolve(Path::new("absent-file")), resolve(Path::new("./absent-file")));
+    }
+}
