@@ -4,13 +4,14 @@
 
 mod error;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::Path;
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use sha2::{Digest as _, Sha256};
 
 pub use self::error::CheckpointError;
 use super::atomic_file;
@@ -22,9 +23,13 @@ use super::report::{EpochRecord, parameters_hash};
 /// The name of the file in the checkpoint directory.
 pub const FILE_NAME: &str = "checkpoint.safetensors";
 /// The format that this version writes.
-const FORMAT: &str = "ringtrain-2";
-/// The format that earlier versions wrote, without the learning rate and without some entries of [`RunIdentity`].
+const FORMAT: &str = "ringtrain-3";
+/// The format that earlier versions wrote, without [`METADATA_HASH`].
+const FORMAT_2: &str = "ringtrain-2";
+/// The format before [`FORMAT_2`], without the learning rate and without some entries of [`RunIdentity`].
 const FORMAT_1: &str = "ringtrain-1";
+/// The key of the metadata that holds the hash of all other metadata.
+const METADATA_HASH: &str = "metadata_hash";
 /// The name of the tensor that holds [`Best::parameters`].
 const BEST_PARAMETERS: &str = "best.parameters";
 /// The key of the metadata that holds [`Best::record`].
@@ -108,6 +113,8 @@ pub(crate) struct RunIdentity {
     pub(crate) data_name: String,
     /// A hash of the content of the data.
     pub(crate) data_hash: String,
+    /// The number of steps of an epoch.
+    pub(crate) steps_per_epoch: u64,
     /// Whether the run keeps its best parameters.
     pub(crate) keeps_best: bool,
     /// The names of the optimizer's state vectors.
@@ -203,6 +210,7 @@ pub(crate) fn save(
         metadata.insert(BEST_RECORD.into(), to_json(record));
     }
     metadata.insert("state_hash".into(), state_hash(state));
+    metadata.insert(METADATA_HASH.into(), metadata_hash(&metadata));
     let views = tensors.iter().map(|tensor| {
         let view = TensorView::new(Dtype::F32, tensor.shape.clone(), &tensor.bytes);
         (tensor.name.as_str(), view.expect("the number of bytes of a tensor matches its shape"))
@@ -254,13 +262,45 @@ fn state_hash(state: &TrainingState) -> String {
     parts.join("+")
 }
 
+/// Returns a hash of all metadata but [`METADATA_HASH`].
+fn metadata_hash(metadata: &HashMap<String, String>) -> String {
+    let sorted: BTreeMap<_, _> = metadata.iter().filter(|(key, _)| *key != METADATA_HASH).collect();
+    let mut hasher = Sha256::new();
+    for text in sorted.into_iter().flat_map(|(key, value)| [key, value]) {
+        hasher.update((text.len() as u64).to_le_bytes());
+        hasher.update(text);
+    }
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Returns whether `directory` contains a checkpoint.
 pub(crate) fn exists(directory: &Path) -> Result<bool, CheckpointError> {
     let path = directory.join(FILE_NAME);
     path.try_exists().map_err(|error| CheckpointError::io("look for", &path, error))
 }
 
-/// Returns an error if the format, an option or the data of a checkpoint does not match this run.
+/// Returns an error if the format of a checkpoint is unknown, or if its metadata was changed.
+fn check_metadata(path: &Path, metadata: &HashMap<String, String>) -> Result<(), CheckpointError> {
+    let corrupt = |problem: &str| CheckpointError::Corrupt { path: path.to_owned(), problem: problem.into() };
+    let format = metadata.get("format").ok_or_else(|| corrupt("its format is missing"))?;
+    if ![FORMAT, FORMAT_2, FORMAT_1].contains(&format.as_str()) {
+        return Err(CheckpointError::Unfit {
+            path: path.to_owned(),
+            what: "format".into(),
+            found: format.clone(),
+            wanted: FORMAT.into(),
+        });
+    }
+    match metadata.get(METADATA_HASH) {
+        None if format == FORMAT => Err(corrupt("its metadata_hash is missing")),
+        Some(hash) if *hash != metadata_hash(metadata) => {
+            Err(corrupt("its metadata does not match its hash"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns an error if an option or the data of a checkpoint does not match this run.
 fn check_identity(
     path: &Path,
     identity: &RunIdentity,
@@ -270,21 +310,13 @@ fn check_identity(
         path: path.to_owned(),
         problem: format!("its {key} is missing"),
     };
-    let format = metadata.get("format").ok_or_else(|| corrupt("format"))?;
-    if format != FORMAT && format != FORMAT_1 {
-        return Err(CheckpointError::Unfit {
-            path: path.to_owned(),
-            what: "format".into(),
-            found: format.clone(),
-            wanted: FORMAT.into(),
-        });
-    }
+    let is_format_1 = metadata["format"] == FORMAT_1;
     for IdentityEntry { key, option, value } in &identity.entries {
         let added = ADDED_ENTRIES.iter().find(|(added, _)| added == key);
         let found = match (metadata.get(*key), added) {
             (Some(found), _) => found.as_str(),
             (None, Some((_, default))) => default,
-            (None, None) if format == FORMAT_1 => continue,
+            (None, None) if is_format_1 => continue,
             (None, None) => {
                 return Err(CheckpointError::NotRecorded {
                     path: path.to_owned(),
@@ -323,36 +355,21 @@ pub(crate) fn load(
     }
     let path = directory.join(FILE_NAME);
     let corrupt = |problem: String| CheckpointError::Corrupt { path: path.clone(), problem };
-    let unfit = |what: &str, found: String, wanted: String| CheckpointError::Unfit {
-        path: path.clone(),
-        what: what.to_owned(),
-        found,
-        wanted,
-    };
-    let read_error = |error| CheckpointError::io("read", &path, error);
-    let file_bytes = fs::metadata(&path).map_err(read_error)?.len();
-    let tensor_bytes = tensor_bytes(network, identity);
-    let too_long =
-        |bytes: u64| unfit("a size in bytes of", bytes.to_string(), format!("about {tensor_bytes}"));
-    let bytes_max = tensor_bytes + HEADER_BYTES_MAX;
-    if file_bytes > bytes_max {
-        return Err(too_long(file_bytes));
-    }
-    let bytes = read_at_most(&path, bytes_max + 1).map_err(read_error)?;
-    if bytes.len() as u64 > bytes_max {
-        return Err(too_long(bytes.len() as u64));
-    }
+    let bytes = read_file(&path, tensor_bytes(network, identity))?;
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| corrupt(error.to_string()))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| corrupt(error.to_string()))?;
     let metadata = header.metadata().as_ref().ok_or_else(|| corrupt("it has no metadata".into()))?;
     let value = |key: &str| metadata.get(key).ok_or_else(|| corrupt(format!("its {key} is missing")));
+    check_metadata(&path, metadata)?;
     check_identity(&path, identity, metadata)?;
     let tensor = |name: &str, shape: &[usize]| match tensors.tensor(name) {
         Ok(view) if view.dtype() == Dtype::F32 && view.shape() == shape => Ok(from_bytes(view.data())),
-        Ok(view) => {
-            let what = format!("the shape of {name}");
-            Err(unfit(&what, format!("{:?} {:?}", view.dtype(), view.shape()), format!("F32 {shape:?}")))
-        }
+        Ok(view) => Err(CheckpointError::Unfit {
+            path: path.clone(),
+            what: format!("the shape of {name}"),
+            found: format!("{:?} {:?}", view.dtype(), view.shape()),
+            wanted: format!("F32 {shape:?}"),
+        }),
         Err(error) => Err(corrupt(error.to_string())),
     };
     let mut state = TrainingState::default();
@@ -384,14 +401,56 @@ pub(crate) fn load(
     if *value("state_hash")? != state_hash(&state) {
         return Err(corrupt("its content does not match its hash".into()));
     }
+    check_ranges(&state, identity.steps_per_epoch, metadata["format"] == FORMAT_1).map_err(corrupt)?;
     Ok(Some(state))
 }
 
-/// Reads at most the first `bytes_max` bytes of a file, because a file may be longer than its metadata says.
-fn read_at_most(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+/// Reads a checkpoint whose tensors need `tensor_bytes`. Returns an error if the file has many more bytes.
+fn read_file(path: &Path, tensor_bytes: u64) -> Result<Vec<u8>, CheckpointError> {
+    let read_error = |error| CheckpointError::io("read", path, error);
+    let bytes_max = tensor_bytes + HEADER_BYTES_MAX;
+    let file = File::open(path).map_err(read_error)?;
+    let mut len = file.metadata().map_err(read_error)?.len();
     let mut bytes = Vec::new();
-    File::open(path)?.take(bytes_max).read_to_end(&mut bytes)?;
+    if len <= bytes_max {
+        // A file may be longer than its metadata says.
+        file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(read_error)?;
+        len = bytes.len() as u64;
+    }
+    if len > bytes_max {
+        return Err(CheckpointError::Unfit {
+            path: path.to_owned(),
+            what: "a size in bytes of".into(),
+            found: len.to_string(),
+            wanted: format!("about {tensor_bytes}"),
+        });
+    }
     Ok(bytes)
+}
+
+/// Returns an error if no run with so many steps in an epoch reaches this state. The checkpoints of earlier versions have no hash
+/// of their metadata. Those of the first version may have a different number of steps, because they do not record the batch size.
+fn check_ranges(state: &TrainingState, steps_per_epoch: u64, is_format_1: bool) -> Result<(), String> {
+    let Position { epoch, step, steps_total, momentum_start, loss_sum, .. } = state.position;
+    if step >= steps_per_epoch {
+        return Err(format!("its step is {step}, but an epoch has {steps_per_epoch} steps"));
+    }
+    let expected = epoch.checked_mul(steps_per_epoch).and_then(|steps| steps.checked_add(step));
+    if !is_format_1 && expected != Some(steps_total) {
+        return Err(format!(
+            "its steps_total is {steps_total}, which does not fit step {step} of epoch {epoch} with {steps_per_epoch} steps"
+        ));
+    }
+    if momentum_start > steps_total {
+        return Err(format!("its momentum_start is {momentum_start}, after step {steps_total}"));
+    }
+    if !loss_sum.is_finite() {
+        return Err(format!("its sum of losses is {loss_sum}"));
+    }
+    match state.learning_rate {
+        Some(rate) if !(rate.is_finite() && rate > 0.0) => Err(format!("its learning_rate is {rate}")),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -196,6 +196,7 @@ impl Setup {
             entries,
             data_name: self.dataset.name.clone(),
             data_hash: parameters_hash(&digest),
+            steps_per_epoch: self.dataset.train.len().div_ceil(self.settings.batch_size).max(1) as u64,
             keeps_best: self.validation.is_some(),
             optimizer_names: self.settings.rule.state_names(),
             strategy_names: config.strategy.state_names(),

@@ -220,7 +220,7 @@ impl<'a> Trainer<'a> {
                     break;
                 }
             }
-            let is_complete = self.state.position.step == steps;
+            let is_complete = self.state.position.step >= steps;
             if is_complete {
                 let (strategy, mut replica) = self.strategy_and_replica();
                 strategy.after_epoch(group, &mut replica, epoch + 1)?;

@@ -11,6 +11,7 @@ fn sample_run() -> (Network, RunIdentity, TrainingState) {
         ],
         data_name: "a.csv".into(),
         data_hash: "123".into(),
+        steps_per_epoch: 3,
         keeps_best: true,
         optimizer_names: &["optimizer.velocity"],
         strategy_names: &["strategy.outer_velocity"],
@@ -59,10 +60,14 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
         let error = load(directory.path(), &network, &identity).unwrap_err();
         assert!(matches!(error, CheckpointError::Corrupt { .. }), "{len}: {error}");
     }
-    let mut flipped = complete.clone();
-    *flipped.last_mut().unwrap() ^= 1;
-    fs::write(&path, &flipped).unwrap();
-    assert!(load(directory.path(), &network, &identity).unwrap_err().to_string().contains("hash"));
+    for index in 0..complete.len() {
+        let mut flipped = complete.clone();
+        flipped[index] ^= 1 << (index % 8);
+        fs::write(&path, &flipped).unwrap();
+        let error = load(directory.path(), &network, &identity).expect_err(&format!("byte {index}"));
+        let is_expected = matches!(error, CheckpointError::Corrupt { .. } | CheckpointError::Unfit { .. });
+        assert!(is_expected, "{index}: {error}");
+    }
     fs::write(&path, &complete).unwrap();
     let mut other = identity.clone();
     other.entries[1].value = "8".into();
@@ -85,6 +90,47 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
     assert!(matches!(load(directory.path(), &wider, &identity), Err(CheckpointError::Unfit { .. })));
 }
 
+/// Replaces texts of the same length in the metadata of a checkpoint.
+fn edit(bytes: &mut [u8], edits: &[(&str, &str)]) {
+    for (from, to) in edits {
+        assert_eq!(from.len(), to.len());
+        let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+        bytes[at..at + from.len()].copy_from_slice(to.as_bytes());
+    }
+}
+
+/// Prevents an endless loop and skipped epochs: a checkpoint of version 2 has no hash of its position.
+#[test]
+fn a_position_of_version_2_that_no_run_reaches_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (network, identity, state) = sample_run();
+    save(directory.path(), &network, &identity, &state).unwrap();
+    let path = directory.path().join(FILE_NAME);
+    let complete = fs::read(&path).unwrap();
+    let version_2 = [(FORMAT, FORMAT_2), (METADATA_HASH, "metadata_none")];
+    for (from, to, expected) in [
+        ("\"step\":\"2\"", "\"step\":\"9\"", Some("its step is 9, but an epoch has 3 steps")),
+        ("\"epoch\":\"3\"", "\"epoch\":\"7\"", Some("its steps_total is 11")),
+        ("\"momentum_start\":\"5\"", "\"momentum_start\":\"9\"", None),
+        ("\"learning_rate\":\"0.05\"", "\"learning_rate\":\"-0.5\"", Some("its learning_rate is -0.5")),
+        ("\"learning_rate\":\"0.05\"", "\"learning_rate\":\"1e99\"", Some("its learning_rate is inf")),
+    ] {
+        let mut bytes = complete.clone();
+        edit(&mut bytes, &[&version_2[..], &[(from, to)]].concat());
+        fs::write(&path, bytes).unwrap();
+        match (load(directory.path(), &network, &identity), expected) {
+            (Ok(Some(found)), None) => assert_eq!(found.parameters, state.parameters),
+            (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+            (found, _) => panic!("{to}: {found:?}"),
+        }
+    }
+    let mut bytes = complete;
+    edit(&mut bytes, &version_2[1..]);
+    fs::write(&path, bytes).unwrap();
+    let error = load(directory.path(), &network, &identity).unwrap_err().to_string();
+    assert!(error.contains("its metadata_hash is missing"), "{error}");
+}
+
 /// Version 1 of the format contains neither the learning rate nor some options that version 2 compares.
 #[test]
 fn a_checkpoint_of_version_1_can_be_resumed() {
@@ -96,15 +142,16 @@ fn a_checkpoint_of_version_1_can_be_resumed() {
     let path = directory.path().join(FILE_NAME);
     let mut bytes = fs::read(&path).unwrap();
     // The new keys have the same lengths as the old keys, so the offsets in the file stay valid.
-    for (from, to) in [
-        (FORMAT, FORMAT_1),
-        ("weight_decay", "weight_other"),
-        ("momentum_start", "momentum_other"),
-        ("learning_rate", "learning_none"),
-    ] {
-        let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
-        bytes[at..at + from.len()].copy_from_slice(to.as_bytes());
-    }
+    edit(
+        &mut bytes,
+        &[
+            (FORMAT, FORMAT_1),
+            (METADATA_HASH, "metadata_none"),
+            ("weight_decay", "weight_other"),
+            ("momentum_start", "momentum_other"),
+            ("learning_rate", "learning_none"),
+        ],
+    );
     fs::write(&path, bytes).unwrap();
     let found = load(directory.path(), &network, &identity).unwrap().unwrap();
     assert_eq!((found.learning_rate, found.position.momentum_start), (None, 0));
