@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,9 @@ class Model:
 
         `x` is an array with a row for each sample and a column for each feature, in the order of `columns`. `x` may also be a
         pandas.DataFrame, a dictionary of columns or a structured array. This method then finds the features by the names of the
-        columns, and ignores other columns. Masked elements of a masked array are missing values. Texts may be `bytes` in UTF-8.
+        columns, and ignores other columns. If the model was trained on data without names, this method finds the features by
+        position: `x` must have all columns of the training table, or all but the target, or only the features. Masked elements
+        of a masked array are missing values. Texts may be `bytes` in UTF-8.
         """
         if self.task == "classification":
             return self.classes[self._outputs(x).argmax(axis=1)]
@@ -92,6 +94,9 @@ class Model:
             if array.ndim != 2 or array.shape[1] != len(self.columns):
                 raise InvalidArgument(f"x has the shape {array.shape}; the model needs the shape (rows, {len(self.columns)})")
             columns = list(array.T)
+        elif self.description["columns_from"] == "position":
+            found = _columns(x, names)
+            columns = [to_array(found[index]) for index in self._positions(len(found))]
         else:
             missing = [name for name in self.columns if name not in names]
             if missing:
@@ -101,6 +106,29 @@ class Model:
         accepts_missing = self.description["missing"] in ("mean", "indicator")
         described = zip(self.description["columns"], columns, strict=True)
         return np.concatenate([encode_column(column, values, accepts_missing) for column, values in described], axis=1)
+
+    def _positions(self, count: int) -> Sequence[int]:
+        """Returns where the columns of the model are in a table of `count` columns, as `ringtrain predict` finds them."""
+        layout = self.description.get("layout")
+        if layout is not None:
+            features, target = layout["features"], layout["target"]
+            if count == layout["columns"]:
+                return features
+            if count + 1 == layout["columns"]:
+                return [index - (index > target) for index in features]
+        if count == len(self.columns):
+            return range(count)
+        whole = (
+            ""
+            if layout is None
+            else (
+                f"the {layout['columns']} columns of the training table, or all of these but the target "
+                f"(column {layout['target']}, counted from 0), or "
+            )
+        )
+        raise InvalidArgument(
+            f"x has {count} columns, which are found by position; the model needs {whole}only its {len(self.columns)} features"
+        )
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:
@@ -210,3 +238,10 @@ def _column_names(x: Any) -> list | None:
     if hasattr(x, "columns") and hasattr(x, "iloc"):
         return list(x.columns)
     return list(x.dtype.names) if isinstance(x, np.ndarray) and x.dtype.names else None
+
+
+def _columns(x: Any, names: list) -> list:
+    """Returns the columns of a table in their order. Two columns of a DataFrame may have the same name."""
+    if hasattr(x, "iloc"):
+        return [x.iloc[:, index] for index in range(len(names))]
+    return [x[name] for name in names]

@@ -162,6 +162,41 @@ def test_texts_and_missing_values_are_encoded_as_by_the_program(tmp_path: Path):
         model.predict(table | {"street": [1.5] * count})
 
 
+def test_columns_without_names_are_found_by_position_as_by_the_program(tmp_path: Path):
+    """A model of a table without a header found no columns in a DataFrame, because it looked for names such as "1"."""
+    random = np.random.default_rng(4)
+    cells = np.round(random.normal(size=(80, 4)), 3)
+    cells[:, 0] = 3 * cells[:, 1] + 5 * cells[:, 3]
+    np.savetxt(tmp_path / "all.csv", cells, "%.3f", delimiter=",")
+    ringtrain(*["--data", tmp_path / "all.csv", "--no-header", "--target", 0, "--drop", 2, "--save-model", tmp_path / "model"])
+    printed = ringtrain("predict", "--model", tmp_path / "model", "--no-header", "--data", tmp_path / "all.csv")
+    expected = np.array(printed.splitlines()[1:], dtype=float)
+    model = ring.load_model(tmp_path / "model")
+    for order in ([0, 1, 2, 3], [1, 2, 3], [1, 3]):
+        mapping = {number: cells[:, column] for number, column in enumerate(order)}
+        assert np.abs(model.predict(mapping) - expected).max() < 1e-5
+        frame = Frame([cells[:, column] for column in order])
+        assert np.abs(model.predict(frame) - expected).max() < 1e-5
+    assert np.abs(model.predict(cells[:, [1, 3]]) - expected).max() < 1e-5
+    with pytest.raises(ring.InvalidArgument, match="x has 1 columns, which are found by position; the model needs the 4 columns"):
+        model.predict({1: cells[:, 1]})
+
+
+class Frame:
+    """What `Model.predict` uses of a pandas.DataFrame. All columns have the same name."""
+
+    def __init__(self, arrays: list[np.ndarray]) -> None:
+        self._arrays = arrays
+        self.columns = ["same"] * len(arrays)
+
+    @property
+    def iloc(self) -> "Frame":
+        return self
+
+    def __getitem__(self, key: tuple[slice, int]) -> np.ndarray:
+        return self._arrays[key[1]]
+
+
 def test_arrays_with_a_wrong_shape_type_or_value_are_refused(saved: dict[str, Path]):
     model = ring.load_model(saved["linear regression"])
     x = table()
