@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
+use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -188,6 +188,40 @@ fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns
     }
 }
 
+/// Prevents that a table which training accepts as several files or as a pattern is refused, and that bytes of standard input
+/// which another program has already read are read again.
+#[test]
+fn several_files_and_the_rest_of_standard_input_are_read() {
+    let directory = directory_with_table();
+    let place = directory.path();
+    succeed(place, "--data numbers.csv --target size --save-model m");
+    let (predict, eval) = ("predict --model m --data", "eval --model m --json --data");
+    let whole = fs::read_to_string(place.join("numbers.csv")).unwrap();
+    let (header, rows) = whole.split_once('\n').unwrap();
+    let middle = rows.len() / 2 + rows[rows.len() / 2..].find('\n').unwrap() + 1;
+    for (name, rows) in [("part-1", &rows[..middle]), ("part-2", &rows[middle..])] {
+        fs::write(place.join(name).with_extension("csv"), format!("{header}\n{rows}")).unwrap();
+        fs::write(place.join(name).with_extension("tsv"), rows).unwrap();
+    }
+    let (predictions, evaluation) =
+        (succeed(place, &format!("{predict} numbers.csv")), succeed(place, &format!("{eval} numbers.csv")));
+    for data in ["part-1.csv part-2.csv", "part-*.csv", "part-?.tsv --no-header"] {
+        assert_eq!(succeed(place, &format!("{predict} {data}")), predictions, "{data}");
+        let data = data.replace("--no-header", "--no-header --target 2");
+        assert_eq!(succeed(place, &format!("{eval} {data}")), evaluation, "{data}");
+    }
+    fs::write(place.join("skipped"), format!("other program{whole}")).unwrap();
+    let mut input = fs::File::open(place.join("skipped")).unwrap();
+    input.seek(SeekFrom::Start("other program".len() as u64)).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_ringtrain"))
+        .args(["predict", "--model", "m", "--data", "-"])
+        .current_dir(place)
+        .stdin(input)
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), predictions);
+}
+
 #[test]
 fn data_that_does_not_fit_the_model_is_refused() {
     let directory = directory_with_table();
@@ -205,6 +239,8 @@ fn data_that_does_not_fit_the_model_is_refused() {
         ("four.csv", "1,2,3,4\n"),
         ("none.csv", "width,length,kind\n"),
         ("huge.csv", "width,length\n1,2\n3e38,-3e38\n"),
+        ("sized.csv", "width,length,kind\n1,2,rose\n"),
+        ("huge_sized.csv", "width,length,kind\n1,2,\n\"1\",2,\n3e38,-3e38,rose\n"),
         ("nothing.csv", ""),
     ];
     for (name, content) in files {
@@ -229,8 +265,12 @@ fn data_that_does_not_fit_the_model_is_refused() {
         ("predict --data absent.csv", "cannot read absent.csv"),
         (
             "predict --data huge.csv",
-            "the prediction for row 2 (counted from 1, without the header) is not finite",
+            "huge.csv: line 3: the prediction is not finite; a value in this row is far outside",
         ),
+        // Regression test: before the fix, rows without a target were not counted, and no file was named.
+        ("eval --data sized.csv huge_sized.csv", "huge_sized.csv: line 4: the prediction is not finite"),
+        ("predict --data numbers.csv flowers.csv", "is `kind`, but in numbers.csv it is `size`"),
+        ("predict --data numbers.csv nothing.csv", "nothing.csv: is empty"),
         ("eval --data unknown.csv", "line 3, column `kind`: the class `tulip` did not occur in training"),
         ("predict --data no_target.csv --separator ;", "has no columns width, length, which the model needs"),
         ("eval --data missing.csv", "has no column `kind`"),

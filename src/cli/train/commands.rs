@@ -60,10 +60,11 @@ struct ModelDataArgs {
     model: PathBuf,
 
     /// The data. One of: a .csv or .tsv table, plain or .gz, .zip or .zst (its columns are found by their names in
-    /// the header); `-` for a table on standard input; an array FEATURES.npy or two arrays FEATURES.npy,TARGETS.npy;
-    /// a directory of IDX files (only the test set is used); digits; synthetic:ROWSxFEATURES
-    #[arg(long, value_name = "DATA")]
-    data: String,
+    /// the header); several files of one table, such as a.csv b.csv or 'part-*.csv'; `-` for a table on standard
+    /// input; an array FEATURES.npy or two arrays FEATURES.npy,TARGETS.npy; a directory of IDX files (only the test
+    /// set is used); digits; synthetic:ROWSxFEATURES
+    #[arg(long, value_name = "DATA", num_args = 1.., required = true)]
+    data: Vec<String>,
 
     #[command(flatten)]
     format: TableFormatArgs,
@@ -158,21 +159,17 @@ impl From<PredictError> for ProgramFailure {
 
 impl ModelDataArgs {
     fn input_options(&self, target: TargetColumn) -> Result<InputOptions, ProgramFailure> {
-        let data: NewData =
-            self.data.parse().map_err(|why| usage_failure(format!("--data {} {why}", self.data)))?;
+        let data = NewData::from_values(&self.data).map_err(usage_failure)?;
         let (header, separator) = self.format.parse().map_err(usage_failure)?;
-        if !matches!(data, NewData::Table(_)) {
+        if !matches!(data, NewData::Table(_) | NewData::StandardInput) {
+            let name = self.data.join(" ");
             if header != HeaderRow::Expected || separator.is_some() {
-                let data = &self.data;
                 return Err(usage_failure(format!(
-                    "--header, --no-header and --separator are for tables; --data {data} is not a table"
+                    "--header, --no-header and --separator are for tables; --data {name} is not a table"
                 )));
             }
             if let TargetColumn::Named(_) = target {
-                let data = &self.data;
-                return Err(usage_failure(format!(
-                    "--target is for tables; --data {data} has its target built in"
-                )));
+                return Err(usage_failure(format!("--target is for tables; --data {name} has its target built in")));
             }
         }
         Ok(InputOptions { data, header, separator, target })
@@ -239,6 +236,8 @@ mod tests {
     fn bad_arguments_are_rejected_with_a_reason() {
         for (line, expected) in [
             ("predict --data a.csv", "--model"),
+            ("predict --model m --data a.csv -", "2: --data -: only tables"),
+            ("predict --model m --data none-*.csv", "2: --data none-*.csv: no file matches this pattern"),
             ("predict --model m", "--data"),
             ("predict --model m --data synthetic:1", "shape"),
             (

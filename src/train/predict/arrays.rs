@@ -53,6 +53,8 @@ pub(super) struct NpyRows {
     position: usize,
     /// The number of all rows.
     rows: usize,
+    /// The number of rows of the last call of `read_rows`.
+    block_rows: usize,
     /// The file and the values of the targets, and the converter of these values.
     truths: Option<(PathBuf, Vec<f64>, TruthParser)>,
 }
@@ -99,7 +101,16 @@ impl NpyRows {
             }
         };
         let (encoding, pixel_divisor) = (description.encoding(), description.pixel_divisor);
-        Ok(Self { path: path.to_owned(), data, encoding, pixel_divisor, position: 0, rows, truths })
+        Ok(Self {
+            path: path.to_owned(),
+            data,
+            encoding,
+            pixel_divisor,
+            position: 0,
+            rows,
+            block_rows: 0,
+            truths,
+        })
     }
 }
 
@@ -140,7 +151,13 @@ impl RowReader for NpyRows {
             }
         }
         self.position += count;
+        self.block_rows = count;
         Ok(count)
+    }
+
+    fn row_error(&self, index: usize, problem: &str) -> DataError {
+        let row = self.position - self.block_rows + index;
+        DataError::malformed(&self.path, format!("row {row} (counted from 0): {problem}"))
     }
 }
 
@@ -152,6 +169,8 @@ pub(super) struct DatasetRows {
     classes: Vec<String>,
     pixel_divisor: Option<f32>,
     position: usize,
+    /// The number of rows of the last call of `read_rows`.
+    block_rows: usize,
     truths: Option<TruthParser>,
 }
 
@@ -172,6 +191,7 @@ impl DatasetRows {
             classes: dataset.classes,
             pixel_divisor: description.pixel_divisor,
             position: 0,
+            block_rows: 0,
             truths: needs_target.then(|| TruthParser::new(description)),
         })
     }
@@ -191,16 +211,22 @@ impl RowReader for DatasetRows {
             inputs.mapv_inplace(|value| value / divisor);
         }
         self.position += count;
+        self.block_rows = count;
         let Some(parser) = &self.truths else { return Ok(count) };
         for row in rows {
             let truth = match &self.samples.targets {
                 Targets::Numbers(values) => parser.convert(values[row]),
                 Targets::Classes(values) => parser.parse(&self.classes[values[row] as usize]),
             };
-            truths.push(
-                truth.map_err(|why| DataError::Unsuitable(format!("{}: row {row}: {why}", self.name)))?,
-            );
+            truths.push(truth.map_err(|why| {
+                DataError::Unsuitable(format!("{}: row {row} (counted from 0): {why}", self.name))
+            })?);
         }
         Ok(count)
+    }
+
+    fn row_error(&self, index: usize, problem: &str) -> DataError {
+        let row = self.position - self.block_rows + index;
+        DataError::Unsuitable(format!("{}: row {row} (counted from 0): {problem}", self.name))
     }
 }

@@ -1,7 +1,6 @@
 //! New data: where the rows come from.
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use ndarray::ArrayViewMut2;
 
@@ -14,8 +13,10 @@ use crate::train::model_file::ModelDescription;
 /// New data, as `--data` of `ringtrain predict` names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NewData {
-    /// A table. `None` reads standard input.
-    Table(Option<PathBuf>),
+    /// One or more files of a table.
+    Table(Vec<PathBuf>),
+    /// A table on standard input.
+    StandardInput,
     /// An array of features in numpy's format, and perhaps an array of targets.
     Npy(PathBuf, Option<PathBuf>),
     /// Data that [`DataSource`] reads.
@@ -46,20 +47,26 @@ pub enum TargetColumn {
     Named(String),
 }
 
-impl FromStr for NewData {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "-" {
-            return Ok(Self::Table(None));
+impl NewData {
+    /// Parses the values of `--data`: as [`DataSource::from_values`], but also `-` and an array without targets.
+    ///
+    /// # Errors
+    ///
+    /// A text that says which value is wrong.
+    pub fn from_values(values: &[String]) -> Result<Self, String> {
+        if let [text] = values {
+            if text == "-" {
+                return Ok(Self::StandardInput);
+            }
+            let is_npy =
+                Path::new(text).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"));
+            if is_npy && !text.contains(".npy,") {
+                return Ok(Self::Npy(text.into(), None));
+            }
         }
-        let is_npy =
-            Path::new(text).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"));
-        if is_npy && !text.contains(".npy,") {
-            return Ok(Self::Npy(text.into(), None));
-        }
-        Ok(match text.parse()? {
-            DataSource::Csv(path) => Self::Table(Some(path)),
+        Ok(match DataSource::from_values(values)? {
+            DataSource::Csv(path) => Self::Table(vec![path]),
+            DataSource::CsvFiles(paths) => Self::Table(paths),
             DataSource::Npy(features, targets) => Self::Npy(features, Some(targets)),
             other => Self::Source(other),
         })
@@ -76,6 +83,9 @@ pub(super) trait RowReader {
         inputs: ArrayViewMut2<'_, f32>,
         truths: &mut Vec<Truth>,
     ) -> Result<usize, DataError>;
+
+    /// Returns an error that names the place of row `index` of the last call of [`read_rows`](Self::read_rows).
+    fn row_error(&self, index: usize, problem: &str) -> DataError;
 
     /// Returns the number of rows that were left out because their target is missing.
     fn rows_without_target(&self) -> u64 {
@@ -94,7 +104,8 @@ pub(super) fn open(
 ) -> Result<Box<dyn RowReader>, DataError> {
     let needs_target = options.target != TargetColumn::Unread;
     Ok(match &options.data {
-        NewData::Table(path) => Box::new(TableRows::open(path.as_deref(), options, description)?),
+        NewData::Table(paths) => Box::new(TableRows::open(paths, options, description)?),
+        NewData::StandardInput => Box::new(TableRows::open_standard_input(options, description)?),
         NewData::Npy(features, None) if needs_target => {
             let problem = "has no targets; pass a pair: --data FEATURES.npy,TARGETS.npy";
             return Err(DataError::malformed(features, problem));

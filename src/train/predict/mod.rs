@@ -43,11 +43,8 @@ fn for_each_row<E: From<DataError>>(
                 }
             };
             if !is_finite {
-                let problem = format!(
-                    "the prediction for row {rows} (counted from 1, without the header) is not finite; a value in this row is \
-                     far outside the range of the training data"
-                );
-                return Err(DataError::Unsuitable(problem).into());
+                let problem = "the prediction is not finite; a value in this row is far outside the range of the training data";
+                return Err(reader.row_error(index, problem).into());
             }
             each(prediction, truths.get(index).copied())?;
         }

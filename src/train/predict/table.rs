@@ -1,6 +1,7 @@
 //! Reads the rows of a table one after the other.
 
-use std::path::Path;
+use std::io;
+use std::path::PathBuf;
 
 use ndarray::{Array1, ArrayViewMut1, ArrayViewMut2};
 
@@ -8,8 +9,8 @@ use super::columns::find_columns;
 use super::input::{InputOptions, RowReader, TargetColumn};
 use super::truth::{Truth, TruthParser};
 use crate::train::data::{
-    ColumnInputs, DataError, HeaderRow, MissingPolicy, Records, TableEncoding, find_column, is_missing,
-    parse_number, read_header,
+    ColumnInputs, DataError, HeaderRow, MissingPolicy, Records, Separator, TableEncoding, check_header,
+    find_column, is_missing, parse_number, read_header,
 };
 use crate::train::model_file::ModelDescription;
 
@@ -18,7 +19,14 @@ const SAMPLE_ROWS: usize = 1000;
 
 /// The rows of a table.
 pub(super) struct TableRows {
+    /// The names of the files, in their order.
+    files: Vec<PathBuf>,
+    /// The index of the current file.
+    file: usize,
     records: Records,
+    format: (HeaderRow, Option<Separator>),
+    /// The index of the file and the line of each row of the last block.
+    places: Vec<(usize, u64)>,
     /// Whether the current row of `records` is the next row to read, because the table has no header.
     has_pending_row: bool,
     /// The names of the columns of the table.
@@ -34,14 +42,35 @@ pub(super) struct TableRows {
 }
 
 impl TableRows {
-    /// Opens a table and finds the columns of the model. Without a path, reads standard input.
+    /// Opens a table and finds the columns of the model. All files must have the same columns.
     pub(super) fn open(
-        path: Option<&Path>,
+        files: &[PathBuf],
         options: &InputOptions,
         description: &ModelDescription,
     ) -> Result<Self, DataError> {
-        let path = path.unwrap_or(Path::new("/dev/stdin"));
-        let mut records = Records::open(path, options.separator, SAMPLE_ROWS + 1)?;
+        let first = files.first().ok_or_else(|| DataError::Unsuitable("the table has no files".into()))?;
+        let records = Records::open(first, options.separator, SAMPLE_ROWS + 1)?;
+        Self::new(files.to_vec(), records, options, description)
+    }
+
+    /// Reads a table from standard input.
+    pub(super) fn open_standard_input(
+        options: &InputOptions,
+        description: &ModelDescription,
+    ) -> Result<Self, DataError> {
+        let name = PathBuf::from("standard input");
+        let input = Box::new(io::stdin());
+        let records = Records::from_reader(&name, input, options.separator, SAMPLE_ROWS + 1)?;
+        Self::new(vec![name], records, options, description)
+    }
+
+    /// `records` holds the rows of the first file.
+    fn new(
+        files: Vec<PathBuf>,
+        mut records: Records,
+        options: &InputOptions,
+        description: &ModelDescription,
+    ) -> Result<Self, DataError> {
         if !records.advance()? {
             return Err(records.error("is empty"));
         }
@@ -58,6 +87,10 @@ impl TableRows {
         let has_header = options.header != HeaderRow::Absent;
         let indices = find_columns(description, &header, has_header, target);
         Ok(Self {
+            files,
+            file: 0,
+            format: (options.header, options.separator),
+            places: Vec::new(),
             has_pending_row: !has_header,
             indices: indices.map_err(|problem| records.error(problem))?,
             records,
@@ -68,6 +101,29 @@ impl TableRows {
             target: target.map(|index| (index, TruthParser::new(description))),
             rows_without_target: 0,
         })
+    }
+
+    /// Reads the next row, of this file or of the next file. Returns `false` at the end of the last file.
+    fn advance(&mut self) -> Result<bool, DataError> {
+        loop {
+            if std::mem::take(&mut self.has_pending_row) || self.records.advance()? {
+                return Ok(true);
+            }
+            if self.file + 1 == self.files.len() {
+                return Ok(false);
+            }
+            self.file += 1;
+            let (header, separator) = self.format;
+            self.records = Records::open(&self.files[self.file], separator, 0)?;
+            if !self.records.advance()? {
+                return Err(self.records.error("is empty"));
+            }
+            if header == HeaderRow::Absent {
+                self.has_pending_row = true;
+            } else {
+                check_header(&self.records, self.header.iter().map(String::as_str), &self.files[0])?;
+            }
+        }
     }
 
     /// Returns an error that names the line of the current row and a column.
@@ -138,15 +194,18 @@ impl RowReader for TableRows {
         mut inputs: ArrayViewMut2<'_, f32>,
         truths: &mut Vec<Truth>,
     ) -> Result<usize, DataError> {
-        let mut count = 0;
-        while count < inputs.nrows() {
-            let is_pending = std::mem::take(&mut self.has_pending_row);
-            if !is_pending && !self.records.advance()? {
-                break;
+        self.places.clear();
+        while self.places.len() < inputs.nrows() && self.advance()? {
+            if self.read_row(inputs.row_mut(self.places.len()), truths)? {
+                self.places.push((self.file, self.records.line()));
             }
-            count += usize::from(self.read_row(inputs.row_mut(count), truths)?);
         }
-        Ok(count)
+        Ok(self.places.len())
+    }
+
+    fn row_error(&self, index: usize, problem: &str) -> DataError {
+        let (file, line) = self.places[index];
+        DataError::malformed(&self.files[file], format!("line {line}: {problem}"))
     }
 
     fn rows_without_target(&self) -> u64 {

@@ -44,10 +44,10 @@ const COLUMNS_SHOWN: usize = 8;
 /// - The first row should be a header, but looks like data.
 /// - The files have different columns.
 pub(crate) fn load(paths: &[PathBuf], target: &str, options: &TableOptions) -> Result<RawTable, DataError> {
-    let Some((path, more)) = paths.split_first() else {
+    let Some((first, more)) = paths.split_first() else {
         return Err(DataError::Unsuitable("the table has no files".into()));
     };
-    let mut records = Records::open(path, options.separator, SAMPLE_ROWS + 1)?;
+    let mut records = Records::open(first, options.separator, SAMPLE_ROWS + 1)?;
     if !records.advance()? {
         return Err(records.error("is empty"));
     }
@@ -66,7 +66,7 @@ pub(crate) fn load(paths: &[PathBuf], target: &str, options: &TableOptions) -> R
         if options.header == HeaderRow::Absent {
             table.read_row(&records)?;
         } else {
-            table.check_header(&records, &paths[0])?;
+            check_header(&records, table.columns.iter().map(|column| column.name.as_str()), first)?;
         }
         while records.advance()? {
             table.read_row(&records)?;
@@ -124,25 +124,6 @@ impl TableReader {
             rows_without_target: 0,
             rows_incomplete: 0,
         })
-    }
-
-    /// Checks that the current row of `records` holds the names of the columns in `first_file`.
-    fn check_header(&self, records: &Records, first_file: &Path) -> Result<(), DataError> {
-        let names = header_names(records)?;
-        let first_file = first_file.display();
-        let hint = "the files of a table must have the same columns in the same order";
-        if names.len() != self.columns.len() {
-            let (found, wanted) = (names.len(), self.columns.len());
-            return Err(records.error(format!("has {found} columns, but {first_file} has {wanted}; {hint}")));
-        }
-        match names.iter().zip(&self.columns).enumerate().find(|(_, (name, column))| **name != column.name) {
-            Some((index, (name, ColumnValues { name: wanted, .. }))) => Err(records.error(format!(
-                "line {}, column number {}: the name of the column is `{name}`, but in {first_file} it is `{wanted}`; {hint}",
-                records.line(),
-                index + 1
-            ))),
-            None => Ok(()),
-        }
     }
 
     /// Reads the current row of `records`.
@@ -250,6 +231,29 @@ pub(crate) fn read_header(records: &Records, header: HeaderRow) -> Result<Vec<St
         ));
     }
     header_names(records)
+}
+
+/// Checks that the current row of `records` holds the names of the columns in `first_file`.
+pub(crate) fn check_header<'a>(
+    records: &Records,
+    wanted: impl ExactSizeIterator<Item = &'a str>,
+    first_file: &Path,
+) -> Result<(), DataError> {
+    let names = header_names(records)?;
+    let first_file = first_file.display();
+    let hint = "the files of a table must have the same columns in the same order";
+    if names.len() != wanted.len() {
+        let (found, wanted) = (names.len(), wanted.len());
+        return Err(records.error(format!("has {found} columns, but {first_file} has {wanted}; {hint}")));
+    }
+    match names.iter().zip(wanted).enumerate().find(|(_, (name, wanted))| name != wanted) {
+        Some((index, (name, wanted))) => Err(records.error(format!(
+            "line {}, column number {}: the name of the column is `{name}`, but in {first_file} it is `{wanted}`; {hint}",
+            records.line(),
+            index + 1
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Returns the cells of the current row of `records` as names of columns.

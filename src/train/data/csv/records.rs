@@ -39,7 +39,16 @@ impl Records {
         separator: Option<Separator>,
         sample_rows: usize,
     ) -> Result<Self, DataError> {
-        let mut rest = open(path)?;
+        Self::from_reader(path, open(path)?, separator, sample_rows)
+    }
+
+    /// Does what [`open`](Self::open) does, but reads from `rest`. `path` is the name in errors.
+    pub(crate) fn from_reader(
+        path: &Path,
+        mut rest: Box<dyn Read>,
+        separator: Option<Separator>,
+        sample_rows: usize,
+    ) -> Result<Self, DataError> {
         let mut start = Vec::new();
         let mut next_bytes = START_BYTES;
         let (separator, sample) = loop {
