@@ -257,6 +257,9 @@ impl TrainArgs {
             (Some(_), None) => {
                 Err(format!("--data {source} is a table: name the column to predict with --target"))
             }
+            (None, Some(_)) if matches!(source, DataSource::Idx(path) if !path.exists()) => {
+                Err(format!("--data {source}: there is no such file or directory"))
+            }
             (None, Some(_)) => {
                 Err(format!("--target is for tables; --data {source} has its target built in"))
             }
@@ -346,6 +349,8 @@ mod tests {
         let cases = [
             ("--resume", "needs --checkpoint"),
             ("--target x", "for tables"),
+            ("--data absent --target x", "--data absent: there is no such file or directory"),
+            ("--data t.csv.xz --target y", "--data t.csv.xz has the compression .xz"),
             ("--data a.csv", "name the column"),
             ("--no-header", "--no-header is for tables"),
             ("--data a.csv b.csv", "and 1 more files is a table: name the column"),

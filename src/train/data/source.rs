@@ -1,6 +1,8 @@
 //! The sources of data that `--data` can name.
 
 use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -58,19 +60,62 @@ impl FromStr for DataSource {
         if text.is_empty() {
             return Err("is empty".into());
         }
-        match extension(Path::new(text)).as_deref() {
+        let path = Path::new(text);
+        match extension(path).as_deref() {
             Some("npy") => Err("needs a pair: FEATURES.npy,TARGETS.npy".into()),
             Some("csv" | "tsv" | "tab") => Ok(Self::Csv(text.into())),
+            _ if path.is_dir() => Ok(Self::Idx(text.into())),
+            Some("txt" | "data" | "dat") => Ok(Self::Csv(text.into())),
             // The name of an archive may lack the extension of the file in it.
-            None if FileCompression::of_name(Path::new(text)).is_some() => Ok(Self::Csv(text.into())),
+            None if FileCompression::of_name(path).is_some() => Ok(Self::Csv(text.into())),
+            Some(extension) if OTHER_COMPRESSIONS.contains(&extension) => Err(format!(
+                "has the compression .{extension}, which ringtrain cannot read; decompress it, or compress the table as .gz, .zst \
+                 or .zip"
+            )),
+            Some(extension) if OTHER_FORMATS.contains(&extension) => Err(format!(
+                "has the format .{extension}, which ringtrain cannot read; save the table as .csv"
+            )),
+            // Data in IDX format are a directory, so an existing file is a table.
+            _ if path.exists() => check_text(path).map(|()| Self::Csv(text.into())),
             _ => Ok(Self::Idx(text.into())),
         }
     }
 }
 
-/// Returns the names of the files that match a pattern, or the `value` itself if it is not a pattern.
+/// The extensions of files with a compression that ringtrain cannot read.
+const OTHER_COMPRESSIONS: [&str; 10] = ["bz2", "xz", "lzma", "lz4", "br", "z", "7z", "rar", "tar", "tgz"];
+/// The extensions of tables in a format that ringtrain cannot read.
+const OTHER_FORMATS: [&str; 10] =
+    ["xlsx", "xls", "ods", "parquet", "feather", "arrow", "json", "jsonl", "npz", "pkl"];
+/// The size in bytes of the beginning of a file that is checked for text.
+const TEXT_BYTES: u64 = 1 << 16;
+
+/// Returns an error if a regular file whose name has an unknown extension does not hold text. Other files, such as pipes, cannot
+/// be read twice, and so are not checked.
+fn check_text(path: &Path) -> Result<(), String> {
+    if !path.is_file() || FileCompression::of_name(path).is_some() {
+        return Ok(());
+    }
+    let mut start = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(TEXT_BYTES).read_to_end(&mut start));
+    read.map_err(|error| format!("cannot be read ({error})"))?;
+    // A byte-order mark of UTF-16 and compressed content have errors of their own.
+    let is_known = start.starts_with(b"\xff\xfe")
+        || start.starts_with(b"\xfe\xff")
+        || FileCompression::of_content(&start).is_some();
+    if start.contains(&0) && !is_known {
+        return Err("is a file that does not hold text; ringtrain reads tables of text (.csv, .tsv), pairs of .npy files and \
+                    directories of IDX files"
+            .into());
+    }
+    Ok(())
+}
+
+/// Returns the names of the files that match a pattern, or the `value` itself if it is not a pattern. A pair of `.npy` files is
+/// not a pattern.
 fn expand_pattern(value: &str) -> Result<Vec<String>, String> {
-    if !value.contains(['*', '?', '[']) || Path::new(value).exists() {
+    let is_pattern = value.contains(['*', '?', '[']) && !value.contains(".npy,");
+    if !is_pattern || Path::new(value).exists() {
         return Ok(vec![value.to_owned()]);
     }
     let mut names = Vec::new();
@@ -316,6 +361,43 @@ mod tests {
             let error = parse(names).unwrap_err();
             assert!(error.contains(expected) && error.starts_with("--data "), "{error}");
         }
+    }
+
+    /// Prevents that a text file with another ending counts as IDX data, and that a pair of arrays counts as a pattern.
+    #[test]
+    fn files_with_other_endings_are_tables_if_they_hold_text() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        std::fs::create_dir(path("run[1]")).unwrap();
+        std::fs::create_dir(path("folder.data")).unwrap();
+        for name in ["t.psv", "noending", "t.csv.bz2", "t.xz", "t.parquet", "t.foo.gz"] {
+            std::fs::write(path(name), "a,y\n1,2\n").unwrap();
+        }
+        std::fs::write(path("t.bin"), [1, 0, 2]).unwrap();
+        std::fs::write(path("utf16"), b"\xff\xfea\0").unwrap();
+        for name in ["t.psv", "noending", "t.foo.gz", "utf16", "absent.txt", "absent.data", "absent.dat.gz"] {
+            let name = path(name);
+            assert_eq!(DataSource::from_values(&[name.clone()]), Ok(DataSource::Csv(name.into())));
+        }
+        for name in ["folder.data", "run[1]", "absent"] {
+            let name = path(name);
+            assert_eq!(DataSource::from_values(&[name.clone()]), Ok(DataSource::Idx(name.into())));
+        }
+        for (name, expected) in [
+            ("t.csv.bz2", "has the compression .bz2, which ringtrain cannot read; decompress it"),
+            ("t.xz", "has the compression .xz"),
+            ("absent.tar.gz", "has the compression .tar"),
+            ("t.parquet", "has the format .parquet, which ringtrain cannot read; save the table as .csv"),
+            ("t.bin", "is a file that does not hold text"),
+        ] {
+            let error = DataSource::from_values(&[path(name)]).unwrap_err();
+            assert!(error.contains(expected) && error.contains(name), "{error}");
+        }
+        let (features, targets) = (path("run[1]/X.npy"), path("run[1]/y*.npy"));
+        assert_eq!(
+            DataSource::from_values(&[format!("{features},{targets}")]),
+            Ok(DataSource::Npy(features.into(), targets.into()))
+        );
     }
 
     #[test]
