@@ -169,7 +169,9 @@ impl ModelDataArgs {
                 )));
             }
             if let TargetColumn::Named(_) = target {
-                return Err(usage_failure(format!("--target is for tables; --data {name} has its target built in")));
+                return Err(usage_failure(format!(
+                    "--target is for tables; --data {name} has its target built in"
+                )));
             }
         }
         Ok(InputOptions { data, header, separator, target })
