@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, OFlags};
 
-/// Replaces the file at `path`: writes the temporary file `.NAME.ringtrain-tmp` in the same directory, syncs the temporary file to
-/// the disk and renames it to `path`. The new file has the permissions of the old file.
+/// Replaces the file at `path`: writes the temporary file `.NAME.ringtrain-tmp` in the same directory, syncs the
+/// temporary file to the disk and renames it to `path`. The new file has the permissions of the old file.
 ///
-/// If the process is killed, the temporary file remains, and the next call of this function or of [`check_space`] removes that
-/// file. No other file with this name is ever changed: a link, a pipe or a file of another user is an error. A lock prevents two processes from writing the temporary file at the same time. If `path` is not a regular file
-/// (a pipe, a terminal, `/dev/null`), then this function writes directly to `path`.
+/// If the process is killed, the temporary file remains, and the next call of this function or of [`check_space`]
+/// removes that file. No other file with this name is ever changed: a link, a pipe or a file of another user is an
+/// error. A lock prevents two processes from writing the temporary file at the same time. If `path` is not a regular
+/// file (a pipe, a terminal, `/dev/null`), then this function writes directly to `path`.
 ///
 /// # Errors
 ///
@@ -157,8 +158,8 @@ struct TemporaryFile {
 }
 
 impl TemporaryFile {
-    /// Creates the temporary file of `target`, with the permissions of `target` if it exists. Replaces the temporary file of a
-    /// killed process, but no other file.
+    /// Creates the temporary file of `target`, with the permissions of `target` if it exists. Replaces the temporary
+    /// file of a killed process, but no other file.
     fn create(target: &Path) -> io::Result<Self> {
         let directory = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -193,8 +194,8 @@ impl TemporaryFile {
     }
 }
 
-/// Returns the name of the temporary file of `target`. The name contains the name of the program, so that it differs from the
-/// names of users' files.
+/// Returns the name of the temporary file of `target`. The name contains the name of the program, so that it differs
+/// from the names of users' files.
 fn temporary_name(target: &Path) -> io::Result<OsString> {
     let mut name = OsString::from(".");
     name.push(target.file_name().ok_or(io::ErrorKind::InvalidFilename)?);
@@ -202,8 +203,8 @@ fn temporary_name(target: &Path) -> io::Result<OsString> {
     Ok(name)
 }
 
-/// Opens a temporary file for writing. Does not follow a symbolic link, and does not wait for the reader of a pipe. Returns
-/// `None` if `options` creates a file, but `path` exists.
+/// Opens a temporary file for writing. Does not follow a symbolic link, and does not wait for the reader of a pipe.
+/// Returns `None` if `options` creates a file, but `path` exists.
 fn open_temporary(path: &Path, options: &mut OpenOptions) -> io::Result<Option<File>> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     match options.write(true).custom_flags(flags.bits().cast_signed()).open(path) {
@@ -230,8 +231,8 @@ fn is_at(file: &File, path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| own.is_ok_and(|own| own == (found.dev(), found.ino())))
 }
 
-/// Removes the temporary file of a killed process. Returns an error if another process still writes the file, or if it is not a
-/// regular file of this user with one name: a killed process does not leave such a file.
+/// Removes the temporary file of a killed process. Returns an error if another process still writes the file, or if
+/// it is not a regular file of this user with one name: a killed process does not leave such a file.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
     let found = match fs::symlink_metadata(path) {
@@ -317,8 +318,8 @@ mod tests {
         assert_eq!(file_names(directory.path()), ["file"]);
     }
 
-    /// Prevents the destruction of files that only have the name of the temporary file: the program wrote through links, and
-    /// truncated a user's own file.
+    /// Prevents the destruction of files that only have the name of the temporary file: the program wrote through
+    /// links, and truncated a user's own file.
     #[test]
     fn only_temporary_files_are_replaced() {
         let directory = tempfile::tempdir().unwrap();

@@ -143,8 +143,8 @@ impl Config {
         }
     }
 
-    /// Checks that this run does not write a file over another file of the run. Only rank 0 writes files, so only its paths
-    /// matter.
+    /// Checks that this run does not write a file over another file of the run. Only rank 0 writes files, so only its
+    /// paths matter.
     ///
     /// # Errors
     ///

@@ -47,7 +47,8 @@ pub(super) fn check(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether writing to `path` replaces what was written before. This is not so for a pipe or a device, such as `/dev/null`.
+/// Returns whether writing to `path` replaces what was written before. This is not so for a pipe or a device, such as
+/// `/dev/null`.
 fn is_replaced(path: &Path) -> bool {
     fs::metadata(path).map_or(true, |metadata| metadata.is_file() || metadata.is_dir())
 }

@@ -138,8 +138,8 @@ fn a_regression_model_predicts_in_the_unit_of_the_target() {
     }
 }
 
-/// Prevents predictions from the wrong columns: without a header, the numbers of the training columns were used even if the new
-/// table lacked the target, which moves all later columns.
+/// Prevents predictions from the wrong columns: without a header, the numbers of the training columns were used even
+/// if the new table lacked the target, which moves all later columns.
 #[test]
 fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns() {
     let directory = tempfile::tempdir().unwrap();
@@ -188,8 +188,8 @@ fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns
     }
 }
 
-/// Prevents that a table which training accepts as several files or as a pattern is refused, and that bytes of standard input
-/// which another program has already read are read again.
+/// Prevents that a table which training accepts as several files or as a pattern is refused, and that bytes of
+/// standard input which another program has already read are read again.
 #[test]
 fn several_files_and_the_rest_of_standard_input_are_read() {
     let directory = directory_with_table();

@@ -90,8 +90,8 @@ const OTHER_FORMATS: [&str; 10] =
 /// The size in bytes of the beginning of a file that is checked for text.
 const TEXT_BYTES: u64 = 1 << 16;
 
-/// Returns an error if a regular file whose name has an unknown extension does not hold text. Other files, such as pipes, cannot
-/// be read twice, and so are not checked.
+/// Returns an error if a regular file whose name has an unknown extension does not hold text. Other files, such as
+/// pipes, cannot be read twice, and so are not checked.
 fn check_text(path: &Path) -> Result<(), String> {
     if !path.is_file() || FileCompression::of_name(path).is_some() {
         return Ok(());
@@ -111,8 +111,8 @@ fn check_text(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the names of the files that match a pattern, or the `value` itself if it is not a pattern. A pair of `.npy` files is
-/// not a pattern.
+/// Returns the names of the files that match a pattern, or the `value` itself if it is not a pattern. A pair of
+/// `.npy` files is not a pattern.
 fn expand_pattern(value: &str) -> Result<Vec<String>, String> {
     let is_pattern = value.contains(['*', '?', '[']) && !value.contains(".npy,");
     if !is_pattern || Path::new(value).exists() {
@@ -363,7 +363,8 @@ mod tests {
         }
     }
 
-    /// Prevents that a text file with another ending counts as IDX data, and that a pair of arrays counts as a pattern.
+    /// Prevents that a text file with another ending counts as IDX data, and that a pair of arrays counts as a
+    /// pattern.
     #[test]
     fn files_with_other_endings_are_tables_if_they_hold_text() {
         let directory = tempfile::tempdir().unwrap();

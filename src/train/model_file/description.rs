@@ -26,7 +26,8 @@ pub struct ModelDescription {
     pub columns_from: ColumnOrigin,
     /// The feature columns, in the order in which the model uses them.
     pub columns: Vec<ColumnEncoding>,
-    /// Where the columns are in the training table. `None` if the training data was not a table, and in files of earlier versions.
+    /// Where the columns are in the training table. `None` if the training data was not a table, and in files of
+    /// earlier versions.
     pub layout: Option<TableLayout>,
     /// What training did with missing values. With `error` and `drop`, a missing value in new data is an error.
     pub missing: MissingPolicy,

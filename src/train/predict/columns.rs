@@ -8,9 +8,9 @@ const NAMES_MAX: usize = 20;
 /// Returns, for each column of the model, the index of the same column in the table. `header` has the names of the
 /// columns of the table. `target` is the index of the target column of the table, if targets are read.
 ///
-/// If both the model and the table have names, columns are found by name, and other columns of the table are ignored. Otherwise
-/// columns are found by position: the table must have all columns of the training table, or all of them but the target, or only
-/// the columns of the model.
+/// If both the model and the table have names, columns are found by name, and other columns of the table are ignored.
+/// Otherwise columns are found by position: the table must have all columns of the training table, or all of them but
+/// the target, or only the columns of the model.
 ///
 /// # Errors
 ///
