@@ -333,7 +333,7 @@ mod tests {
             &|| fs::create_dir(&temporary).unwrap(),
             &|| {
                 rustix::fs::mknodat(rustix::fs::CWD, &temporary, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
-                    .unwrap()
+                    .unwrap();
             },
         ];
         for (index, make) in make.iter().enumerate() {

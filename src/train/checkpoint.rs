@@ -11,13 +11,13 @@ use std::path::Path;
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use sha2::{Digest as _, Sha256};
 
 pub use self::error::CheckpointError;
 use super::atomic_file;
 use super::data::Standardizer;
 use super::early_stopping::Best;
 use super::model::{Network, Scale};
+use super::model_file::content_digest;
 use super::report::{EpochRecord, parameters_hash};
 
 /// The name of the file in the checkpoint directory.
@@ -262,15 +262,10 @@ fn state_hash(state: &TrainingState) -> String {
     parts.join("+")
 }
 
-/// Returns a hash of all metadata but [`METADATA_HASH`].
+/// Returns a hash of all metadata except for [`METADATA_HASH`].
 fn metadata_hash(metadata: &HashMap<String, String>) -> String {
     let sorted: BTreeMap<_, _> = metadata.iter().filter(|(key, _)| *key != METADATA_HASH).collect();
-    let mut hasher = Sha256::new();
-    for text in sorted.into_iter().flat_map(|(key, value)| [key, value]) {
-        hasher.update((text.len() as u64).to_le_bytes());
-        hasher.update(text);
-    }
-    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    content_digest(&to_json(&sorted), &[])
 }
 
 /// Returns whether `directory` contains a checkpoint.

@@ -16,11 +16,12 @@ use super::data::DataSource;
 pub(super) fn check(config: &Config) -> Result<(), String> {
     let mut files: Vec<(&str, PathBuf)> = Vec::new();
     let mut add = |option, path: &Path| files.push((option, path.to_owned()));
-    match &config.source {
-        DataSource::Npy(features, targets) => {
-            [features, targets].into_iter().for_each(|path| add("--data", path))
-        }
-        source => source.table_files().unwrap_or_default().iter().for_each(|path| add("--data", path)),
+    let data: Vec<&PathBuf> = match &config.source {
+        DataSource::Npy(features, targets) => vec![features, targets],
+        source => source.table_files().unwrap_or_default().iter().collect(),
+    };
+    for path in data {
+        add("--data", path);
     }
     if let ClassWeights::File(path) = &config.recipe.class_weights {
         add("--class-weights", path);

@@ -213,6 +213,13 @@ fn several_files_and_the_rest_of_standard_input_are_read() {
     fs::write(place.join("skipped"), format!("other program{whole}")).unwrap();
     let mut input = fs::File::open(place.join("skipped")).unwrap();
     input.seek(SeekFrom::Start("other program".len() as u64)).unwrap();
+    fs::write(place.join("nothing.csv"), "").unwrap();
+    for (second, expected) in [
+        ("flowers.csv", "is `kind`, but in numbers.csv it is `size`"),
+        ("nothing.csv", "nothing.csv: is empty"),
+    ] {
+        check_failure(place, &format!("{predict} numbers.csv {second}"), 4, expected);
+    }
     let output = Command::new(env!("CARGO_BIN_EXE_ringtrain"))
         .args(["predict", "--model", "m", "--data", "-"])
         .current_dir(place)
@@ -269,8 +276,6 @@ fn data_that_does_not_fit_the_model_is_refused() {
         ),
         // Regression test: before the fix, rows without a target were not counted, and no file was named.
         ("eval --data sized.csv huge_sized.csv", "huge_sized.csv: line 4: the prediction is not finite"),
-        ("predict --data numbers.csv flowers.csv", "is `kind`, but in numbers.csv it is `size`"),
-        ("predict --data numbers.csv nothing.csv", "nothing.csv: is empty"),
         ("eval --data unknown.csv", "line 3, column `kind`: the class `tulip` did not occur in training"),
         ("predict --data no_target.csv --separator ;", "has no columns width, length, which the model needs"),
         ("eval --data missing.csv", "has no column `kind`"),

@@ -345,12 +345,21 @@ mod tests {
     }
 
     #[test]
+    fn data_that_cannot_be_a_table_is_rejected_with_a_reason() {
+        for (line, expected) in [
+            ("--data absent --target x", "--data absent: there is no such file or directory"),
+            ("--data t.csv.xz --target y", "--data t.csv.xz has the compression .xz"),
+        ] {
+            let error = parse_config(line).unwrap_err();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+
+    #[test]
     fn invalid_values_and_combinations_are_rejected_with_a_reason() {
         let cases = [
             ("--resume", "needs --checkpoint"),
             ("--target x", "for tables"),
-            ("--data absent --target x", "--data absent: there is no such file or directory"),
-            ("--data t.csv.xz --target y", "--data t.csv.xz has the compression .xz"),
             ("--data a.csv", "name the column"),
             ("--no-header", "--no-header is for tables"),
             ("--data a.csv b.csv", "and 1 more files is a table: name the column"),

@@ -378,11 +378,17 @@ mod tests {
         std::fs::write(path("utf16"), b"\xff\xfea\0").unwrap();
         for name in ["t.psv", "noending", "t.foo.gz", "utf16", "absent.txt", "absent.data", "absent.dat.gz"] {
             let name = path(name);
-            assert_eq!(DataSource::from_values(&[name.clone()]), Ok(DataSource::Csv(name.into())));
+            assert_eq!(
+                DataSource::from_values(std::slice::from_ref(&name)),
+                Ok(DataSource::Csv(name.into()))
+            );
         }
         for name in ["folder.data", "run[1]", "absent"] {
             let name = path(name);
-            assert_eq!(DataSource::from_values(&[name.clone()]), Ok(DataSource::Idx(name.into())));
+            assert_eq!(
+                DataSource::from_values(std::slice::from_ref(&name)),
+                Ok(DataSource::Idx(name.into()))
+            );
         }
         for (name, expected) in [
             ("t.csv.bz2", "has the compression .bz2, which ringtrain cannot read; decompress it"),

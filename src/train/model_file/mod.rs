@@ -15,6 +15,7 @@ mod tests;
 
 pub(crate) use describe::{check_before_training, describe};
 pub use description::{ColumnOrigin, ModelDescription, TargetDescription, TrainingRecord};
+pub(crate) use digest::content_digest;
 pub use error::ModelFileError;
 pub use inspection::{Inspection, TensorSummary};
 pub use saved_model::{Prediction, SavedModel};

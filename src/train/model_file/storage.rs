@@ -8,8 +8,7 @@ use std::path::Path;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use super::digest::content_digest;
-use super::{ModelDescription, ModelFileError, SavedModel};
+use super::{ModelDescription, ModelFileError, SavedModel, content_digest};
 use crate::train::atomic_file;
 use crate::train::data::Standardizer;
 use crate::train::model::PARAMETERS_MAX;
