@@ -109,23 +109,18 @@ class Model:
 
     def _positions(self, count: int) -> Sequence[int]:
         """Returns where the columns of the model are in a table of `count` columns, as `ringtrain predict` finds them."""
-        layout = self.description.get("layout")
+        layout, whole = self.description.get("layout"), ""
         if layout is not None:
             features, target = layout["features"], layout["target"]
+            whole = (
+                f"the {layout['columns']} columns of the training table, or all of these but the target (column {target}), or "
+            )
             if count == layout["columns"]:
                 return features
             if count + 1 == layout["columns"]:
                 return [index - (index > target) for index in features]
         if count == len(self.columns):
             return range(count)
-        whole = (
-            ""
-            if layout is None
-            else (
-                f"the {layout['columns']} columns of the training table, or all of these but the target "
-                f"(column {layout['target']}, counted from 0), or "
-            )
-        )
         raise InvalidArgument(
             f"x has {count} columns, which are found by position; the model needs {whole}only its {len(self.columns)} features"
         )
