@@ -411,3 +411,33 @@ fn text_columns_and_missing_values_are_encoded_as_in_training() {
         "column `colour` of the model holds categories",
     );
 }
+
+/// Regression test: a model could not use times in seconds, because the differences between them were lost.
+#[test]
+fn small_differences_between_times_are_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path();
+    let rows = (0..120).map(|row| format!("{},{}\n", 1_700_000_000 + row, f64::from(row) / 2.0 + 0.1));
+    fs::write(place.join("t.csv"), "t,y\n".to_owned() + &rows.collect::<String>()).unwrap();
+    let text = succeed(place, "--data t.csv --target y --save-model m --report r.json");
+    assert!(text.contains("column `t` holds large numbers that differ little: 17000000"), "{text}");
+    let report = read_json(&fs::read_to_string(place.join("r.json")).unwrap());
+    assert!(report["test_r2"].as_f64().unwrap() > 0.999_999, "{report}");
+    let evaluation = read_json(&succeed(place, "eval --model m --data t.csv --json"));
+    assert!(evaluation["r2"].as_f64().unwrap() > 0.999_999, "{evaluation}");
+    let text = succeed(place, "inspect m");
+    assert!(text.contains("number - 17000000"), "{text}");
+    fs::write(place.join("new.csv"), "t\n1700000200\n1700000201.5\n").unwrap();
+    let times = [1_700_000_200.0_f64, 1_700_000_201.5];
+    let header = "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 1), }";
+    let mut npy = b"\x93NUMPY\x01\x00v\x00".to_vec();
+    npy.extend(format!("{header:<117}\n").bytes());
+    npy.extend(times.iter().flat_map(|time| time.to_le_bytes()));
+    fs::write(place.join("new.npy"), npy).unwrap();
+    for data in ["new.csv", "new.npy"] {
+        let text = succeed(place, &format!("predict --model m --data {data}"));
+        let found: Vec<f64> = text.lines().skip(1).map(|line| line.parse().unwrap()).collect();
+        assert!((found[0] - 100.1).abs() < 0.01 && (found[1] - 100.85).abs() < 0.01, "{data}: {found:?}");
+    }
+    check_failure(place, "predict --model m --data synthetic:9x1", 4, "converts column `t` of a table");
+}

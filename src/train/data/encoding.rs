@@ -84,6 +84,16 @@ pub enum ColumnInputs {
         /// Whether there is a second input, which is 1 if the number is missing and otherwise 0.
         indicator: bool,
     },
+    /// One input: the difference between the number and a constant. The difference is computed as f64 and then
+    /// rounded to f32, so that differences between large numbers are not lost.
+    ShiftedNumber {
+        /// The constant: the mean of the column in the training rows.
+        offset: f64,
+        /// As for [`Number`](Self::Number), but for the difference.
+        fill: Option<f32>,
+        /// As for [`Number`](Self::Number).
+        indicator: bool,
+    },
     /// One input for each category, which is 1 for the category of the text and otherwise 0. For a text that does not occur in
     /// the training rows, all inputs are 0.
     OneHot {
@@ -102,7 +112,9 @@ impl ColumnEncoding {
     /// Returns the number of inputs.
     pub fn width(&self) -> usize {
         match &self.inputs {
-            ColumnInputs::Number { indicator, .. } => 1 + usize::from(*indicator),
+            ColumnInputs::Number { indicator, .. } | ColumnInputs::ShiftedNumber { indicator, .. } => {
+                1 + usize::from(*indicator)
+            }
             ColumnInputs::OneHot { categories } => categories.len(),
             ColumnInputs::Hashed { buckets } => *buckets as usize,
         }
@@ -112,8 +124,10 @@ impl ColumnEncoding {
     pub fn input_names(&self) -> Vec<String> {
         let name = &self.name;
         match &self.inputs {
-            ColumnInputs::Number { indicator: false, .. } => vec![name.clone()],
-            ColumnInputs::Number { indicator: true, .. } => vec![name.clone(), format!("{name} missing")],
+            ColumnInputs::Number { indicator, .. } | ColumnInputs::ShiftedNumber { indicator, .. } => {
+                let missing = indicator.then(|| format!("{name} missing"));
+                std::iter::once(name.clone()).chain(missing).collect()
+            }
             ColumnInputs::OneHot { categories } => {
                 categories.iter().map(|category| format!("{name}={category}")).collect()
             }
@@ -127,7 +141,7 @@ impl ColumnEncoding {
     /// is a column of numbers.
     pub fn text_cell(&self, text: &str) -> f32 {
         match &self.inputs {
-            ColumnInputs::Number { .. } => f32::NAN,
+            ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. } => f32::NAN,
             ColumnInputs::OneHot { categories } => {
                 let found = categories.binary_search_by(|category| category.as_str().cmp(text));
                 found.map_or(f32::NAN, |index| index as f32)
@@ -139,6 +153,31 @@ impl ColumnEncoding {
     }
 }
 
+impl ColumnEncoding {
+    /// Returns the cell of a number. Returns NaN if this is a column of texts.
+    pub fn number_cell(&self, number: f64) -> f32 {
+        match &self.inputs {
+            ColumnInputs::Number { .. } => number as f32,
+            ColumnInputs::ShiftedNumber { offset, .. } => (number - offset) as f32,
+            ColumnInputs::OneHot { .. } | ColumnInputs::Hashed { .. } => f32::NAN,
+        }
+    }
+
+    /// Returns the input for missing numbers. Returns `None` if no number may be missing, or if this is a column of
+    /// texts.
+    pub(crate) fn fill(&self) -> Option<f32> {
+        match self.inputs {
+            ColumnInputs::Number { fill, .. } | ColumnInputs::ShiftedNumber { fill, .. } => fill,
+            ColumnInputs::OneHot { .. } | ColumnInputs::Hashed { .. } => None,
+        }
+    }
+
+    /// Returns whether the column holds numbers.
+    pub(crate) fn is_number(&self) -> bool {
+        matches!(self.inputs, ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. })
+    }
+}
+
 impl TableEncoding {
     /// Returns the number of inputs of the model.
     pub fn width(&self) -> usize {
@@ -147,8 +186,7 @@ impl TableEncoding {
 
     /// Returns whether each cell, after missing numbers are filled, is itself the only input of its column.
     pub fn is_plain(&self) -> bool {
-        let is_plain =
-            |column: &ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { indicator: false, .. });
+        let is_plain = |column: &ColumnEncoding| column.is_number() && column.width() == 1;
         self.columns.iter().all(is_plain)
     }
 
@@ -172,7 +210,8 @@ impl TableEncoding {
         let mut at = 0;
         for (column, &cell) in self.columns.iter().zip(cells) {
             match &column.inputs {
-                ColumnInputs::Number { fill, indicator } => {
+                ColumnInputs::Number { fill, indicator }
+                | ColumnInputs::ShiftedNumber { fill, indicator, .. } => {
                     let missing = cell.is_nan();
                     inputs[at] = if missing { fill.unwrap_or_default() } else { cell };
                     if *indicator && missing {
@@ -227,6 +266,23 @@ mod tests {
         ] {
             let mut inputs = Array1::from_elem(encoding.width(), 9.0);
             encoding.expand(&cells.view(), inputs.view_mut());
+            assert_eq!(inputs, expected);
+        }
+    }
+
+    #[test]
+    fn a_constant_is_subtracted_before_a_number_is_rounded() {
+        let inputs =
+            ColumnInputs::ShiftedNumber { offset: 1_700_000_000.25, fill: Some(0.5), indicator: true };
+        let column = ColumnEncoding { name: "time".into(), inputs };
+        assert_eq!(column.number_cell(1_700_000_001.5), 1.25);
+        assert_eq!(column.input_names(), ["time", "time missing"]);
+        let text = r#"{"shifted-number":{"offset":1700000000.25,"fill":0.5,"indicator":true}}"#;
+        assert_eq!(serde_json::to_string(&column.inputs).unwrap(), text);
+        let encoding = TableEncoding { columns: vec![column], ..encoding() };
+        for (cell, expected) in [(1.25, array![1.25, 0.0]), (f32::NAN, array![0.5, 1.0])] {
+            let mut inputs = Array1::zeros(2);
+            encoding.expand(&array![cell].view(), inputs.view_mut());
             assert_eq!(inputs, expected);
         }
     }

@@ -10,6 +10,7 @@ mod file;
 mod idx;
 mod layout;
 pub(crate) mod npy;
+mod numbers;
 mod raw_table;
 mod source;
 mod split;

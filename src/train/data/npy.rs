@@ -10,13 +10,18 @@ use std::path::Path;
 use ndarray::{Array2, ShapeBuilder};
 
 use super::file::{checked_element_count, open, read_exactly, stream_error};
+use super::numbers::NumberRange;
 use super::{Column, DataError, Features, Table};
 
 /// The maximum length in bytes of a header. The headers that numpy writes have 128 bytes.
 const HEADER_BYTES_MAX: u32 = 1 << 16;
 
+/// The number of columns in a message about rounded numbers.
+const COLUMNS_SHOWN: usize = 8;
+
 /// Reads a two-dimensional array of features and an array of targets. The targets have one dimension, or two
-/// dimensions with a single column. The element types f32, f64, i32, i64 and u8 are supported.
+/// dimensions with a single column. The element types f32, f64, i32, i64 and u8 are supported. Also
+/// returns messages for the user.
 ///
 /// # Errors
 ///
@@ -25,7 +30,7 @@ const HEADER_BYTES_MAX: u32 = 1 << 16;
 /// - A file is missing, truncated, too long, or of another format or type.
 /// - A file holds NaN or infinity.
 /// - The two files have different numbers of rows.
-pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<Table, DataError> {
+pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<(Table, Vec<String>), DataError> {
     let features = read(features_path)?;
     let targets = read(targets_path)?;
     let &[rows, columns] = features.shape.as_slice() else {
@@ -43,6 +48,7 @@ pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<Table, D
         return Err(DataError::malformed(targets_path, problem));
     }
     let (rows, columns) = (rows as usize, columns as usize);
+    let notes = describe_rounding(&features, columns, features_path).into_iter().collect();
     let narrow: Vec<f32> = features.values.iter().map(|&value| value as f32).collect();
     let shape = (rows, columns).set_f(features.fortran_order);
     let array = Array2::from_shape_vec(shape, narrow).expect("the length was checked against the header");
@@ -58,7 +64,28 @@ pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<Table, D
         ));
     }
     let features = Features::Numbers(array.as_standard_layout().into_owned());
-    Ok(Table { features, target: Column::Numbers(targets.values) })
+    Ok((Table { features, target: Column::Numbers(targets.values) }, notes))
+}
+
+/// Returns a message for the user about columns in which different numbers become equal, or lose digits, as f32.
+fn describe_rounding(array: &NpyArray, columns: usize, path: &Path) -> Option<String> {
+    let mut ranges = vec![NumberRange::EMPTY; columns];
+    let rows = array.values.len() / columns.max(1);
+    for (index, &value) in array.values.iter().enumerate() {
+        let column = if array.fortran_order { index / rows } else { index % columns };
+        ranges[column].add(value);
+    }
+    let rounded = ranges.iter().enumerate().filter(|(_, range)| range.needs_f64());
+    let columns: Vec<String> = rounded.map(|(column, _)| column.to_string()).collect();
+    let shown = columns.iter().take(COLUMNS_SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = if columns.len() > COLUMNS_SHOWN { ", ..." } else { "" };
+    (!columns.is_empty()).then(|| {
+        format!(
+            "{}, column {shown}{more} (counted from 0): large numbers that differ little lose their differences as 32-bit \
+             floating-point numbers; subtract a constant, such as the mean, from the column before you save the array",
+            path.display()
+        )
+    })
 }
 
 /// A whole array.
@@ -221,6 +248,22 @@ mod tests {
         Columns,
     }
 
+    /// Regression test: columns lost their differences without a message.
+    #[test]
+    fn columns_that_lose_differences_are_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
+        write_npy(&y, "<i8", Order::Rows, "(2,)", &[7_i64, -8]);
+        for (order, values) in [
+            (Order::Rows, [1.0, 1.7e9, 3.0, 2.0, 1.7e9 + 1.0, 4.0]),
+            (Order::Columns, [1.0, 2.0, 1.7e9, 1.7e9 + 1.0, 3.0, 4.0]),
+        ] {
+            write_npy(&x, "<f8", order, "(2, 3)", &values);
+            let (_, notes) = load(&x, &y).unwrap();
+            assert!(notes.len() == 1 && notes[0].contains("x.npy, column 1 (counted from 0)"), "{notes:?}");
+        }
+    }
+
     #[test]
     fn files_in_the_format_of_numpy_are_read() {
         let directory = tempfile::tempdir().unwrap();
@@ -228,7 +271,8 @@ mod tests {
         let values = array![[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]];
         write_npy(&y, "<i8", Order::Rows, "(2,)", &[7_i64, -8]);
         let load_x = || {
-            let loaded = load(&x, &y).unwrap();
+            let (loaded, notes) = load(&x, &y).unwrap();
+            assert!(notes.is_empty(), "{notes:?}");
             assert_eq!(loaded.target, Column::Numbers(vec![7.0, -8.0]));
             assert_eq!(loaded.features, Features::Numbers(values.clone()));
         };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ndarray::Array2;
 
 use super::encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
+use super::numbers::{NumberRange, Numbers};
 use super::{Column, DataError, Features, Table, TableLayout, Texts};
 
 /// The maximum number of bytes of the categories of a column. The model file and the checkpoint hold the categories.
@@ -37,8 +38,8 @@ pub(crate) struct RawColumn {
 /// The values of a column.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum RawValues {
-    /// Numbers. NaN represents a missing value.
-    Numbers(Vec<f32>),
+    /// Numbers.
+    Numbers(Numbers),
     /// Texts. The empty text stands for a missing value.
     Texts(Texts),
 }
@@ -118,22 +119,7 @@ impl RawColumn {
         categories_max: usize,
     ) -> Result<ColumnInputs, DataError> {
         match &self.values {
-            RawValues::Numbers(values) => {
-                let present = rows.iter().map(|&row| f64::from(values[row])).filter(|value| !value.is_nan());
-                let (sum, count) =
-                    present.fold((0.0, 0_usize), |(sum, count), value| (sum + value, count + 1));
-                if matches!(missing, MissingPolicy::Error | MissingPolicy::Drop) {
-                    return Ok(ColumnInputs::Number { fill: None, indicator: false });
-                }
-                if count == 0 {
-                    let name = &self.name;
-                    return Err(DataError::Unsuitable(format!(
-                        "column `{name}` holds no value in the training rows, so it has no mean; pass --drop {name}"
-                    )));
-                }
-                let indicator = missing == MissingPolicy::Indicator && count < rows.len();
-                Ok(ColumnInputs::Number { fill: Some((sum / count as f64) as f32), indicator })
-            }
+            RawValues::Numbers(numbers) => self.fit_numbers(numbers, rows, missing),
             RawValues::Texts(texts) => {
                 let categories: BTreeSet<&str> = texts.distinct_in(rows.iter().copied()).collect();
                 if categories.len() > categories_max {
@@ -153,16 +139,68 @@ impl RawColumn {
         }
     }
 
-    /// Returns a message for the user about a text column. Returns `None` for a column of numbers.
+    /// Fits the encoding of a column of numbers on `rows`.
+    fn fit_numbers(
+        &self,
+        numbers: &Numbers,
+        rows: &[usize],
+        missing: MissingPolicy,
+    ) -> Result<ColumnInputs, DataError> {
+        let (mut range, mut sum, mut count) = (NumberRange::EMPTY, 0.0, 0_usize);
+        // Without the first number, the sum of large numbers keeps more digits.
+        let mut first = None;
+        for value in rows.iter().map(|&row| numbers.get(row)).filter(|value| !value.is_nan()) {
+            range.add(value);
+            sum += value
+                - *first.get_or_insert(match numbers {
+                    Numbers::Single(_) => 0.0,
+                    Numbers::Double(_) => value,
+                });
+            count += 1;
+        }
+        let mean = first.unwrap_or_default() + sum / count as f64;
+        let is_filled = matches!(missing, MissingPolicy::Mean | MissingPolicy::Indicator);
+        if is_filled && count == 0 {
+            let name = &self.name;
+            return Err(DataError::Unsuitable(format!(
+                "column `{name}` holds no value in the training rows, so it has no mean; pass --drop {name}"
+            )));
+        }
+        let indicator = missing == MissingPolicy::Indicator && count < rows.len();
+        if matches!(numbers, Numbers::Double(_)) && range.has_differences() {
+            return Ok(ColumnInputs::ShiftedNumber {
+                offset: mean,
+                fill: is_filled.then_some(0.0),
+                indicator,
+            });
+        }
+        Ok(ColumnInputs::Number { fill: is_filled.then_some(mean as f32), indicator })
+    }
+
+    /// Returns a message for the user about a text column or a column of numbers that are close to each other.
     fn describe(&self, inputs: &ColumnInputs) -> Option<String> {
-        let (RawValues::Texts(texts), name) = (&self.values, &self.name) else { return None };
-        let count = texts.distinct.len();
+        let name = &self.name;
+        let count = match &self.values {
+            RawValues::Texts(texts) => texts.distinct.len(),
+            RawValues::Numbers(Numbers::Single(_)) => return None,
+            RawValues::Numbers(Numbers::Double(_)) => 0,
+        };
         Some(match inputs {
             ColumnInputs::Hashed { buckets } => format!(
                 "column `{name}` holds text with {count} distinct values: hashed to {buckets} inputs; see --max-categories, or \
                  leave it out with --drop {name}"
             ),
-            _ => format!("column `{name}` holds text with {count} distinct values: one input for each value"),
+            ColumnInputs::OneHot { .. } => {
+                format!("column `{name}` holds text with {count} distinct values: one input for each value")
+            }
+            ColumnInputs::ShiftedNumber { offset, .. } => format!(
+                "column `{name}` holds large numbers that differ little: {offset} is subtracted from each number, because 32-bit \
+                 floating-point numbers would lose the differences"
+            ),
+            ColumnInputs::Number { .. } => format!(
+                "column `{name}` holds large numbers that differ too little: treated as constant; subtract a constant from the \
+                 column, or leave it out with --drop {name}"
+            ),
         })
     }
 }
@@ -175,13 +213,11 @@ fn encode_rows(columns: &[RawColumn], rows: &[usize], encoding: &TableEncoding) 
     for (index, (column, encoding)) in columns.iter().zip(&encoding.columns).enumerate() {
         let to = cells.column_mut(index);
         match &column.values {
-            RawValues::Numbers(values) => {
-                let fill = match encoding.inputs {
-                    ColumnInputs::Number { fill: Some(fill), .. } if plain => fill,
-                    _ => f32::NAN,
-                };
+            RawValues::Numbers(numbers) => {
+                let fill = encoding.fill().filter(|_| plain).unwrap_or(f32::NAN);
                 for (cell, &row) in to.into_iter().zip(rows) {
-                    *cell = if values[row].is_nan() { fill } else { values[row] };
+                    let value = numbers.get(row);
+                    *cell = if value.is_nan() { fill } else { encoding.number_cell(value) };
                 }
             }
             RawValues::Texts(Texts { indices, distinct }) => {

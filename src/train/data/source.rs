@@ -255,7 +255,11 @@ impl DataSource {
                 (encoding, layout) = (Some(encoded.encoding), Some(encoded.layout));
                 (encoded.train, encoded.test)
             }
-            Self::Npy(features, targets) => split(npy::load(features, targets)?)?,
+            Self::Npy(features, targets) => {
+                let (table, found) = npy::load(features, targets)?;
+                notes = found;
+                split(table)?
+            }
             &Self::Synthetic { rows, columns } => {
                 let kind = if options.task == Some(Task::Regression) {
                     SyntheticTarget::Numbers

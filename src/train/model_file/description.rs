@@ -168,7 +168,13 @@ impl ModelDescription {
 /// Checks the inputs of a column.
 fn check_inputs(ColumnEncoding { name, inputs }: &ColumnEncoding) -> Result<(), String> {
     match inputs {
-        ColumnInputs::Number { fill: Some(fill), .. } if !fill.is_finite() => {
+        ColumnInputs::ShiftedNumber { offset, .. } if !offset.is_finite() => {
+            Err(format!("{offset} is subtracted from column `{name}`"))
+        }
+        ColumnInputs::Number { fill: Some(fill), .. }
+        | ColumnInputs::ShiftedNumber { fill: Some(fill), .. }
+            if !fill.is_finite() =>
+        {
             Err(format!("missing values of column `{name}` are replaced by {fill}"))
         }
         ColumnInputs::OneHot { categories } if !categories.is_sorted_by(|a, b| a < b) => {

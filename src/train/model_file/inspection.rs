@@ -214,8 +214,11 @@ fn write_columns(
         let ColumnEncoding { name, inputs } = column;
         write!(f, "  {:<20} ", printable(name))?;
         match inputs {
-            ColumnInputs::Number { fill, .. } => {
-                write!(f, "number")?;
+            ColumnInputs::Number { fill, .. } | ColumnInputs::ShiftedNumber { fill, .. } => {
+                match inputs {
+                    ColumnInputs::ShiftedNumber { offset, .. } => write!(f, "number - {offset}")?,
+                    _ => write!(f, "number")?,
+                }
                 if let Some(Standardizer { mean, inverse_deviation }) = standardizer {
                     match inverse_deviation[input] {
                         0.0 => write!(f, ", constant {}", mean[input])?,

@@ -136,6 +136,11 @@ fn every_field_of_the_description_is_checked() {
             "{\"name\":\"b\",\"inputs\":{\"hashed\":{\"buckets\":4294967295}}}",
             "has 4294967295 buckets",
         ),
+        (
+            "{\"name\":\"b\",\"inputs\":{\"number\":{\"fill\":null,\"indicator\":false}}}",
+            "{\"name\":\"b\",\"inputs\":{\"shifted-number\":{\"offset\":null,\"fill\":null,\"indicator\":false}}}",
+            "null",
+        ),
         ("\"missing\":\"error\"", "\"missing\":\"guess\"", "unknown variant `guess`"),
         ("16.0", "0.0", "are divided by 0"),
         ("16.0", "1e999", "number out of range"),

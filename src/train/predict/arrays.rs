@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ndarray::{Array2, ArrayView1, ArrayViewMut1, ArrayViewMut2, ShapeBuilder, s};
+use ndarray::{Array1, Array2, ArrayView1, ArrayViewMut1, ArrayViewMut2, ShapeBuilder, s};
 
 use super::input::RowReader;
 use super::truth::{Truth, TruthParser};
@@ -20,8 +20,7 @@ fn check_columns(name: &str, found: usize, description: &ModelDescription) -> Re
         let problem = format!("{name} has {found} features, but the model was trained on {wanted}");
         return Err(DataError::Unsuitable(problem));
     }
-    let is_number = |column: &&ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { .. });
-    match description.columns.iter().find(|column| !is_number(column)) {
+    match description.columns.iter().find(|column| !column.is_number()) {
         Some(text) => Err(DataError::Unsuitable(format!(
             "{name} holds numbers, but column `{}` of the model holds categories; pass a table",
             text.name
@@ -141,7 +140,9 @@ impl RowReader for NpyRows {
                     return Err(DataError::malformed(&self.path, problem));
                 }
             }
-            let cells = values.row(index).mapv(|value| value as f32);
+            let columns = self.encoding.columns.iter();
+            let cells: Array1<f32> =
+                columns.zip(values.row(index)).map(|(column, &value)| column.number_cell(value)).collect();
             encode(&self.encoding, self.pixel_divisor, &cells.view(), inputs.row_mut(index));
             if let Some((path, targets, parser)) = &self.truths {
                 let truth = parser.convert(targets[row]);
@@ -185,6 +186,14 @@ impl DatasetRows {
         let dataset = source.load(&LoadOptions { task, ..LoadOptions::default() })?;
         let samples = if matches!(source, DataSource::Idx(_)) { dataset.test } else { dataset.train };
         check_columns(&dataset.name, samples.features.columns(), description)?;
+        let is_input =
+            |column: &ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { indicator: false, .. });
+        if let Some(column) = description.columns.iter().find(|column| !is_input(column)) {
+            return Err(DataError::Unsuitable(format!(
+                "{} is not a table, but the model converts column `{}` of a table to other inputs; pass a table",
+                dataset.name, column.name
+            )));
+        }
         Ok(Self {
             name: dataset.name,
             samples,

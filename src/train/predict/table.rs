@@ -148,9 +148,10 @@ impl TableRows {
                     ),
                 ))
             }
-            (ColumnInputs::Number { .. }, true) => Ok(f32::NAN),
-            (ColumnInputs::Number { .. }, false) => {
-                Ok(parse_number(cell).map_err(|why| self.cell_error(index, &why))? as f32)
+            (ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. }, true) => Ok(f32::NAN),
+            (ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. }, false) => {
+                let number = parse_number(cell).map_err(|why| self.cell_error(index, &why))?;
+                Ok(encoding.number_cell(number))
             }
             (_, true) => Ok(encoding.text_cell("")),
             (_, false) => {

@@ -10,15 +10,16 @@ from ._errors import InvalidArgument, ModelFileError
 
 _MISSING = {"", "?", "<NA>", "#N/A"}
 _MISSING_IN_ANY_CASE = {"na", "nan", "n/a", "null"}
+_NUMBERS = ("number", "shifted-number")
 
 
 def width(column: dict[str, Any]) -> int:
     """Returns how many inputs of the model a column becomes. Raises `ModelFileError` if this version of ringtrain does not
     know the kind of the column."""
     kind, fields = _conversion_of(column)
-    return {"number": lambda: 1 + fields["indicator"], "one-hot": lambda: len(fields["categories"])}.get(
-        kind, lambda: fields["buckets"]
-    )()
+    if kind in _NUMBERS:
+        return 1 + fields["indicator"]
+    return len(fields["categories"]) if kind == "one-hot" else fields["buckets"]
 
 
 def to_array(values: Any) -> NDArray:
@@ -39,7 +40,7 @@ def encode_column(column: dict[str, Any], values: NDArray, accepts_missing: bool
     if values.ndim != 1:
         raise InvalidArgument(f"column `{name}` of x has the shape {values.shape}; it needs one value in each row")
     kind, fields = _conversion_of(column)
-    if kind == "number":
+    if kind in _NUMBERS:
         return _encode_numbers(name, fields, values)
     texts = [_category_text(name, value) for value in values.tolist()]
     if not accepts_missing and "" in texts:
@@ -56,9 +57,9 @@ def encode_column(column: dict[str, Any], values: NDArray, accepts_missing: bool
 
 
 def _conversion_of(column: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns how a column is converted: the kind ("number", "one-hot" or "hashed"), and the fields of this kind."""
+    """Returns how a column is converted: the kind (one of `_NUMBERS`, "one-hot" or "hashed"), and the fields of this kind."""
     [(kind, fields)] = column["inputs"].items()
-    if kind not in ("number", "one-hot", "hashed"):
+    if kind not in (*_NUMBERS, "one-hot", "hashed"):
         raise ModelFileError(f"this version of ringtrain does not know columns of the kind {kind}; install a newer version")
     return kind, fields
 
@@ -72,7 +73,8 @@ def _encode_numbers(name: str, fields: dict[str, Any], values: NDArray) -> NDArr
     if values.dtype.kind not in "fiub":
         raise InvalidArgument(f"column `{name}` of x has elements of type {values.dtype}; it needs numbers")
     with np.errstate(over="ignore"):
-        numbers = values.astype(np.float32)
+        shifted = values.astype(np.float64) - fields["offset"] if "offset" in fields else values
+        numbers = shifted.astype(np.float32)
     fill = fields["fill"]
     missing = np.isnan(numbers) if fill is not None else np.zeros(len(numbers), bool)
     wrong = ~(np.isfinite(numbers) | missing)

@@ -197,6 +197,19 @@ class Frame:
         return self._arrays[key[1]]
 
 
+def test_small_differences_between_large_numbers_are_kept(tmp_path: Path):
+    times = [1_700_000_000 + row for row in range(120)]
+    data = save(tmp_path / "table.csv", {"t": times, "y": [row / 2 + 0.1 for row in range(120)]})
+    printed = ringtrain("--data", data, "--target", "y", "--save-model", tmp_path / "model")
+    assert "column `t` holds large numbers that differ little" in printed
+    model = ring.load_model(tmp_path / "model")
+    printed = ringtrain("predict", "--model", tmp_path / "model", "--data", data)
+    expected = np.array(printed.splitlines()[1:], dtype=float)
+    for x in [{"t": times}, np.array(times)[:, None], np.array(times, dtype=object)[:, None]]:
+        assert np.abs(model.predict(x) - expected).max() < 1e-6 * expected.max()
+    assert np.abs(expected - [row / 2 + 0.1 for row in range(120)]).max() < 0.01
+
+
 def test_arrays_with_a_wrong_shape_type_or_value_are_refused(saved: dict[str, Path]):
     model = ring.load_model(saved["linear regression"])
     x = table()

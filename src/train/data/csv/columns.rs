@@ -1,6 +1,7 @@
 //! Collects the values of the columns of a table.
 
 use super::cells::{ColumnKind, is_missing, parse_number};
+use crate::train::data::numbers::NumberCollector;
 use crate::train::data::raw_table::{RawColumn, RawValues};
 use crate::train::data::texts::{TextBudget, TextCollector};
 use crate::train::data::{Column, MissingPolicy};
@@ -28,7 +29,7 @@ pub(crate) struct ColumnValues {
 /// The values of a column, in the form in which the column is used.
 #[derive(Debug)]
 enum Sink {
-    Numbers(Vec<f32>),
+    Numbers(NumberCollector),
     Texts(TextCollector),
     TargetNumbers(Vec<f64>),
     TargetTexts(TextCollector),
@@ -39,7 +40,7 @@ impl ColumnValues {
     /// Creates a column without values.
     pub(crate) fn new(name: String, column_use: ColumnUse) -> Self {
         let sink = match column_use {
-            ColumnUse::Feature(ColumnKind::Numbers) => Sink::Numbers(Vec::new()),
+            ColumnUse::Feature(ColumnKind::Numbers) => Sink::Numbers(NumberCollector::new()),
             ColumnUse::Feature(ColumnKind::Text) => Sink::Texts(TextCollector::default()),
             ColumnUse::Target(ColumnKind::Numbers) => Sink::TargetNumbers(Vec::new()),
             ColumnUse::Target(ColumnKind::Text) => Sink::TargetTexts(TextCollector::default()),
@@ -69,7 +70,7 @@ impl ColumnValues {
         }
         match &mut self.sink {
             Sink::Numbers(values) => match parse_number(cell) {
-                Ok(value) => values.push(value as f32),
+                Ok(value) => values.push(value),
                 Err(problem) => return Err(self.describe_bad_number(&problem)),
             },
             Sink::TargetNumbers(values) => match parse_number(cell) {
@@ -97,7 +98,7 @@ impl ColumnValues {
             ));
         }
         match &mut self.sink {
-            Sink::Numbers(values) => values.push(f32::NAN),
+            Sink::Numbers(values) => values.push(f64::NAN),
             Sink::Texts(texts) => texts.push("", budget)?,
             _ => {}
         }
@@ -126,7 +127,7 @@ impl ColumnValues {
     /// Returns the values of a feature. Returns `None` if this is not a feature.
     pub(crate) fn into_feature(self) -> Option<RawColumn> {
         let values = match self.sink {
-            Sink::Numbers(values) => RawValues::Numbers(values),
+            Sink::Numbers(values) => RawValues::Numbers(values.finish()),
             Sink::Texts(values) => RawValues::Texts(values.texts),
             _ => return None,
         };

@@ -1,7 +1,8 @@
 use ndarray::array;
 
-use super::super::{Column, MissingPolicy, Texts};
+use super::super::{Column, ColumnInputs, Features, MissingPolicy, Texts};
 use super::*;
+use crate::train::data::numbers::Numbers;
 use crate::train::data::raw_table::{RawColumn, RawValues, RowSets};
 
 fn parse(bytes: &[u8], target: &str) -> Result<RawTable, DataError> {
@@ -21,7 +22,7 @@ fn parse_with(bytes: &[u8], target: &str, options: &TableOptions) -> Result<RawT
 
 /// Returns a column of numbers.
 fn numbers(name: &str, values: &[f32]) -> RawColumn {
-    RawColumn { name: name.into(), values: RawValues::Numbers(values.to_vec()) }
+    RawColumn { name: name.into(), values: RawValues::Numbers(Numbers::Single(values.to_vec())) }
 }
 
 /// Returns a column of texts.
@@ -106,7 +107,9 @@ fn rows_without_target_and_missing_values_are_counted() {
     let filled = with(MissingPolicy::Mean).unwrap();
     assert_eq!(filled.target, Column::Numbers(vec![1.0, 2.0, 4.0]));
     assert_eq!(filled.columns[1], texts("name", &[0, 1, 2], &["x", "", "z"]));
-    let RawValues::Numbers(values) = &filled.columns[0].values else { panic!("`a` holds numbers") };
+    let RawValues::Numbers(Numbers::Single(values)) = &filled.columns[0].values else {
+        panic!("`a` holds numbers")
+    };
     assert!(values[0] == 1.0 && values[1].is_nan() && values[2].is_nan());
     assert!(filled.notes[1].ends_with("(--missing mean): `a` 2, `name` 1"), "{:?}", filled.notes);
     let error = parse(b"a,y\n1,NA\n2,?\n", "y").unwrap_err().to_string();
@@ -207,7 +210,9 @@ fn files_longer_than_the_first_part_are_read_completely() {
         bytes.extend(format!("{row},a long text of a cell {},{}\n", row % 3, row % 7).bytes());
     }
     let table = parse(&bytes, "y").unwrap();
-    let RawValues::Numbers(values) = &table.columns[0].values else { panic!("`a` holds numbers") };
+    let RawValues::Numbers(Numbers::Single(values)) = &table.columns[0].values else {
+        panic!("`a` holds numbers")
+    };
     assert!(bytes.len() > 1 << 18 && values.iter().enumerate().all(|(row, &value)| value == row as f32));
     assert_eq!((table.rows(), values.len()), (10_000, 10_000));
 }
@@ -303,4 +308,57 @@ fn encodings_are_fitted_on_the_training_rows() {
     );
     let error = only.unwrap().encode(&sets(&[0], &[1]), MissingPolicy::Mean, 2).err().unwrap().to_string();
     assert!(error.contains("column `a` holds no value in the training rows"), "{error}");
+}
+
+/// Regression test: numbers were rounded to f32 before their mean was subtracted, so the differences between times
+/// were lost without a message.
+#[test]
+fn small_differences_between_large_numbers_are_kept() {
+    let encode = |values: [&str; 4], missing| {
+        let rows = values.map(|value| format!("{value},0\n")).concat();
+        let options = TableOptions { missing, ..TableOptions::default() };
+        let table = parse_with(format!("t,y\n{rows}").as_bytes(), "y", &options).unwrap();
+        let encoded = table.encode(&sets(&[0, 1, 3], &[2]), missing, 2).unwrap();
+        (encoded.encoding.columns[0].inputs.clone(), encoded)
+    };
+    let shifted = |offset, fill| ColumnInputs::ShiftedNumber { offset, fill, indicator: false };
+    let plain = ColumnInputs::Number { fill: None, indicator: false };
+    for (values, expected, train, test, note) in [
+        (
+            ["1700000001", "1700000002", "1700000007", "1700000006"],
+            shifted(1_700_000_003.0, None),
+            [-2.0, -1.0, 3.0],
+            4.0,
+            Some("1700000003 is subtracted from each number"),
+        ),
+        // Different numbers in the test rows only.
+        (["1e9", "1e9", "1000000001", "1e9"], plain.clone(), [1e9; 3], 1e9, Some("treated as constant")),
+        (
+            ["0.3", "0.3", "0.3", "0.30000000000000004"],
+            plain.clone(),
+            [0.3; 3],
+            0.3,
+            Some("treated as constant"),
+        ),
+        (["0.3", "0.3", "0.3", "0.3"], plain.clone(), [0.3; 3], 0.3, None),
+        (["2013", "2014", "2015", "2016"], plain, [2013.0, 2014.0, 2016.0], 2015.0, None),
+    ] {
+        let (inputs, encoded) = encode(values, MissingPolicy::Error);
+        assert_eq!(inputs, expected, "{values:?}");
+        let Features::Numbers(cells) = &encoded.train.features else { panic!("the column is one input") };
+        assert_eq!(cells.column(0).to_vec(), train);
+        assert_eq!(encoded.test.features, Features::Numbers(array![[test]]));
+        assert_eq!(
+            encoded
+                .notes
+                .iter()
+                .map(String::as_str)
+                .any(|found| found.contains(note.unwrap_or("column `t`"))),
+            note.is_some()
+        );
+    }
+    let (inputs, encoded) = encode(["1700000001", "NA", "", "1700000002"], MissingPolicy::Mean);
+    assert_eq!(inputs, shifted(1_700_000_001.5, Some(0.0)));
+    assert_eq!(encoded.train.features, Features::Numbers(array![[-0.5], [0.0], [0.5]]));
+    assert_eq!(encoded.test.features, Features::Numbers(array![[0.0]]));
 }

@@ -1,0 +1,157 @@
+//! Collects the numbers of a column without losing small differences between large numbers.
+//!
+//! The inputs of a model are f32 numbers, which have 24 significant bits. Times in seconds since 1970, for example,
+//! are rounded to multiples of 128 s. Therefore a column whose numbers are much closer to each other than to 0 is
+//! stored as f64 until the encoding is chosen. The encoding subtracts a constant from such a column before the
+//! numbers become f32.
+
+/// A column whose range, multiplied by this factor, is less than its largest magnitude is narrow. As f32, the numbers
+/// of other columns have an error of at most 2^-14 of their range.
+const NARROW_RATIO: f64 = 1024.0;
+/// As [`NARROW_RATIO`], for a range that the f32 mean of a column would shift too much, even if every number is an
+/// exact f32.
+const VERY_NARROW_RATIO: f64 = (1_u64 << 20) as f64;
+/// As [`NARROW_RATIO`], for a range that may come from rounding f64 numbers. A column with such a range is constant.
+const NOISE_RATIO: f64 = (1_u64 << 44) as f64;
+
+/// The numbers of a column. NaN represents a missing value.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Numbers {
+    /// Numbers that an f32 represents well enough.
+    Single(Vec<f32>),
+    /// Numbers whose differences would be lost or inexact as f32.
+    Double(Vec<f64>),
+}
+
+impl Numbers {
+    /// Returns the number of a row.
+    pub(crate) fn get(&self, row: usize) -> f64 {
+        match self {
+            Self::Single(values) => f64::from(values[row]),
+            Self::Double(values) => values[row],
+        }
+    }
+}
+
+/// The range of numbers.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct NumberRange {
+    low: f64,
+    high: f64,
+    /// Whether every number is an exact f32.
+    is_exact: bool,
+}
+
+impl NumberRange {
+    /// The range of no numbers.
+    pub(crate) const EMPTY: Self = Self { low: f64::INFINITY, high: f64::NEG_INFINITY, is_exact: true };
+
+    /// Extends the range by a number.
+    pub(crate) fn add(&mut self, value: f64) {
+        self.low = self.low.min(value);
+        self.high = self.high.max(value);
+        self.is_exact &= f64::from(value as f32) == value;
+    }
+
+    /// Returns whether the numbers are much closer to each other than to 0. A range that is not narrow never becomes
+    /// narrow when numbers are added.
+    fn is_narrow(&self, ratio: f64) -> bool {
+        (self.high - self.low) * ratio < self.low.abs().max(self.high.abs())
+    }
+
+    /// Returns whether differences between the numbers are lost or inexact as f32.
+    pub(crate) fn needs_f64(&self) -> bool {
+        let is_inexact = !self.is_exact || self.is_narrow(VERY_NARROW_RATIO);
+        self.low < self.high && self.is_narrow(NARROW_RATIO) && is_inexact
+    }
+
+    /// Returns whether the numbers differ by more than rounding f64 numbers may cause.
+    pub(crate) fn has_differences(&self) -> bool {
+        self.low < self.high && !self.is_narrow(NOISE_RATIO)
+    }
+}
+
+/// Collects the numbers of a column. They are stored as f64 only while their range is narrow.
+#[derive(Debug)]
+pub(crate) struct NumberCollector {
+    numbers: Numbers,
+    range: NumberRange,
+}
+
+impl NumberCollector {
+    pub(crate) fn new() -> Self {
+        Self { numbers: Numbers::Double(Vec::new()), range: NumberRange::EMPTY }
+    }
+
+    /// Adds the number of the next row, or NaN for a missing value.
+    pub(crate) fn push(&mut self, value: f64) {
+        if !value.is_nan() {
+            self.range.add(value);
+        }
+        match &mut self.numbers {
+            Numbers::Single(values) => values.push(value as f32),
+            Numbers::Double(values) => {
+                values.push(value);
+                if !value.is_nan() && !self.range.is_narrow(NARROW_RATIO) {
+                    self.numbers = Numbers::Single(narrow(values));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn finish(self) -> Numbers {
+        match self.numbers {
+            Numbers::Double(values) if !self.range.needs_f64() => Numbers::Single(narrow(&values)),
+            numbers => numbers,
+        }
+    }
+}
+
+fn narrow(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|&value| value as f32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_are_close_to_each_other_stay_exact() {
+        let collect = |values: &[f64]| {
+            let mut collector = NumberCollector::new();
+            for &value in values {
+                collector.push(value);
+            }
+            collector.finish()
+        };
+        for values in [
+            &[1_700_000_000.0, f64::NAN, 1_700_000_001.0][..],
+            &[-16_777_217.0, -16_777_216.0],
+            // Exact as f32, but the mean is not.
+            &[16_777_215.0, 16_777_216.0],
+            &[1000.1, 1000.2],
+            &[1e-3, 1.000_001e-3],
+            &[1.0, 1.0 + 1e-15],
+        ] {
+            let Numbers::Double(found) = collect(values) else { panic!("{values:?} became f32") };
+            assert!(found.iter().zip(values).all(|(a, b)| a.to_bits() == b.to_bits()), "{found:?}");
+        }
+        for values in [
+            &[][..],
+            &[f64::NAN],
+            &[0.0],
+            &[7.7, 7.7, f64::NAN],
+            &[0.1, 0.2],
+            // Exact as f32.
+            &[2013.0, 2014.0],
+            // Wide after a narrow beginning, and narrow after a wide beginning.
+            &[1_700_000_000.0, 1_700_000_001.0, f64::NAN, 0.0],
+            &[0.0, f64::NAN, 1_700_000_000.0, 1_700_000_001.0],
+        ] {
+            let Numbers::Single(found) = collect(values) else { panic!("{values:?} stayed f64") };
+            let expected = narrow(values);
+            assert!(found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{found:?}");
+            assert_eq!(found.len(), values.len());
+        }
+    }
+}
