@@ -4,6 +4,7 @@ mod args;
 mod commands;
 mod optimizer_args;
 mod recipe_args;
+mod server_args;
 mod table_args;
 
 use std::ffi::OsString;
@@ -21,7 +22,9 @@ use super::group_args;
 use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::group::Algorithms;
-use crate::train::{self, Console, Observer, Phase, ProgressDisplay, Silent, TrainError};
+use crate::train::{
+    self, Console, Observer, ParameterServerError, Phase, ProgressDisplay, Silent, TrainError,
+};
 use crate::types::{Rank, WorldSize};
 
 /// A failure of the program: its exit code and its message.
@@ -156,11 +159,10 @@ fn conclusion(report: &train::Report) -> String {
         }
     }
     let (seconds, communication) = (report.seconds, report.communication_seconds);
-    let _ = write!(
-        line,
-        "; {:.0} samples/s, {seconds:.2} s of which {communication:.2} s communication",
-        report.samples_per_second
-    );
+    let _ = write!(line, "; {:.0} samples/s, {seconds:.2} s", report.samples_per_second);
+    if report.parameter_server.is_none() {
+        let _ = write!(line, " of which {communication:.2} s communication");
+    }
     if report.bucket_bytes.is_some() {
         let _ = write!(line, " ({:.2} s of it not overlapped)", report.exposed_communication_seconds);
     }
@@ -179,6 +181,13 @@ fn exit_of(error: &TrainError) -> Exit {
         TrainError::Options(_) => Exit::Usage,
         TrainError::Diverged(_) => Exit::Diverged,
         TrainError::ParametersDiffer { .. } => Exit::ParametersDiffer,
+        TrainError::ParameterServer(error) => match error {
+            ParameterServerError::TooFewRanks { .. } | ParameterServerError::Unsupported(_) => {
+                Exit::Configuration
+            }
+            ParameterServerError::Refused { .. } => Exit::Failure,
+            _ => Exit::PeerLost,
+        },
         TrainError::Group(error) => group_args::exit_of(error),
     }
 }

@@ -99,6 +99,8 @@ pub(crate) struct TrainingState {
     pub(crate) best: Option<Best>,
     /// The state vectors of the strategy.
     pub(crate) strategy: Vec<Vec<f32>>,
+    /// The numbers of the batches after `position` that are already done. Only `ps-async` does batches out of order.
+    pub(crate) done_ahead: Vec<u64>,
     /// The results of the epochs that were recorded so far.
     pub(crate) history: Vec<EpochRecord>,
 }
@@ -206,6 +208,9 @@ pub(crate) fn save(
     metadata.insert("target_mean".into(), identity.scale.mean.to_string());
     metadata.insert("target_deviation".into(), identity.scale.deviation.to_string());
     metadata.insert("history".into(), to_json(&state.history));
+    if !state.done_ahead.is_empty() {
+        metadata.insert("done_ahead".into(), to_json(&state.done_ahead));
+    }
     if let Some(Best { record, .. }) = &state.best {
         metadata.insert(BEST_RECORD.into(), to_json(record));
     }
@@ -393,6 +398,9 @@ pub(crate) fn load(
     let rate = metadata.get("learning_rate").map(|text| text.parse()).transpose();
     state.learning_rate = rate.map_err(|_| corrupt("its learning_rate is not a number".into()))?;
     state.history = serde_json::from_str(value("history")?).map_err(|error| corrupt(error.to_string()))?;
+    if let Some(text) = metadata.get("done_ahead") {
+        state.done_ahead = serde_json::from_str(text).map_err(|error| corrupt(error.to_string()))?;
+    }
     if *value("state_hash")? != state_hash(&state) {
         return Err(corrupt("its content does not match its hash".into()));
     }

@@ -1,11 +1,13 @@
 //! The configuration of a run.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use super::data::{DataSource, TableOptions, Task};
 use super::model::ModelSpec;
 use super::optimizer::Rule;
 use super::output_paths;
+use super::parameter_server::StalenessRule;
 use super::recipe::Recipe;
 use super::strategies::StrategySpec;
 use crate::codec::Compression;
@@ -50,6 +52,8 @@ pub struct Config {
     pub seed: u64,
     /// How ranks divide the work, and when they exchange gradients or parameters.
     pub strategy: StrategySpec,
+    /// Options of the strategies with a parameter server.
+    pub parameter_server: ServerSettings,
     /// The format in which gradients, or changes of parameters, are sent.
     pub compression: Compression,
     /// The size in bytes of a bucket of gradients. Each bucket is reduced while the backward pass computes the next bucket.
@@ -62,6 +66,18 @@ pub struct Config {
     /// The path at which rank 0 writes the model file. `None` writes no model file.
     pub model_file: Option<PathBuf>,
 }
+
+/// Options of [`StrategySpec::PsSync`] and [`StrategySpec::PsAsync`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ServerSettings {
+    /// The number of ranks that hold parameters. `None` selects 1.
+    pub servers: Option<NonZeroU32>,
+    /// Whether [`StrategySpec::PsAsync`] divides the learning rate by the staleness of a gradient.
+    pub staleness_aware: bool,
+}
+
+/// The default bound of the staleness under [`StrategySpec::PsAsync`] is this number for each worker.
+const STALENESS_PER_WORKER: u64 = 16;
 
 /// Where to save checkpoints, and what to do if a checkpoint already exists.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -128,6 +144,7 @@ impl Config {
     ///
     /// Returns a sentence that says which options do not fit together and what to do.
     pub fn check(&self) -> Result<(), String> {
+        self.check_parameter_server()?;
         match (self.rule, self.strategy) {
             (Some(Rule::Accelerated), _) if !self.recipe.suits_accelerated() => {
                 Err("--schedule, --warmup, --scale-lr and --clip-norm do not apply to --optimizer accelerated, which \
@@ -153,6 +170,53 @@ impl Config {
         output_paths::check(self)
     }
 
+    fn check_parameter_server(&self) -> Result<(), String> {
+        let ServerSettings { servers, staleness_aware } = self.parameter_server;
+        let strategy = self.strategy;
+        if staleness_aware && !matches!(strategy, StrategySpec::PsAsync { .. }) {
+            return Err(format!(
+                "--staleness-aware is for --strategy ps-async; with {strategy}, no gradient is old"
+            ));
+        }
+        if !strategy.uses_parameter_server() {
+            return match servers {
+                Some(_) => Err(format!(
+                    "--servers is for --strategy ps-sync and ps-async; {strategy} has no servers"
+                )),
+                None => Ok(()),
+            };
+        }
+        if self.compression != Compression::None {
+            return Err(format!(
+                "--compression {} does not apply to --strategy {strategy}, which sends f32",
+                self.compression
+            ));
+        }
+        if strategy == StrategySpec::PsSync
+            && self.recipe.clip_norm.is_some()
+            && self.server_count().get() > 1
+        {
+            return Err("--clip-norm with --strategy ps-sync needs the norm of the whole gradient, but each of several \
+                        servers has only a part; pass --servers 1"
+                .into());
+        }
+        Ok(())
+    }
+
+    /// Returns the number of servers.
+    pub(crate) fn server_count(&self) -> NonZeroU32 {
+        self.parameter_server.servers.unwrap_or(NonZeroU32::MIN)
+    }
+
+    /// Returns what a server does with old gradients, in a run with this number of workers.
+    pub(crate) fn staleness_rule(&self, workers: usize) -> StalenessRule {
+        let max = match self.strategy {
+            StrategySpec::PsAsync { staleness: Some(max) } => max,
+            _ => STALENESS_PER_WORKER * workers as u64,
+        };
+        StalenessRule { max, scales_rate: self.parameter_server.staleness_aware }
+    }
+
     /// Returns the names and values of the options that must be the same on all ranks.
     pub(crate) fn shared_options(&self) -> Vec<(&'static str, String)> {
         let mut options = vec![
@@ -170,6 +234,7 @@ impl Config {
             ("--epochs", format!("{:?}", self.epochs)),
             ("--seed", self.seed.to_string()),
             ("--strategy", self.strategy.to_string()),
+            ("--servers or --staleness-aware", format!("{:?}", self.parameter_server)),
             ("--compression", self.compression.to_string()),
             ("--bucket-bytes or --no-overlap", format!("{:?}", self.bucket_bytes)),
             ("--checkpoint", self.checkpoint.is_some().to_string()),

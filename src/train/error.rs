@@ -5,6 +5,7 @@ use std::fmt;
 use super::checkpoint::CheckpointError;
 use super::data::DataError;
 use super::model_file::ModelFileError;
+use super::parameter_server::ParameterServerError;
 use crate::group;
 use crate::types::Rank;
 
@@ -83,6 +84,9 @@ pub enum TrainError {
     /// prediction.
     #[error("{0}")]
     Diverged(String),
+    /// The parameter server, or this rank's connection with it, failed.
+    #[error(transparent)]
+    ParameterServer(ParameterServerError),
     /// A collective failed.
     #[error(transparent)]
     Group(#[from] group::Error),

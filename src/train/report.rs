@@ -29,7 +29,7 @@ pub struct EpochRecord {
 }
 
 /// The results of a run, as `--report` writes them. Metrics that do not apply are `None` (`null` in JSON).
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Report {
     /// The number of ranks.
     pub world_size: u32,
@@ -101,6 +101,39 @@ pub struct Report {
     pub parameters_hash: String,
     /// The results of the recorded epochs, including the epochs before a resumption.
     pub history: Vec<EpochRecord>,
+    /// The results of the parameter server. `None` with other strategies.
+    pub parameter_server: Option<ServerReport>,
+}
+
+/// The results of a run with a parameter server.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ServerReport {
+    /// The ranks that were servers.
+    pub servers: Vec<u32>,
+    /// Each worker's rank, and the number of its gradients that the first server applied.
+    pub updates: Vec<(u32, u64)>,
+    /// The ranks of the workers that were lost.
+    pub lost_workers: Vec<u32>,
+    /// The number of gradients that the first server dropped because of their staleness.
+    pub dropped: u64,
+    /// The mean staleness of the gradients that the first server applied: the number of updates between the pull of the
+    /// parameters and the push of the gradient.
+    pub staleness_mean: f64,
+    /// The largest staleness of a gradient that the first server applied.
+    pub staleness_max: u64,
+    /// The number of applied gradients with staleness 0, 1, 2, and so on. The count with index 1023 is that of all larger values.
+    pub staleness: Vec<u64>,
+}
+
+impl ServerReport {
+    /// Returns a line that describes the staleness.
+    pub(crate) fn describe_staleness(&self) -> String {
+        let applied: u64 = self.staleness.iter().sum();
+        format!(
+            "staleness of {applied} updates: mean {:.2}, largest {}; {} gradients dropped",
+            self.staleness_mean, self.staleness_max, self.dropped
+        )
+    }
 }
 
 /// Returns the first 16 bytes, in hexadecimal, of the SHA-256 of the parameters as little-endian f32.

@@ -15,7 +15,7 @@ use super::report::{Report, parameters_hash};
 use super::setup::{Setup, TrainingSettings};
 use super::strategies::StrategySpec;
 use super::trainer::{Metrics, Trainer};
-use super::{Phase, TrainError, atomic_file, convergence, curvature, model_file};
+use super::{Phase, TrainError, atomic_file, convergence, curvature, model_file, server_run};
 use crate::group::{Group, Statistics};
 use crate::types::Rank;
 
@@ -52,27 +52,43 @@ pub fn run(
     setup.dataset.notes.iter().for_each(|note| observer.notice(note));
     let state = starting_state(group, config, &setup, observer)?;
     observer.notice(&opening_line(group, config, &setup, state.learning_rate));
+    if config.strategy.uses_parameter_server() {
+        return server_run::run(group, (config, &setup), state, stop, observer);
+    }
     let started = Instant::now();
     let before = group.statistics();
     let mut trainer = Trainer::new(config, &setup, state, group, stop);
     trainer.train(group, observer)?;
+    conclude(group, (config, &setup, &mut trainer), (started, before), observer, |_| ())
+}
+
+/// Evaluates the model of a run that began at `started`, when the group's statistics were `before`. Writes the report and the
+/// model file. `complete` may change the report.
+pub(super) fn conclude(
+    group: &mut Group,
+    (config, setup, trainer): (&Config, &Setup, &mut Trainer<'_>),
+    (started, before): (Instant, Statistics),
+    observer: &mut dyn Observer,
+    complete: impl FnOnce(&mut Report),
+) -> Result<Summary, TrainError> {
     let train = trainer.evaluate(group, &setup.dataset.train)?;
     let test = trainer.evaluate(group, &setup.dataset.test)?;
     if let Some(train) = train {
-        check_against_constant(&setup, &trainer, train, observer)?;
+        check_against_constant(setup, trainer, train, observer)?;
     }
-    observer.notice(&closing_line(config, &setup, &trainer));
-    let report = create_report(group, config, &setup, &trainer, (train, test), (started, before));
+    observer.notice(&closing_line(config, setup, trainer));
+    let mut report = create_report(group, config, setup, trainer, (train, test), (started, before));
+    complete(&mut report);
     let written = match &config.report {
         Some(path) if group.rank() == Rank::ZERO => write_report(path, &report),
         _ => Ok(()),
     };
     check_all_succeeded(group, Phase::Storage, written.map_err(TrainError::from))?;
     if let Some(path) = &config.model_file {
-        save_model(group, (path, config), &setup, &report, &trainer)?;
+        save_model(group, (path, config), setup, &report, trainer)?;
         observer.notice(&format!("saved the model to {}", path.display()));
     }
-    Ok(Summary { report, parameters: trainer.state.parameters })
+    Ok(Summary { report, parameters: std::mem::take(&mut trainer.state.parameters) })
 }
 
 /// The size in bytes that is assumed for a report before the run. Most reports are smaller.
@@ -191,6 +207,7 @@ fn create_report(
         bytes_sent: after.bytes_sent - before.bytes_sent,
         parameters_hash: parameters_hash(&state.parameters),
         history: state.history.clone(),
+        parameter_server: None,
     }
 }
 

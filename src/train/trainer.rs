@@ -1,5 +1,7 @@
 //! The step loop of a training run.
 
+mod steps_of_others;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 

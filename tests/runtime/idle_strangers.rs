@@ -16,8 +16,11 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 /// The number of ranks of each job.
 const RANKS: u32 = 4;
-/// The time within which all ranks must join.
+/// The time within which all ranks must join while strangers are idle.
 const JOIN_TIME_MAX: Duration = Duration::from_secs(5);
+/// The time within which all ranks must join while strangers use the processors of this machine, because they connect
+/// again and again.
+const BUSY_JOIN_TIME_MAX: Duration = Duration::from_secs(15);
 
 /// The addresses from which strangers connect. The ranks connect from 127.0.0.1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -174,7 +177,7 @@ fn ranks_join_by_a_peers_file_in_spite_of_idle_strangers() {
         println!(
             "peers file, {count} strangers for each port, {sources:?}, {on_close:?}: joined after {took:?}"
         );
-        assert!(took < JOIN_TIME_MAX, "{took:?}");
+        assert!(took < join_time_max(on_close), "{took:?}");
     }
 }
 
@@ -209,6 +212,13 @@ fn ranks_join_under_a_launcher_in_spite_of_idle_strangers() {
         }
         let took = started.elapsed();
         println!("launcher, {count} strangers, {sources:?}, {on_close:?}: joined after {took:?}");
-        assert!(took < JOIN_TIME_MAX, "{took:?}");
+        assert!(took < join_time_max(on_close), "{took:?}");
+    }
+}
+
+fn join_time_max(on_close: OnClose) -> Duration {
+    match on_close {
+        OnClose::Stay => JOIN_TIME_MAX,
+        OnClose::ConnectAgain => BUSY_JOIN_TIME_MAX,
     }
 }

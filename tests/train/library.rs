@@ -7,7 +7,7 @@ use ringtrain::train::data::{DataSource, TableOptions, Task};
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
     CHECKPOINT_FILE_NAME, Checkpoint, CheckpointError, Config, EPOCHS_DEFAULT, EpochRecord, Existing,
-    Observer, Recipe, Silent, StrategySpec, Summary, TrainError, run,
+    Observer, Recipe, ServerSettings, Silent, StrategySpec, Summary, TrainError, run,
 };
 use ringtrain::{Compression, Group};
 
@@ -29,6 +29,7 @@ pub(crate) fn config() -> Config {
         epochs: None,
         seed: 0,
         strategy: StrategySpec::AllReduce,
+        parameter_server: ServerSettings::default(),
         compression: Compression::None,
         bucket_bytes: None,
         checkpoint: None,

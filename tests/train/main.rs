@@ -5,6 +5,7 @@ mod convergence;
 mod fashion;
 mod library;
 mod model_files;
+mod parameter_server;
 mod recipes;
 mod several_ranks;
 mod strategies;

@@ -16,14 +16,14 @@ use super::util::{if_long_tests_else, ranks, ringrun, run as run_program, runs_l
 
 /// What a test does to a rank at certain moments of a run.
 #[derive(Clone, Copy)]
-struct Actions {
+pub(crate) struct Actions {
     /// Sets the stop flag of this rank after this number of steps.
-    stop: Option<(Rank, usize)>,
+    pub(crate) stop: Option<(Rank, usize)>,
     /// Sets a parameter of this rank to this value at the end of each epoch.
-    parameter: Option<(Rank, f32)>,
+    pub(crate) parameter: Option<(Rank, f32)>,
 }
 
-const NONE: Actions = Actions { stop: None, parameter: None };
+pub(crate) const NONE: Actions = Actions { stop: None, parameter: None };
 
 /// Performs the [`Actions`] of one rank.
 struct Actor {
@@ -51,7 +51,7 @@ impl Observer for Actor {
 }
 
 /// Runs the configuration on `n` ranks.
-fn train_on(n: u32, config: &Config, actions: Actions) -> Vec<Result<Summary, TrainError>> {
+pub(crate) fn train_on(n: u32, config: &Config, actions: Actions) -> Vec<Result<Summary, TrainError>> {
     let config = config.clone();
     ranks::run(n, move |mut group| {
         let stop = Arc::new(AtomicBool::new(false));
@@ -61,7 +61,7 @@ fn train_on(n: u32, config: &Config, actions: Actions) -> Vec<Result<Summary, Tr
 }
 
 /// Runs the configuration on `n` ranks. Checks that the final parameters agree on all ranks, and returns the summary of rank 0.
-fn train_and_compare(n: u32, config: &Config) -> Summary {
+pub(crate) fn train_and_compare(n: u32, config: &Config) -> Summary {
     let mut summaries: Vec<Summary> =
         train_on(n, config, NONE).into_iter().map(|result| result.unwrap()).collect();
     for summary in &summaries {
@@ -70,16 +70,16 @@ fn train_and_compare(n: u32, config: &Config) -> Summary {
     summaries.swap_remove(0)
 }
 
-fn strategy(text: &str) -> StrategySpec {
+pub(crate) fn strategy(text: &str) -> StrategySpec {
     text.parse().unwrap()
 }
 
-fn checkpoint_in(directory: &Path, existing: Existing) -> Checkpoint {
+pub(crate) fn checkpoint_in(directory: &Path, existing: Existing) -> Checkpoint {
     Checkpoint { directory: directory.to_owned(), existing }
 }
 
 /// Asserts that the parameters of two runs differ by at most 1e-5, relative to the largest parameter.
-fn assert_close(found: &[f32], expected: &[f32], what: &str) {
+pub(crate) fn assert_close(found: &[f32], expected: &[f32], what: &str) {
     let largest = expected.iter().fold(0.0, |max: f32, value| max.max(value.abs()));
     for (index, (f, e)) in found.iter().zip(expected).enumerate() {
         assert!((f - e).abs() <= 1e-5 * largest, "{what}: parameter {index} is {f}, expected {e}");
@@ -87,14 +87,14 @@ fn assert_close(found: &[f32], expected: &[f32], what: &str) {
 }
 
 /// Returns a configuration with SGD and a small model, so that the tests are fast.
-fn sgd_config() -> Config {
+pub(crate) fn sgd_config() -> Config {
     let model = Some("mlp:16".parse().unwrap());
     Config { model, rule: Some(Rule::Sgd), learning_rate: Some(0.3), epochs: Some(8), ..config() }
 }
 
 /// Returns the configuration of the convergence test. The long tests use the configuration of the results in
 /// `docs/strategies.md`.
-fn convergence_config() -> Config {
+pub(crate) fn convergence_config() -> Config {
     if runs_long_tests() {
         Config { rule: Some(Rule::Sgd), learning_rate: Some(0.1), epochs: Some(40), ..config() }
     } else {

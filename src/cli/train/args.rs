@@ -6,6 +6,7 @@ use clap::Parser;
 
 use super::optimizer_args::{OptimizerArgs, OptimizerChoice};
 use super::recipe_args::RecipeArgs;
+use super::server_args::ServerArgs;
 use super::table_args::TableArgs;
 use crate::cli::group_args::GroupArgs;
 use crate::codec::Compression;
@@ -50,10 +51,12 @@ Strategies:
   allreduce, the parameters agree on all ranks after each step. With the other strategies, a step of a rank uses only
   the gradient of its own part, and the parameters agree after the ranks average. With these strategies, ringtrain tests
   and saves the model only after epochs at whose end the ranks average. --bucket-bytes and --optimizer accelerated are
-  for allreduce only.
+  for allreduce only. With ps-sync and ps-async, the first --servers ranks are servers, and the other ranks are workers. With
+  ps-async, each worker uses whole batches, and a lost worker does not end the run. For this, start the job with
+  ringrun --tolerate-failures.
 
-With --resume you may change --lr, --epochs, --compression, --bucket-bytes and the number of ranks. All other options of training
-and data must be the same as before. Without --lr the run continues with the learning rate of the checkpoint.
+With --resume you may change --lr, --epochs, --compression, --bucket-bytes, --servers and the number of ranks. All other
+options of training and data must be the same as before. Without --lr the run continues with the learning rate of the checkpoint.
 
 If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
 The ranks do not evaluate the model after the signal. A second signal ends the process at once.
@@ -146,9 +149,14 @@ pub(super) struct TrainArgs {
     /// How ranks divide the work: allreduce (the ranks sum their gradients in each step), model-average[:EPOCHS] (each rank
     /// trains alone; the ranks average their models after EPOCHS epochs, or at the end), local-sgd:STEPS (each rank takes STEPS
     /// steps alone, then the ranks average their models), diloco:STEPS (as local-sgd, but an outer optimizer with momentum
-    /// applies the average). See Strategies below
+    /// applies the average), ps-sync (a parameter server applies the sum of the gradients of all workers in each step),
+    /// ps-async[:STALENESS] (a parameter server applies each gradient as soon as it arrives; the server drops a gradient if the
+    /// parameters had more than STALENESS updates since the worker received them). See Strategies below
     #[arg(long, value_name = "STRATEGY", default_value = "allreduce", help_heading = "Training")]
     strategy: String,
+
+    #[command(flatten)]
+    server: ServerArgs,
 
     /// The format in which gradients, or changes of parameters, are sent: none (4 bytes per parameter), fp16 or bf16 (2 bytes)
     #[arg(long, value_name = "none|fp16|bf16", default_value = "none", help_heading = "Training")]
@@ -241,6 +249,7 @@ impl TrainArgs {
             epochs: self.epochs,
             seed: self.seed,
             strategy,
+            parameter_server: self.server.to_options(),
             compression,
             bucket_bytes: (!self.no_overlap).then_some(self.bucket_bytes),
             checkpoint: self.checkpoint.map(|directory| Checkpoint { directory, existing }),
@@ -424,6 +433,21 @@ mod tests {
             ("--no-such-flag", "--no-such-flag"),
         ];
         for (line, expected) in cases {
+            let error = parse_config(line).unwrap_err();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn options_of_the_parameter_server_need_a_strategy_that_uses_them() {
+        for (line, expected) in [
+            ("--strategy ps-async:x", "not a number"),
+            ("--strategy ps-async --compression bf16", "sends f32"),
+            ("--strategy ps-sync --clip-norm 1 --servers 2", "pass --servers 1"),
+            ("--strategy ps-sync --staleness-aware", "for --strategy ps-async"),
+            ("--servers 2", "allreduce has no servers"),
+            ("--servers 0 --strategy ps-sync", "0"),
+        ] {
             let error = parse_config(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");
         }

@@ -33,7 +33,16 @@ fn sample_run() -> (Network, RunIdentity, TrainingState) {
     (
         network,
         identity,
-        TrainingState { position, learning_rate, parameters, optimizer, best, strategy, history },
+        TrainingState {
+            position,
+            learning_rate,
+            parameters,
+            optimizer,
+            best,
+            strategy,
+            done_ahead: vec![4, 7],
+            history,
+        },
     )
 }
 

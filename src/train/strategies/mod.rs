@@ -102,7 +102,8 @@ pub(crate) trait Strategy {
 pub(crate) fn create(config: &Config, size: WorldSize, parameter_count: usize) -> Box<dyn Strategy> {
     let compression = config.compression;
     match config.strategy {
-        StrategySpec::AllReduce => {
+        // With a parameter server, this strategy is only used to test and save the model on one rank.
+        StrategySpec::AllReduce | StrategySpec::PsSync | StrategySpec::PsAsync { .. } => {
             Box::new(AllReduce::new(size, parameter_count, config.bucket_bytes, compression))
         }
         StrategySpec::ModelAverage { epochs } => {

@@ -32,6 +32,16 @@ pub enum StrategySpec {
         /// The number of steps between two steps of the outer optimizer.
         steps: NonZeroU32,
     },
+    /// A parameter server: the first ranks hold the parameters, and the other ranks compute gradients. In each step, a server
+    /// applies the sum of the gradients of all workers. The parameters agree on all ranks at the end of the run.
+    PsSync,
+    /// A parameter server that applies each gradient as soon as it arrives, so no worker waits for another. The
+    /// parameters agree on all ranks at the end of the run.
+    PsAsync {
+        /// The largest number of updates between the pull of the parameters and the push of the gradient. A server drops
+        /// an older gradient. `None` selects 16 times the number of workers.
+        staleness: Option<u64>,
+    },
 }
 
 impl StrategySpec {
@@ -39,8 +49,13 @@ impl StrategySpec {
     pub(crate) fn state_names(self) -> &'static [&'static str] {
         match self {
             Self::DiLoCo { .. } => &["strategy.outer_velocity"],
-            Self::AllReduce | Self::ModelAverage { .. } | Self::LocalSgd { .. } => &[],
+            _ => &[],
         }
+    }
+
+    /// Returns whether some ranks are parameter servers.
+    pub(crate) fn uses_parameter_server(self) -> bool {
+        matches!(self, Self::PsSync | Self::PsAsync { .. })
     }
 
     /// Returns the number of epochs between two records of a run of `epochs` epochs. This number is `usual` or, if
@@ -48,7 +63,11 @@ impl StrategySpec {
     /// they agree.
     pub(crate) fn epochs_per_record(self, usual: u64, epochs: u64) -> u64 {
         match self {
-            Self::AllReduce | Self::LocalSgd { .. } | Self::DiLoCo { .. } => usual,
+            Self::AllReduce
+            | Self::LocalSgd { .. }
+            | Self::DiLoCo { .. }
+            | Self::PsSync
+            | Self::PsAsync { .. } => usual,
             Self::ModelAverage { epochs: Some(between) } => {
                 usual.checked_next_multiple_of(between.get().into()).unwrap_or(epochs)
             }
@@ -57,8 +76,8 @@ impl StrategySpec {
     }
 }
 
-const NAMES: &str =
-    "it is one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, diloco:STEPS";
+const NAMES: &str = "it is one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, diloco:STEPS, ps-sync, \
+                     ps-async, ps-async:STALENESS";
 
 impl FromStr for StrategySpec {
     type Err = String;
@@ -76,7 +95,14 @@ impl FromStr for StrategySpec {
         };
         match name {
             "allreduce" if count.is_none() => Ok(Self::AllReduce),
-            "allreduce" => Err("allreduce takes no number".into()),
+            "ps-sync" if count.is_none() => Ok(Self::PsSync),
+            "allreduce" | "ps-sync" => Err(format!("{name} takes no number")),
+            "ps-async" => {
+                let parse = |text: &str| {
+                    text.parse().map_err(|_| format!("`{text}` is not a number from 0 to {}", u64::MAX))
+                };
+                Ok(Self::PsAsync { staleness: count.map(parse).transpose()? })
+            }
             "model-average" => Ok(Self::ModelAverage { epochs: count.map(parse).transpose()? }),
             "local-sgd" => Ok(Self::LocalSgd { steps: needed("local-sgd:8")? }),
             "diloco" => Ok(Self::DiLoCo { steps: needed("diloco:50")? }),
@@ -93,6 +119,9 @@ impl fmt::Display for StrategySpec {
             Self::ModelAverage { epochs: Some(epochs) } => write!(f, "model-average:{epochs}"),
             Self::LocalSgd { steps } => write!(f, "local-sgd:{steps}"),
             Self::DiLoCo { steps } => write!(f, "diloco:{steps}"),
+            Self::PsSync => f.write_str("ps-sync"),
+            Self::PsAsync { staleness: None } => f.write_str("ps-async"),
+            Self::PsAsync { staleness: Some(max) } => write!(f, "ps-async:{max}"),
         }
     }
 }
@@ -103,13 +132,24 @@ mod tests {
 
     #[test]
     fn names_are_parsed_and_printed() {
-        for text in ["allreduce", "model-average", "model-average:3", "local-sgd:8", "diloco:50"] {
+        for text in [
+            "allreduce",
+            "model-average",
+            "model-average:3",
+            "local-sgd:8",
+            "diloco:50",
+            "ps-sync",
+            "ps-async",
+            "ps-async:0",
+        ] {
             assert_eq!(text.parse::<StrategySpec>().unwrap().to_string(), text);
         }
         for (text, expected) in [
             ("", "one of allreduce"),
             ("ring", "one of allreduce"),
             ("allreduce:2", "takes no number"),
+            ("ps-sync:2", "takes no number"),
+            ("ps-async:-1", "`-1` is not a number from 0"),
             ("local-sgd", "such as local-sgd:8"),
             ("diloco", "such as diloco:50"),
             ("local-sgd:0", "`0` is not a number from 1"),

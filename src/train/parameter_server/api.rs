@@ -1,0 +1,378 @@
+//! A parameter server for programs of one's own.
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::client::ServerClient;
+use super::error::ParameterServerError;
+use super::links::{Links, PairLink, ShardLayout, connect};
+use super::message::Note;
+use super::server::{Handler, LinkEnd, ShardServer, Synchrony};
+use super::shard::{PushOutcome, Shard, StalenessRule};
+use crate::group::Group;
+use crate::train::optimizer::{Optimizer, Rule};
+use crate::types::Rank;
+
+/// The settings of a [`ParameterServer`]. They must be the same on all ranks.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ParameterServerOptions {
+    /// The number of ranks that hold parameters. These are the first ranks. The other ranks are workers.
+    pub servers: NonZeroU32,
+    /// The rule with which servers apply gradients. [`Rule::Accelerated`] is refused.
+    pub rule: Rule,
+    /// The learning rate.
+    pub learning_rate: f32,
+    /// The weight decay: see [`Optimizer`].
+    pub weight_decay: f32,
+    /// Whether a server applies the mean of the gradients of all workers in each step. If false, it applies each
+    /// gradient as soon as it arrives.
+    pub synchronous: bool,
+    /// The largest number of updates between the pull of the parameters and the push of the gradient. A server drops
+    /// older gradients. `None` accepts all gradients. A synchronous server has no old gradients.
+    pub staleness: Option<u64>,
+    /// Whether a server divides the learning rate by the staleness of the gradient, if it is above 1.
+    pub staleness_aware: bool,
+}
+
+impl Default for ParameterServerOptions {
+    /// One asynchronous server that applies SGD with a learning rate of 0.01.
+    fn default() -> Self {
+        Self {
+            servers: NonZeroU32::MIN,
+            rule: Rule::Sgd,
+            learning_rate: 0.01,
+            weight_decay: 0.0,
+            synchronous: false,
+            staleness: None,
+            staleness_aware: false,
+        }
+    }
+}
+
+/// This rank's end of a parameter server: the first ranks hold parameters and apply gradients, and the other ranks compute
+/// gradients. `docs/parameter-server.md` has an example.
+///
+/// Under an asynchronous server, no worker waits for another, and the loss of a worker does not affect the other ranks.
+///
+/// # Example
+///
+/// ```no_run
+/// use ringtrain::train::{ParameterServer, ParameterServerOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut world = ringtrain::Group::from_environment()?;
+/// let mut parameters = vec![0.0; 10];
+/// let options = ParameterServerOptions { learning_rate: 0.1, ..ParameterServerOptions::default() };
+/// let mut server = ParameterServer::start(&mut world, &parameters, &options)?;
+/// if server.is_server() {
+///     server.wait_for_workers(None);
+/// } else {
+///     for _ in 0..1000 {
+///         server.pull(&mut parameters)?;
+///         let gradient: Vec<f32> = parameters.iter().map(|p| p - 1.0).collect();
+///         server.push(&gradient)?;
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct ParameterServer {
+    layout: ShardLayout,
+    len: usize,
+    server: Option<Running>,
+    client: Option<ServerClient>,
+}
+
+/// A server, whose clients are served by threads.
+struct Running {
+    server: Arc<ShardServer<'static>>,
+    clients: Arc<Vec<PairLink>>,
+    ends: Arc<ClientEnds>,
+    threads: Vec<JoinHandle<LinkEnd>>,
+    /// Rank 0 and the other servers are clients of each other. They keep these connections open until they end.
+    others: ServerClient,
+}
+
+/// How the links of the clients of a server ended. The first clients are other servers.
+struct ClientEnds {
+    links: Mutex<Vec<Option<LinkEnd>>>,
+    other_servers: usize,
+    changed: Condvar,
+}
+
+impl Handler for ClientEnds {
+    fn ended(&self, client: usize, end: &LinkEnd) {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)[client] = Some(end.clone());
+        self.changed.notify_all();
+    }
+}
+
+impl ParameterServer {
+    /// Connects the servers and the workers. All ranks of `group` must call this function with the same options and with
+    /// parameters of the same length. The parameters of rank 0 are the initial parameters. Servers answer requests
+    /// from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`ParameterServerError`] if there is no worker, if the optimizer cannot be divided among servers, or if ranks cannot
+    /// connect.
+    pub fn start(
+        group: &mut Group,
+        parameters: &[f32],
+        options: &ParameterServerOptions,
+    ) -> Result<Self, ParameterServerError> {
+        let unsupported = |message: &str| Err(ParameterServerError::Unsupported(message.to_owned()));
+        match options.rule {
+            Rule::Accelerated => {
+                return unsupported(
+                    "a parameter server cannot use the optimizer accelerated; use another optimizer",
+                );
+            }
+            Rule::Lamb(_) if options.servers.get() > 1 => {
+                return unsupported(
+                    "several servers cannot use the optimizer lamb, which needs whole tensors; use 1 server",
+                );
+            }
+            _ => {}
+        }
+        let layout = ShardLayout::new(group.size(), options.servers, parameters.len(), None)?;
+        let mut initial = parameters.to_vec();
+        group.broadcast(&mut initial, Rank::ZERO)?;
+        let links = connect(group, &layout)?;
+        let mut this = Self { len: parameters.len(), server: None, client: None, layout };
+        if this.layout.is_server(group.rank()) {
+            this.server = Some(this.run_server(group.rank(), &initial, options, links)?);
+        } else {
+            this.client = Some(ServerClient::new(links.servers, &this.layout));
+        }
+        Ok(this)
+    }
+
+    fn run_server(
+        &self,
+        rank: Rank,
+        initial: &[f32],
+        options: &ParameterServerOptions,
+        links: Links,
+    ) -> Result<Running, ParameterServerError> {
+        let range = self.layout.range(rank);
+        let optimizer =
+            Optimizer::new(options.rule, options.learning_rate, options.weight_decay, range.len());
+        let rate = options.learning_rate;
+        let shard = Shard::new(range.clone(), initial[range].to_vec(), optimizer, Box::new(move |_| rate));
+        let workers = self.layout.workers().count();
+        let synchrony = if options.synchronous {
+            Synchrony::Synchronous { workers, factor: 1.0 / workers as f32 }
+        } else {
+            let max = options.staleness.unwrap_or(u64::MAX);
+            Synchrony::Asynchronous(StalenessRule { max, scales_rate: options.staleness_aware })
+        };
+        let ends = Arc::new(ClientEnds {
+            links: Mutex::new(vec![None; links.clients.len()]),
+            other_servers: links.clients.len() - workers,
+            changed: Condvar::new(),
+        });
+        let server = Arc::new(ShardServer::new(shard, synchrony, Arc::clone(&ends) as Arc<dyn Handler>));
+        let clients = Arc::new(links.clients);
+        let spawn = |client: usize| {
+            let (server, clients) = (Arc::clone(&server), Arc::clone(&clients));
+            std::thread::Builder::new()
+                .name(format!("ringtrain-server-{client}"))
+                .spawn(move || server.serve(client, &clients[client]))
+                .map_err(|error| ParameterServerError::Unsupported(format!("cannot start a thread: {error}")))
+        };
+        let threads = (0..clients.len()).map(spawn).collect::<Result<_, _>>()?;
+        let others = ServerClient::new(links.servers, &self.layout);
+        Ok(Running { server, clients, ends, threads, others })
+    }
+
+    /// Returns whether this rank is a server.
+    pub fn is_server(&self) -> bool {
+        self.server.is_some()
+    }
+
+    /// Returns the ranks that are workers.
+    pub fn workers(&self) -> Vec<Rank> {
+        self.layout.workers().collect()
+    }
+
+    /// Waits on a server until all workers have closed their end or are lost, at most for `timeout`. Returns whether all
+    /// workers have ended. On a worker, returns `false` at once.
+    pub fn wait_for_workers(&self, timeout: Option<Duration>) -> bool {
+        let Some(Running { ends, .. }) = &self.server else { return false };
+        let is_open = |links: &mut Vec<Option<LinkEnd>>| links[ends.other_servers..].contains(&None);
+        let links = ends.links.lock().unwrap_or_else(PoisonError::into_inner);
+        match timeout {
+            None => {
+                drop(ends.changed.wait_while(links, is_open));
+                true
+            }
+            Some(timeout) => {
+                let waited = ends.changed.wait_timeout_while(links, timeout, is_open);
+                !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+            }
+        }
+    }
+
+    /// Returns the workers that this server has lost, and the causes.
+    pub fn lost_workers(&self) -> Vec<(Rank, String)> {
+        let Some(Running { ends, clients, .. }) = &self.server else { return Vec::new() };
+        let links = ends.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = clients.iter().zip(links.iter()).skip(ends.other_servers);
+        lost.filter_map(|(link, end)| match end {
+            Some(LinkEnd::Lost(problem)) => Some((link.peer, problem.clone())),
+            _ => None,
+        })
+        .collect()
+    }
+
+    /// Receives the current parameters from all servers.
+    ///
+    /// # Errors
+    ///
+    /// [`ParameterServerError::ServerLost`], or [`ParameterServerError::Refused`] if a synchronous server has lost a worker.
+    ///
+    /// # Panics
+    ///
+    /// If the length of `parameters` differs from that of the initial parameters, or on a server.
+    pub fn pull(&mut self, parameters: &mut [f32]) -> Result<(), ParameterServerError> {
+        assert_eq!(parameters.len(), self.len, "there must be as many parameters as at the start");
+        self.client().pull(parameters)
+    }
+
+    /// Sends the gradient of all parameters. The gradient must have been computed with the parameters that this worker
+    /// received last. Returns what each server did with its part of the gradient.
+    ///
+    /// # Errors
+    ///
+    /// As [`pull`](Self::pull).
+    ///
+    /// # Panics
+    ///
+    /// If there is not one gradient for each parameter, or on a server.
+    pub fn push(&mut self, gradient: &[f32]) -> Result<Vec<PushOutcome>, ParameterServerError> {
+        assert_eq!(gradient.len(), self.len, "there must be a gradient for each parameter");
+        Ok(self.client().push(gradient, Note::default(), None)?.outcomes)
+    }
+
+    /// Does the same as [`push`](Self::push) and then [`pull`](Self::pull), with a single message to each server. The gradient
+    /// must have been computed with the parameters that this worker received last. Returns what each server did with its
+    /// part of the gradient.
+    ///
+    /// # Errors
+    ///
+    /// As [`pull`](Self::pull).
+    ///
+    /// # Panics
+    ///
+    /// As [`pull`](Self::pull), and if there is not one gradient for each parameter.
+    pub fn push_pull(
+        &mut self,
+        gradient: &[f32],
+        parameters: &mut [f32],
+    ) -> Result<Vec<PushOutcome>, ParameterServerError> {
+        assert_eq!(
+            (gradient.len(), parameters.len()),
+            (self.len, self.len),
+            "there must be a gradient for each parameter"
+        );
+        Ok(self.client().push(gradient, Note::default(), Some(parameters))?.outcomes)
+    }
+
+    /// Sends the gradients of some ranges of the parameters, such as some rows of an embedding. The state of the optimizer
+    /// changes only in these ranges. `ranges` must be ascending and must not overlap, and `gradients` holds their
+    /// gradients one after the other. Receives no parameters.
+    ///
+    /// # Errors
+    ///
+    /// As [`pull`](Self::pull).
+    ///
+    /// # Panics
+    ///
+    /// If the ranges are not ascending, exceed the parameters, or do not have as many elements as `gradients`; or on a server.
+    pub fn push_ranges(
+        &mut self,
+        ranges: &[Range<usize>],
+        gradients: &[f32],
+    ) -> Result<Vec<PushOutcome>, ParameterServerError> {
+        self.check_ranges(ranges, gradients.len());
+        Ok(self.client().push_ranges(ranges, gradients, Note::default())?.outcomes)
+    }
+
+    /// Receives the current parameters of some ranges, one after the other, into `values`.
+    ///
+    /// # Errors
+    ///
+    /// As [`pull`](Self::pull).
+    ///
+    /// # Panics
+    ///
+    /// As [`push_ranges`](Self::push_ranges).
+    pub fn pull_ranges(
+        &mut self,
+        ranges: &[Range<usize>],
+        values: &mut [f32],
+    ) -> Result<(), ParameterServerError> {
+        self.check_ranges(ranges, values.len());
+        self.client().pull_ranges(ranges, values)
+    }
+
+    fn check_ranges(&self, ranges: &[Range<usize>], len: usize) {
+        let mut end = 0;
+        for range in ranges {
+            assert!(end <= range.start && range.start <= range.end, "ranges must be ascending");
+            end = range.end;
+        }
+        assert!(end <= self.len, "the ranges exceed the parameters");
+        assert_eq!(
+            ranges.iter().map(Range::len).sum::<usize>(),
+            len,
+            "the values must be as many as the ranges have"
+        );
+    }
+
+    /// Calls `use_shard` on a server with the range of its parameters, with these parameters, and with the state of the
+    /// optimizer for them, while no worker changes them. A program can save and restore them here. Returns `None` on a worker.
+    pub fn with_shard<R>(
+        &self,
+        use_shard: impl FnOnce(Range<usize>, &mut [f32], &mut Optimizer) -> R,
+    ) -> Option<R> {
+        let Running { server, .. } = self.server.as_ref()?;
+        Some(
+            server.with_shard(|shard| {
+                use_shard(shard.range.clone(), &mut shard.parameters, &mut shard.optimizer)
+            }),
+        )
+    }
+
+    /// Returns, on a server, how many gradients with a staleness of 0, 1, 2, and so on were applied, and how many
+    /// gradients were dropped because of their staleness. The count with index 1023 is that of all larger values.
+    pub fn staleness(&self) -> (Vec<u64>, u64) {
+        let counts =
+            self.server.as_ref().map(|running| running.server.with_shard(|shard| shard.staleness.clone()));
+        counts.map(|counts| (counts.accepted, counts.dropped)).unwrap_or_default()
+    }
+
+    fn client(&mut self) -> &mut ServerClient {
+        self.client.as_mut().expect("only workers push and pull")
+    }
+}
+
+impl Drop for ParameterServer {
+    /// Ends the connections. A server that is dropped before its workers have ended is lost for them.
+    fn drop(&mut self) {
+        if let Some(client) = &mut self.client {
+            client.close();
+        }
+        if let Some(running) = &mut self.server {
+            running.others.close();
+            running.clients.iter().for_each(|link| drop(link.group.abort("the parameter server was closed")));
+            for thread in running.threads.drain(..) {
+                drop(thread.join());
+            }
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! A client: pushes gradients to all servers and pulls parameters from them.
+
+use std::ops::Range;
+
+use super::ParameterServerError;
+use super::links::{PairLink, ShardLayout};
+use super::message::{HEADER_WORDS, Note, ReplyHeader, ReplyStatus, RequestHeader, RequestKind};
+use super::server::TAG;
+use super::shard::PushOutcome;
+use crate::types::Rank;
+
+/// The rank of the server in a [`PairLink`].
+const SERVER: Rank = Rank::ZERO;
+
+/// The connections of a client with its servers.
+pub(crate) struct ServerClient {
+    links: Vec<ServerLink>,
+}
+
+struct ServerLink {
+    link: PairLink,
+    /// The parameters that the server holds.
+    range: Range<usize>,
+    /// The version of the parameters that the server sent last.
+    version: u64,
+    /// Whether the reply to the push in progress contains parameters.
+    wants_parameters: bool,
+    buffer: Vec<u32>,
+}
+
+/// The result of a push.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Pushed {
+    /// What each server did with its part of the gradient.
+    pub(crate) outcomes: Vec<PushOutcome>,
+    /// The note of the first server's reply.
+    pub(crate) note: Note,
+}
+
+impl ServerClient {
+    /// Creates a client from the links to its servers.
+    pub(crate) fn new(links: Vec<PairLink>, layout: &ShardLayout) -> Self {
+        let connect = |link: PairLink| {
+            let range = layout.range(link.peer);
+            ServerLink {
+                link,
+                version: 0,
+                wants_parameters: false,
+                buffer: vec![0; HEADER_WORDS + range.len()],
+                range,
+            }
+        };
+        Self { links: links.into_iter().map(connect).collect() }
+    }
+
+    /// Receives the current parameters of all servers. Parameters that belong to a server of which this rank is not a client
+    /// stay unchanged.
+    pub(crate) fn pull(&mut self, parameters: &mut [f32]) -> Result<(), ParameterServerError> {
+        for server in &mut self.links {
+            server.request(RequestKind::Pull, Note::default(), 0)?;
+        }
+        for server in &mut self.links {
+            server.receive_parameters(Note::default(), Some(&mut *parameters))?;
+        }
+        Ok(())
+    }
+
+    /// Sends a gradient to all servers. If `parameters` is given, receives the parameters after the update. The gradient must
+    /// have been computed with the parameters that this client received last.
+    pub(crate) fn push(
+        &mut self,
+        gradient: &[f32],
+        note: Note,
+        mut parameters: Option<&mut [f32]>,
+    ) -> Result<Pushed, ParameterServerError> {
+        for server in &mut self.links {
+            server.wants_parameters = parameters.is_some();
+            let payload = &gradient[server.range.clone()];
+            server.buffer[HEADER_WORDS..].copy_from_slice(bytemuck::cast_slice(payload));
+            server.request(RequestKind::Push, note, payload.len())?;
+        }
+        let mut pushed = Pushed { outcomes: Vec::with_capacity(self.links.len()), note };
+        for (index, server) in self.links.iter_mut().enumerate() {
+            let header = server.receive_parameters(note, parameters.as_deref_mut())?;
+            pushed.outcomes.push(outcome(&header));
+            if index == 0 {
+                pushed.note = header.note;
+            }
+        }
+        Ok(pushed)
+    }
+
+    /// Sends the gradients of some ranges of the parameters. `ranges` must follow each other without overlap, and `gradients`
+    /// holds their gradients one after the other. Receives no parameters.
+    pub(crate) fn push_ranges(
+        &mut self,
+        ranges: &[Range<usize>],
+        gradients: &[f32],
+        note: Note,
+    ) -> Result<Pushed, ParameterServerError> {
+        let mut pushed = Pushed { outcomes: Vec::with_capacity(self.links.len()), note };
+        for server in &mut self.links {
+            let parts = parts_within(ranges, &server.range);
+            let values = parts.iter().map(|part| part.values.len()).sum::<usize>();
+            if 2 * parts.len() + values > server.range.len() {
+                // The ranges would need more words than all parameters of the server.
+                let payload: &mut [f32] = bytemuck::cast_slice_mut(&mut server.buffer[HEADER_WORDS..]);
+                payload.fill(0.0);
+                for part in &parts {
+                    payload[part.range.clone()].copy_from_slice(&gradients[part.values.clone()]);
+                }
+                server.request(RequestKind::Push, note, server.range.len())?;
+                continue;
+            }
+            let mut at = server.put_ranges(&parts);
+            for part in &parts {
+                let values: &[u32] = bytemuck::cast_slice(&gradients[part.values.clone()]);
+                server.buffer[at..at + values.len()].copy_from_slice(values);
+                at += values.len();
+            }
+            server.request_ranges(RequestKind::PushRanges, note, (parts.len(), at - HEADER_WORDS))?;
+        }
+        for (index, server) in self.links.iter_mut().enumerate() {
+            let (header, _) = server.receive()?;
+            pushed.outcomes.push(outcome(&header));
+            if index == 0 {
+                pushed.note = header.note;
+            }
+        }
+        Ok(pushed)
+    }
+
+    /// Receives the current parameters of some ranges, one after the other, into `values`. `ranges` must follow each other
+    /// without overlap.
+    pub(crate) fn pull_ranges(
+        &mut self,
+        ranges: &[Range<usize>],
+        values: &mut [f32],
+    ) -> Result<(), ParameterServerError> {
+        let mut wanted = Vec::with_capacity(self.links.len());
+        for server in &mut self.links {
+            let parts = parts_within(ranges, &server.range);
+            if 2 * parts.len() > server.range.len() {
+                server.request(RequestKind::Pull, Note::default(), 0)?;
+                wanted.push((true, parts));
+            } else {
+                let words = server.put_ranges(&parts) - HEADER_WORDS;
+                server.request_ranges(RequestKind::PullRanges, Note::default(), (parts.len(), words))?;
+                wanted.push((false, parts));
+            }
+        }
+        for (server, (is_dense, parts)) in self.links.iter_mut().zip(wanted) {
+            let rank = server.link.peer;
+            let (_, payload) = server.receive()?;
+            let payload: &[f32] = bytemuck::cast_slice(payload);
+            let mut at = 0;
+            for part in parts {
+                let len = part.values.len();
+                let source = if is_dense { part.range.clone() } else { at..at + len };
+                let source = payload.get(source).ok_or_else(|| short_reply(rank))?;
+                values[part.values.clone()].copy_from_slice(source);
+                at += len;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a note to the first server, and returns the note of its reply.
+    pub(crate) fn note(&mut self, note: Note) -> Result<Note, ParameterServerError> {
+        let server = &mut self.links[0];
+        server.request(RequestKind::Note, note, 0)?;
+        Ok(server.receive()?.0.note)
+    }
+
+    /// Returns the words that the first server publishes at the end of the run: at most `words_max`.
+    pub(crate) fn publication(&mut self, words_max: usize) -> Result<Vec<u32>, ParameterServerError> {
+        let server = &mut self.links[0];
+        server.buffer.resize(HEADER_WORDS + words_max, 0);
+        loop {
+            server.request(RequestKind::Publication, Note::default(), 0)?;
+            let (header, payload) = server.receive()?;
+            if header.status == ReplyStatus::Done {
+                return Ok(payload.to_vec());
+            }
+        }
+    }
+
+    /// Receives the state of the optimizer from all servers. `state` has one vector for each state vector, each as long as
+    /// all parameters.
+    pub(crate) fn optimizer_state(&mut self, state: &mut [Vec<f32>]) -> Result<(), ParameterServerError> {
+        for server in &mut self.links {
+            let len = server.range.len();
+            server.buffer.resize(HEADER_WORDS + len * state.len().max(1), 0);
+            server.request(RequestKind::State, Note::default(), 0)?;
+            let (range, rank) = (server.range.clone(), server.link.peer);
+            let (_, payload) = server.receive()?;
+            let payload: &[f32] = bytemuck::cast_slice(payload);
+            if payload.len() != len * state.len() {
+                return Err(short_reply(rank));
+            }
+            for (vector, part) in state.iter_mut().zip(payload.chunks_exact(len)) {
+                vector[range.clone()].copy_from_slice(part);
+            }
+            server.buffer.truncate(HEADER_WORDS + len);
+        }
+        Ok(())
+    }
+
+    /// Tells all servers that this client sends no more requests. Errors are ignored, because the client needs no server
+    /// any more.
+    pub(crate) fn close(&mut self) {
+        for server in &mut self.links {
+            if server.request(RequestKind::Close, Note::default(), 0).is_ok() {
+                let _ = server.receive();
+            }
+        }
+    }
+}
+
+impl ServerClient {
+    /// Ends the links to all servers because this client has failed.
+    pub(crate) fn abort(&self, message: &str) {
+        for server in &self.links {
+            // The group may have failed already, and then keeps its first cause.
+            drop(server.link.group.abort(message));
+        }
+    }
+}
+
+impl ServerLink {
+    /// Sends a request whose payload is the first `words` words behind the header in the buffer.
+    fn request(&mut self, kind: RequestKind, note: Note, words: usize) -> Result<(), ParameterServerError> {
+        self.request_ranges(kind, note, (0, words))
+    }
+
+    fn request_ranges(
+        &mut self,
+        kind: RequestKind,
+        note: Note,
+        (ranges, words): (usize, usize),
+    ) -> Result<(), ParameterServerError> {
+        let (version, wants_parameters) = (self.version, self.wants_parameters);
+        let header = RequestHeader { kind, ranges: ranges as u32, wants_parameters, version, note };
+        header.encode(&mut self.buffer);
+        self.link
+            .group
+            .send(&self.buffer[..HEADER_WORDS + words], SERVER, TAG)
+            .map_err(|error| self.lost(&error.to_string()))
+    }
+
+    /// Writes the ranges behind the header. Returns the position behind them.
+    fn put_ranges(&mut self, parts: &[Part]) -> usize {
+        let mut at = HEADER_WORDS;
+        for part in parts {
+            self.buffer[at] = part.range.start as u32;
+            self.buffer[at + 1] = part.range.len() as u32;
+            at += 2;
+        }
+        at
+    }
+
+    /// Receives a reply.
+    fn receive(&mut self) -> Result<(ReplyHeader, &[u32]), ParameterServerError> {
+        let server = self.link.peer;
+        let received = self.link.group.receive(&mut self.buffer, SERVER, TAG);
+        let count = received.map_err(|error| self.lost(&error.to_string()))?.count;
+        let Some((header, payload)) = ReplyHeader::decode(&self.buffer[..count]) else {
+            return Err(short_reply(server));
+        };
+        if header.status == ReplyStatus::Refused {
+            let bytes: &[u8] = bytemuck::cast_slice(payload);
+            let text = &bytes[..bytes.len().min(header.text_bytes as usize)];
+            let problem = String::from_utf8_lossy(text).into_owned();
+            return Err(ParameterServerError::Refused { server, problem });
+        }
+        Ok((header, payload))
+    }
+
+    /// Receives the reply to a push or a pull. If the server still waits for other workers, asks again.
+    fn receive_parameters(
+        &mut self,
+        note: Note,
+        parameters: Option<&mut [f32]>,
+    ) -> Result<ReplyHeader, ParameterServerError> {
+        loop {
+            let (range, server) = (self.range.clone(), self.link.peer);
+            let (header, payload) = self.receive()?;
+            if header.status == ReplyStatus::Waiting {
+                self.request(RequestKind::Await, note, 0)?;
+                continue;
+            }
+            if let Some(parameters) = parameters {
+                if payload.len() != range.len() {
+                    return Err(short_reply(server));
+                }
+                parameters[range].copy_from_slice(bytemuck::cast_slice(payload));
+                self.version = header.version;
+            }
+            return Ok(header);
+        }
+    }
+
+    fn lost(&self, problem: &str) -> ParameterServerError {
+        ParameterServerError::ServerLost { server: self.link.peer, problem: problem.to_owned() }
+    }
+}
+
+fn short_reply(server: Rank) -> ParameterServerError {
+    let problem = "its reply does not have the expected length".to_owned();
+    ParameterServerError::ServerLost { server, problem }
+}
+
+fn outcome(header: &ReplyHeader) -> PushOutcome {
+    let staleness = header.staleness;
+    match header.status {
+        ReplyStatus::Stale => PushOutcome::Stale { staleness },
+        ReplyStatus::Unwanted => PushOutcome::Unwanted,
+        _ => PushOutcome::Applied { staleness },
+    }
+}
+
+/// The part of a range that one server holds.
+struct Part {
+    /// The range, counted from the server's first parameter.
+    range: Range<usize>,
+    /// The position of the values of this range in the vector of all values.
+    values: Range<usize>,
+}
+
+/// Returns the parts of `ranges` that lie in `shard`.
+fn parts_within(ranges: &[Range<usize>], shard: &Range<usize>) -> Vec<Part> {
+    let mut at = 0;
+    let mut parts = Vec::new();
+    for range in ranges {
+        let (start, end) = (range.start.max(shard.start), range.end.min(shard.end));
+        if start < end {
+            let first = at + start - range.start;
+            parts.push(Part {
+                range: start - shard.start..end - shard.start,
+                values: first..first + end - start,
+            });
+        }
+        at += range.len();
+    }
+    parts
+}

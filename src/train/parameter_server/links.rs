@@ -1,0 +1,188 @@
+//! Which ranks are servers, which parameters each server holds, and the connections between clients and servers.
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+use std::time::Duration;
+
+use super::ParameterServerError;
+use crate::group::Group;
+use crate::train::batches::part;
+use crate::types::{Rank, WorldSize};
+
+/// A server waits this long for a request. A worker may compute for any time between two requests. TCP keepalive detects a
+/// worker whose machine does not answer.
+const IDLE_MAX: Duration = Duration::from_hours(24 * 365);
+
+/// Which ranks are servers, and which parameters each server holds. The servers are the first ranks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct ShardLayout {
+    world: WorldSize,
+    ranges: Vec<Range<usize>>,
+}
+
+impl ShardLayout {
+    /// Divides `count` parameters evenly among the first `servers` ranks. If `tensors` is given, a server holds
+    /// whole tensors, because the optimizer needs their norms.
+    pub(crate) fn new(
+        world: WorldSize,
+        servers: NonZeroU32,
+        count: usize,
+        tensors: Option<&[Range<usize>]>,
+    ) -> Result<Self, ParameterServerError> {
+        let servers = servers.get();
+        let Some(size) = WorldSize::new(servers).filter(|_| servers < world.get()) else {
+            return Err(ParameterServerError::TooFewRanks { ranks: world.get(), servers });
+        };
+        if servers as usize > tensors.map_or(count, <[_]>::len) {
+            let unit = if tensors.is_some() {
+                "tensors, which this optimizer does not divide"
+            } else {
+                "parameters"
+            };
+            return Err(ParameterServerError::Unsupported(format!(
+                "{servers} servers are too many for this model: it has only {} {unit}; lower the number of servers",
+                tensors.map_or(count, <[_]>::len),
+            )));
+        }
+        let even: Vec<_> = size.ranks().map(|rank| part(count, rank, size)).collect();
+        let ranges = match tensors {
+            None => even,
+            Some(tensors) => whole_tensors(tensors, &even),
+        };
+        Ok(Self { world, ranges })
+    }
+
+    /// Returns whether `rank` is a server.
+    pub(crate) fn is_server(&self, rank: Rank) -> bool {
+        rank.index() < self.ranges.len()
+    }
+
+    /// Returns the parameters that the server `rank` holds.
+    pub(crate) fn range(&self, rank: Rank) -> Range<usize> {
+        self.ranges[rank.index()].clone()
+    }
+
+    /// Returns the ranks that are servers.
+    pub(crate) fn servers(&self) -> impl Iterator<Item = Rank> + use<> {
+        (0..self.ranges.len() as u32).map(Rank::new)
+    }
+
+    /// Returns the ranks that are workers.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = Rank> + use<> {
+        (self.ranges.len() as u32..self.world.get()).map(Rank::new)
+    }
+
+    /// Returns the ranks that send requests to the server `server`. Rank 0 receives requests of all other ranks. The other
+    /// servers receive requests of the workers, and of rank 0, which saves and tests the whole model.
+    fn clients(&self, server: Rank) -> impl Iterator<Item = Rank> + use<> {
+        let other_servers = if server == Rank::ZERO { 1..self.ranges.len() as u32 } else { 0..1 };
+        other_servers.map(Rank::new).chain(self.workers())
+    }
+}
+
+/// Divides whole tensors among servers. Each server gets at least one tensor, and its last parameter is near the last
+/// parameter of its `even` part.
+fn whole_tensors(tensors: &[Range<usize>], even: &[Range<usize>]) -> Vec<Range<usize>> {
+    let (mut next, even_len) = (0, even.len());
+    let place = |(server, even): (usize, &Range<usize>)| {
+        let (first, servers_left) = (next, even_len - server - 1);
+        let is_wanted = |index: usize| {
+            let middle = tensors[index].start.midpoint(tensors[index].end);
+            index == first || middle <= even.end || servers_left == 0
+        };
+        while next < tensors.len() - servers_left && is_wanted(next) {
+            next += 1;
+        }
+        tensors[first].start..tensors[next - 1].end
+    };
+    even.iter().enumerate().map(place).collect()
+}
+
+/// A connection with one other rank.
+pub(crate) struct PairLink {
+    /// The other rank.
+    pub(crate) peer: Rank,
+    /// A group of the server, which is rank 0 of the group, and of the client, which is rank 1.
+    pub(crate) group: Group,
+}
+
+/// The connections of this rank.
+pub(crate) struct Links {
+    /// The connections with the clients of this rank, if it is a server.
+    pub(crate) clients: Vec<PairLink>,
+    /// The connections with servers whose client this rank is, in rank order.
+    pub(crate) servers: Vec<PairLink>,
+}
+
+/// Connects servers and clients. All ranks of `group` must call this function with the same layout.
+pub(crate) fn connect(group: &mut Group, layout: &ShardLayout) -> Result<Links, ParameterServerError> {
+    let own = group.rank();
+    let mut links = Links { clients: Vec::new(), servers: Vec::new() };
+    for server in layout.servers() {
+        for client in layout.clients(server) {
+            let Some(mut pair) = group.subgroup(&[server, client])? else { continue };
+            let mut isolated =
+                pair.isolated().map_err(|error| ParameterServerError::connect(client, server, &error))?;
+            if own == server {
+                isolated.set_timeout(IDLE_MAX);
+                links.clients.push(PairLink { peer: client, group: isolated });
+            } else {
+                links.servers.push(PairLink { peer: server, group: isolated });
+            }
+        }
+    }
+    Ok(links)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(
+        world: u32,
+        servers: u32,
+        count: usize,
+        tensors: Option<&[Range<usize>]>,
+    ) -> Result<ShardLayout, String> {
+        ShardLayout::new(WorldSize::new(world).unwrap(), NonZeroU32::new(servers).unwrap(), count, tensors)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn servers_hold_all_parameters_and_workers_are_the_other_ranks() {
+        let layout = layout(5, 2, 7, None).unwrap();
+        assert_eq!(layout.ranges, [0..4, 4..7]);
+        assert!(layout.is_server(Rank::new(1)) && !layout.is_server(Rank::new(2)));
+        let numbers = |ranks: &mut dyn Iterator<Item = Rank>| ranks.map(Rank::get).collect::<Vec<_>>();
+        assert_eq!(numbers(&mut layout.workers()), [2, 3, 4]);
+        assert_eq!(numbers(&mut layout.clients(Rank::ZERO)), [1, 2, 3, 4]);
+        assert_eq!(numbers(&mut layout.clients(Rank::new(1))), [0, 2, 3, 4]);
+    }
+
+    #[test]
+    fn whole_tensors_are_divided_if_the_optimizer_needs_them() {
+        let tensors = [0..10, 10..12, 12..90, 90..100];
+        for (servers, expected) in
+            [(2, vec![0..12, 12..100]), (3, vec![0..12, 12..90, 90..100]), (4, tensors.to_vec())]
+        {
+            assert_eq!(
+                layout(9, servers, 100, Some(&tensors)).unwrap().ranges,
+                expected,
+                "{servers} servers"
+            );
+        }
+    }
+
+    #[test]
+    fn a_number_of_servers_that_does_not_fit_is_refused() {
+        for (world, servers, count, tensors, expected) in [
+            (2, 2, 9, None, "there are 2 ranks and 2 of them are servers"),
+            (1, 1, 9, None, "there are 1 ranks"),
+            (9, 4, 3, None, "it has only 3 parameters"),
+            (9, 3, 9, Some(&[0..5, 5..9][..]), "it has only 2 tensors"),
+        ] {
+            let error = layout(world, servers, count, tensors).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The requests of clients and the replies of servers.
+//!
+//! Every message is a vector of 32-bit words: a header of [`HEADER_WORDS`] words, and a payload. The payload of a dense
+//! push or of a pull has one word for each parameter of the shard, with the bits of an f32.
+
+/// The number of words of a header.
+pub(super) const HEADER_WORDS: usize = 16;
+/// The number of words of a [`Note`].
+pub(crate) const NOTE_WORDS: usize = 4;
+
+/// Numbers that the program above the parameter server attaches to a request or to a reply.
+pub(crate) type Note = [u64; NOTE_WORDS];
+
+/// What a client requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(super) enum RequestKind {
+    /// The current parameters.
+    Pull = 1,
+    /// An update with the gradient in the payload, and the parameters after this update.
+    Push = 2,
+    /// The reply to a push that the server answered with [`ReplyStatus::Waiting`].
+    Await = 3,
+    /// An update of some ranges of the parameters. The payload has the ranges and then their gradients.
+    PushRanges = 4,
+    /// The current parameters of the ranges in the payload.
+    PullRanges = 5,
+    /// Only the note of the server's reply.
+    Note = 6,
+    /// The state vectors of the optimizer, one after the other.
+    State = 7,
+    /// The last words that the program on the server has published.
+    Publication = 8,
+    /// The client sends no more requests.
+    Close = 9,
+}
+
+impl RequestKind {
+    const ALL: [Self; 9] = [
+        Self::Pull,
+        Self::Push,
+        Self::Await,
+        Self::PushRanges,
+        Self::PullRanges,
+        Self::Note,
+        Self::State,
+        Self::Publication,
+        Self::Close,
+    ];
+}
+
+/// The header of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct RequestHeader {
+    pub(super) kind: RequestKind,
+    /// The number of ranges in the payload.
+    pub(super) ranges: u32,
+    /// Whether the reply to a push contains the new parameters.
+    pub(super) wants_parameters: bool,
+    /// The version of the parameters with which the client computed its gradient.
+    pub(super) version: u64,
+    pub(super) note: Note,
+}
+
+/// How a server answered a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(super) enum ReplyStatus {
+    /// The request is done.
+    Done = 1,
+    /// The gradient was too old, so the server has dropped it.
+    Stale = 2,
+    /// The program on the server did not want the gradient, so the server has dropped it.
+    Unwanted = 3,
+    /// The push still waits for the gradients of other workers. Ask again with [`RequestKind::Await`].
+    Waiting = 4,
+    /// The server refused the request. The payload has the reason as text.
+    Refused = 5,
+}
+
+impl ReplyStatus {
+    const ALL: [Self; 5] = [Self::Done, Self::Stale, Self::Unwanted, Self::Waiting, Self::Refused];
+}
+
+/// The header of a reply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ReplyHeader {
+    pub(super) status: ReplyStatus,
+    /// The number of bytes of the text in the payload, if the status is [`ReplyStatus::Refused`].
+    pub(super) text_bytes: u32,
+    /// The version of the parameters in the payload.
+    pub(super) version: u64,
+    /// The number of updates between the version of the request and the update of the request.
+    pub(super) staleness: u64,
+    pub(super) note: Note,
+}
+
+impl RequestHeader {
+    /// Writes the header to the first words of `words`.
+    pub(super) fn encode(&self, words: &mut [u32]) {
+        words[0] = self.kind as u32;
+        words[1] = self.ranges;
+        put_u64(words, 2, self.version);
+        put_note(words, 4, &self.note);
+        words[12] = u32::from(self.wants_parameters);
+        words[13..HEADER_WORDS].fill(0);
+    }
+
+    /// Reads a header and the payload behind it. Returns `None` if the message is too short or has an unknown kind.
+    pub(super) fn decode(words: &[u32]) -> Option<(Self, &[u32])> {
+        let (header, payload) = words.split_at_checked(HEADER_WORDS)?;
+        let kind = RequestKind::ALL.into_iter().find(|&kind| kind as u32 == header[0])?;
+        let (version, note) = (get_u64(header, 2), get_note(header, 4));
+        let wants_parameters = header[12] != 0;
+        Some((Self { kind, ranges: header[1], wants_parameters, version, note }, payload))
+    }
+}
+
+impl ReplyHeader {
+    /// Writes the header to the first words of `words`.
+    pub(super) fn encode(&self, words: &mut [u32]) {
+        words[0] = self.status as u32;
+        words[1] = self.text_bytes;
+        put_u64(words, 2, self.version);
+        put_note(words, 4, &self.note);
+        put_u64(words, 12, self.staleness);
+        words[14..HEADER_WORDS].fill(0);
+    }
+
+    /// Reads a header and the payload behind it. Returns `None` if the message is too short or has an unknown status.
+    pub(super) fn decode(words: &[u32]) -> Option<(Self, &[u32])> {
+        let (header, payload) = words.split_at_checked(HEADER_WORDS)?;
+        let status = ReplyStatus::ALL.into_iter().find(|&status| status as u32 == header[0])?;
+        let (version, note) = (get_u64(header, 2), get_note(header, 4));
+        let staleness = get_u64(header, 12);
+        Some((Self { status, text_bytes: header[1], version, staleness, note }, payload))
+    }
+}
+
+fn put_u64(words: &mut [u32], at: usize, value: u64) {
+    words[at] = value as u32;
+    words[at + 1] = (value >> 32) as u32;
+}
+
+fn get_u64(words: &[u32], at: usize) -> u64 {
+    u64::from(words[at]) | u64::from(words[at + 1]) << 32
+}
+
+fn put_note(words: &mut [u32], at: usize, note: &Note) {
+    for (index, &value) in note.iter().enumerate() {
+        put_u64(words, at + 2 * index, value);
+    }
+}
+
+fn get_note(words: &[u32], at: usize) -> Note {
+    std::array::from_fn(|index| get_u64(words, at + 2 * index))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_survive_encoding() {
+        for kind in RequestKind::ALL {
+            let (wants_parameters, note) = (kind == RequestKind::Push, [1, 2 << 40, 3, 4]);
+            let header = RequestHeader { kind, ranges: 7, wants_parameters, version: u64::MAX - 1, note };
+            let mut words = [u32::MAX; HEADER_WORDS + 2];
+            header.encode(&mut words);
+            assert_eq!(RequestHeader::decode(&words), Some((header, &[u32::MAX; 2][..])));
+        }
+        for status in ReplyStatus::ALL {
+            let note = [9, 8, 7, u64::MAX];
+            let header = ReplyHeader { status, text_bytes: 3, version: 1 << 50, staleness: 1 << 33, note };
+            let mut words = [u32::MAX; HEADER_WORDS];
+            header.encode(&mut words);
+            assert_eq!(ReplyHeader::decode(&words), Some((header, &[][..])));
+        }
+    }
+
+    #[test]
+    fn short_and_unknown_messages_are_refused() {
+        assert_eq!(RequestHeader::decode(&[1; HEADER_WORDS - 1]), None);
+        assert_eq!(ReplyHeader::decode(&[]), None);
+        for code in [0, 10, u32::MAX] {
+            let mut words = [0; HEADER_WORDS];
+            words[0] = code;
+            assert_eq!(RequestHeader::decode(&words), None);
+            assert_eq!(ReplyHeader::decode(&words), None);
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! A parameter server: some ranks hold the parameters and apply gradients, and the other ranks compute gradients.
+//!
+//! The parameters are divided among the servers. A worker sends its gradient to all servers (it pushes), and receives the
+//! new parameters from them (it pulls). Each pair of a worker and a server has an isolated group of two ranks, so the loss
+//! of a worker ends only the operations with this worker. Source: Li et al., "Scaling distributed machine learning with the
+//! parameter server", OSDI 2014.
+//!
+//! A worker waits only for the servers, and has at most one request in progress with each server. So a server
+//! holds at most one request of each worker, and a slow worker does not delay the other workers.
+
+mod api;
+mod client;
+mod error;
+mod links;
+mod message;
+mod server;
+mod shard;
+
+pub use api::{ParameterServer, ParameterServerOptions};
+pub(crate) use client::ServerClient;
+pub use error::ParameterServerError;
+pub(crate) use links::{Links, PairLink, ShardLayout, connect};
+pub(crate) use message::Note;
+pub(crate) use server::{AnswerTo, Handler, LinkEnd, ShardServer, Synchrony};
+pub use shard::PushOutcome;
+pub(crate) use shard::{Shard, StalenessRule};

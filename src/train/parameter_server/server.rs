@@ -1,0 +1,382 @@
+//! A server: holds a shard of the parameters, and answers the requests of clients.
+
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::links::PairLink;
+use super::message::{HEADER_WORDS, Note, ReplyHeader, ReplyStatus, RequestHeader, RequestKind};
+use super::shard::{PushOutcome, Shard, StalenessRule};
+use crate::types::Rank;
+
+/// The rank of the client in a [`PairLink`].
+const CLIENT: Rank = Rank::new(1);
+/// The tag of all messages.
+pub(super) const TAG: u32 = 0;
+/// A server answers a request that it cannot complete within this time with [`ReplyStatus::Waiting`]. So a client whose
+/// server does not answer knows that the server does not run.
+const WAIT_MAX: Duration = Duration::from_millis(500);
+
+/// When a server applies gradients.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Synchrony {
+    /// In each step, the server waits for the gradients of this number of workers, and applies their sum. The sum has the
+    /// order of the workers' ranks, so the result does not depend on the order in which the gradients arrive.
+    Synchronous {
+        /// The number of workers.
+        workers: usize,
+        /// The server multiplies the sum by this factor.
+        factor: f32,
+    },
+    /// The server applies each gradient as soon as it arrives.
+    Asynchronous(StalenessRule),
+}
+
+/// The part of a server that the program defines. Clients are numbered from 0 in the order of their ranks.
+pub(crate) trait Handler: Send + Sync {
+    /// Returns whether the server should apply a gradient that a client has pushed with this note. Called while the shard is
+    /// locked.
+    fn wants(&self, _client: usize, _note: &Note) -> bool {
+        true
+    }
+
+    /// Called after a push of a client took effect or was dropped, while the shard is locked.
+    fn pushed(&self, _client: usize, _note: &Note, _outcome: PushOutcome) {}
+
+    /// Returns the note of the reply to a request. This function may wait for at most half a second.
+    fn answer(&self, _client: usize, _kind: AnswerTo, _note: &Note) -> Note {
+        Note::default()
+    }
+
+    /// Returns the words that clients can fetch at the end of the run.
+    fn publication(&self) -> Option<Vec<u32>> {
+        None
+    }
+
+    /// Called when a client has closed its link, or is lost.
+    fn ended(&self, _client: usize, _end: &LinkEnd) {}
+}
+
+/// The kind of request that [`Handler::answer`] answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AnswerTo {
+    /// A push, whose effect [`Handler::pushed`] was told.
+    Push,
+    /// A request that consists only of a note.
+    Note,
+}
+
+/// How the service of a client ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum LinkEnd {
+    /// The client has closed its link.
+    Closed,
+    /// The client is lost, or sent an invalid request.
+    Lost(String),
+}
+
+/// A server of one shard. Each client is served by a thread of its own.
+pub(crate) struct ShardServer<'a> {
+    state: Mutex<ServerState<'a>>,
+    /// Notified when a synchronous step ends, and when the server fails.
+    changed: Condvar,
+    synchrony: Synchrony,
+    handler: Arc<dyn Handler + 'a>,
+}
+
+struct ServerState<'a> {
+    shard: Shard<'a>,
+    /// The gradients of the synchronous step in progress, by client.
+    gradients: Vec<Option<(Vec<f32>, Note)>>,
+    /// Why the server cannot continue.
+    failure: Option<String>,
+}
+
+impl<'a> ShardServer<'a> {
+    pub(crate) fn new(shard: Shard<'a>, synchrony: Synchrony, handler: Arc<dyn Handler + 'a>) -> Self {
+        let state = ServerState { shard, gradients: Vec::new(), failure: None };
+        Self { state: Mutex::new(state), changed: Condvar::new(), synchrony, handler }
+    }
+
+    /// Calls `use_shard` while no client changes the shard.
+    pub(crate) fn with_shard<R>(&self, use_shard: impl FnOnce(&mut Shard<'a>) -> R) -> R {
+        use_shard(&mut self.lock().shard)
+    }
+
+    /// Makes the server refuse all further requests, with `message` as the reason. The first reason stays.
+    pub(crate) fn fail(&self, message: &str) {
+        self.lock().failure.get_or_insert_with(|| message.to_owned());
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ServerState<'a>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves one client until it closes its link or is lost. `client` is its number.
+    pub(crate) fn serve(&self, client: usize, link: &PairLink) -> LinkEnd {
+        let end = self.serve_until_end(client, link);
+        if let (LinkEnd::Lost(problem), Synchrony::Synchronous { .. }) = (&end, self.synchrony) {
+            self.fail(&format!("rank {}, a worker, is lost: {problem}", link.peer));
+        }
+        self.handler.ended(client, &end);
+        end
+    }
+
+    fn serve_until_end(&self, client: usize, link: &PairLink) -> LinkEnd {
+        let len = self.lock().shard.parameters.len();
+        let mut request = vec![0_u32; HEADER_WORDS + len];
+        let mut reply = Vec::new();
+        loop {
+            let received = match link.group.receive(&mut request, CLIENT, TAG) {
+                Ok(status) => status.count,
+                Err(error) => return LinkEnd::Lost(error.to_string()),
+            };
+            let Some((header, _)) = RequestHeader::decode(&request[..received]) else {
+                return refuse_service(link, "its request has an unknown kind");
+            };
+            let payload = &mut request[HEADER_WORDS..received];
+            if let Err(problem) = self.answer(client, header, payload, &mut reply) {
+                return refuse_service(link, &problem);
+            }
+            if let Err(error) = link.group.send(&reply, CLIENT, TAG) {
+                return LinkEnd::Lost(error.to_string());
+            }
+            if header.kind == RequestKind::Close {
+                return LinkEnd::Closed;
+            }
+        }
+    }
+
+    /// Writes the reply to a request. Returns an error if the request is invalid.
+    fn answer(
+        &self,
+        client: usize,
+        header: RequestHeader,
+        payload: &mut [u32],
+        reply: &mut Vec<u32>,
+    ) -> Result<(), String> {
+        let mut state = self.lock();
+        reply.clear();
+        reply.resize(HEADER_WORDS, 0);
+        let dense = state.shard.parameters.len();
+        let expected = match header.kind {
+            RequestKind::Push => dense,
+            RequestKind::PushRanges | RequestKind::PullRanges => payload.len(),
+            _ => 0,
+        };
+        if payload.len() != expected {
+            return Err(format!("its request has {} words instead of {expected}", payload.len()));
+        }
+        let mut status = ReplyStatus::Done;
+        let mut staleness = 0;
+        match header.kind {
+            RequestKind::Pull => reply.extend_from_slice(bytemuck::cast_slice(&state.shard.parameters)),
+            RequestKind::Push | RequestKind::Await => {
+                let gradient = (header.kind == RequestKind::Push).then(|| bytemuck::cast_slice_mut(payload));
+                (state, status, staleness) = self.push(state, client, &header, gradient)?;
+                if status != ReplyStatus::Waiting && header.wants_parameters {
+                    reply.extend_from_slice(bytemuck::cast_slice(&state.shard.parameters));
+                }
+            }
+            RequestKind::PushRanges => {
+                (status, staleness) = self.push_ranges(&mut state.shard, client, &header, payload)?;
+            }
+            RequestKind::PullRanges => {
+                for range in decode_ranges(&header, payload, dense)? {
+                    reply.extend_from_slice(bytemuck::cast_slice(&state.shard.parameters[range]));
+                }
+            }
+            RequestKind::State => {
+                for vector in &state.shard.optimizer.state {
+                    reply.extend_from_slice(bytemuck::cast_slice(vector));
+                }
+            }
+            RequestKind::Publication => match self.handler.publication() {
+                Some(words) => reply.extend_from_slice(&words),
+                None => status = ReplyStatus::Waiting,
+            },
+            RequestKind::Note | RequestKind::Close => {}
+        }
+        let (version, failure) = (state.shard.version(), state.failure.clone());
+        drop(state);
+        let mut text_bytes = 0;
+        if let Some(message) = failure.filter(|_| header.kind != RequestKind::Close) {
+            status = ReplyStatus::Refused;
+            text_bytes = message.len() as u32;
+            put_text(reply, &message);
+        }
+        let note = match (status, header.kind) {
+            (ReplyStatus::Waiting | ReplyStatus::Refused, _) => Note::default(),
+            (_, RequestKind::Push | RequestKind::Await | RequestKind::PushRanges) => {
+                self.handler.answer(client, AnswerTo::Push, &header.note)
+            }
+            (_, RequestKind::Note) => self.handler.answer(client, AnswerTo::Note, &header.note),
+            _ => Note::default(),
+        };
+        ReplyHeader { status, text_bytes, version, staleness, note }.encode(reply);
+        Ok(())
+    }
+
+    /// Updates some ranges of the shard. Returns the status and the staleness of the gradients.
+    fn push_ranges(
+        &self,
+        shard: &mut Shard<'a>,
+        client: usize,
+        header: &RequestHeader,
+        payload: &mut [u32],
+    ) -> Result<(ReplyStatus, u64), String> {
+        let ranges = decode_ranges(header, payload, shard.parameters.len())?;
+        let gradients: &mut [f32] = bytemuck::cast_slice_mut(&mut payload[2 * ranges.len()..]);
+        if gradients.len() != ranges.iter().map(Range::len).sum::<usize>() {
+            return Err("its gradients do not have the length of their ranges".into());
+        }
+        let Synchrony::Asynchronous(rule) = self.synchrony else {
+            return Err("it pushes some ranges to a synchronous server, which needs whole gradients".into());
+        };
+        let outcome = shard.push_ranges(&ranges, gradients, header.version, rule);
+        self.handler.pushed(client, &header.note, outcome);
+        Ok(status_of(outcome))
+    }
+
+    /// Applies a gradient, or stores it until the synchronous step is complete. Without a gradient, continues to wait for the
+    /// step. Returns the status and the staleness of the gradient.
+    fn push<'s>(
+        &'s self,
+        mut state: MutexGuard<'s, ServerState<'a>>,
+        client: usize,
+        header: &RequestHeader,
+        gradient: Option<&mut [f32]>,
+    ) -> Result<(MutexGuard<'s, ServerState<'a>>, ReplyStatus, u64), String> {
+        if state.failure.is_some() {
+            return Ok((state, ReplyStatus::Waiting, 0));
+        }
+        let (workers, factor) = match (self.synchrony, gradient) {
+            (Synchrony::Asynchronous(rule), Some(gradient)) => {
+                let outcome = if self.handler.wants(client, &header.note) {
+                    state.shard.push(gradient, header.version, rule)
+                } else {
+                    PushOutcome::Unwanted
+                };
+                self.handler.pushed(client, &header.note, outcome);
+                let (status, staleness) = status_of(outcome);
+                return Ok((state, status, staleness));
+            }
+            (Synchrony::Asynchronous(_), None) => return Err("it waits for a push that is complete".into()),
+            (Synchrony::Synchronous { workers, factor }, gradient) => {
+                if let Some(gradient) = gradient {
+                    state.store_gradient(client, gradient, header)?;
+                }
+                (workers, factor)
+            }
+        };
+        if state.gradients.iter().flatten().count() == workers {
+            let ServerState { shard, gradients, .. } = &mut *state;
+            let mut pushed = gradients.iter_mut().enumerate().filter_map(|(i, slot)| Some((i, slot.take()?)));
+            let Some((first, (mut sum, note))) = pushed.next() else {
+                return Err("it has no gradient".into());
+            };
+            let mut notes = vec![(first, note)];
+            for (client, (gradient, note)) in pushed {
+                sum.iter_mut().zip(&gradient).for_each(|(sum, value)| *sum += value);
+                notes.push((client, note));
+            }
+            if factor != 1.0 {
+                for value in &mut sum {
+                    *value *= factor;
+                }
+            }
+            let version = shard.version();
+            let outcome = shard.push(&mut sum, version, StalenessRule { max: 0, scales_rate: false });
+            for (client, note) in notes {
+                self.handler.pushed(client, &note, outcome);
+            }
+            self.changed.notify_all();
+        }
+        let is_pending =
+            |state: &mut ServerState<'_>| state.shard.version() <= header.version && state.failure.is_none();
+        let (state, timeout) = self
+            .changed
+            .wait_timeout_while(state, WAIT_MAX, is_pending)
+            .unwrap_or_else(PoisonError::into_inner);
+        let status = if timeout.timed_out() || state.failure.is_some() {
+            ReplyStatus::Waiting
+        } else {
+            ReplyStatus::Done
+        };
+        Ok((state, status, 0))
+    }
+}
+
+impl ServerState<'_> {
+    /// Stores the gradient of a client until the synchronous step is complete.
+    fn store_gradient(
+        &mut self,
+        client: usize,
+        gradient: &[f32],
+        header: &RequestHeader,
+    ) -> Result<(), String> {
+        let version = self.shard.version();
+        if header.version != version {
+            return Err(format!(
+                "its gradient is for version {}, but this server has {version}",
+                header.version
+            ));
+        }
+        if self.gradients.len() <= client {
+            self.gradients.resize_with(client + 1, || None);
+        }
+        match &mut self.gradients[client] {
+            Some(_) => Err("it pushes a second gradient in one step".into()),
+            slot => {
+                *slot = Some((gradient.to_vec(), header.note));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Ends the link with a client that sent an invalid request.
+fn refuse_service(link: &PairLink, problem: &str) -> LinkEnd {
+    let problem = format!("rank {}, a client of this parameter server, is wrong: {problem}", link.peer);
+    link.group.abort(&problem);
+    LinkEnd::Lost(problem)
+}
+
+/// Replaces the payload of a reply by a text.
+fn put_text(reply: &mut Vec<u32>, text: &str) {
+    reply.truncate(HEADER_WORDS);
+    reply.extend(text.as_bytes().chunks(4).map(|chunk| {
+        let mut bytes = [0; 4];
+        bytes[..chunk.len()].copy_from_slice(chunk);
+        u32::from_ne_bytes(bytes)
+    }));
+}
+
+fn status_of(outcome: PushOutcome) -> (ReplyStatus, u64) {
+    match outcome {
+        PushOutcome::Applied { staleness } => (ReplyStatus::Done, staleness),
+        PushOutcome::Stale { staleness } => (ReplyStatus::Stale, staleness),
+        PushOutcome::Unwanted => (ReplyStatus::Unwanted, 0),
+    }
+}
+
+/// Reads the ranges at the start of a payload. They must have elements, lie within `len` parameters, and follow each other
+/// without overlap. So their number and their total length are limited.
+fn decode_ranges(header: &RequestHeader, payload: &[u32], len: usize) -> Result<Vec<Range<usize>>, String> {
+    let count = header.ranges as usize;
+    let words = payload.get(..2 * count).ok_or("its request has fewer ranges than it says")?;
+    let mut ranges = Vec::with_capacity(count);
+    let mut previous = 0;
+    for pair in words.chunks_exact(2) {
+        let (start, end) = (pair[0] as usize, pair[0] as usize + pair[1] as usize);
+        if start < previous || end <= start || end > len {
+            return Err(format!(
+                "its range {start}..{end} is empty, out of order or outside {len} parameters"
+            ));
+        }
+        ranges.push(start..end);
+        previous = end;
+    }
+    Ok(ranges)
+}

@@ -1,0 +1,211 @@
+//! The part of the parameters that a server holds.
+
+use std::ops::Range;
+
+use crate::train::optimizer::Optimizer;
+
+/// The number of different values of staleness that are counted one by one. All larger values have one common count.
+const STALENESS_COUNTED_MAX: usize = 1023;
+
+/// What a server does with gradients that were computed with old parameters.
+///
+/// The staleness of a gradient is the number of updates of the shard between the pull of the parameters and the push of the
+/// gradient.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct StalenessRule {
+    /// The largest staleness that the server accepts. The server drops gradients with a larger staleness.
+    pub(crate) max: u64,
+    /// Whether the server divides the learning rate by the staleness of the gradient, if it is above 1. Source: Zhang et al.,
+    /// "Staleness-aware async-SGD for distributed deep learning", IJCAI 2016.
+    pub(crate) scales_rate: bool,
+}
+
+/// What a server did with a gradient.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PushOutcome {
+    /// The server updated the parameters.
+    Applied {
+        /// The staleness of the gradient.
+        staleness: u64,
+    },
+    /// The gradient was too old, and the server dropped the gradient.
+    Stale {
+        /// The staleness of the gradient.
+        staleness: u64,
+    },
+    /// The program above the server did not want the gradient, and the server dropped the gradient.
+    Unwanted,
+}
+
+/// How often each staleness occurred.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct StalenessCounts {
+    /// The number of accepted gradients with each staleness, up to the largest that occurred. The last count of
+    /// [`STALENESS_COUNTED_MAX`] + 1 counts is that of all larger values.
+    pub(crate) accepted: Vec<u64>,
+    /// The number of gradients that were dropped because of their staleness.
+    pub(crate) dropped: u64,
+    /// The sum of the staleness of all accepted gradients.
+    pub(crate) sum: u64,
+    /// The largest staleness of an accepted gradient.
+    pub(crate) max: u64,
+}
+
+impl StalenessCounts {
+    fn accept(&mut self, staleness: u64) {
+        let index = staleness.min(STALENESS_COUNTED_MAX as u64) as usize;
+        if self.accepted.len() <= index {
+            self.accepted.resize(index + 1, 0);
+        }
+        self.accepted[index] += 1;
+        self.sum += staleness;
+        self.max = self.max.max(staleness);
+    }
+}
+
+/// A part of the parameters, and the state of the optimizer for this part.
+pub(crate) struct Shard<'a> {
+    /// The position of this part in the vector of all parameters.
+    pub(crate) range: Range<usize>,
+    pub(crate) parameters: Vec<f32>,
+    pub(crate) optimizer: Optimizer,
+    /// Returns the learning rate of the update that follows the given number of updates.
+    rate: Box<dyn Fn(u64) -> f32 + Send + 'a>,
+    pub(crate) staleness: StalenessCounts,
+}
+
+impl<'a> Shard<'a> {
+    /// Creates a shard that holds the parameters in `range`. The state of `optimizer` must have the length of the range.
+    pub(crate) fn new(
+        range: Range<usize>,
+        parameters: Vec<f32>,
+        optimizer: Optimizer,
+        rate: Box<dyn Fn(u64) -> f32 + Send + 'a>,
+    ) -> Self {
+        assert_eq!(range.len(), parameters.len(), "a shard holds the parameters of its range");
+        Self { range, parameters, optimizer, rate, staleness: StalenessCounts::default() }
+    }
+
+    /// Returns the number of updates so far.
+    pub(crate) fn version(&self) -> u64 {
+        self.optimizer.steps
+    }
+
+    /// Updates the parameters with a gradient that was computed with the parameters of version `pulled`. May change
+    /// `gradient`.
+    pub(crate) fn push(&mut self, gradient: &mut [f32], pulled: u64, rule: StalenessRule) -> PushOutcome {
+        self.push_with(pulled, rule, |optimizer, parameters| optimizer.step(parameters, gradient))
+    }
+
+    /// Updates only the parameters in `ranges`, which must follow each other without overlap. `gradients` holds the gradients
+    /// of these ranges, one after the other. The state of the optimizer changes only in these ranges too.
+    pub(crate) fn push_ranges(
+        &mut self,
+        ranges: &[Range<usize>],
+        gradients: &mut [f32],
+        pulled: u64,
+        rule: StalenessRule,
+    ) -> PushOutcome {
+        self.push_with(pulled, rule, |optimizer, parameters| {
+            optimizer.begin();
+            let mut rest = gradients;
+            for range in ranges {
+                let (gradient, others) = rest.split_at_mut(range.len());
+                optimizer.update(range.clone(), parameters, gradient);
+                rest = others;
+            }
+            optimizer.finish(parameters);
+        })
+    }
+
+    fn push_with(
+        &mut self,
+        pulled: u64,
+        rule: StalenessRule,
+        update: impl FnOnce(&mut Optimizer, &mut [f32]),
+    ) -> PushOutcome {
+        // A client that claims a version of the future has a staleness of 0.
+        let staleness = self.version().saturating_sub(pulled);
+        if staleness > rule.max {
+            self.staleness.dropped += 1;
+            return PushOutcome::Stale { staleness };
+        }
+        self.staleness.accept(staleness);
+        let mut rate = (self.rate)(self.version());
+        if rule.scales_rate {
+            rate /= staleness.max(1) as f32;
+        }
+        self.optimizer.learning_rate = rate;
+        update(&mut self.optimizer, &mut self.parameters);
+        PushOutcome::Applied { staleness }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::optimizer::Rule;
+
+    fn shard(rule: Rule, parameters: &[f32]) -> Shard<'static> {
+        let optimizer = Optimizer::new(rule, 0.0, 0.0, parameters.len());
+        Shard::new(
+            0..parameters.len(),
+            parameters.to_vec(),
+            optimizer,
+            Box::new(|version| 1.0 / (1 << version) as f32),
+        )
+    }
+
+    const LENIENT: StalenessRule = StalenessRule { max: u64::MAX, scales_rate: false };
+
+    #[test]
+    fn the_rate_follows_the_number_of_updates_and_the_staleness() {
+        let mut plain = shard(Rule::Sgd, &[8.0]);
+        let mut aware = shard(Rule::Sgd, &[8.0]);
+        let scaling = StalenessRule { scales_rate: true, ..LENIENT };
+        // The rates are 1, 1/2, 1/4 and 1/8. The staleness is 0, 1, 2 and 3, because every gradient has version 0.
+        for (expected_plain, expected_aware) in
+            [(7.0, 7.0), (6.5, 6.5), (6.25, 6.375), (6.125, 6.375 - 0.125 / 3.0)]
+        {
+            plain.push(&mut [1.0], 0, LENIENT);
+            aware.push(&mut [1.0], 0, scaling);
+            assert_eq!(plain.parameters, [expected_plain]);
+            assert!((aware.parameters[0] - expected_aware).abs() < 1e-6, "{:?}", aware.parameters);
+        }
+        assert_eq!(
+            plain.staleness,
+            StalenessCounts { accepted: vec![1, 1, 1, 1], dropped: 0, sum: 6, max: 3 }
+        );
+    }
+
+    #[test]
+    fn a_gradient_beyond_the_bound_changes_nothing() {
+        let mut shard = shard(Rule::Momentum { momentum: 0.9 }, &[1.0]);
+        let rule = StalenessRule { max: 1, scales_rate: false };
+        assert_eq!(shard.push(&mut [0.5], 0, rule), PushOutcome::Applied { staleness: 0 });
+        assert_eq!(shard.push(&mut [0.5], 0, rule), PushOutcome::Applied { staleness: 1 });
+        let before = (shard.parameters.clone(), shard.optimizer.clone());
+        assert_eq!(shard.push(&mut [0.5], 0, rule), PushOutcome::Stale { staleness: 2 });
+        assert_eq!((shard.parameters.clone(), shard.optimizer.clone()), before);
+        assert_eq!((shard.version(), shard.staleness.dropped), (2, 1));
+        // The next gradient is fresh again.
+        assert_eq!(shard.push(&mut [0.5], 2, rule), PushOutcome::Applied { staleness: 0 });
+    }
+
+    #[test]
+    fn a_push_of_ranges_equals_a_dense_push_with_zeros_elsewhere() {
+        let (mut sparse, mut dense) = (shard(Rule::Sgd, &[1.0; 6]), shard(Rule::Sgd, &[1.0; 6]));
+        sparse.push_ranges(&[1..3, 5..6], &mut [0.1, 0.2, 0.3], 0, LENIENT);
+        dense.push(&mut [0.0, 0.1, 0.2, 0.0, 0.0, 0.3], 0, LENIENT);
+        assert_eq!(sparse.parameters, dense.parameters);
+    }
+
+    #[test]
+    fn very_large_staleness_has_one_common_count() {
+        let mut counts = StalenessCounts::default();
+        counts.accept(STALENESS_COUNTED_MAX as u64);
+        counts.accept(u64::MAX / 2);
+        assert_eq!(counts.accepted.len(), STALENESS_COUNTED_MAX + 1);
+        assert_eq!((counts.accepted[STALENESS_COUNTED_MAX], counts.max), (2, u64::MAX / 2));
+    }
+}

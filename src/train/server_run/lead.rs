@@ -1,0 +1,252 @@
+//! The first server: holds a shard, hands out batches, tests and saves the model.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::coordinator::{BatchCoordinator, Progress, RunFailure, Start};
+use super::{RunContext, encode_summary, shard};
+use crate::group::{Group, Statistics};
+use crate::train::TrainError;
+use crate::train::checkpoint::TrainingState;
+use crate::train::parameter_server::{Links, PairLink, ParameterServerError, ServerClient, ShardServer};
+use crate::train::progress::Observer;
+use crate::train::report::ServerReport;
+use crate::train::run::{Summary, conclude};
+use crate::train::trainer::Trainer;
+use crate::types::Rank;
+
+/// The first server checks at least this often whether it has received a stop signal.
+const STOP_CHECK: Duration = Duration::from_millis(100);
+
+/// At the end of an asynchronous run, the first server waits at most this long for pushes that are in progress.
+const QUIET_MAX: Duration = Duration::from_secs(1);
+
+/// Leads a run from `state` to its end.
+pub(super) fn lead(
+    context: &RunContext<'_>,
+    links: Links,
+    state: TrainingState,
+    observer: &mut dyn Observer,
+) -> Result<Summary, TrainError> {
+    let (config, setup) = (context.config, context.setup);
+    let Links { clients: client_links, servers: server_links } = links;
+    let clients: Vec<Rank> = client_links.iter().map(|link| link.peer).collect();
+    let other_servers = clients.iter().filter(|&&rank| context.layout.is_server(rank)).count();
+    let start = Start {
+        position: state.position,
+        done_ahead: &state.done_ahead,
+        batches_per_epoch: setup.dataset.train.len().div_ceil(setup.settings.batch_size) as u64,
+        epochs: setup.settings.epochs,
+    };
+    let coordinator = Arc::new(BatchCoordinator::new(&start, clients, other_servers, context.is_synchronous));
+    let handler = Arc::clone(&coordinator);
+    let server = ShardServer::new(shard(context, Rank::ZERO, &state), context.synchrony, handler);
+    let mut leader = Leader {
+        context,
+        server: &server,
+        coordinator: &coordinator,
+        others: ServerClient::new(server_links, &context.layout),
+        batches_per_epoch: start.batches_per_epoch,
+        trainer: Trainer::new(config, setup, state, &Group::solo(), context.stop),
+        lost: 0,
+        snapshot: (Instant::now(), 0),
+    };
+    std::thread::scope(|scope| {
+        for (client, link) in client_links.iter().enumerate() {
+            let server = &server;
+            scope.spawn(move || server.serve(client, link));
+        }
+        let result = leader.train(observer).and_then(|()| leader.conclude(&client_links, observer));
+        let result = result.and_then(|summary| Ok((encode_summary(&summary)?, summary)));
+        match &result {
+            Ok((words, _)) => {
+                coordinator.publish(words.clone());
+                leader.others.close();
+            }
+            Err(error) => {
+                server.fail(&error.to_string());
+                leader.others.abort(&error.to_string());
+            }
+        }
+        for client in coordinator.wait_for_ends(context.timeout_after(&result)) {
+            let link = &client_links[client];
+            observer.notice(&format!("warning: rank {} did not end its part of the run", link.peer));
+            link.group.abort("the run has ended");
+        }
+        result.map(|(_, summary)| summary)
+    })
+}
+
+/// The main thread of the first server.
+struct Leader<'r, 'a> {
+    context: &'r RunContext<'a>,
+    server: &'r ShardServer<'a>,
+    coordinator: &'r BatchCoordinator,
+    /// The connections with the other servers.
+    others: ServerClient,
+    batches_per_epoch: u64,
+    trainer: Trainer<'a>,
+    /// The number of lost workers about which the user was informed.
+    lost: usize,
+    /// The time of the last snapshot, and the number of samples that the workers had then processed.
+    snapshot: (Instant, u64),
+}
+
+impl Leader<'_, '_> {
+    /// Follows the run until its end. Tests and saves the model on the way.
+    fn train(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let epochs = self.context.setup.settings.epochs;
+        let mut solo = Group::solo();
+        loop {
+            let epoch = self.trainer.state.position.epoch;
+            if epoch >= epochs || self.trainer.is_out_of_patience() {
+                break;
+            }
+            let per_record = self.context.setup.settings.epochs_per_record;
+            let last = (epoch + 1).next_multiple_of(per_record).min(epochs);
+            self.follow_until(last, observer)?;
+            let is_complete = self.trainer.state.position.epoch >= last;
+            let now = (Instant::now(), self.coordinator.samples());
+            let before = std::mem::replace(&mut self.snapshot, now);
+            let (samples, seconds) = (now.1 - before.1, now.0.duration_since(before.0).as_secs_f64());
+            let loss = self.coordinator.epoch_loss(last - 1);
+            self.trainer.record_steps_of_others(
+                &mut solo,
+                (loss, samples, seconds),
+                is_complete,
+                observer,
+            )?;
+            if !is_complete {
+                self.trainer.stopped = true;
+                break;
+            }
+        }
+        self.coordinator.stop();
+        self.trainer.finish_steps_of_others(&mut solo)
+    }
+
+    /// Waits until all batches of the first `last` epochs are done, or the run is stopped. Then takes a snapshot of the model.
+    fn follow_until(&mut self, last: u64, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let epochs = self.context.setup.settings.epochs;
+        let end = last.saturating_mul(self.batches_per_epoch);
+        let position = self.trainer.state.position;
+        let first = position.epoch * self.batches_per_epoch + position.step;
+        let per_record = self.context.setup.settings.epochs_per_record;
+        let begin = (last - 1) / per_record * per_record * self.batches_per_epoch;
+        observer.epoch_started(last, epochs, first - begin.min(first), end - begin);
+        self.coordinator.continue_until(end);
+        let (mut batches, mut updates) = (first, u64::MAX);
+        let started = Instant::now();
+        loop {
+            let progress = self.coordinator.wait(updates, STOP_CHECK);
+            updates = progress.updates;
+            self.announce_lost_workers(&progress, observer);
+            if let Some(failure) = progress.failure {
+                return Err(self.describe(failure));
+            }
+            let batch_size = self.context.setup.settings.batch_size as u64;
+            for done in batches..progress.batches.min(end) {
+                let samples = (done + 1 - first) * batch_size;
+                observer.step_taken(progress.last_loss, samples as f64 / started.elapsed().as_secs_f64());
+            }
+            batches = batches.max(progress.batches);
+            if self.context.stop.load(Ordering::Relaxed) {
+                self.coordinator.stop();
+            }
+            if batches >= end || progress.is_finished {
+                // Workers complete a push on one server after the other. An asynchronous run waits for its workers only at its
+                // end, and not for slow workers.
+                if self.context.is_synchronous {
+                    self.coordinator.wait_until_quiet(self.context.timeout);
+                } else if progress.is_finished {
+                    self.coordinator.wait_until_quiet(QUIET_MAX);
+                }
+                return self.take_snapshot();
+            }
+        }
+    }
+
+    fn announce_lost_workers(&mut self, progress: &Progress, observer: &mut dyn Observer) {
+        for (rank, problem) in progress.lost.iter().skip(self.lost) {
+            observer.notice(&format!(
+                "warning: rank {rank}, a worker, is lost: {problem}; the other workers continue"
+            ));
+        }
+        self.lost = progress.lost.len();
+    }
+
+    fn describe(&self, failure: RunFailure) -> TrainError {
+        match failure {
+            RunFailure::WorkerLost { worker, problem } => {
+                ParameterServerError::WorkerLost { worker, problem }.into()
+            }
+            RunFailure::AllWorkersLost { worker, problem } => {
+                ParameterServerError::AllWorkersLost { worker, problem }.into()
+            }
+            RunFailure::Diverged { worker, loss, batch } => TrainError::Diverged(format!(
+                "the loss is {} in batch {} (epoch {}, batch {} of this epoch) on rank {worker}; lower --lr (now {})",
+                if loss.is_nan() { "NaN" } else { "infinite" },
+                batch + 1,
+                batch / self.batches_per_epoch + 1,
+                batch % self.batches_per_epoch + 1,
+                self.trainer.learning_rate(),
+            )),
+        }
+    }
+
+    /// Copies the parameters, the state of the optimizer and the position to the trainer.
+    fn take_snapshot(&mut self) -> Result<(), TrainError> {
+        let (coordinator, trainer) = (self.coordinator, &mut self.trainer);
+        self.server.with_shard(|shard| {
+            let (parameters, optimizer) = trainer.parameters_and_optimizer();
+            parameters[shard.range.clone()].copy_from_slice(&shard.parameters);
+            for (vector, part) in optimizer.state.iter_mut().zip(&shard.optimizer.state) {
+                vector[shard.range.clone()].copy_from_slice(part);
+            }
+            optimizer.steps = shard.version();
+            (trainer.state.position, trainer.state.done_ahead) = coordinator.position(shard.version());
+        });
+        let (parameters, optimizer) = self.trainer.parameters_and_optimizer();
+        self.others.pull(parameters)?;
+        self.others.optimizer_state(&mut optimizer.state)?;
+        Ok(())
+    }
+
+    /// Evaluates the final model, and writes the report and the model file.
+    fn conclude(&mut self, clients: &[PairLink], observer: &mut dyn Observer) -> Result<Summary, TrainError> {
+        let context = self.context;
+        let statistics = clients.iter().map(|link| link.group.statistics());
+        let zero = Statistics::default();
+        let staleness = self.server.with_shard(|shard| shard.staleness.clone());
+        let servers: Vec<u32> = context.layout.servers().map(Rank::get).collect();
+        let workers: Vec<u32> = context.layout.workers().map(Rank::get).collect();
+        let accepted: u64 = staleness.accepted.iter().sum();
+        let report = ServerReport {
+            updates: workers.iter().copied().zip(self.coordinator.updates()).collect(),
+            lost_workers: self
+                .coordinator
+                .wait(0, Duration::ZERO)
+                .lost
+                .iter()
+                .map(|(rank, _)| rank.get())
+                .collect(),
+            servers,
+            dropped: staleness.dropped,
+            staleness_mean: staleness.sum as f64 / accepted.max(1) as f64,
+            staleness_max: staleness.max,
+            staleness: staleness.accepted,
+        };
+        if !context.is_synchronous {
+            observer.notice(&report.describe_staleness());
+        }
+        let bytes_sent = statistics.map(|statistics| statistics.bytes_sent).sum();
+        let mut solo = Group::solo();
+        let run = (context.config, context.setup, &mut self.trainer);
+        conclude(&mut solo, run, (context.started, zero), observer, |summary| {
+            summary.world_size = context.size.get();
+            summary.bytes_sent = bytes_sent;
+            summary.parameter_server = Some(report);
+        })
+    }
+}

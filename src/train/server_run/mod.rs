@@ -1,0 +1,256 @@
+//! Runs with a parameter server: `--strategy ps-sync` and `--strategy ps-async`.
+//!
+//! The first ranks are servers, and the other ranks are workers. The first server is rank 0: it hands out batches, tests
+//! and saves the model. `docs/strategies.md` describes both strategies for users.
+//!
+//! **`ps-sync`**: in each step, every worker computes the gradient of its part of the batch. A server applies the sum
+//! when it has the gradients of all workers: `p -= update(1/B * (g_1 + ... + g_n))`, the same as `allreduce`.
+//!
+//! **`ps-async`**: each worker computes the gradient of a whole batch with the parameters that it pulled last, and the server
+//! applies this gradient as soon as it arrives: `p_(t+1) = p_t - update(g(p_(t-s)))`, where s is the staleness. Source:
+//! Dean et al., "Large scale distributed deep networks", NIPS 2012. The bound of s follows Ho et al., "More effective
+//! distributed ML via a stale synchronous parallel parameter server", NIPS 2013, but no worker waits: the server drops a
+//! gradient beyond the bound.
+
+mod coordinator;
+mod lead;
+mod note;
+mod tickets;
+mod worker;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use self::note::{WorkReply, WorkRequest};
+use super::TrainError;
+use super::checkpoint::TrainingState;
+use super::config::Config;
+use super::optimizer::{Optimizer, Rule};
+use super::parameter_server::{
+    Handler, LinkEnd, Links, ParameterServerError, ServerClient, Shard, ShardLayout, ShardServer, Synchrony,
+    connect,
+};
+use super::progress::Observer;
+use super::report::Report;
+use super::run::Summary;
+use super::setup::Setup;
+use super::strategies::StrategySpec;
+use crate::group::Group;
+use crate::types::{Rank, WorldSize};
+
+/// The space in a publication for the report of a run, in words of 4 bytes.
+const REPORT_WORDS_MAX: usize = 1 << 22;
+
+/// After a failure, a server waits at most this long for its clients to notice it.
+const FAILED_TIMEOUT_MAX: Duration = Duration::from_secs(5);
+
+/// What stays the same during a run.
+pub(super) struct RunContext<'a> {
+    pub(super) config: &'a Config,
+    pub(super) setup: &'a Setup,
+    stop: &'a AtomicBool,
+    pub(super) layout: ShardLayout,
+    pub(super) synchrony: Synchrony,
+    pub(super) is_synchronous: bool,
+    pub(super) size: WorldSize,
+    /// How long a rank waits for another rank that has to answer or to end.
+    pub(super) timeout: Duration,
+    pub(super) started: Instant,
+}
+
+impl RunContext<'_> {
+    /// Returns whether this rank has received a stop signal.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Returns how long a server waits for its clients to end, after a run with this result.
+    fn timeout_after<T, E>(&self, result: &Result<T, E>) -> Duration {
+        if result.is_ok() { self.timeout } else { self.timeout.min(FAILED_TIMEOUT_MAX) }
+    }
+}
+
+/// The place of a worker among the workers.
+struct Role {
+    worker: u32,
+    workers: u32,
+}
+
+/// Trains with a parameter server, from `state`, which is the same on all ranks. All ranks of `group` must call this function.
+pub(super) fn run(
+    group: &mut Group,
+    (config, setup): (&Config, &Setup),
+    state: TrainingState,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Summary, TrainError> {
+    let started = Instant::now();
+    let tensors: Vec<_> = setup.network.tensors().into_iter().map(|(_, _, range)| range).collect();
+    let needs_tensors = matches!(setup.settings.rule, Rule::Lamb(_));
+    let count = setup.network.parameter_count();
+    let layout =
+        ShardLayout::new(group.size(), config.server_count(), count, needs_tensors.then_some(&tensors[..]))?;
+    let synchrony = match config.strategy {
+        StrategySpec::PsAsync { .. } => {
+            Synchrony::Asynchronous(config.staleness_rule(layout.workers().count()))
+        }
+        _ => Synchrony::Synchronous { workers: layout.workers().count(), factor: 1.0 },
+    };
+    let context = RunContext {
+        config,
+        setup,
+        stop,
+        synchrony,
+        is_synchronous: matches!(synchrony, Synchrony::Synchronous { .. }),
+        size: group.size(),
+        timeout: group.timeout(),
+        started,
+        layout,
+    };
+    let links = connect(group, &context.layout)?;
+    let rank = group.rank();
+    if rank == Rank::ZERO {
+        lead::lead(&context, links, state, observer)
+    } else if context.layout.is_server(rank) {
+        serve(&context, rank, links, state)
+    } else {
+        let first = context.layout.workers().next().map_or(0, Rank::get);
+        let role = Role { worker: rank.get() - first, workers: context.size.get() - first };
+        let mut client = ServerClient::new(links.servers, &context.layout);
+        let mut parameters = state.parameters;
+        match worker::work(&context, &role, &mut client, &mut parameters) {
+            Ok(done) => {
+                let mut summary = await_summary(&context, &mut client)?;
+                summary.report.samples_per_second = done.samples as f64 / done.seconds.max(1e-9);
+                client.close();
+                Ok(summary)
+            }
+            Err(error) => {
+                client.abort(&error.to_string());
+                Err(error.into())
+            }
+        }
+    }
+}
+
+/// Holds a shard until the run has ended: the work of all servers except the first.
+fn serve(
+    context: &RunContext<'_>,
+    rank: Rank,
+    links: Links,
+    state: TrainingState,
+) -> Result<Summary, TrainError> {
+    let shard = shard(context, rank, &state);
+    drop(state);
+    let ends = Arc::new(OpenLinks { open: Mutex::new(links.clients.len()), changed: Condvar::new() });
+    let handler = Arc::clone(&ends);
+    let server = ShardServer::new(shard, context.synchrony, handler);
+    let mut client = ServerClient::new(links.servers, &context.layout);
+    std::thread::scope(|scope| {
+        for (client, link) in links.clients.iter().enumerate() {
+            let server = &server;
+            scope.spawn(move || server.serve(client, link));
+        }
+        let summary = await_summary(context, &mut client);
+        match &summary {
+            Ok(_) => client.close(),
+            Err(error) => {
+                server.fail(&error.to_string());
+                client.abort(&error.to_string());
+            }
+        }
+        ends.wait(context.timeout_after(&summary));
+        // This has no effect on links that have ended.
+        links.clients.iter().for_each(|link| drop(link.group.abort("the run has ended")));
+        Ok(summary?)
+    })
+}
+
+/// Counts the clients whose links have not ended.
+struct OpenLinks {
+    open: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl OpenLinks {
+    /// Waits until all links have ended, at most for `timeout`.
+    fn wait(&self, timeout: Duration) {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.changed.wait_timeout_while(open, timeout, |open| *open > 0));
+    }
+}
+
+impl Handler for OpenLinks {
+    fn ended(&self, _: usize, _: &LinkEnd) {
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.changed.notify_all();
+    }
+}
+
+/// Creates the shard that the server `rank` holds.
+fn shard<'a>(context: &RunContext<'a>, rank: Rank, state: &TrainingState) -> Shard<'a> {
+    let (config, setup) = (context.config, context.setup);
+    let range = context.layout.range(rank);
+    let rate = state.learning_rate.unwrap_or_default();
+    let mut optimizer = Optimizer::new(setup.settings.rule, rate, config.weight_decay, range.len());
+    optimizer.steps = state.position.steps_total;
+    if context.is_synchronous {
+        optimizer.clip_norm = config.recipe.clip_norm;
+    }
+    let tensors = setup.network.tensors().into_iter().map(|(_, _, tensor)| tensor);
+    optimizer.tensors = tensors
+        .filter(|tensor| range.start <= tensor.start && tensor.end <= range.end)
+        .map(|tensor| tensor.start - range.start..tensor.end - range.start)
+        .collect();
+    for (vector, saved) in optimizer.state.iter_mut().zip(&state.optimizer) {
+        vector.copy_from_slice(&saved[range.clone()]);
+    }
+    let rates = move |updates| setup.learning_rates.rate(rate, updates);
+    Shard::new(range.clone(), state.parameters[range].to_vec(), optimizer, Box::new(rates))
+}
+
+/// Waits for the end of the run, and returns its results.
+fn await_summary(
+    context: &RunContext<'_>,
+    client: &mut ServerClient,
+) -> Result<Summary, ParameterServerError> {
+    let request = WorkRequest { awaits_end: true, ..WorkRequest::default() };
+    while WorkReply::decode(&client.note(request.encode())?) != WorkReply::Published {}
+    let count = context.setup.network.parameter_count();
+    let words = client.publication(count + REPORT_WORDS_MAX)?;
+    decode_summary(&words, count).ok_or_else(|| ParameterServerError::ServerLost {
+        server: Rank::ZERO,
+        problem: "its results have an unknown format".into(),
+    })
+}
+
+/// Encodes the results of a run: the parameters, the length of the report in bytes, and the report as JSON.
+fn encode_summary(summary: &Summary) -> Result<Vec<u32>, TrainError> {
+    let text = serde_json::to_vec(&summary.report).map_err(|error| TrainError::Options(error.to_string()))?;
+    let mut words: Vec<u32> = summary.parameters.iter().map(|value| value.to_bits()).collect();
+    words.push(text.len() as u32);
+    words.extend(text.chunks(4).map(|chunk| {
+        let mut bytes = [b' '; 4];
+        bytes[..chunk.len()].copy_from_slice(chunk);
+        u32::from_ne_bytes(bytes)
+    }));
+    Ok(words)
+}
+
+fn decode_summary(words: &[u32], count: usize) -> Option<Summary> {
+    let (parameters, rest) = words.split_at_checked(count)?;
+    let (&length, rest) = rest.split_first()?;
+    let text: &[u8] = bytemuck::cast_slice(rest);
+    let report: Report = serde_json::from_slice(text.get(..length as usize)?).ok()?;
+    Some(Summary { report, parameters: parameters.iter().map(|&bits| f32::from_bits(bits)).collect() })
+}
+
+impl From<ParameterServerError> for TrainError {
+    fn from(error: ParameterServerError) -> Self {
+        match error {
+            ParameterServerError::Group(error) => Self::Group(error),
+            error => Self::ParameterServer(error),
+        }
+    }
+}

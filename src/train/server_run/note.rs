@@ -1,0 +1,109 @@
+//! The notes that workers and the first server attach to their messages.
+
+use super::tickets::Assignment;
+use crate::train::parameter_server::Note;
+
+const IS_STOPPING: u64 = 1;
+const HAS_DIVERGED: u64 = 2;
+const AWAITS_END: u64 = 4;
+
+/// The note of a request.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct WorkRequest {
+    /// Whether this rank has received a stop signal.
+    pub(super) is_stopping: bool,
+    /// Whether the loss of the batch is not finite.
+    pub(super) has_diverged: bool,
+    /// Whether the client has no more work, and waits for the end of the run.
+    pub(super) awaits_end: bool,
+    /// The sum of the losses of the worker's samples.
+    pub(super) loss: f64,
+    /// The number of these samples.
+    pub(super) samples: u64,
+    /// The number of the batch.
+    pub(super) batch: u64,
+}
+
+impl WorkRequest {
+    pub(super) fn encode(self) -> Note {
+        let flag = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
+        let flags = flag(self.is_stopping, IS_STOPPING)
+            | flag(self.has_diverged, HAS_DIVERGED)
+            | flag(self.awaits_end, AWAITS_END);
+        [flags, self.loss.to_bits(), self.samples, self.batch]
+    }
+
+    pub(super) fn decode(&[flags, loss, samples, batch]: &Note) -> Self {
+        Self {
+            is_stopping: flags & IS_STOPPING != 0,
+            has_diverged: flags & HAS_DIVERGED != 0,
+            awaits_end: flags & AWAITS_END != 0,
+            loss: f64::from_bits(loss),
+            samples,
+            batch,
+        }
+    }
+}
+
+const BATCH: u64 = 1;
+const WAIT: u64 = 2;
+const FINISHED: u64 = 3;
+const PUBLISHED: u64 = 4;
+
+/// The note of a reply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum WorkReply {
+    /// What the worker does next.
+    Work(Assignment),
+    /// The results of the run can be fetched.
+    Published,
+}
+
+impl WorkReply {
+    pub(super) fn encode(self) -> Note {
+        match self {
+            Self::Work(Assignment::Batch(batch)) => [BATCH, batch, 0, 0],
+            Self::Work(Assignment::Wait) => [WAIT, 0, 0, 0],
+            Self::Work(Assignment::Finished) => [FINISHED, 0, 0, 0],
+            Self::Published => [PUBLISHED, 0, 0, 0],
+        }
+    }
+
+    /// Reads a note. A note that is unknown means that the client asks again.
+    pub(super) fn decode(&[code, batch, ..]: &Note) -> Self {
+        match code {
+            BATCH => Self::Work(Assignment::Batch(batch)),
+            FINISHED => Self::Work(Assignment::Finished),
+            PUBLISHED => Self::Published,
+            _ => Self::Work(Assignment::Wait),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_survive_encoding() {
+        for bits in 0..8 {
+            let request = WorkRequest {
+                is_stopping: bits & 1 > 0,
+                has_diverged: bits & 2 > 0,
+                awaits_end: bits & 4 > 0,
+                loss: -0.25,
+                samples: 1 << 40,
+                batch: u64::MAX,
+            };
+            assert_eq!(WorkRequest::decode(&request.encode()), request);
+        }
+        for reply in [
+            WorkReply::Work(Assignment::Batch(1 << 50)),
+            WorkReply::Work(Assignment::Wait),
+            WorkReply::Work(Assignment::Finished),
+            WorkReply::Published,
+        ] {
+            assert_eq!(WorkReply::decode(&reply.encode()), reply);
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Hands out the batches of a run to workers.
+//!
+//! Batches are numbered from 0, over all epochs of the run. A worker takes a batch, computes its gradient and pushes it.
+//! If the worker is lost, or its gradient is too old, another worker gets the batch. So each batch is applied exactly
+//! once.
+
+use std::collections::BTreeSet;
+
+/// What a worker does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Assignment {
+    /// The worker computes the gradient of the batch with this number.
+    Batch(u64),
+    /// All batches are in progress on other workers. The worker asks again.
+    Wait,
+    /// The run has ended.
+    Finished,
+}
+
+/// The batches of a run, and which of them are done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Tickets {
+    /// All batches below this number are done.
+    done_before: u64,
+    /// The batches above `done_before` that are done.
+    done_ahead: BTreeSet<u64>,
+    /// The next batch that no worker has taken.
+    next: u64,
+    /// The number of batches of the run.
+    end: u64,
+    /// Batches that a worker has given back.
+    returned: BTreeSet<u64>,
+    /// The batch that each worker computes.
+    taken: Vec<Option<u64>>,
+    has_stopped: bool,
+}
+
+impl Tickets {
+    /// Creates the batches `start` to `end` for `workers` workers. The batches in `done_ahead` are already done.
+    pub(super) fn new(
+        start: u64,
+        end: u64,
+        workers: usize,
+        done_ahead: impl IntoIterator<Item = u64>,
+    ) -> Self {
+        let mut tickets = Self {
+            done_before: start,
+            done_ahead: done_ahead.into_iter().filter(|&batch| start <= batch && batch < end).collect(),
+            next: start,
+            end,
+            returned: BTreeSet::new(),
+            taken: vec![None; workers],
+            has_stopped: false,
+        };
+        tickets.advance();
+        tickets
+    }
+
+    /// Assigns a batch to a worker. If all other batches are in progress and `is_idle` is true, assigns a batch that another
+    /// worker computes, in case that worker is slow: the first result counts (a backup task, as in Dean and Ghemawat,
+    /// "`MapReduce`", OSDI 2004).
+    pub(super) fn take(&mut self, worker: usize, is_idle: bool) -> Assignment {
+        self.give_back(worker);
+        if self.has_stopped || self.done_before == self.end {
+            return Assignment::Finished;
+        }
+        let batch = self.returned.pop_first().or_else(|| self.take_next()).or_else(|| {
+            let in_progress =
+                self.taken.iter().flatten().copied().filter(|batch| !self.done_ahead.contains(batch));
+            if is_idle { in_progress.min() } else { None }
+        });
+        self.taken[worker] = batch;
+        batch.map_or(Assignment::Wait, Assignment::Batch)
+    }
+
+    fn take_next(&mut self) -> Option<u64> {
+        while self.next < self.end {
+            let batch = self.next;
+            self.next += 1;
+            if !self.done_ahead.contains(&batch) && batch >= self.done_before {
+                return Some(batch);
+            }
+        }
+        None
+    }
+
+    /// Returns whether the worker computes `batch`, and no worker has completed it.
+    pub(super) fn is_open(&self, worker: usize, batch: u64) -> bool {
+        self.taken[worker] == Some(batch) && self.done_before <= batch && !self.done_ahead.contains(&batch)
+    }
+
+    /// Marks the batch of a worker as done. Returns the batch, if no other worker has completed it before.
+    pub(super) fn complete(&mut self, worker: usize) -> Option<u64> {
+        let batch = self.taken[worker].take()?;
+        let is_new = self.done_before <= batch && self.done_ahead.insert(batch);
+        self.advance();
+        is_new.then_some(batch)
+    }
+
+    /// Takes the batch of a worker back, so that another worker can compute it.
+    pub(super) fn give_back(&mut self, worker: usize) {
+        let Some(batch) = self.taken[worker].take() else { return };
+        let is_done = batch < self.done_before || self.done_ahead.contains(&batch);
+        if !is_done && !self.taken.contains(&Some(batch)) {
+            self.returned.insert(batch);
+        }
+    }
+
+    /// Hands out no more batches.
+    pub(super) fn stop(&mut self) {
+        self.has_stopped = true;
+    }
+
+    /// Returns the number of batches at the start of the run that are all done.
+    pub(super) fn done_before(&self) -> u64 {
+        self.done_before
+    }
+
+    /// Returns the other batches that are done.
+    pub(super) fn done_ahead(&self) -> Vec<u64> {
+        self.done_ahead.iter().copied().collect()
+    }
+
+    /// Returns whether the run has stopped, or all batches are done.
+    pub(super) fn is_finished(&self) -> bool {
+        self.has_stopped || self.done_before == self.end
+    }
+
+    fn advance(&mut self) {
+        while self.done_ahead.remove(&self.done_before) {
+            self.done_before += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt as _, SeedableRng as _};
+
+    use super::*;
+
+    #[test]
+    fn batches_are_assigned_in_order_and_done_once() {
+        let mut tickets = Tickets::new(2, 5, 2, []);
+        assert_eq!(tickets.take(0, false), Assignment::Batch(2));
+        assert_eq!(tickets.take(1, false), Assignment::Batch(3));
+        assert_eq!(tickets.complete(1), Some(3));
+        assert_eq!((tickets.done_before(), tickets.done_ahead()), (2, vec![3]));
+        assert_eq!(tickets.take(1, false), Assignment::Batch(4));
+        assert_eq!(tickets.complete(0), Some(2));
+        assert_eq!((tickets.done_before(), tickets.done_ahead()), (4, vec![]));
+        assert_eq!(tickets.take(0, false), Assignment::Wait);
+        assert_eq!(tickets.complete(1), Some(4));
+        assert_eq!(tickets.take(0, false), Assignment::Finished);
+    }
+
+    #[test]
+    fn an_idle_worker_gets_the_batch_of_a_slow_worker_and_the_first_result_counts() {
+        let mut tickets = Tickets::new(0, 1, 2, []);
+        assert_eq!(tickets.take(0, false), Assignment::Batch(0));
+        assert_eq!(tickets.take(1, false), Assignment::Wait);
+        assert_eq!(tickets.take(1, true), Assignment::Batch(0));
+        assert!(tickets.is_open(0, 0) && tickets.is_open(1, 0));
+        assert_eq!(tickets.complete(1), Some(0));
+        assert!(!tickets.is_open(0, 0));
+        assert_eq!(tickets.complete(0), None);
+    }
+
+    #[test]
+    fn a_resumed_run_skips_the_batches_that_are_done() {
+        let mut tickets = Tickets::new(3, 7, 1, [4, 5]);
+        assert_eq!(tickets.take(0, false), Assignment::Batch(3));
+        assert_eq!(tickets.complete(0), Some(3));
+        assert_eq!(tickets.done_before(), 6);
+        assert_eq!(tickets.take(0, false), Assignment::Batch(6));
+        tickets.stop();
+        assert_eq!(tickets.take(0, false), Assignment::Finished);
+    }
+
+    /// Workers complete, drop and lose batches at random. Each batch must be done exactly once.
+    #[test]
+    fn each_batch_is_done_once_in_spite_of_lost_workers() {
+        for seed in 0..200 {
+            let mut random = StdRng::seed_from_u64(seed);
+            let (workers, end) = (random.random_range(1..6), random.random_range(1..40));
+            let mut tickets = Tickets::new(0, end, workers, []);
+            let mut done = vec![0; end as usize];
+            let mut alive = vec![true; workers];
+            let mut events = 0;
+            while !tickets.is_finished() {
+                events += 1;
+                assert!(events < 10_000, "seed {seed}: the run does not end");
+                let worker = random.random_range(0..workers);
+                match random.random_range(0..20) {
+                    0 if alive.iter().filter(|&&alive| alive).count() > 1 => {
+                        alive[worker] = false;
+                        tickets.give_back(worker);
+                    }
+                    1 => tickets.give_back(worker),
+                    2..11 if alive[worker] => {
+                        let is_idle = random.random();
+                        let _ = tickets.take(worker, is_idle);
+                    }
+                    _ => {
+                        if let Some(batch) = tickets.complete(worker) {
+                            done[batch as usize] += 1;
+                        }
+                    }
+                }
+            }
+            assert!(done.iter().all(|&count| count == 1), "seed {seed}: {done:?}");
+        }
+    }
+}

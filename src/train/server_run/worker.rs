@@ -1,0 +1,96 @@
+//! A worker: computes gradients of batches, pushes them and pulls parameters.
+
+use ndarray::s;
+
+use super::note::{WorkReply, WorkRequest};
+use super::tickets::Assignment;
+use super::{Role, RunContext};
+use crate::train::batches::{Batches, part};
+use crate::train::clipping;
+use crate::train::parameter_server::{ParameterServerError, ServerClient};
+use crate::types::{Rank, WorldSize};
+
+/// What a worker has done.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct WorkDone {
+    /// The number of samples whose gradients this worker has computed.
+    pub(super) samples: u64,
+    /// The duration in seconds of all steps of this worker.
+    pub(super) seconds: f64,
+}
+
+/// Computes gradients until the first server says that the run has ended. `parameters` are the initial parameters.
+pub(super) fn work(
+    context: &RunContext<'_>,
+    role: &Role,
+    client: &mut ServerClient,
+    parameters: &mut [f32],
+) -> Result<WorkDone, ParameterServerError> {
+    let setup = context.setup;
+    let (train, batch_size) = (&setup.dataset.train, setup.settings.batch_size);
+    let batches_per_epoch = train.len().div_ceil(batch_size) as u64;
+    let mut workspace = setup.network.workspace(batch_size.min(train.len()));
+    let mut gradient = vec![0.0; parameters.len()];
+    let mut epoch_batches: Option<(u64, Batches)> = None;
+    let mut done = WorkDone::default();
+    client.pull(parameters)?;
+    let mut reply = client.note(WorkRequest::default().encode())?;
+    let started = std::time::Instant::now();
+    loop {
+        let number = match WorkReply::decode(&reply) {
+            WorkReply::Work(Assignment::Batch(number)) => number,
+            WorkReply::Work(Assignment::Finished) | WorkReply::Published => break,
+            WorkReply::Work(Assignment::Wait) => {
+                let request = WorkRequest { is_stopping: context.is_stopping(), ..WorkRequest::default() };
+                reply = client.note(request.encode())?;
+                // The parameters may have changed during the wait.
+                client.pull(parameters)?;
+                continue;
+            }
+        };
+        let epoch = number / batches_per_epoch;
+        if epoch_batches.as_ref().is_none_or(|(known, _)| *known != epoch) {
+            epoch_batches = Some((epoch, Batches::new(context.config.seed, epoch, train.len(), batch_size)));
+        }
+        let whole =
+            epoch_batches.as_ref().map_or(&[][..], |(_, b)| b.batch((number % batches_per_epoch) as usize));
+        let samples = if context.is_synchronous { own_part(whole, role) } else { whole };
+        let input = workspace.input.slice_mut(s![..samples.len(), ..]);
+        let rows = samples.iter().map(|&sample| sample as usize);
+        train.features.gather(rows.clone(), setup.standardizer.as_ref(), input);
+        let sums = setup.network.differentiate(
+            parameters,
+            &mut gradient,
+            &mut workspace,
+            (&train.targets, rows),
+            // In a synchronous step, the server sums the gradients of all workers.
+            1.0 / whole.len() as f32,
+            (usize::MAX, |_, _: &mut [f32]| {}),
+        );
+        let request = WorkRequest {
+            is_stopping: context.is_stopping(),
+            has_diverged: !sums.loss.is_finite(),
+            awaits_end: false,
+            loss: sums.loss,
+            samples: samples.len() as u64,
+            batch: number,
+        };
+        if request.has_diverged {
+            reply = client.note(request.encode())?;
+            continue;
+        }
+        if let (Some(norm_max), false) = (context.config.recipe.clip_norm, context.is_synchronous) {
+            clipping::clip(&mut gradient, norm_max);
+        }
+        reply = client.push(&gradient, request.encode(), Some(parameters))?.note;
+        done.samples += samples.len() as u64;
+    }
+    done.seconds = started.elapsed().as_secs_f64();
+    Ok(done)
+}
+
+/// Returns this worker's part of a batch.
+fn own_part<'a>(batch: &'a [u32], role: &Role) -> &'a [u32] {
+    let workers = WorldSize::new(role.workers).unwrap_or(WorldSize::ONE);
+    &batch[part(batch.len(), Rank::new(role.worker), workers)]
+}

@@ -1,0 +1,45 @@
+//! Records of a run in which other ranks take the steps.
+
+use super::Trainer;
+use crate::group::Group;
+use crate::train::TrainError;
+use crate::train::optimizer::Optimizer;
+use crate::train::progress::Observer;
+
+impl Trainer<'_> {
+    /// Returns the parameters and the optimizer, so that the caller can copy the current values to them.
+    pub(crate) fn parameters_and_optimizer(&mut self) -> (&mut [f32], &mut Optimizer) {
+        (&mut self.state.parameters, &mut self.optimizer)
+    }
+
+    /// Tests the model, if an epoch is complete, and saves a checkpoint. `(loss, samples, seconds)` are the mean loss of the last
+    /// epoch, and the samples and the duration of the steps since the last record.
+    pub(crate) fn record_steps_of_others(
+        &mut self,
+        group: &mut Group,
+        (loss, samples, seconds): (f64, u64, f64),
+        is_complete: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        self.step_seconds += seconds;
+        self.step_samples += samples;
+        self.epoch_loss = loss;
+        if is_complete {
+            let record = self.test_epoch(group, samples, seconds)?;
+            self.state.history.push(record);
+            self.validate(group)?;
+        }
+        let record = self.state.history.last().filter(|_| is_complete);
+        observer.epoch_ended(self.setup.settings.epochs, record);
+        self.save(group)
+    }
+
+    /// Selects the best parameters at the end of a run, if the run keeps them.
+    pub(crate) fn finish_steps_of_others(&mut self, group: &mut Group) -> Result<(), TrainError> {
+        if let (Some(best), false) = (&mut self.state.best, self.stopped) {
+            best.exchange(&mut self.state.parameters);
+            self.save(group)?;
+        }
+        Ok(())
+    }
+}

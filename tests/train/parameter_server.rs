@@ -1,0 +1,200 @@
+//! Tests of `--strategy ps-sync` and `--strategy ps-async`.
+
+use std::fs;
+use std::num::NonZeroU32;
+
+use ringtrain::Rank;
+use ringtrain::train::optimizer::{AdamOptions, Rule};
+use ringtrain::train::{Config, Existing, Recipe, ServerReport, ServerSettings, Summary};
+
+use super::library::train;
+use super::strategies::{
+    Actions, NONE, assert_close, checkpoint_in, convergence_config, sgd_config, strategy, train_and_compare,
+    train_on,
+};
+use super::util::{
+    finish, read_pid, ringrun_script, run as run_program, runs_long_tests, signal, wait_until,
+};
+
+fn servers(count: u32) -> ServerSettings {
+    ServerSettings { servers: NonZeroU32::new(count), staleness_aware: false }
+}
+
+fn server_report(summary: &Summary) -> &ServerReport {
+    summary.report.parameter_server.as_ref().unwrap()
+}
+
+/// Returns the number of gradients that the servers have applied.
+fn updates(report: &ServerReport) -> u64 {
+    report.updates.iter().map(|(_, count)| count).sum()
+}
+
+#[test]
+fn synchronous_runs_equal_a_single_process_after_100_steps() {
+    // An epoch has 15 steps. Batches of 100 samples give 3 workers parts of 34, 33 and 33 samples.
+    let plain = Config { batch_size: Some(100), epochs: Some(7), ..sgd_config() };
+    let clipped = Config { recipe: Recipe { clip_norm: Some(0.1), ..Recipe::default() }, ..plain.clone() };
+    let all = &[(4, 1, &clipped), (5, 2, &plain), (2, 1, &plain), (3, 1, &plain)][..];
+    for &(n, count, config) in if runs_long_tests() { all } else { &all[..2] } {
+        let alone = train(config).unwrap();
+        let config =
+            Config { strategy: strategy("ps-sync"), parameter_server: servers(count), ..config.clone() };
+        let found = train_and_compare(n, &config);
+        assert_close(&found.parameters, &alone.parameters, &format!("{n} ranks, {count} servers"));
+        assert_eq!((found.report.steps, found.report.world_size), (105, n));
+        let report = server_report(&found);
+        assert_eq!((updates(report), report.servers.len()), (105 * u64::from(n - count), count as usize));
+    }
+}
+
+/// LAMB needs the norms of whole tensors, so servers hold whole tensors. The sum of two gradients does not depend on their order,
+/// so two workers give the same bits as two ranks that sum their gradients.
+#[test]
+fn two_synchronous_workers_compute_the_same_bits_as_two_ranks_with_allreduce() {
+    for rule in [Rule::Lamb(AdamOptions::DEFAULT), Rule::Adam(AdamOptions::DEFAULT)] {
+        let config = Config { rule: Some(rule), learning_rate: Some(0.01), epochs: Some(2), ..sgd_config() };
+        let expected = train_and_compare(2, &config).parameters;
+        let config = Config { strategy: strategy("ps-sync"), parameter_server: servers(2), ..config };
+        assert_eq!(train_and_compare(4, &config).parameters, expected, "{rule:?}");
+    }
+}
+
+#[test]
+fn an_asynchronous_run_learns_digits_as_well_as_a_single_process() {
+    let short = Config { learning_rate: Some(0.1), epochs: Some(30), ..sgd_config() };
+    let config = if runs_long_tests() { convergence_config() } else { short };
+    let alone = train(&config).unwrap().report;
+    let all = &[("ps-async", 4, 2), ("ps-async:4", 4, 1)][..];
+    for &(text, n, count) in if runs_long_tests() { all } else { &all[..1] } {
+        for staleness_aware in [false, true] {
+            let parameter_server = ServerSettings { staleness_aware, ..servers(count) };
+            let summary = train_and_compare(
+                n,
+                &Config { strategy: strategy(text), parameter_server, ..config.clone() },
+            );
+            let (found, expected) = (summary.report.test_accuracy.unwrap(), alone.test_accuracy.unwrap());
+            let report = server_report(&summary);
+            println!(
+                "{text}: accuracy {found}, alone {expected}; {}",
+                serde_json::to_string(report).unwrap()
+            );
+            assert!(found >= expected - 0.01, "{text}: {found}, alone {expected}");
+            // Each batch is applied exactly once.
+            assert_eq!((summary.report.steps, updates(report)), (alone.steps, alone.steps));
+            assert_eq!(report.staleness.iter().sum::<u64>(), alone.steps);
+            assert!(report.lost_workers.is_empty());
+        }
+    }
+}
+
+/// A bound of 0 accepts only gradients of the current parameters. With several workers, the servers drop the other gradients, and
+/// the batches of these gradients are computed again.
+#[test]
+fn no_gradient_exceeds_the_bound_of_the_staleness() {
+    let config = Config { strategy: strategy("ps-async:0"), epochs: Some(3), ..sgd_config() };
+    let summary = train_and_compare(4, &config);
+    let report = server_report(&summary);
+    assert_eq!((report.staleness_max, report.staleness.as_slice()), (0, &[36][..]));
+    assert_eq!((updates(report), summary.report.steps), (36, 36));
+}
+
+/// A stopped run saves which batches are done. So the resumed run uses each batch exactly once, on another number of ranks.
+#[test]
+fn a_stopped_run_resumes_with_other_servers_and_workers() {
+    for (text, stopping) in [("ps-async", Rank::ZERO), ("ps-sync", Rank::ZERO)] {
+        let directory = tempfile::tempdir().unwrap();
+        let first = Config {
+            strategy: strategy(text),
+            rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
+            learning_rate: Some(0.01),
+            epochs: Some(6),
+            checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
+            ..sgd_config()
+        };
+        let stopped = train_on(4, &first, Actions { stop: Some((stopping, 17)), ..NONE });
+        let mut stopped: Vec<_> = stopped.into_iter().map(|result| result.unwrap()).collect();
+        let stopped = stopped.swap_remove(0).report;
+        assert!(stopped.stopped && (17..72).contains(&stopped.steps), "{text}: {stopped:?}");
+        let resume = Config {
+            checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)),
+            parameter_server: servers(2),
+            ..first
+        };
+        let report = train_and_compare(3, &resume).report;
+        assert_eq!((report.steps, report.epochs), (72, 6), "{text}");
+        assert!(report.test_accuracy.unwrap() > 0.8, "{text}: {:?}", report.test_accuracy);
+    }
+}
+
+#[test]
+fn wrong_numbers_of_ranks_and_diverged_runs_are_errors_on_all_ranks() {
+    let base = Config { strategy: strategy("ps-async"), epochs: Some(2), ..sgd_config() };
+    let diverging = Config { learning_rate: Some(1e30), ..base.clone() };
+    let crowded = Config { parameter_server: servers(3), ..base.clone() };
+    for (n, config, expected) in [
+        (1, &base, "at least one server and one worker, but there are 1 ranks"),
+        (3, &crowded, "there are 3 ranks and 3 of them are servers"),
+        (3, &diverging, "lower --lr"),
+    ] {
+        for (rank, result) in train_on(n, config, NONE).into_iter().enumerate() {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(expected), "rank {rank}: {error}");
+        }
+    }
+}
+
+/// Starts a run of 4 ranks, waits until rank 0 has saved a checkpoint, and kills the rank `victim`. Returns the exit code, the
+/// output and the report.
+fn kill_one_rank(victim: u32, strategy: &str) -> (Option<i32>, String, Option<serde_json::Value>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let script = format!(
+        "echo $$ >{0}/part.$RING_RANK && mv {0}/part.$RING_RANK {0}/pid.$RING_RANK && exec {1} --strategy {strategy} --epochs 200 \
+         --optimizer sgd --lr 0.1 --model mlp:16 --checkpoint {0} --report {0}/report.json",
+        folder.path().display(),
+        env!("CARGO_BIN_EXE_ringtrain"),
+    );
+    let child = ringrun_script(&["-n", "4", "--tolerate-failures"], &script).spawn().unwrap();
+    wait_until("a checkpoint", || path("checkpoint.safetensors").exists());
+    signal("KILL", read_pid(&path(&format!("pid.{victim}"))));
+    let done = finish(child);
+    let report = fs::read_to_string(path("report.json")).ok();
+    let report = report.map(|text| serde_json::from_str(&text).unwrap());
+    (done.code(), done.stdout() + &done.stderr(), report)
+}
+
+#[test]
+fn the_other_workers_finish_an_asynchronous_run_after_a_worker_was_killed() {
+    let (code, output, report) = kill_one_rank(2, "ps-async");
+    assert_eq!(code, Some(0), "{output}");
+    assert!(output.contains("rank 2, a worker, is lost"), "{output}");
+    let report = report.unwrap();
+    assert_eq!(report["parameter_server"]["lost_workers"], serde_json::json!([2]));
+    // Each batch is applied exactly once in spite of the loss.
+    let updates = report["parameter_server"]["updates"].as_array().unwrap();
+    let total: u64 = updates.iter().map(|entry| entry[1].as_u64().unwrap()).sum();
+    assert_eq!((total, report["steps"].as_u64()), (2400, Some(2400)));
+    assert!(report["test_accuracy"].as_f64().unwrap() > 0.93, "{output}");
+}
+
+#[test]
+fn a_lost_server_and_a_lost_synchronous_worker_end_the_run_with_a_clear_error() {
+    for (victim, strategy, expected) in
+        [(0, "ps-async", "rank 0, a parameter server, is lost"), (3, "ps-sync", "rank 3, a worker, is lost")]
+    {
+        let (code, output, _) = kill_one_rank(victim, strategy);
+        assert!(code != Some(0) && output.contains(expected), "exit code {code:?}: {output}");
+    }
+}
+
+#[test]
+fn the_program_prints_the_staleness() {
+    let script =
+        format!("exec {} --strategy ps-async --servers 2 --epochs 2", env!("CARGO_BIN_EXE_ringtrain"));
+    let done = run_program(&mut ringrun_script(&["-n", "4"], &script));
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    let stdout = done.stdout();
+    assert!(stdout.contains("staleness of 24 updates: mean "), "{stdout}");
+    let hashes: Vec<_> = stdout.lines().filter_map(|line| line.split("parameters_hash ").nth(1)).collect();
+    assert!(hashes.len() == 4 && hashes.iter().all(|hash| *hash == hashes[0]), "{stdout}");
+}
