@@ -2,7 +2,7 @@
 
 use super::checkpoint::{IdentityEntry, RunIdentity};
 use super::config::{Config, default_model};
-use super::data::{DataError, Dataset, LoadOptions, Samples, Standardizer, Targets, Task};
+use super::data::{ColumnEncoding, DataError, Dataset, LoadOptions, Samples, Standardizer, Targets, Task};
 use super::early_stopping::hold_out;
 use super::learning_rate::LearningRates;
 use super::model::{Loss, ModelSpec, Network, Scale};
@@ -28,6 +28,8 @@ pub const EPOCHS_DEFAULT: u64 = 40;
 /// The minimum number of steps of a run without `--epochs` and `--batch-size`: the steps of
 /// 40 epochs on the built-in handwritten digits. With far fewer steps, Adam stops far from the optimum.
 pub const STEPS_DEFAULT_MIN: u64 = 480;
+/// The number of inputs in a message about inputs that count as constant.
+const NAMES_SHOWN: usize = 8;
 
 /// The data, the model and the settings of a run.
 #[derive(Debug)]
@@ -122,7 +124,9 @@ impl Setup {
         // Pixels are standardized only for a linear model, which then converges faster. Other models do not need this, because
         // pixels are from 0 to 1.
         let standardize = config.standardize && (dataset.tabular || model == ModelSpec::Linear);
-        let standardizer = standardize.then(|| Standardizer::fit(&dataset.train.features));
+        let fitted = standardize.then(|| Standardizer::fit(&dataset.train.features));
+        let (standardizer, ignored) = fitted.unzip();
+        dataset.notes.extend(ignored.and_then(|ignored| describe_ignored(&dataset, &ignored)));
         let (loss, outputs) = match &dataset.train.targets {
             Targets::Numbers(values) => {
                 config.recipe.refuse_class_options()?;
@@ -222,6 +226,27 @@ impl Setup {
         let fractions = counts.iter().filter(|&&found| found > 0).map(|&found| found as f64 / count);
         fractions.map(|fraction| -fraction * fraction.ln()).sum()
     }
+}
+
+/// Returns a message for the user about inputs that count as constant although their values differ. Returns
+/// `None` for pixels.
+fn describe_ignored(dataset: &Dataset, ignored: &[usize]) -> Option<String> {
+    if ignored.is_empty() || !dataset.tabular {
+        return None;
+    }
+    let names: Option<Vec<String>> = dataset
+        .encoding
+        .as_ref()
+        .map(|encoding| encoding.columns.iter().flat_map(ColumnEncoding::input_names).collect());
+    let name = |index: usize| names.as_ref().map_or_else(|| index.to_string(), |names| names[index].clone());
+    let shown: Vec<String> =
+        ignored.iter().take(NAMES_SHOWN).map(|&index| format!("`{}`", name(index))).collect();
+    let more = if ignored.len() > shown.len() { ", ..." } else { "" };
+    Some(format!(
+        "inputs whose values differ too little for 32-bit floating-point numbers: {}{more}. They count as constant, so the model \
+         does not use them; multiply such a column by a large number, or subtract a constant from it",
+        shown.join(", ")
+    ))
 }
 
 /// Returns the number of samples of each class.

@@ -141,3 +141,21 @@ fn encodings_do_not_see_validation_rows() {
     assert_eq!(load("b.csv", text(&other), Some(0.5)).encoding.unwrap(), encoding);
     assert_ne!(load("c.csv", text(&other), None).encoding.unwrap(), encoding);
 }
+
+/// Regression test: the loss was NaN at step 1, and the error said to lower the learning rate.
+#[test]
+fn a_column_of_tiny_numbers_counts_as_constant() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("table.csv");
+    let rows = (0..60).map(|row| format!("{row}e-40,{row},{}\n", 2 * row));
+    std::fs::write(&path, "tiny,x,y\n".to_owned() + &rows.collect::<String>()).unwrap();
+    let config = Config { table: TableOptions::default(), ..table_config(path, MissingPolicy::Error) };
+    let mut lines = Lines(Vec::new());
+    let summary = run(&mut Group::solo(), &config, &AtomicBool::new(false), &mut lines).unwrap();
+    let lines = lines.0.join("\n");
+    assert!(summary.report.train_r2.unwrap() > 0.99, "{lines}");
+    assert!(
+        lines.contains("too little for 32-bit floating-point numbers: `tiny`. They count as constant"),
+        "{lines}"
+    );
+}

@@ -133,15 +133,22 @@ pub struct Standardizer {
 }
 
 impl Standardizer {
-    /// Computes the mean and the deviation of each feature, in f64 and in two passes, so that large means do not reduce the
-    /// precision.
-    pub fn fit(features: &Features) -> Self {
+    /// Computes the mean and the deviation of each feature. The computation uses f64 and two passes, so that large
+    /// means do not reduce the precision. Also returns the indices of features whose values differ too little to be
+    /// scaled: these features become 0, as if they were constant.
+    pub fn fit(features: &Features) -> (Self, Vec<usize>) {
         let (rows, columns) = (features.rows(), features.columns());
         let mut row_values = Array2::<f32>::zeros((1, columns));
         let mut mean = vec![0.0_f64; columns];
+        let mut is_constant = vec![true; columns];
+        let mut first_values: Option<Vec<f32>> = None;
         for row in 0..rows {
             features.gather(std::iter::once(row), None, row_values.view_mut());
             mean.iter_mut().zip(&row_values).for_each(|(sum, &value)| *sum += f64::from(value));
+            let first_values = first_values.get_or_insert_with(|| row_values.iter().copied().collect());
+            for ((is_constant, value), first) in is_constant.iter_mut().zip(&row_values).zip(first_values) {
+                *is_constant &= value == first;
+            }
         }
         for sum in &mut mean {
             *sum /= rows.max(1) as f64;
@@ -153,22 +160,20 @@ impl Standardizer {
                 *sum += (f64::from(value) - mean).powi(2);
             }
         }
-        let inverse_deviation = variance
-            .iter()
-            .zip(&mean)
-            .map(|(sum, mean)| {
-                let deviation = (sum / rows.max(1) as f64).sqrt();
-                // Treat a column with such a small deviation as constant, because rounding can cause this deviation
-                // in a constant column.
-                if deviation <= 1e-7 * mean.abs() || deviation == 0.0 {
-                    0.0
-                } else {
-                    (1.0 / deviation) as f32
-                }
-            })
-            .collect();
-        Self { mean: mean.iter().map(|&mean| mean as f32).collect(), inverse_deviation }
+        let deviations = variance.iter().map(|sum| (sum / rows.max(1) as f64).sqrt());
+        let inverse_deviation: Vec<f32> =
+            deviations.zip(&mean).map(|(deviation, mean)| invert_deviation(deviation, *mean)).collect();
+        let is_ignored = |&column: &usize| !is_constant[column] && inverse_deviation[column] == 0.0;
+        let ignored = (0..columns).filter(is_ignored).collect();
+        (Self { mean: mean.iter().map(|&mean| mean as f32).collect(), inverse_deviation }, ignored)
     }
+}
+
+/// Returns 1 / `deviation`, or 0 if a column with this deviation has to be treated as constant: because rounding can
+/// cause the deviation in a constant column, or because the inverse is not finite as f32.
+fn invert_deviation(deviation: f64, mean: f64) -> f32 {
+    let inverse = (1.0 / deviation) as f32;
+    if deviation <= 1e-7 * mean.abs() || !inverse.is_finite() { 0.0 } else { inverse }
 }
 
 #[cfg(test)]
@@ -181,7 +186,8 @@ mod tests {
     fn standardized_features_have_mean_0_and_deviation_1_and_constants_become_0() {
         let features =
             Features::Numbers(array![[1.0, 7.7, 1e6], [2.0, 7.7, 1e6 + 2.0], [6.0, 7.7, 1e6 + 4.0]]);
-        let standardizer = Standardizer::fit(&features);
+        let (standardizer, ignored) = Standardizer::fit(&features);
+        assert!(ignored.is_empty(), "{ignored:?}");
         let mut out = Array2::zeros((3, 3));
         features.gather(0..3, Some(&standardizer), out.view_mut());
         for (column, deviation) in [1.0, 0.0, 1.0].into_iter().enumerate() {
@@ -189,6 +195,22 @@ mod tests {
             assert!(values.mean().unwrap().abs() < 1e-5, "{values}");
             assert!((values.std(0.0) - deviation).abs() < 1e-3, "{values}");
         }
+    }
+
+    /// Regression test: the inverse of a tiny deviation was infinite, and the loss became NaN.
+    #[test]
+    fn features_that_differ_too_little_become_0_and_are_named() {
+        let features = Features::Numbers(array![
+            [1e-39, 1e-38, 7.7, 16_777_216.0, 0.0],
+            [2e-39, 3e-38, 7.7, 16_777_218.0, 0.0],
+            [3e-39, 2e-38, 7.7, 16_777_216.0, 0.0]
+        ]);
+        let (standardizer, ignored) = Standardizer::fit(&features);
+        assert_eq!(ignored, [0, 3]);
+        let is_used: Vec<bool> =
+            standardizer.inverse_deviation.iter().map(|&inverse| inverse > 0.0).collect();
+        assert_eq!(is_used, [false, true, false, false, false]);
+        assert!(standardizer.inverse_deviation.iter().all(|inverse| inverse.is_finite()));
     }
 
     #[test]
