@@ -11,6 +11,8 @@ use ringtrain::train::{
 };
 use ringtrain::{Compression, Group};
 
+use super::util::runs_long_tests;
+
 /// Returns the default configuration.
 pub(crate) fn config() -> Config {
     Config {
@@ -45,7 +47,7 @@ pub(crate) fn train(config: &Config) -> Result<Summary, TrainError> {
 
 #[test]
 fn the_default_settings_learn_digits_with_every_seed() {
-    for seed in 0..5 {
+    for seed in 0..if runs_long_tests() { 5 } else { 1 } {
         let report = train(&Config { seed, ..config() }).unwrap().report;
         assert!(report.test_accuracy.unwrap() >= 0.96, "seed {seed}: {:?}", report.test_accuracy);
         assert_eq!((report.test_samples, report.history.len() as u64), (359, EPOCHS_DEFAULT));
@@ -55,14 +57,15 @@ fn the_default_settings_learn_digits_with_every_seed() {
 
 #[test]
 fn other_models_and_optimizers_learn_digits() {
-    for (model, rule) in [
-        ("softmax", Rule::Adam(AdamOptions::DEFAULT)),
+    let all = [
         ("mlp:64,32", Rule::Sgd),
+        ("softmax", Rule::Adam(AdamOptions::DEFAULT)),
         ("mlp:64", Rule::Momentum { momentum: 0.9 }),
         ("mlp:64", Rule::Nesterov { momentum: 0.9 }),
         ("mlp:64", Rule::AdamW(AdamOptions::DEFAULT)),
         ("mlp:64", Rule::Lamb(AdamOptions::DEFAULT)),
-    ] {
+    ];
+    for &(model, rule) in if runs_long_tests() { &all[..] } else { &all[..2] } {
         let model = Some(model.parse().unwrap());
         let report = train(&Config { model, rule: Some(rule), ..config() }).unwrap().report;
         assert!(report.test_accuracy.unwrap() > 0.9, "{} {:?}", report.model, report.test_accuracy);
@@ -162,7 +165,9 @@ fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
         let directory = tempfile::tempdir().unwrap();
         // An epoch has 15 steps. The run stops after step 8, after step 15 (the last step of an epoch), and after
         // step 28.
-        let uninterrupted = Config { epochs: Some(3), batch_size: Some(100), rule: Some(rule), ..config() };
+        let model = Some("mlp:16".parse().unwrap());
+        let uninterrupted =
+            Config { epochs: Some(3), batch_size: Some(100), rule: Some(rule), model, ..config() };
         let expected = train(&uninterrupted).unwrap();
         for (steps, existing) in [(7, Existing::Refuse), (7, Existing::Resume), (12, Existing::Resume)] {
             let stop = AtomicBool::new(false);

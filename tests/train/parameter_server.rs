@@ -66,7 +66,7 @@ fn an_asynchronous_run_learns_digits_as_well_as_a_single_process() {
     let alone = train(&config).unwrap().report;
     let all = &[("ps-async", 4, 2), ("ps-async:4", 4, 1)][..];
     for &(text, n, count) in if runs_long_tests() { all } else { &all[..1] } {
-        for staleness_aware in [false, true] {
+        for &staleness_aware in if runs_long_tests() { &[false, true][..] } else { &[true] } {
             let parameter_server = ServerSettings { staleness_aware, ..servers(count) };
             let summary = train_and_compare(
                 n,
