@@ -6,6 +6,7 @@ use ndarray::{Array2, s};
 use super::TrainError;
 use super::batches::part;
 use super::model::Loss;
+use super::portable::round_down_to_three_digits;
 use super::random;
 use super::setup::Setup;
 use crate::group::Group;
@@ -95,8 +96,7 @@ fn round_down(value: f64) -> f32 {
     if value.is_nan() || value <= f64::from(f32::MIN_POSITIVE) {
         return f32::MIN_POSITIVE;
     }
-    let unit = 10_f64.powi(value.log10().floor() as i32 - 2);
-    ((value / unit + 1e-9).floor() * unit) as f32
+    round_down_to_three_digits(value) as f32
 }
 
 #[cfg(test)]

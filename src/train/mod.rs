@@ -25,6 +25,7 @@ pub mod model_file;
 pub mod optimizer;
 mod output_paths;
 mod parameter_server;
+mod portable;
 pub mod predict;
 mod progress;
 mod random;

@@ -7,6 +7,7 @@ use super::early_stopping::hold_out;
 use super::learning_rate::LearningRates;
 use super::model::{Loss, ModelSpec, Network, Scale};
 use super::optimizer::{AdamOptions, Rule};
+use super::portable::ln;
 use super::recipe::Recipe;
 use super::report::parameters_hash;
 use super::strategies::StrategySpec;
@@ -224,7 +225,7 @@ impl Setup {
             return targets.constant_loss(&counts);
         }
         let fractions = counts.iter().filter(|&&found| found > 0).map(|&found| found as f64 / count);
-        fractions.map(|fraction| -fraction * fraction.ln()).sum()
+        fractions.map(|fraction| -fraction * ln(fraction)).sum()
     }
 }
 

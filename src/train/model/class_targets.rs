@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use ndarray::ArrayViewMut1;
 
+use crate::train::portable::ln;
+
 /// The constants of a cross-entropy with label smoothing and class weights. With label smoothing s, class weights w,
 /// K classes and probabilities p, the loss of a sample of class y is
 /// `w_y ((1 - s) (-ln p_y) + s / K sum_k (-ln p_k))`.
@@ -62,7 +64,7 @@ impl ClassTargets {
         let share = smoothing * total / counts.len() as f64;
         let targets =
             masses.iter().map(|mass| (1.0 - smoothing) * mass + share).filter(|&target| target > 0.0);
-        let loss: f64 = targets.map(|target| -target * (target / total).ln()).sum();
+        let loss: f64 = targets.map(|target| -target * ln(target / total)).sum();
         loss / counts.iter().sum::<u64>().max(1) as f64
     }
 }

@@ -1,0 +1,73 @@
+//! Functions that return the same bits on every host. Each rank decides with them alone, so all ranks must get the same
+//! result. The functions of the standard library, such as `ln`, may round differently on another host.
+
+/// The largest power of the series in [`ln`]. For a mantissa from 1/√2 to √2, the next term is below 2^-60.
+const POWER_MAX: u32 = 23;
+
+/// Returns the natural logarithm of `value`, with an error of a few units in the last place. Uses only additions,
+/// multiplications and divisions. Returns NaN unless `value` is a normal number above 0.
+pub(crate) fn ln(value: f64) -> f64 {
+    if !value.is_normal() || value < 0.0 {
+        return f64::NAN;
+    }
+    // value = mantissa * 2^exponent, and ln((1 + s) / (1 - s)) = 2 (s + s³/3 + s⁵/5 + ...).
+    let mut exponent = (value.to_bits() >> 52) as i32 - 1023;
+    let mut mantissa = f64::from_bits(value.to_bits() & ((1 << 52) - 1) | 1.0_f64.to_bits());
+    if mantissa > std::f64::consts::SQRT_2 {
+        mantissa /= 2.0;
+        exponent += 1;
+    }
+    let s = (mantissa - 1.0) / (mantissa + 1.0);
+    let mut sum = 0.0;
+    for power in (1..=POWER_MAX).rev().step_by(2) {
+        sum = sum * s * s + 1.0 / f64::from(power);
+    }
+    f64::from(exponent) * std::f64::consts::LN_2 + 2.0 * s * sum
+}
+
+/// Rounds `value` down to three decimal digits. A value that is less than 1e-11 of itself below such a number is rounded to
+/// this number.
+pub(crate) fn round_down_to_three_digits(value: f64) -> f64 {
+    let text = format!("{value:.11e}");
+    let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    let short = digits.get(..4).unwrap_or(digits);
+    format!("{short}e{exponent}").parse().unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Prevents that hosts with different libraries choose different rates, or end the training after different epochs.
+    #[test]
+    fn logarithms_and_rounded_numbers_have_fixed_bits() {
+        for (value, bits) in [
+            (0.1, 0xc002_6bb1_bbb5_5515_u64),
+            (0.5, 0xbfe6_2e42_fefa_39ef),
+            (1.0, 0),
+            (3.0, 0x3ff1_93ea_7aad_030a),
+            (1e300, 0x4085_9634_47f8_7fb5),
+        ] {
+            let found = ln(value);
+            assert!(found.to_bits() == bits, "{value}: {:#018x}", found.to_bits());
+        }
+        for step in 1..=20_000_u32 {
+            for value in [f64::from(step) / 10_000.0, f64::from(step) * 1e30, 1e-30 / f64::from(step)] {
+                let (found, expected) = (ln(value), value.ln());
+                assert!((found - expected).abs() <= 8e-16 * expected.abs().max(1e-3), "{value}: {found}");
+            }
+        }
+        assert!([0.0, -1.0, f64::INFINITY, f64::NAN].into_iter().all(|value| ln(value).is_nan()));
+        for (value, expected) in [
+            (0.123_99, 0.123),
+            (4.567, 4.56),
+            (9.999, 9.99),
+            (1e-5, 1e-5),
+            (0.3 - 1e-16, 0.3),
+            (1_234_567.0, 1_230_000.0),
+            (1e-30, 1e-30),
+        ] {
+            assert_eq!(round_down_to_three_digits(value), expected);
+        }
+    }
+}
