@@ -152,6 +152,11 @@ impl Config {
                     .into())
             }
             (_, StrategySpec::AllReduce) => Ok(()),
+            (_, StrategySpec::ModelAverage { epochs: None }) if self.recipe.patience.is_some() => {
+                Err("--patience needs several tests of the model, but with --strategy model-average the ranks average and test \
+                     their models only at the end of the run; pass --strategy model-average:EPOCHS, or leave out --patience"
+                    .into())
+            }
             (Some(Rule::Accelerated), strategy) => Err(format!(
                 "--optimizer accelerated needs the gradient of the whole training set in each step, but with --strategy \
                  {strategy} a rank knows only the gradient of its own samples; pass --optimizer adam, momentum or sgd"

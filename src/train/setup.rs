@@ -144,6 +144,14 @@ impl Setup {
                 DataError::Unsuitable(format!("{model} on {columns} features has too many parameters"))
             })?;
         let settings = TrainingSettings::new(config, &model, &dataset);
+        let TrainingSettings { epochs, epochs_per_record, .. } = settings;
+        if validation.is_some() && epochs > 1 && epochs_per_record >= epochs {
+            return Err(DataError::Unsuitable(format!(
+                "--patience needs several tests of the model, but with --strategy {} the run of {epochs} epochs tests the model \
+                 only at its end; raise --epochs, or leave out --patience",
+                config.strategy
+            )));
+        }
         let steps_per_epoch = dataset.train.len().div_ceil(settings.batch_size).max(1) as u64;
         let Recipe { schedule, warmup, .. } = config.recipe;
         let learning_rates = LearningRates::new(schedule, warmup, steps_per_epoch, settings.epochs)?;

@@ -8,7 +8,8 @@ use ringtrain::Rank;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    Checkpoint, Config, EpochRecord, Existing, Observer, Silent, StrategySpec, Summary, TrainError, run,
+    Checkpoint, Config, EpochRecord, Existing, Observer, Patience, Recipe, Silent, StrategySpec, Summary,
+    TrainError, run,
 };
 
 use super::library::{config, train};
@@ -230,10 +231,25 @@ fn divergence_on_one_rank_ends_all_ranks() {
 
 #[test]
 fn options_that_do_not_fit_a_strategy_are_refused() {
-    let config = Config { rule: Some(Rule::Accelerated), strategy: strategy("local-sgd:2"), ..config() };
-    match run(&mut ringtrain::Group::solo(), &config, &AtomicBool::new(false), &mut Silent) {
-        Err(TrainError::Options(message)) => assert!(message.contains("pass --optimizer adam"), "{message}"),
-        other => panic!("{other:?}"),
+    let accelerated = Config { rule: Some(Rule::Accelerated), strategy: strategy("local-sgd:2"), ..config() };
+    let recipe =
+        Recipe { patience: Some(Patience { records: 1, validation_fraction: 0.1 }), ..Recipe::default() };
+    let early_stopping = Config { recipe, epochs: Some(8), ..config() };
+    for (config, expected) in [
+        (accelerated, Some("pass --optimizer adam")),
+        (
+            Config { strategy: strategy("model-average"), ..early_stopping.clone() },
+            Some("model-average:EPOCHS"),
+        ),
+        (Config { strategy: strategy("model-average:8"), ..early_stopping.clone() }, Some("only at its end")),
+        (Config { strategy: strategy("model-average:4"), ..early_stopping }, None),
+    ] {
+        let found = run(&mut ringtrain::Group::solo(), &config, &AtomicBool::new(false), &mut Silent);
+        match (found, expected) {
+            (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+            (Ok(summary), None) => assert_eq!(summary.report.history.len(), 2),
+            (found, _) => panic!("{found:?}"),
+        }
     }
 }
 

@@ -194,8 +194,24 @@ fn compare_with_targets(args: EvalArgs) -> Result<(), ProgramFailure> {
     }
     let top_k = args.top_k.map(|k| usize::try_from(k).unwrap_or(usize::MAX));
     let mut model = SavedModel::load(&args.input.model)?;
+    check_top_k(top_k, model.description().classes.len()).map_err(usage_failure)?;
     let evaluation = evaluate(&mut model, &input, top_k)?;
     print(&if args.json { to_json(&evaluation) } else { evaluation.to_string() })
+}
+
+/// Checks that `--top-k` has an effect on the results of a model with so many classes. A model without classes
+/// predicts numbers.
+fn check_top_k(top_k: Option<usize>, classes: usize) -> Result<(), String> {
+    match top_k {
+        Some(k) if classes == 0 => {
+            Err(format!("--top-k {k}: the model predicts numbers and not classes; leave out --top-k"))
+        }
+        Some(k) if k >= classes => Err(format!(
+            "--top-k {k}: the model has only {classes} classes, so each prediction would count as right; pass at most {}",
+            classes - 1
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn inspect(args: &InspectArgs) -> Result<(), ProgramFailure> {
@@ -257,6 +273,22 @@ mod tests {
         ] {
             let error = run_line(line);
             assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+
+    /// Prevents that --top-k is ignored without a message.
+    #[test]
+    fn a_top_k_without_an_effect_is_refused() {
+        for (k, classes, expected) in [
+            (3, 0, Some("predicts numbers and not classes")),
+            (3, 3, Some("has only 3 classes")),
+            (9, 2, Some("pass at most 1")),
+            (2, 3, None),
+        ] {
+            let found = check_top_k(Some(k), classes).err();
+            let fits = found.as_ref().zip(expected).map(|(error, expected)| error.contains(expected));
+            assert_eq!(fits, expected.map(|_| true), "{found:?}");
+            assert!(check_top_k(None, classes).is_ok());
         }
     }
 
