@@ -48,7 +48,7 @@ const ADDED_ENTRIES: [(&str, &str); 8] = [
 ];
 /// The maximum size in bytes of the names, the metadata and the history in a checkpoint.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// The size in bytes that [`check_space`] assumes for the names, the metadata and the history.
+/// The size in bytes that [`check_header`] assumes for the names, the metadata and the history.
 const HEADER_BYTES_ASSUMED: u64 = 1 << 16;
 
 /// The position of a run: how many epochs and steps are done.
@@ -190,23 +190,13 @@ pub(crate) fn save(
             tensors.push(Tensor { name: name.into(), shape: vec![values.len()], bytes: to_bytes(values) });
         }
     }
-    let mut metadata: HashMap<String, String> =
-        identity.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.clone())).collect();
+    let mut metadata = identity_metadata(identity);
     metadata.extend(
         POSITION_KEYS.iter().zip(state.position.to_words()).map(|(k, v)| ((*k).into(), v.to_string())),
     );
-    metadata.insert("format".into(), FORMAT.into());
-    metadata.insert("data".into(), identity.data_hash.clone());
-    metadata.insert("data_name".into(), identity.data_name.clone());
     if let Some(rate) = state.learning_rate {
         metadata.insert("learning_rate".into(), rate.to_string());
     }
-    metadata.insert("classes".into(), serde_json::Value::from(identity.classes.clone()).to_string());
-    if let Some(encoding) = &identity.encoding {
-        metadata.insert("encoding".into(), encoding.clone());
-    }
-    metadata.insert("target_mean".into(), identity.scale.mean.to_string());
-    metadata.insert("target_deviation".into(), identity.scale.deviation.to_string());
     metadata.insert("history".into(), to_json(&state.history));
     if !state.done_ahead.is_empty() {
         metadata.insert("done_ahead".into(), to_json(&state.done_ahead));
@@ -227,6 +217,32 @@ pub(crate) fn save(
     atomic_file::write(&path, &bytes).map_err(|error| fail("write", error))
 }
 
+/// Returns the metadata that does not change during a run.
+fn identity_metadata(identity: &RunIdentity) -> HashMap<String, String> {
+    let mut metadata: HashMap<String, String> =
+        identity.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.clone())).collect();
+    metadata.insert("format".into(), FORMAT.into());
+    metadata.insert("data".into(), identity.data_hash.clone());
+    metadata.insert("data_name".into(), identity.data_name.clone());
+    metadata.insert("classes".into(), serde_json::Value::from(identity.classes.clone()).to_string());
+    if let Some(encoding) = &identity.encoding {
+        metadata.insert("encoding".into(), encoding.clone());
+    }
+    metadata.insert("target_mean".into(), identity.scale.mean.to_string());
+    metadata.insert("target_deviation".into(), identity.scale.deviation.to_string());
+    metadata
+}
+
+/// Returns the size in bytes of the header of a checkpoint, with an estimate for the parts that change during a run.
+/// Returns an error if this size exceeds `bytes_max`.
+fn check_header(path: &Path, identity: &RunIdentity, bytes_max: u64) -> Result<u64, CheckpointError> {
+    let bytes = to_json(&identity_metadata(identity)).len() as u64 + HEADER_BYTES_ASSUMED;
+    if bytes > bytes_max {
+        return Err(CheckpointError::HeaderTooLong { path: path.to_owned(), bytes, bytes_max });
+    }
+    Ok(bytes)
+}
+
 fn create_directory(directory: &Path) -> Result<(), CheckpointError> {
     fs::create_dir_all(directory)
         .map_err(|error| CheckpointError::io("create the directory", directory, error))
@@ -239,12 +255,13 @@ pub(crate) fn check_space(
     network: &Network,
     identity: &RunIdentity,
 ) -> Result<(), CheckpointError> {
+    let path = directory.join(FILE_NAME);
+    let header_bytes = check_header(&path, identity, HEADER_BYTES_MAX)?;
     create_directory(directory)?;
     // While a checkpoint is being saved, the previous checkpoint still exists. If there is no checkpoint yet, the disk needs
     // space for two checkpoints.
     let copies = if exists(directory)? { 1 } else { 2 };
-    let bytes = copies * (tensor_bytes(network, identity) + HEADER_BYTES_ASSUMED);
-    let path = directory.join(FILE_NAME);
+    let bytes = copies * (tensor_bytes(network, identity) + header_bytes);
     atomic_file::check_space(&path, bytes).map_err(|source| CheckpointError::NoSpace { path, bytes, source })
 }
 

@@ -31,6 +31,20 @@ pub enum CheckpointError {
         /// The error of the operating system.
         source: io::Error,
     },
+    /// A checkpoint cannot hold the names of the columns, the categories and the classes.
+    #[error(
+        "cannot save checkpoints to {}: the names of the columns, categories and classes need {bytes} bytes, but a checkpoint \
+         holds at most {bytes_max}; leave out columns of text (--drop), or leave out --checkpoint",
+        path.display()
+    )]
+    HeaderTooLong {
+        /// The file.
+        path: PathBuf,
+        /// The number of bytes that are needed.
+        bytes: u64,
+        /// The maximum.
+        bytes_max: u64,
+    },
     /// The file is damaged.
     #[error(
         "{} is truncated or corrupt ({problem}); restore it from a copy, or pass another --checkpoint directory",

@@ -3,11 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::storage::{FORMAT, read_entries};
-use super::{
-    COLUMNS_MAX, ColumnOrigin, ModelDescription, ModelFileError, SavedModel, TargetDescription,
-    TrainingRecord,
-};
+use super::storage::{FORMAT, HEADER_BYTES_MAX, read_entries};
+use super::{ColumnOrigin, ModelDescription, ModelFileError, SavedModel, TargetDescription, TrainingRecord};
 use crate::train::atomic_file;
 use crate::train::config::Config;
 use crate::train::data::{ColumnEncoding, ColumnInputs, Features, HeaderRow, MissingPolicy};
@@ -15,10 +12,7 @@ use crate::train::model::{Loss, Scale};
 use crate::train::report::Report;
 use crate::train::setup::Setup;
 
-/// The maximum size in bytes of the descriptions of all columns. In the file, quotation marks are escaped, which may
-/// double this size.
-const COLUMN_BYTES_MAX: usize = 45_000_000;
-/// The size in bytes that is assumed for the rest of the header.
+/// The size in bytes that is assumed for the names of the tensors and for the results of the training.
 const HEADER_BYTES_ASSUMED: u64 = 1 << 16;
 
 /// Returns the trained model of a run. Errors name `path`, the file to which the caller saves the model.
@@ -34,6 +28,28 @@ pub(crate) fn describe(
     report: &Report,
     parameters: &[f32],
 ) -> Result<SavedModel, ModelFileError> {
+    let training = TrainingRecord {
+        data: report.dataset.clone(),
+        train_samples: report.train_samples,
+        test_samples: report.test_samples,
+        optimizer: report.optimizer.clone(),
+        epochs: report.epochs,
+        steps: report.steps,
+        seed: report.seed,
+        stopped: report.stopped,
+        train_loss: report.train_loss,
+        test_loss: report.test_loss,
+        test_accuracy: report.test_accuracy,
+        test_r2: report.test_r2,
+        parameters_hash: report.parameters_hash.clone(),
+    };
+    let description = describe_run(config, setup, training);
+    SavedModel::new(description, setup.standardizer.clone(), parameters.to_vec())
+        .map_err(|problem| ModelFileError::Unsuitable { path: path.to_owned(), problem })
+}
+
+/// Returns the description of the model of a run.
+fn describe_run(config: &Config, setup: &Setup, training: TrainingRecord) -> ModelDescription {
     let scale = match setup.network.loss() {
         Loss::SquaredError(scale) => *scale,
         Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) => Scale::IDENTITY,
@@ -44,7 +60,7 @@ pub(crate) fn describe(
         Features::Pixels { divisor, .. } => Some(*divisor),
         Features::Numbers(_) | Features::Encoded { .. } => None,
     };
-    let description = ModelDescription {
+    ModelDescription {
         written_by: concat!("ringtrain ", env!("CARGO_PKG_VERSION")).into(),
         task: setup.dataset.task(),
         model: setup.model.to_string(),
@@ -59,24 +75,8 @@ pub(crate) fn describe(
             deviation: scale.deviation,
         },
         classes: setup.dataset.classes.clone(),
-        training: TrainingRecord {
-            data: report.dataset.clone(),
-            train_samples: report.train_samples,
-            test_samples: report.test_samples,
-            optimizer: report.optimizer.clone(),
-            epochs: report.epochs,
-            steps: report.steps,
-            seed: report.seed,
-            stopped: report.stopped,
-            train_loss: report.train_loss,
-            test_loss: report.test_loss,
-            test_accuracy: report.test_accuracy,
-            test_r2: report.test_r2,
-            parameters_hash: report.parameters_hash.clone(),
-        },
-    };
-    SavedModel::new(description, setup.standardizer.clone(), parameters.to_vec())
-        .map_err(|problem| ModelFileError::Unsuitable { path: path.to_owned(), problem })
+        training,
+    }
 }
 
 /// Returns where the names of the feature columns come from, and the feature columns.
@@ -110,16 +110,9 @@ pub(crate) fn check_before_training(
     config: &Config,
     setup: &Setup,
 ) -> Result<(), ModelFileError> {
-    let (_, columns) = describe_columns(config, setup);
-    let json_bytes = serde_json::to_string(&columns).map_or(0, |text| text.len());
-    let columns = columns.len();
-    if columns > COLUMNS_MAX || json_bytes > COLUMN_BYTES_MAX {
-        let problem = format!(
-            "the data has {columns} columns, whose names and categories need {json_bytes} bytes; a model file has at most \
-             {COLUMNS_MAX} columns, which need at most {COLUMN_BYTES_MAX} bytes"
-        );
-        return Err(ModelFileError::Unsuitable { path: path.to_owned(), problem });
-    }
+    let training = TrainingRecord { data: setup.dataset.name.clone(), ..TrainingRecord::default() };
+    let header_bytes = check_description(&describe_run(config, setup, training), HEADER_BYTES_MAX)
+        .map_err(|problem| ModelFileError::Unsuitable { path: path.to_owned(), problem })?;
     let is_filled = path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() > 0);
     let is_model =
         || read_entries(path).is_ok_and(|file| file.metadata.get("format").is_some_and(|f| f == FORMAT));
@@ -128,6 +121,59 @@ pub(crate) fn check_before_training(
     }
     let inputs = setup.dataset.train.features.columns();
     let tensor_bytes = 4 * (setup.network.parameter_count() + 2 * inputs) as u64;
-    let bytes = tensor_bytes + 2 * json_bytes as u64 + HEADER_BYTES_ASSUMED;
+    let bytes = tensor_bytes + header_bytes;
     atomic_file::check_space(path, bytes).map_err(|source| ModelFileError::io("write", path, source))
+}
+
+/// Checks that a model file can hold a description. Returns the maximum size in bytes of the header of this file.
+fn check_description(description: &ModelDescription, bytes_max: u64) -> Result<u64, String> {
+    description.check()?;
+    let bytes = header_bytes(description);
+    if bytes <= bytes_max {
+        return Ok(bytes);
+    }
+    Err(format!(
+        "the names of {} columns, of their categories and of {} classes need {bytes} bytes, but a model file holds at most \
+         {bytes_max}; leave out columns of text (--drop), or use shorter names",
+        description.columns.len(),
+        description.classes.len()
+    ))
+}
+
+/// Returns the maximum size in bytes of the header of a model file with this description, which the header holds as a
+/// text.
+fn header_bytes(description: &ModelDescription) -> u64 {
+    let to_json = |text: String| serde_json::to_string(&text).map_or(u64::MAX, |text| text.len() as u64);
+    let bytes = serde_json::to_string(description).map_or(u64::MAX, to_json);
+    bytes.saturating_add(HEADER_BYTES_ASSUMED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::storage::to_bytes;
+    use super::super::tests::{description, model};
+    use super::*;
+
+    /// Prevents that a run trains a model that no model file can hold: the names of the classes were not counted.
+    #[test]
+    fn names_that_do_not_fit_are_refused_before_training() {
+        let file = to_bytes(&model()).unwrap();
+        let header = u64::from_le_bytes(*file.first_chunk().unwrap());
+        let bytes = check_description(&description(), HEADER_BYTES_MAX).unwrap();
+        assert!((header..header + HEADER_BYTES_ASSUMED).contains(&bytes), "{bytes} {header}");
+        for (class_count, name_bytes, bytes_max, expected) in [
+            (10, 1000, HEADER_BYTES_MAX, None),
+            (10, 1000, bytes + 30_000, Some("2 columns, of their categories and of 10 classes need")),
+            (10_001, 1, HEADER_BYTES_MAX, Some("from 2 to 10000 classes")),
+        ] {
+            let name = "\"".repeat(name_bytes);
+            let classes = (0..class_count).map(|index| format!("{name}{index}")).collect();
+            match (check_description(&ModelDescription { classes, ..description() }, bytes_max), expected) {
+                // Each quotation mark becomes four characters.
+                (Ok(found), None) => assert!(found > bytes + 40_000),
+                (Err(error), Some(expected)) => assert!(error.contains(expected), "{error}"),
+                (found, _) => panic!("{found:?}"),
+            }
+        }
+    }
 }

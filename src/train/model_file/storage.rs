@@ -18,7 +18,7 @@ pub(crate) const FORMAT: &str = "ringtrain-model";
 /// The version of the format that this program writes. The program reads this version and all earlier versions.
 pub(crate) const VERSION: u64 = 1;
 /// The maximum length in bytes of the header of a safetensors file.
-const HEADER_BYTES_MAX: u64 = 100_000_000;
+pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The maximum length in bytes of a model file.
 const FILE_BYTES_MAX: u64 = HEADER_BYTES_MAX + 4 * (PARAMETERS_MAX as u64 + (2 * super::COLUMNS_MAX) as u64);
 /// The names of the tensors that hold the standardization.

@@ -10,7 +10,7 @@ fn column(name: &str) -> ColumnEncoding {
 }
 
 /// Returns the description of a classifier with two columns and two classes.
-fn description() -> ModelDescription {
+pub(super) fn description() -> ModelDescription {
     ModelDescription {
         written_by: "ringtrain 0.0.0".into(),
         task: Task::Classification,
@@ -26,7 +26,7 @@ fn description() -> ModelDescription {
     }
 }
 
-fn model() -> SavedModel {
+pub(super) fn model() -> SavedModel {
     let standardizer = Standardizer { mean: vec![1.0, 2.0], inverse_deviation: vec![0.5, 0.0] };
     let parameters = (0..12).map(|index| index as f32 * 0.25 - 1.0).collect();
     SavedModel::new(description(), Some(standardizer), parameters).unwrap()
