@@ -18,6 +18,7 @@ use super::data::Standardizer;
 use super::early_stopping::Best;
 use super::model::{Network, Scale};
 use super::model_file::content_digest;
+use super::optimizer::Rule;
 use super::report::{EpochRecord, parameters_hash};
 
 /// The name of the file in the checkpoint directory.
@@ -341,6 +342,10 @@ fn check_identity(
                 });
             }
         };
+        // Before the rule of `PyTorch` got the name `nesterov`, this was the name of the accelerated rule.
+        let was_renamed = *key == "optimizer" && found == "nesterov";
+        let has_momentum = metadata.get("momentum").is_some_and(|momentum| momentum != "none");
+        let found = if was_renamed && !has_momentum { Rule::Accelerated.name() } else { found };
         if found != value.as_str() {
             return Err(CheckpointError::Unfit {
                 path: path.to_owned(),

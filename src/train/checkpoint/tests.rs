@@ -116,6 +116,37 @@ fn an_encoding_that_is_too_long_is_refused_before_training() {
     }
 }
 
+/// Prevents that a checkpoint of the accelerated rule cannot be resumed, because this rule was named `nesterov`.
+#[test]
+fn the_earlier_name_of_the_accelerated_rule_is_understood() {
+    let directory = tempfile::tempdir().unwrap();
+    let (network, mut identity, state) = sample_run();
+    let mut entries = |optimizer: &str, momentum: &str| {
+        let entry = |key, option, value: &str| IdentityEntry { key, option, value: value.into() };
+        identity.entries =
+            vec![entry("optimizer", "--optimizer", optimizer), entry("momentum", "--momentum", momentum)];
+        identity.clone()
+    };
+    for (saved, resumed, expected) in [
+        (("nesterov", "none"), ("accelerated", "none"), None),
+        (
+            ("nesterov", "none"),
+            ("nesterov", "0.9"),
+            Some("--optimizer accelerated, but this run has --optimizer nesterov"),
+        ),
+        (("nesterov", "0.9"), ("nesterov", "0.9"), None),
+        (("nesterov", "0.9"), ("accelerated", "none"), Some("--optimizer nesterov, but")),
+        (("accelerated", "none"), ("accelerated", "none"), None),
+    ] {
+        save(directory.path(), &network, &entries(saved.0, saved.1), &state).unwrap();
+        let found = load(directory.path(), &network, &entries(resumed.0, resumed.1));
+        match expected {
+            None => assert_eq!(found.unwrap(), Some(state.clone())),
+            Some(expected) => assert!(found.unwrap_err().to_string().contains(expected)),
+        }
+    }
+}
+
 /// Replaces texts of the same length in the metadata of a checkpoint.
 fn edit(bytes: &mut [u8], edits: &[(&str, &str)]) {
     for (from, to) in edits {
