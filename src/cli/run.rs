@@ -45,8 +45,9 @@ struct RunArgs {
     #[arg(long, value_name = "N", hide = true, allow_negative_numbers = true)]
     ranks_per_host: Option<RankCount>,
 
-    /// The name of this host and, without -n, the number of ranks to start: HOST[:N],... The name of another host is
-    /// an error. The numbers of several entries are added. The default of N is 1.
+    /// The hosts on which ranks start, and the number of ranks on each: HOST[:N],... All ranks start on this host, so
+    /// every HOST must be a name of this host. Without -n, the job has as many ranks as all N together. The default of N
+    /// is 1.
     #[arg(short = 'H', long = "host", value_name = "HOSTS", value_delimiter = ',')]
     hosts: Vec<String>,
 

@@ -25,7 +25,7 @@ pub struct Recipe {
     pub clip_norm: Option<f32>,
     /// The part of each target that is spread evenly over all classes: at least 0 and below 1.
     pub label_smoothing: f32,
-    /// How much the samples of each class count.
+    /// The weight of the samples of each class in the loss.
     pub class_weights: ClassWeights,
     /// When to stop early. `None` uses the whole training set for training, and ends with the parameters of the last step.
     pub patience: Option<Patience>,

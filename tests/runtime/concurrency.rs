@@ -192,7 +192,7 @@ fn background_operations_continue_after_a_thread_slept_in_shared_memory() {
     TestTransport::Shm.run(2, move |mut group| {
         for round in 0..20u64 {
             if group.rank() == R0 {
-                // Before a receive matches this message, rank 0 may send only a part of the message.
+                // Rank 0 cannot send the whole message before a receive on rank 1 matches it.
                 let handle = group.send_async(vec![round; 400_000], R1, 0).unwrap();
                 let short = group.receive_async::<u64>(1, R1, 1).unwrap();
                 group.barrier().unwrap();

@@ -113,8 +113,9 @@ fn only_the_receive_from_a_second_child_waits_for_another_receive() {
     }
 }
 
+/// If the number of ranks is odd, one rank has no children in either tree.
 #[test]
-fn no_rank_has_children_in_both_trees_and_at_most_one_is_a_leaf_in_both() {
+fn a_rank_has_children_in_at_most_one_tree() {
     for world in worlds() {
         let trees = trees(world);
         let is_inner = |tree: usize| trees.iter().map(move |links| !links[tree].0.is_empty());

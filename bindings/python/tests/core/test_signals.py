@@ -55,7 +55,7 @@ def blocking_call(what: str, world: ring.Group) -> Callable[[], object]:
 
 
 def blocked_by_another_thread(world: ring.Group) -> Callable[[], object]:
-    """Returns a function that waits for the group, because another thread is in a collective of the group."""
+    """Starts a collective in another thread. Returns a function that has to wait until this collective has ended."""
     thread = threading.Thread(target=lambda: raised(ring.Error, world.barrier), daemon=True)
     thread.start()
     wait_until_asleep(thread.native_id)
