@@ -48,6 +48,7 @@ pub use config::{Checkpoint, Config, Existing, ServerSettings, default_learning_
 pub use early_stopping::{Patience, VALIDATION_FRACTION_DEFAULT};
 pub use error::{Phase, TrainError};
 pub use learning_rate::{RateSchedule, Warmup};
+pub(crate) use output_paths::replaces;
 pub use parameter_server::{ParameterServer, ParameterServerError, ParameterServerOptions, PushOutcome};
 pub use progress::{Console, Observer, ProgressDisplay, Silent};
 pub use recipe::Recipe;

@@ -48,6 +48,11 @@ pub(super) fn check(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
+/// Returns whether writing to `output` replaces the file `other`.
+pub(crate) fn replaces(output: &Path, other: &Path) -> bool {
+    is_replaced(output) && resolve(output) == resolve(other)
+}
+
 /// Returns whether writing to `path` replaces what was written before. This is not so for a pipe or a device, such as
 /// `/dev/null`.
 fn is_replaced(path: &Path) -> bool {

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser};
 
@@ -14,6 +14,7 @@ use crate::train::model_file::{Inspection, ModelFileError, SavedModel};
 use crate::train::predict::{
     self, InputOptions, NewData, PredictError, PredictionOutput, TargetColumn, evaluate,
 };
+use crate::train::replaces;
 
 const PREDICT_AFTER_HELP: &str = "\
 Examples:
@@ -180,10 +181,37 @@ impl ModelDataArgs {
 
 fn predict_new_rows(args: PredictArgs) -> Result<(), ProgramFailure> {
     let input = args.input.input_options(TargetColumn::Unread)?;
+    if let Some(output) = &args.output {
+        check_output(output, &args.input.model, &input.data).map_err(usage_failure)?;
+    }
     let mut model = SavedModel::load(&args.input.model)?;
     let output = args.output.map_or(PredictionOutput::StandardOutput, PredictionOutput::from_path);
     predict::predict(&mut model, &input, &output)?;
     Ok(())
+}
+
+/// Checks that the predictions do not replace a file from which they are computed.
+fn check_output(output: &Path, model: &Path, data: &NewData) -> Result<(), String> {
+    let mut files: Vec<(&str, &Path)> = vec![("--model", model)];
+    match data {
+        NewData::Table(paths) => files.extend(paths.iter().map(|path| ("--data", path.as_path()))),
+        NewData::Npy(features, targets) => {
+            files.extend(
+                [Some(features), targets.as_ref()]
+                    .into_iter()
+                    .flatten()
+                    .map(|path| ("--data", path.as_path())),
+            );
+        }
+        NewData::StandardInput | NewData::Source(_) => {}
+    }
+    match files.iter().find(|(_, path)| replaces(output, path)) {
+        Some((option, _)) => Err(format!(
+            "--output would replace {}, which {option} uses; pass another path to --output",
+            output.display()
+        )),
+        None => Ok(()),
+    }
 }
 
 fn compare_with_targets(args: EvalArgs) -> Result<(), ProgramFailure> {
@@ -255,6 +283,12 @@ mod tests {
         for (line, expected) in [
             ("predict --data a.csv", "--model"),
             ("predict --model m --data a.csv -", "2: --data -: only tables"),
+            (
+                "predict --model m --data a.csv --output ./m",
+                "2: --output would replace ./m, which --model uses",
+            ),
+            ("predict --model m --data a.csv b.csv --output b.csv", "b.csv, which --data uses"),
+            ("predict --model m --data x.npy --output x.npy", "x.npy, which --data uses"),
             ("predict --model m --data none-*.csv", "2: --data none-*.csv: no file matches this pattern"),
             ("predict --model m", "--data"),
             ("predict --model m --data synthetic:1", "shape"),
