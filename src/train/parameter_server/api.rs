@@ -12,7 +12,7 @@ use super::links::{Links, PairLink, ShardLayout, connect};
 use super::message::Note;
 use super::server::{Handler, LinkEnd, ShardServer, Synchrony};
 use super::shard::{PushOutcome, Shard, StalenessRule};
-use crate::group::Group;
+use crate::group::{Group, Messenger};
 use crate::train::optimizer::{Optimizer, Rule};
 use crate::types::Rank;
 
@@ -354,6 +354,28 @@ impl ParameterServer {
         let counts =
             self.server.as_ref().map(|running| running.server.with_shard(|shard| shard.staleness.clone()));
         counts.map(|counts| (counts.accepted, counts.dropped)).unwrap_or_default()
+    }
+
+    /// Ends all connections because this rank has failed. The errors of the other ranks contain `message`, and all later calls
+    /// fail.
+    pub fn abort(&self, message: &str) {
+        // A connection that has failed already keeps its first cause.
+        if let Some(client) = &self.client {
+            client.abort(message);
+        }
+        if let Some(running) = &self.server {
+            running.others.abort(message);
+            running.clients.iter().for_each(|link| drop(link.group.abort(message)));
+        }
+    }
+
+    /// Returns messengers of all connections. If the program forks, its child should close the file descriptors of these
+    /// messengers: see [`Group::descriptors`]. Drop the messengers to let this object close its connections.
+    pub fn messengers(&self) -> Vec<Messenger> {
+        let clients = self.server.iter().flat_map(|running| running.clients.iter());
+        let of_clients = clients.map(|link| link.group.messenger());
+        let servers = self.server.iter().map(|running| &running.others).chain(&self.client);
+        of_clients.chain(servers.flat_map(ServerClient::messengers)).collect()
     }
 
     fn client(&mut self) -> &mut ServerClient {

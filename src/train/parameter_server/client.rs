@@ -4,9 +4,12 @@ use std::ops::Range;
 
 use super::ParameterServerError;
 use super::links::{PairLink, ShardLayout};
-use super::message::{HEADER_WORDS, Note, ReplyHeader, ReplyStatus, RequestHeader, RequestKind};
+use super::message::{
+    HEADER_WORDS, Note, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, payload_words_max,
+};
 use super::server::TAG;
 use super::shard::PushOutcome;
+use crate::group::Messenger;
 use crate::types::Rank;
 
 /// The rank of the server in a [`PairLink`].
@@ -46,7 +49,7 @@ impl ServerClient {
                 link,
                 version: 0,
                 wants_parameters: false,
-                buffer: vec![0; HEADER_WORDS + range.len()],
+                buffer: vec![0; HEADER_WORDS + payload_words_max(range.len())],
                 range,
             }
         };
@@ -76,7 +79,7 @@ impl ServerClient {
         for server in &mut self.links {
             server.wants_parameters = parameters.is_some();
             let payload = &gradient[server.range.clone()];
-            server.buffer[HEADER_WORDS..].copy_from_slice(bytemuck::cast_slice(payload));
+            server.buffer[HEADER_WORDS..][..payload.len()].copy_from_slice(bytemuck::cast_slice(payload));
             server.request(RequestKind::Push, note, payload.len())?;
         }
         let mut pushed = Pushed { outcomes: Vec::with_capacity(self.links.len()), note };
@@ -101,14 +104,13 @@ impl ServerClient {
         let mut pushed = Pushed { outcomes: Vec::with_capacity(self.links.len()), note };
         for server in &mut self.links {
             let parts = parts_within(ranges, &server.range);
-            let values = parts.iter().map(|part| part.values.len()).sum::<usize>();
-            if 2 * parts.len() + values > server.range.len() {
-                // The ranges would need more words than all parameters of the server.
-                let payload: &mut [f32] = bytemuck::cast_slice_mut(&mut server.buffer[HEADER_WORDS..]);
-                payload.fill(0.0);
-                for part in &parts {
-                    payload[part.range.clone()].copy_from_slice(&gradients[part.values.clone()]);
-                }
+            server.wants_parameters = false;
+            if let [Part { range, values }] = &parts[..]
+                && range.len() == server.range.len()
+            {
+                // The only range has all parameters of the server, so a dense push is the same and needs fewer words.
+                let values: &[u32] = bytemuck::cast_slice(&gradients[values.clone()]);
+                server.buffer[HEADER_WORDS..][..values.len()].copy_from_slice(values);
                 server.request(RequestKind::Push, note, server.range.len())?;
                 continue;
             }
@@ -121,7 +123,7 @@ impl ServerClient {
             server.request_ranges(RequestKind::PushRanges, note, (parts.len(), at - HEADER_WORDS))?;
         }
         for (index, server) in self.links.iter_mut().enumerate() {
-            let (header, _) = server.receive()?;
+            let header = server.receive_parameters(note, None)?;
             pushed.outcomes.push(outcome(&header));
             if index == 0 {
                 pushed.note = header.note;
@@ -151,7 +153,7 @@ impl ServerClient {
         }
         for (server, (is_dense, parts)) in self.links.iter_mut().zip(wanted) {
             let rank = server.link.peer;
-            let (_, payload) = server.receive()?;
+            let (header, payload) = server.receive()?;
             let payload: &[f32] = bytemuck::cast_slice(payload);
             let mut at = 0;
             for part in parts {
@@ -161,6 +163,8 @@ impl ServerClient {
                 values[part.values.clone()].copy_from_slice(source);
                 at += len;
             }
+            // The next push has gradients for these parameters.
+            server.version = header.version;
         }
         Ok(())
     }
@@ -175,7 +179,8 @@ impl ServerClient {
     /// Returns the words that the first server publishes at the end of the run: at most `words_max`.
     pub(crate) fn publication(&mut self, words_max: usize) -> Result<Vec<u32>, ParameterServerError> {
         let server = &mut self.links[0];
-        server.buffer.resize(HEADER_WORDS + words_max, 0);
+        let words = words_max.max(payload_words_max(server.range.len()));
+        server.buffer.resize(HEADER_WORDS + words, 0);
         loop {
             server.request(RequestKind::Publication, Note::default(), 0)?;
             let (header, payload) = server.receive()?;
@@ -190,7 +195,7 @@ impl ServerClient {
     pub(crate) fn optimizer_state(&mut self, state: &mut [Vec<f32>]) -> Result<(), ParameterServerError> {
         for server in &mut self.links {
             let len = server.range.len();
-            server.buffer.resize(HEADER_WORDS + len * state.len().max(1), 0);
+            server.buffer.resize(HEADER_WORDS + payload_words_max(len).max(len * state.len()), 0);
             server.request(RequestKind::State, Note::default(), 0)?;
             let (range, rank) = (server.range.clone(), server.link.peer);
             let (_, payload) = server.receive()?;
@@ -201,7 +206,7 @@ impl ServerClient {
             for (vector, part) in state.iter_mut().zip(payload.chunks_exact(len)) {
                 vector[range.clone()].copy_from_slice(part);
             }
-            server.buffer.truncate(HEADER_WORDS + len);
+            server.buffer.truncate(HEADER_WORDS + payload_words_max(len));
         }
         Ok(())
     }
@@ -224,6 +229,11 @@ impl ServerClient {
             // The group may have failed already, and then keeps its first cause.
             drop(server.link.group.abort(message));
         }
+    }
+
+    /// Returns messengers of the connections to all servers.
+    pub(crate) fn messengers(&self) -> Vec<Messenger> {
+        self.links.iter().map(|server| server.link.group.messenger()).collect()
     }
 }
 
@@ -327,18 +337,22 @@ struct Part {
     values: Range<usize>,
 }
 
-/// Returns the parts of `ranges` that lie in `shard`.
+/// Returns the parts of `ranges` that lie in `shard`. Merges ranges that touch each other.
 fn parts_within(ranges: &[Range<usize>], shard: &Range<usize>) -> Vec<Part> {
     let mut at = 0;
-    let mut parts = Vec::new();
+    let mut parts: Vec<Part> = Vec::new();
     for range in ranges {
         let (start, end) = (range.start.max(shard.start), range.end.min(shard.end));
         if start < end {
             let first = at + start - range.start;
-            parts.push(Part {
-                range: start - shard.start..end - shard.start,
-                values: first..first + end - start,
-            });
+            let (range, values) = (start - shard.start..end - shard.start, first..first + end - start);
+            match parts.last_mut() {
+                Some(last) if last.range.end == range.start => {
+                    last.range.end = range.end;
+                    last.values.end = values.end;
+                }
+                _ => parts.push(Part { range, values }),
+            }
         }
         at += range.len();
     }

@@ -8,6 +8,17 @@ pub(super) const HEADER_WORDS: usize = 16;
 /// The number of words of a [`Note`].
 pub(crate) const NOTE_WORDS: usize = 4;
 
+/// The largest number of words of the text in a reply with [`ReplyStatus::Refused`].
+pub(super) const TEXT_WORDS_MAX: usize = 256;
+
+/// Returns the largest number of words of a payload for a shard of `len` parameters. A push of k ranges needs two
+/// words for each range, and one for each gradient. There is a gap of at least one parameter between two ranges, so k
+/// is at most len / 2, rounded up, and there are at most len - (k - 1) gradients.
+pub(super) const fn payload_words_max(len: usize) -> usize {
+    let words = len + len.div_ceil(2) + 1;
+    if words > TEXT_WORDS_MAX { words } else { TEXT_WORDS_MAX }
+}
+
 /// Numbers that the program above the parameter server attaches to a request or to a reply.
 pub(crate) type Note = [u64; NOTE_WORDS];
 
@@ -175,6 +186,18 @@ mod tests {
             let mut words = [u32::MAX; HEADER_WORDS];
             header.encode(&mut words);
             assert_eq!(ReplyHeader::decode(&words), Some((header, &[][..])));
+        }
+    }
+
+    #[test]
+    fn the_largest_payload_has_room_for_every_request() {
+        for len in 1..1000 {
+            let words = payload_words_max(len);
+            assert!(words >= len && words >= TEXT_WORDS_MAX, "{len}");
+            for ranges in 1..=len.div_ceil(2) {
+                let values = len - (ranges - 1);
+                assert!(words >= 2 * ranges + values, "{len} {ranges}");
+            }
         }
     }
 

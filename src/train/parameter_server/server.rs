@@ -5,7 +5,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::links::PairLink;
-use super::message::{HEADER_WORDS, Note, ReplyHeader, ReplyStatus, RequestHeader, RequestKind};
+use super::message::{
+    HEADER_WORDS, Note, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, TEXT_WORDS_MAX,
+    payload_words_max,
+};
 use super::shard::{PushOutcome, Shard, StalenessRule};
 use crate::types::Rank;
 
@@ -125,7 +128,7 @@ impl<'a> ShardServer<'a> {
 
     fn serve_until_end(&self, client: usize, link: &PairLink) -> LinkEnd {
         let len = self.lock().shard.parameters.len();
-        let mut request = vec![0_u32; HEADER_WORDS + len];
+        let mut request = vec![0_u32; HEADER_WORDS + payload_words_max(len)];
         let mut reply = Vec::new();
         loop {
             let received = match link.group.receive(&mut request, CLIENT, TAG) {
@@ -203,8 +206,7 @@ impl<'a> ShardServer<'a> {
         let mut text_bytes = 0;
         if let Some(message) = failure.filter(|_| header.kind != RequestKind::Close) {
             status = ReplyStatus::Refused;
-            text_bytes = message.len() as u32;
-            put_text(reply, &message);
+            text_bytes = put_text(reply, &message);
         }
         let note = match (status, header.kind) {
             (ReplyStatus::Waiting | ReplyStatus::Refused, _) => Note::default(),
@@ -343,14 +345,16 @@ fn refuse_service(link: &PairLink, problem: &str) -> LinkEnd {
     LinkEnd::Lost(problem)
 }
 
-/// Replaces the payload of a reply by a text.
-fn put_text(reply: &mut Vec<u32>, text: &str) {
+/// Replaces the payload of a reply by the beginning of a text. Returns its length in bytes.
+fn put_text(reply: &mut Vec<u32>, text: &str) -> u32 {
+    let text = &text.as_bytes()[..text.len().min(4 * TEXT_WORDS_MAX)];
     reply.truncate(HEADER_WORDS);
-    reply.extend(text.as_bytes().chunks(4).map(|chunk| {
+    reply.extend(text.chunks(4).map(|chunk| {
         let mut bytes = [0; 4];
         bytes[..chunk.len()].copy_from_slice(chunk);
         u32::from_ne_bytes(bytes)
     }));
+    text.len() as u32
 }
 
 fn status_of(outcome: PushOutcome) -> (ReplyStatus, u64) {
