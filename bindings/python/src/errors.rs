@@ -3,8 +3,9 @@
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
+use ringtrain::train::ParameterServerError;
 use ringtrain::wire::Cause;
-use ringtrain::{Error, StartError};
+use ringtrain::{Error, Rank, StartError};
 
 const MODULE: &str = "ringtrain._errors";
 const CLASS_NAMES: [&str; 14] = [
@@ -158,6 +159,25 @@ fn with_culprit(py: Python<'_>, error: PyErr, cause: &Cause) -> PyErr {
             }
         }
         _ => error,
+    }
+}
+
+/// Makes the exception for an error of a parameter server. `members` has the rank in the job of each rank of its group.
+pub(crate) fn from_parameter_server(py: Python<'_>, error: &ParameterServerError, members: &[u32]) -> PyErr {
+    let message = error.to_string();
+    let lost = |rank: &Rank, message| {
+        let in_job = members.get(rank.index()).copied().unwrap_or(rank.get());
+        with_attribute(py, exception(py, "PeerLost", message), "rank", in_job)
+    };
+    match error {
+        ParameterServerError::Group(error) => from_error(py, error),
+        ParameterServerError::TooFewRanks { .. } => exception(py, "InvalidArgument", message),
+        ParameterServerError::Unsupported(_) => exception(py, "Unsupported", message),
+        ParameterServerError::Connect { .. } => exception(py, "StartError", message),
+        ParameterServerError::ServerLost { server: rank, .. }
+        | ParameterServerError::WorkerLost { worker: rank, .. }
+        | ParameterServerError::AllWorkersLost { worker: rank, .. } => lost(rank, message),
+        _ => exception(py, "JobFailed", message),
     }
 }
 

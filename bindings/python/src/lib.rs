@@ -18,6 +18,7 @@ mod handle;
 mod interrupt;
 mod join;
 mod messages;
+mod parameter_server;
 mod reductions;
 mod region;
 mod shared;
@@ -30,6 +31,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<group::PyGroup>()?;
     module.add_class::<handle::PyHandle>()?;
     module.add_class::<join::Rendezvous>()?;
+    module.add_class::<parameter_server::PyParameterServer>()?;
     module.add_class::<region::PyMemory>()?;
     module.add_class::<shared::PySharedBuffer>()?;
     module.add_function(wrap_pyfunction!(handle::wait_any, module)?)?;

@@ -35,6 +35,7 @@ from .group import Group, Status
 from .handles import Handle, wait_all, wait_any
 from .launch import RunError, run
 from .model import Model, load_model
+from .parameter_server import ParameterServer, PushResult, Staleness
 
 __version__ = "0.1.0"
 
@@ -50,9 +51,12 @@ __all__ = [
     "Mismatch",
     "Model",
     "ModelFileError",
+    "ParameterServer",
     "PeerLeft",
     "PeerLost",
+    "PushResult",
     "RunError",
+    "Staleness",
     "StartError",
     "Status",
     "StillRunning",

@@ -105,6 +105,52 @@ def wait_any(handles: Sequence[Handle], timeout: float | None = None) -> int | N
     `handles` is empty."""
 
 @final
+class ParameterServer:
+    """This rank's end of a parameter server. `ringtrain.ParameterServer` describes its functions. Vectors are buffers
+    of f32 with one element for each parameter. Ranges are a buffer of i64 with pairs of first element and length; the
+    ranges must ascend and must not overlap. The functions that push return, for each server, whether it applied the
+    gradient, and the staleness. While a thread is in a call on a worker, another call on this worker raises
+    `Error`."""
+    def __init__(
+        self,
+        group: Group,
+        parameters: AnyBuffer,
+        tensors: Sequence[int],
+        servers: int,
+        optimizer: str,
+        learning_rate: float,
+        momentum: float,
+        adam: tuple[float, float, float],
+        weight_decay: float | None,
+        synchronous: bool,
+        staleness: int | None,
+        staleness_aware: bool,
+    ) -> None:
+        """`tensors` are the numbers of elements of the tensors, and `adam` is the two betas and epsilon."""
+    is_server: bool
+    is_closed: bool
+    workers: list[int]
+    """The workers' ranks in the job."""
+    part: tuple[int, int]
+    """The position of this server's first parameter, and the number of its parameters."""
+    state_names: list[str]
+    """The names of the vectors of the optimizer's state."""
+    lost_workers: list[tuple[int, str]]
+    staleness: tuple[list[int], int]
+    def pull(self, parameters: AnyBuffer) -> None: ...
+    def push(self, gradient: AnyBuffer) -> list[tuple[bool, int]]: ...
+    def push_pull(self, gradient: AnyBuffer, parameters: AnyBuffer) -> list[tuple[bool, int]]: ...
+    def push_ranges(self, ranges: AnyBuffer, gradients: AnyBuffer) -> list[tuple[bool, int]]: ...
+    def pull_ranges(self, ranges: AnyBuffer, values: AnyBuffer) -> None: ...
+    def wait_for_workers(self, timeout: float | None = None) -> bool: ...
+    def read_state(self, parameters: AnyBuffer, state: Sequence[AnyBuffer]) -> int:
+        """Copies this server's part of the parameters and of the optimizer's state. Returns the number of updates."""
+    def write_state(self, parameters: AnyBuffer, state: Sequence[AnyBuffer], steps: int) -> None: ...
+    def abort(self, message: str) -> None:
+        """Ends the connections. The errors of the other ranks contain the message."""
+    def close(self) -> None: ...
+
+@final
 class Rendezvous:
     """The rendezvous server of a job. A separate thread runs it until all ranks have joined or this object is dropped."""
     def __init__(self, size: int, secret: str, job_id: str, host: str = "127.0.0.1", start_timeout: float = 30.0) -> None: ...

@@ -26,9 +26,9 @@ class Resource(Protocol):
 
 
 class GroupResource:
-    """Closes a group of ranks when the program ends."""
+    """Closes a group of ranks or a parameter server when the program ends."""
 
-    def __init__(self, group: _core.Group) -> None:
+    def __init__(self, group: _core.Group | _core.ParameterServer) -> None:
         self.group = group
         register(self)
 

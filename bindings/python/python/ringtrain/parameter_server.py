@@ -1,0 +1,343 @@
+"""A parameter server: some ranks hold the parameters and apply gradients, and the other ranks compute gradients."""
+
+import math
+import operator
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _core, _shutdown, _world
+from ._errors import Error, InvalidArgument, Unsupported
+from ._parameters import Parameters, as_gradient
+from .group import Group
+
+_STATE_PREFIX = "optimizer."
+
+
+class PushResult(NamedTuple):
+    """What the servers did with a gradient. `bool(result)` is `result.applied`."""
+
+    applied: bool
+    """Whether all servers applied the gradient. If false, at least one server dropped its part, because the gradient
+    was too old."""
+    staleness: int
+    """The number of updates between the moment when this worker received the parameters and the push. With several
+    servers, the largest of their numbers."""
+
+    def __bool__(self) -> bool:
+        return self.applied
+
+
+class Staleness(NamedTuple):
+    """How old the gradients were that a server has received."""
+
+    counts: list[int]
+    """The number of applied gradients with a staleness of 0, 1, 2, and so on. The count with index 1023 is that of
+    all larger values."""
+    dropped: int
+    """The number of gradients that the server dropped because they were too old."""
+
+
+class ParameterServer:
+    """This rank's end of a parameter server. The first `servers` ranks of `group` hold equal parts of the parameters
+    and apply gradients. The other ranks are workers: they pull parameters, compute gradients and push them.
+
+    All ranks of `group` (by default the world) must create the object at the same time, with parameters of the same
+    shapes and with the same options. The parameters of the group's rank 0 are the initial parameters.
+
+    `parameters` is a float32 array, a sequence or mapping of arrays, a tensor, a sequence or mapping of tensors, or a
+    module of torch. The arrays must be contiguous, and the tensors must be on the CPU. Of a module, the parameters
+    that require gradients are used; its buffers and its frozen parameters stay as each rank has initialised them.
+
+    The optimizers are "sgd", "momentum", "nesterov", "adam", "adamw" and "lamb". `momentum` (default 0.9), `betas`
+    and `eps` (defaults (0.9, 0.999) and 1e-8) and `weight_decay` (default 0.01 for adamw and lamb, otherwise 0) mean
+    the same as in torch.optim.
+
+    By default, a server applies each gradient as soon as it arrives (asynchronous SGD). No worker waits for another,
+    and the loss of a worker does not affect the other ranks. With `staleness`, a server drops a gradient if more than
+    `staleness` updates happened since the worker received the parameters. With `staleness_aware`, a server divides
+    the learning rate by the staleness of the gradient. With `synchronous`, a server waits in each step for the
+    gradients of all workers, and applies their mean.
+
+    Raises `InvalidArgument` if an argument is wrong or no rank is a worker, `Unsupported` for lamb on several
+    servers, and `Mismatch` if the ranks pass different numbers of parameters. Any thread may call any method; the
+    calls of a worker run one after another.
+    """
+
+    def __init__(
+        self,
+        parameters: Any,
+        lr: float,
+        *,
+        optimizer: str = "sgd",
+        momentum: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        servers: int = 1,
+        synchronous: bool = False,
+        staleness: int | None = None,
+        staleness_aware: bool = False,
+        group: Group | None = None,
+    ) -> None:
+        _check_constants(optimizer, lr, momentum, betas, eps, weight_decay)
+        servers = operator.index(servers)
+        if not 1 <= servers < 2**32:
+            raise InvalidArgument(f"servers is {servers}; at least 1 server is needed")
+        if staleness is not None and not 0 <= operator.index(staleness) < 2**64:
+            raise InvalidArgument(f"staleness is {staleness}; a bound is at least 0")
+        if synchronous and (staleness is not None or staleness_aware):
+            raise InvalidArgument("a synchronous server has no old gradients; leave out staleness and staleness_aware")
+        group = _world.current() if group is None else group
+        self._parameters = Parameters(parameters)
+        self._optimizer = optimizer
+        self._is_synchronous = bool(synchronous)
+        # The calls of a worker use these vectors. A thread must hold the lock to use them.
+        self._lock = threading.RLock()
+        self._values = self._parameters.copy_to(np.empty(self._parameters.len, np.float32))
+        self._core = _core.ParameterServer(
+            group.core,
+            self._values,
+            self._parameters.sizes,
+            servers,
+            optimizer,
+            lr,
+            0.9 if momentum is None else momentum,
+            (*(betas or (0.9, 0.999)), 1e-8 if eps is None else eps),
+            weight_decay,
+            bool(synchronous),
+            staleness,
+            bool(staleness_aware),
+        )
+        self._resource = _shutdown.GroupResource(self._core)
+        self.is_server: bool = self._core.is_server
+        """Whether this rank is a server."""
+        self.workers: list[int] = self._core.workers
+        """The ranks of the workers in the job."""
+        own = group.members[group.rank]
+        self.worker_index: int | None = None if self.is_server else self.workers.index(own)
+        """The number of this worker among the workers, from 0; `None` on a server. Use it to choose the worker's
+        data."""
+        self._gradient = np.empty_like(self._values)
+
+    def __repr__(self) -> str:
+        role = "server" if self.is_server else f"worker {self.worker_index} of {len(self.workers)}"
+        return f"<ringtrain.ParameterServer: {role}, {self._optimizer}, {self._parameters.len} parameters>"
+
+    # Workers
+
+    def pull(self) -> None:
+        """Receives the current parameters from all servers and writes them to the program's arrays or tensors.
+
+        Raises `PeerLost`, whose `rank` is the server, if a server is lost; the parameters do not change then. Raises
+        `JobFailed` if a synchronous server has lost a worker. Call only on workers, like the next four methods."""
+        self._check_worker()
+        with self._lock:
+            self._core.pull(self._values)
+            self._parameters.copy_from(self._values)
+
+    def push(self, gradient: Any = None) -> PushResult:
+        """Sends a gradient to all servers. It must have been computed with the parameters that this worker received
+        last.
+
+        `gradient` has the structure and the shapes of the parameters; numbers of other types are converted to
+        float32. Without `gradient`, the call sends the attribute `grad` of each tensor. A tensor without `grad` has a
+        gradient of zeros. Of a sparse `grad`, only the rows are sent, as by `push_rows`. Raises the same errors as
+        `pull`."""
+        self._check_worker()
+        with self._lock:
+            if gradient is None and self._sends_rows(grads := self._parameters.own_gradients()):
+                ranges, values = self._sparse_ranges(grads)
+                return _result(self._core.push_ranges(ranges, values))
+            self._collect(gradient)
+            return _result(self._core.push(self._gradient))
+
+    def push_pull(self, gradient: Any = None) -> PushResult:
+        """Does the same as `push` and then `pull`, in one round trip. A sparse `grad` is sent as a dense gradient."""
+        self._check_worker()
+        with self._lock:
+            self._collect(gradient)
+            outcomes = self._core.push_pull(self._gradient, self._values)
+            self._parameters.copy_from(self._values)
+            return _result(outcomes)
+
+    def push_rows(self, parameter: int | str, rows: ArrayLike, values: Any) -> PushResult:
+        """Sends the gradients of some rows of one parameter, such as the rows of an embedding that a batch uses.
+
+        `parameter` is the parameter's name or index. `rows` is a vector of integers in any order, and `values` has
+        the gradient of each of these rows. The gradients of a row that occurs several times are added up. The state
+        of the optimizer changes only in these rows. Raises `Unsupported` with a synchronous server or with lamb,
+        which need whole gradients."""
+        self._check_worker()
+        self._check_sparse()
+        index, unique, places, ranges = self._parameters.rows(parameter, rows)
+        shape = (places.size, *self._parameters.arrays[index].shape[1:])
+        gradients = as_gradient("the gradient of the rows", values, shape)
+        sums = np.zeros((unique.size, *shape[1:]), np.float32)
+        np.add.at(sums, places, gradients.astype(np.float32, copy=False))
+        with self._lock:
+            return _result(self._core.push_ranges(ranges, sums.reshape(-1)))
+
+    def pull_rows(self, parameter: int | str, rows: ArrayLike) -> None:
+        """Receives the current values of some rows of one parameter, and writes them to the program's array or
+        tensor. The arguments are those of `push_rows`. The next push counts its staleness from this call."""
+        self._check_worker()
+        index, unique, _, ranges = self._parameters.rows(parameter, rows)
+        values = np.empty((unique.size, *self._parameters.arrays[index].shape[1:]), np.float32)
+        with self._lock:
+            self._core.pull_ranges(ranges, values.reshape(-1))
+            self._parameters.copy_rows(index, unique, values)
+
+    def _check_worker(self) -> None:
+        if self.is_server:
+            raise Error("this rank is a server; only workers push and pull")
+
+    def _check_sparse(self) -> None:
+        if self._is_synchronous:
+            raise Unsupported("a synchronous server needs the gradients of all parameters; call push")
+        if self._optimizer == "lamb":
+            raise Unsupported("lamb needs the gradients of whole tensors; call push, or use another optimizer")
+
+    def _sends_rows(self, grads: list[Any]) -> bool:
+        needs_whole_gradients = self._is_synchronous or self._optimizer == "lamb"
+        return not needs_whole_gradients and any(grad is not None and grad.is_sparse for grad in grads)
+
+    def _collect(self, gradient: Any) -> None:
+        """Copies a gradient to the vector of the gradient. `None` is the attribute `grad` of the tensors."""
+        parameters = self._parameters
+        if gradient is None:
+            grads = parameters.own_gradients()
+            arrays = [None if grad is None else _dense(parameters, index, grad) for index, grad in enumerate(grads)]
+        else:
+            arrays = parameters.gradients(gradient)
+        for index, array in enumerate(arrays):
+            self._gradient[parameters.part(index)] = 0 if array is None else array.reshape(-1)
+
+    def _sparse_ranges(self, grads: list[Any]) -> tuple[NDArray, NDArray]:
+        """Returns the ranges of a gradient with sparse parts, and the gradients of these ranges."""
+        parameters = self._parameters
+        ranges, values = [], []
+        for index, grad in enumerate(grads):
+            if grad is not None and grad.is_sparse and grad.sparse_dim() == 1:
+                grad = grad.detach().coalesce()
+                rows = grad.indices()[0].numpy()
+                ranges.append(parameters.ranges(index, rows))
+                values.append(grad.values().numpy().reshape(-1))
+            elif parameters.sizes[index]:
+                ranges.append(np.array([[parameters.ends[index], parameters.sizes[index]]], np.int64))
+                whole = np.zeros(parameters.sizes[index], np.float32) if grad is None else _dense(parameters, index, grad)
+                values.append(whole.reshape(-1))
+        return np.concatenate(ranges), np.concatenate(values).astype(np.float32, copy=False)
+
+    # Servers
+
+    def wait_for_workers(self, timeout: float | None = None) -> bool:
+        """Waits on a server until all workers have closed their end or are lost, at most for `timeout` seconds.
+        Returns whether all workers have ended. Ctrl-C interrupts the wait."""
+        return self._core.wait_for_workers(timeout)
+
+    @property
+    def lost_workers(self) -> list[tuple[int, str]]:
+        """On a server, the ranks (in the job) of the workers that this server has lost, and the reasons."""
+        return self._core.lost_workers
+
+    @property
+    def staleness(self) -> Staleness:
+        """On a server, how old the gradients were that it has received."""
+        return Staleness(*self._core.staleness)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a copy of what this server holds, between two updates: "start", the position of its first parameter
+        in the vector of all parameters; "parameters"; "steps", the number of updates; "optimizer", its name; and the
+        vectors of the optimizer's state, such as "velocity". `numpy.savez(file, **state)` saves it. Each server saves
+        its own part."""
+        start, count = self._core.part
+        parameters = np.empty(count, np.float32)
+        vectors = {name.removeprefix(_STATE_PREFIX): np.empty(count, np.float32) for name in self._core.state_names}
+        steps = self._core.read_state(parameters, list(vectors.values()))
+        return {"optimizer": self._optimizer, "start": start, "steps": steps, "parameters": parameters, **vectors}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` has returned, or what `numpy.load` has read from its file. The job must have the
+        same number of servers. Call it on all servers before the workers pull, for example with `group.barrier()`
+        after it on all ranks.
+
+        Raises `InvalidArgument` if the state belongs to another optimizer or to other parameters."""
+        start, count = self._core.part
+        names = [name.removeprefix(_STATE_PREFIX) for name in self._core.state_names]
+        expected = ["optimizer", "start", "steps", "parameters", *names]
+        if missing := [name for name in expected if name not in state]:
+            raise InvalidArgument(f"the state has no {', '.join(missing)}")
+        if str(state["optimizer"]) != self._optimizer:
+            raise InvalidArgument(f"the state belongs to the optimizer {state['optimizer']}, not {self._optimizer}")
+        parameters, *vectors = (np.array(state[name]) for name in ("parameters", *names))
+        if int(state["start"]) != start or any(vector.shape != (count,) for vector in (parameters, *vectors)):
+            raise InvalidArgument(
+                f"the state has the parameters from {int(state['start'])} of shape {parameters.shape}, but this server has "
+                f"{count} parameters from {start}"
+            )
+        steps = int(state["steps"])
+        if not 0 <= steps < 2**64:
+            raise InvalidArgument(f"steps is {steps}; a number of updates is at least 0")
+        self._core.write_state(parameters, vectors, steps)
+
+    # All ranks
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this end has been closed."""
+        return self._core.is_closed
+
+    def close(self) -> None:
+        """Closes this end. A worker tells the servers that it has ended. A server that is closed before its workers
+        have ended is lost for them: call `wait_for_workers` first. The end of the program also closes it. A second
+        call does nothing."""
+        self._core.close()
+
+    def __enter__(self) -> "ParameterServer":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            # The servers count this worker as lost, with this reason.
+            self._core.abort(f"its program raised {type(error).__name__}: {error}")
+        self.close()
+
+
+def _dense(parameters: Parameters, index: int, grad: Any) -> NDArray:
+    return as_gradient(f"the gradient of {parameters.names[index]}", grad, parameters.arrays[index].shape)
+
+
+def _result(outcomes: list[tuple[bool, int]]) -> PushResult:
+    return PushResult(all(applied for applied, _ in outcomes), max(staleness for _, staleness in outcomes))
+
+
+def _check_constants(
+    optimizer: str,
+    lr: float,
+    momentum: float | None,
+    betas: tuple[float, float] | None,
+    eps: float | None,
+    weight_decay: float | None,
+) -> None:
+    """Raises `InvalidArgument` if a constant of an optimizer is out of its range, or has no effect."""
+    has_momentum, is_adam = optimizer in ("momentum", "nesterov"), optimizer in ("adam", "adamw", "lamb")
+    if momentum is not None and not has_momentum:
+        raise InvalidArgument(f"the optimizer {optimizer} has no momentum; use momentum or nesterov")
+    if (betas is not None or eps is not None) and not is_adam:
+        raise InvalidArgument(f"the optimizer {optimizer} has no betas and no eps; use adam, adamw or lamb")
+    if betas is not None and len(betas) != 2:
+        raise InvalidArgument(f"betas has {len(betas)} numbers instead of 2")
+    for name, value, is_valid in (
+        ("lr", lr, lambda x: 0 < x <= np.finfo(np.float32).max),
+        ("momentum", momentum, lambda x: 0 <= x < 1),
+        *(("betas", beta, lambda x: 0 <= x < 1) for beta in betas or ()),
+        ("eps", eps, lambda x: 0 < x < math.inf),
+        ("weight_decay", weight_decay, lambda x: 0 <= x <= np.finfo(np.float32).max),
+    ):
+        if value is not None and not is_valid(value):
+            raise InvalidArgument(f"{name} is {value}, which is out of its range")

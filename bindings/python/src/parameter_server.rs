@@ -1,0 +1,442 @@
+//! This rank's end of a parameter server. `ringtrain/parameter_server.py` converts arrays and tensors to vectors, and calls this
+//! class.
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use ringtrain::train::optimizer::{AdamOptions, Rule};
+use ringtrain::train::{ParameterServer, ParameterServerError, ParameterServerOptions, PushOutcome};
+use ringtrain::{DType, Messenger, Rank};
+
+use crate::dtype::ElementKind;
+use crate::group::PyGroup;
+use crate::handle::duration;
+use crate::interrupt::{self, SIGNAL_CHECK_INTERVAL};
+use crate::region::Region;
+use crate::{deferred_drop, errors, fork, site};
+
+/// The result of a push on each server: whether the server applied the gradient, and the staleness of the gradient.
+type Outcomes = Vec<(bool, u64)>;
+
+/// The object that all calls use. The last call drops it if it was closed during the call. A worker needs the lock to itself,
+/// and on a server any number of threads share the lock.
+type SharedServer = Arc<RwLock<ParameterServer>>;
+
+/// This rank's end of a parameter server.
+#[pyclass(name = "ParameterServer", frozen, module = "ringtrain._core")]
+pub(crate) struct PyParameterServer {
+    /// The server and the messengers of its connections. `None` if it is closed.
+    server: Mutex<Option<(SharedServer, Vec<Arc<Messenger>>)>>,
+    #[pyo3(get)]
+    is_server: bool,
+    /// The workers' ranks in the job.
+    #[pyo3(get)]
+    workers: Vec<u32>,
+    /// The parameters that this server holds.
+    range: Range<usize>,
+    /// The names of the optimizer's state vectors.
+    #[pyo3(get)]
+    state_names: Vec<&'static str>,
+    /// The number of all parameters.
+    len: usize,
+    is_synchronous: bool,
+    /// The ranks of the group's members in the job.
+    members: Vec<u32>,
+}
+
+/// Converts the name and the constants of an optimizer to its rule.
+fn parse_rule(
+    py: Python<'_>,
+    name: &str,
+    momentum: f32,
+    (beta_1, beta_2, epsilon): (f64, f64, f64),
+) -> PyResult<Rule> {
+    let options = AdamOptions { beta_1, beta_2, epsilon };
+    Ok(match name {
+        "sgd" => Rule::Sgd,
+        "momentum" => Rule::Momentum { momentum },
+        "nesterov" => Rule::Nesterov { momentum },
+        "adam" => Rule::Adam(options),
+        "adamw" => Rule::AdamW(options),
+        "lamb" => Rule::Lamb(options),
+        _ => {
+            let names = "sgd, momentum, nesterov, adam, adamw, lamb";
+            return Err(errors::invalid(py, format!("`{name}` is not an optimizer; use one of {names}")));
+        }
+    })
+}
+
+/// Returns an error unless the region has `count` elements of type f32.
+fn check_f32(py: Python<'_>, region: &Region, count: usize) -> PyResult<()> {
+    if region.kind != ElementKind::Number(DType::F32) {
+        return Err(errors::invalid(py, format!("the elements are {}, not f32", region.kind.name())));
+    }
+    if region.count != count {
+        return Err(errors::invalid(py, format!("there are {} elements instead of {count}", region.count)));
+    }
+    Ok(())
+}
+
+/// Returns the ranges of pairs (first element, length), which must ascend, must not overlap, and must lie within `len`
+/// elements.
+fn parse_ranges(py: Python<'_>, pairs: &Bound<'_, PyAny>, len: usize) -> PyResult<Vec<Range<usize>>> {
+    let region = Region::readable(pairs)?;
+    if region.kind != ElementKind::Number(DType::I64) {
+        return Err(errors::invalid(py, format!("ranges are i64, not {}", region.kind.name())));
+    }
+    let mut end = 0_usize;
+    let ranges = region.elements::<i64>().chunks_exact(2).map(|pair| {
+        let (start, count) = (usize::try_from(pair[0]).ok()?, usize::try_from(pair[1]).ok()?);
+        let next = start.checked_add(count).filter(|&next| end <= start && next <= len)?;
+        end = next;
+        Some(start..next)
+    });
+    let ranges: Option<Vec<_>> = ranges.collect();
+    ranges.ok_or_else(|| errors::invalid(py, format!("the ranges do not ascend within {len} elements")))
+}
+
+fn convert_outcomes(outcomes: &[PushOutcome]) -> Outcomes {
+    let convert = |outcome: &PushOutcome| match *outcome {
+        PushOutcome::Applied { staleness } => (true, staleness),
+        PushOutcome::Stale { staleness } => (false, staleness),
+        PushOutcome::Unwanted => (false, 0),
+    };
+    outcomes.iter().map(convert).collect()
+}
+
+impl PyParameterServer {
+    /// Returns the object of the library. Fails if this object is closed or this process was forked.
+    fn shared(&self, py: Python<'_>) -> PyResult<SharedServer> {
+        fork::fail_if_forked(py)?;
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let closed = || errors::base_error(py, "the parameter server has been closed");
+        server.as_ref().map(|(server, _)| Arc::clone(server)).ok_or_else(closed)
+    }
+
+    /// Calls `work` on a worker. Other Python threads can run during `work`.
+    fn on_worker<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut ParameterServer) -> Result<R, ParameterServerError> + Send,
+    ) -> PyResult<R> {
+        let shared = self.shared(py)?;
+        if self.is_server {
+            return Err(errors::base_error(py, "this rank is a server; only workers push and pull"));
+        }
+        let site = site::find(py);
+        let result = py.detach(move || {
+            let result = match shared.try_write() {
+                Ok(mut server) => Some(site::at(site, || work(&mut server))),
+                Err(TryLockError::Poisoned(poisoned)) => Some(work(&mut poisoned.into_inner())),
+                Err(TryLockError::WouldBlock) => None,
+            };
+            // If another thread closed the server during `work`, this closes the connections.
+            drop(shared);
+            result
+        });
+        deferred_drop::drop_all(py);
+        if let Some(raised) = interrupt::take_raised() {
+            return Err(raised);
+        }
+        let busy =
+            "a signal handler called the parameter server while the interrupted thread was in a call of it";
+        let result = result.ok_or_else(|| errors::base_error(py, busy))?;
+        result.map_err(|error| errors::from_parameter_server(py, &error, &self.members))
+    }
+
+    /// Calls `work` on a server. Other Python threads can run during `work`.
+    fn on_server<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&ParameterServer) -> R + Send,
+    ) -> PyResult<R> {
+        let shared = self.shared(py)?;
+        if !self.is_server {
+            return Err(errors::base_error(py, "this rank is a worker; only servers have this function"));
+        }
+        Ok(py.detach(move || {
+            let result = work(&shared.read().unwrap_or_else(PoisonError::into_inner));
+            drop(shared);
+            result
+        }))
+    }
+
+    fn take(&self) -> Option<(SharedServer, Vec<Arc<Messenger>>)> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+#[pymethods]
+impl PyParameterServer {
+    #[new]
+    #[pyo3(signature = (group, parameters, tensors, servers, optimizer, learning_rate, momentum, adam, weight_decay, synchronous,
+        staleness, staleness_aware))]
+    #[expect(clippy::too_many_arguments, reason = "the Python class has an argument for each setting")]
+    #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts the Python sequence into it")]
+    fn new(
+        py: Python<'_>,
+        group: PyRef<'_, PyGroup>,
+        parameters: &Bound<'_, PyAny>,
+        tensors: Vec<usize>,
+        servers: u32,
+        optimizer: &str,
+        learning_rate: f32,
+        momentum: f32,
+        adam: (f64, f64, f64),
+        weight_decay: Option<f32>,
+        synchronous: bool,
+        staleness: Option<u64>,
+        staleness_aware: bool,
+    ) -> PyResult<Self> {
+        let rule = parse_rule(py, optimizer, momentum, adam)?;
+        let servers = NonZeroU32::new(servers).ok_or_else(|| errors::invalid(py, "0 servers are too few"))?;
+        let parameters = Region::readable(parameters)?;
+        let len = tensors.iter().sum();
+        check_f32(py, &parameters, len)?;
+        let weight_decay = weight_decay.unwrap_or_else(|| rule.default_weight_decay());
+        let options = ParameterServerOptions {
+            servers,
+            rule,
+            learning_rate,
+            weight_decay,
+            synchronous,
+            staleness,
+            staleness_aware,
+        };
+        let members: Vec<u32> = (0..group.size).map(|rank| group.rank_in_job(Rank::new(rank))).collect();
+        let start = |group: &mut ringtrain::Group| {
+            let values = parameters.elements::<f32>();
+            let server = match ParameterServer::start(group, values, &options) {
+                Ok(server) => server,
+                Err(error) => return Ok(Err(error)),
+            };
+            let range = server.with_shard(|range, _, optimizer| {
+                if matches!(options.rule, Rule::Lamb(_)) {
+                    optimizer.tensors = tensor_ranges(&tensors);
+                }
+                range
+            });
+            // No worker pushes a gradient before the server knows the tensors.
+            group.barrier()?;
+            Ok(Ok((server, range.unwrap_or_default())))
+        };
+        let started = group.collective(py, start)?;
+        let (server, range) = started.map_err(|error| errors::from_parameter_server(py, &error, &members))?;
+        let messengers: Vec<_> = server.messengers().into_iter().map(Arc::new).collect();
+        messengers.iter().for_each(fork::register);
+        let is_server = server.is_server();
+        let in_job = |rank: &Rank| members.get(rank.index()).copied().unwrap_or(rank.get());
+        Ok(Self {
+            is_server,
+            workers: server.workers().iter().map(in_job).collect(),
+            state_names: rule.state_names().to_vec(),
+            server: Mutex::new(Some((Arc::new(RwLock::new(server)), messengers))),
+            range,
+            len,
+            is_synchronous: synchronous,
+            members,
+        })
+    }
+
+    /// The first parameter of this server, and the number of its parameters.
+    #[getter]
+    fn part(&self) -> (usize, usize) {
+        (self.range.start, self.range.len())
+    }
+
+    #[getter]
+    fn is_closed(&self) -> bool {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    fn pull(&self, py: Python<'_>, parameters: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut parameters = Region::writable(parameters)?;
+        check_f32(py, &parameters, self.len)?;
+        self.on_worker(py, move |server| server.pull(parameters.elements_mut()))
+    }
+
+    fn push(&self, py: Python<'_>, gradient: &Bound<'_, PyAny>) -> PyResult<Outcomes> {
+        let gradient = Region::readable(gradient)?;
+        check_f32(py, &gradient, self.len)?;
+        let outcomes = self.on_worker(py, move |server| server.push(gradient.elements()))?;
+        Ok(convert_outcomes(&outcomes))
+    }
+
+    fn push_pull(
+        &self,
+        py: Python<'_>,
+        gradient: &Bound<'_, PyAny>,
+        parameters: &Bound<'_, PyAny>,
+    ) -> PyResult<Outcomes> {
+        let (gradient, mut parameters) = (Region::readable(gradient)?, Region::writable(parameters)?);
+        check_f32(py, &gradient, self.len)?;
+        check_f32(py, &parameters, self.len)?;
+        let outcomes = self.on_worker(py, move |server| {
+            let gradient = gradient.elements_outside::<f32>(&parameters);
+            server.push_pull(&gradient, parameters.elements_mut())
+        })?;
+        Ok(convert_outcomes(&outcomes))
+    }
+
+    fn push_ranges(
+        &self,
+        py: Python<'_>,
+        ranges: &Bound<'_, PyAny>,
+        gradients: &Bound<'_, PyAny>,
+    ) -> PyResult<Outcomes> {
+        let (ranges, gradients) = (parse_ranges(py, ranges, self.len)?, Region::readable(gradients)?);
+        check_f32(py, &gradients, ranges.iter().map(Range::len).sum())?;
+        if self.is_synchronous {
+            return Err(errors::unsupported(
+                py,
+                "a synchronous server needs the gradients of all parameters",
+            ));
+        }
+        let outcomes = self.on_worker(py, move |server| server.push_ranges(&ranges, gradients.elements()))?;
+        Ok(convert_outcomes(&outcomes))
+    }
+
+    fn pull_ranges(
+        &self,
+        py: Python<'_>,
+        ranges: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (ranges, mut values) = (parse_ranges(py, ranges, self.len)?, Region::writable(values)?);
+        check_f32(py, &values, ranges.iter().map(Range::len).sum())?;
+        self.on_worker(py, move |server| server.pull_ranges(&ranges, values.elements_mut()))
+    }
+
+    #[pyo3(signature = (timeout = None))]
+    fn wait_for_workers(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let limit = timeout.map(|seconds| duration(py, seconds)).transpose()?;
+        let started = Instant::now();
+        loop {
+            let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
+            let patience = left.map_or(SIGNAL_CHECK_INTERVAL, |left| left.min(SIGNAL_CHECK_INTERVAL));
+            if self.on_server(py, |server| server.wait_for_workers(Some(patience)))? {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if left == Some(Duration::ZERO) {
+                return Ok(false);
+            }
+        }
+    }
+
+    #[getter]
+    fn lost_workers(&self, py: Python<'_>) -> PyResult<Vec<(u32, String)>> {
+        let lost = self.on_server(py, ParameterServer::lost_workers)?;
+        let in_job = |rank: Rank| self.members.get(rank.index()).copied().unwrap_or(rank.get());
+        Ok(lost.into_iter().map(|(rank, problem)| (in_job(rank), problem)).collect())
+    }
+
+    #[getter]
+    fn staleness(&self, py: Python<'_>) -> PyResult<(Vec<u64>, u64)> {
+        self.on_server(py, ParameterServer::staleness)
+    }
+
+    /// Copies the parameters of this server and the state vectors of its optimizer. Returns the number of updates.
+    fn read_state(
+        &self,
+        py: Python<'_>,
+        parameters: &Bound<'_, PyAny>,
+        state: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        let (mut parameters, mut state) = (Region::writable(parameters)?, self.state_regions(py, state)?);
+        check_f32(py, &parameters, self.range.len())?;
+        let steps = self.on_server(py, move |server| {
+            server.with_shard(|_, values, optimizer| {
+                parameters.elements_mut::<f32>().copy_from_slice(values);
+                for (region, vector) in state.iter_mut().zip(&optimizer.state) {
+                    region.elements_mut::<f32>().copy_from_slice(vector);
+                }
+                optimizer.steps
+            })
+        })?;
+        Ok(steps.unwrap_or_default())
+    }
+
+    /// Restores what `read_state` has copied.
+    fn write_state(
+        &self,
+        py: Python<'_>,
+        parameters: &Bound<'_, PyAny>,
+        state: Vec<Bound<'_, PyAny>>,
+        steps: u64,
+    ) -> PyResult<()> {
+        let (parameters, state) = (Region::readable(parameters)?, self.state_regions(py, state)?);
+        check_f32(py, &parameters, self.range.len())?;
+        self.on_server(py, move |server| {
+            server.with_shard(|_, values, optimizer| {
+                values.copy_from_slice(parameters.elements());
+                for (region, vector) in state.iter().zip(&mut optimizer.state) {
+                    vector.copy_from_slice(region.elements());
+                }
+                optimizer.steps = steps;
+            })
+        })?;
+        Ok(())
+    }
+
+    fn abort(&self, py: Python<'_>, message: &str) -> PyResult<()> {
+        fork::fail_if_forked(py)?;
+        // The messengers work even while another thread is in a call.
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let messengers = server.as_ref().map(|(_, messengers)| messengers.clone()).unwrap_or_default();
+        drop(server);
+        py.detach(move || messengers.iter().for_each(|messenger| drop(messenger.abort(message))));
+        Ok(())
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        fork::fail_if_forked(py)?;
+        let server = self.take();
+        py.detach(move || drop(server));
+        deferred_drop::drop_all(py);
+        interrupt::take_raised().map_or(Ok(()), Err)
+    }
+}
+
+impl PyParameterServer {
+    fn state_regions(&self, py: Python<'_>, state: Vec<Bound<'_, PyAny>>) -> PyResult<Vec<Region>> {
+        if state.len() != self.state_names.len() {
+            let expected = self.state_names.len();
+            return Err(errors::invalid(
+                py,
+                format!("there are {} vectors instead of {expected}", state.len()),
+            ));
+        }
+        let region = |vector: Bound<'_, PyAny>| {
+            let region = Region::writable(&vector)?;
+            check_f32(py, &region, self.range.len())?;
+            Ok(region)
+        };
+        state.into_iter().map(region).collect()
+    }
+}
+
+/// Returns the range of each tensor in the vector of all parameters.
+fn tensor_ranges(lengths: &[usize]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let range = |&len: &usize| {
+        end += len;
+        end - len..end
+    };
+    lengths.iter().map(range).collect()
+}
+
+impl Drop for PyParameterServer {
+    fn drop(&mut self) {
+        let server = self.take();
+        if fork::is_forked() {
+            std::mem::forget(server);
+        } else if server.is_some() {
+            // Closing waits for the servers and for threads, so detach from the interpreter.
+            Python::try_attach(|py| py.detach(move || drop(server)));
+        }
+    }
+}

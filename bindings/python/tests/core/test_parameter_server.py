@@ -1,0 +1,359 @@
+"""Tests of `ringtrain.ParameterServer` on numpy arrays."""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringtrain as ring
+from ranks import Launcher, raised, run_in_threads, wait_and_read, write_atomically
+
+SEED = 20
+TRUTH = np.arange(1.0, 11.0, dtype=np.float32)
+
+
+def run(n: int, work, parameters=lambda: np.zeros(10, np.float32), **options) -> list:
+    """Runs a job of `n` ranks. Servers wait for the workers, and workers call `work(server, parameters)`. Returns the result of
+    each worker; the results of servers are their numbers of updates and their staleness."""
+
+    def run_rank(group: ring.Group):
+        values = parameters()
+        with ring.ParameterServer(values, group=group, **{"lr": 0.1, **options}) as server:
+            if server.is_server:
+                assert server.wait_for_workers(30) and server.lost_workers == []
+                return server.state_dict()["steps"], server.staleness
+            return work(server, values)
+
+    results = run_in_threads(n, run_rank)
+    assert not any(isinstance(result, BaseException) for result in results), results
+    return results
+
+
+def sample(worker: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a random sample of a least-squares problem whose solution is `TRUTH`."""
+    features = np.random.default_rng([SEED, worker, step]).standard_normal((16, 10)).astype(np.float32)
+    return features, features @ TRUTH
+
+
+def gradient(w: np.ndarray, features: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    return features.T @ (features @ w - targets) / len(targets)
+
+
+def test_asynchronous_workers_solve_a_least_squares_problem():
+    steps = 80
+
+    def work(server: ring.ParameterServer, w: np.ndarray) -> np.ndarray:
+        for step in range(steps):
+            server.pull()
+            assert server.push(gradient(w, *sample(server.worker_index, step)))
+        server.pull()
+        return w
+
+    results = run(5, work, servers=2, lr=0.05, weight_decay=0.0)
+    for updates, staleness in results[:2]:
+        assert updates == sum(staleness.counts) == 3 * steps and staleness.dropped == 0
+    # The parameters of a worker lack only the last gradients of the other workers.
+    for w in results[2:]:
+        assert np.abs(w - TRUTH).max() < 1, w
+
+
+def test_synchronous_workers_compute_what_one_process_computes():
+    def work(server: ring.ParameterServer, w: list[np.ndarray]) -> np.ndarray:
+        server.pull()
+        for step in range(10):
+            flat = np.concatenate([w[0].reshape(-1), w[1]])
+            values = gradient(flat, *sample(server.worker_index, step))
+            assert server.push_pull([values[:6].reshape(2, 3), values[6:]]) == (True, 0)
+        return np.concatenate([w[0].reshape(-1), w[1]])
+
+    results = run(
+        5,
+        work,
+        lambda: [np.zeros((2, 3), np.float32), np.zeros(4, np.float32)],
+        servers=2,
+        synchronous=True,
+        optimizer="nesterov",
+    )
+    w, velocity, momentum = np.zeros(10, np.float32), np.zeros(10, np.float32), 0.9
+    for step in range(10):
+        mean = sum(gradient(w, *sample(worker, step)) for worker in range(3)) / np.float32(3)
+        velocity = momentum * velocity + mean
+        w = w - np.float32(0.1) * (mean + momentum * velocity)
+    for found in results[2:]:
+        assert np.array_equal(found, results[2]) and np.allclose(found, w, rtol=1e-4, atol=1e-5)
+
+
+def test_sparse_rows_equal_dense_gradients():
+    """`push_rows` changes the parameters as a dense gradient with zeros elsewhere does."""
+    start = {"bias": np.ones(2, np.float32), "table": np.arange(33, dtype=np.float32).reshape(11, 3)}
+
+    def work(server: ring.ParameterServer, w: dict) -> None:
+        generator = np.random.default_rng(SEED)
+        expected = start["table"].copy()
+        for rows in ([7, 2, 7, 0, 3], [0, 2, 4, 6, 8, 10], [3, 3], list(range(11)), []):
+            values = generator.standard_normal((len(rows), 3))
+            dense = np.zeros((11, 3), np.float32)
+            np.add.at(dense, rows, values)
+            expected -= 0.1 * dense
+            assert server.push_rows("table", rows, values).applied
+            w["table"][...] = -1
+            server.pull_rows("table", rows)
+            rest = [row for row in range(11) if row not in rows]
+            assert np.allclose(w["table"][rows], expected[rows], atol=1e-5) and (w["table"][rest] == -1).all()
+        server.pull()
+        assert np.allclose(w["table"], expected, atol=1e-5) and (w["bias"] == 1).all()
+
+    run(3, work, lambda: {name: value.copy() for name, value in start.items()}, servers=2)
+
+
+def test_rows_without_a_gradient_keep_their_momentum():
+    """Regression test: a push of very many rows was sent as a dense push, which also moved the other rows."""
+
+    def work(server: ring.ParameterServer, w: np.ndarray) -> None:
+        server.push(np.ones((1000, 1)))
+        rows = [*range(0, 1000, 2), 999]
+        server.push_rows(0, rows, np.ones((501, 1)))
+        server.pull()
+        expected = np.full(1000, -0.1)
+        expected[rows] = -0.29
+        assert np.allclose(w[:, 0], expected), w
+
+    run(2, work, lambda: np.zeros((1000, 1), np.float32), optimizer="momentum")
+
+
+def test_old_gradients_are_dropped_and_the_worker_pulls_again():
+    """With the bound 0, a gradient is dropped if another worker pushed after the pull. A dropped gradient changes nothing."""
+    order = threading.Barrier(2, timeout=30)
+
+    def work(server: ring.ParameterServer, w: np.ndarray) -> list:
+        results = []
+        for first in (1, 0):
+            server.pull()
+            order.wait()
+            if server.worker_index == first:
+                results.append(server.push(np.ones(10)))
+            order.wait()
+            if server.worker_index != first:
+                results.append(server.push(np.full(10, 100.0)))
+                server.pull()
+                results.append(server.push(np.ones(10)))
+            order.wait()
+        server.pull()
+        assert np.allclose(w, -0.4), w
+        return results
+
+    results = run(3, work, staleness=0)
+    assert results[0] == (4, ring.Staleness([4], 2))
+    for pushes in results[1:]:
+        assert sorted(pushes) == [(False, 1), (True, 0), (True, 0)] and sum(map(bool, pushes)) == 2
+
+
+def test_rows_count_as_received_parameters():
+    """Regression test: the staleness of a worker that only pulled rows grew with each update."""
+
+    def work(server: ring.ParameterServer, w: np.ndarray) -> list:
+        pushes = []
+        for _ in range(4):
+            server.pull_rows(0, [1])
+            pushes.append(server.push_rows(0, [1], [1.0]))
+        return pushes
+
+    assert run(2, work, staleness=0)[1] == [(True, 0)] * 4
+
+
+@pytest.mark.parametrize("optimizer", ("momentum", "lamb"))
+def test_a_state_can_be_saved_and_loaded(optimizer: str, tmp_path: Path):
+    """A job that loads the state of another job continues as the other job does."""
+    servers = 1 if optimizer == "lamb" else 2
+    start = {"a": np.linspace(1, 2, 6, dtype=np.float32), "b": np.ones((2, 2), np.float32)}
+
+    def run_rank(group: ring.Group, is_resumed: bool):
+        w = {name: value.copy() for name, value in start.items()}
+        file = tmp_path / f"{group.rank}.npz"
+        with ring.ParameterServer(w, 0.1, optimizer=optimizer, servers=servers, group=group) as server:
+            if server.is_server and is_resumed:
+                with np.load(file) as state:
+                    server.load_state_dict(state)
+                raised(ring.InvalidArgument, server.load_state_dict, {})
+                raised(ring.InvalidArgument, server.load_state_dict, {**server.state_dict(), "parameters": np.zeros(3)})
+                raised(ring.InvalidArgument, server.load_state_dict, {**server.state_dict(), "optimizer": "adam"})
+            group.barrier()
+            for steps in (2,) if is_resumed else (4, 2):
+                if not server.is_server:
+                    server.pull()
+                    for _ in range(steps):
+                        assert server.push_pull({name: np.sin(value) for name, value in w.items()})
+                group.barrier()
+                if server.is_server and steps == 4:
+                    np.savez(file, **server.state_dict())
+                group.barrier()
+            return server.state_dict()["steps"] if server.is_server else w
+
+    whole = run_in_threads(servers + 1, lambda group: run_rank(group, False))
+    resumed = run_in_threads(servers + 1, lambda group: run_rank(group, True))
+    assert resumed[:servers] == whole[:servers] == [6] * servers, (whole, resumed)
+    for name in start:
+        assert np.array_equal(resumed[-1][name], whole[-1][name]), (whole, resumed)
+
+
+def test_wrong_arguments_raise_an_error_and_send_nothing():
+    wrong = (
+        ({"parameters": 3}, "int"),
+        ({"parameters": [1.0, 2.0]}, "parameter 0 is a float"),
+        ({"parameters": np.zeros(3)}, "the parameter is float64, not float32"),
+        ({"parameters": {"w": np.zeros((4, 4), np.float32)[:, 1]}}, "parameter 'w' is not contiguous"),
+        ({"parameters": [TRUTH, TRUTH]}, "the same memory"),
+        ({"lr": 0}, "lr is 0"),
+        ({"lr": float("nan")}, "lr is nan"),
+        ({"optimizer": "sgdd"}, "`sgdd` is not an optimizer"),
+        ({"momentum": 0.9}, "use momentum or nesterov"),
+        ({"betas": (0.9, 0.99)}, "use adam"),
+        ({"optimizer": "adam", "betas": (0.9, 1.0)}, "betas is 1.0"),
+        ({"optimizer": "momentum", "momentum": -1}, "momentum is -1"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0"),
+        ({"servers": 0}, "at least 1 server"),
+        ({"servers": 3}, "there are 3 ranks and 3 of them are servers"),
+        ({"parameters": np.zeros(1, np.float32), "servers": 2}, "2 servers are too many"),
+        ({"optimizer": "lamb", "servers": 2}, "lamb"),
+        ({"staleness": -1}, "staleness is -1"),
+        ({"synchronous": True, "staleness": 3}, "no old gradients"),
+    )
+
+    def run_rank(group: ring.Group):
+        for options, text in wrong:
+            error = raised(
+                ring.InvalidArgument,
+                lambda: ring.ParameterServer(
+                    **{"parameters": np.zeros(5, np.float32), "lr": 0.1, "group": group, **options},
+                ),
+            )
+            assert text in str(error), (options, error)
+        w = [np.zeros((3, 2), np.float32), np.zeros((), np.float32)]
+        server = ring.ParameterServer(w, 0.1, group=group, synchronous=group.rank < 0)
+        calls = (server.pull, server.push, lambda: server.push_pull(w), lambda: server.pull_rows(0, [0]))
+        if server.is_server:
+            for call in calls:
+                assert "this rank is a server" in str(raised(ring.Error, call))
+            raised(ring.InvalidArgument, server.wait_for_workers, -1)
+            assert server.wait_for_workers() and server.state_dict()["steps"] == 0
+        else:
+            for gradient in (None, 3, [w[0]], [np.zeros((2, 3)), 1.0], [w[0] * 1j, 1.0], ["a", 1.0]):
+                raised((ring.InvalidArgument, TypeError), server.push, gradient)
+            for key, rows, values in (
+                (2, [0], [[0, 0]]),
+                ("w", [0], [[0, 0]]),
+                (1, [0], [0]),
+                (0, [3], [[0, 0]]),
+                (0, [-1], [[0, 0]]),
+                (0, [0.5], [[0, 0]]),
+                (0, [0], [0, 0]),
+            ):
+                raised(ring.InvalidArgument, server.push_rows, key, rows, values)
+            ranges, two = np.array([[2, 1], [1, 1]]), np.zeros(2, np.float32)
+            for pairs in (ranges, -ranges, ranges + 100, np.array([[0, 2**62], [2**62, 2**62]])):
+                raised(ring.InvalidArgument, server._core.push_ranges, pairs, two)
+            raised(ring.InvalidArgument, server._core.push, two)
+            raised(ring.InvalidArgument, server._core.pull, np.zeros(7))
+            raised(ring.Error, server.state_dict)
+            raised(ring.Error, server.wait_for_workers)
+        server.close()
+        server.close()
+        assert server.is_closed
+        last = server.state_dict if server.is_server else server.pull
+        assert "has been closed" in str(raised(ring.Error, last))
+
+    assert run_in_threads(3, run_rank) == [None] * 3
+
+
+def test_synchronous_servers_refuse_rows():
+    def work(server: ring.ParameterServer, w: np.ndarray) -> None:
+        raised(ring.Unsupported, server.push_rows, 0, [1], [1.0])
+
+    run(2, work, synchronous=True)
+
+
+def test_ranks_with_different_parameters_get_an_error():
+    results = run_in_threads(3, lambda group: ring.ParameterServer(np.zeros(3 + group.rank, np.float32), 0.1, group=group))
+    assert all(isinstance(error, ring.Mismatch) for error in results), results
+
+
+def test_a_synchronous_worker_that_fails_is_named():
+    def run_rank(group: ring.Group):
+        try:
+            with ring.ParameterServer(np.zeros(3, np.float32), 0.1, group=group, synchronous=True) as server:
+                if server.is_server:
+                    assert server.wait_for_workers(30)
+                    return server.lost_workers
+                if group.rank == 2:
+                    raise KeyError("label")
+                return str(raised(ring.JobFailed, lambda: [server.push_pull(np.ones(3)) for _ in range(3)]))
+        except KeyError:
+            return None
+
+    lost, message, _ = run_in_threads(3, run_rank)
+    assert [rank for rank, _ in lost] == [2] and "its program raised KeyError: 'label'" in lost[0][1], lost
+    assert "rank 2, a worker, is lost" in message
+
+
+# Jobs in which a rank ends. Each rank is a process.
+
+
+def run_processes(directory: Path, victim: str) -> None:
+    """Runs one rank of the tests below. The test kills the rank `victim`."""
+    world = ring.init(timeout=30)
+    w = np.zeros(10, np.float32)
+    server = ring.ParameterServer(w, lr=0.05, servers=1)
+    if server.is_server:
+        try:
+            write_atomically(directory / f"pid-{world.rank}", os.getpid())
+            server.wait_for_workers()
+        except KeyboardInterrupt:
+            print("interrupted")
+        assert server.wait_for_workers(60)
+        print("lost", [rank for rank, _ in server.lost_workers])
+        return  # The end of the program closes the server.
+    write_atomically(directory / f"pid-{world.rank}", os.getpid())
+    try:
+        for step in range(10**9):
+            server.pull()
+            server.push(gradient(w, *sample(server.worker_index, step)))
+            if step == 50:
+                write_atomically(directory / f"steps-{world.rank}", "")
+            if step > 50 and (directory / "killed").exists() and victim != "0":
+                break
+    except ring.PeerLost as error:
+        print("server", error.rank, "rank 0, a parameter server, is lost" in str(error))
+        sys.exit(0)
+    print("done", np.abs(w - TRUTH).max() < 0.5)
+
+
+def test_the_other_ranks_finish_after_a_worker_was_killed(ringrun: Launcher, tmp_path: Path):
+    """The test also interrupts the server's wait with Ctrl-C."""
+    job = ringrun.start(4, Path(__file__), tmp_path, "2", flags=("--tolerate-failures",))
+    for rank in (1, 2, 3):
+        wait_and_read(tmp_path / f"steps-{rank}")
+    server, worker = (int(wait_and_read(tmp_path / f"pid-{rank}")) for rank in (0, 2))
+    os.kill(server, signal.SIGINT)
+    os.kill(worker, signal.SIGKILL)
+    write_atomically(tmp_path / "killed", "")
+    done = job.finish()
+    assert done.code == 0 and "panicked" not in str(done), done
+    assert [done.lines(rank) for rank in range(4)] == [["interrupted", "lost [2]"], ["done True"], [], ["done True"]], done
+
+
+def test_the_errors_of_all_workers_name_a_lost_server(ringrun: Launcher, tmp_path: Path):
+    job = ringrun.start(3, Path(__file__), tmp_path, "0", flags=("--tolerate-failures",))
+    for rank in (1, 2):
+        wait_and_read(tmp_path / f"steps-{rank}")
+    os.kill(int(wait_and_read(tmp_path / "pid-0")), signal.SIGKILL)
+    done = job.finish()
+    assert done.code == 0 and "panicked" not in str(done), done
+    assert [done.lines(rank) for rank in range(3)] == [[], ["server 0 True"], ["server 0 True"]], done
+
+
+if __name__ == "__main__":
+    run_processes(Path(sys.argv[1]), sys.argv[2])
