@@ -162,7 +162,8 @@ fn with_culprit(py: Python<'_>, error: PyErr, cause: &Cause) -> PyErr {
     }
 }
 
-/// Makes the exception for an error of a parameter server. `members` has the rank in the job of each rank of its group.
+/// Makes the exception for an error of a parameter server. `members` has the rank in the job of each rank of its
+/// group.
 pub(crate) fn from_parameter_server(py: Python<'_>, error: &ParameterServerError, members: &[u32]) -> PyErr {
     let message = error.to_string();
     let lost = |rank: &Rank, message| {

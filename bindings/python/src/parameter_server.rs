@@ -1,5 +1,5 @@
-//! This rank's end of a parameter server. `ringtrain/parameter_server.py` converts arrays and tensors to vectors, and calls this
-//! class.
+//! This rank's end of a parameter server. `ringtrain/parameter_server.py` converts arrays and tensors to vectors, and
+//! calls this class.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -21,8 +21,8 @@ use crate::{deferred_drop, errors, fork, site};
 /// The result of a push on each server: whether the server applied the gradient, and the staleness of the gradient.
 type Outcomes = Vec<(bool, u64)>;
 
-/// The object that all calls use. The last call drops it if it was closed during the call. A worker needs the lock to itself,
-/// and on a server any number of threads share the lock.
+/// The object that all calls use. The last call drops it if it was closed during the call. A worker needs the lock to
+/// itself, and on a server any number of threads share the lock.
 type SharedServer = Arc<RwLock<ParameterServer>>;
 
 /// This rank's end of a parameter server.
@@ -80,8 +80,8 @@ fn check_f32(py: Python<'_>, region: &Region, count: usize) -> PyResult<()> {
     Ok(())
 }
 
-/// Returns the ranges of pairs (first element, length), which must ascend, must not overlap, and must lie within `len`
-/// elements.
+/// Returns the ranges of pairs (first element, length), which must ascend, must not overlap, and must lie within
+/// `len` elements.
 fn parse_ranges(py: Python<'_>, pairs: &Bound<'_, PyAny>, len: usize) -> PyResult<Vec<Range<usize>>> {
     let region = Region::readable(pairs)?;
     if region.kind != ElementKind::Number(DType::I64) {

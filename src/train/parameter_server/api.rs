@@ -356,8 +356,8 @@ impl ParameterServer {
         counts.map(|counts| (counts.accepted, counts.dropped)).unwrap_or_default()
     }
 
-    /// Ends all connections because this rank has failed. The errors of the other ranks contain `message`, and all later calls
-    /// fail.
+    /// Ends all connections because this rank has failed. The errors of the other ranks contain `message`, and all
+    /// later calls fail.
     pub fn abort(&self, message: &str) {
         // A connection that has failed already keeps its first cause.
         if let Some(client) = &self.client {
@@ -369,8 +369,8 @@ impl ParameterServer {
         }
     }
 
-    /// Returns messengers of all connections. If the program forks, its child should close the file descriptors of these
-    /// messengers: see [`Group::descriptors`]. Drop the messengers to let this object close its connections.
+    /// Returns messengers of all connections. If the program forks, its child should close the file descriptors of
+    /// these messengers: see [`Group::descriptors`]. Drop the messengers to let this object close its connections.
     pub fn messengers(&self) -> Vec<Messenger> {
         let clients = self.server.iter().flat_map(|running| running.clients.iter());
         let of_clients = clients.map(|link| link.group.messenger());
