@@ -23,7 +23,7 @@ use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::group::Algorithms;
 use crate::train::{
-    self, Console, Observer, ParameterServerError, Phase, ProgressDisplay, Silent, TrainError,
+    self, Console, Observer, ParameterServerError, Phase, ProgressDisplay, RefusalReason, Silent, TrainError,
 };
 use crate::types::{Rank, WorldSize};
 
@@ -185,7 +185,12 @@ fn exit_of(error: &TrainError) -> Exit {
             ParameterServerError::TooFewRanks { .. } | ParameterServerError::Unsupported(_) => {
                 Exit::Configuration
             }
-            ParameterServerError::Refused { .. } => Exit::Failure,
+            ParameterServerError::Refused { reason, .. } => match reason {
+                RefusalReason::Diverged => Exit::Diverged,
+                RefusalReason::RankLost => Exit::PeerLost,
+                RefusalReason::Storage => Exit::Checkpoint,
+                _ => Exit::Failure,
+            },
             _ => Exit::PeerLost,
         },
         TrainError::Group(error) => group_args::exit_of(error),

@@ -78,7 +78,7 @@ use self::shm_executor::ShmExecutor;
 use crate::rendezvous::StartError;
 use crate::schedule::partition;
 use crate::types::{HOSTS_GROUP, Rank, WorldSize};
-use crate::wire::Cause;
+pub use crate::wire::Cause;
 
 /// Statistics of a job on this rank, in all its groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -197,6 +197,11 @@ impl Config {
                 self.compression
             ));
         }
+        if self.recipe.scale_learning_rate && strategy != StrategySpec::PsSync {
+            return Err(format!(
+                "--scale-lr does not apply to --strategy {strategy}, because each update uses one batch, with any number of workers"
+            ));
+        }
         if strategy == StrategySpec::PsSync
             && self.recipe.clip_norm.is_some()
             && self.server_count().get() > 1

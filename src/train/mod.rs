@@ -49,7 +49,9 @@ pub use early_stopping::{Patience, VALIDATION_FRACTION_DEFAULT};
 pub use error::{Phase, TrainError};
 pub use learning_rate::{RateSchedule, Warmup};
 pub(crate) use output_paths::replaces;
-pub use parameter_server::{ParameterServer, ParameterServerError, ParameterServerOptions, PushOutcome};
+pub use parameter_server::{
+    ParameterServer, ParameterServerError, ParameterServerOptions, PushOutcome, RefusalReason,
+};
 pub use progress::{Console, Observer, ProgressDisplay, Silent};
 pub use recipe::Recipe;
 pub use report::{EpochRecord, Report, ServerReport, parameters_hash};

@@ -287,7 +287,10 @@ fn starting_state(
         None if resuming => observer.notice("there is no checkpoint yet: starting from the beginning"),
         None => {}
     }
-    let factor = if config.recipe.scale_learning_rate { group.size().get() as f32 } else { 1.0 };
+    // Servers compute no gradients.
+    let servers = if config.strategy.uses_parameter_server() { config.server_count().get() } else { 0 };
+    let ranks = group.size().get().saturating_sub(servers).max(1);
+    let factor = if config.recipe.scale_learning_rate { ranks as f32 } else { 1.0 };
     let given = config.learning_rate.map(|rate| rate * factor);
     if let (Some(TrainingState { learning_rate: Some(saved), .. }), Some(given)) = (&found, given)
         && *saved != given

@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::num::NonZeroU32;
+use std::time::Instant;
 
 use ringtrain::Rank;
+use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
-use ringtrain::train::{Config, Existing, Recipe, ServerReport, ServerSettings, Summary};
+use ringtrain::train::{Config, Existing, Patience, Recipe, ServerReport, ServerSettings, Summary};
 
 use super::library::train;
 use super::strategies::{
@@ -13,7 +15,7 @@ use super::strategies::{
     train_on,
 };
 use super::util::{
-    finish, read_pid, ringrun_script, run as run_program, runs_long_tests, signal, wait_until,
+    TEST_TIMEOUT, finish, read_pid, ringrun_script, run as run_program, runs_long_tests, signal, wait_until,
 };
 
 fn servers(count: u32) -> ServerSettings {
@@ -169,7 +171,7 @@ fn kill_one_rank(victim: u32, strategy: &str) -> (Option<i32>, String, Option<se
 fn the_other_workers_finish_an_asynchronous_run_after_a_worker_was_killed() {
     let (code, output, report) = kill_one_rank(2, "ps-async");
     assert_eq!(code, Some(0), "{output}");
-    assert!(output.contains("rank 2, a worker, is lost"), "{output}");
+    assert_eq!(output.matches("rank 2, a worker, is lost: the connection failed").count(), 1, "{output}");
     let report = report.unwrap();
     assert_eq!(report["parameter_server"]["lost_workers"], serde_json::json!([2]));
     // Each batch is applied exactly once in spite of the loss.
@@ -181,11 +183,77 @@ fn the_other_workers_finish_an_asynchronous_run_after_a_worker_was_killed() {
 
 #[test]
 fn a_lost_server_and_a_lost_synchronous_worker_end_the_run_with_a_clear_error() {
-    for (victim, strategy, expected) in
-        [(0, "ps-async", "rank 0, a parameter server, is lost"), (3, "ps-sync", "rank 3, a worker, is lost")]
-    {
+    for (victim, strategy, expected) in [
+        (0, "ps-async", "rank 0, a parameter server, is lost"),
+        (1, "ps-async --servers 2", "rank 1, a parameter server, is lost"),
+        (3, "ps-sync", "rank 3, a worker, is lost"),
+    ] {
         let (code, output, _) = kill_one_rank(victim, strategy);
+        assert!(strategy != "ps-sync" || !output.contains("the other workers continue"), "{output}");
         assert!(code != Some(0) && output.contains(expected), "exit code {code:?}: {output}");
+    }
+}
+
+/// A run that stops early ends on all ranks at once, and reports only the updates of its result.
+#[test]
+fn a_run_that_stops_early_ends_without_waiting_for_a_deadline() {
+    for text in ["ps-sync", "ps-async"] {
+        let patience = Patience { records: 1, validation_fraction: 0.3 };
+        let config = Config {
+            strategy: strategy(text),
+            recipe: Recipe { patience: Some(patience), ..Recipe::default() },
+            learning_rate: Some(1.0),
+            epochs: Some(200),
+            ..sgd_config()
+        };
+        let started = Instant::now();
+        let summary = train_and_compare(3, &config);
+        assert!(summary.report.epochs < 200 && !summary.report.stopped, "{text}: {:?}", summary.report);
+        assert!(started.elapsed() < TEST_TIMEOUT, "{text}: {:?}", started.elapsed());
+        let workers = if text == "ps-sync" { 2 } else { 1 };
+        assert_eq!(updates(server_report(&summary)), workers * summary.report.steps, "{text}");
+    }
+}
+
+/// If all batches are in progress, idle workers compute them again. Only the first result may change the parameters of each
+/// server.
+#[test]
+fn a_batch_that_several_workers_compute_is_applied_once_on_every_server() {
+    let source = DataSource::Synthetic { rows: 2000, columns: 20 };
+    let config =
+        Config { source, batch_size: Some(2000), epochs: Some(3), learning_rate: Some(0.1), ..sgd_config() };
+    let alone = train(&config).unwrap();
+    let config = Config { strategy: strategy("ps-async"), parameter_server: servers(2), ..config };
+    let found = train_and_compare(6, &config);
+    assert_eq!(found.report.steps, 3);
+    if server_report(&found).staleness_max == 0 {
+        assert_close(&found.parameters, &alone.parameters, "one batch for each epoch");
+    }
+}
+
+/// A stop signal on a server that is not rank 0 stops the run, and the report has the loss of the last epoch.
+#[test]
+fn a_stop_signal_on_any_rank_stops_the_run() {
+    for victim in [1, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let script = format!(
+            "echo $$ >{0}/part.$RING_RANK && mv {0}/part.$RING_RANK {0}/pid.$RING_RANK && exec {1} --strategy ps-async --servers 2 \
+             --epochs 1000000 --model mlp:16 --checkpoint {0} --report {0}/report.json",
+            folder.path().display(),
+            env!("CARGO_BIN_EXE_ringtrain"),
+        );
+        let child = ringrun_script(&["-n", "4"], &script).spawn().unwrap();
+        wait_until("a checkpoint", || path("checkpoint.safetensors").exists());
+        signal("TERM", read_pid(&path(&format!("pid.{victim}"))));
+        let done = finish(child);
+        assert_eq!(done.code(), Some(0), "{done:?}");
+        let report: serde_json::Value =
+            serde_json::from_str(&fs::read_to_string(path("report.json")).unwrap()).unwrap();
+        assert!(
+            report["stopped"].as_bool().unwrap() && report["train_loss"].as_f64().unwrap() > 0.0,
+            "{report}"
+        );
     }
 }
 

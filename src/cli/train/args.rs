@@ -444,6 +444,7 @@ mod tests {
             ("--strategy ps-async:x", "not a number"),
             ("--strategy ps-async --compression bf16", "sends f32"),
             ("--strategy ps-sync --clip-norm 1 --servers 2", "pass --servers 1"),
+            ("--strategy ps-async --scale-lr", "each update uses one batch"),
             ("--strategy ps-sync --staleness-aware", "for --strategy ps-async"),
             ("--servers 2", "allreduce has no servers"),
             ("--servers 0 --strategy ps-sync", "0"),

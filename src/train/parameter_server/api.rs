@@ -146,7 +146,7 @@ impl ParameterServer {
         if this.layout.is_server(group.rank()) {
             this.server = Some(this.run_server(group.rank(), &initial, options, links)?);
         } else {
-            this.client = Some(ServerClient::new(links.servers, &this.layout));
+            this.client = Some(ServerClient::new(links.servers, &this.layout, options.synchronous));
         }
         Ok(this)
     }
@@ -167,7 +167,8 @@ impl ParameterServer {
         let synchrony = if options.synchronous {
             Synchrony::Synchronous { workers, factor: 1.0 / workers as f32 }
         } else {
-            let max = options.staleness.unwrap_or(u64::MAX);
+            // The first server decides which gradients are dropped.
+            let max = options.staleness.filter(|_| rank == Rank::ZERO).unwrap_or(u64::MAX);
             Synchrony::Asynchronous(StalenessRule { max, scales_rate: options.staleness_aware })
         };
         let ends = Arc::new(ClientEnds {
@@ -185,7 +186,7 @@ impl ParameterServer {
                 .map_err(|error| ParameterServerError::Unsupported(format!("cannot start a thread: {error}")))
         };
         let threads = (0..clients.len()).map(spawn).collect::<Result<_, _>>()?;
-        let others = ServerClient::new(links.servers, &self.layout);
+        let others = ServerClient::new(links.servers, &self.layout, options.synchronous);
         Ok(Running { server, clients, ends, threads, others })
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::ParameterServerError;
+use super::error::{ParameterServerError, RefusalReason, describe_link_failure};
 use super::links::{PairLink, ShardLayout};
 use super::message::{
     HEADER_WORDS, Note, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, payload_words_max,
@@ -18,6 +18,7 @@ const SERVER: Rank = Rank::ZERO;
 /// The connections of a client with its servers.
 pub(crate) struct ServerClient {
     links: Vec<ServerLink>,
+    is_synchronous: bool,
 }
 
 struct ServerLink {
@@ -42,7 +43,7 @@ pub(crate) struct Pushed {
 
 impl ServerClient {
     /// Creates a client from the links to its servers.
-    pub(crate) fn new(links: Vec<PairLink>, layout: &ShardLayout) -> Self {
+    pub(crate) fn new(links: Vec<PairLink>, layout: &ShardLayout, is_synchronous: bool) -> Self {
         let connect = |link: PairLink| {
             let range = layout.range(link.peer);
             ServerLink {
@@ -53,7 +54,7 @@ impl ServerClient {
                 range,
             }
         };
-        Self { links: links.into_iter().map(connect).collect() }
+        Self { links: links.into_iter().map(connect).collect(), is_synchronous }
     }
 
     /// Receives the current parameters of all servers. Parameters that belong to a server of which this rank is not a client
@@ -68,7 +69,8 @@ impl ServerClient {
         Ok(())
     }
 
-    /// Sends a gradient to all servers. If `parameters` is given, receives the parameters after the update. The gradient must
+    /// Sends a gradient to all servers. The first server decides whether the gradient is dropped, and other servers then do not
+    /// receive it. If `parameters` is given, receives the parameters after the update. The gradient must
     /// have been computed with the parameters that this client received last.
     pub(crate) fn push(
         &mut self,
@@ -76,19 +78,35 @@ impl ServerClient {
         note: Note,
         mut parameters: Option<&mut [f32]>,
     ) -> Result<Pushed, ParameterServerError> {
-        for server in &mut self.links {
-            server.wants_parameters = parameters.is_some();
-            let payload = &gradient[server.range.clone()];
-            server.buffer[HEADER_WORDS..][..payload.len()].copy_from_slice(bytemuck::cast_slice(payload));
-            server.request(RequestKind::Push, note, payload.len())?;
-        }
         let mut pushed = Pushed { outcomes: Vec::with_capacity(self.links.len()), note };
-        for (index, server) in self.links.iter_mut().enumerate() {
-            let header = server.receive_parameters(note, parameters.as_deref_mut())?;
-            pushed.outcomes.push(outcome(&header));
-            if index == 0 {
-                pushed.note = header.note;
+        let (first, others) = self.links.split_first_mut().expect("a client has a server");
+        first.start_push(gradient, note, parameters.is_some())?;
+        if self.is_synchronous {
+            // A synchronous server drops no gradient. It replies when all workers have pushed.
+            for server in &mut *others {
+                server.start_push(gradient, note, parameters.is_some())?;
             }
+        }
+        let header = first.receive_parameters(note, parameters.as_deref_mut())?;
+        pushed.outcomes.push(outcome(&header));
+        pushed.note = header.note;
+        let is_applied = header.status == ReplyStatus::Done;
+        if !self.is_synchronous {
+            for server in &mut *others {
+                match (is_applied, parameters.is_some()) {
+                    (true, wants_parameters) => server.start_push(gradient, note, wants_parameters)?,
+                    (false, true) => server.request(RequestKind::Pull, Note::default(), 0)?,
+                    (false, false) => {}
+                }
+            }
+        }
+        for server in others {
+            if !is_applied && parameters.is_none() {
+                pushed.outcomes.push(pushed.outcomes[0]);
+                continue;
+            }
+            let header = server.receive_parameters(note, parameters.as_deref_mut())?;
+            pushed.outcomes.push(if is_applied { outcome(&header) } else { pushed.outcomes[0] });
         }
         Ok(pushed)
     }
@@ -102,27 +120,12 @@ impl ServerClient {
         note: Note,
     ) -> Result<Pushed, ParameterServerError> {
         let mut pushed = Pushed { outcomes: Vec::with_capacity(self.links.len()), note };
-        for server in &mut self.links {
-            let parts = parts_within(ranges, &server.range);
-            server.wants_parameters = false;
-            if let [Part { range, values }] = &parts[..]
-                && range.len() == server.range.len()
-            {
-                // The only range has all parameters of the server, so a dense push is the same and needs fewer words.
-                let values: &[u32] = bytemuck::cast_slice(&gradients[values.clone()]);
-                server.buffer[HEADER_WORDS..][..values.len()].copy_from_slice(values);
-                server.request(RequestKind::Push, note, server.range.len())?;
+        for (index, server) in self.links.iter_mut().enumerate() {
+            if index > 0 && !matches!(pushed.outcomes[0], PushOutcome::Applied { .. }) {
+                pushed.outcomes.push(pushed.outcomes[0]);
                 continue;
             }
-            let mut at = server.put_ranges(&parts);
-            for part in &parts {
-                let values: &[u32] = bytemuck::cast_slice(&gradients[part.values.clone()]);
-                server.buffer[at..at + values.len()].copy_from_slice(values);
-                at += values.len();
-            }
-            server.request_ranges(RequestKind::PushRanges, note, (parts.len(), at - HEADER_WORDS))?;
-        }
-        for (index, server) in self.links.iter_mut().enumerate() {
+            server.start_push_of_ranges(ranges, gradients, note)?;
             let header = server.receive_parameters(note, None)?;
             pushed.outcomes.push(outcome(&header));
             if index == 0 {
@@ -238,6 +241,45 @@ impl ServerClient {
 }
 
 impl ServerLink {
+    /// Sends the part of a gradient that belongs to the parameters of this server.
+    fn start_push(
+        &mut self,
+        gradient: &[f32],
+        note: Note,
+        wants_parameters: bool,
+    ) -> Result<(), ParameterServerError> {
+        self.wants_parameters = wants_parameters;
+        let payload = &gradient[self.range.clone()];
+        self.buffer[HEADER_WORDS..][..payload.len()].copy_from_slice(bytemuck::cast_slice(payload));
+        self.request(RequestKind::Push, note, payload.len())
+    }
+
+    /// Sends the gradients of those parts of the ranges that this server holds.
+    fn start_push_of_ranges(
+        &mut self,
+        ranges: &[Range<usize>],
+        gradients: &[f32],
+        note: Note,
+    ) -> Result<(), ParameterServerError> {
+        let parts = parts_within(ranges, &self.range);
+        self.wants_parameters = false;
+        if let [Part { range, values }] = &parts[..]
+            && range.len() == self.range.len()
+        {
+            // The only range has all parameters of the server, so a dense push is the same and needs fewer words.
+            let values: &[u32] = bytemuck::cast_slice(&gradients[values.clone()]);
+            self.buffer[HEADER_WORDS..][..values.len()].copy_from_slice(values);
+            return self.request(RequestKind::Push, note, self.range.len());
+        }
+        let mut at = self.put_ranges(&parts);
+        for part in &parts {
+            let values: &[u32] = bytemuck::cast_slice(&gradients[part.values.clone()]);
+            self.buffer[at..at + values.len()].copy_from_slice(values);
+            at += values.len();
+        }
+        self.request_ranges(RequestKind::PushRanges, note, (parts.len(), at - HEADER_WORDS))
+    }
+
     /// Sends a request whose payload is the first `words` words behind the header in the buffer.
     fn request(&mut self, kind: RequestKind, note: Note, words: usize) -> Result<(), ParameterServerError> {
         self.request_ranges(kind, note, (0, words))
@@ -255,7 +297,7 @@ impl ServerLink {
         self.link
             .group
             .send(&self.buffer[..HEADER_WORDS + words], SERVER, TAG)
-            .map_err(|error| self.lost(&error.to_string()))
+            .map_err(|error| self.lost(&describe_link_failure(&error)))
     }
 
     /// Writes the ranges behind the header. Returns the position behind them.
@@ -273,7 +315,7 @@ impl ServerLink {
     fn receive(&mut self) -> Result<(ReplyHeader, &[u32]), ParameterServerError> {
         let server = self.link.peer;
         let received = self.link.group.receive(&mut self.buffer, SERVER, TAG);
-        let count = received.map_err(|error| self.lost(&error.to_string()))?.count;
+        let count = received.map_err(|error| self.lost(&describe_link_failure(&error)))?.count;
         let Some((header, payload)) = ReplyHeader::decode(&self.buffer[..count]) else {
             return Err(short_reply(server));
         };
@@ -281,7 +323,8 @@ impl ServerLink {
             let bytes: &[u8] = bytemuck::cast_slice(payload);
             let text = &bytes[..bytes.len().min(header.text_bytes as usize)];
             let problem = String::from_utf8_lossy(text).into_owned();
-            return Err(ParameterServerError::Refused { server, problem });
+            let reason = RefusalReason::from_word(header.note[0]);
+            return Err(ParameterServerError::Refused { server, reason, problem });
         }
         Ok((header, payload))
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::group;
+use crate::group::Cause;
 use crate::types::Rank;
 
 /// The reason why an operation with a parameter server failed.
@@ -46,6 +47,8 @@ pub enum ParameterServerError {
     Refused {
         /// The server.
         server: Rank,
+        /// The kind of the reason.
+        reason: RefusalReason,
         /// The reason.
         problem: String,
     },
@@ -70,6 +73,53 @@ pub enum ParameterServerError {
     /// An operation between all ranks failed.
     #[error(transparent)]
     Group(#[from] group::Error),
+}
+
+/// The kind of the reason for which a server refused a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum RefusalReason {
+    /// Any other reason.
+    Other,
+    /// The training diverged.
+    Diverged,
+    /// The servers cannot continue without a rank that is lost.
+    RankLost,
+    /// The first server cannot write a file.
+    Storage,
+}
+
+impl RefusalReason {
+    pub(super) fn to_word(self) -> u64 {
+        match self {
+            Self::Other => 0,
+            Self::Diverged => 1,
+            Self::RankLost => 2,
+            Self::Storage => 3,
+        }
+    }
+
+    pub(super) fn from_word(word: u64) -> Self {
+        match word {
+            1 => Self::Diverged,
+            2 => Self::RankLost,
+            3 => Self::Storage,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Describes the failure of the link with another rank. The error of the link's group numbers its two ranks from 0, so this
+/// text does not contain these numbers.
+pub(super) fn describe_link_failure(error: &group::Error) -> String {
+    match error.cause() {
+        Some(Cause::PeerLost { detail, .. }) => format!("the connection failed ({detail})"),
+        Some(Cause::PeerLeft { .. }) => "it closed the connection".into(),
+        Some(Cause::Aborted { message, .. }) => message.clone(),
+        Some(Cause::Timeout { .. }) => "it did not answer before the deadline (--timeout)".into(),
+        Some(Cause::Mismatch { .. }) => "it sent a message of an unexpected length".into(),
+        Some(Cause::Misbehaved { .. }) | None => error.to_string(),
+    }
 }
 
 impl ParameterServerError {

@@ -13,6 +13,9 @@ use crate::types::{Rank, WorldSize};
 /// worker whose machine does not answer.
 const IDLE_MAX: Duration = Duration::from_hours(24 * 365);
 
+/// A client waits at least this long for a reply, because a server that waits for other workers replies every half a second.
+const REPLY_MAX: Duration = Duration::from_secs(2);
+
 /// Which ranks are servers, and which parameters each server holds. The servers are the first ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ShardLayout {
@@ -127,6 +130,7 @@ pub(crate) fn connect(group: &mut Group, layout: &ShardLayout) -> Result<Links, 
                 isolated.set_timeout(IDLE_MAX);
                 links.clients.push(PairLink { peer: client, group: isolated });
             } else {
+                isolated.set_timeout(isolated.timeout().max(REPLY_MAX));
                 links.servers.push(PairLink { peer: server, group: isolated });
             }
         }

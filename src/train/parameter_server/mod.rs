@@ -18,9 +18,9 @@ mod shard;
 
 pub use api::{ParameterServer, ParameterServerOptions};
 pub(crate) use client::ServerClient;
-pub use error::ParameterServerError;
+pub use error::{ParameterServerError, RefusalReason};
 pub(crate) use links::{Links, PairLink, ShardLayout, connect};
 pub(crate) use message::Note;
 pub(crate) use server::{AnswerTo, Handler, LinkEnd, ShardServer, Synchrony};
 pub use shard::PushOutcome;
-pub(crate) use shard::{Shard, StalenessRule};
+pub(crate) use shard::{Shard, StalenessCounts, StalenessRule};

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::error::{RefusalReason, describe_link_failure};
 use super::links::PairLink;
 use super::message::{
     HEADER_WORDS, Note, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, TEXT_WORDS_MAX,
@@ -91,13 +92,15 @@ struct ServerState<'a> {
     shard: Shard<'a>,
     /// The gradients of the synchronous step in progress, by client.
     gradients: Vec<Option<(Vec<f32>, Note)>>,
-    /// Why the server cannot continue.
-    failure: Option<String>,
+    /// Why the server refuses all requests.
+    failure: Option<(RefusalReason, String)>,
+    /// Why a synchronous server refuses pushes: a client whose gradients it needs is lost.
+    loss: Option<String>,
 }
 
 impl<'a> ShardServer<'a> {
     pub(crate) fn new(shard: Shard<'a>, synchrony: Synchrony, handler: Arc<dyn Handler + 'a>) -> Self {
-        let state = ServerState { shard, gradients: Vec::new(), failure: None };
+        let state = ServerState { shard, gradients: Vec::new(), failure: None, loss: None };
         Self { state: Mutex::new(state), changed: Condvar::new(), synchrony, handler }
     }
 
@@ -107,8 +110,8 @@ impl<'a> ShardServer<'a> {
     }
 
     /// Makes the server refuse all further requests, with `message` as the reason. The first reason stays.
-    pub(crate) fn fail(&self, message: &str) {
-        self.lock().failure.get_or_insert_with(|| message.to_owned());
+    pub(crate) fn fail(&self, reason: RefusalReason, message: &str) {
+        self.lock().failure.get_or_insert_with(|| (reason, message.to_owned()));
         self.changed.notify_all();
     }
 
@@ -120,7 +123,9 @@ impl<'a> ShardServer<'a> {
     pub(crate) fn serve(&self, client: usize, link: &PairLink) -> LinkEnd {
         let end = self.serve_until_end(client, link);
         if let (LinkEnd::Lost(problem), Synchrony::Synchronous { .. }) = (&end, self.synchrony) {
-            self.fail(&format!("rank {}, a worker, is lost: {problem}", link.peer));
+            let loss = format!("rank {} is lost: {problem}", link.peer);
+            self.lock().loss.get_or_insert(loss);
+            self.changed.notify_all();
         }
         self.handler.ended(client, &end);
         end
@@ -133,7 +138,7 @@ impl<'a> ShardServer<'a> {
         loop {
             let received = match link.group.receive(&mut request, CLIENT, TAG) {
                 Ok(status) => status.count,
-                Err(error) => return LinkEnd::Lost(error.to_string()),
+                Err(error) => return LinkEnd::Lost(describe_link_failure(&error)),
             };
             let Some((header, _)) = RequestHeader::decode(&request[..received]) else {
                 return refuse_service(link, "its request has an unknown kind");
@@ -143,7 +148,7 @@ impl<'a> ShardServer<'a> {
                 return refuse_service(link, &problem);
             }
             if let Err(error) = link.group.send(&reply, CLIENT, TAG) {
-                return LinkEnd::Lost(error.to_string());
+                return LinkEnd::Lost(describe_link_failure(&error));
             }
             if header.kind == RequestKind::Close {
                 return LinkEnd::Closed;
@@ -201,15 +206,17 @@ impl<'a> ShardServer<'a> {
             },
             RequestKind::Note | RequestKind::Close => {}
         }
-        let (version, failure) = (state.shard.version(), state.failure.clone());
+        let version = state.shard.version();
+        let refusal = state.refusal(header.kind, status);
         drop(state);
-        let mut text_bytes = 0;
-        if let Some(message) = failure.filter(|_| header.kind != RequestKind::Close) {
+        let (mut text_bytes, mut reason) = (0, Note::default());
+        if let Some((why, message)) = refusal {
             status = ReplyStatus::Refused;
+            reason[0] = why.to_word();
             text_bytes = put_text(reply, &message);
         }
         let note = match (status, header.kind) {
-            (ReplyStatus::Waiting | ReplyStatus::Refused, _) => Note::default(),
+            (ReplyStatus::Waiting | ReplyStatus::Refused, _) => reason,
             (_, RequestKind::Push | RequestKind::Await | RequestKind::PushRanges) => {
                 self.handler.answer(client, AnswerTo::Push, &header.note)
             }
@@ -236,7 +243,11 @@ impl<'a> ShardServer<'a> {
         let Synchrony::Asynchronous(rule) = self.synchrony else {
             return Err("it pushes some ranges to a synchronous server, which needs whole gradients".into());
         };
-        let outcome = shard.push_ranges(&ranges, gradients, header.version, rule);
+        let outcome = if self.handler.wants(client, &header.note) {
+            shard.push_ranges(&ranges, gradients, header.version, rule)
+        } else {
+            PushOutcome::Unwanted
+        };
         self.handler.pushed(client, &header.note, outcome);
         Ok(status_of(outcome))
     }
@@ -250,7 +261,7 @@ impl<'a> ShardServer<'a> {
         header: &RequestHeader,
         gradient: Option<&mut [f32]>,
     ) -> Result<(MutexGuard<'s, ServerState<'a>>, ReplyStatus, u64), String> {
-        if state.failure.is_some() {
+        if state.failure.is_some() || state.loss.is_some() {
             return Ok((state, ReplyStatus::Waiting, 0));
         }
         let (workers, factor) = match (self.synchrony, gradient) {
@@ -295,22 +306,31 @@ impl<'a> ShardServer<'a> {
             }
             self.changed.notify_all();
         }
-        let is_pending =
-            |state: &mut ServerState<'_>| state.shard.version() <= header.version && state.failure.is_none();
+        let is_pending = |state: &mut ServerState<'_>| {
+            state.shard.version() <= header.version && state.failure.is_none() && state.loss.is_none()
+        };
         let (state, timeout) = self
             .changed
             .wait_timeout_while(state, WAIT_MAX, is_pending)
             .unwrap_or_else(PoisonError::into_inner);
-        let status = if timeout.timed_out() || state.failure.is_some() {
-            ReplyStatus::Waiting
-        } else {
-            ReplyStatus::Done
-        };
+        let is_waiting = timeout.timed_out() || state.shard.version() <= header.version;
+        let status = if is_waiting { ReplyStatus::Waiting } else { ReplyStatus::Done };
         Ok((state, status, 0))
     }
 }
 
 impl ServerState<'_> {
+    /// Returns why the server refuses a request of this kind, which otherwise gets a reply with this status.
+    fn refusal(&self, kind: RequestKind, status: ReplyStatus) -> Option<(RefusalReason, String)> {
+        if kind == RequestKind::Close {
+            return None;
+        }
+        let is_stuck =
+            status == ReplyStatus::Waiting && matches!(kind, RequestKind::Push | RequestKind::Await);
+        let loss = self.loss.as_ref().filter(|_| is_stuck);
+        self.failure.clone().or_else(|| loss.map(|loss| (RefusalReason::RankLost, loss.clone())))
+    }
+
     /// Stores the gradient of a client until the synchronous step is complete.
     fn store_gradient(
         &mut self,

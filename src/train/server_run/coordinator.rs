@@ -48,6 +48,8 @@ struct RunState {
     last_loss: f64,
     /// Why the run failed.
     failure: Option<RunFailure>,
+    /// Whether the first server has taken its last snapshot, and needs no client any more.
+    needs_no_client: bool,
     publication: Option<Vec<u32>>,
 }
 
@@ -59,6 +61,11 @@ pub(super) enum RunFailure {
         worker: Rank,
         loss: f64,
         batch: u64,
+    },
+    /// A server was lost.
+    ServerLost {
+        server: Rank,
+        problem: String,
     },
     /// A worker was lost in a synchronous run.
     WorkerLost {
@@ -121,6 +128,7 @@ impl BatchCoordinator {
             applied_in_step: 0,
             last_loss: 0.0,
             failure: None,
+            needs_no_client: false,
             publication: None,
         };
         Self {
@@ -139,7 +147,12 @@ impl BatchCoordinator {
 
     /// Hands out no more batches.
     pub(super) fn stop(&self) {
-        self.lock().tickets.stop();
+        let mut state = self.lock();
+        state.tickets.stop();
+        if state.next == Assignment::Wait {
+            state.next = Assignment::Finished;
+        }
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -157,10 +170,12 @@ impl BatchCoordinator {
         };
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_quiet);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let lost = state.ends.iter().zip(&self.clients).filter_map(|(end, &rank)| match end {
-            Some(LinkEnd::Lost(problem)) => Some((rank, problem.clone())),
-            _ => None,
-        });
+        let lost = state.ends.iter().zip(&self.clients).skip(self.other_servers).filter_map(
+            |(end, &rank)| match end {
+                Some(LinkEnd::Lost(problem)) => Some((rank, problem.clone())),
+                _ => None,
+            },
+        );
         Progress {
             batches: state.tickets.done_before(),
             updates: state.updates.iter().sum(),
@@ -182,13 +197,23 @@ impl BatchCoordinator {
         self.changed.notify_all();
     }
 
-    /// Waits until no worker has a push in progress, at most for `timeout`. The run must pause or have ended.
-    pub(super) fn wait_until_quiet(&self, timeout: Duration) {
-        let is_busy = |state: &mut RunState| {
+    /// Waits until no worker has a push in progress, at most for `timeout`. The run must pause or have ended. Returns a worker
+    /// whose push is still in progress.
+    pub(super) fn wait_until_quiet(&self, timeout: Duration) -> Option<Rank> {
+        let find_busy = |state: &RunState| {
             let workers = state.quiet.iter().zip(&state.ends[self.other_servers..]);
-            state.failure.is_none() && workers.into_iter().any(|(quiet, end)| !quiet && end.is_none())
+            let mut workers = workers.zip(&self.clients[self.other_servers..]);
+            workers.find(|((quiet, end), _)| !**quiet && end.is_none()).map(|(_, &rank)| rank)
         };
-        drop(self.changed.wait_timeout_while(self.lock(), timeout, is_busy));
+        let is_busy = |state: &mut RunState| state.failure.is_none() && find_busy(state).is_some();
+        let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_busy);
+        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() { find_busy(&state) } else { None }
+    }
+
+    /// Notes that the first server has taken its last snapshot. The loss of a client is no failure from now on.
+    pub(super) fn release_clients(&self) {
+        self.lock().needs_no_client = true;
     }
 
     /// Returns the position of the run and the batches after this position that are done. Call this function while the
@@ -260,11 +285,11 @@ impl BatchCoordinator {
         }
     }
 
-    /// Waits for the publication. Returns whether it is available.
-    fn await_publication(&self) -> bool {
-        let is_missing = |state: &mut RunState| state.publication.is_none() && state.failure.is_none();
+    /// Waits for the publication. Returns its number of words, if it is available.
+    fn await_publication(&self) -> Option<usize> {
+        let is_missing = |state: &mut RunState| state.publication.is_none();
         let waited = self.changed.wait_timeout_while(self.lock(), ANSWER_MAX, is_missing);
-        waited.unwrap_or_else(PoisonError::into_inner).0.publication.is_some()
+        waited.unwrap_or_else(PoisonError::into_inner).0.publication.as_ref().map(Vec::len)
     }
 
     fn fail(&self, state: &mut RunState, failure: RunFailure) {
@@ -291,8 +316,8 @@ impl Handler for BatchCoordinator {
         };
         let (loss, samples) = state.losses.entry(request.batch / self.batches_per_epoch).or_default();
         *loss += request.loss;
-        *samples += request.samples;
-        state.samples += request.samples;
+        *samples = samples.saturating_add(request.samples);
+        state.samples = state.samples.saturating_add(request.samples);
         state.updates[worker] += 1;
         state.last_loss = request.loss / request.samples.max(1) as f64;
         state.applied_in_step += 1;
@@ -314,17 +339,17 @@ impl Handler for BatchCoordinator {
     fn answer(&self, client: usize, kind: AnswerTo, note: &Note) -> Note {
         let request = WorkRequest::decode(note);
         let worker = self.worker(client);
+        if request.is_stopping {
+            self.stop();
+        }
         if let (Some(worker), true) = (worker, request.awaits_end) {
             self.lock().quiet[worker] = true;
             self.changed.notify_all();
         }
         let Some(worker) = worker.filter(|_| !request.awaits_end) else {
-            return if self.await_publication() {
-                WorkReply::Published
-            } else {
-                WorkReply::Work(Assignment::Wait)
-            }
-            .encode();
+            let reply =
+                self.await_publication().map_or(WorkReply::Work(Assignment::Wait), WorkReply::Published);
+            return reply.encode();
         };
         if request.has_diverged {
             let failure = RunFailure::Diverged {
@@ -333,8 +358,6 @@ impl Handler for BatchCoordinator {
                 batch: request.batch,
             };
             self.fail(&mut self.lock(), failure);
-        } else if request.is_stopping {
-            self.stop();
         }
         WorkReply::Work(self.assign(worker, kind == AnswerTo::Note)).encode()
     }
@@ -346,24 +369,22 @@ impl Handler for BatchCoordinator {
     fn ended(&self, client: usize, end: &LinkEnd) {
         let mut state = self.lock();
         state.ends[client] = Some(end.clone());
-        if let Some(worker) = self.worker(client) {
-            if !self.is_synchronous {
-                state.tickets.give_back(worker);
-            }
-            if let (LinkEnd::Lost(problem), true) = (end, self.is_synchronous && state.publication.is_none())
-            {
-                let failure =
-                    RunFailure::WorkerLost { worker: self.clients[client], problem: problem.clone() };
-                self.fail(&mut state, failure);
-            }
-            let has_ended = |end: &Option<LinkEnd>| end.is_some();
-            if state.ends[self.other_servers..].iter().all(has_ended)
-                && let LinkEnd::Lost(problem) = end
-                && !state.tickets.is_finished()
-            {
-                let failure =
-                    RunFailure::AllWorkersLost { worker: self.clients[client], problem: problem.clone() };
-                self.fail(&mut state, failure);
+        let worker = self.worker(client);
+        if let Some(worker) = worker.filter(|_| !self.is_synchronous) {
+            state.tickets.give_back(worker);
+        }
+        if let (LinkEnd::Lost(problem), false) = (end, state.needs_no_client) {
+            let (rank, problem) = (self.clients[client], problem.clone());
+            let all_ended = state.ends[self.other_servers..].iter().all(Option::is_some);
+            match worker {
+                None => self.fail(&mut state, RunFailure::ServerLost { server: rank, problem }),
+                Some(_) if self.is_synchronous => {
+                    self.fail(&mut state, RunFailure::WorkerLost { worker: rank, problem });
+                }
+                Some(_) if all_ended && !state.tickets.is_finished() => {
+                    self.fail(&mut state, RunFailure::AllWorkersLost { worker: rank, problem });
+                }
+                Some(_) => {}
             }
         }
         self.changed.notify_all();

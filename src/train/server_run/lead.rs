@@ -1,15 +1,18 @@
 //! The first server: holds a shard, hands out batches, tests and saves the model.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::coordinator::{BatchCoordinator, Progress, RunFailure, Start};
-use super::{RunContext, encode_summary, shard};
+use super::{RunContext, encode_summary, refusal_reason, shard};
 use crate::group::{Group, Statistics};
 use crate::train::TrainError;
 use crate::train::checkpoint::TrainingState;
-use crate::train::parameter_server::{Links, PairLink, ParameterServerError, ServerClient, ShardServer};
+use crate::train::parameter_server::{
+    Links, PairLink, ParameterServerError, ServerClient, ShardServer, StalenessCounts,
+};
 use crate::train::progress::Observer;
 use crate::train::report::ServerReport;
 use crate::train::run::{Summary, conclude};
@@ -46,13 +49,14 @@ pub(super) fn lead(
         context,
         server: &server,
         coordinator: &coordinator,
-        others: ServerClient::new(server_links, &context.layout),
+        others: ServerClient::new(server_links, &context.layout, context.is_synchronous),
         batches_per_epoch: start.batches_per_epoch,
         trainer: Trainer::new(config, setup, state, &Group::solo(), context.stop),
-        lost: 0,
+        announced: BTreeSet::new(),
         snapshot: (Instant::now(), 0),
+        counts: (Vec::new(), StalenessCounts::default()),
     };
-    std::thread::scope(|scope| {
+    let result = std::thread::scope(|scope| {
         for (client, link) in client_links.iter().enumerate() {
             let server = &server;
             scope.spawn(move || server.serve(client, link));
@@ -65,7 +69,7 @@ pub(super) fn lead(
                 leader.others.close();
             }
             Err(error) => {
-                server.fail(&error.to_string());
+                server.fail(refusal_reason(error), &error.to_string());
                 leader.others.abort(&error.to_string());
             }
         }
@@ -75,7 +79,11 @@ pub(super) fn lead(
             link.group.abort("the run has ended");
         }
         result.map(|(_, summary)| summary)
-    })
+    });
+    // All ranks close their links in the order of the servers, because each close waits for the other rank.
+    drop(client_links);
+    drop(leader);
+    result
 }
 
 /// The main thread of the first server.
@@ -87,10 +95,12 @@ struct Leader<'r, 'a> {
     others: ServerClient,
     batches_per_epoch: u64,
     trainer: Trainer<'a>,
-    /// The number of lost workers about which the user was informed.
-    lost: usize,
+    /// The lost workers about which the user was informed.
+    announced: BTreeSet<Rank>,
     /// The time of the last snapshot, and the number of samples that the workers had then processed.
     snapshot: (Instant, u64),
+    /// The number of applied gradients of each worker, and the staleness of all gradients, at the last snapshot.
+    counts: (Vec<u64>, StalenessCounts),
 }
 
 impl Leader<'_, '_> {
@@ -110,7 +120,13 @@ impl Leader<'_, '_> {
             let now = (Instant::now(), self.coordinator.samples());
             let before = std::mem::replace(&mut self.snapshot, now);
             let (samples, seconds) = (now.1 - before.1, now.0.duration_since(before.0).as_secs_f64());
-            let loss = self.coordinator.epoch_loss(last - 1);
+            let position = self.trainer.state.position;
+            let loss_epoch = match position.step {
+                _ if is_complete => last - 1,
+                0 => position.epoch.saturating_sub(1),
+                _ => position.epoch,
+            };
+            let loss = self.coordinator.epoch_loss(loss_epoch);
             self.trainer.record_steps_of_others(
                 &mut solo,
                 (loss, samples, seconds),
@@ -123,6 +139,7 @@ impl Leader<'_, '_> {
             }
         }
         self.coordinator.stop();
+        self.coordinator.release_clients();
         self.trainer.finish_steps_of_others(&mut solo)
     }
 
@@ -155,29 +172,56 @@ impl Leader<'_, '_> {
                 self.coordinator.stop();
             }
             if batches >= end || progress.is_finished {
-                // Workers complete a push on one server after the other. An asynchronous run waits for its workers only at its
-                // end, and not for slow workers.
-                if self.context.is_synchronous {
-                    self.coordinator.wait_until_quiet(self.context.timeout);
-                } else if progress.is_finished {
-                    self.coordinator.wait_until_quiet(QUIET_MAX);
-                }
+                self.wait_until_quiet(progress.is_finished)?;
                 return self.take_snapshot();
             }
         }
     }
 
-    fn announce_lost_workers(&mut self, progress: &Progress, observer: &mut dyn Observer) {
-        for (rank, problem) in progress.lost.iter().skip(self.lost) {
-            observer.notice(&format!(
-                "warning: rank {rank}, a worker, is lost: {problem}; the other workers continue"
-            ));
+    /// Waits until no push is in progress, because workers complete a push on one server after the other. An asynchronous run
+    /// waits only at its end, and not for slow workers.
+    fn wait_until_quiet(&self, is_finished: bool) -> Result<(), TrainError> {
+        if !self.context.is_synchronous {
+            if is_finished {
+                self.coordinator.wait_until_quiet(QUIET_MAX);
+            }
+            return Ok(());
         }
-        self.lost = progress.lost.len();
+        let until = Instant::now() + self.context.timeout;
+        while let Some(worker) = self.coordinator.wait_until_quiet(STOP_CHECK) {
+            if self.context.stop.load(Ordering::Relaxed) {
+                self.coordinator.stop();
+            }
+            if Instant::now() > until {
+                let problem = "it did not answer before the deadline (--timeout)".into();
+                return Err(ParameterServerError::WorkerLost { worker, problem }.into());
+            }
+        }
+        match self.coordinator.wait(u64::MAX, Duration::ZERO).failure {
+            Some(failure) => Err(self.describe(failure)),
+            None => Ok(()),
+        }
+    }
+
+    fn announce_lost_workers(&mut self, progress: &Progress, observer: &mut dyn Observer) {
+        if self.context.is_synchronous {
+            // The loss of a worker ends the run with an error that names the worker.
+            return;
+        }
+        for (rank, problem) in &progress.lost {
+            if self.announced.insert(*rank) {
+                observer.notice(&format!(
+                    "warning: rank {rank}, a worker, is lost: {problem}; the other workers continue"
+                ));
+            }
+        }
     }
 
     fn describe(&self, failure: RunFailure) -> TrainError {
         match failure {
+            RunFailure::ServerLost { server, problem } => {
+                ParameterServerError::ServerLost { server, problem }.into()
+            }
             RunFailure::WorkerLost { worker, problem } => {
                 ParameterServerError::WorkerLost { worker, problem }.into()
             }
@@ -206,6 +250,7 @@ impl Leader<'_, '_> {
             }
             optimizer.steps = shard.version();
             (trainer.state.position, trainer.state.done_ahead) = coordinator.position(shard.version());
+            self.counts = (coordinator.updates(), shard.staleness.clone());
         });
         let (parameters, optimizer) = self.trainer.parameters_and_optimizer();
         self.others.pull(parameters)?;
@@ -218,12 +263,12 @@ impl Leader<'_, '_> {
         let context = self.context;
         let statistics = clients.iter().map(|link| link.group.statistics());
         let zero = Statistics::default();
-        let staleness = self.server.with_shard(|shard| shard.staleness.clone());
+        let (updates, staleness) = std::mem::take(&mut self.counts);
         let servers: Vec<u32> = context.layout.servers().map(Rank::get).collect();
         let workers: Vec<u32> = context.layout.workers().map(Rank::get).collect();
         let accepted: u64 = staleness.accepted.iter().sum();
         let report = ServerReport {
-            updates: workers.iter().copied().zip(self.coordinator.updates()).collect(),
+            updates: workers.iter().copied().zip(updates).collect(),
             lost_workers: self
                 .coordinator
                 .wait(0, Duration::ZERO)

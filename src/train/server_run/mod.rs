@@ -28,8 +28,8 @@ use super::checkpoint::TrainingState;
 use super::config::Config;
 use super::optimizer::{Optimizer, Rule};
 use super::parameter_server::{
-    Handler, LinkEnd, Links, ParameterServerError, ServerClient, Shard, ShardLayout, ShardServer, Synchrony,
-    connect,
+    Handler, LinkEnd, Links, ParameterServerError, RefusalReason, ServerClient, Shard, ShardLayout,
+    ShardServer, StalenessRule, Synchrony, connect,
 };
 use super::progress::Observer;
 use super::report::Report;
@@ -39,8 +39,8 @@ use super::strategies::StrategySpec;
 use crate::group::Group;
 use crate::types::{Rank, WorldSize};
 
-/// The space in a publication for the report of a run, in words of 4 bytes.
-const REPORT_WORDS_MAX: usize = 1 << 22;
+/// The largest report of a run, in words of 4 bytes.
+const REPORT_WORDS_MAX: usize = 1 << 28;
 
 /// After a failure, a server waits at most this long for its clients to notice it.
 const FAILED_TIMEOUT_MAX: Duration = Duration::from_secs(5);
@@ -117,7 +117,7 @@ pub(super) fn run(
     } else {
         let first = context.layout.workers().next().map_or(0, Rank::get);
         let role = Role { worker: rank.get() - first, workers: context.size.get() - first };
-        let mut client = ServerClient::new(links.servers, &context.layout);
+        let mut client = ServerClient::new(links.servers, &context.layout, context.is_synchronous);
         let mut parameters = state.parameters;
         match worker::work(&context, &role, &mut client, &mut parameters) {
             Ok(done) => {
@@ -145,25 +145,30 @@ fn serve(
     drop(state);
     let ends = Arc::new(OpenLinks { open: Mutex::new(links.clients.len()), changed: Condvar::new() });
     let handler = Arc::clone(&ends);
-    let server = ShardServer::new(shard, context.synchrony, handler);
-    let mut client = ServerClient::new(links.servers, &context.layout);
+    // The first server decides which gradients are dropped.
+    let synchrony = match context.synchrony {
+        Synchrony::Asynchronous(rule) => Synchrony::Asynchronous(StalenessRule { max: u64::MAX, ..rule }),
+        synchronous @ Synchrony::Synchronous { .. } => synchronous,
+    };
+    let server = ShardServer::new(shard, synchrony, handler);
+    let mut client = ServerClient::new(links.servers, &context.layout, context.is_synchronous);
     std::thread::scope(|scope| {
         for (client, link) in links.clients.iter().enumerate() {
             let server = &server;
             scope.spawn(move || server.serve(client, link));
         }
-        let summary = await_summary(context, &mut client);
+        let summary = await_summary(context, &mut client).map_err(TrainError::from);
         match &summary {
             Ok(_) => client.close(),
             Err(error) => {
-                server.fail(&error.to_string());
+                server.fail(refusal_reason(error), &error.to_string());
                 client.abort(&error.to_string());
             }
         }
         ends.wait(context.timeout_after(&summary));
         // This has no effect on links that have ended.
         links.clients.iter().for_each(|link| drop(link.group.abort("the run has ended")));
-        Ok(summary?)
+        summary
     })
 }
 
@@ -185,6 +190,17 @@ impl Handler for OpenLinks {
     fn ended(&self, _: usize, _: &LinkEnd) {
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         self.changed.notify_all();
+    }
+}
+
+/// Returns the reason that the clients of a server hear after this error.
+fn refusal_reason(error: &TrainError) -> RefusalReason {
+    match error {
+        TrainError::Diverged(_) => RefusalReason::Diverged,
+        TrainError::Checkpoint(_) | TrainError::ModelFile(_) => RefusalReason::Storage,
+        TrainError::ParameterServer(ParameterServerError::Refused { reason, .. }) => *reason,
+        TrainError::ParameterServer(_) | TrainError::Group(_) => RefusalReason::RankLost,
+        _ => RefusalReason::Other,
     }
 }
 
@@ -215,10 +231,15 @@ fn await_summary(
     context: &RunContext<'_>,
     client: &mut ServerClient,
 ) -> Result<Summary, ParameterServerError> {
-    let request = WorkRequest { awaits_end: true, ..WorkRequest::default() };
-    while WorkReply::decode(&client.note(request.encode())?) != WorkReply::Published {}
+    let words = loop {
+        let is_stopping = context.is_stopping();
+        let request = WorkRequest { awaits_end: true, is_stopping, ..WorkRequest::default() };
+        if let WorkReply::Published(words) = WorkReply::decode(&client.note(request.encode())?) {
+            break words;
+        }
+    };
     let count = context.setup.network.parameter_count();
-    let words = client.publication(count + REPORT_WORDS_MAX)?;
+    let words = client.publication(words.min(count + REPORT_WORDS_MAX))?;
     decode_summary(&words, count).ok_or_else(|| ParameterServerError::ServerLost {
         server: Rank::ZERO,
         problem: "its results have an unknown format".into(),

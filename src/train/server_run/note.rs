@@ -55,8 +55,8 @@ const PUBLISHED: u64 = 4;
 pub(super) enum WorkReply {
     /// What the worker does next.
     Work(Assignment),
-    /// The results of the run can be fetched.
-    Published,
+    /// The results of the run can be fetched. They have this number of words.
+    Published(usize),
 }
 
 impl WorkReply {
@@ -65,16 +65,16 @@ impl WorkReply {
             Self::Work(Assignment::Batch(batch)) => [BATCH, batch, 0, 0],
             Self::Work(Assignment::Wait) => [WAIT, 0, 0, 0],
             Self::Work(Assignment::Finished) => [FINISHED, 0, 0, 0],
-            Self::Published => [PUBLISHED, 0, 0, 0],
+            Self::Published(words) => [PUBLISHED, words as u64, 0, 0],
         }
     }
 
     /// Reads a note. A note that is unknown means that the client asks again.
-    pub(super) fn decode(&[code, batch, ..]: &Note) -> Self {
+    pub(super) fn decode(&[code, number, ..]: &Note) -> Self {
         match code {
-            BATCH => Self::Work(Assignment::Batch(batch)),
+            BATCH => Self::Work(Assignment::Batch(number)),
             FINISHED => Self::Work(Assignment::Finished),
-            PUBLISHED => Self::Published,
+            PUBLISHED => Self::Published(number as usize),
             _ => Self::Work(Assignment::Wait),
         }
     }
@@ -101,7 +101,7 @@ mod tests {
             WorkReply::Work(Assignment::Batch(1 << 50)),
             WorkReply::Work(Assignment::Wait),
             WorkReply::Work(Assignment::Finished),
-            WorkReply::Published,
+            WorkReply::Published(5),
         ] {
             assert_eq!(WorkReply::decode(&reply.encode()), reply);
         }

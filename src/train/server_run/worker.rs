@@ -39,7 +39,7 @@ pub(super) fn work(
     loop {
         let number = match WorkReply::decode(&reply) {
             WorkReply::Work(Assignment::Batch(number)) => number,
-            WorkReply::Work(Assignment::Finished) | WorkReply::Published => break,
+            WorkReply::Work(Assignment::Finished) | WorkReply::Published(_) => break,
             WorkReply::Work(Assignment::Wait) => {
                 let request = WorkRequest { is_stopping: context.is_stopping(), ..WorkRequest::default() };
                 reply = client.note(request.encode())?;

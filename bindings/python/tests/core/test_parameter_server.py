@@ -296,7 +296,7 @@ def test_a_synchronous_worker_that_fails_is_named():
 
     lost, message, _ = run_in_threads(3, run_rank)
     assert [rank for rank, _ in lost] == [2] and "its program raised KeyError: 'label'" in lost[0][1], lost
-    assert "rank 2, a worker, is lost" in message
+    assert "rank 2 is lost" in message
 
 
 # Jobs in which a rank ends. Each rank is a process.
