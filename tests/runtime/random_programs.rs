@@ -19,7 +19,7 @@ use ringtrain::group::{Checksums, Handle, Received, Source, Status};
 use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 
 /// The number of programs that a test runs by default.
-const PROGRAM_COUNT: u64 = 8;
+const PROGRAM_COUNT: u64 = 5;
 /// A message of a [`Step::FromAnySource`] has this number plus the index of the step as its tag. All other tags are
 /// lower.
 const FIRST_STEP_TAG: u32 = 1000;

@@ -126,6 +126,7 @@ def test_distributed_optimizer(ringrun: Launcher) -> None:
     assert find_number("loss #,", text) < find_number("epoch 1/6: loss #,", done.lines(0)[0]), done
 
 
+@pytest.mark.full
 @with_torch
 def test_pipeline(ringrun: Launcher) -> None:
     done = ringrun(2, EXAMPLES / "pipeline.py", timeout=PATIENCE_S)
