@@ -43,6 +43,10 @@ pub struct Config {
     /// The number of samples that all ranks together process in a step; at least 1. `None` selects the whole training set for
     /// [`Rule::Accelerated`], and [`BATCH_SIZE_DEFAULT`](super::BATCH_SIZE_DEFAULT) for other rules.
     pub batch_size: Option<usize>,
+    /// The number of micro-batches into which each rank divides its part of a batch. The rank computes their gradients one after
+    /// the other and adds them, so it needs memory only for the activations of one micro-batch. The batch, the step and the
+    /// number of messages stay the same; the result is the same except for rounding.
+    pub micro_batches: NonZeroU32,
     /// The number of passes over the training set, including the passes before a resumption. If `None`, a run with
     /// [`Rule::Accelerated`] whose batch is the whole training set ends when the loss no longer falls. Any other run
     /// takes [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs, or more epochs if `batch_size` is `None` and these
@@ -241,6 +245,7 @@ impl Config {
             ("--lr", format!("{:?}", self.learning_rate)),
             ("--weight-decay", self.weight_decay.to_string()),
             ("--batch-size", format!("{:?}", self.batch_size)),
+            ("--accumulate", self.micro_batches.to_string()),
             ("--epochs", format!("{:?}", self.epochs)),
             ("--seed", self.seed.to_string()),
             ("--strategy", self.strategy.to_string()),

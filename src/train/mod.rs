@@ -19,6 +19,7 @@ mod curvature;
 pub mod data;
 mod early_stopping;
 mod error;
+mod gradient_work;
 mod learning_rate;
 pub mod model;
 pub mod model_file;

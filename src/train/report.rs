@@ -53,6 +53,8 @@ pub struct Report {
     pub weight_decay: f64,
     /// The number of samples that all ranks together process in a step.
     pub batch_size: usize,
+    /// The number of micro-batches into which each rank divides its part of a batch.
+    pub micro_batches: u32,
     /// The seed.
     pub seed: u64,
     /// The strategy.

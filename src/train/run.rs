@@ -185,6 +185,7 @@ fn create_report(
         lr: widen_decimal(trainer.learning_rate()),
         weight_decay: widen_decimal(config.weight_decay),
         batch_size: setup.settings.batch_size,
+        micro_batches: config.micro_batches.get(),
         seed: config.seed,
         strategy: config.strategy.to_string(),
         compression: config.compression.to_string(),

@@ -13,13 +13,14 @@ use super::config::Config;
 use super::convergence;
 use super::data::{Samples, Targets, Task};
 use super::early_stopping::Best;
+use super::gradient_work::{GradientWork, micro_batch_rows};
 use super::model::Workspace;
 use super::optimizer::Optimizer;
 use super::progress::Observer;
 use super::rank_checks::{ReplicaHash, check_all_succeeded};
 use super::report::EpochRecord;
 use super::setup::{Setup, total_sum_of_squares};
-use super::strategies::{self, Agreement, GradientWork, Replica, Strategy, Totals};
+use super::strategies::{self, Agreement, Replica, Strategy, Totals};
 use super::{Phase, TrainError};
 use crate::group::Group;
 use crate::types::{Rank, ReduceOp, WorldSize};
@@ -101,6 +102,7 @@ impl<'a> Trainer<'a> {
         }
         let batch =
             setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(group.size().as_usize());
+        let rows = micro_batch_rows(batch, config.micro_batches);
         Self {
             config,
             setup,
@@ -111,7 +113,7 @@ impl<'a> Trainer<'a> {
             state,
             gradients: vec![0.0; count],
             strategy,
-            workspace: setup.network.workspace(batch.max(EVALUATION_ROWS_MIN)),
+            workspace: setup.network.workspace(rows.max(EVALUATION_ROWS_MIN)),
             stopped: false,
             unchecked: None,
             local_loss: 0.0,
@@ -306,18 +308,16 @@ impl<'a> Trainer<'a> {
     fn step(&mut self, group: &mut Group, batch: &[u32]) -> Result<f64, TrainError> {
         let setup = self.setup;
         let local_batch = &batch[self.strategy.local_samples(group, batch.len())];
-        let train = &setup.dataset.train;
-        let input = self.workspace.input.slice_mut(s![..local_batch.len(), ..]);
-        let rows = local_batch.iter().map(|&sample| sample as usize);
-        train.features.gather(rows, setup.standardizer.as_ref(), input);
         let work = GradientWork {
             network: &setup.network,
             parameters: &self.state.parameters,
             gradients: &mut self.gradients,
             workspace: &mut self.workspace,
-            targets: &train.targets,
+            train: &setup.dataset.train,
+            standardizer: setup.standardizer.as_ref(),
             samples: local_batch,
             batch_len: batch.len(),
+            micro_batches: self.config.micro_batches,
         };
         let outcome = self.strategy.local_gradient(group, work)?;
         if !outcome.loss.is_finite() {

@@ -1,5 +1,6 @@
 //! Tests of the library's training function on one rank.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,6 +29,7 @@ pub(crate) fn config() -> Config {
         weight_decay: 0.0,
         recipe: Recipe::default(),
         batch_size: None,
+        micro_batches: NonZeroU32::MIN,
         epochs: None,
         seed: 0,
         strategy: StrategySpec::AllReduce,

@@ -1,5 +1,6 @@
 //! Tests of the strategies: runs whose ranks are threads of the test, and `ringtrain --strategy` under `ringrun`.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -125,17 +126,32 @@ fn each_strategy_learns_digits_as_well_as_a_single_process() {
 }
 
 /// With SGD, an average of the parameters after each step equals a step with the average gradient. A wrong weight
-/// would therefore give other parameters. The test also covers ranks whose parts have different lengths.
+/// would therefore give other parameters. The test also covers ranks whose parts have different lengths, and micro-batches
+/// whose gradients are added and then reduced in buckets.
 #[test]
 fn synchronous_runs_equal_a_single_process_after_100_steps() {
     // An epoch has 15 steps. Batches of 100 samples give 3 ranks parts of 34, 33 and 33 samples.
     let config = Config { batch_size: Some(100), epochs: Some(7), ..sgd_config() };
     let alone = train(&config).unwrap();
     assert_eq!(alone.report.steps, 105);
-    let all: &[(u32, &str)] = &[(2, "allreduce"), (3, "local-sgd:1"), (3, "allreduce"), (4, "allreduce")];
-    for (n, text) in if_long_tests_else(all, &all[..2]) {
-        let found = train_and_compare(*n, &Config { strategy: strategy(text), ..config.clone() });
-        assert_close(&found.parameters, &alone.parameters, &format!("{text} on {n} ranks"));
+    let all: &[(u32, &str, u32)] = &[
+        (2, "allreduce", 3),
+        (3, "local-sgd:1", 1),
+        (3, "allreduce", 1),
+        (4, "allreduce", 1),
+        (3, "local-sgd:1", 40),
+    ];
+    for (n, text, micro_batches) in if_long_tests_else(all, &all[..2]) {
+        let config = Config {
+            strategy: strategy(text),
+            micro_batches: NonZeroU32::new(*micro_batches).unwrap(),
+            bucket_bytes: (*micro_batches > 1).then_some(1000),
+            ..config.clone()
+        };
+        let found = train_and_compare(*n, &config);
+        let what = format!("{text} on {n} ranks, {micro_batches} micro-batches");
+        assert_close(&found.parameters, &alone.parameters, &what);
+        assert_eq!(found.report.micro_batches, *micro_batches);
     }
 }
 

@@ -1,5 +1,6 @@
 //! The arguments of `ringtrain`, and their conversion to a checked configuration.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -55,8 +56,9 @@ Strategies:
   ps-async, each worker uses whole batches, and a lost worker does not end the run. For this, start the job with
   ringrun --tolerate-failures.
 
-With --resume you may change --lr, --epochs, --compression, --bucket-bytes, --servers and the number of ranks. All other
-options of training and data must be the same as before. Without --lr the run continues with the learning rate of the checkpoint.
+With --resume you may change --lr, --epochs, --accumulate, --compression, --bucket-bytes, --servers and the number of ranks.
+All other options of training and data must be the same as before. Without --lr the run continues with the learning rate of the
+checkpoint.
 
 If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
 The ranks do not evaluate the model after the signal. A second signal ends the process at once.
@@ -128,6 +130,12 @@ pub(super) struct TrainArgs {
     /// The number of samples in one step, summed over all ranks [default: see below]
     #[arg(long, value_name = "SAMPLES", help_heading = "Training")]
     batch_size: Option<u64>,
+
+    /// Divide the part of a batch that a rank computes into COUNT micro-batches. The rank computes their gradients one after the
+    /// other and adds them, which needs less memory. The batch keeps its size: the number of messages stays the same, and the
+    /// result is the same except for rounding
+    #[arg(long, value_name = "COUNT", default_value = "1", help_heading = "Training")]
+    accumulate: NonZeroU32,
 
     /// The number of passes over the training set. With --resume, this number includes the passes before the checkpoint
     /// [default: see below]
@@ -246,6 +254,7 @@ impl TrainArgs {
             weight_decay,
             recipe: self.recipe.choose()?,
             batch_size,
+            micro_batches: self.accumulate,
             epochs: self.epochs,
             seed: self.seed,
             strategy,
@@ -435,6 +444,15 @@ mod tests {
         for (line, expected) in cases {
             let error = parse_config(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_batch_has_at_least_one_micro_batch() {
+        assert_eq!(parse_config("--accumulate 8").unwrap().micro_batches.get(), 8);
+        for line in ["--accumulate 0", "--accumulate=-1", "--accumulate x"] {
+            let error = parse_config(line).unwrap_err();
+            assert!(error.contains("--accumulate"), "{line}: {error}");
         }
     }
 

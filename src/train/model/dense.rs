@@ -16,6 +16,15 @@ pub(crate) struct Dense {
     start: usize,
 }
 
+/// What a backward pass does with the gradients that are already in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum EarlierGradients {
+    /// The new gradients replace them.
+    Replace,
+    /// The new gradients are added to them.
+    Keep,
+}
+
 impl Dense {
     pub(crate) fn new(inputs: usize, outputs: usize, start: usize) -> Self {
         Self { inputs, outputs, start }
@@ -63,13 +72,23 @@ impl Dense {
     /// after each slice.
     pub(crate) fn backward_parameters(
         &self,
-        gradients: &mut [f32],
+        (gradients, earlier): (&mut [f32], EarlierGradients),
         input: &ArrayView2<'_, f32>,
         delta: &ArrayView2<'_, f32>,
         slice: usize,
         mut on_ready: impl FnMut(Range<usize>, &mut [f32]),
     ) {
-        ArrayViewMut1::from(&mut gradients[self.bias_range()]).assign(&delta.sum_axis(Axis(0)));
+        let mut biases = ArrayViewMut1::from(&mut gradients[self.bias_range()]);
+        let earlier_factor = match earlier {
+            EarlierGradients::Replace => {
+                biases.assign(&delta.sum_axis(Axis(0)));
+                0.0
+            }
+            EarlierGradients::Keep => {
+                biases += &delta.sum_axis(Axis(0));
+                1.0
+            }
+        };
         let rows_at_once = (slice / self.inputs.max(1)).clamp(1, self.outputs.max(1));
         let mut end = self.outputs;
         // The first slice contains the biases and the last rows of the weights.
@@ -81,7 +100,7 @@ impl Dense {
                 ArrayViewMut2::from_shape((rows.len(), self.inputs), &mut gradients[range.clone()])
                     .expect("the range has rows x inputs elements");
             let delta = delta.slice(s![.., rows.clone()]);
-            general_mat_mul(1.0, &delta.t(), input, 0.0, &mut weights);
+            general_mat_mul(1.0, &delta.t(), input, earlier_factor, &mut weights);
             on_ready(range.start..ready_end, gradients);
             (end, ready_end) = (rows.start, range.start);
         }

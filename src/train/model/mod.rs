@@ -7,6 +7,7 @@ mod network;
 mod spec;
 
 pub use class_targets::ClassTargets;
+pub(crate) use dense::EarlierGradients;
 pub use loss::{Loss, LossSums, Scale};
 pub(crate) use network::PARAMETERS_MAX;
 pub use network::{Network, Workspace};

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ndarray::{Array2, ArrayView2, Zip, s};
 
-use super::dense::Dense;
+use super::dense::{Dense, EarlierGradients};
 use super::loss::LossSums;
 use super::{Loss, ModelSpec};
 use crate::train::data::Targets;
@@ -157,6 +157,20 @@ impl Network {
         workspace: &mut Workspace,
         (targets, rows): (&Targets, impl ExactSizeIterator<Item = usize> + Clone),
         weight: f32,
+        ranges: (usize, impl FnMut(Range<usize>, &mut [f32])),
+    ) -> LossSums {
+        let gradients = (gradients, EarlierGradients::Replace);
+        self.accumulate(parameters, gradients, workspace, (targets, rows), weight, ranges)
+    }
+
+    /// Does the same as [`differentiate`](Self::differentiate). If `earlier` says so, adds the gradient to those in `gradients`.
+    pub(crate) fn accumulate(
+        &self,
+        parameters: &[f32],
+        (gradients, earlier): (&mut [f32], EarlierGradients),
+        workspace: &mut Workspace,
+        (targets, rows): (&Targets, impl ExactSizeIterator<Item = usize> + Clone),
+        weight: f32,
         (slice, mut on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) -> LossSums {
         let count = rows.len();
@@ -164,7 +178,9 @@ impl Network {
         let Workspace { input, outputs, deltas } = workspace;
         for (index, layer) in self.layers.iter().enumerate().rev() {
             if count == 0 {
-                gradients[layer.range()].fill(0.0);
+                if earlier == EarlierGradients::Replace {
+                    gradients[layer.range()].fill(0.0);
+                }
                 on_gradient_ready(layer.range(), gradients);
                 continue;
             }
@@ -180,6 +196,7 @@ impl Network {
             }
             let layer_input = before.last().unwrap_or(input);
             let layer_input = layer_input.slice(s![..count, ..]);
+            let gradients = (&mut *gradients, earlier);
             layer.backward_parameters(gradients, &layer_input, &output.view(), slice, &mut on_gradient_ready);
             if index > 0 {
                 layer.backward_input(

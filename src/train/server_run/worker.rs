@@ -1,12 +1,11 @@
 //! A worker: computes gradients of batches, pushes them and pulls parameters.
 
-use ndarray::s;
-
 use super::note::{WorkReply, WorkRequest};
 use super::tickets::Assignment;
 use super::{Role, RunContext};
 use crate::train::batches::{Batches, part};
 use crate::train::clipping;
+use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::parameter_server::{ParameterServerError, ServerClient};
 use crate::types::{Rank, WorldSize};
 
@@ -29,7 +28,8 @@ pub(super) fn work(
     let setup = context.setup;
     let (train, batch_size) = (&setup.dataset.train, setup.settings.batch_size);
     let batches_per_epoch = train.len().div_ceil(batch_size) as u64;
-    let mut workspace = setup.network.workspace(batch_size.min(train.len()));
+    let micro_batches = context.config.micro_batches;
+    let mut workspace = setup.network.workspace(micro_batch_rows(batch_size.min(train.len()), micro_batches));
     let mut gradient = vec![0.0; parameters.len()];
     let mut epoch_batches: Option<(u64, Batches)> = None;
     let mut done = WorkDone::default();
@@ -55,18 +55,19 @@ pub(super) fn work(
         let whole =
             epoch_batches.as_ref().map_or(&[][..], |(_, b)| b.batch((number % batches_per_epoch) as usize));
         let samples = if context.is_synchronous { own_part(whole, role) } else { whole };
-        let input = workspace.input.slice_mut(s![..samples.len(), ..]);
-        let rows = samples.iter().map(|&sample| sample as usize);
-        train.features.gather(rows.clone(), setup.standardizer.as_ref(), input);
-        let sums = setup.network.differentiate(
+        let work = GradientWork {
+            network: &setup.network,
             parameters,
-            &mut gradient,
-            &mut workspace,
-            (&train.targets, rows),
-            // In a synchronous step, the server sums the gradients of all workers.
-            1.0 / whole.len() as f32,
-            (usize::MAX, |_, _: &mut [f32]| {}),
-        );
+            gradients: &mut gradient,
+            workspace: &mut workspace,
+            train,
+            standardizer: setup.standardizer.as_ref(),
+            samples,
+            batch_len: whole.len(),
+            micro_batches,
+        };
+        // In a synchronous step, the server sums the gradients of all workers.
+        let sums = work.differentiate(1.0 / whole.len() as f32, (usize::MAX, |_, _: &mut [f32]| {}));
         let request = WorkRequest {
             is_stopping: context.is_stopping(),
             has_diverged: !sums.loss.is_finite(),

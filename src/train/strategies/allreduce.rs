@@ -8,10 +8,11 @@
 //!
 //! Source: Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
 
-use super::{Agreement, GradientWork, Replica, Strategy, Totals};
+use super::{Agreement, Replica, Strategy, Totals};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::buckets::Buckets;
+use crate::train::gradient_work::GradientWork;
 use crate::train::model::LossSums;
 use crate::train::runtime::{Runtime, Values};
 use crate::types::WorldSize;

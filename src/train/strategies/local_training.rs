@@ -8,9 +8,10 @@
 //! loses less of a small change than of a parameter.
 
 use super::stop_exchange::StopExchange;
-use super::{Agreement, GradientWork, Replica, Strategy, Totals};
+use super::{Agreement, Replica, Strategy, Totals};
 use crate::codec::Compression;
 use crate::group::Error;
+use crate::train::gradient_work::GradientWork;
 use crate::train::model::LossSums;
 use crate::train::runtime::{Runtime, Values};
 use crate::types::WorldSize;

@@ -21,8 +21,8 @@ use self::model_average::ModelAverage;
 pub use self::spec::StrategySpec;
 use super::batches::part;
 use super::config::Config;
-use super::data::Targets;
-use super::model::{LossSums, Network, Workspace};
+use super::gradient_work::GradientWork;
+use super::model::LossSums;
 use super::optimizer::Optimizer;
 use super::runtime::Runtime;
 use crate::group::Error;
@@ -155,38 +155,4 @@ pub(crate) struct Replica<'a> {
     /// The gradient that [`Strategy::local_gradient`] computed.
     pub(crate) gradients: &'a mut [f32],
     pub(crate) optimizer: &'a mut Optimizer,
-}
-
-/// All that a rank needs to compute the gradient of its samples. The features of these samples are in the first rows
-/// of the workspace's input.
-pub(crate) struct GradientWork<'a> {
-    pub(crate) network: &'a Network,
-    pub(crate) parameters: &'a [f32],
-    pub(crate) gradients: &'a mut [f32],
-    pub(crate) workspace: &'a mut Workspace,
-    pub(crate) targets: &'a Targets,
-    /// This rank's samples, as indices of `targets`.
-    pub(crate) samples: &'a [u32],
-    /// The number of samples of all ranks together in this step.
-    pub(crate) batch_len: usize,
-}
-
-impl GradientWork<'_> {
-    /// Computes the gradient of `weight` times the sum of the losses. Calls `on_ready` with each range of final gradients.
-    /// See [`Network::differentiate`].
-    fn differentiate(
-        self,
-        weight: f32,
-        (range_elements, on_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
-    ) -> LossSums {
-        let rows = self.samples.iter().map(|&sample| sample as usize);
-        self.network.differentiate(
-            self.parameters,
-            self.gradients,
-            self.workspace,
-            (self.targets, rows),
-            weight,
-            (range_elements, on_ready),
-        )
-    }
 }

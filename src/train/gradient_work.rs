@@ -1,0 +1,123 @@
+//! The gradient of one rank's samples, in one piece or accumulated over micro-batches.
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+
+use ndarray::s;
+
+use super::data::{Samples, Standardizer};
+use super::model::{EarlierGradients, LossSums, Network, Workspace};
+
+/// All that a rank needs to compute the gradient of its samples.
+pub(crate) struct GradientWork<'a> {
+    pub(crate) network: &'a Network,
+    pub(crate) parameters: &'a [f32],
+    /// The gradient is written here.
+    pub(crate) gradients: &'a mut [f32],
+    /// Has at least [`micro_batch_rows`] rows.
+    pub(crate) workspace: &'a mut Workspace,
+    pub(crate) train: &'a Samples,
+    pub(crate) standardizer: Option<&'a Standardizer>,
+    /// This rank's samples, as indices of `train`.
+    pub(crate) samples: &'a [u32],
+    /// The number of samples of all ranks together in this step.
+    pub(crate) batch_len: usize,
+    /// The number of micro-batches into which `samples` are divided.
+    pub(crate) micro_batches: NonZeroU32,
+}
+
+/// Returns the number of samples in the longest of `micro_batches` micro-batches of `len` samples: at least 1.
+pub(crate) fn micro_batch_rows(len: usize, micro_batches: NonZeroU32) -> usize {
+    len.div_ceil(micro_batches.get() as usize).max(1)
+}
+
+impl GradientWork<'_> {
+    /// Computes the gradient of `weight` times the sum of the losses. The gradients of the micro-batches are added. During the
+    /// last micro-batch, calls `on_ready` with each range of final gradients: see [`Network::differentiate`].
+    pub(crate) fn differentiate(
+        self,
+        weight: f32,
+        (range_elements, mut on_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
+    ) -> LossSums {
+        let Self { network, parameters, gradients, workspace, train, standardizer, samples, .. } = self;
+        let rows = micro_batch_rows(samples.len(), self.micro_batches);
+        let mut total = LossSums::default();
+        // Without samples, one empty micro-batch sets the gradient to 0.
+        for start in (0..samples.len().max(1)).step_by(rows) {
+            let end = samples.len().min(start + rows);
+            let is_last = end == samples.len();
+            let indices = samples[start..end].iter().map(|&sample| sample as usize);
+            let input = workspace.input.slice_mut(s![..end - start, ..]);
+            train.features.gather(indices.clone(), standardizer, input);
+            let earlier = if start == 0 { EarlierGradients::Replace } else { EarlierGradients::Keep };
+            let on_range = |range: Range<usize>, gradients: &mut [f32]| {
+                if is_last {
+                    on_ready(range, gradients);
+                }
+            };
+            let sums = network.accumulate(
+                parameters,
+                (gradients, earlier),
+                workspace,
+                (&train.targets, indices),
+                weight,
+                (if is_last { range_elements } else { usize::MAX }, on_range),
+            );
+            total.loss += sums.loss;
+            total.correct += sums.correct;
+        }
+        total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array2;
+
+    use super::*;
+    use crate::train::data::{Features, Targets};
+    use crate::train::model::Loss;
+    use crate::train::random;
+
+    /// Micro-batches may have different lengths, and there may be fewer samples than micro-batches. In each case, the
+    /// gradient is that of all samples at once, and the ranges of final gradients are the same.
+    #[test]
+    fn the_gradients_of_micro_batches_add_up() {
+        let mut stream = random::stream("test", 1, 2);
+        let values = Array2::from_shape_simple_fn((10, 5), || random::symmetric_uniform(&mut stream, 1.0));
+        let targets = Targets::Classes((0..10).map(|row| row % 3).collect());
+        let train = Samples { features: Features::Numbers(values), targets };
+        let network = Network::new(&"mlp:6".parse().unwrap(), 5, 3, Loss::CrossEntropy).unwrap();
+        let parameters = network.initialize(1);
+        for len in [0, 1, 2, 7, 10] {
+            let samples: Vec<u32> = (0..len).rev().collect();
+            let gradient = |count: u32| {
+                let micro_batches = NonZeroU32::new(count).unwrap();
+                let mut gradients = vec![f32::NAN; parameters.len()];
+                let mut ranges = Vec::new();
+                let work = GradientWork {
+                    network: &network,
+                    parameters: &parameters,
+                    gradients: &mut gradients,
+                    workspace: &mut network.workspace(micro_batch_rows(samples.len(), micro_batches)),
+                    train: &train,
+                    standardizer: None,
+                    samples: &samples,
+                    batch_len: 10,
+                    micro_batches,
+                };
+                let sums = work.differentiate(0.1, (11, |range, _: &mut [f32]| ranges.push(range)));
+                (gradients, sums, ranges)
+            };
+            let (expected, sums, ranges) = gradient(1);
+            for count in [2, 3, 7, 100] {
+                let found = gradient(count);
+                for (found, expected) in found.0.iter().zip(&expected) {
+                    assert!((found - expected).abs() < 1e-6, "{len} samples, {count} micro-batches");
+                }
+                assert!((found.1.loss - sums.loss).abs() < 1e-5 && found.1.correct == sums.correct);
+                assert_eq!(found.2, ranges);
+            }
+        }
+    }
+}
