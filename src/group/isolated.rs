@@ -12,7 +12,7 @@ use crate::transport::tcp::SocketOptions;
 use crate::types::Rank;
 use crate::wire::handshake::Job;
 
-/// How this rank joined its job. The rank uses the same options to start another job.
+/// How this rank joined its job. The rank starts isolated jobs with the same options.
 pub(super) struct Origin {
     pub(super) options: JoinOptions,
     /// This rank's entry in the list of the job's ranks.
@@ -22,10 +22,10 @@ pub(super) struct Origin {
 }
 
 impl Group {
-    /// Starts a separate job of the same ranks, with connections of its own. All ranks of this group must call this
-    /// function. A failure in one of the two jobs, such as the loss of a rank, does not affect the other job. So a
-    /// process that has an isolated group of two ranks for each peer can go on when it loses one peer. Errors of the
-    /// new job number the ranks as this group does.
+    /// Starts a separate job of the ranks of this group, with connections of its own. All ranks of this group must call
+    /// this function. A failure in one of the two jobs, such as the loss of a rank, does not affect the other job. For
+    /// example, a process can have an isolated group of two ranks with each peer. When it loses one peer, its groups
+    /// with the other peers still work. Errors of the new job number the ranks as this group does.
     ///
     /// # Errors
     ///

@@ -26,7 +26,7 @@ enum End {
 
 use End::{Exit, Kill};
 
-/// Writes a file in such a way that a reader never sees a part of it.
+/// Writes a file. Other processes see the file only when it is complete.
 fn write_whole(path: &Path, text: &str) {
     let part = path.with_file_name(format!("part.{}", std::process::id()));
     fs::write(&part, text).unwrap();
@@ -91,13 +91,13 @@ fn the_other_ranks_continue_after_a_failure() {
         let (child, pids) = start_job(folder.path());
         let messages = || fs::read_to_string(folder.path().join("stderr")).unwrap();
         let mut tolerated = 0;
-        for (place, (rank, end)) in ends.into_iter().enumerate() {
+        for (ended_before, (rank, end)) in ends.into_iter().enumerate() {
             match end {
                 Kill => signal("KILL", pids[rank]),
                 Exit(code) => write_whole(&folder.path().join(format!("exit.{rank}")), &code.to_string()),
             }
             wait_until("the rank has ended", || !is_alive(pids[rank]));
-            let others_run = place < 2;
+            let others_run = ended_before < 2;
             if others_run && !matches!(end, Exit(0)) {
                 let start = format!("ringrun: rank {rank} (pid {})", pids[rank]);
                 wait_until("ringrun has printed the failure", || {

@@ -43,7 +43,7 @@ fn an_aborted_job_does_not_affect_an_isolated_group_of_its_ranks(transport: Test
         let rank = group.rank();
         let others = group.subgroup(&[R0, R1]).unwrap();
         let isolated = others.map(|mut others| others.isolated().unwrap());
-        // The other ranks use the parent while they connect.
+        // Ranks 0 and 1 exchange messages of the parent while they connect, so rank 2 waits before it aborts the parent.
         if rank.get() == 2 {
             for source in [R0, R1] {
                 group.receive(&mut [0u8], source, 1).unwrap();

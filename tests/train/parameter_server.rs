@@ -49,8 +49,8 @@ fn synchronous_runs_equal_a_single_process_after_100_steps() {
     }
 }
 
-/// LAMB needs the norms of whole tensors, so servers hold whole tensors. The sum of two gradients does not depend on their order,
-/// so two workers give the same bits as two ranks that sum their gradients.
+/// LAMB needs the norms of whole tensors, so servers hold whole tensors. The sum of two gradients has the same bits in both
+/// orders, so two workers compute the same bits as two ranks with `allreduce`.
 #[test]
 fn two_synchronous_workers_compute_the_same_bits_as_two_ranks_with_allreduce() {
     for rule in [Rule::Lamb(AdamOptions::DEFAULT), Rule::Adam(AdamOptions::DEFAULT)] {
@@ -80,7 +80,7 @@ fn an_asynchronous_run_learns_digits_as_well_as_a_single_process() {
                 "{text}: accuracy {found}, alone {expected}; {}",
                 serde_json::to_string(report).unwrap()
             );
-            // With `staleness_aware`, the steps are shorter, so the run is less far after equally many steps.
+            // With `staleness_aware`, the steps are shorter, so the same number of steps gives a lower accuracy.
             let margin = if staleness_aware { 0.03 } else { 0.01 };
             assert!(found >= expected - margin, "{text}: {found}, alone {expected}");
             // Each batch is applied exactly once.
@@ -91,10 +91,10 @@ fn an_asynchronous_run_learns_digits_as_well_as_a_single_process() {
     }
 }
 
-/// A bound of 0 accepts only gradients of the current parameters. With several workers, the servers drop the other gradients, and
-/// the batches of these gradients are computed again.
+/// A bound of 0 accepts only gradients that were computed with the current parameters. The server drops the other gradients,
+/// and workers compute the batches of these gradients again.
 #[test]
-fn no_gradient_exceeds_the_bound_of_the_staleness() {
+fn every_applied_gradient_is_within_the_bound_of_the_staleness() {
     let config = Config { strategy: strategy("ps-async:0"), epochs: Some(3), ..sgd_config() };
     let summary = train_and_compare(4, &config);
     let report = server_report(&summary);
@@ -102,10 +102,11 @@ fn no_gradient_exceeds_the_bound_of_the_staleness() {
     assert_eq!((updates(report), summary.report.steps), (36, 36));
 }
 
-/// A stopped run saves which batches are done. So the resumed run uses each batch exactly once, on another number of ranks.
+/// A stopped run saves which batches are done. So the resumed run uses each batch exactly once, also with another number of
+/// ranks.
 #[test]
 fn a_stopped_run_resumes_with_other_servers_and_workers() {
-    for (text, stopping) in [("ps-async", Rank::ZERO), ("ps-sync", Rank::ZERO)] {
+    for text in ["ps-async", "ps-sync"] {
         let directory = tempfile::tempdir().unwrap();
         let first = Config {
             strategy: strategy(text),
@@ -115,7 +116,7 @@ fn a_stopped_run_resumes_with_other_servers_and_workers() {
             checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
             ..sgd_config()
         };
-        let stopped = train_on(4, &first, Actions { stop: Some((stopping, 17)), ..NONE });
+        let stopped = train_on(4, &first, Actions { stop: Some((Rank::ZERO, 17)), ..NONE });
         let mut stopped: Vec<_> = stopped.into_iter().map(|result| result.unwrap()).collect();
         let stopped = stopped.swap_remove(0).report;
         assert!(stopped.stopped && (17..72).contains(&stopped.steps), "{text}: {stopped:?}");
@@ -136,8 +137,8 @@ fn wrong_numbers_of_ranks_and_diverged_runs_are_errors_on_all_ranks() {
     let diverging = Config { learning_rate: Some(1e30), ..base.clone() };
     let crowded = Config { parameter_server: servers(3), ..base.clone() };
     for (n, config, expected) in [
-        (1, &base, "at least one server and one worker, but there are 1 ranks"),
-        (3, &crowded, "there are 3 ranks and 3 of them are servers"),
+        (1, &base, "at least one server and one worker, but the number of ranks is 1"),
+        (3, &crowded, "the number of ranks is 3 and the number of servers is 3"),
         (3, &diverging, "lower --lr"),
     ] {
         for (rank, result) in train_on(n, config, NONE).into_iter().enumerate() {
@@ -194,7 +195,7 @@ fn a_lost_server_and_a_lost_synchronous_worker_end_the_run_with_a_clear_error() 
     }
 }
 
-/// A run that stops early ends on all ranks at once, and reports only the updates of its result.
+/// All ranks end as soon as the run stops early. The report counts only the updates that the final model includes.
 #[test]
 fn a_run_that_stops_early_ends_without_waiting_for_a_deadline() {
     for text in ["ps-sync", "ps-async"] {
@@ -215,8 +216,8 @@ fn a_run_that_stops_early_ends_without_waiting_for_a_deadline() {
     }
 }
 
-/// If all batches are in progress, idle workers compute them again. Only the first result may change the parameters of each
-/// server.
+/// If no other batches are left, idle workers compute the batches in progress again. Only the first result of a batch may
+/// change the parameters of each server.
 #[test]
 fn a_batch_that_several_workers_compute_is_applied_once_on_every_server() {
     let source = DataSource::Synthetic { rows: 2000, columns: 20 };
@@ -231,10 +232,10 @@ fn a_batch_that_several_workers_compute_is_applied_once_on_every_server() {
     }
 }
 
-/// A stop signal on a server that is not rank 0 stops the run, and the report has the loss of the last epoch.
+/// A stop signal on rank 1, a server, or on rank 3, a worker, stops the run. The report has the loss of the last epoch.
 #[test]
 fn a_stop_signal_on_any_rank_stops_the_run() {
-    for victim in [1, 3] {
+    for signalled in [1, 3] {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let script = format!(
@@ -245,7 +246,7 @@ fn a_stop_signal_on_any_rank_stops_the_run() {
         );
         let child = ringrun_script(&["-n", "4"], &script).spawn().unwrap();
         wait_until("a checkpoint", || path("checkpoint.safetensors").exists());
-        signal("TERM", read_pid(&path(&format!("pid.{victim}"))));
+        signal("TERM", read_pid(&path(&format!("pid.{signalled}"))));
         let done = finish(child);
         assert_eq!(done.code(), Some(0), "{done:?}");
         let report: serde_json::Value =

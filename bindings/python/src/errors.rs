@@ -162,8 +162,8 @@ fn with_culprit(py: Python<'_>, error: PyErr, cause: &Cause) -> PyErr {
     }
 }
 
-/// Makes the exception for an error of a parameter server. `members` has the rank in the job of each rank of its
-/// group.
+/// Makes the exception for an error of a parameter server. `members[r]` is the rank in the job of rank r of the group in
+/// which the parameter server was started.
 pub(crate) fn from_parameter_server(py: Python<'_>, error: &ParameterServerError, members: &[u32]) -> PyErr {
     let message = error.to_string();
     let lost = |rank: &Rank, message| {
@@ -174,7 +174,9 @@ pub(crate) fn from_parameter_server(py: Python<'_>, error: &ParameterServerError
         ParameterServerError::Group(error) => from_error(py, error),
         ParameterServerError::TooFewRanks { .. } => exception(py, "InvalidArgument", message),
         ParameterServerError::Unsupported(_) => exception(py, "Unsupported", message),
-        ParameterServerError::Connect { .. } => exception(py, "StartError", message),
+        ParameterServerError::Connect { .. } | ParameterServerError::Thread(_) => {
+            exception(py, "StartError", message)
+        }
         ParameterServerError::ServerLost { server: rank, .. }
         | ParameterServerError::WorkerLost { worker: rank, .. }
         | ParameterServerError::AllWorkersLost { worker: rank, .. } => lost(rank, message),

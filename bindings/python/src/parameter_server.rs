@@ -336,7 +336,7 @@ impl PyParameterServer {
 
     #[getter]
     fn staleness(&self, py: Python<'_>) -> PyResult<(Vec<u64>, u64)> {
-        self.on_server(py, ParameterServer::staleness)
+        self.on_server(py, ParameterServer::staleness_counts)
     }
 
     /// Copies the parameters of this server and the state vectors of its optimizer. Returns the number of updates.

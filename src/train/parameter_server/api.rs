@@ -1,4 +1,4 @@
-//! A parameter server for programs of one's own.
+//! The public API of the parameter server.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use super::client::ServerClient;
 use super::error::ParameterServerError;
 use super::links::{Links, PairLink, ShardLayout, connect};
 use super::message::Note;
-use super::server::{Handler, LinkEnd, ShardServer, Synchrony};
+use super::server::{Handler, LinkOutcome, ShardServer, Synchrony};
 use super::shard::{PushOutcome, Shard, StalenessRule};
 use crate::group::{Group, Messenger};
 use crate::train::optimizer::{Optimizer, Rule};
@@ -27,13 +27,15 @@ pub struct ParameterServerOptions {
     pub learning_rate: f32,
     /// The weight decay: see [`Optimizer`].
     pub weight_decay: f32,
-    /// Whether a server applies the mean of the gradients of all workers in each step. If false, it applies each
-    /// gradient as soon as it arrives.
+    /// If true, a server waits in each step for the gradients of all workers, and applies their mean. If false, a server
+    /// applies each gradient as soon as the gradient arrives.
     pub synchronous: bool,
-    /// The largest number of updates between the pull of the parameters and the push of the gradient. A server drops
-    /// older gradients. `None` accepts all gradients. A synchronous server has no old gradients.
+    /// The largest staleness that the servers accept. The staleness is the number of updates between the pull of the
+    /// parameters and the push of the gradient. The servers drop gradients with a larger staleness. `None` accepts all
+    /// gradients. The setting has no effect on synchronous servers, because all their gradients have a staleness of 0.
     pub staleness: Option<u64>,
-    /// Whether a server divides the learning rate by the staleness of the gradient, if it is above 1.
+    /// If true, a server divides the learning rate of an update by the staleness of the gradient. Gradients with a
+    /// staleness of 0 or 1 keep the full learning rate.
     pub staleness_aware: bool,
 }
 
@@ -52,10 +54,10 @@ impl Default for ParameterServerOptions {
     }
 }
 
-/// This rank's end of a parameter server: the first ranks hold parameters and apply gradients, and the other ranks compute
-/// gradients. `docs/parameter-server.md` has an example.
+/// A parameter server, as this rank uses it. The first ranks are servers: they hold parameters and apply gradients. The
+/// other ranks are workers: they compute gradients. `docs/parameter-server.md` describes the protocol for users.
 ///
-/// Under an asynchronous server, no worker waits for another, and the loss of a worker does not affect the other ranks.
+/// With asynchronous servers, no worker waits for another, and the loss of a worker does not affect the other ranks.
 ///
 /// # Example
 ///
@@ -82,42 +84,44 @@ impl Default for ParameterServerOptions {
 pub struct ParameterServer {
     layout: ShardLayout,
     len: usize,
-    server: Option<Running>,
+    server: Option<RunningServer>,
     client: Option<ServerClient>,
 }
 
-/// A server, whose clients are served by threads.
-struct Running {
+/// A server with one thread for each client.
+struct RunningServer {
     server: Arc<ShardServer<'static>>,
     clients: Arc<Vec<PairLink>>,
-    ends: Arc<ClientEnds>,
-    threads: Vec<JoinHandle<LinkEnd>>,
-    /// Rank 0 and the other servers are clients of each other. They keep these connections open until they end.
+    outcomes: Arc<LinkOutcomes>,
+    threads: Vec<JoinHandle<LinkOutcome>>,
+    /// The connections in which this server is the client. Rank 0 and each other server are clients of each other.
     others: ServerClient,
 }
 
-/// How the links of the clients of a server ended. The first clients are other servers.
-struct ClientEnds {
-    links: Mutex<Vec<Option<LinkEnd>>>,
+/// How the link with each client ended. The first clients are other servers.
+struct LinkOutcomes {
+    /// The outcome of each client's link, or `None` while the link is open.
+    links: Mutex<Vec<Option<LinkOutcome>>>,
+    /// The number of clients that are servers.
     other_servers: usize,
     changed: Condvar,
 }
 
-impl Handler for ClientEnds {
-    fn ended(&self, client: usize, end: &LinkEnd) {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)[client] = Some(end.clone());
+impl Handler for LinkOutcomes {
+    fn ended(&self, client: usize, outcome: &LinkOutcome) {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)[client] = Some(outcome.clone());
         self.changed.notify_all();
     }
 }
 
 impl ParameterServer {
     /// Connects the servers and the workers. All ranks of `group` must call this function with the same options and with
-    /// parameters of the same length. The parameters of rank 0 are the initial parameters. Servers answer requests
-    /// from now on.
+    /// parameters of the same length. The parameters of rank 0 are the initial parameters. Each server answers requests
+    /// until its `ParameterServer` is dropped.
     ///
     /// # Errors
     ///
-    /// [`ParameterServerError`] if there is no worker, if the optimizer cannot be divided among servers, or if ranks cannot
+    /// [`ParameterServerError`] if there is no worker, if a parameter server cannot use this optimizer, or if ranks cannot
     /// connect.
     pub fn start(
         group: &mut Group,
@@ -157,7 +161,7 @@ impl ParameterServer {
         initial: &[f32],
         options: &ParameterServerOptions,
         links: Links,
-    ) -> Result<Running, ParameterServerError> {
+    ) -> Result<RunningServer, ParameterServerError> {
         let range = self.layout.range(rank);
         let optimizer =
             Optimizer::new(options.rule, options.learning_rate, options.weight_decay, range.len());
@@ -171,23 +175,23 @@ impl ParameterServer {
             let max = options.staleness.filter(|_| rank == Rank::ZERO).unwrap_or(u64::MAX);
             Synchrony::Asynchronous(StalenessRule { max, scales_rate: options.staleness_aware })
         };
-        let ends = Arc::new(ClientEnds {
+        let outcomes = Arc::new(LinkOutcomes {
             links: Mutex::new(vec![None; links.clients.len()]),
             other_servers: links.clients.len() - workers,
             changed: Condvar::new(),
         });
-        let server = Arc::new(ShardServer::new(shard, synchrony, Arc::clone(&ends) as Arc<dyn Handler>));
+        let server = Arc::new(ShardServer::new(shard, synchrony, Arc::clone(&outcomes) as Arc<dyn Handler>));
         let clients = Arc::new(links.clients);
         let spawn = |client: usize| {
             let (server, clients) = (Arc::clone(&server), Arc::clone(&clients));
             std::thread::Builder::new()
                 .name(format!("ringtrain-server-{client}"))
                 .spawn(move || server.serve(client, &clients[client]))
-                .map_err(|error| ParameterServerError::Unsupported(format!("cannot start a thread: {error}")))
+                .map_err(|error| ParameterServerError::Thread(error.to_string()))
         };
         let threads = (0..clients.len()).map(spawn).collect::<Result<_, _>>()?;
         let others = ServerClient::new(links.servers, &self.layout, options.synchronous);
-        Ok(Running { server, clients, ends, threads, others })
+        Ok(RunningServer { server, clients, outcomes, threads, others })
     }
 
     /// Returns whether this rank is a server.
@@ -200,31 +204,32 @@ impl ParameterServer {
         self.layout.workers().collect()
     }
 
-    /// Waits on a server until all workers have closed their end or are lost, at most for `timeout`. Returns whether all
-    /// workers have ended. On a worker, returns `false` at once.
+    /// On a server, waits until every worker has closed its connections or is lost. Returns `true` then, or `false` if
+    /// `timeout` has passed before. Without a `timeout`, the wait has no limit. On a worker, returns `false` at once.
     pub fn wait_for_workers(&self, timeout: Option<Duration>) -> bool {
-        let Some(Running { ends, .. }) = &self.server else { return false };
-        let is_open = |links: &mut Vec<Option<LinkEnd>>| links[ends.other_servers..].contains(&None);
-        let links = ends.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(RunningServer { outcomes, .. }) = &self.server else { return false };
+        let is_open = |links: &mut Vec<Option<LinkOutcome>>| links[outcomes.other_servers..].contains(&None);
+        let links = outcomes.links.lock().unwrap_or_else(PoisonError::into_inner);
         match timeout {
             None => {
-                drop(ends.changed.wait_while(links, is_open));
+                drop(outcomes.changed.wait_while(links, is_open));
                 true
             }
             Some(timeout) => {
-                let waited = ends.changed.wait_timeout_while(links, timeout, is_open);
+                let waited = outcomes.changed.wait_timeout_while(links, timeout, is_open);
                 !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
             }
         }
     }
 
-    /// Returns the workers that this server has lost, and the causes.
+    /// On a server, returns each worker that this server has lost, and the cause of the loss. On a worker, returns an
+    /// empty list.
     pub fn lost_workers(&self) -> Vec<(Rank, String)> {
-        let Some(Running { ends, clients, .. }) = &self.server else { return Vec::new() };
-        let links = ends.links.lock().unwrap_or_else(PoisonError::into_inner);
-        let lost = clients.iter().zip(links.iter()).skip(ends.other_servers);
-        lost.filter_map(|(link, end)| match end {
-            Some(LinkEnd::Lost(problem)) => Some((link.peer, problem.clone())),
+        let Some(RunningServer { outcomes, clients, .. }) = &self.server else { return Vec::new() };
+        let links = outcomes.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = clients.iter().zip(links.iter()).skip(outcomes.other_servers);
+        lost.filter_map(|(link, outcome)| match outcome {
+            Some(LinkOutcome::Lost(problem)) => Some((link.peer, problem.clone())),
             _ => None,
         })
         .collect()
@@ -238,7 +243,7 @@ impl ParameterServer {
     ///
     /// # Panics
     ///
-    /// If the length of `parameters` differs from that of the initial parameters, or on a server.
+    /// If the length of `parameters` differs from that of the initial parameters, or if this rank is a server.
     pub fn pull(&mut self, parameters: &mut [f32]) -> Result<(), ParameterServerError> {
         assert_eq!(parameters.len(), self.len, "there must be as many parameters as at the start");
         self.client().pull(parameters)
@@ -253,7 +258,7 @@ impl ParameterServer {
     ///
     /// # Panics
     ///
-    /// If there is not one gradient for each parameter, or on a server.
+    /// If the length of `gradient` differs from that of the initial parameters, or if this rank is a server.
     pub fn push(&mut self, gradient: &[f32]) -> Result<Vec<PushOutcome>, ParameterServerError> {
         assert_eq!(gradient.len(), self.len, "there must be a gradient for each parameter");
         Ok(self.client().push(gradient, Note::default(), None)?.outcomes)
@@ -269,7 +274,7 @@ impl ParameterServer {
     ///
     /// # Panics
     ///
-    /// As [`pull`](Self::pull), and if there is not one gradient for each parameter.
+    /// As [`push`](Self::push) and [`pull`](Self::pull).
     pub fn push_pull(
         &mut self,
         gradient: &[f32],
@@ -284,8 +289,8 @@ impl ParameterServer {
     }
 
     /// Sends the gradients of some ranges of the parameters, such as some rows of an embedding. The state of the optimizer
-    /// changes only in these ranges. `ranges` must be ascending and must not overlap, and `gradients` holds their
-    /// gradients one after the other. Receives no parameters.
+    /// changes only in these ranges. The ranges must be ascending and must not overlap. `gradients` holds the gradients of
+    /// the first range, then those of the second range, and so on.
     ///
     /// # Errors
     ///
@@ -293,7 +298,8 @@ impl ParameterServer {
     ///
     /// # Panics
     ///
-    /// If the ranges are not ascending, exceed the parameters, or do not have as many elements as `gradients`; or on a server.
+    /// If the ranges are not ascending, overlap, exceed the parameters, or do not have as many elements as `gradients`. Also
+    /// if this rank is a server.
     pub fn push_ranges(
         &mut self,
         ranges: &[Range<usize>],
@@ -303,7 +309,8 @@ impl ParameterServer {
         Ok(self.client().push_ranges(ranges, gradients, Note::default())?.outcomes)
     }
 
-    /// Receives the current parameters of some ranges, one after the other, into `values`.
+    /// Receives the current parameters of some ranges. Writes those of the first range to `values`, then those of the second
+    /// range, and so on.
     ///
     /// # Errors
     ///
@@ -311,7 +318,7 @@ impl ParameterServer {
     ///
     /// # Panics
     ///
-    /// As [`push_ranges`](Self::push_ranges).
+    /// As [`push_ranges`](Self::push_ranges), with `values` in place of `gradients`.
     pub fn pull_ranges(
         &mut self,
         ranges: &[Range<usize>],
@@ -331,17 +338,18 @@ impl ParameterServer {
         assert_eq!(
             ranges.iter().map(Range::len).sum::<usize>(),
             len,
-            "the values must be as many as the ranges have"
+            "the ranges must have as many elements as there are values"
         );
     }
 
-    /// Calls `use_shard` on a server with the range of its parameters, with these parameters, and with the state of the
-    /// optimizer for them, while no worker changes them. A program can save and restore them here. Returns `None` on a worker.
+    /// On a server, calls `use_shard` with the range of parameters that this server holds, with these parameters and with
+    /// their optimizer. No worker changes them during the call, so `use_shard` can save or restore them. On a worker,
+    /// returns `None`.
     pub fn with_shard<R>(
         &self,
         use_shard: impl FnOnce(Range<usize>, &mut [f32], &mut Optimizer) -> R,
     ) -> Option<R> {
-        let Running { server, .. } = self.server.as_ref()?;
+        let RunningServer { server, .. } = self.server.as_ref()?;
         Some(
             server.with_shard(|shard| {
                 use_shard(shard.range.clone(), &mut shard.parameters, &mut shard.optimizer)
@@ -349,18 +357,19 @@ impl ParameterServer {
         )
     }
 
-    /// Returns, on a server, how many gradients with a staleness of 0, 1, 2, and so on were applied, and how many
-    /// gradients were dropped because of their staleness. The count with index 1023 is that of all larger values.
-    pub fn staleness(&self) -> (Vec<u64>, u64) {
+    /// On a server, returns the numbers of gradients that were applied, by staleness: the numbers with a staleness of 0, 1,
+    /// 2, and so on. The last possible number, with index 1023, also counts all larger values. The second result is the
+    /// number of gradients that were dropped because of their staleness.
+    pub fn staleness_counts(&self) -> (Vec<u64>, u64) {
         let counts =
             self.server.as_ref().map(|running| running.server.with_shard(|shard| shard.staleness.clone()));
         counts.map(|counts| (counts.accepted, counts.dropped)).unwrap_or_default()
     }
 
-    /// Ends all connections because this rank has failed. The errors of the other ranks contain `message`, and all
-    /// later calls fail.
+    /// Ends all connections of this rank, because this rank has failed. The errors that the other ranks get contain
+    /// `message`. All later requests of this rank fail.
     pub fn abort(&self, message: &str) {
-        // A connection that has failed already keeps its first cause.
+        // If a connection has already failed, the connection keeps its first cause.
         if let Some(client) = &self.client {
             client.abort(message);
         }
@@ -385,7 +394,8 @@ impl ParameterServer {
 }
 
 impl Drop for ParameterServer {
-    /// Ends the connections. A server that is dropped before its workers have ended is lost for them.
+    /// Ends the connections. If a server is dropped before a worker, the next request of the worker fails with
+    /// [`ParameterServerError::ServerLost`].
     fn drop(&mut self) {
         if let Some(client) = &mut self.client {
             client.close();

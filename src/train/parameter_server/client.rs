@@ -25,7 +25,7 @@ struct ServerLink {
     link: PairLink,
     /// The parameters that the server holds.
     range: Range<usize>,
-    /// The version of the parameters that the server sent last.
+    /// The version of the last parameters that the server sent.
     version: u64,
     /// Whether the reply to the push in progress contains parameters.
     wants_parameters: bool,
@@ -44,7 +44,7 @@ pub(crate) struct Pushed {
 impl ServerClient {
     /// Creates a client from the links to its servers.
     pub(crate) fn new(links: Vec<PairLink>, layout: &ShardLayout, is_synchronous: bool) -> Self {
-        let connect = |link: PairLink| {
+        let server_link = |link: PairLink| {
             let range = layout.range(link.peer);
             ServerLink {
                 link,
@@ -54,11 +54,10 @@ impl ServerClient {
                 range,
             }
         };
-        Self { links: links.into_iter().map(connect).collect(), is_synchronous }
+        Self { links: links.into_iter().map(server_link).collect(), is_synchronous }
     }
 
-    /// Receives the current parameters of all servers. Parameters that belong to a server of which this rank is not a client
-    /// stay unchanged.
+    /// Receives the current parameters of all servers to which this rank sends requests. The other parameters stay unchanged.
     pub(crate) fn pull(&mut self, parameters: &mut [f32]) -> Result<(), ParameterServerError> {
         for server in &mut self.links {
             server.request(RequestKind::Pull, Note::default(), 0)?;
@@ -69,9 +68,9 @@ impl ServerClient {
         Ok(())
     }
 
-    /// Sends a gradient to all servers. The first server decides whether the gradient is dropped, and other servers then do not
-    /// receive it. If `parameters` is given, receives the parameters after the update. The gradient must
-    /// have been computed with the parameters that this client received last.
+    /// Sends a gradient to all servers. The gradient must have been computed with the parameters that this client received
+    /// last. If the first server drops the gradient, the other servers do not receive the gradient. If `parameters` is
+    /// given, receives the new parameters.
     pub(crate) fn push(
         &mut self,
         gradient: &[f32],
@@ -111,8 +110,8 @@ impl ServerClient {
         Ok(pushed)
     }
 
-    /// Sends the gradients of some ranges of the parameters. `ranges` must follow each other without overlap, and `gradients`
-    /// holds their gradients one after the other. Receives no parameters.
+    /// Sends the gradients of some ranges of the parameters. The ranges must be ascending and must not overlap. `gradients`
+    /// holds the gradients of the first range, then those of the second range, and so on.
     pub(crate) fn push_ranges(
         &mut self,
         ranges: &[Range<usize>],
@@ -135,8 +134,8 @@ impl ServerClient {
         Ok(pushed)
     }
 
-    /// Receives the current parameters of some ranges, one after the other, into `values`. `ranges` must follow each other
-    /// without overlap.
+    /// Receives the current parameters of some ranges. Writes those of the first range to `values`, then those of the second
+    /// range, and so on. The ranges must be ascending and must not overlap.
     pub(crate) fn pull_ranges(
         &mut self,
         ranges: &[Range<usize>],
@@ -150,7 +149,7 @@ impl ServerClient {
                 wanted.push((true, parts));
             } else {
                 let words = server.put_ranges(&parts) - HEADER_WORDS;
-                server.request_ranges(RequestKind::PullRanges, Note::default(), (parts.len(), words))?;
+                server.request_ranges(RequestKind::PullRanges, Note::default(), parts.len(), words)?;
                 wanted.push((false, parts));
             }
         }
@@ -162,25 +161,26 @@ impl ServerClient {
             for part in parts {
                 let len = part.values.len();
                 let source = if is_dense { part.range.clone() } else { at..at + len };
-                let source = payload.get(source).ok_or_else(|| short_reply(rank))?;
+                let source = payload.get(source).ok_or_else(|| wrong_length(rank))?;
                 values[part.values.clone()].copy_from_slice(source);
                 at += len;
             }
-            // The next push has gradients for these parameters.
+            // The gradients of the next push are computed with these parameters.
             server.version = header.version;
         }
         Ok(())
     }
 
     /// Sends a note to the first server, and returns the note of its reply.
-    pub(crate) fn note(&mut self, note: Note) -> Result<Note, ParameterServerError> {
+    pub(crate) fn send_note(&mut self, note: Note) -> Result<Note, ParameterServerError> {
         let server = &mut self.links[0];
         server.request(RequestKind::Note, note, 0)?;
         Ok(server.receive()?.0.note)
     }
 
-    /// Returns the words that the first server publishes at the end of the run: at most `words_max`.
-    pub(crate) fn publication(&mut self, words_max: usize) -> Result<Vec<u32>, ParameterServerError> {
+    /// Receives the words that the first server publishes at the end of the run, at most `words_max`. Asks until the server
+    /// has published them.
+    pub(crate) fn receive_publication(&mut self, words_max: usize) -> Result<Vec<u32>, ParameterServerError> {
         let server = &mut self.links[0];
         let words = words_max.max(payload_words_max(server.range.len()));
         server.buffer.resize(HEADER_WORDS + words, 0);
@@ -193,9 +193,12 @@ impl ServerClient {
         }
     }
 
-    /// Receives the state of the optimizer from all servers. `state` has one vector for each state vector, each as long as
-    /// all parameters.
-    pub(crate) fn optimizer_state(&mut self, state: &mut [Vec<f32>]) -> Result<(), ParameterServerError> {
+    /// Receives the state of the optimizer from all servers to which this rank sends requests. `state` holds the state
+    /// vectors of the optimizer. Each of them has one value for each parameter.
+    pub(crate) fn pull_optimizer_state(
+        &mut self,
+        state: &mut [Vec<f32>],
+    ) -> Result<(), ParameterServerError> {
         for server in &mut self.links {
             let len = server.range.len();
             server.buffer.resize(HEADER_WORDS + payload_words_max(len).max(len * state.len()), 0);
@@ -204,7 +207,7 @@ impl ServerClient {
             let (_, payload) = server.receive()?;
             let payload: &[f32] = bytemuck::cast_slice(payload);
             if payload.len() != len * state.len() {
-                return Err(short_reply(rank));
+                return Err(wrong_length(rank));
             }
             for (vector, part) in state.iter_mut().zip(payload.chunks_exact(len)) {
                 vector[range.clone()].copy_from_slice(part);
@@ -214,8 +217,8 @@ impl ServerClient {
         Ok(())
     }
 
-    /// Tells all servers that this client sends no more requests. Errors are ignored, because the client needs no server
-    /// any more.
+    /// Tells all servers that this client sends no more requests. Ignores errors, because the client does not need the
+    /// servers any more.
     pub(crate) fn close(&mut self) {
         for server in &mut self.links {
             if server.request(RequestKind::Close, Note::default(), 0).is_ok() {
@@ -223,13 +226,11 @@ impl ServerClient {
             }
         }
     }
-}
 
-impl ServerClient {
     /// Ends the links to all servers because this client has failed.
     pub(crate) fn abort(&self, message: &str) {
         for server in &self.links {
-            // The group may have failed already, and then keeps its first cause.
+            // If a group has already failed, the group keeps its first cause.
             drop(server.link.group.abort(message));
         }
     }
@@ -266,7 +267,7 @@ impl ServerLink {
         if let [Part { range, values }] = &parts[..]
             && range.len() == self.range.len()
         {
-            // The only range has all parameters of the server, so a dense push is the same and needs fewer words.
+            // One range that covers all parameters of the server is a dense push. A dense push needs fewer words.
             let values: &[u32] = bytemuck::cast_slice(&gradients[values.clone()]);
             self.buffer[HEADER_WORDS..][..values.len()].copy_from_slice(values);
             return self.request(RequestKind::Push, note, self.range.len());
@@ -277,19 +278,22 @@ impl ServerLink {
             self.buffer[at..at + values.len()].copy_from_slice(values);
             at += values.len();
         }
-        self.request_ranges(RequestKind::PushRanges, note, (parts.len(), at - HEADER_WORDS))
+        self.request_ranges(RequestKind::PushRanges, note, parts.len(), at - HEADER_WORDS)
     }
 
-    /// Sends a request whose payload is the first `words` words behind the header in the buffer.
+    /// Sends a request without ranges. Its payload is the first `words` words behind the header in the buffer.
     fn request(&mut self, kind: RequestKind, note: Note, words: usize) -> Result<(), ParameterServerError> {
-        self.request_ranges(kind, note, (0, words))
+        self.request_ranges(kind, note, 0, words)
     }
 
+    /// Sends a request whose payload begins with `ranges` ranges. The payload is the first `words` words behind the header
+    /// in the buffer.
     fn request_ranges(
         &mut self,
         kind: RequestKind,
         note: Note,
-        (ranges, words): (usize, usize),
+        ranges: usize,
+        words: usize,
     ) -> Result<(), ParameterServerError> {
         let (version, wants_parameters) = (self.version, self.wants_parameters);
         let header = RequestHeader { kind, ranges: ranges as u32, wants_parameters, version, note };
@@ -300,7 +304,7 @@ impl ServerLink {
             .map_err(|error| self.lost(&describe_link_failure(&error)))
     }
 
-    /// Writes the ranges behind the header. Returns the position behind them.
+    /// Writes the ranges behind the header in the buffer. Returns the position of the next word in the buffer.
     fn put_ranges(&mut self, parts: &[Part]) -> usize {
         let mut at = HEADER_WORDS;
         for part in parts {
@@ -317,13 +321,13 @@ impl ServerLink {
         let received = self.link.group.receive(&mut self.buffer, SERVER, TAG);
         let count = received.map_err(|error| self.lost(&describe_link_failure(&error)))?.count;
         let Some((header, payload)) = ReplyHeader::decode(&self.buffer[..count]) else {
-            return Err(short_reply(server));
+            return Err(wrong_length(server));
         };
         if header.status == ReplyStatus::Refused {
             let bytes: &[u8] = bytemuck::cast_slice(payload);
             let text = &bytes[..bytes.len().min(header.text_bytes as usize)];
             let problem = String::from_utf8_lossy(text).into_owned();
-            let reason = RefusalReason::from_word(header.note[0]);
+            let reason = RefusalReason::from_code(header.note[0]);
             return Err(ParameterServerError::Refused { server, reason, problem });
         }
         Ok((header, payload))
@@ -344,7 +348,7 @@ impl ServerLink {
             }
             if let Some(parameters) = parameters {
                 if payload.len() != range.len() {
-                    return Err(short_reply(server));
+                    return Err(wrong_length(server));
                 }
                 parameters[range].copy_from_slice(bytemuck::cast_slice(payload));
                 self.version = header.version;
@@ -358,7 +362,7 @@ impl ServerLink {
     }
 }
 
-fn short_reply(server: Rank) -> ParameterServerError {
+fn wrong_length(server: Rank) -> ParameterServerError {
     let problem = "its reply does not have the expected length".to_owned();
     ParameterServerError::ServerLost { server, problem }
 }
@@ -374,13 +378,13 @@ fn outcome(header: &ReplyHeader) -> PushOutcome {
 
 /// The part of a range that one server holds.
 struct Part {
-    /// The range, counted from the server's first parameter.
+    /// The range of the parameters, counted from the server's first parameter.
     range: Range<usize>,
-    /// The position of the values of this range in the vector of all values.
+    /// The positions of the values of this range among the values of all ranges.
     values: Range<usize>,
 }
 
-/// Returns the parts of `ranges` that lie in `shard`. Merges ranges that touch each other.
+/// Returns the parts of `ranges` that lie in `shard`. If a range begins where the previous range ends, both are one part.
 fn parts_within(ranges: &[Range<usize>], shard: &Range<usize>) -> Vec<Part> {
     let mut at = 0;
     let mut parts: Vec<Part> = Vec::new();

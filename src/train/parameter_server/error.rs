@@ -12,8 +12,8 @@ use crate::types::Rank;
 pub enum ParameterServerError {
     /// The number of servers does not fit the number of ranks.
     #[error(
-        "a parameter server needs at least one server and one worker, but there are {ranks} ranks and {servers} of them are \
-         servers; start more ranks or lower the number of servers"
+        "a parameter server needs at least one server and one worker, but the number of ranks is {ranks} and the number of \
+         servers is {servers}; start more ranks or lower the number of servers"
     )]
     TooFewRanks {
         /// The number of ranks.
@@ -21,25 +21,28 @@ pub enum ParameterServerError {
         /// The number of servers.
         servers: u32,
     },
-    /// The optimizer cannot be used in this way.
+    /// A parameter server cannot use these options.
     #[error("{0}")]
     Unsupported(String),
-    /// The connection between a worker and a server could not be opened.
-    #[error("rank {worker} and its server, rank {server}, cannot connect: {problem}")]
+    /// This rank could not start a thread.
+    #[error("cannot start a thread for a client of the parameter server: {0}")]
+    Thread(String),
+    /// A server and one of its clients could not connect.
+    #[error("rank {server}, a parameter server, and its client, rank {client}, cannot connect: {problem}")]
     Connect {
-        /// The worker.
-        worker: Rank,
+        /// The client: a worker or another server.
+        client: Rank,
         /// The server.
         server: Rank,
         /// The reason.
         problem: String,
     },
-    /// A server ended, or the network between this worker and the server failed.
+    /// A server ended, or the network between this rank and the server failed.
     #[error("rank {server}, a parameter server, is lost: {problem}; look at the output of that rank")]
     ServerLost {
         /// The server.
         server: Rank,
-        /// What this worker knows about the cause.
+        /// What this rank knows about the cause.
         problem: String,
     },
     /// A server refused a request.
@@ -47,12 +50,12 @@ pub enum ParameterServerError {
     Refused {
         /// The server.
         server: Rank,
-        /// The kind of the reason.
+        /// Why the server refused the request.
         reason: RefusalReason,
-        /// The reason.
+        /// The reason in words.
         problem: String,
     },
-    /// A worker without which the servers cannot continue was lost.
+    /// A worker was lost in a synchronous run, which needs all workers.
     #[error(
         "rank {worker}, a worker, is lost: {problem}; with ps-sync, each step needs the gradients of all workers"
     )]
@@ -75,7 +78,7 @@ pub enum ParameterServerError {
     Group(#[from] group::Error),
 }
 
-/// The kind of the reason for which a server refused a request.
+/// Why a server refused a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum RefusalReason {
@@ -90,7 +93,7 @@ pub enum RefusalReason {
 }
 
 impl RefusalReason {
-    pub(super) fn to_word(self) -> u64 {
+    pub(super) fn to_code(self) -> u64 {
         match self {
             Self::Other => 0,
             Self::Diverged => 1,
@@ -99,8 +102,8 @@ impl RefusalReason {
         }
     }
 
-    pub(super) fn from_word(word: u64) -> Self {
-        match word {
+    pub(super) fn from_code(code: u64) -> Self {
+        match code {
             1 => Self::Diverged,
             2 => Self::RankLost,
             3 => Self::Storage,
@@ -109,8 +112,8 @@ impl RefusalReason {
     }
 }
 
-/// Describes the failure of the link with another rank. The error of the link's group numbers its two ranks from 0, so this
-/// text does not contain these numbers.
+/// Describes why the link with another rank failed. The group of the link numbers its two ranks 0 and 1. These are not the
+/// ranks of the job, so the text leaves them out.
 pub(super) fn describe_link_failure(error: &group::Error) -> String {
     match error.cause() {
         Some(Cause::PeerLost { detail, .. }) => format!("the connection failed ({detail})"),
@@ -123,8 +126,8 @@ pub(super) fn describe_link_failure(error: &group::Error) -> String {
 }
 
 impl ParameterServerError {
-    pub(super) fn connect(worker: Rank, server: Rank, error: &dyn fmt::Display) -> Self {
-        Self::Connect { worker, server, problem: error.to_string() }
+    pub(super) fn connect(client: Rank, server: Rank, error: &dyn fmt::Display) -> Self {
+        Self::Connect { client, server, problem: error.to_string() }
     }
 }
 

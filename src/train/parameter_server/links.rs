@@ -9,12 +9,13 @@ use crate::group::Group;
 use crate::train::batches::part;
 use crate::types::{Rank, WorldSize};
 
-/// A server waits this long for a request. A worker may compute for any time between two requests. TCP keepalive detects a
-/// worker whose machine does not answer.
-const IDLE_MAX: Duration = Duration::from_hours(24 * 365);
+/// The longest time that a server waits for the next request of a client: one year, because a worker may compute for any
+/// time between two requests. If the machine of a worker does not answer, TCP keepalive ends the wait.
+const REQUEST_TIMEOUT: Duration = Duration::from_hours(24 * 365);
 
-/// A client waits at least this long for a reply, because a server that waits for other workers replies every half a second.
-const REPLY_MAX: Duration = Duration::from_secs(2);
+/// The shortest timeout of a client that waits for a reply. A server that waits for other workers replies after half a
+/// second, so a timeout below half a second would fail in a healthy run.
+const REPLY_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 
 /// Which ranks are servers, and which parameters each server holds. The servers are the first ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,8 +25,8 @@ pub(crate) struct ShardLayout {
 }
 
 impl ShardLayout {
-    /// Divides `count` parameters evenly among the first `servers` ranks. If `tensors` is given, a server holds
-    /// whole tensors, because the optimizer needs their norms.
+    /// Divides `count` parameters evenly among the first `servers` ranks. If `tensors` gives the ranges of the tensors, each
+    /// server holds whole tensors, because the optimizer needs their norms.
     pub(crate) fn new(
         world: WorldSize,
         servers: NonZeroU32,
@@ -38,7 +39,7 @@ impl ShardLayout {
         };
         if servers as usize > tensors.map_or(count, <[_]>::len) {
             let unit = if tensors.is_some() {
-                "tensors, which this optimizer does not divide"
+                "tensors, and this optimizer cannot divide a tensor"
             } else {
                 "parameters"
             };
@@ -75,16 +76,16 @@ impl ShardLayout {
         (self.ranges.len() as u32..self.world.get()).map(Rank::new)
     }
 
-    /// Returns the ranks that send requests to the server `server`. Rank 0 receives requests of all other ranks. The other
-    /// servers receive requests of the workers, and of rank 0, which saves and tests the whole model.
+    /// Returns the ranks that send requests to the server `server`. All other ranks send requests to rank 0. Rank 0 and the
+    /// workers send requests to the other servers: rank 0 saves and tests the whole model.
     fn clients(&self, server: Rank) -> impl Iterator<Item = Rank> + use<> {
         let other_servers = if server == Rank::ZERO { 1..self.ranges.len() as u32 } else { 0..1 };
         other_servers.map(Rank::new).chain(self.workers())
     }
 }
 
-/// Divides whole tensors among servers. Each server gets at least one tensor, and its last parameter is near the last
-/// parameter of its `even` part.
+/// Divides whole tensors among servers. Returns the range of the parameters of each server. Each server gets at least one
+/// tensor, and its range ends near the end of its range in `even`, which divides the parameters without regard to tensors.
 fn whole_tensors(tensors: &[Range<usize>], even: &[Range<usize>]) -> Vec<Range<usize>> {
     let (mut next, even_len) = (0, even.len());
     let place = |(server, even): (usize, &Range<usize>)| {
@@ -105,7 +106,7 @@ fn whole_tensors(tensors: &[Range<usize>], even: &[Range<usize>]) -> Vec<Range<u
 pub(crate) struct PairLink {
     /// The other rank.
     pub(crate) peer: Rank,
-    /// A group of the server, which is rank 0 of the group, and of the client, which is rank 1.
+    /// An isolated group of two ranks. The server is rank 0 of this group, and the client is rank 1.
     pub(crate) group: Group,
 }
 
@@ -113,7 +114,7 @@ pub(crate) struct PairLink {
 pub(crate) struct Links {
     /// The connections with the clients of this rank, if it is a server.
     pub(crate) clients: Vec<PairLink>,
-    /// The connections with servers whose client this rank is, in rank order.
+    /// The connections with the servers to which this rank sends requests, in rank order.
     pub(crate) servers: Vec<PairLink>,
 }
 
@@ -127,10 +128,10 @@ pub(crate) fn connect(group: &mut Group, layout: &ShardLayout) -> Result<Links, 
             let mut isolated =
                 pair.isolated().map_err(|error| ParameterServerError::connect(client, server, &error))?;
             if own == server {
-                isolated.set_timeout(IDLE_MAX);
+                isolated.set_timeout(REQUEST_TIMEOUT);
                 links.clients.push(PairLink { peer: client, group: isolated });
             } else {
-                isolated.set_timeout(isolated.timeout().max(REPLY_MAX));
+                isolated.set_timeout(isolated.timeout().max(REPLY_TIMEOUT_MIN));
                 links.servers.push(PairLink { peer: server, group: isolated });
             }
         }
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_tensors_are_divided_if_the_optimizer_needs_them() {
+    fn each_server_holds_whole_tensors_if_the_optimizer_needs_them() {
         let tensors = [0..10, 10..12, 12..90, 90..100];
         for (servers, expected) in
             [(2, vec![0..12, 12..100]), (3, vec![0..12, 12..90, 90..100]), (4, tensors.to_vec())]
@@ -180,8 +181,8 @@ mod tests {
     #[test]
     fn a_number_of_servers_that_does_not_fit_is_refused() {
         for (world, servers, count, tensors, expected) in [
-            (2, 2, 9, None, "there are 2 ranks and 2 of them are servers"),
-            (1, 1, 9, None, "there are 1 ranks"),
+            (2, 2, 9, None, "the number of ranks is 2 and the number of servers is 2"),
+            (1, 1, 9, None, "the number of ranks is 1"),
             (9, 4, 3, None, "it has only 3 parameters"),
             (9, 3, 9, Some(&[0..5, 5..9][..]), "it has only 2 tensors"),
         ] {

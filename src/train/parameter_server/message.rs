@@ -19,7 +19,7 @@ pub(super) const fn payload_words_max(len: usize) -> usize {
     if words > TEXT_WORDS_MAX { words } else { TEXT_WORDS_MAX }
 }
 
-/// Numbers that the program above the parameter server attaches to a request or to a reply.
+/// Numbers that a training strategy attaches to a request or to a reply. The parameter server does not interpret them.
 pub(crate) type Note = [u64; NOTE_WORDS];
 
 /// What a client requests.
@@ -40,7 +40,7 @@ pub(super) enum RequestKind {
     Note = 6,
     /// The state vectors of the optimizer, one after the other.
     State = 7,
-    /// The last words that the program on the server has published.
+    /// The words that the handler of the server has published.
     Publication = 8,
     /// The client sends no more requests.
     Close = 9,
@@ -81,7 +81,7 @@ pub(super) enum ReplyStatus {
     Done = 1,
     /// The gradient was too old, so the server has dropped it.
     Stale = 2,
-    /// The program on the server did not want the gradient, so the server has dropped it.
+    /// The handler of the server did not want the gradient, so the server has dropped it.
     Unwanted = 3,
     /// The push still waits for the gradients of other workers. Ask again with [`RequestKind::Await`].
     Waiting = 4,
@@ -101,7 +101,7 @@ pub(super) struct ReplyHeader {
     pub(super) text_bytes: u32,
     /// The version of the parameters in the payload.
     pub(super) version: u64,
-    /// The number of updates between the version of the request and the update of the request.
+    /// The staleness of the gradient in the request.
     pub(super) staleness: u64,
     pub(super) note: Note,
 }

@@ -2,11 +2,11 @@
 //!
 //! The parameters are divided among the servers. A worker sends its gradient to all servers (it pushes), and receives the
 //! new parameters from them (it pulls). Each pair of a worker and a server has an isolated group of two ranks, so the loss
-//! of a worker ends only the operations with this worker. Source: Li et al., "Scaling distributed machine learning with the
-//! parameter server", OSDI 2014.
+//! of a worker fails only the operations in the groups of this worker. Source: Li et al., "Scaling distributed machine
+//! learning with the parameter server", OSDI 2014.
 //!
-//! A worker waits only for the servers, and has at most one request in progress with each server. So a server
-//! holds at most one request of each worker, and a slow worker does not delay the other workers.
+//! A worker has at most one request in progress with each server, so a server holds at most one request of each worker.
+//! A server has a thread for each worker. If the server is asynchronous, a slow worker does not delay other workers.
 
 mod api;
 mod client;
@@ -21,6 +21,6 @@ pub(crate) use client::ServerClient;
 pub use error::{ParameterServerError, RefusalReason};
 pub(crate) use links::{Links, PairLink, ShardLayout, connect};
 pub(crate) use message::Note;
-pub(crate) use server::{AnswerTo, Handler, LinkEnd, ShardServer, Synchrony};
+pub(crate) use server::{AnsweredRequest, Handler, LinkOutcome, ShardServer, Synchrony};
 pub use shard::PushOutcome;
 pub(crate) use shard::{Shard, StalenessCounts, StalenessRule};

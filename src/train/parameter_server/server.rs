@@ -17,15 +17,15 @@ use crate::types::Rank;
 const CLIENT: Rank = Rank::new(1);
 /// The tag of all messages.
 pub(super) const TAG: u32 = 0;
-/// A server answers a request that it cannot complete within this time with [`ReplyStatus::Waiting`]. So a client whose
-/// server does not answer knows that the server does not run.
+/// If a server cannot complete a request within this time, the server replies with [`ReplyStatus::Waiting`]. So a client
+/// that gets no reply knows that the server does not run any more.
 const WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// When a server applies gradients.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Synchrony {
-    /// In each step, the server waits for the gradients of this number of workers, and applies their sum. The sum has the
-    /// order of the workers' ranks, so the result does not depend on the order in which the gradients arrive.
+    /// In each step, the server waits for the gradients of all workers, and applies their sum. The server adds the gradients
+    /// in the order of the workers' ranks, so the sum does not depend on the order in which the gradients arrive.
     Synchronous {
         /// The number of workers.
         workers: usize,
@@ -36,7 +36,8 @@ pub(crate) enum Synchrony {
     Asynchronous(StalenessRule),
 }
 
-/// The part of a server that the program defines. Clients are numbered from 0 in the order of their ranks.
+/// The decisions and answers of a server that depend on the training strategy. Clients are numbered from 0 in the order of
+/// their ranks.
 pub(crate) trait Handler: Send + Sync {
     /// Returns whether the server should apply a gradient that a client has pushed with this note. Called while the shard is
     /// locked.
@@ -44,11 +45,11 @@ pub(crate) trait Handler: Send + Sync {
         true
     }
 
-    /// Called after a push of a client took effect or was dropped, while the shard is locked.
+    /// Called after the server has applied or dropped the gradient of a client, while the shard is locked.
     fn pushed(&self, _client: usize, _note: &Note, _outcome: PushOutcome) {}
 
     /// Returns the note of the reply to a request. This function may wait for at most half a second.
-    fn answer(&self, _client: usize, _kind: AnswerTo, _note: &Note) -> Note {
+    fn answer(&self, _client: usize, _kind: AnsweredRequest, _note: &Note) -> Note {
         Note::default()
     }
 
@@ -58,21 +59,21 @@ pub(crate) trait Handler: Send + Sync {
     }
 
     /// Called when a client has closed its link, or is lost.
-    fn ended(&self, _client: usize, _end: &LinkEnd) {}
+    fn ended(&self, _client: usize, _outcome: &LinkOutcome) {}
 }
 
 /// The kind of request that [`Handler::answer`] answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum AnswerTo {
-    /// A push, whose effect [`Handler::pushed`] was told.
+pub(crate) enum AnsweredRequest {
+    /// A push. The server has called [`Handler::pushed`] for this push.
     Push,
-    /// A request that consists only of a note.
+    /// A request that has only a note.
     Note,
 }
 
-/// How the service of a client ended.
+/// How the link with a client ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum LinkEnd {
+pub(crate) enum LinkOutcome {
     /// The client has closed its link.
     Closed,
     /// The client is lost, or sent an invalid request.
@@ -94,13 +95,13 @@ struct ServerState<'a> {
     gradients: Vec<Option<(Vec<f32>, Note)>>,
     /// Why the server refuses all requests.
     failure: Option<(RefusalReason, String)>,
-    /// Why a synchronous server refuses pushes: a client whose gradients it needs is lost.
-    loss: Option<String>,
+    /// The lost client because of which a synchronous server refuses pushes, in words.
+    lost_client: Option<String>,
 }
 
 impl<'a> ShardServer<'a> {
     pub(crate) fn new(shard: Shard<'a>, synchrony: Synchrony, handler: Arc<dyn Handler + 'a>) -> Self {
-        let state = ServerState { shard, gradients: Vec::new(), failure: None, loss: None };
+        let state = ServerState { shard, gradients: Vec::new(), failure: None, lost_client: None };
         Self { state: Mutex::new(state), changed: Condvar::new(), synchrony, handler }
     }
 
@@ -119,39 +120,39 @@ impl<'a> ShardServer<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves one client until it closes its link or is lost. `client` is its number.
-    pub(crate) fn serve(&self, client: usize, link: &PairLink) -> LinkEnd {
-        let end = self.serve_until_end(client, link);
-        if let (LinkEnd::Lost(problem), Synchrony::Synchronous { .. }) = (&end, self.synchrony) {
-            let loss = format!("rank {} is lost: {problem}", link.peer);
-            self.lock().loss.get_or_insert(loss);
+    /// Serves the client with the number `client` until the client closes its link or is lost.
+    pub(crate) fn serve(&self, client: usize, link: &PairLink) -> LinkOutcome {
+        let outcome = self.serve_until_end(client, link);
+        if let (LinkOutcome::Lost(problem), Synchrony::Synchronous { .. }) = (&outcome, self.synchrony) {
+            let lost_client = format!("rank {} is lost: {problem}", link.peer);
+            self.lock().lost_client.get_or_insert(lost_client);
             self.changed.notify_all();
         }
-        self.handler.ended(client, &end);
-        end
+        self.handler.ended(client, &outcome);
+        outcome
     }
 
-    fn serve_until_end(&self, client: usize, link: &PairLink) -> LinkEnd {
+    fn serve_until_end(&self, client: usize, link: &PairLink) -> LinkOutcome {
         let len = self.lock().shard.parameters.len();
         let mut request = vec![0_u32; HEADER_WORDS + payload_words_max(len)];
         let mut reply = Vec::new();
         loop {
             let received = match link.group.receive(&mut request, CLIENT, TAG) {
                 Ok(status) => status.count,
-                Err(error) => return LinkEnd::Lost(describe_link_failure(&error)),
+                Err(error) => return LinkOutcome::Lost(describe_link_failure(&error)),
             };
             let Some((header, _)) = RequestHeader::decode(&request[..received]) else {
-                return refuse_service(link, "its request has an unknown kind");
+                return end_link(link, "the request has no known kind");
             };
             let payload = &mut request[HEADER_WORDS..received];
             if let Err(problem) = self.answer(client, header, payload, &mut reply) {
-                return refuse_service(link, &problem);
+                return end_link(link, &problem);
             }
             if let Err(error) = link.group.send(&reply, CLIENT, TAG) {
-                return LinkEnd::Lost(describe_link_failure(&error));
+                return LinkOutcome::Lost(describe_link_failure(&error));
             }
             if header.kind == RequestKind::Close {
-                return LinkEnd::Closed;
+                return LinkOutcome::Closed;
             }
         }
     }
@@ -174,7 +175,7 @@ impl<'a> ShardServer<'a> {
             _ => 0,
         };
         if payload.len() != expected {
-            return Err(format!("its request has {} words instead of {expected}", payload.len()));
+            return Err(format!("the payload has {} words instead of {expected}", payload.len()));
         }
         let mut status = ReplyStatus::Done;
         let mut staleness = 0;
@@ -212,15 +213,15 @@ impl<'a> ShardServer<'a> {
         let (mut text_bytes, mut reason) = (0, Note::default());
         if let Some((why, message)) = refusal {
             status = ReplyStatus::Refused;
-            reason[0] = why.to_word();
+            reason[0] = why.to_code();
             text_bytes = put_text(reply, &message);
         }
         let note = match (status, header.kind) {
             (ReplyStatus::Waiting | ReplyStatus::Refused, _) => reason,
             (_, RequestKind::Push | RequestKind::Await | RequestKind::PushRanges) => {
-                self.handler.answer(client, AnswerTo::Push, &header.note)
+                self.handler.answer(client, AnsweredRequest::Push, &header.note)
             }
-            (_, RequestKind::Note) => self.handler.answer(client, AnswerTo::Note, &header.note),
+            (_, RequestKind::Note) => self.handler.answer(client, AnsweredRequest::Note, &header.note),
             _ => Note::default(),
         };
         ReplyHeader { status, text_bytes, version, staleness, note }.encode(reply);
@@ -238,10 +239,12 @@ impl<'a> ShardServer<'a> {
         let ranges = decode_ranges(header, payload, shard.parameters.len())?;
         let gradients: &mut [f32] = bytemuck::cast_slice_mut(&mut payload[2 * ranges.len()..]);
         if gradients.len() != ranges.iter().map(Range::len).sum::<usize>() {
-            return Err("its gradients do not have the length of their ranges".into());
+            return Err("the ranges and the gradients have different lengths".into());
         }
         let Synchrony::Asynchronous(rule) = self.synchrony else {
-            return Err("it pushes some ranges to a synchronous server, which needs whole gradients".into());
+            return Err(
+                "a synchronous server needs the gradients of all parameters, not of some ranges".into()
+            );
         };
         let outcome = if self.handler.wants(client, &header.note) {
             shard.push_ranges(&ranges, gradients, header.version, rule)
@@ -252,8 +255,8 @@ impl<'a> ShardServer<'a> {
         Ok(status_of(outcome))
     }
 
-    /// Applies a gradient, or stores it until the synchronous step is complete. Without a gradient, continues to wait for the
-    /// step. Returns the status and the staleness of the gradient.
+    /// An asynchronous server applies the gradient. A synchronous server stores the gradient, and waits until the step is
+    /// complete; if `gradient` is `None`, it continues to wait. Returns the status and the staleness of the gradient.
     fn push<'s>(
         &'s self,
         mut state: MutexGuard<'s, ServerState<'a>>,
@@ -261,7 +264,7 @@ impl<'a> ShardServer<'a> {
         header: &RequestHeader,
         gradient: Option<&mut [f32]>,
     ) -> Result<(MutexGuard<'s, ServerState<'a>>, ReplyStatus, u64), String> {
-        if state.failure.is_some() || state.loss.is_some() {
+        if state.failure.is_some() || state.lost_client.is_some() {
             return Ok((state, ReplyStatus::Waiting, 0));
         }
         let (workers, factor) = match (self.synchrony, gradient) {
@@ -275,7 +278,7 @@ impl<'a> ShardServer<'a> {
                 let (status, staleness) = status_of(outcome);
                 return Ok((state, status, staleness));
             }
-            (Synchrony::Asynchronous(_), None) => return Err("it waits for a push that is complete".into()),
+            (Synchrony::Asynchronous(_), None) => return Err("no push waits for a step".into()),
             (Synchrony::Synchronous { workers, factor }, gradient) => {
                 if let Some(gradient) = gradient {
                     state.store_gradient(client, gradient, header)?;
@@ -287,7 +290,7 @@ impl<'a> ShardServer<'a> {
             let ServerState { shard, gradients, .. } = &mut *state;
             let mut pushed = gradients.iter_mut().enumerate().filter_map(|(i, slot)| Some((i, slot.take()?)));
             let Some((first, (mut sum, note))) = pushed.next() else {
-                return Err("it has no gradient".into());
+                return Err("the step has no gradients".into());
             };
             let mut notes = vec![(first, note)];
             for (client, (gradient, note)) in pushed {
@@ -307,7 +310,7 @@ impl<'a> ShardServer<'a> {
             self.changed.notify_all();
         }
         let is_pending = |state: &mut ServerState<'_>| {
-            state.shard.version() <= header.version && state.failure.is_none() && state.loss.is_none()
+            state.shard.version() <= header.version && state.failure.is_none() && state.lost_client.is_none()
         };
         let (state, timeout) = self
             .changed
@@ -320,15 +323,16 @@ impl<'a> ShardServer<'a> {
 }
 
 impl ServerState<'_> {
-    /// Returns why the server refuses a request of this kind, which otherwise gets a reply with this status.
+    /// Returns the reason if the server refuses a request of this kind. `status` is the status that the reply has otherwise.
     fn refusal(&self, kind: RequestKind, status: ReplyStatus) -> Option<(RefusalReason, String)> {
         if kind == RequestKind::Close {
             return None;
         }
         let is_stuck =
             status == ReplyStatus::Waiting && matches!(kind, RequestKind::Push | RequestKind::Await);
-        let loss = self.loss.as_ref().filter(|_| is_stuck);
-        self.failure.clone().or_else(|| loss.map(|loss| (RefusalReason::RankLost, loss.clone())))
+        let lost_client = self.lost_client.as_ref().filter(|_| is_stuck);
+        let lost_client = lost_client.map(|problem| (RefusalReason::RankLost, problem.clone()));
+        self.failure.clone().or(lost_client)
     }
 
     /// Stores the gradient of a client until the synchronous step is complete.
@@ -341,7 +345,7 @@ impl ServerState<'_> {
         let version = self.shard.version();
         if header.version != version {
             return Err(format!(
-                "its gradient is for version {}, but this server has {version}",
+                "the gradient is for parameters of version {}, but this server has version {version}",
                 header.version
             ));
         }
@@ -349,7 +353,7 @@ impl ServerState<'_> {
             self.gradients.resize_with(client + 1, || None);
         }
         match &mut self.gradients[client] {
-            Some(_) => Err("it pushes a second gradient in one step".into()),
+            Some(_) => Err("this is the second gradient in one step".into()),
             slot => {
                 *slot = Some((gradient.to_vec(), header.note));
                 Ok(())
@@ -359,13 +363,13 @@ impl ServerState<'_> {
 }
 
 /// Ends the link with a client that sent an invalid request.
-fn refuse_service(link: &PairLink, problem: &str) -> LinkEnd {
-    let problem = format!("rank {}, a client of this parameter server, is wrong: {problem}", link.peer);
+fn end_link(link: &PairLink, problem: &str) -> LinkOutcome {
+    let problem = format!("the request of rank {} to its parameter server is invalid: {problem}", link.peer);
     link.group.abort(&problem);
-    LinkEnd::Lost(problem)
+    LinkOutcome::Lost(problem)
 }
 
-/// Replaces the payload of a reply by the beginning of a text. Returns its length in bytes.
+/// Replaces the payload of a reply by a text. Cuts a text that is too long. Returns the number of its bytes in the reply.
 fn put_text(reply: &mut Vec<u32>, text: &str) -> u32 {
     let text = &text.as_bytes()[..text.len().min(4 * TEXT_WORDS_MAX)];
     reply.truncate(HEADER_WORDS);
@@ -385,18 +389,18 @@ fn status_of(outcome: PushOutcome) -> (ReplyStatus, u64) {
     }
 }
 
-/// Reads the ranges at the start of a payload. They must have elements, lie within `len` parameters, and follow each other
-/// without overlap. So their number and their total length are limited.
+/// Reads the ranges at the start of a payload. They must not be empty, must lie within `len` parameters, must be ascending
+/// and must not overlap. So at most `len` ranges are accepted.
 fn decode_ranges(header: &RequestHeader, payload: &[u32], len: usize) -> Result<Vec<Range<usize>>, String> {
     let count = header.ranges as usize;
-    let words = payload.get(..2 * count).ok_or("its request has fewer ranges than it says")?;
+    let words = payload.get(..2 * count).ok_or("the payload has fewer ranges than the header says")?;
     let mut ranges = Vec::with_capacity(count);
     let mut previous = 0;
     for pair in words.chunks_exact(2) {
         let (start, end) = (pair[0] as usize, pair[0] as usize + pair[1] as usize);
         if start < previous || end <= start || end > len {
             return Err(format!(
-                "its range {start}..{end} is empty, out of order or outside {len} parameters"
+                "the range {start}..{end} is empty, is out of order or exceeds the {len} parameters"
             ));
         }
         ranges.push(start..end);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::train::optimizer::Optimizer;
 
-/// The number of different values of staleness that are counted one by one. All larger values have one common count.
+/// Each staleness below this number has a count of its own. This number and all larger values have one common count.
 const STALENESS_COUNTED_MAX: usize = 1023;
 
 /// What a server does with gradients that were computed with old parameters.
@@ -15,8 +15,8 @@ const STALENESS_COUNTED_MAX: usize = 1023;
 pub(crate) struct StalenessRule {
     /// The largest staleness that the server accepts. The server drops gradients with a larger staleness.
     pub(crate) max: u64,
-    /// Whether the server divides the learning rate by the staleness of the gradient, if it is above 1. Source: Zhang et al.,
-    /// "Staleness-aware async-SGD for distributed deep learning", IJCAI 2016.
+    /// Whether the server divides the learning rate by the staleness of the gradient. Gradients with a staleness of 0 or 1
+    /// keep the full rate. Source: Zhang et al., "Staleness-aware async-SGD for distributed deep learning", IJCAI 2016.
     pub(crate) scales_rate: bool,
 }
 
@@ -28,20 +28,22 @@ pub enum PushOutcome {
         /// The staleness of the gradient.
         staleness: u64,
     },
-    /// The gradient was too old, and the server dropped the gradient.
+    /// The server dropped the gradient because of its staleness.
     Stale {
         /// The staleness of the gradient.
         staleness: u64,
     },
-    /// The program above the server did not want the gradient, and the server dropped the gradient.
+    /// The server dropped the gradient because the run did not need it any more. A [`ParameterServer`] never returns this.
+    ///
+    /// [`ParameterServer`]: crate::train::ParameterServer
     Unwanted,
 }
 
 /// How often each staleness occurred.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct StalenessCounts {
-    /// The number of accepted gradients with each staleness, up to the largest that occurred. The last count of
-    /// [`STALENESS_COUNTED_MAX`] + 1 counts is that of all larger values.
+    /// `accepted[s]` is the number of accepted gradients with a staleness of s. The count with index
+    /// [`STALENESS_COUNTED_MAX`] also includes all larger values.
     pub(crate) accepted: Vec<u64>,
     /// The number of gradients that were dropped because of their staleness.
     pub(crate) dropped: u64,
@@ -97,8 +99,9 @@ impl<'a> Shard<'a> {
         self.push_with(pulled, rule, |optimizer, parameters| optimizer.step(parameters, gradient))
     }
 
-    /// Updates only the parameters in `ranges`, which must follow each other without overlap. `gradients` holds the gradients
-    /// of these ranges, one after the other. The state of the optimizer changes only in these ranges too.
+    /// Updates only the parameters in `ranges`, and only their state of the optimizer. The ranges must be ascending and must
+    /// not overlap. `gradients` holds the gradients of the first range, then those of the second range, and so on. `pulled`
+    /// is the version of the parameters with which the gradients were computed.
     pub(crate) fn push_ranges(
         &mut self,
         ranges: &[Range<usize>],
@@ -124,7 +127,7 @@ impl<'a> Shard<'a> {
         rule: StalenessRule,
         update: impl FnOnce(&mut Optimizer, &mut [f32]),
     ) -> PushOutcome {
-        // A client that claims a version of the future has a staleness of 0.
+        // If a client claims a version that does not exist yet, its gradient has a staleness of 0.
         let staleness = self.version().saturating_sub(pulled);
         if staleness > rule.max {
             self.staleness.dropped += 1;
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn very_large_staleness_has_one_common_count() {
+    fn all_very_large_values_of_staleness_have_one_common_count() {
         let mut counts = StalenessCounts::default();
         counts.accept(STALENESS_COUNTED_MAX as u64);
         counts.accept(u64::MAX / 2);

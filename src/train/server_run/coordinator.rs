@@ -1,22 +1,22 @@
-//! The program on the first server: hands out batches, sums losses and counts lost workers.
+//! The handler of the first server: hands out batches, sums losses and records lost workers.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::batch_queue::{Assignment, BatchQueue};
 use super::note::{WorkReply, WorkRequest};
-use super::tickets::{Assignment, Tickets};
 use crate::train::checkpoint::Position;
-use crate::train::parameter_server::{AnswerTo, Handler, LinkEnd, Note, PushOutcome};
+use crate::train::parameter_server::{AnsweredRequest, Handler, LinkOutcome, Note, PushOutcome};
 use crate::types::Rank;
 
-/// A request that has to wait is answered after this time at the latest. The client then asks again.
+/// The longest time that a request of a worker waits for an answer. If there is no answer yet, the worker asks again.
 const ANSWER_MAX: Duration = Duration::from_millis(400);
 
 /// The state of a run, as the first server knows it.
 pub(super) struct BatchCoordinator {
     state: Mutex<RunState>,
-    /// Notified when the state changes in a way for which a thread may wait.
+    /// Notified when a thread may have waited for the new state.
     changed: Condvar,
     /// The ranks of the clients, in the order of their numbers. The first clients are the other servers.
     clients: Vec<Rank>,
@@ -27,21 +27,21 @@ pub(super) struct BatchCoordinator {
 }
 
 struct RunState {
-    tickets: Tickets,
+    queue: BatchQueue,
     /// The number of samples whose gradients were applied.
     samples: u64,
     /// The sum of the losses and the number of samples, by epoch.
     losses: BTreeMap<u64, (f64, u64)>,
     /// The number of gradients of each worker that were applied.
     updates: Vec<u64>,
-    /// How each client's link ended.
-    ends: Vec<Option<LinkEnd>>,
+    /// How the link of each client ended, or `None` while the link is open.
+    outcomes: Vec<Option<LinkOutcome>>,
     /// What all workers do next, in a synchronous run.
     next: Assignment,
     /// A synchronous run pauses when this number of batches is done, so that all servers have the same version.
     pause_at: u64,
-    /// Whether each worker has no push in progress, and waits for work or for the end of the run.
-    quiet: Vec<bool>,
+    /// For each worker, whether it has no push in progress, and waits for work or for the end of the run.
+    is_quiet: Vec<bool>,
     /// The number of workers whose gradients of the current synchronous step have been applied.
     applied_in_step: usize,
     /// The mean loss of the last applied gradient.
@@ -57,38 +57,26 @@ struct RunState {
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum RunFailure {
     /// The loss of a worker was not finite.
-    Diverged {
-        worker: Rank,
-        loss: f64,
-        batch: u64,
-    },
+    Diverged { worker: Rank, loss: f64, batch: u64 },
     /// A server was lost.
-    ServerLost {
-        server: Rank,
-        problem: String,
-    },
+    ServerLost { server: Rank, problem: String },
     /// A worker was lost in a synchronous run.
-    WorkerLost {
-        worker: Rank,
-        problem: String,
-    },
-    AllWorkersLost {
-        worker: Rank,
-        problem: String,
-    },
+    WorkerLost { worker: Rank, problem: String },
+    /// All workers were lost in an asynchronous run. `worker` was lost last.
+    AllWorkersLost { worker: Rank, problem: String },
 }
 
 /// The progress of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Progress {
-    /// The number of batches that are done without a gap.
+    /// All batches below this number are done.
     pub(super) batches: u64,
     /// The number of gradients that were applied.
     pub(super) updates: u64,
     pub(super) last_loss: f64,
     pub(super) is_finished: bool,
     pub(super) failure: Option<RunFailure>,
-    /// The workers that were lost so far, and why.
+    /// Each worker that was lost so far, and the cause of its loss.
     pub(super) lost: Vec<(Rank, String)>,
 }
 
@@ -114,17 +102,17 @@ impl BatchCoordinator {
         let workers = clients.len() - other_servers;
         let first = position.epoch * batches_per_epoch + position.step;
         let end = epochs.saturating_mul(batches_per_epoch);
-        let mut tickets = Tickets::new(first, end.max(first), workers, done_ahead.iter().copied());
-        let next = if is_synchronous { tickets.take(0, false) } else { Assignment::Wait };
+        let mut queue = BatchQueue::new(first, end.max(first), workers, done_ahead.iter().copied());
+        let next = if is_synchronous { queue.take(0, false) } else { Assignment::Wait };
         let state = RunState {
-            tickets,
+            queue,
             losses: BTreeMap::from([(position.epoch, (position.loss_sum, position.samples))]),
             samples: 0,
             updates: vec![0; workers],
-            ends: vec![None; clients.len()],
+            outcomes: vec![None; clients.len()],
             next,
             pause_at: end,
-            quiet: vec![false; workers],
+            is_quiet: vec![false; workers],
             applied_in_step: 0,
             last_loss: 0.0,
             failure: None,
@@ -148,7 +136,7 @@ impl BatchCoordinator {
     /// Hands out no more batches.
     pub(super) fn stop(&self) {
         let mut state = self.lock();
-        state.tickets.stop();
+        state.queue.stop();
         if state.next == Assignment::Wait {
             state.next = Assignment::Finished;
         }
@@ -162,48 +150,55 @@ impl BatchCoordinator {
         self.changed.notify_all();
     }
 
-    /// Waits until more updates than `updates` have been applied, the run has ended, or `timeout` has passed.
-    pub(super) fn wait(&self, updates: u64, timeout: Duration) -> Progress {
-        let is_quiet = |state: &mut RunState| {
+    /// Returns the progress of the run.
+    pub(super) fn progress(&self) -> Progress {
+        self.progress_in(&self.lock())
+    }
+
+    /// Waits until the number of applied gradients differs from `updates`, the run has ended, or `timeout` has passed.
+    pub(super) fn wait_for_progress(&self, updates: u64, timeout: Duration) -> Progress {
+        let is_unchanged = |state: &mut RunState| {
             let applied: u64 = state.updates.iter().sum();
-            applied == updates && !state.tickets.is_finished() && state.failure.is_none()
+            applied == updates && !state.queue.is_finished() && state.failure.is_none()
         };
-        let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_quiet);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let lost = state.ends.iter().zip(&self.clients).skip(self.other_servers).filter_map(
-            |(end, &rank)| match end {
-                Some(LinkEnd::Lost(problem)) => Some((rank, problem.clone())),
-                _ => None,
-            },
-        );
+        let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_unchanged);
+        self.progress_in(&waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    fn progress_in(&self, state: &RunState) -> Progress {
+        let workers = state.outcomes.iter().zip(&self.clients).skip(self.other_servers);
+        let lost = workers.filter_map(|(outcome, &rank)| match outcome {
+            Some(LinkOutcome::Lost(problem)) => Some((rank, problem.clone())),
+            _ => None,
+        });
         Progress {
-            batches: state.tickets.done_before(),
+            batches: state.queue.done_before(),
             updates: state.updates.iter().sum(),
             last_loss: state.last_loss,
-            is_finished: state.tickets.is_finished(),
+            is_finished: state.queue.is_finished(),
             failure: state.failure.clone(),
             lost: lost.collect(),
         }
     }
 
-    /// Makes a synchronous run pause when `batches` batches are done, and continues the run if it pauses.
+    /// Makes a synchronous run pause when `batches` batches are done. If the run has paused, continues the run.
     pub(super) fn continue_until(&self, batches: u64) {
         let mut state = self.lock();
         state.pause_at = batches;
         if self.is_synchronous && state.next == Assignment::Wait {
-            state.next = state.tickets.take(0, false);
-            state.quiet.fill(false);
+            state.next = state.queue.take(0, false);
+            state.is_quiet.fill(false);
         }
         self.changed.notify_all();
     }
 
-    /// Waits until no worker has a push in progress, at most for `timeout`. The run must pause or have ended. Returns a worker
-    /// whose push is still in progress.
+    /// Waits until no worker has a push in progress. The run must have paused or ended. If `timeout` passes before, returns a
+    /// worker that has a push in progress.
     pub(super) fn wait_until_quiet(&self, timeout: Duration) -> Option<Rank> {
         let find_busy = |state: &RunState| {
-            let workers = state.quiet.iter().zip(&state.ends[self.other_servers..]);
+            let workers = state.is_quiet.iter().zip(&state.outcomes[self.other_servers..]);
             let mut workers = workers.zip(&self.clients[self.other_servers..]);
-            workers.find(|((quiet, end), _)| !**quiet && end.is_none()).map(|(_, &rank)| rank)
+            workers.find(|((is_quiet, outcome), _)| !**is_quiet && outcome.is_none()).map(|(_, &rank)| rank)
         };
         let is_busy = |state: &mut RunState| state.failure.is_none() && find_busy(state).is_some();
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_busy);
@@ -211,20 +206,20 @@ impl BatchCoordinator {
         if timeout.timed_out() { find_busy(&state) } else { None }
     }
 
-    /// Notes that the first server has taken its last snapshot. The loss of a client is no failure from now on.
+    /// Records that the first server has taken its last snapshot. A later loss of a client is no failure of the run.
     pub(super) fn release_clients(&self) {
         self.lock().needs_no_client = true;
     }
 
-    /// Returns the position of the run and the batches after this position that are done. Call this function while the
-    /// shard is locked, so that the position fits the parameters.
+    /// Returns the position of the run, and the batches after this position that are done. Call this function while the
+    /// shard is locked. Otherwise, the parameters may include later batches than the position.
     pub(super) fn position(&self, steps_total: u64) -> (Position, Vec<u64>) {
         let state = self.lock();
-        let batches = state.tickets.done_before();
+        let batches = state.queue.done_before();
         let (epoch, step) = (batches / self.batches_per_epoch, batches % self.batches_per_epoch);
         let (loss_sum, samples) = state.losses.get(&epoch).copied().unwrap_or_default();
         let position = Position { epoch, step, steps_total, momentum_start: 0, loss_sum, samples };
-        (position, state.tickets.done_ahead())
+        (position, state.queue.done_ahead())
     }
 
     /// Returns the mean loss of the samples of an epoch (counted from 0) so far, and forgets all epochs before it.
@@ -248,13 +243,13 @@ impl BatchCoordinator {
     /// Waits until the links of all clients have ended, at most for `timeout`. Returns the numbers of the clients whose links
     /// have not ended.
     pub(super) fn wait_for_ends(&self, timeout: Duration) -> Vec<usize> {
-        let is_open = |state: &mut RunState| state.ends.contains(&None);
+        let is_open = |state: &mut RunState| state.outcomes.contains(&None);
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_open);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        (0..state.ends.len()).filter(|&client| state.ends[client].is_none()).collect()
+        (0..state.outcomes.len()).filter(|&client| state.outcomes[client].is_none()).collect()
     }
 
-    /// Returns the number of the worker among the workers; `None` if the client is a server.
+    /// Returns the number of a client among the workers, or `None` if the client is a server.
     fn worker(&self, client: usize) -> Option<usize> {
         client.checked_sub(self.other_servers)
     }
@@ -265,7 +260,7 @@ impl BatchCoordinator {
         let mut state = self.lock();
         if self.is_synchronous {
             if is_idle && state.next == Assignment::Wait {
-                state.quiet[worker] = true;
+                state.is_quiet[worker] = true;
                 self.changed.notify_all();
                 let is_paused = |state: &mut RunState| state.next == Assignment::Wait;
                 let waited = self.changed.wait_timeout_while(state, ANSWER_MAX, is_paused);
@@ -275,9 +270,9 @@ impl BatchCoordinator {
         }
         loop {
             let timeout = until.saturating_duration_since(Instant::now());
-            let assignment = state.tickets.take(worker, is_idle && timeout.is_zero());
+            let assignment = state.queue.take(worker, is_idle && timeout.is_zero());
             if assignment != Assignment::Wait || !is_idle || timeout.is_zero() {
-                // A batch that this worker gave back, or the end of the run, may concern others.
+                // Other workers may wait for a batch that this worker gave back, or for the end of the run.
                 self.changed.notify_all();
                 return assignment;
             }
@@ -294,7 +289,7 @@ impl BatchCoordinator {
 
     fn fail(&self, state: &mut RunState, failure: RunFailure) {
         state.failure.get_or_insert(failure);
-        state.tickets.stop();
+        state.queue.stop();
         state.next = Assignment::Finished;
         self.changed.notify_all();
     }
@@ -303,7 +298,7 @@ impl BatchCoordinator {
 impl Handler for BatchCoordinator {
     fn wants(&self, client: usize, note: &Note) -> bool {
         let batch = WorkRequest::decode(note).batch;
-        self.worker(client).is_some_and(|worker| self.lock().tickets.is_open(worker, batch))
+        self.worker(client).is_some_and(|worker| self.lock().queue.is_open(worker, batch))
     }
 
     fn pushed(&self, client: usize, note: &Note, outcome: PushOutcome) {
@@ -311,7 +306,7 @@ impl Handler for BatchCoordinator {
         let request = WorkRequest::decode(note);
         let mut state = self.lock();
         let PushOutcome::Applied { .. } = outcome else {
-            state.tickets.give_back(worker);
+            state.queue.give_back(worker);
             return;
         };
         let (loss, samples) = state.losses.entry(request.batch / self.batches_per_epoch).or_default();
@@ -322,28 +317,28 @@ impl Handler for BatchCoordinator {
         state.last_loss = request.loss / request.samples.max(1) as f64;
         state.applied_in_step += 1;
         if request.is_stopping {
-            state.tickets.stop();
+            state.queue.stop();
         }
         if !self.is_synchronous {
-            state.tickets.complete(worker);
+            state.queue.complete(worker);
         } else if state.applied_in_step == state.updates.len() {
-            // In a synchronous run, worker 0 stands for all workers.
+            // In a synchronous run, all workers compute the same batch. The queue records it as the batch of worker 0.
             state.applied_in_step = 0;
-            state.tickets.complete(0);
-            let pauses = state.tickets.done_before() == state.pause_at && !state.tickets.is_finished();
-            state.next = if pauses { Assignment::Wait } else { state.tickets.take(0, false) };
+            state.queue.complete(0);
+            let pauses = state.queue.done_before() == state.pause_at && !state.queue.is_finished();
+            state.next = if pauses { Assignment::Wait } else { state.queue.take(0, false) };
         }
         self.changed.notify_all();
     }
 
-    fn answer(&self, client: usize, kind: AnswerTo, note: &Note) -> Note {
+    fn answer(&self, client: usize, kind: AnsweredRequest, note: &Note) -> Note {
         let request = WorkRequest::decode(note);
         let worker = self.worker(client);
         if request.is_stopping {
             self.stop();
         }
         if let (Some(worker), true) = (worker, request.awaits_end) {
-            self.lock().quiet[worker] = true;
+            self.lock().is_quiet[worker] = true;
             self.changed.notify_all();
         }
         let Some(worker) = worker.filter(|_| !request.awaits_end) else {
@@ -359,29 +354,29 @@ impl Handler for BatchCoordinator {
             };
             self.fail(&mut self.lock(), failure);
         }
-        WorkReply::Work(self.assign(worker, kind == AnswerTo::Note)).encode()
+        WorkReply::Work(self.assign(worker, kind == AnsweredRequest::Note)).encode()
     }
 
     fn publication(&self) -> Option<Vec<u32>> {
         self.lock().publication.clone()
     }
 
-    fn ended(&self, client: usize, end: &LinkEnd) {
+    fn ended(&self, client: usize, outcome: &LinkOutcome) {
         let mut state = self.lock();
-        state.ends[client] = Some(end.clone());
+        state.outcomes[client] = Some(outcome.clone());
         let worker = self.worker(client);
         if let Some(worker) = worker.filter(|_| !self.is_synchronous) {
-            state.tickets.give_back(worker);
+            state.queue.give_back(worker);
         }
-        if let (LinkEnd::Lost(problem), false) = (end, state.needs_no_client) {
+        if let (LinkOutcome::Lost(problem), false) = (outcome, state.needs_no_client) {
             let (rank, problem) = (self.clients[client], problem.clone());
-            let all_ended = state.ends[self.other_servers..].iter().all(Option::is_some);
+            let all_ended = state.outcomes[self.other_servers..].iter().all(Option::is_some);
             match worker {
                 None => self.fail(&mut state, RunFailure::ServerLost { server: rank, problem }),
                 Some(_) if self.is_synchronous => {
                     self.fail(&mut state, RunFailure::WorkerLost { worker: rank, problem });
                 }
-                Some(_) if all_ended && !state.tickets.is_finished() => {
+                Some(_) if all_ended && !state.queue.is_finished() => {
                     self.fail(&mut state, RunFailure::AllWorkersLost { worker: rank, problem });
                 }
                 Some(_) => {}

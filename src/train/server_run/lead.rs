@@ -19,13 +19,13 @@ use crate::train::run::{Summary, conclude};
 use crate::train::trainer::Trainer;
 use crate::types::Rank;
 
-/// The first server checks at least this often whether it has received a stop signal.
-const STOP_CHECK: Duration = Duration::from_millis(100);
+/// The longest time between two checks of the first server whether it has received a stop signal.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// At the end of an asynchronous run, the first server waits at most this long for pushes that are in progress.
-const QUIET_MAX: Duration = Duration::from_secs(1);
+const LAST_PUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Leads a run from `state` to its end.
+/// Runs the first server until the end of a run that starts with `state`.
 pub(super) fn lead(
     context: &RunContext<'_>,
     links: Links,
@@ -53,7 +53,7 @@ pub(super) fn lead(
         batches_per_epoch: start.batches_per_epoch,
         trainer: Trainer::new(config, setup, state, &Group::solo(), context.stop),
         announced: BTreeSet::new(),
-        snapshot: (Instant::now(), 0),
+        last_snapshot: (Instant::now(), 0),
         counts: (Vec::new(), StalenessCounts::default()),
     };
     let result = std::thread::scope(|scope| {
@@ -97,14 +97,14 @@ struct Leader<'r, 'a> {
     trainer: Trainer<'a>,
     /// The lost workers about which the user was informed.
     announced: BTreeSet<Rank>,
-    /// The time of the last snapshot, and the number of samples that the workers had then processed.
-    snapshot: (Instant, u64),
+    /// The time of the last snapshot, and the number of samples that the workers had processed at that time.
+    last_snapshot: (Instant, u64),
     /// The number of applied gradients of each worker, and the staleness of all gradients, at the last snapshot.
     counts: (Vec<u64>, StalenessCounts),
 }
 
 impl Leader<'_, '_> {
-    /// Follows the run until its end. Tests and saves the model on the way.
+    /// Waits until the run ends. Tests and saves the model after each record of epochs.
     fn train(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let epochs = self.context.setup.settings.epochs;
         let mut solo = Group::solo();
@@ -115,10 +115,10 @@ impl Leader<'_, '_> {
             }
             let per_record = self.context.setup.settings.epochs_per_record;
             let last = (epoch + 1).next_multiple_of(per_record).min(epochs);
-            self.follow_until(last, observer)?;
+            self.wait_for_epochs(last, observer)?;
             let is_complete = self.trainer.state.position.epoch >= last;
             let now = (Instant::now(), self.coordinator.samples());
-            let before = std::mem::replace(&mut self.snapshot, now);
+            let before = std::mem::replace(&mut self.last_snapshot, now);
             let (samples, seconds) = (now.1 - before.1, now.0.duration_since(before.0).as_secs_f64());
             let position = self.trainer.state.position;
             let loss_epoch = match position.step {
@@ -143,8 +143,9 @@ impl Leader<'_, '_> {
         self.trainer.finish_steps_of_others(&mut solo)
     }
 
-    /// Waits until all batches of the first `last` epochs are done, or the run is stopped. Then takes a snapshot of the model.
-    fn follow_until(&mut self, last: u64, observer: &mut dyn Observer) -> Result<(), TrainError> {
+    /// Waits until all batches of the first `last` epochs are done, or until the run stops. Then takes a snapshot of the
+    /// model.
+    fn wait_for_epochs(&mut self, last: u64, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let epochs = self.context.setup.settings.epochs;
         let end = last.saturating_mul(self.batches_per_epoch);
         let position = self.trainer.state.position;
@@ -156,7 +157,7 @@ impl Leader<'_, '_> {
         let (mut batches, mut updates) = (first, u64::MAX);
         let started = Instant::now();
         loop {
-            let progress = self.coordinator.wait(updates, STOP_CHECK);
+            let progress = self.coordinator.wait_for_progress(updates, STOP_CHECK_INTERVAL);
             updates = progress.updates;
             self.announce_lost_workers(&progress, observer);
             if let Some(failure) = progress.failure {
@@ -178,17 +179,17 @@ impl Leader<'_, '_> {
         }
     }
 
-    /// Waits until no push is in progress, because workers complete a push on one server after the other. An asynchronous run
-    /// waits only at its end, and not for slow workers.
+    /// Waits until no push is in progress. Otherwise, a worker could have updated some servers and not the others. An
+    /// asynchronous run waits only at its end, and at most for [`LAST_PUSH_TIMEOUT`].
     fn wait_until_quiet(&self, is_finished: bool) -> Result<(), TrainError> {
         if !self.context.is_synchronous {
             if is_finished {
-                self.coordinator.wait_until_quiet(QUIET_MAX);
+                self.coordinator.wait_until_quiet(LAST_PUSH_TIMEOUT);
             }
             return Ok(());
         }
         let until = Instant::now() + self.context.timeout;
-        while let Some(worker) = self.coordinator.wait_until_quiet(STOP_CHECK) {
+        while let Some(worker) = self.coordinator.wait_until_quiet(STOP_CHECK_INTERVAL) {
             if self.context.stop.load(Ordering::Relaxed) {
                 self.coordinator.stop();
             }
@@ -197,7 +198,7 @@ impl Leader<'_, '_> {
                 return Err(ParameterServerError::WorkerLost { worker, problem }.into());
             }
         }
-        match self.coordinator.wait(u64::MAX, Duration::ZERO).failure {
+        match self.coordinator.progress().failure {
             Some(failure) => Err(self.describe(failure)),
             None => Ok(()),
         }
@@ -239,7 +240,7 @@ impl Leader<'_, '_> {
         }
     }
 
-    /// Copies the parameters, the state of the optimizer and the position to the trainer.
+    /// Copies the parameters, the state of the optimizer and the position of the run from all servers to the trainer.
     fn take_snapshot(&mut self) -> Result<(), TrainError> {
         let (coordinator, trainer) = (self.coordinator, &mut self.trainer);
         self.server.with_shard(|shard| {
@@ -254,7 +255,7 @@ impl Leader<'_, '_> {
         });
         let (parameters, optimizer) = self.trainer.parameters_and_optimizer();
         self.others.pull(parameters)?;
-        self.others.optimizer_state(&mut optimizer.state)?;
+        self.others.pull_optimizer_state(&mut optimizer.state)?;
         Ok(())
     }
 
@@ -269,13 +270,7 @@ impl Leader<'_, '_> {
         let accepted: u64 = staleness.accepted.iter().sum();
         let report = ServerReport {
             updates: workers.iter().copied().zip(updates).collect(),
-            lost_workers: self
-                .coordinator
-                .wait(0, Duration::ZERO)
-                .lost
-                .iter()
-                .map(|(rank, _)| rank.get())
-                .collect(),
+            lost_workers: self.coordinator.progress().lost.iter().map(|(rank, _)| rank.get()).collect(),
             servers,
             dropped: staleness.dropped,
             staleness_mean: staleness.sum as f64 / accepted.max(1) as f64,

@@ -1,7 +1,7 @@
 //! Runs with a parameter server: `--strategy ps-sync` and `--strategy ps-async`.
 //!
-//! The first ranks are servers, and the other ranks are workers. The first server is rank 0: it hands out batches, tests
-//! and saves the model. `docs/strategies.md` describes both strategies for users.
+//! The first ranks are servers, and the other ranks are workers. Rank 0, the first server, also hands out batches, and
+//! tests and saves the model. `docs/parameter-server.md` describes both strategies for users.
 //!
 //! **`ps-sync`**: in each step, every worker computes the gradient of its part of the batch. A server applies the sum
 //! when it has the gradients of all workers: `p -= update(1/B * (g_1 + ... + g_n))`, the same as `allreduce`.
@@ -12,10 +12,10 @@
 //! distributed ML via a stale synchronous parallel parameter server", NIPS 2013, but no worker waits: the server drops a
 //! gradient beyond the bound.
 
+mod batch_queue;
 mod coordinator;
 mod lead;
 mod note;
-mod tickets;
 mod worker;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ use super::checkpoint::TrainingState;
 use super::config::Config;
 use super::optimizer::{Optimizer, Rule};
 use super::parameter_server::{
-    Handler, LinkEnd, Links, ParameterServerError, RefusalReason, ServerClient, Shard, ShardLayout,
+    Handler, LinkOutcome, Links, ParameterServerError, RefusalReason, ServerClient, Shard, ShardLayout,
     ShardServer, StalenessRule, Synchrony, connect,
 };
 use super::progress::Observer;
@@ -42,10 +42,10 @@ use crate::types::{Rank, WorldSize};
 /// The largest report of a run, in words of 4 bytes.
 const REPORT_WORDS_MAX: usize = 1 << 28;
 
-/// After a failure, a server waits at most this long for its clients to notice it.
+/// After a failure, a server waits at most this long until its clients have noticed the failure.
 const FAILED_TIMEOUT_MAX: Duration = Duration::from_secs(5);
 
-/// What stays the same during a run.
+/// The values that stay the same during a run.
 pub(super) struct RunContext<'a> {
     pub(super) config: &'a Config,
     pub(super) setup: &'a Setup,
@@ -54,7 +54,7 @@ pub(super) struct RunContext<'a> {
     pub(super) synchrony: Synchrony,
     pub(super) is_synchronous: bool,
     pub(super) size: WorldSize,
-    /// How long a rank waits for another rank that has to answer or to end.
+    /// The longest time that a rank waits for the reply or for the end of another rank.
     pub(super) timeout: Duration,
     pub(super) started: Instant,
 }
@@ -71,9 +71,11 @@ impl RunContext<'_> {
     }
 }
 
-/// The place of a worker among the workers.
-struct Role {
-    worker: u32,
+/// The place of this rank among the workers.
+struct WorkerPlace {
+    /// The number of workers with lower ranks.
+    index: u32,
+    /// The number of workers.
     workers: u32,
 }
 
@@ -116,10 +118,10 @@ pub(super) fn run(
         serve(&context, rank, links, state)
     } else {
         let first = context.layout.workers().next().map_or(0, Rank::get);
-        let role = Role { worker: rank.get() - first, workers: context.size.get() - first };
+        let place = WorkerPlace { index: rank.get() - first, workers: context.size.get() - first };
         let mut client = ServerClient::new(links.servers, &context.layout, context.is_synchronous);
         let mut parameters = state.parameters;
-        match worker::work(&context, &role, &mut client, &mut parameters) {
+        match worker::work(&context, &place, &mut client, &mut parameters) {
             Ok(done) => {
                 let mut summary = await_summary(&context, &mut client)?;
                 summary.report.samples_per_second = done.samples as f64 / done.seconds.max(1e-9);
@@ -134,7 +136,7 @@ pub(super) fn run(
     }
 }
 
-/// Holds a shard until the run has ended: the work of all servers except the first.
+/// Runs a server other than the first. Holds a shard until the run has ended.
 fn serve(
     context: &RunContext<'_>,
     rank: Rank,
@@ -143,8 +145,8 @@ fn serve(
 ) -> Result<Summary, TrainError> {
     let shard = shard(context, rank, &state);
     drop(state);
-    let ends = Arc::new(OpenLinks { open: Mutex::new(links.clients.len()), changed: Condvar::new() });
-    let handler = Arc::clone(&ends);
+    let open_links = Arc::new(OpenLinks { count: Mutex::new(links.clients.len()), changed: Condvar::new() });
+    let handler = Arc::clone(&open_links);
     // The first server decides which gradients are dropped.
     let synchrony = match context.synchrony {
         Synchrony::Asynchronous(rule) => Synchrony::Asynchronous(StalenessRule { max: u64::MAX, ..rule }),
@@ -165,8 +167,8 @@ fn serve(
                 client.abort(&error.to_string());
             }
         }
-        ends.wait(context.timeout_after(&summary));
-        // This has no effect on links that have ended.
+        open_links.wait_for_none(context.timeout_after(&summary));
+        // The abort has no effect on links that have ended.
         links.clients.iter().for_each(|link| drop(link.group.abort("the run has ended")));
         summary
     })
@@ -174,26 +176,26 @@ fn serve(
 
 /// Counts the clients whose links have not ended.
 struct OpenLinks {
-    open: Mutex<usize>,
+    count: Mutex<usize>,
     changed: Condvar,
 }
 
 impl OpenLinks {
     /// Waits until all links have ended, at most for `timeout`.
-    fn wait(&self, timeout: Duration) {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.changed.wait_timeout_while(open, timeout, |open| *open > 0));
+    fn wait_for_none(&self, timeout: Duration) {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.changed.wait_timeout_while(count, timeout, |count| *count > 0));
     }
 }
 
 impl Handler for OpenLinks {
-    fn ended(&self, _: usize, _: &LinkEnd) {
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+    fn ended(&self, _: usize, _: &LinkOutcome) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         self.changed.notify_all();
     }
 }
 
-/// Returns the reason that the clients of a server hear after this error.
+/// Returns the reason with which a server refuses all requests after this error.
 fn refusal_reason(error: &TrainError) -> RefusalReason {
     match error {
         TrainError::Diverged(_) => RefusalReason::Diverged,
@@ -234,19 +236,20 @@ fn await_summary(
     let words = loop {
         let is_stopping = context.is_stopping();
         let request = WorkRequest { awaits_end: true, is_stopping, ..WorkRequest::default() };
-        if let WorkReply::Published(words) = WorkReply::decode(&client.note(request.encode())?) {
+        if let WorkReply::Published(words) = WorkReply::decode(&client.send_note(request.encode())?) {
             break words;
         }
     };
     let count = context.setup.network.parameter_count();
-    let words = client.publication(words.min(count + REPORT_WORDS_MAX))?;
+    let words = client.receive_publication(words.min(count + REPORT_WORDS_MAX))?;
     decode_summary(&words, count).ok_or_else(|| ParameterServerError::ServerLost {
         server: Rank::ZERO,
         problem: "its results have an unknown format".into(),
     })
 }
 
-/// Encodes the results of a run: the parameters, the length of the report in bytes, and the report as JSON.
+/// Encodes the results of a run as words: the bits of the parameters, the length of the report in bytes, and the report as
+/// JSON.
 fn encode_summary(summary: &Summary) -> Result<Vec<u32>, TrainError> {
     let text = serde_json::to_vec(&summary.report).map_err(|error| TrainError::Options(error.to_string()))?;
     let mut words: Vec<u32> = summary.parameters.iter().map(|value| value.to_bits()).collect();
@@ -259,6 +262,7 @@ fn encode_summary(summary: &Summary) -> Result<Vec<u32>, TrainError> {
     Ok(words)
 }
 
+/// Decodes the results of a run of a model with `count` parameters.
 fn decode_summary(words: &[u32], count: usize) -> Option<Summary> {
     let (parameters, rest) = words.split_at_checked(count)?;
     let (&length, rest) = rest.split_first()?;

@@ -1,6 +1,6 @@
 //! The notes that workers and the first server attach to their messages.
 
-use super::tickets::Assignment;
+use super::batch_queue::Assignment;
 use crate::train::parameter_server::Note;
 
 const IS_STOPPING: u64 = 1;
@@ -69,7 +69,7 @@ impl WorkReply {
         }
     }
 
-    /// Reads a note. A note that is unknown means that the client asks again.
+    /// Reads a note. If its code is unknown, the client waits and asks again.
     pub(super) fn decode(&[code, number, ..]: &Note) -> Self {
         match code {
             BATCH => Self::Work(Assignment::Batch(number)),

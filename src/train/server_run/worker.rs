@@ -1,8 +1,8 @@
 //! A worker: computes gradients of batches, pushes them and pulls parameters.
 
+use super::batch_queue::Assignment;
 use super::note::{WorkReply, WorkRequest};
-use super::tickets::Assignment;
-use super::{Role, RunContext};
+use super::{RunContext, WorkerPlace};
 use crate::train::batches::{Batches, part};
 use crate::train::clipping;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
@@ -18,10 +18,10 @@ pub(super) struct WorkDone {
     pub(super) seconds: f64,
 }
 
-/// Computes gradients until the first server says that the run has ended. `parameters` are the initial parameters.
+/// Computes gradients until the first server replies that the run has ended. `parameters` are the initial parameters.
 pub(super) fn work(
     context: &RunContext<'_>,
-    role: &Role,
+    place: &WorkerPlace,
     client: &mut ServerClient,
     parameters: &mut [f32],
 ) -> Result<WorkDone, ParameterServerError> {
@@ -34,7 +34,7 @@ pub(super) fn work(
     let mut epoch_batches: Option<(u64, Batches)> = None;
     let mut done = WorkDone::default();
     client.pull(parameters)?;
-    let mut reply = client.note(WorkRequest::default().encode())?;
+    let mut reply = client.send_note(WorkRequest::default().encode())?;
     let started = std::time::Instant::now();
     loop {
         let number = match WorkReply::decode(&reply) {
@@ -42,7 +42,7 @@ pub(super) fn work(
             WorkReply::Work(Assignment::Finished) | WorkReply::Published(_) => break,
             WorkReply::Work(Assignment::Wait) => {
                 let request = WorkRequest { is_stopping: context.is_stopping(), ..WorkRequest::default() };
-                reply = client.note(request.encode())?;
+                reply = client.send_note(request.encode())?;
                 // The parameters may have changed during the wait.
                 client.pull(parameters)?;
                 continue;
@@ -54,7 +54,7 @@ pub(super) fn work(
         }
         let whole =
             epoch_batches.as_ref().map_or(&[][..], |(_, b)| b.batch((number % batches_per_epoch) as usize));
-        let samples = if context.is_synchronous { own_part(whole, role) } else { whole };
+        let samples = if context.is_synchronous { own_part(whole, place) } else { whole };
         let work = GradientWork {
             network: &setup.network,
             parameters,
@@ -66,7 +66,7 @@ pub(super) fn work(
             batch_len: whole.len(),
             micro_batches,
         };
-        // In a synchronous step, the server sums the gradients of all workers.
+        // A synchronous server sums the gradients of all workers, so each worker divides by the size of the whole batch.
         let sums = work.differentiate(1.0 / whole.len() as f32, (usize::MAX, |_, _: &mut [f32]| {}));
         let request = WorkRequest {
             is_stopping: context.is_stopping(),
@@ -77,7 +77,7 @@ pub(super) fn work(
             batch: number,
         };
         if request.has_diverged {
-            reply = client.note(request.encode())?;
+            reply = client.send_note(request.encode())?;
             continue;
         }
         if let (Some(norm_max), false) = (context.config.recipe.clip_norm, context.is_synchronous) {
@@ -91,7 +91,7 @@ pub(super) fn work(
 }
 
 /// Returns this worker's part of a batch.
-fn own_part<'a>(batch: &'a [u32], role: &Role) -> &'a [u32] {
-    let workers = WorldSize::new(role.workers).unwrap_or(WorldSize::ONE);
-    &batch[part(batch.len(), Rank::new(role.worker), workers)]
+fn own_part<'a>(batch: &'a [u32], place: &WorkerPlace) -> &'a [u32] {
+    let workers = WorldSize::new(place.workers).unwrap_or(WorldSize::ONE);
+    &batch[part(batch.len(), Rank::new(place.index), workers)]
 }

@@ -216,7 +216,7 @@ def test_wrong_arguments_raise_an_error_and_send_nothing():
         ({"optimizer": "momentum", "momentum": -1}, "momentum is -1"),
         ({"weight_decay": -1.0}, "weight_decay is -1.0"),
         ({"servers": 0}, "at least 1 server"),
-        ({"servers": 3}, "there are 3 ranks and 3 of them are servers"),
+        ({"servers": 3}, "the number of ranks is 3 and the number of servers is 3"),
         ({"parameters": np.zeros(1, np.float32), "servers": 2}, "2 servers are too many"),
         ({"optimizer": "lamb", "servers": 2}, "lamb"),
         ({"staleness": -1}, "staleness is -1"),

@@ -132,6 +132,6 @@ def test_wrong_tensors_are_refused():
         (torch.zeros(3, 3).t()[:, :2], "not contiguous"),
         ([torch.zeros(3), "a"], "parameter 1 is a str"),
         (torch.zeros(3).to_sparse(), "a dense tensor"),
-        (torch.nn.Linear(2, 2), "there are 1 ranks"),
+        (torch.nn.Linear(2, 2), "the number of ranks is 1"),
     ):
         assert text in str(raised(ring.InvalidArgument, ring.ParameterServer, wrong, 0.1, group=group)), wrong

@@ -19,7 +19,7 @@ pub(super) enum Assignment {
 
 /// The batches of a run, and which of them are done.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Tickets {
+pub(super) struct BatchQueue {
     /// All batches below this number are done.
     done_before: u64,
     /// The batches above `done_before` that are done.
@@ -35,7 +35,7 @@ pub(super) struct Tickets {
     has_stopped: bool,
 }
 
-impl Tickets {
+impl BatchQueue {
     /// Creates the batches `start` to `end` for `workers` workers. The batches in `done_ahead` are already done.
     pub(super) fn new(
         start: u64,
@@ -43,7 +43,7 @@ impl Tickets {
         workers: usize,
         done_ahead: impl IntoIterator<Item = u64>,
     ) -> Self {
-        let mut tickets = Self {
+        let mut queue = Self {
             done_before: start,
             done_ahead: done_ahead.into_iter().filter(|&batch| start <= batch && batch < end).collect(),
             next: start,
@@ -52,13 +52,13 @@ impl Tickets {
             taken: vec![None; workers],
             has_stopped: false,
         };
-        tickets.advance();
-        tickets
+        queue.advance();
+        queue
     }
 
-    /// Assigns a batch to a worker. If all other batches are in progress and `is_idle` is true, assigns a batch that another
-    /// worker computes, in case that worker is slow: the first result counts (a backup task, as in Dean and Ghemawat,
-    /// "`MapReduce`", OSDI 2004).
+    /// Assigns a batch to a worker. If all batches that are left are in progress and `is_idle` is true, assigns one of these
+    /// batches again, because the worker that computes the batch may be slow. The first result of the batch counts. Source
+    /// of these backup tasks: Dean and Ghemawat, "`MapReduce`", OSDI 2004.
     pub(super) fn take(&mut self, worker: usize, is_idle: bool) -> Assignment {
         self.give_back(worker);
         if self.has_stopped || self.done_before == self.end {
@@ -111,12 +111,12 @@ impl Tickets {
         self.has_stopped = true;
     }
 
-    /// Returns the number of batches at the start of the run that are all done.
+    /// Returns the first batch that is not done: all batches below this number are done.
     pub(super) fn done_before(&self) -> u64 {
         self.done_before
     }
 
-    /// Returns the other batches that are done.
+    /// Returns the batches above [`done_before`](Self::done_before) that are done.
     pub(super) fn done_ahead(&self) -> Vec<u64> {
         self.done_ahead.iter().copied().collect()
     }
@@ -142,68 +142,68 @@ mod tests {
 
     #[test]
     fn batches_are_assigned_in_order_and_done_once() {
-        let mut tickets = Tickets::new(2, 5, 2, []);
-        assert_eq!(tickets.take(0, false), Assignment::Batch(2));
-        assert_eq!(tickets.take(1, false), Assignment::Batch(3));
-        assert_eq!(tickets.complete(1), Some(3));
-        assert_eq!((tickets.done_before(), tickets.done_ahead()), (2, vec![3]));
-        assert_eq!(tickets.take(1, false), Assignment::Batch(4));
-        assert_eq!(tickets.complete(0), Some(2));
-        assert_eq!((tickets.done_before(), tickets.done_ahead()), (4, vec![]));
-        assert_eq!(tickets.take(0, false), Assignment::Wait);
-        assert_eq!(tickets.complete(1), Some(4));
-        assert_eq!(tickets.take(0, false), Assignment::Finished);
+        let mut queue = BatchQueue::new(2, 5, 2, []);
+        assert_eq!(queue.take(0, false), Assignment::Batch(2));
+        assert_eq!(queue.take(1, false), Assignment::Batch(3));
+        assert_eq!(queue.complete(1), Some(3));
+        assert_eq!((queue.done_before(), queue.done_ahead()), (2, vec![3]));
+        assert_eq!(queue.take(1, false), Assignment::Batch(4));
+        assert_eq!(queue.complete(0), Some(2));
+        assert_eq!((queue.done_before(), queue.done_ahead()), (4, vec![]));
+        assert_eq!(queue.take(0, false), Assignment::Wait);
+        assert_eq!(queue.complete(1), Some(4));
+        assert_eq!(queue.take(0, false), Assignment::Finished);
     }
 
     #[test]
     fn an_idle_worker_gets_the_batch_of_a_slow_worker_and_the_first_result_counts() {
-        let mut tickets = Tickets::new(0, 1, 2, []);
-        assert_eq!(tickets.take(0, false), Assignment::Batch(0));
-        assert_eq!(tickets.take(1, false), Assignment::Wait);
-        assert_eq!(tickets.take(1, true), Assignment::Batch(0));
-        assert!(tickets.is_open(0, 0) && tickets.is_open(1, 0));
-        assert_eq!(tickets.complete(1), Some(0));
-        assert!(!tickets.is_open(0, 0));
-        assert_eq!(tickets.complete(0), None);
+        let mut queue = BatchQueue::new(0, 1, 2, []);
+        assert_eq!(queue.take(0, false), Assignment::Batch(0));
+        assert_eq!(queue.take(1, false), Assignment::Wait);
+        assert_eq!(queue.take(1, true), Assignment::Batch(0));
+        assert!(queue.is_open(0, 0) && queue.is_open(1, 0));
+        assert_eq!(queue.complete(1), Some(0));
+        assert!(!queue.is_open(0, 0));
+        assert_eq!(queue.complete(0), None);
     }
 
     #[test]
     fn a_resumed_run_skips_the_batches_that_are_done() {
-        let mut tickets = Tickets::new(3, 7, 1, [4, 5]);
-        assert_eq!(tickets.take(0, false), Assignment::Batch(3));
-        assert_eq!(tickets.complete(0), Some(3));
-        assert_eq!(tickets.done_before(), 6);
-        assert_eq!(tickets.take(0, false), Assignment::Batch(6));
-        tickets.stop();
-        assert_eq!(tickets.take(0, false), Assignment::Finished);
+        let mut queue = BatchQueue::new(3, 7, 1, [4, 5]);
+        assert_eq!(queue.take(0, false), Assignment::Batch(3));
+        assert_eq!(queue.complete(0), Some(3));
+        assert_eq!(queue.done_before(), 6);
+        assert_eq!(queue.take(0, false), Assignment::Batch(6));
+        queue.stop();
+        assert_eq!(queue.take(0, false), Assignment::Finished);
     }
 
-    /// Workers complete, drop and lose batches at random. Each batch must be done exactly once.
+    /// Workers complete batches, give batches back and are lost, at random. Each batch must be done exactly once.
     #[test]
     fn each_batch_is_done_once_in_spite_of_lost_workers() {
         for seed in 0..200 {
             let mut random = StdRng::seed_from_u64(seed);
             let (workers, end) = (random.random_range(1..6), random.random_range(1..40));
-            let mut tickets = Tickets::new(0, end, workers, []);
+            let mut queue = BatchQueue::new(0, end, workers, []);
             let mut done = vec![0; end as usize];
             let mut alive = vec![true; workers];
             let mut events = 0;
-            while !tickets.is_finished() {
+            while !queue.is_finished() {
                 events += 1;
                 assert!(events < 10_000, "seed {seed}: the run does not end");
                 let worker = random.random_range(0..workers);
                 match random.random_range(0..20) {
                     0 if alive.iter().filter(|&&alive| alive).count() > 1 => {
                         alive[worker] = false;
-                        tickets.give_back(worker);
+                        queue.give_back(worker);
                     }
-                    1 => tickets.give_back(worker),
+                    1 => queue.give_back(worker),
                     2..11 if alive[worker] => {
                         let is_idle = random.random();
-                        let _ = tickets.take(worker, is_idle);
+                        let _ = queue.take(worker, is_idle);
                     }
                     _ => {
-                        if let Some(batch) = tickets.complete(worker) {
+                        if let Some(batch) = queue.complete(worker) {
                             done[batch as usize] += 1;
                         }
                     }
