@@ -123,12 +123,14 @@ impl<'a> ShardServer<'a> {
     /// Serves the client with the number `client` until the client closes its link or is lost.
     pub(crate) fn serve(&self, client: usize, link: &PairLink) -> LinkOutcome {
         let outcome = self.serve_until_end(client, link);
+        // The handler learns about the loss of this client before other clients do. Otherwise, another client that ends
+        // because of this loss could reach the handler first, and the handler would name the wrong client.
+        self.handler.ended(client, &outcome);
         if let (LinkOutcome::Lost(problem), Synchrony::Synchronous { .. }) = (&outcome, self.synchrony) {
             let lost_client = format!("rank {} is lost: {problem}", link.peer);
             self.lock().lost_client.get_or_insert(lost_client);
             self.changed.notify_all();
         }
-        self.handler.ended(client, &outcome);
         outcome
     }
 
