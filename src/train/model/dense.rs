@@ -30,6 +30,11 @@ impl Dense {
         Self { inputs, outputs, start }
     }
 
+    /// Returns the same layer with the first weight at the index `start`.
+    pub(crate) fn moved_to(&self, start: usize) -> Self {
+        Self { start, ..self.clone() }
+    }
+
     pub(crate) fn weight_range(&self) -> Range<usize> {
         self.start..self.start + self.inputs * self.outputs
     }

@@ -5,10 +5,13 @@ mod dense;
 mod loss;
 mod network;
 mod spec;
+mod stage;
 
 pub use class_targets::ClassTargets;
 pub(crate) use dense::EarlierGradients;
 pub use loss::{Loss, LossSums, Scale};
+pub use network::Network;
 pub(crate) use network::PARAMETERS_MAX;
-pub use network::{Network, Workspace};
 pub use spec::ModelSpec;
+pub(crate) use stage::Stage;
+pub use stage::Workspace;

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use ndarray::{Array2, ArrayView2, Zip, s};
+use ndarray::ArrayView2;
 
 use super::dense::{Dense, EarlierGradients};
 use super::loss::LossSums;
-use super::{Loss, ModelSpec};
+use super::{Loss, ModelSpec, Stage, Workspace};
 use crate::train::data::Targets;
 use crate::train::random;
 
@@ -17,19 +17,9 @@ pub(crate) const PARAMETERS_MAX: usize = 1 << 30;
 /// as one flat vector.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Network {
-    layers: Vec<Dense>,
+    /// All layers.
+    stage: Stage,
     loss: Loss,
-}
-
-/// The memory for the forward and the backward pass. This memory is allocated once, for the largest batch.
-#[derive(Debug)]
-pub struct Workspace {
-    /// The input of the model. The caller writes the features of the samples into the first rows.
-    pub input: Array2<f32>,
-    /// The output of each layer.
-    outputs: Vec<Array2<f32>>,
-    /// The derivative of the loss with respect to the output of each layer except the last.
-    deltas: Vec<Array2<f32>>,
 }
 
 impl Network {
@@ -48,12 +38,12 @@ impl Network {
             start += count;
             inputs = width;
         }
-        Some(Self { layers, loss })
+        Some(Self { stage: Stage::new(layers), loss })
     }
 
     /// Returns the number of parameters.
     pub fn parameter_count(&self) -> usize {
-        self.layers.last().map_or(0, |layer| layer.range().end)
+        self.stage.parameter_count()
     }
 
     /// Returns the loss that training minimizes.
@@ -70,7 +60,7 @@ impl Network {
                 (format!("layers.{index}.bias"), vec![layer.outputs], layer.bias_range()),
             ]
         };
-        self.layers.iter().enumerate().flat_map(weight_and_bias).collect()
+        self.stage.layers().iter().enumerate().flat_map(weight_and_bias).collect()
     }
 
     /// Returns initial parameters, which do not depend on the world size. Biases are 0.
@@ -79,13 +69,20 @@ impl Network {
     /// - With hidden layers, weights are uniform random numbers. The variance is 2 / inputs before a rectifier (He et al. 2015),
     ///   and 2 / (inputs + outputs) in the last layer (Glorot and Bengio 2010).
     pub fn initialize(&self, seed: u64) -> Vec<f32> {
-        let mut parameters = vec![0.0; self.parameter_count()];
-        if self.layers.len() == 1 {
-            return parameters;
+        let mut parameters = Vec::with_capacity(self.parameter_count());
+        for index in 0..self.stage.layers().len() {
+            parameters.extend(self.initialize_layer(index, seed));
         }
-        for (index, layer) in self.layers.iter().enumerate() {
-            let last = index + 1 == self.layers.len();
-            let fan = if last { layer.inputs + layer.outputs } else { layer.inputs };
+        parameters
+    }
+
+    /// Returns the initial parameters of one layer: see [`initialize`](Self::initialize).
+    pub(crate) fn initialize_layer(&self, index: usize, seed: u64) -> Vec<f32> {
+        let layer = self.stage.layers()[index].moved_to(0);
+        let mut parameters = vec![0.0; layer.range().len()];
+        let layers = self.stage.layers().len();
+        if layers > 1 {
+            let fan = if index + 1 == layers { layer.inputs + layer.outputs } else { layer.inputs };
             let mut stream = random::stream("initialize", seed, index as u64);
             layer.initialize(&mut parameters, &mut stream, (6.0 / fan as f32).sqrt());
         }
@@ -94,12 +91,7 @@ impl Network {
 
     /// Allocates the memory for batches of up to `rows` samples.
     pub fn workspace(&self, rows: usize) -> Workspace {
-        let shape = |layer: &Dense| Array2::zeros((rows, layer.outputs));
-        Workspace {
-            input: Array2::zeros((rows, self.layers[0].inputs)),
-            outputs: self.layers.iter().map(shape).collect(),
-            deltas: self.layers[..self.layers.len() - 1].iter().map(shape).collect(),
-        }
+        self.stage.workspace(rows)
     }
 
     /// Returns the outputs for the first `rows` rows of [`Workspace::input`].
@@ -113,8 +105,8 @@ impl Network {
         workspace: &'a mut Workspace,
         rows: usize,
     ) -> ArrayView2<'a, f32> {
-        self.forward(parameters, workspace, rows);
-        last_output(workspace, rows)
+        self.stage.forward(parameters, workspace, rows);
+        workspace.output(rows)
     }
 
     /// Evaluates the samples that have the indices `rows` in `targets`, and returns the sum of their losses and the
@@ -135,8 +127,8 @@ impl Network {
         if count == 0 {
             return LossSums::default();
         }
-        self.forward(parameters, workspace, count);
-        self.loss.evaluate(&last_output(workspace, count), targets, rows)
+        self.stage.forward(parameters, workspace, count);
+        self.loss.evaluate(&workspace.output(count), targets, rows)
     }
 
     /// Does the same as [`evaluate`](Self::evaluate), and writes `weight` times the gradient of the sum of the losses to
@@ -171,65 +163,22 @@ impl Network {
         workspace: &mut Workspace,
         (targets, rows): (&Targets, impl ExactSizeIterator<Item = usize> + Clone),
         weight: f32,
-        (slice, mut on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
+        ranges: (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) -> LossSums {
         let count = rows.len();
         let sums = self.evaluate(parameters, workspace, targets, rows.clone());
-        let Workspace { input, outputs, deltas } = workspace;
-        for (index, layer) in self.layers.iter().enumerate().rev() {
-            if count == 0 {
-                if earlier == EarlierGradients::Replace {
-                    gradients[layer.range()].fill(0.0);
-                }
-                on_gradient_ready(layer.range(), gradients);
-                continue;
-            }
-            let (before, from) = outputs.split_at_mut(index);
-            let mut output = from[0].slice_mut(s![..count, ..]);
-            if index + 1 == self.layers.len() {
-                self.loss.differentiate(output.view_mut(), targets, rows.clone(), weight);
-            } else {
-                // Overwrite the rectifier's output, which is no longer needed, with the derivative of the loss with
-                // respect to the rectifier's input.
-                let delta = deltas[index].slice(s![..count, ..]);
-                Zip::from(&mut output).and(&delta).for_each(|y, &d| *y = if *y > 0.0 { d } else { 0.0 });
-            }
-            let layer_input = before.last().unwrap_or(input);
-            let layer_input = layer_input.slice(s![..count, ..]);
-            let gradients = (&mut *gradients, earlier);
-            layer.backward_parameters(gradients, &layer_input, &output.view(), slice, &mut on_gradient_ready);
-            if index > 0 {
-                layer.backward_input(
-                    parameters,
-                    &output.view(),
-                    deltas[index - 1].slice_mut(s![..count, ..]),
-                );
-            }
+        if count > 0 {
+            self.loss.differentiate(workspace.output_delta_mut(count), targets, rows, weight);
         }
+        self.stage.backward(parameters, (gradients, earlier), workspace, count, ranges);
         sums
     }
-
-    fn forward(&self, parameters: &[f32], workspace: &mut Workspace, count: usize) {
-        let Workspace { input, outputs, .. } = workspace;
-        for (index, layer) in self.layers.iter().enumerate() {
-            let (before, from) = outputs.split_at_mut(index);
-            let layer_input = before.last().unwrap_or(input);
-            let mut output = from[0].slice_mut(s![..count, ..]);
-            layer.forward(parameters, &layer_input.slice(s![..count, ..]), output.view_mut());
-            if index + 1 < self.layers.len() {
-                // `max` would turn NaN into 0 and hide that a layer has diverged.
-                output.mapv_inplace(|value| if value < 0.0 { 0.0 } else { value });
-            }
-        }
-    }
-}
-
-fn last_output(workspace: &Workspace, count: usize) -> ArrayView2<'_, f32> {
-    workspace.outputs.last().expect("a network has at least one layer").slice(s![..count, ..])
 }
 
 #[cfg(test)]
 mod tests {
+    use ndarray::{Array2, s};
+
     use super::*;
     use crate::train::model::{ClassTargets, Scale};
 
