@@ -23,6 +23,7 @@ mod gradient_work;
 mod learning_rate;
 pub mod model;
 pub mod model_file;
+pub mod onnx;
 pub mod optimizer;
 mod output_paths;
 mod parameter_server;

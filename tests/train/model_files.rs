@@ -1,4 +1,4 @@
-//! Tests of model files with the programs: `ringtrain --save-model`, `predict`, `eval` and `inspect`.
+//! Tests of model files with the programs: `ringtrain --save-model`, `predict`, `eval`, `inspect` and `export`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -118,6 +118,16 @@ fn a_regression_model_predicts_in_the_unit_of_the_target() {
     let place = directory.path();
     let numbers = fs::read_to_string(place.join("plain.csv")).unwrap();
     succeed(place, "--data numbers.csv --target size --save-model m");
+    assert_eq!(
+        succeed(place, "export --model m --output m.onnx"),
+        "input   width: float (rows, 1)\ninput   length: float (rows, 1)\noutput  prediction: double (rows)\n"
+    );
+    let onnx = fs::read(place.join("m.onnx")).unwrap();
+    let mean = b"ringtrain/target.mean";
+    assert!(onnx.windows(mean.len()).any(|window| window == mean));
+    let printed = succeed(place, "export --model m --output m.onnx --inputs matrix");
+    assert_eq!(printed, "input   x: float (rows, 2)\noutput  prediction: double (rows)\n");
+    check_failure(place, "export --model m --output absent/m.onnx", 1, "cannot write the ONNX file absent");
     let evaluation = read_json(&succeed(place, "eval --model m --data numbers.csv --json"));
     assert!(evaluation["r2"].as_f64().unwrap() > 0.9999, "{evaluation}");
     let text = succeed(place, "predict --model m --data numbers.csv");

@@ -29,6 +29,7 @@ Commands (see `ringtrain COMMAND --help`):
   ringtrain predict --model FILE --data new.csv  predict the target of new rows with a model of --save-model FILE
   ringtrain eval --model FILE --data test.csv    compare the predictions of a model with the targets of test data
   ringtrain inspect FILE                         print the content of a model file or a checkpoint
+  ringtrain export --model FILE --output M.onnx  convert a model to the ONNX format, which other programs can run
 
 Defaults:
   --model       mlp:128 if the target holds classes, linear if it holds numbers

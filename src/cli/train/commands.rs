@@ -1,4 +1,5 @@
-//! The commands `ringtrain predict`, `ringtrain eval` and `ringtrain inspect`, which use a trained model in one process.
+//! The commands `ringtrain predict`, `ringtrain eval`, `ringtrain inspect` and `ringtrain export`, which use a trained
+//! model in one process.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -11,6 +12,7 @@ use super::table_args::TableFormatArgs;
 use crate::exit::Exit;
 use crate::train::data::HeaderRow;
 use crate::train::model_file::{Inspection, ModelFileError, SavedModel};
+use crate::train::onnx::{ExportError, OnnxInputs, OnnxModel};
 use crate::train::predict::{
     self, InputOptions, NewData, PredictError, PredictionOutput, TargetColumn, evaluate,
 };
@@ -37,6 +39,18 @@ precision, recall and F1 of each class, and the confusion matrix. Regression: MA
 Exit codes: 0 success; 1 the results cannot be written; 2 unknown option or bad combination; 4 data missing or wrong;
 10 the model file cannot be read";
 
+const EXPORT_AFTER_HELP: &str = "\
+Examples:
+  ringtrain export --model flowers.model --output flowers.onnx
+  ringtrain export --model houses.model --output houses.onnx --inputs matrix
+
+The command prints the name, type and shape of each input and output. The inputs take the values as they are in the table: the
+file contains the encoding, the scaling and the layers. The output `prediction` holds the names of the predicted classes, or
+numbers in the unit of the target. The output `probabilities` of a classifier holds the probability of each class.
+docs/onnx.md describes the file.
+
+Exit codes: 0 success; 1 the output cannot be written; 2 unknown option or bad combination; 10 the model file cannot be read";
+
 /// A command with its arguments.
 #[derive(Parser, Debug)]
 #[command(name = "ringtrain", version, disable_help_subcommand = true)]
@@ -49,10 +63,13 @@ enum ModelCommand {
     Eval(EvalArgs),
     /// Print the content of a model file or a checkpoint
     Inspect(InspectArgs),
+    /// Convert a model to the ONNX format, which other programs can run
+    #[command(after_help = EXPORT_AFTER_HELP)]
+    Export(ExportArgs),
 }
 
 /// The names of the commands.
-const NAMES: [&str; 3] = ["predict", "eval", "inspect"];
+const NAMES: [&str; 4] = ["predict", "eval", "inspect", "export"];
 
 #[derive(Args, Debug)]
 struct ModelDataArgs {
@@ -114,6 +131,23 @@ struct InspectArgs {
     json: bool,
 }
 
+#[derive(Args, Debug)]
+struct ExportArgs {
+    /// The model file
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+
+    /// Write the model in the ONNX format to FILE. An existing file is replaced only after the new file is complete
+    #[arg(long, value_name = "FILE")]
+    output: PathBuf,
+
+    /// How the ONNX model takes the columns: columns (an input for each column, with the name of the column) or matrix
+    /// (one input `x` with all columns, which must hold numbers) [default: columns if the columns have names or hold
+    /// texts, otherwise matrix]
+    #[arg(long, value_name = "columns|matrix")]
+    inputs: Option<String>,
+}
+
 /// Returns whether the first argument after the program's name is a command.
 pub(super) fn is_command(args: &[OsString]) -> bool {
     args.get(1).is_some_and(|name| NAMES.iter().any(|known| name == known))
@@ -126,6 +160,7 @@ pub(super) fn run(args: &[OsString]) -> Result<Result<(), ProgramFailure>, clap:
         ModelCommand::Predict(args) => predict_new_rows(args),
         ModelCommand::Eval(args) => compare_with_targets(args),
         ModelCommand::Inspect(args) => inspect(&args),
+        ModelCommand::Export(args) => export(&args),
     })
 }
 
@@ -153,6 +188,16 @@ impl From<PredictError> for ProgramFailure {
         let exit = match error {
             PredictError::Data(_) => Exit::Data,
             PredictError::Output(_) => Exit::Failure,
+        };
+        Self { exit, message: error.to_string() }
+    }
+}
+
+impl From<ExportError> for ProgramFailure {
+    fn from(error: ExportError) -> Self {
+        let exit = match error {
+            ExportError::TextColumn { .. } => Exit::Usage,
+            _ => Exit::Failure,
         };
         Self { exit, message: error.to_string() }
     }
@@ -247,6 +292,19 @@ fn inspect(args: &InspectArgs) -> Result<(), ProgramFailure> {
     print(&if args.json { to_json(&inspection) } else { inspection.to_string() })
 }
 
+fn export(args: &ExportArgs) -> Result<(), ProgramFailure> {
+    let parse_inputs = |text: &String| text.parse().map_err(|why| format!("--inputs {text}: it {why}"));
+    let inputs: Option<OnnxInputs> =
+        args.inputs.as_ref().map(parse_inputs).transpose().map_err(usage_failure)?;
+    if replaces(&args.output, &args.model) {
+        let message = format!("--output would replace {}, the model file", args.output.display());
+        return Err(usage_failure(message + "; pass another path to --output"));
+    }
+    let exported = OnnxModel::new(&SavedModel::load(&args.model)?, inputs)?;
+    exported.save(&args.output)?;
+    print(&exported.to_string())
+}
+
 fn to_json(value: &impl serde::Serialize) -> String {
     serde_json::to_string_pretty(value).expect("strings and numbers are valid JSON") + "\n"
 }
@@ -304,6 +362,13 @@ mod tests {
             ("inspect", "FILE"),
             ("inspect /no/such/file", "10: cannot read the model file /no/such/file: No such file"),
             ("inspect a b", "unexpected argument"),
+            ("export --model m", "--output"),
+            ("export --model m --output ./m", "2: --output would replace ./m, the model file"),
+            (
+                "export --model m --output o --inputs rows",
+                "2: --inputs rows: it is not one of columns, matrix",
+            ),
+            ("export --model /no/such/file --output o", "10: cannot read the model file /no/such/file"),
         ] {
             let error = run_line(line);
             assert!(error.contains(expected), "{line}: {error}");

@@ -23,7 +23,9 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 pub use csv::{HeaderRow, Separator, TableOptions};
-pub(crate) use csv::{Records, check_header, find_column, is_missing, parse_number, read_header};
+pub(crate) use csv::{
+    Records, check_header, find_column, is_missing, missing_spellings, parse_number, read_header,
+};
 pub use encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 pub use error::DataError;
 pub use features::{Features, Standardizer};

@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +9,10 @@ import pytest
 
 import ringtrain as ring
 from ringtrain._encoding import encode_column
+from tables import ringtrain, save
 
 ROWS = 300
 NAMES = ["width", "length", "constant", "weight"]
-
-
-def ringtrain(*arguments: object) -> str:
-    """Runs the program `ringtrain`, which is installed beside `ringrun`, and returns its standard output."""
-    ringrun = Path(os.environ.get("RINGRUN") or shutil.which("ringrun") or pytest.fail("ringrun is not on PATH"))
-    done = subprocess.run([ringrun.with_name("ringtrain"), *map(str, arguments)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def table() -> np.ndarray:
@@ -33,14 +23,6 @@ def table() -> np.ndarray:
 def targets(task: str, x: np.ndarray) -> list:
     size = x[:, 0] + 10 * (x[:, 1] - 5) + (x[:, 3] + 300) / 40
     return list(size * 7 + 100) if task == "regression" else [["small", "medium", "large"][k] for k in np.digitize(size, [-1, 1])]
-
-
-def save(path: Path, columns: dict[str, list]) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-    return path
 
 
 @pytest.fixture(scope="module")

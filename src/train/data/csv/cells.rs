@@ -1,5 +1,7 @@
 //! Interprets single cells of a table.
 
+use std::collections::BTreeSet;
+
 use csv::ByteRecord;
 
 /// What a column holds.
@@ -21,6 +23,21 @@ pub(crate) fn is_missing(cell: &[u8]) -> bool {
         [_, _, _, _] => cell.eq_ignore_ascii_case(b"null"),
         _ => false,
     }
+}
+
+/// Returns all texts for which [`is_missing`] returns `true`, except for the empty text.
+pub(crate) fn missing_spellings() -> impl Iterator<Item = String> {
+    let in_any_case = ["na", "nan", "n/a", "null"].into_iter().flat_map(|word| {
+        let with_case = move |upper: u32| {
+            let letter = |(index, letter): (usize, char)| {
+                if upper >> index & 1 == 1 { letter.to_ascii_uppercase() } else { letter }
+            };
+            word.chars().enumerate().map(letter).collect::<String>()
+        };
+        (0..1_u32 << word.len()).map(with_case)
+    });
+    let spellings: BTreeSet<String> = in_any_case.chain(["?", "<NA>", "#N/A"].map(String::from)).collect();
+    spellings.into_iter()
 }
 
 /// Returns the cell as a number. Returns `None` if the cell is not a number.
@@ -103,6 +120,9 @@ mod tests {
         for cell in ["0", "-", "??", "None", "Nan Madol", "NAs", "nul", "n.a."] {
             assert!(!is_missing(cell.as_bytes()), "{cell}");
         }
+        let spellings: Vec<String> = missing_spellings().collect();
+        assert!(spellings.iter().all(|text| is_missing(text.as_bytes())), "{spellings:?}");
+        assert_eq!(spellings.len(), 4 + 8 + 4 + 16 + 3);
     }
 
     #[test]

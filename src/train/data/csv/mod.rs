@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use csv::ByteRecord;
 
 use self::cells::looks_like_data;
-pub(crate) use self::cells::{is_missing, parse_number};
+pub(crate) use self::cells::{is_missing, missing_spellings, parse_number};
 use self::columns::ColumnValues;
 pub use self::dialect::Separator;
 pub(crate) use self::options::find_column;

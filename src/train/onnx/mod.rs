@@ -1,0 +1,224 @@
+//! Exports a trained model in the ONNX format, which other programs can run. `docs/onnx.md` describes the exported
+//! graph.
+
+mod columns;
+mod graph;
+mod layers;
+/// The messages of the format. These commands generate the file:
+///
+/// ```sh
+/// cargo install protoc-gen-prost
+/// protoc -I src/train/onnx --prost_out=src/train/onnx --prost_opt=flat_output_dir onnx.proto && cargo fmt
+/// ```
+#[allow(dead_code, missing_docs, unreachable_pub, clippy::pedantic)]
+mod onnx_proto;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use prost::Message as _;
+
+use self::graph::GraphBuilder;
+use self::onnx_proto::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
+use super::atomic_file;
+use super::model_file::{ColumnOrigin, ModelDescription, SavedModel};
+
+/// The version of the ONNX file format. Programs since 2021 read this version.
+const IR_VERSION: i64 = 8;
+/// The version of the standard operators.
+const OPERATORS_VERSION: i64 = 17;
+/// The set of operators for texts, and its version.
+const ML_OPERATORS: (&str, i64) = ("ai.onnx.ml", 3);
+/// The maximum size in bytes of an ONNX file, which is a single Protobuf message.
+const FILE_BYTES_MAX: u64 = i32::MAX as u64;
+/// The key of the model's description in the metadata of an ONNX file.
+const DESCRIPTION_KEY: &str = "ringtrain.description";
+/// The maximum number of inputs in the text that describes an exported model.
+const INPUTS_SHOWN: usize = 20;
+
+/// How an exported model takes the values of the feature columns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnnxInputs {
+    /// An input for each column. The input has the name of the column and the shape (rows, 1).
+    Columns,
+    /// One input `x` with the shape (rows, columns). All columns must hold numbers.
+    Matrix,
+}
+
+impl FromStr for OnnxInputs {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "columns" => Ok(Self::Columns),
+            "matrix" => Ok(Self::Matrix),
+            _ => Err("is not one of columns, matrix".into()),
+        }
+    }
+}
+
+/// An input or an output of an exported model.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OnnxValue {
+    /// The name.
+    pub name: String,
+    /// The type of the elements: `float`, `double`, `int64` or `string`.
+    pub element_type: &'static str,
+    /// The number of columns. The shape is (rows, columns). If `None`, the shape is (rows).
+    pub columns: Option<usize>,
+}
+
+/// A model in the ONNX format.
+#[derive(Debug)]
+pub struct OnnxModel {
+    inputs: Vec<OnnxValue>,
+    outputs: Vec<OnnxValue>,
+    bytes: Vec<u8>,
+}
+
+/// The reason why a model cannot be exported.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// A column holds texts, but the caller asked for one matrix of numbers.
+    #[error(
+        "--inputs matrix needs columns of numbers, but column `{column}` holds texts; pass --inputs columns"
+    )]
+    TextColumn {
+        /// The name of the column.
+        column: String,
+    },
+    /// The model exceeds the limit of the format.
+    #[error(
+        "the model needs {bytes} bytes in the ONNX format, but an ONNX file holds at most {FILE_BYTES_MAX}; train a smaller model"
+    )]
+    TooLarge {
+        /// The size of the model in bytes.
+        bytes: u64,
+    },
+    /// The file cannot be written.
+    #[error("cannot write the ONNX file {}: {source}", path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+}
+
+/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
+impl fmt::Debug for ExportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl OnnxModel {
+    /// Converts a trained model. The graph contains all steps from the values of the columns to the prediction:
+    /// encoding, scaling, the layers of the model, and the softmax or the scale of the target. If `inputs` is `None`,
+    /// the model has an input for each column if the columns have names or hold texts, and otherwise one matrix.
+    ///
+    /// # Errors
+    ///
+    /// If the caller asks for a matrix and a column holds texts, or if the model is too large for the format.
+    pub fn new(model: &SavedModel, inputs: Option<OnnxInputs>) -> Result<Self, ExportError> {
+        check_size(4 * model.parameters().len() as u64)?;
+        let description = model.description();
+        let mut graph = GraphBuilder::new(&["prediction", "probabilities"]);
+        let encoded = match inputs.unwrap_or_else(|| default_inputs(description)) {
+            OnnxInputs::Columns => columns::add_columns(&mut graph, &description.columns),
+            OnnxInputs::Matrix => columns::add_matrix(&mut graph, &description.columns)?,
+        };
+        let outputs = layers::add_layers(&mut graph, model, encoded);
+        layers::add_prediction(&mut graph, description, &outputs);
+        let (inputs, outputs) = (graph.inputs().to_vec(), graph.outputs().to_vec());
+        let message = assemble(description, graph);
+        check_size(message.encoded_len() as u64)?;
+        Ok(Self { inputs, outputs, bytes: message.encode_to_vec() })
+    }
+
+    /// Returns the inputs.
+    pub fn inputs(&self) -> &[OnnxValue] {
+        &self.inputs
+    }
+
+    /// Returns the outputs: `prediction` and, for classification, `probabilities`.
+    pub fn outputs(&self) -> &[OnnxValue] {
+        &self.outputs
+    }
+
+    /// Returns the content of an ONNX file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Writes an ONNX file. A file at `path` is replaced only after the new file is on the disk.
+    ///
+    /// # Errors
+    ///
+    /// [`ExportError::Unwritable`] with the error of the operating system.
+    pub fn save(&self, path: &Path) -> Result<(), ExportError> {
+        atomic_file::write(path, &self.bytes)
+            .map_err(|source| ExportError::Unwritable { path: path.to_owned(), source })
+    }
+}
+
+/// Writes a line for each output and for each of the first inputs.
+impl fmt::Display for OnnxModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for input in self.inputs.iter().take(INPUTS_SHOWN) {
+            writeln!(f, "input   {input}")?;
+        }
+        if self.inputs.len() > INPUTS_SHOWN {
+            writeln!(f, "        and {} more inputs", self.inputs.len() - INPUTS_SHOWN)?;
+        }
+        self.outputs.iter().try_for_each(|output| writeln!(f, "output  {output}"))
+    }
+}
+
+impl fmt::Display for OnnxValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, element_type, columns } = self;
+        match columns {
+            Some(columns) => write!(f, "{name}: {element_type} (rows, {columns})"),
+            None => write!(f, "{name}: {element_type} (rows)"),
+        }
+    }
+}
+
+fn check_size(bytes: u64) -> Result<(), ExportError> {
+    if bytes > FILE_BYTES_MAX { Err(ExportError::TooLarge { bytes }) } else { Ok(()) }
+}
+
+fn default_inputs(description: &ModelDescription) -> OnnxInputs {
+    let have_names = description.columns_from == ColumnOrigin::Header;
+    if have_names || description.columns.iter().any(|column| !column.is_number()) {
+        OnnxInputs::Columns
+    } else {
+        OnnxInputs::Matrix
+    }
+}
+
+fn assemble(description: &ModelDescription, graph: GraphBuilder) -> ModelProto {
+    let mut opset_import = vec![OperatorSetIdProto { domain: String::new(), version: OPERATORS_VERSION }];
+    if graph.uses_ml_operators() {
+        let (domain, version) = ML_OPERATORS;
+        opset_import.push(OperatorSetIdProto { domain: domain.into(), version });
+    }
+    let description_json =
+        serde_json::to_string(description).expect("strings and finite numbers are valid JSON");
+    ModelProto {
+        ir_version: IR_VERSION,
+        opset_import,
+        producer_name: "ringtrain".into(),
+        producer_version: env!("CARGO_PKG_VERSION").into(),
+        doc_string: format!("{} model for {}", description.model, description.training.data),
+        graph: Some(graph.finish()),
+        metadata_props: vec![StringStringEntryProto { key: DESCRIPTION_KEY.into(), value: description_json }],
+    }
+}
