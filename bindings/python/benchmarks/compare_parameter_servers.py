@@ -4,10 +4,9 @@
     python benchmarks/compare_parameter_servers.py [--rounds 7] [--smoke]
 
 Rank 0 is the server, and three ranks are workers. In each step, a worker waits (in place of the computation of a gradient), sends
-its gradient, and receives the new parameters. One worker waits ten times as long as the others. Prints, for each length of the
-parameters, the median and the range of the updates per second of the two fast workers. Prints also the speed of a fast worker,
-divided by the speed of a worker that only waits. All systems run in turns, so that other programs on the machine disturb
-all of them.
+its gradient, and receives the new parameters. One worker waits ten times as long as the others. For each number of parameters,
+the program prints the median and the range of the updates per second of the two fast workers together. It also prints this median
+divided by the median of two workers that only wait. All systems run in turns, so that other programs disturb all of them.
 
 The program needs Open MPI and mpi4py for the comparison with MPI, and torch for torch RPC. It says which systems it skips.
 """
@@ -184,11 +183,11 @@ def fast_rate(results: list[dict[str, float]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="how often each system runs")
     parser.add_argument("--smoke", action="store_true", help="take one short round, to check that the program works")
     parser.add_argument("--seconds", type=float, default=2.0, help="the duration of a job")
-    parser.add_argument("--counts", default="1000,100000", help="the numbers of parameters")
-    parser.add_argument("--steps", default="0,0.005", help="how long a fast worker waits in each step, in seconds")
+    parser.add_argument("--counts", default="1000,100000", help="the numbers of parameters, separated by commas")
+    parser.add_argument("--steps", default="0,0.005", help="the waits of a fast worker in each step, in s, separated by commas")
     parser.add_argument("--system", choices=PROGRAMS, help="run one rank of a job (used by this program itself)")
     parser.add_argument("--job", nargs=3, type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,5 +1,5 @@
-//! This rank's end of a parameter server. `ringtrain/parameter_server.py` converts arrays and tensors to vectors, and
-//! calls this class.
+//! The class of a parameter server. `ringtrain/parameter_server.py` converts arrays and tensors to vectors, and calls this
+//! class.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -21,11 +21,11 @@ use crate::{deferred_drop, errors, fork, site};
 /// The result of a push on each server: whether the server applied the gradient, and the staleness of the gradient.
 type Outcomes = Vec<(bool, u64)>;
 
-/// The object that all calls use. The last call drops it if it was closed during the call. A worker needs the lock to
-/// itself, and on a server any number of threads share the lock.
+/// The parameter server of the library. If Python closes it during calls, the last of these calls drops it. A call on a
+/// worker locks it for writing, and a call on a server locks it for reading.
 type SharedServer = Arc<RwLock<ParameterServer>>;
 
-/// This rank's end of a parameter server.
+/// A parameter server, as this rank uses it.
 #[pyclass(name = "ParameterServer", frozen, module = "ringtrain._core")]
 pub(crate) struct PyParameterServer {
     /// The server and the messengers of its connections. `None` if it is closed.
@@ -78,6 +78,20 @@ fn check_f32(py: Python<'_>, region: &Region, count: usize) -> PyResult<()> {
         return Err(errors::invalid(py, format!("there are {} elements instead of {count}", region.count)));
     }
     Ok(())
+}
+
+/// Returns the memory of an object with `count` elements of type f32.
+fn readable_f32(object: &Bound<'_, PyAny>, count: usize) -> PyResult<Region> {
+    let region = Region::readable(object)?;
+    check_f32(object.py(), &region, count)?;
+    Ok(region)
+}
+
+/// Returns the memory of a writable object with `count` elements of type f32.
+fn writable_f32(object: &Bound<'_, PyAny>, count: usize) -> PyResult<Region> {
+    let region = Region::writable(object)?;
+    check_f32(object.py(), &region, count)?;
+    Ok(region)
 }
 
 /// Returns the ranges of pairs (first element, length), which must ascend, must not overlap, and must lie within
@@ -193,9 +207,8 @@ impl PyParameterServer {
     ) -> PyResult<Self> {
         let rule = parse_rule(py, optimizer, momentum, adam)?;
         let servers = NonZeroU32::new(servers).ok_or_else(|| errors::invalid(py, "0 servers are too few"))?;
-        let parameters = Region::readable(parameters)?;
         let len = tensors.iter().sum();
-        check_f32(py, &parameters, len)?;
+        let parameters = readable_f32(parameters, len)?;
         let weight_decay = weight_decay.unwrap_or_else(|| rule.default_weight_decay());
         let options = ParameterServerOptions {
             servers,
@@ -219,7 +232,7 @@ impl PyParameterServer {
                 }
                 range
             });
-            // No worker pushes a gradient before the server knows the tensors.
+            // Without this barrier, a worker could push a gradient before the server knows the tensors.
             group.barrier()?;
             Ok(Ok((server, range.unwrap_or_default())))
         };
@@ -253,14 +266,12 @@ impl PyParameterServer {
     }
 
     fn pull(&self, py: Python<'_>, parameters: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut parameters = Region::writable(parameters)?;
-        check_f32(py, &parameters, self.len)?;
+        let mut parameters = writable_f32(parameters, self.len)?;
         self.on_worker(py, move |server| server.pull(parameters.elements_mut()))
     }
 
     fn push(&self, py: Python<'_>, gradient: &Bound<'_, PyAny>) -> PyResult<Outcomes> {
-        let gradient = Region::readable(gradient)?;
-        check_f32(py, &gradient, self.len)?;
+        let gradient = readable_f32(gradient, self.len)?;
         let outcomes = self.on_worker(py, move |server| server.push(gradient.elements()))?;
         Ok(convert_outcomes(&outcomes))
     }
@@ -271,9 +282,8 @@ impl PyParameterServer {
         gradient: &Bound<'_, PyAny>,
         parameters: &Bound<'_, PyAny>,
     ) -> PyResult<Outcomes> {
-        let (gradient, mut parameters) = (Region::readable(gradient)?, Region::writable(parameters)?);
-        check_f32(py, &gradient, self.len)?;
-        check_f32(py, &parameters, self.len)?;
+        let (gradient, mut parameters) =
+            (readable_f32(gradient, self.len)?, writable_f32(parameters, self.len)?);
         let outcomes = self.on_worker(py, move |server| {
             let gradient = gradient.elements_outside::<f32>(&parameters);
             server.push_pull(&gradient, parameters.elements_mut())
@@ -287,8 +297,8 @@ impl PyParameterServer {
         ranges: &Bound<'_, PyAny>,
         gradients: &Bound<'_, PyAny>,
     ) -> PyResult<Outcomes> {
-        let (ranges, gradients) = (parse_ranges(py, ranges, self.len)?, Region::readable(gradients)?);
-        check_f32(py, &gradients, ranges.iter().map(Range::len).sum())?;
+        let ranges = parse_ranges(py, ranges, self.len)?;
+        let gradients = readable_f32(gradients, ranges.iter().map(Range::len).sum())?;
         if self.is_synchronous {
             return Err(errors::unsupported(
                 py,
@@ -305,8 +315,8 @@ impl PyParameterServer {
         ranges: &Bound<'_, PyAny>,
         values: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let (ranges, mut values) = (parse_ranges(py, ranges, self.len)?, Region::writable(values)?);
-        check_f32(py, &values, ranges.iter().map(Range::len).sum())?;
+        let ranges = parse_ranges(py, ranges, self.len)?;
+        let mut values = writable_f32(values, ranges.iter().map(Range::len).sum())?;
         self.on_worker(py, move |server| server.pull_ranges(&ranges, values.elements_mut()))
     }
 
@@ -346,8 +356,8 @@ impl PyParameterServer {
         parameters: &Bound<'_, PyAny>,
         state: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
-        let (mut parameters, mut state) = (Region::writable(parameters)?, self.state_regions(py, state)?);
-        check_f32(py, &parameters, self.range.len())?;
+        let mut parameters = writable_f32(parameters, self.range.len())?;
+        let mut state = self.state_regions(py, state)?;
         let steps = self.on_server(py, move |server| {
             server.with_shard(|_, values, optimizer| {
                 parameters.elements_mut::<f32>().copy_from_slice(values);
@@ -368,8 +378,8 @@ impl PyParameterServer {
         state: Vec<Bound<'_, PyAny>>,
         steps: u64,
     ) -> PyResult<()> {
-        let (parameters, state) = (Region::readable(parameters)?, self.state_regions(py, state)?);
-        check_f32(py, &parameters, self.range.len())?;
+        let parameters = readable_f32(parameters, self.range.len())?;
+        let state = self.state_regions(py, state)?;
         self.on_server(py, move |server| {
             server.with_shard(|_, values, optimizer| {
                 values.copy_from_slice(parameters.elements());
@@ -402,6 +412,7 @@ impl PyParameterServer {
 }
 
 impl PyParameterServer {
+    /// Returns the memory of the vectors for the state of the optimizer.
     fn state_regions(&self, py: Python<'_>, state: Vec<Bound<'_, PyAny>>) -> PyResult<Vec<Region>> {
         if state.len() != self.state_names.len() {
             let expected = self.state_names.len();
@@ -410,12 +421,7 @@ impl PyParameterServer {
                 format!("there are {} vectors instead of {expected}", state.len()),
             ));
         }
-        let region = |vector: Bound<'_, PyAny>| {
-            let region = Region::writable(&vector)?;
-            check_f32(py, &region, self.range.len())?;
-            Ok(region)
-        };
-        state.into_iter().map(region).collect()
+        state.into_iter().map(|vector| writable_f32(&vector, self.range.len())).collect()
     }
 }
 

@@ -106,11 +106,11 @@ def wait_any(handles: Sequence[Handle], timeout: float | None = None) -> int | N
 
 @final
 class ParameterServer:
-    """This rank's end of a parameter server. `ringtrain.ParameterServer` describes its functions. Vectors are buffers
-    of f32 with one element for each parameter. Ranges are a buffer of i64 with pairs of first element and length; the
-    ranges must ascend and must not overlap. The functions that push return, for each server, whether it applied the
-    gradient, and the staleness. While a thread is in a call on a worker, another call on this worker raises
-    `Error`."""
+    """A parameter server, as this rank uses it. `ringtrain.ParameterServer` describes its functions. Vectors are buffers
+    of f32 with one element for each parameter. `ranges` is a buffer of i64 with a pair of first element and length for
+    each range. The ranges must be ascending and must not overlap. The functions that push return a pair for each server:
+    whether the server applied the gradient, and the staleness of the gradient. While a thread is in a call on a worker,
+    another call on this worker raises `Error`."""
     def __init__(
         self,
         group: Group,
@@ -126,7 +126,7 @@ class ParameterServer:
         staleness: int | None,
         staleness_aware: bool,
     ) -> None:
-        """`tensors` are the numbers of elements of the tensors, and `adam` is the two betas and epsilon."""
+        """`tensors` holds the number of elements of each tensor. `adam` holds the two betas and epsilon."""
     is_server: bool
     is_closed: bool
     workers: list[int]

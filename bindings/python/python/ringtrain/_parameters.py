@@ -10,32 +10,35 @@ from numpy.typing import ArrayLike, NDArray
 from ._errors import InvalidArgument
 
 
-def is_tensor(thing: object) -> bool:
-    """Returns whether `thing` is a tensor of torch. Does not import torch."""
+def is_tensor(value: object) -> bool:
+    """Returns whether `value` is a tensor of torch. Does not import torch."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(thing, torch.Tensor)
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
-def as_array(name: str, thing: Any) -> NDArray:
+def as_array(name: str, value: Any) -> NDArray:
     """Returns the memory of a parameter as an array of float32 numbers."""
-    if is_tensor(thing):
-        if thing.layout is not sys.modules["torch"].strided or thing.device.type != "cpu":
-            raise InvalidArgument(f"{name} is a {thing.layout} tensor on {thing.device}; a dense tensor on the CPU is needed")
-        if str(thing.dtype) != "torch.float32":
-            raise InvalidArgument(f"{name} is {thing.dtype}, not float32")
-        thing = thing.detach().numpy()
-    if not isinstance(thing, np.ndarray):
-        raise InvalidArgument(f"{name} is a {type(thing).__name__}, not a numpy array or a tensor")
-    if thing.dtype != np.float32:
-        raise InvalidArgument(f"{name} is {thing.dtype}, not float32")
-    if not thing.flags.carray:
+    if is_tensor(value):
+        if value.layout is not sys.modules["torch"].strided or value.device.type != "cpu":
+            raise InvalidArgument(f"{name} is a {value.layout} tensor on {value.device}; a dense tensor on the CPU is needed")
+        if str(value.dtype) != "torch.float32":
+            raise InvalidArgument(f"{name} is {value.dtype}, not float32")
+        value = value.detach().numpy()
+    if not isinstance(value, np.ndarray):
+        raise InvalidArgument(f"{name} is a {type(value).__name__}, not a numpy array or a tensor")
+    if value.dtype != np.float32:
+        raise InvalidArgument(f"{name} is {value.dtype}, not float32")
+    if not value.flags.carray:
         raise InvalidArgument(f"{name} is not contiguous in row-major order, or is read-only or not aligned")
-    return thing
+    return value
 
 
 class Parameters:
     """The parameters that a program has passed: an array, a sequence or mapping of arrays, or a module of torch.
-    `keys` are the names or indices of the parameters, and `len` is the number of all elements."""
+
+    `keys` are the names or indices of the parameters. `originals` are the arrays or tensors that the program has passed,
+    and `arrays` are their memory. `starts` are the positions of the parameters in the vector, and `sizes` are their
+    numbers of elements. `len` is the number of all elements."""
 
     def __init__(self, parameters: Any) -> None:
         torch = sys.modules.get("torch")
@@ -50,45 +53,44 @@ class Parameters:
             named = dict(enumerate([parameters] if self.is_single else parameters))
         else:
             raise InvalidArgument(f"the parameters are a {type(parameters).__name__}; pass arrays, tensors or a torch.nn.Module")
-        self.things: list[Any] = list(named.values())
+        self.originals: list[Any] = list(named.values())
         self.keys = list(named)
         self.names = ["the parameter" if self.is_single else f"parameter {key!r}" for key in self.keys]
-        self.arrays = [as_array(name, thing) for name, thing in zip(self.names, self.things, strict=True)]
+        self.arrays = [as_array(name, value) for name, value in zip(self.names, self.originals, strict=True)]
         addresses = [array.ctypes.data for array in self.arrays if array.size]
         if len(set(addresses)) < len(addresses):
             raise InvalidArgument("two parameters have the same memory; pass each parameter once")
         self.sizes = [array.size for array in self.arrays]
-        self.ends = np.cumsum([0, *self.sizes]).tolist()
-        self.len: int = self.ends[-1]
+        *self.starts, self.len = np.cumsum([0, *self.sizes]).tolist()
 
     def part(self, index: int) -> slice:
         """Returns the position of a parameter in the vector."""
-        return slice(self.ends[index], self.ends[index + 1])
+        return slice(self.starts[index], self.starts[index] + self.sizes[index])
 
     def copy_to(self, vector: NDArray) -> NDArray:
-        """Copies all parameters to the vector, and returns it."""
+        """Copies all parameters to the vector, and returns the vector."""
         for index, array in enumerate(self.arrays):
             vector[self.part(index)] = array.reshape(-1)
         return vector
 
     def copy_from(self, vector: NDArray) -> None:
         """Copies the vector to the parameters."""
-        for index, (thing, array) in enumerate(zip(self.things, self.arrays, strict=True)):
+        for index, (original, array) in enumerate(zip(self.originals, self.arrays, strict=True)):
             values = vector[self.part(index)].reshape(array.shape)
-            if is_tensor(thing):
+            if is_tensor(original):
                 # `copy_` tells autograd that the tensor has changed; writing through the array would not.
                 torch = sys.modules["torch"]
                 with torch.no_grad():
-                    thing.copy_(torch.from_numpy(values))
+                    original.copy_(torch.from_numpy(values))
             else:
                 np.copyto(array, values)
 
     def copy_rows(self, index: int, rows: NDArray, values: NDArray) -> None:
         """Copies values to some rows of a parameter."""
-        if is_tensor(self.things[index]):
+        if is_tensor(self.originals[index]):
             torch = sys.modules["torch"]
             with torch.no_grad():
-                self.things[index][torch.from_numpy(rows)] = torch.from_numpy(values)
+                self.originals[index][torch.from_numpy(rows)] = torch.from_numpy(values)
         else:
             self.arrays[index][rows] = values
 
@@ -111,20 +113,21 @@ class Parameters:
 
     def own_gradients(self) -> list[Any]:
         """Returns the attribute `grad` of each tensor, or `None` where a tensor has no gradient."""
-        for name, thing in zip(self.names, self.things, strict=True):
-            if not is_tensor(thing):
+        for name, original in zip(self.names, self.originals, strict=True):
+            if not is_tensor(original):
                 raise InvalidArgument(f"{name} is a numpy array, which has no attribute grad; pass the gradient")
-        return [thing.grad for thing in self.things]
+        return [original.grad for original in self.originals]
 
     def find(self, key: Any) -> int:
-        """Returns the index of a parameter, whose name or index is `key`."""
+        """Returns the index of the parameter with the name or index `key`."""
         if key in self.keys:
             return self.keys.index(key)
         raise InvalidArgument(f"there is no parameter {key!r}; the parameters are {self.keys}")
 
     def rows(self, key: Any, rows: ArrayLike) -> tuple[int, NDArray, NDArray, NDArray]:
-        """Returns the index of a parameter, its rows in `rows` in ascending order without repetition, the position of
-        each element of `rows` in these rows, and the ranges of these rows in the vector."""
+        """Finds rows of the parameter with the name or index `key`. Returns the index of the parameter; the different
+        values of `rows` in ascending order; for each element of `rows`, its position among these values; and the ranges
+        of these rows in the vector."""
         index = self.find(key)
         array = self.arrays[index]
         if array.ndim == 0:
@@ -146,7 +149,7 @@ class Parameters:
         is_first = np.diff(rows, prepend=-2) != 1
         first = rows[is_first]
         counts = np.diff(np.append(np.flatnonzero(is_first), rows.size))
-        return np.stack([self.ends[index] + first * width, counts * width], axis=1)
+        return np.stack([self.starts[index] + first * width, counts * width], axis=1)
 
 
 def as_gradient(name: str, values: Any, shape: tuple[int, ...]) -> NDArray:

@@ -22,28 +22,28 @@ class PushResult(NamedTuple):
     """What the servers did with a gradient. `bool(result)` is `result.applied`."""
 
     applied: bool
-    """Whether all servers applied the gradient. If false, at least one server dropped its part, because the gradient
-    was too old."""
+    """Whether all servers applied the gradient. If false, at least one server dropped its part of the gradient, because
+    the gradient was too old."""
     staleness: int
-    """The number of updates between the moment when this worker received the parameters and the push. With several
-    servers, the largest of their numbers."""
+    """The number of updates of the server between this worker's pull and its push. With several servers, the largest of
+    these numbers."""
 
     def __bool__(self) -> bool:
         return self.applied
 
 
 class Staleness(NamedTuple):
-    """How old the gradients were that a server has received."""
+    """The staleness of the gradients that a server has received."""
 
     counts: list[int]
-    """The number of applied gradients with a staleness of 0, 1, 2, and so on. The count with index 1023 is that of
-    all larger values."""
+    """`counts[s]` is the number of applied gradients with a staleness of `s`. `counts[1023]` also includes all larger
+    values."""
     dropped: int
-    """The number of gradients that the server dropped because they were too old."""
+    """The number of gradients that the server dropped because of their staleness."""
 
 
 class ParameterServer:
-    """This rank's end of a parameter server. The first `servers` ranks of `group` hold equal parts of the parameters
+    """A parameter server, as this rank uses it. The first `servers` ranks of `group` hold equal parts of the parameters
     and apply gradients. The other ranks are workers: they pull parameters, compute gradients and push them.
 
     All ranks of `group` (by default the world) must create the object at the same time, with parameters of the same
@@ -57,11 +57,11 @@ class ParameterServer:
     and `eps` (defaults (0.9, 0.999) and 1e-8) and `weight_decay` (default 0.01 for adamw and lamb, otherwise 0) mean
     the same as in torch.optim.
 
-    By default, a server applies each gradient as soon as it arrives (asynchronous SGD). No worker waits for another,
-    and the loss of a worker does not affect the other ranks. With `staleness`, a server drops a gradient if more than
-    `staleness` updates happened since the worker received the parameters. With `staleness_aware`, a server divides
-    the learning rate by the staleness of the gradient. With `synchronous`, a server waits in each step for the
-    gradients of all workers, and applies their mean.
+    By default, a server applies each gradient as soon as the gradient arrives (asynchronous SGD). No worker waits for
+    another worker, and the loss of a worker does not affect the other ranks. With `staleness`, a server drops a gradient
+    if more than `staleness` updates happened since the worker received the parameters. With `staleness_aware`, a server
+    divides the learning rate by the staleness of the gradient. Gradients with a staleness of 0 or 1 keep the full rate.
+    With `synchronous`, a server waits in each step for the gradients of all workers, and applies their mean.
 
     Raises `InvalidArgument` if an argument is wrong or no rank is a worker, `Unsupported` for lamb on several
     servers, and `Mismatch` if the ranks pass different numbers of parameters. Any thread may call any method; the
@@ -89,14 +89,14 @@ class ParameterServer:
         if not 1 <= servers < 2**32:
             raise InvalidArgument(f"servers is {servers}; at least 1 server is needed")
         if staleness is not None and not 0 <= operator.index(staleness) < 2**64:
-            raise InvalidArgument(f"staleness is {staleness}; a bound is at least 0")
+            raise InvalidArgument(f"staleness is {staleness}; it must be at least 0")
         if synchronous and (staleness is not None or staleness_aware):
             raise InvalidArgument("a synchronous server has no old gradients; leave out staleness and staleness_aware")
         group = _world.current() if group is None else group
         self._parameters = Parameters(parameters)
         self._optimizer = optimizer
         self._is_synchronous = bool(synchronous)
-        # The calls of a worker use these vectors. A thread must hold the lock to use them.
+        # A thread of a worker must hold this lock while it uses `_values` or `_gradient`.
         self._lock = threading.RLock()
         self._values = self._parameters.copy_to(np.empty(self._parameters.len, np.float32))
         self._core = _core.ParameterServer(
@@ -133,21 +133,22 @@ class ParameterServer:
     def pull(self) -> None:
         """Receives the current parameters from all servers and writes them to the program's arrays or tensors.
 
-        Raises `PeerLost`, whose `rank` is the server, if a server is lost; the parameters do not change then. Raises
-        `JobFailed` if a synchronous server has lost a worker. Call only on workers, like the next four methods."""
+        Raises `PeerLost` if a server is lost. Then `rank` of the exception is the server, and the parameters do not
+        change. Raises `JobFailed` if a synchronous server has lost a worker. Only workers may call this method and the
+        next four methods."""
         self._check_worker()
         with self._lock:
             self._core.pull(self._values)
             self._parameters.copy_from(self._values)
 
     def push(self, gradient: Any = None) -> PushResult:
-        """Sends a gradient to all servers. It must have been computed with the parameters that this worker received
-        last.
+        """Sends a gradient to all servers. The gradient must have been computed with the parameters that this worker
+        received last.
 
         `gradient` has the structure and the shapes of the parameters; numbers of other types are converted to
         float32. Without `gradient`, the call sends the attribute `grad` of each tensor. A tensor without `grad` has a
-        gradient of zeros. Of a sparse `grad`, only the rows are sent, as by `push_rows`. Raises the same errors as
-        `pull`."""
+        gradient of zeros. If a `grad` is sparse, the call sends only its rows, as `push_rows` does. Raises the same
+        errors as `pull`."""
         self._check_worker()
         with self._lock:
             if gradient is None and self._sends_rows(grads := self._parameters.own_gradients()):
@@ -157,7 +158,7 @@ class ParameterServer:
             return _result(self._core.push(self._gradient))
 
     def push_pull(self, gradient: Any = None) -> PushResult:
-        """Does the same as `push` and then `pull`, in one round trip. A sparse `grad` is sent as a dense gradient."""
+        """Does the same as `push` and then `pull`, in one round trip. Sends a sparse `grad` as a dense gradient."""
         self._check_worker()
         with self._lock:
             self._collect(gradient)
@@ -169,9 +170,9 @@ class ParameterServer:
         """Sends the gradients of some rows of one parameter, such as the rows of an embedding that a batch uses.
 
         `parameter` is the parameter's name or index. `rows` is a vector of integers in any order, and `values` has
-        the gradient of each of these rows. The gradients of a row that occurs several times are added up. The state
-        of the optimizer changes only in these rows. Raises `Unsupported` with a synchronous server or with lamb,
-        which need whole gradients."""
+        the gradient of each of these rows. If `rows` contains a row several times, its gradients are added. The state
+        of the optimizer changes only in these rows. Raises `Unsupported` with a synchronous server or with lamb, because
+        these need the gradients of all rows."""
         self._check_worker()
         self._check_sparse()
         index, unique, places, ranges = self._parameters.rows(parameter, rows)
@@ -207,7 +208,8 @@ class ParameterServer:
         return not needs_whole_gradients and any(grad is not None and grad.is_sparse for grad in grads)
 
     def _collect(self, gradient: Any) -> None:
-        """Copies a gradient to the vector of the gradient. `None` is the attribute `grad` of the tensors."""
+        """Copies `gradient` to the vector `_gradient`. If `gradient` is `None`, copies the attribute `grad` of each
+        tensor."""
         parameters = self._parameters
         if gradient is None:
             grads = parameters.own_gradients()
@@ -218,7 +220,8 @@ class ParameterServer:
             self._gradient[parameters.part(index)] = 0 if array is None else array.reshape(-1)
 
     def _sparse_ranges(self, grads: list[Any]) -> tuple[NDArray, NDArray]:
-        """Returns the ranges of a gradient with sparse parts, and the gradients of these ranges."""
+        """Returns the ranges of parameters for which `grads` has gradients, and these gradients. At least one of `grads`
+        is sparse."""
         parameters = self._parameters
         ranges, values = [], []
         for index, grad in enumerate(grads):
@@ -228,7 +231,7 @@ class ParameterServer:
                 ranges.append(parameters.ranges(index, rows))
                 values.append(grad.values().numpy().reshape(-1))
             elif parameters.sizes[index]:
-                ranges.append(np.array([[parameters.ends[index], parameters.sizes[index]]], np.int64))
+                ranges.append(np.array([[parameters.starts[index], parameters.sizes[index]]], np.int64))
                 whole = np.zeros(parameters.sizes[index], np.float32) if grad is None else _dense(parameters, index, grad)
                 values.append(whole.reshape(-1))
         return np.concatenate(ranges), np.concatenate(values).astype(np.float32, copy=False)
@@ -236,25 +239,26 @@ class ParameterServer:
     # Servers
 
     def wait_for_workers(self, timeout: float | None = None) -> bool:
-        """Waits on a server until all workers have closed their end or are lost, at most for `timeout` seconds.
-        Returns whether all workers have ended. Ctrl-C interrupts the wait."""
+        """On a server, waits until every worker has closed its connections or is lost. Returns `True` then, or `False` if
+        `timeout` seconds have passed before. Ctrl-C interrupts the wait."""
         return self._core.wait_for_workers(timeout)
 
     @property
     def lost_workers(self) -> list[tuple[int, str]]:
-        """On a server, the ranks (in the job) of the workers that this server has lost, and the reasons."""
+        """On a server, the rank in the job of each worker that this server has lost, and the reason."""
         return self._core.lost_workers
 
     @property
     def staleness(self) -> Staleness:
-        """On a server, how old the gradients were that it has received."""
+        """On a server, the staleness of the gradients that it has received."""
         return Staleness(*self._core.staleness)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of what this server holds, between two updates: "start", the position of its first parameter
-        in the vector of all parameters; "parameters"; "steps", the number of updates; "optimizer", its name; and the
-        vectors of the optimizer's state, such as "velocity". `numpy.savez(file, **state)` saves it. Each server saves
-        its own part."""
+        """Returns a copy of this server's part of the parameters and of the optimizer's state. No update happens during
+        the copy. The keys are "start", the position of the first parameter of this part in the vector of all parameters;
+        "parameters"; "steps", the number of updates; "optimizer", the name of the optimizer; and the vectors of the
+        optimizer's state, such as "velocity". `numpy.savez(file, **state)` saves the part. Each server saves its own
+        part."""
         start, count = self._core.part
         parameters = np.empty(count, np.float32)
         vectors = {name.removeprefix(_STATE_PREFIX): np.empty(count, np.float32) for name in self._core.state_names}
@@ -262,9 +266,9 @@ class ParameterServer:
         return {"optimizer": self._optimizer, "start": start, "steps": steps, "parameters": parameters, **vectors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` has returned, or what `numpy.load` has read from its file. The job must have the
-        same number of servers. Call it on all servers before the workers pull, for example with `group.barrier()`
-        after it on all ranks.
+        """Restores the part that `state_dict` has returned, or that `numpy.load` has read from a file. The job must have
+        the same number of servers as the job that saved the part. Call this method on all servers before the workers
+        pull: for example, call `group.barrier()` on all ranks after it.
 
         Raises `InvalidArgument` if the state belongs to another optimizer or to other parameters."""
         start, count = self._core.part
@@ -289,13 +293,13 @@ class ParameterServer:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this end has been closed."""
+        """Whether this object has been closed."""
         return self._core.is_closed
 
     def close(self) -> None:
-        """Closes this end. A worker tells the servers that it has ended. A server that is closed before its workers
-        have ended is lost for them: call `wait_for_workers` first. The end of the program also closes it. A second
-        call does nothing."""
+        """Closes the connections of this rank. A worker tells the servers that it has ended. On a server, call
+        `wait_for_workers` first: otherwise, the next call of each worker raises `PeerLost`. The end of the program also
+        closes the connections. A second call does nothing."""
         self._core.close()
 
     def __enter__(self) -> "ParameterServer":

@@ -17,8 +17,8 @@ TRUTH = np.arange(1.0, 11.0, dtype=np.float32)
 
 
 def run(n: int, work, parameters=lambda: np.zeros(10, np.float32), **options) -> list:
-    """Runs a job of `n` ranks. Servers wait for the workers, and workers call `work(server, parameters)`. Returns the result of
-    each worker; the results of servers are their numbers of updates and their staleness."""
+    """Runs a job of `n` ranks. Servers wait for the workers, and workers call `work(server, parameters)`. Returns the results of
+    all ranks. The result of a server is the number of its updates and their staleness."""
 
     def run_rank(group: ring.Group):
         values = parameters()
@@ -56,7 +56,7 @@ def test_asynchronous_workers_solve_a_least_squares_problem():
     results = run(5, work, servers=2, lr=0.05, weight_decay=0.0)
     for updates, staleness in results[:2]:
         assert updates == sum(staleness.counts) == 3 * steps and staleness.dropped == 0
-    # The parameters of a worker lack only the last gradients of the other workers.
+    # The final parameters of a worker may lack the last gradients of the other workers.
     for w in results[2:]:
         assert np.abs(w - TRUTH).max() < 1, w
 
@@ -111,7 +111,7 @@ def test_sparse_rows_equal_dense_gradients():
 
 
 def test_rows_without_a_gradient_keep_their_momentum():
-    """Regression test: a push of very many rows was sent as a dense push, which also moved the other rows."""
+    """Regression test: before the fix, a push of very many rows was sent as a dense push, which also moved the other rows."""
 
     def work(server: ring.ParameterServer, w: np.ndarray) -> None:
         server.push(np.ones((1000, 1)))
@@ -152,8 +152,8 @@ def test_old_gradients_are_dropped_and_the_worker_pulls_again():
         assert sorted(pushes) == [(False, 1), (True, 0), (True, 0)] and sum(map(bool, pushes)) == 2
 
 
-def test_rows_count_as_received_parameters():
-    """Regression test: the staleness of a worker that only pulled rows grew with each update."""
+def test_a_pull_of_rows_makes_the_next_push_fresh():
+    """Regression test: before the fix, the staleness of a worker that only pulled rows grew with each update."""
 
     def work(server: ring.ParameterServer, w: np.ndarray) -> list:
         pushes = []
@@ -302,8 +302,8 @@ def test_a_synchronous_worker_that_fails_is_named():
 # Jobs in which a rank ends. Each rank is a process.
 
 
-def run_processes(directory: Path, victim: str) -> None:
-    """Runs one rank of the tests below. The test kills the rank `victim`."""
+def run_one_rank(directory: Path, victim: str) -> None:
+    """Runs one rank of a job. The tests below start the job, and kill the rank `victim`."""
     world = ring.init(timeout=30)
     w = np.zeros(10, np.float32)
     server = ring.ParameterServer(w, lr=0.05, servers=1)
@@ -356,4 +356,4 @@ def test_the_errors_of_all_workers_name_a_lost_server(ringrun: Launcher, tmp_pat
 
 
 if __name__ == "__main__":
-    run_processes(Path(sys.argv[1]), sys.argv[2])
+    run_one_rank(Path(sys.argv[1]), sys.argv[2])

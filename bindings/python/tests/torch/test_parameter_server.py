@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch", reason="NOT TESTED: the parameter server wi
 
 
 def run(n: int, work, module: torch.nn.Module, form=lambda module: module, **options) -> list:
-    """Runs a job of `n` ranks, each with a copy of the module. Servers wait for the workers, and workers call
-    `work(server, module)`."""
+    """Runs a job of `n` ranks, each with a copy of the module. Each rank passes `form(module)` to `ParameterServer`. Servers wait
+    for the workers, and workers call `work(server, module)`."""
 
     def run_rank(group: ring.Group):
         module = modules[group.rank]
