@@ -48,7 +48,7 @@ pub enum Exit {
     /// The command to launch exists but cannot be executed.
     CommandNotExecutable = 126,
     /// The command to launch was not found.
-    CommandNotRun = 127,
+    CommandNotFound = 127,
 }
 
 impl From<Exit> for ExitCode {

@@ -1,15 +1,19 @@
 //! The basic types: ranks, element types, reductions, operations, algorithms, and the contract of a collective call.
 
+mod debug_as_display;
 mod located;
 mod site;
+mod wire_enum;
 
 use std::fmt;
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::debug_as_display::debug_as_display;
 pub use self::located::{F32Loc, F64Loc, I32Loc, I64Loc};
 pub use self::site::Site;
+use self::wire_enum::wire_enum;
 
 /// The largest number of ranks in a job. A larger rank or world size, or a longer list of ranks, is rejected before
 /// the library allocates memory for this number of ranks.
@@ -100,51 +104,6 @@ impl fmt::Display for WorldSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
     }
-}
-
-/// Defines a fieldless enum that is encoded as one byte and printed in lower case.
-macro_rules! wire_enum {
-    (
-        $(#[$meta:meta])*
-        pub enum $name:ident { $( $(#[$vmeta:meta])* $variant:ident = $byte:literal => $text:literal ),+ $(,)? }
-    ) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-        pub enum $name { $( $(#[$vmeta])* $variant = $byte ),+ }
-
-        impl $name {
-            /// All variants, in the order of their bytes on the wire.
-            pub const ALL: &'static [Self] = &[ $( Self::$variant ),+ ];
-
-            /// Returns the byte that encodes this variant on the wire.
-            pub const fn to_byte(self) -> u8 { self as u8 }
-
-            /// Returns the variant that the byte encodes, or `None` if no variant has this byte.
-            pub const fn from_byte(byte: u8) -> Option<Self> {
-                match byte { $( $byte => Some(Self::$variant), )+ _ => None }
-            }
-
-            /// Returns the name of this variant in options and in output.
-            pub const fn name(self) -> &'static str {
-                match self { $( Self::$variant => $text ),+ }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.pad(self.name()) }
-        }
-
-        impl std::str::FromStr for $name {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<Self, String> {
-                match text {
-                    $( $text => Ok(Self::$variant), )+
-                    other => Err(format!("`{other}` is not one of {}", [$( $text ),+].join(", "))),
-                }
-            }
-        }
-    };
 }
 
 wire_enum! {

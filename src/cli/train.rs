@@ -173,10 +173,10 @@ fn exit_of(error: &TrainError) -> Exit {
     match error {
         TrainError::Data(_)
         | TrainError::DataDiffer { .. }
-        | TrainError::Elsewhere { phase: Phase::Data, .. } => Exit::Data,
+        | TrainError::OtherRankFailed { phase: Phase::Data, .. } => Exit::Data,
         TrainError::Checkpoint(_)
         | TrainError::ModelFile(_)
-        | TrainError::Elsewhere { phase: Phase::Storage, .. } => Exit::Checkpoint,
+        | TrainError::OtherRankFailed { phase: Phase::Storage, .. } => Exit::Checkpoint,
         TrainError::ArgumentsDiffer { .. } => Exit::Configuration,
         TrainError::Options(_) => Exit::Usage,
         TrainError::Diverged(_) => Exit::Diverged,

@@ -1,9 +1,7 @@
 //! The errors of a group's operations.
 
-use std::fmt;
-
 use super::Status;
-use crate::types::{DType, Rank, ReduceOp, WorldSize};
+use crate::types::{DType, Rank, ReduceOp, WorldSize, debug_as_display};
 use crate::wire::Cause;
 
 /// A failed operation. After [`Error::Failed`] the group cannot be used: every later operation returns the same
@@ -94,12 +92,7 @@ pub enum Error {
     },
 }
 
-/// The same as `Display`, because `main` and `unwrap` print errors by `Debug`.
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(Error);
 
 impl Error {
     /// The root cause, if the job failed.

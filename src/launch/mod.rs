@@ -242,7 +242,7 @@ impl LaunchError {
     /// Returns the exit code of ringrun.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::CommandNotFound { .. } => Exit::CommandNotRun,
+            Self::CommandNotFound { .. } => Exit::CommandNotFound,
             Self::NotExecutable { .. } => Exit::CommandNotExecutable,
             Self::VariableUnset { .. } => Exit::Usage,
             Self::Directory { .. } | Self::OutputDir { .. } | Self::TooManyFiles { .. } => {

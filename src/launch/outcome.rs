@@ -38,7 +38,7 @@ impl RankEnd {
             Self::Exited(code) => code,
             Self::Killed(signal) => signal_code(signal),
             Self::NotRun(errno) if errno == rustix::io::Errno::NOENT.raw_os_error() => {
-                Exit::CommandNotRun as u8
+                Exit::CommandNotFound as u8
             }
             Self::NotRun(_) => Exit::CommandNotExecutable as u8,
         }

@@ -106,7 +106,7 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let error = command.args(arguments).stdin(Stdio::null()).exec();
     let errno = error.raw_os_error().unwrap_or_else(|| rustix::io::Errno::INVAL.raw_os_error());
     let _ = socket.write_all(&errno.to_le_bytes());
-    Exit::CommandNotRun.into()
+    Exit::CommandNotFound.into()
 }
 
 /// Binds this process, and so every thread that the command will start, to the processors. If the system refuses the

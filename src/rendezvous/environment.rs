@@ -1,11 +1,10 @@
 //! Reads the environment variables with which a launcher describes the job.
 
 use std::env;
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::types::{Rank, WorldSize};
+use crate::types::{Rank, WorldSize, debug_as_display};
 use crate::wire::{Secret, SecretError};
 
 /// The environment variable with the job's secret.
@@ -80,12 +79,7 @@ pub enum EnvironmentError {
     },
 }
 
-/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same text as `Display`.
-impl fmt::Debug for EnvironmentError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(EnvironmentError);
 
 /// Reads the environment. Returns `None` if no launcher started this process.
 ///

@@ -1,12 +1,11 @@
 //! Why a rank could not join its job.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::{EnvironmentError, PeersFileError};
-use crate::types::{Rank, WorldSize};
+use crate::types::{Rank, WorldSize, debug_as_display};
 use crate::wire::cause::is_without_answer;
 use crate::wire::handshake::{HandshakeError, Refusal};
 use crate::wire::{Cause, SecretError};
@@ -142,12 +141,7 @@ fn advice_for_lost_rank(detail: &str) -> &'static str {
     }
 }
 
-/// The same text as `Display`, because `main` and `unwrap` print errors with `Debug`.
-impl fmt::Debug for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(StartError);
 
 impl StartError {
     /// Returns whether this error means that the peers' secrets differ.

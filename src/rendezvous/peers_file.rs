@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use crate::types::{Rank, WORLD_SIZE_MAX, WorldSize};
+use crate::types::{Rank, WORLD_SIZE_MAX, WorldSize, debug_as_display};
 
 /// The maximum length of a peers file in bytes. A file with [`WORLD_SIZE_MAX`] lines and long host names is shorter.
 const FILE_BYTES_MAX: u64 = 32 << 20;
@@ -56,12 +56,7 @@ pub enum PeersFileError {
     },
 }
 
-/// The same text as `Display`, because `main` and `unwrap` print errors with `Debug`.
-impl fmt::Debug for PeersFileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(PeersFileError);
 
 /// The contents of a valid peers file.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -318,8 +318,8 @@ mod tests {
         assert_eq!(file_names(directory.path()), ["file"]);
     }
 
-    /// Prevents the destruction of files that only have the name of the temporary file: the program wrote through
-    /// links, and truncated a user's own file.
+    /// Regression test: before the fix, the program wrote to every file with the name of the temporary file. It wrote
+    /// through links, and truncated a user's own file.
     #[test]
     fn only_temporary_files_are_replaced() {
         let directory = tempfile::tempdir().unwrap();
@@ -351,7 +351,7 @@ mod tests {
         }
     }
 
-    /// Prevents that a file which only its owner may read becomes readable for all users.
+    /// Regression test: before the fix, a file that only its owner could read was readable for all users after a write.
     #[test]
     fn a_replaced_file_keeps_its_permissions() {
         let directory = tempfile::tempdir().unwrap();

@@ -453,9 +453,9 @@ fn read_file(path: &Path, tensor_bytes: u64) -> Result<Vec<u8>, CheckpointError>
     Ok(bytes)
 }
 
-/// Returns an error if no run with so many steps in an epoch reaches this state. The checkpoints of earlier versions
-/// have no hash of their metadata. Those of the first version may have a different number of steps, because they do
-/// not record the batch size.
+/// Returns an error if no run with `steps_per_epoch` steps in an epoch reaches this state. This check is necessary because
+/// the checkpoints of earlier versions have no hash of their metadata. Checkpoints of the first version may have another
+/// `steps_total`, because they do not record the batch size.
 fn check_ranges(state: &TrainingState, steps_per_epoch: u64, is_format_1: bool) -> Result<(), String> {
     let Position { epoch, step, steps_total, momentum_start, loss_sum, .. } = state.position;
     if step >= steps_per_epoch {

@@ -1,13 +1,11 @@
 //! Errors of a training run.
 
-use std::fmt;
-
 use super::checkpoint::CheckpointError;
 use super::data::DataError;
 use super::model_file::ModelFileError;
 use super::parameter_server::ParameterServerError;
 use crate::group;
-use crate::types::Rank;
+use crate::types::{Rank, debug_as_display};
 
 /// The phase in which a rank failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,7 +32,7 @@ pub enum TrainError {
     ModelFile(#[from] ModelFileError),
     /// Another rank failed and sent its error to all ranks.
     #[error("rank {rank} failed: {message}")]
-    Elsewhere {
+    OtherRankFailed {
         /// The lowest rank that failed.
         rank: Rank,
         /// The phase in which `rank` failed.
@@ -103,9 +101,4 @@ fn describe_differing_ranks(ranks: &[Rank], majority: bool) -> String {
     }
 }
 
-/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
-impl fmt::Debug for TrainError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(TrainError);

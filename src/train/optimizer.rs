@@ -6,7 +6,7 @@ mod rule;
 
 use std::ops::Range;
 
-use self::kernels::AdamStep;
+use self::kernels::{AdamStep, MomentumStep};
 pub use self::rule::{AdamOptions, Rule};
 use super::clipping;
 
@@ -89,15 +89,15 @@ impl Optimizer {
         match (self.rule, self.state.as_mut_slice()) {
             (Rule::Sgd, _) => parameters.iter_mut().zip(&*gradients).for_each(|(p, g)| *p -= rate * g),
             (Rule::Momentum { momentum }, [velocity]) => {
-                kernels::momentum(parameters, gradients, &mut velocity[range], momentum, rate);
+                MomentumStep { momentum, rate }.apply(parameters, gradients, &mut velocity[range]);
             }
             (Rule::Nesterov { momentum }, [velocity]) => {
-                kernels::nesterov(parameters, gradients, &mut velocity[range], momentum, rate);
+                MomentumStep { momentum, rate }.apply_nesterov(parameters, gradients, &mut velocity[range]);
             }
             (Rule::Accelerated, [velocity]) => {
                 let momentum = accelerated_momentum(self.steps - 1 - self.momentum_start);
-                self.ascent +=
-                    kernels::accelerated(parameters, gradients, &mut velocity[range], momentum, rate);
+                let step = MomentumStep { momentum, rate };
+                self.ascent += step.begin_accelerated(parameters, gradients, &mut velocity[range]);
             }
             (Rule::Adam(options) | Rule::AdamW(options), [first, second]) => {
                 let step = AdamStep::new(options, rate, self.steps);

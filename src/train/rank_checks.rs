@@ -13,7 +13,7 @@ use crate::types::{Rank, ReduceOp, WORLD_SIZE_MAX, WorldSize};
 const MESSAGE_BYTES_MAX: usize = 4096;
 
 /// Returns `local` if `local` is `Ok` on every rank. Otherwise, a rank that failed returns its own error, and each other rank
-/// returns [`TrainError::Elsewhere`] with the message of the lowest rank that failed.
+/// returns [`TrainError::OtherRankFailed`] with the message of the lowest rank that failed.
 ///
 /// All ranks must call this function. A call costs a small all-reduce and, after a failure, a broadcast.
 pub(crate) fn check_all_succeeded<T>(
@@ -34,7 +34,7 @@ pub(crate) fn check_all_succeeded<T>(
     group.broadcast(&mut message, rank)?;
     local.and_then(|_| {
         let text = String::from_utf8_lossy(&message);
-        Err(TrainError::Elsewhere { rank, phase, message: text.trim_end_matches('\0').to_owned() })
+        Err(TrainError::OtherRankFailed { rank, phase, message: text.trim_end_matches('\0').to_owned() })
     })
 }
 

@@ -1,7 +1,9 @@
 //! The errors of checkpoints and reports.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fmt, io};
+
+use crate::types::debug_as_display;
 
 /// The reason why a checkpoint cannot be read, used or written, or why a report cannot be written.
 #[derive(thiserror::Error)]
@@ -108,12 +110,7 @@ pub enum CheckpointError {
     },
 }
 
-/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
-impl fmt::Debug for CheckpointError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(CheckpointError);
 
 impl CheckpointError {
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {

@@ -99,7 +99,8 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
     assert!(matches!(load(directory.path(), &wider, &identity), Err(CheckpointError::Unfit { .. })));
 }
 
-/// Prevents that the first checkpoint of a run fails after an epoch: the encoding of a table was not counted.
+/// Regression test: before the fix, the check did not count the encoding of a table. The first checkpoint of a run could
+/// then fail after an epoch.
 #[test]
 fn an_encoding_that_is_too_long_is_refused_before_training() {
     let directory = tempfile::tempdir().unwrap();
@@ -116,7 +117,7 @@ fn an_encoding_that_is_too_long_is_refused_before_training() {
     }
 }
 
-/// Prevents that a checkpoint of the accelerated rule cannot be resumed, because this rule was named `nesterov`.
+/// In checkpoints of earlier versions, the accelerated rule has the name `nesterov`.
 #[test]
 fn the_earlier_name_of_the_accelerated_rule_is_understood() {
     let directory = tempfile::tempdir().unwrap();
@@ -156,7 +157,8 @@ fn edit(bytes: &mut [u8], edits: &[(&str, &str)]) {
     }
 }
 
-/// Prevents an endless loop and skipped epochs: a checkpoint of version 2 has no hash of its position.
+/// A checkpoint of version 2 has no hash of its position. Before the check of the position, a wrong position caused an
+/// endless loop or skipped epochs.
 #[test]
 fn a_position_of_version_2_that_no_run_reaches_is_refused() {
     let directory = tempfile::tempdir().unwrap();

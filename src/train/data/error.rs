@@ -1,8 +1,9 @@
 //! Errors in the data of a run.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+
+use crate::types::debug_as_display;
 
 /// The reason why data cannot be used for training. The message names the file and, where possible, the line and the column.
 #[derive(thiserror::Error)]
@@ -29,12 +30,7 @@ pub enum DataError {
     Unsuitable(String),
 }
 
-/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
-impl fmt::Debug for DataError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(DataError);
 
 impl DataError {
     /// Returns [`DataError::Unreadable`] for the file at `path`.

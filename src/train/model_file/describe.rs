@@ -140,8 +140,8 @@ fn check_description(description: &ModelDescription, bytes_max: u64) -> Result<u
     ))
 }
 
-/// Returns the maximum size in bytes of the header of a model file with this description, which the header holds as a
-/// text.
+/// Returns the maximum size in bytes of the header of a model file with this description. The header holds the description
+/// as a JSON string.
 fn header_bytes(description: &ModelDescription) -> u64 {
     let to_json = |text: String| serde_json::to_string(&text).map_or(u64::MAX, |text| text.len() as u64);
     let bytes = serde_json::to_string(description).map_or(u64::MAX, to_json);
@@ -154,7 +154,8 @@ mod tests {
     use super::super::tests::{description, model};
     use super::*;
 
-    /// Prevents that a run trains a model that no model file can hold: the names of the classes were not counted.
+    /// Regression test: before the fix, the check did not count the names of the classes. A run could then train a model that
+    /// no model file can hold.
     #[test]
     fn names_that_do_not_fit_are_refused_before_training() {
         let file = to_bytes(&model()).unwrap();

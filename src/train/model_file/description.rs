@@ -10,7 +10,7 @@ use crate::train::data::{
 };
 use crate::train::model::{Loss, ModelSpec, Network, Scale};
 
-/// The maximum number of inputs of a column.
+/// The maximum number of categories of a one-hot column, and of buckets of a hashed column.
 const CATEGORIES_MAX: usize = 1 << 16;
 
 /// The description of a model. `ModelDescription::check` checks the limits of all fields.

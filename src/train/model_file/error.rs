@@ -1,10 +1,10 @@
 //! Errors of model files.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::storage::VERSION;
+use crate::types::debug_as_display;
 
 /// The reason why a model file cannot be read or written.
 #[derive(thiserror::Error)]
@@ -80,12 +80,7 @@ pub enum ModelFileError {
     },
 }
 
-/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
-impl fmt::Debug for ModelFileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(ModelFileError);
 
 impl ModelFileError {
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {

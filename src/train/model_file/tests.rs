@@ -9,6 +9,9 @@ fn column(name: &str) -> ColumnEncoding {
     ColumnEncoding { name: name.into(), inputs: ColumnInputs::Number { fill: None, indicator: false } }
 }
 
+/// The entry of the second column in the JSON text of [`description`].
+const COLUMN_B: &str = "{\"name\":\"b\",\"inputs\":{\"number\":{\"fill\":null,\"indicator\":false}}}";
+
 /// Returns the description of a classifier with two columns and two classes.
 pub(super) fn description() -> ModelDescription {
     ModelDescription {
@@ -122,22 +125,18 @@ fn every_field_of_the_description_is_checked() {
         ("\"name\":\"b\"", "\"name\":\"a\"", "two columns have the same name"),
         ("b\",\"inputs\":{\"number\"", "b\",\"inputs\":{\"image\"", "unknown variant `image`"),
         (
-            "{\"name\":\"b\",\"inputs\":{\"number\":{\"fill\":null,\"indicator\":false}}}",
+            COLUMN_B,
             "{\"name\":\"b\",\"inputs\":{\"one-hot\":{\"categories\":[\"x\",\"x\"]}}}",
             "are not sorted, or two are equal",
         ),
+        (COLUMN_B, "{\"name\":\"b\",\"inputs\":{\"hashed\":{\"buckets\":0}}}", "has 0 buckets"),
         (
-            "{\"name\":\"b\",\"inputs\":{\"number\":{\"fill\":null,\"indicator\":false}}}",
-            "{\"name\":\"b\",\"inputs\":{\"hashed\":{\"buckets\":0}}}",
-            "has 0 buckets",
-        ),
-        (
-            "{\"name\":\"b\",\"inputs\":{\"number\":{\"fill\":null,\"indicator\":false}}}",
+            COLUMN_B,
             "{\"name\":\"b\",\"inputs\":{\"hashed\":{\"buckets\":4294967295}}}",
             "has 4294967295 buckets",
         ),
         (
-            "{\"name\":\"b\",\"inputs\":{\"number\":{\"fill\":null,\"indicator\":false}}}",
+            COLUMN_B,
             "{\"name\":\"b\",\"inputs\":{\"shifted-number\":{\"offset\":null,\"fill\":null,\"indicator\":false}}}",
             "null",
         ),

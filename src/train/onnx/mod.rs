@@ -27,6 +27,7 @@ use self::graph::GraphBuilder;
 use self::onnx_proto::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
 use super::atomic_file;
 use super::model_file::{ColumnOrigin, ModelDescription, SavedModel};
+use crate::types::debug_as_display;
 
 /// The version of the ONNX file format. Programs since 2021 read this version.
 const IR_VERSION: i64 = 8;
@@ -111,12 +112,7 @@ pub enum ExportError {
     },
 }
 
-/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
-impl fmt::Debug for ExportError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(ExportError);
 
 impl OnnxModel {
     /// Converts a trained model. The graph contains all steps from the values of the columns to the prediction:

@@ -11,47 +11,45 @@ pub(super) fn shrink(parameters: &mut [f32], rate: f32, decay: f32) {
     }
 }
 
-pub(super) fn momentum(
-    parameters: &mut [f32],
-    gradients: &[f32],
-    velocity: &mut [f32],
-    momentum: f32,
-    rate: f32,
-) {
-    for ((p, g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
-        *v = momentum * *v + g;
-        *p -= rate * *v;
-    }
+/// The numbers that all parameters share in one step of a rule with a velocity.
+pub(super) struct MomentumStep {
+    pub(super) momentum: f32,
+    pub(super) rate: f32,
 }
 
-pub(super) fn nesterov(
-    parameters: &mut [f32],
-    gradients: &[f32],
-    velocity: &mut [f32],
-    momentum: f32,
-    rate: f32,
-) {
-    for ((p, g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
-        *v = momentum * *v + g;
-        *p -= rate * (g + momentum * *v);
+impl MomentumStep {
+    /// Takes the step of [`Rule::Momentum`](super::Rule::Momentum).
+    pub(super) fn apply(&self, parameters: &mut [f32], gradients: &[f32], velocity: &mut [f32]) {
+        for ((p, g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
+            *v = self.momentum * *v + g;
+            *p -= self.rate * *v;
+        }
     }
-}
 
-/// Returns the dot product of the new velocity and the gradients.
-pub(super) fn accelerated(
-    parameters: &mut [f32],
-    gradients: &[f32],
-    velocity: &mut [f32],
-    momentum: f32,
-    rate: f32,
-) -> f64 {
-    let mut ascent = 0.0;
-    for ((p, g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
-        *v = momentum * *v - rate * g;
-        *p -= rate * g;
-        ascent += f64::from(*v) * f64::from(*g);
+    /// Takes the step of [`Rule::Nesterov`](super::Rule::Nesterov).
+    pub(super) fn apply_nesterov(&self, parameters: &mut [f32], gradients: &[f32], velocity: &mut [f32]) {
+        for ((p, g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
+            *v = self.momentum * *v + g;
+            *p -= self.rate * (g + self.momentum * *v);
+        }
     }
-    ascent
+
+    /// Takes the first half of the step of [`Rule::Accelerated`](super::Rule::Accelerated): updates the velocity, and moves the
+    /// parameters along the gradients. Returns the dot product of the new velocity and the gradients.
+    pub(super) fn begin_accelerated(
+        &self,
+        parameters: &mut [f32],
+        gradients: &[f32],
+        velocity: &mut [f32],
+    ) -> f64 {
+        let mut ascent = 0.0;
+        for ((p, g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
+            *v = self.momentum * *v - self.rate * g;
+            *p -= self.rate * g;
+            ascent += f64::from(*v) * f64::from(*g);
+        }
+        ascent
+    }
 }
 
 /// The numbers that all parameters share in one step of Adam. These numbers are computed in f64 and then rounded, as
@@ -88,6 +86,7 @@ impl AdamStep {
         }
     }
 
+    /// Updates the moments of the gradients.
     pub(super) fn update_moments(&self, gradients: &[f32], first: &mut [f32], second: &mut [f32]) {
         for ((g, m), v) in gradients.iter().zip(first).zip(second) {
             *m = self.beta_1 * *m + self.one_minus_beta_1 * g;
@@ -95,6 +94,7 @@ impl AdamStep {
         }
     }
 
+    /// Takes the step of Adam with updated moments.
     pub(super) fn apply(&self, parameters: &mut [f32], first: &[f32], second: &[f32]) {
         for ((p, m), v) in parameters.iter_mut().zip(first).zip(second) {
             *p -= self.step_size * m / (v.sqrt() / self.second_root + self.epsilon);

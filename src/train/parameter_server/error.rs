@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::group;
 use crate::group::Cause;
-use crate::types::Rank;
+use crate::types::{Rank, debug_as_display};
 
 /// The reason why an operation with a parameter server failed.
 #[derive(thiserror::Error, Clone, PartialEq, Eq)]
@@ -131,9 +131,4 @@ impl ParameterServerError {
     }
 }
 
-/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
-impl fmt::Debug for ParameterServerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(ParameterServerError);

@@ -109,62 +109,67 @@ pub(super) struct ReplyHeader {
 impl RequestHeader {
     /// Writes the header to the first words of `words`.
     pub(super) fn encode(&self, words: &mut [u32]) {
-        words[0] = self.kind as u32;
-        words[1] = self.ranges;
-        put_u64(words, 2, self.version);
-        put_note(words, 4, &self.note);
-        words[12] = u32::from(self.wants_parameters);
-        words[13..HEADER_WORDS].fill(0);
+        let &Self { kind, ranges, wants_parameters, version, note } = self;
+        let extra = u64::from(wants_parameters);
+        HeaderFields { code: kind as u32, count: ranges, version, note, extra }.encode(words);
     }
 
     /// Reads a header and the payload behind it. Returns `None` if the message is too short or has an unknown kind.
     pub(super) fn decode(words: &[u32]) -> Option<(Self, &[u32])> {
-        let (header, payload) = words.split_at_checked(HEADER_WORDS)?;
-        let kind = RequestKind::ALL.into_iter().find(|&kind| kind as u32 == header[0])?;
-        let (version, note) = (get_u64(header, 2), get_note(header, 4));
-        let wants_parameters = header[12] != 0;
-        Some((Self { kind, ranges: header[1], wants_parameters, version, note }, payload))
+        let (HeaderFields { code, count, version, note, extra }, payload) = HeaderFields::decode(words)?;
+        let kind = RequestKind::ALL.into_iter().find(|&kind| kind as u32 == code)?;
+        Some((Self { kind, ranges: count, wants_parameters: extra != 0, version, note }, payload))
     }
 }
 
 impl ReplyHeader {
     /// Writes the header to the first words of `words`.
     pub(super) fn encode(&self, words: &mut [u32]) {
-        words[0] = self.status as u32;
-        words[1] = self.text_bytes;
-        put_u64(words, 2, self.version);
-        put_note(words, 4, &self.note);
-        put_u64(words, 12, self.staleness);
-        words[14..HEADER_WORDS].fill(0);
+        let &Self { status, text_bytes, version, staleness, note } = self;
+        HeaderFields { code: status as u32, count: text_bytes, version, note, extra: staleness }
+            .encode(words);
     }
 
     /// Reads a header and the payload behind it. Returns `None` if the message is too short or has an unknown status.
     pub(super) fn decode(words: &[u32]) -> Option<(Self, &[u32])> {
+        let (HeaderFields { code, count, version, note, extra }, payload) = HeaderFields::decode(words)?;
+        let status = ReplyStatus::ALL.into_iter().find(|&status| status as u32 == code)?;
+        Some((Self { status, text_bytes: count, version, staleness: extra, note }, payload))
+    }
+}
+
+/// The fields of a header in the order of their words: code, count, version (2 words), note (8 words), extra (2 words). Two
+/// words of zeros follow. The low word of a 64-bit number comes first.
+struct HeaderFields {
+    /// The kind of a request or the status of a reply.
+    code: u32,
+    /// The number of ranges of a request, or the number of bytes of the text of a reply.
+    count: u32,
+    version: u64,
+    note: Note,
+    /// Whether a request wants parameters, or the staleness in a reply.
+    extra: u64,
+}
+
+impl HeaderFields {
+    fn encode(&self, words: &mut [u32]) {
+        words[0] = self.code;
+        words[1] = self.count;
+        let numbers = std::iter::once(self.version).chain(self.note).chain([self.extra, 0]);
+        for (pair, number) in words[2..HEADER_WORDS].chunks_exact_mut(2).zip(numbers) {
+            pair.copy_from_slice(&[number as u32, (number >> 32) as u32]);
+        }
+    }
+
+    fn decode(words: &[u32]) -> Option<(Self, &[u32])> {
         let (header, payload) = words.split_at_checked(HEADER_WORDS)?;
-        let status = ReplyStatus::ALL.into_iter().find(|&status| status as u32 == header[0])?;
-        let (version, note) = (get_u64(header, 2), get_note(header, 4));
-        let staleness = get_u64(header, 12);
-        Some((Self { status, text_bytes: header[1], version, staleness, note }, payload))
+        let number = |at: usize| u64::from(header[at]) | u64::from(header[at + 1]) << 32;
+        let note = std::array::from_fn(|index| number(4 + 2 * index));
+        Some((
+            Self { code: header[0], count: header[1], version: number(2), note, extra: number(12) },
+            payload,
+        ))
     }
-}
-
-fn put_u64(words: &mut [u32], at: usize, value: u64) {
-    words[at] = value as u32;
-    words[at + 1] = (value >> 32) as u32;
-}
-
-fn get_u64(words: &[u32], at: usize) -> u64 {
-    u64::from(words[at]) | u64::from(words[at + 1]) << 32
-}
-
-fn put_note(words: &mut [u32], at: usize, note: &Note) {
-    for (index, &value) in note.iter().enumerate() {
-        put_u64(words, at + 2 * index, value);
-    }
-}
-
-fn get_note(words: &[u32], at: usize) -> Note {
-    std::array::from_fn(|index| get_u64(words, at + 2 * index))
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ pub enum Evaluation {
 /// A top-k accuracy.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct TopK {
-    /// The number of classes.
+    /// The number of the most probable classes that are considered.
     pub k: usize,
     /// The fraction of rows whose class is among the k most probable classes.
     pub accuracy: f64,

@@ -48,7 +48,8 @@ pub enum TargetColumn {
 }
 
 impl NewData {
-    /// Parses the values of `--data`: as [`DataSource::from_values`], but also `-` and an array without targets.
+    /// Parses the values of `--data`. Accepts the values that [`DataSource::from_values`] accepts, and also `-` and an array
+    /// without targets.
     ///
     /// # Errors
     ///

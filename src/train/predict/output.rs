@@ -1,6 +1,5 @@
 //! Writes predictions as CSV or as an array in numpy's format.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter, Seek as _, SeekFrom, Write};
 use std::path::PathBuf;
@@ -10,6 +9,7 @@ use super::input::{InputOptions, TargetColumn, open};
 use crate::train::atomic_file::ReplacementFile;
 use crate::train::data::DataError;
 use crate::train::model_file::{ModelDescription, Prediction, SavedModel};
+use crate::types::debug_as_display;
 
 /// The length in bytes of the header of an array in numpy's format. This length leaves room for any number of rows.
 const NPY_HEADER_BYTES: usize = 128;
@@ -34,12 +34,7 @@ pub struct OutputError {
     source: io::Error,
 }
 
-/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
-impl fmt::Debug for OutputError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(OutputError);
 
 /// The reason why predictions cannot be computed or written.
 #[derive(thiserror::Error, Debug)]

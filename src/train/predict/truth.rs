@@ -85,7 +85,7 @@ mod tests {
             ("03.0", Some(0)),
             ("red", Some(2)),
             ("9007199254740992", Some(1)),
-            // Regression test: as an f64, this integer equals the class.
+            // Regression test: before the fix, this integer was converted to f64, and was found as the integer above.
             ("9007199254740993", None),
             ("3.5", None),
         ] {
