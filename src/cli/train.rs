@@ -1,6 +1,7 @@
 //! The program `ringtrain`: parses and checks its arguments, trains, and returns an exit code.
 
 mod args;
+mod checkpoint_args;
 mod commands;
 mod optimizer_args;
 mod recipe_args;

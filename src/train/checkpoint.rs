@@ -3,6 +3,11 @@
 //! ranks.
 
 mod error;
+mod files;
+mod schedule;
+mod settings;
+mod state;
+mod writer;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -13,16 +18,19 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 pub use self::error::CheckpointError;
+pub use self::files::FILE_NAME;
+pub(crate) use self::files::{BEST_FILE_NAME, CheckpointFiles};
+pub use self::settings::{Checkpoint, Existing};
+pub(crate) use self::state::{IdentityEntry, Position, RunIdentity, TrainingState};
+pub(crate) use self::writer::CheckpointWriter;
 use super::atomic_file;
 use super::data::Standardizer;
 use super::early_stopping::Best;
-use super::model::{Network, Scale};
+use super::model::Network;
 use super::model_file::content_digest;
 use super::optimizer::Rule;
-use super::report::{EpochRecord, parameters_hash};
+use super::report::parameters_hash;
 
-/// The name of the file in the checkpoint directory.
-pub const FILE_NAME: &str = "checkpoint.safetensors";
 /// The format that this version writes.
 const FORMAT: &str = "ringtrain-3";
 /// The format that earlier versions wrote, without [`METADATA_HASH`].
@@ -31,6 +39,8 @@ const FORMAT_2: &str = "ringtrain-2";
 const FORMAT_1: &str = "ringtrain-1";
 /// The key of the metadata that holds the hash of all other metadata.
 const METADATA_HASH: &str = "metadata_hash";
+/// The key of the metadata that holds [`RunIdentity::options`].
+const OPTIONS: &str = "options";
 /// The name of the tensor that holds [`Best::parameters`].
 const BEST_PARAMETERS: &str = "best.parameters";
 /// The key of the metadata that holds [`Best::record`].
@@ -52,100 +62,9 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The size in bytes that [`check_header`] assumes for the names, the metadata and the history.
 const HEADER_BYTES_ASSUMED: u64 = 1 << 16;
 
-/// The position of a run: how many epochs and steps are done.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(crate) struct Position {
-    /// The current epoch, counted from 0.
-    pub epoch: u64,
-    /// The next step of this epoch, counted from 0.
-    pub step: u64,
-    /// The number of steps since the run began.
-    pub steps_total: u64,
-    /// The value of `steps_total` when the momentum of the accelerated rule was last reset to 0.
-    pub momentum_start: u64,
-    /// The sum of the losses of the samples that this epoch has used so far.
-    pub loss_sum: f64,
-    /// The number of samples that this epoch has used so far.
-    pub samples: u64,
-}
-
-impl Position {
-    /// Returns the position as numbers that can be broadcast.
-    pub(crate) fn to_words(self) -> [u64; 6] {
-        let Self { epoch, step, steps_total, momentum_start, loss_sum, samples } = self;
-        [epoch, step, steps_total, momentum_start, loss_sum.to_bits(), samples]
-    }
-
-    /// Returns the position that [`to_words`](Self::to_words) converted to `words`.
-    pub(crate) fn from_words(words: [u64; 6]) -> Self {
-        let [epoch, step, steps_total, momentum_start, loss_sum, samples] = words;
-        Self { epoch, step, steps_total, momentum_start, loss_sum: f64::from_bits(loss_sum), samples }
-    }
-}
-
 /// The keys of the position in the metadata, in the order of [`Position::to_words`].
 const POSITION_KEYS: [&str; 6] =
     ["epoch", "step", "steps_total", "momentum_start", "epoch_loss_sum_bits", "epoch_samples"];
-
-/// All values that change during a run.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct TrainingState {
-    pub(crate) position: Position,
-    /// `None` before the run has chosen a rate, and in checkpoints of earlier versions.
-    pub(crate) learning_rate: Option<f32>,
-    pub(crate) parameters: Vec<f32>,
-    /// The state vectors of the optimizer.
-    pub(crate) optimizer: Vec<Vec<f32>>,
-    /// The best parameters so far, if the run keeps them.
-    pub(crate) best: Option<Best>,
-    /// The state vectors of the strategy.
-    pub(crate) strategy: Vec<Vec<f32>>,
-    /// The numbers of the batches after `position` that are already done. Only `ps-async` does batches out of order.
-    pub(crate) done_ahead: Vec<u64>,
-    /// The results of the epochs that were recorded so far.
-    pub(crate) history: Vec<EpochRecord>,
-}
-
-/// The properties of a run that stay the same from its beginning to its end. A run can resume from a checkpoint if
-/// `entries` and `data_hash` are the same in the run and in the checkpoint.
-#[derive(Clone, PartialEq, Debug)]
-pub(crate) struct RunIdentity {
-    /// The options and the sizes of the data. Resuming compares the entries in this order, and reports the first difference.
-    pub(crate) entries: Vec<IdentityEntry>,
-    /// The name of the data, used only in messages, because a file may have been moved.
-    pub(crate) data_name: String,
-    /// A hash of the content of the data.
-    pub(crate) data_hash: String,
-    /// The number of steps of an epoch.
-    pub(crate) steps_per_epoch: u64,
-    /// Whether the run keeps its best parameters.
-    pub(crate) keeps_best: bool,
-    /// The names of the optimizer's state vectors.
-    pub(crate) optimizer_names: &'static [&'static str],
-    /// The names of the strategy's state vectors.
-    pub(crate) strategy_names: &'static [&'static str],
-    /// The mean and deviation with which features are standardized. The checkpoint contains these values for programs that use
-    /// the model.
-    pub(crate) standardizer: Option<Standardizer>,
-    /// The mean and deviation that convert outputs to the unit of the target. The checkpoint contains these values for programs
-    /// that use the model.
-    pub(crate) scale: Scale,
-    /// The names of the classes.
-    pub(crate) classes: Vec<String>,
-    /// How the columns of a table become features, as JSON ([`TableEncoding`](super::data::TableEncoding)). The
-    /// checkpoint contains this text for programs that use the model. `None` if the data is not a table.
-    pub(crate) encoding: Option<String>,
-}
-
-/// An option of a run or a size of its data.
-#[derive(Clone, PartialEq, Debug)]
-pub(crate) struct IdentityEntry {
-    /// The key in the checkpoint's metadata.
-    pub(crate) key: &'static str,
-    /// The name in messages: that of the command-line option, or that of the size.
-    pub(crate) option: &'static str,
-    pub(crate) value: String,
-}
 
 struct Tensor {
     name: String,
@@ -165,15 +84,8 @@ fn from_bytes(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
-/// Writes a checkpoint into `directory`, which is created if it does not exist. The new checkpoint replaces the
-/// previous one only when the new one is completely on the disk.
-pub(crate) fn save(
-    directory: &Path,
-    network: &Network,
-    identity: &RunIdentity,
-    state: &TrainingState,
-) -> Result<(), CheckpointError> {
-    let path = directory.join(FILE_NAME);
+/// Returns the bytes of a checkpoint.
+fn serialize(network: &Network, identity: &RunIdentity, state: &TrainingState) -> io::Result<Vec<u8>> {
     let mut tensors = Vec::new();
     for (name, shape, range) in network.tensors() {
         tensors.push(Tensor { name, shape, bytes: to_bytes(&state.parameters[range]) });
@@ -211,11 +123,7 @@ pub(crate) fn save(
         let view = TensorView::new(Dtype::F32, tensor.shape.clone(), &tensor.bytes);
         (tensor.name.as_str(), view.expect("the number of bytes of a tensor matches its shape"))
     });
-    let fail = |action, source| CheckpointError::io(action, &path, source);
-    let bytes = safetensors::serialize(views, Some(metadata))
-        .map_err(|error| fail("write", io::Error::other(error.to_string())))?;
-    create_directory(directory)?;
-    atomic_file::write(&path, &bytes).map_err(|error| fail("write", error))
+    safetensors::serialize(views, Some(metadata)).map_err(|error| io::Error::other(error.to_string()))
 }
 
 /// Returns the metadata that does not change during a run.
@@ -228,6 +136,9 @@ fn identity_metadata(identity: &RunIdentity) -> HashMap<String, String> {
     metadata.insert("classes".into(), serde_json::Value::from(identity.classes.clone()).to_string());
     if let Some(encoding) = &identity.encoding {
         metadata.insert("encoding".into(), encoding.clone());
+    }
+    if let Some(options) = &identity.options {
+        metadata.insert(OPTIONS.into(), options.clone());
     }
     metadata.insert("target_mean".into(), identity.scale.mean.to_string());
     metadata.insert("target_deviation".into(), identity.scale.deviation.to_string());
@@ -249,21 +160,24 @@ fn create_directory(directory: &Path) -> Result<(), CheckpointError> {
         .map_err(|error| CheckpointError::io("create the directory", directory, error))
 }
 
-/// Checks that `directory` has enough space to save a checkpoint while the previous checkpoint still exists. Creates
-/// the directory if it does not exist, and temporarily allocates a file of the required size.
+/// Checks that the directory of `settings` has enough space for all checkpoints that the run keeps and for the one that
+/// it writes. Creates the directory if it does not exist, and temporarily allocates a file of the required size.
 pub(crate) fn check_space(
-    directory: &Path,
+    settings: &Checkpoint,
     network: &Network,
     identity: &RunIdentity,
 ) -> Result<(), CheckpointError> {
-    let path = directory.join(FILE_NAME);
+    let files = CheckpointFiles::new(settings);
+    let path = files.latest();
     let header_bytes = check_header(&path, identity, HEADER_BYTES_MAX)?;
-    create_directory(directory)?;
-    // While a checkpoint is being saved, the previous checkpoint still exists. If there is no checkpoint yet, the disk needs
-    // space for two checkpoints.
-    let copies = if exists(directory)? { 1 } else { 2 };
-    let bytes = copies * (tensor_bytes(network, identity) + header_bytes);
-    atomic_file::check_space(&path, bytes).map_err(|source| CheckpointError::NoSpace { path, bytes, source })
+    create_directory(&settings.directory)?;
+    let bytes = files.files_to_add()? * (tensor_bytes(network, identity) + header_bytes);
+    atomic_file::check_space(&path, bytes).map_err(|source| CheckpointError::NoSpace {
+        path,
+        bytes,
+        source,
+    })?;
+    files.check_links()
 }
 
 /// Returns the size in bytes of all tensors in a checkpoint.
@@ -461,11 +375,16 @@ fn check_ranges(state: &TrainingState, steps_per_epoch: u64, is_format_1: bool) 
     if step >= steps_per_epoch {
         return Err(format!("its step is {step}, but an epoch has {steps_per_epoch} steps"));
     }
-    let expected = epoch.checked_mul(steps_per_epoch).and_then(|steps| steps.checked_add(step));
+    let batches = epoch.checked_mul(steps_per_epoch).and_then(|steps| steps.checked_add(step));
+    let expected = batches.and_then(|batches| batches.checked_add(state.done_ahead.len() as u64));
     if !is_format_1 && expected != Some(steps_total) {
         return Err(format!(
             "its steps_total is {steps_total}, which does not fit step {step} of epoch {epoch} with {steps_per_epoch} steps"
         ));
+    }
+    let is_ahead = |&batch: &u64| batches.is_some_and(|batches| batch > batches);
+    if !(state.done_ahead.is_sorted_by(|a, b| a < b) && state.done_ahead.iter().all(is_ahead)) {
+        return Err(format!("its done_ahead is {:?}", state.done_ahead));
     }
     if momentum_start > steps_total {
         return Err(format!("its momentum_start is {momentum_start}, after step {steps_total}"));

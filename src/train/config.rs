@@ -3,6 +3,7 @@
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
+use super::checkpoint::Checkpoint;
 use super::data::{DataSource, TableOptions, Task};
 use super::model::ModelSpec;
 use super::optimizer::Rule;
@@ -83,24 +84,6 @@ pub struct ServerSettings {
 /// The default bound of the staleness under [`StrategySpec::PsAsync`] is this number for each worker.
 const STALENESS_PER_WORKER: u64 = 16;
 
-/// Where to save checkpoints, and what to do if a checkpoint already exists.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Checkpoint {
-    /// The directory.
-    pub directory: PathBuf,
-    /// What to do if a checkpoint already exists.
-    pub existing: Existing,
-}
-
-/// What to do if a checkpoint already exists.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Existing {
-    /// Resume from the checkpoint.
-    Resume,
-    /// Return an error, so that the checkpoint is not overwritten.
-    Refuse,
-}
-
 /// Returns the default model for a task.
 pub fn default_model(task: Task) -> ModelSpec {
     match task {
@@ -149,6 +132,7 @@ impl Config {
     /// Returns a sentence that says which options do not fit together and what to do.
     pub fn check(&self) -> Result<(), String> {
         self.check_parameter_server()?;
+        self.check_checkpoint()?;
         match (self.rule, self.strategy) {
             (Some(Rule::Accelerated), _) if !self.recipe.suits_accelerated() => {
                 Err("--schedule, --warmup, --scale-lr and --clip-norm do not apply to --optimizer accelerated, which \
@@ -177,6 +161,19 @@ impl Config {
     /// Returns a sentence that says which options name the same file.
     pub fn check_paths(&self) -> Result<(), String> {
         output_paths::check(self)
+    }
+
+    fn check_checkpoint(&self) -> Result<(), String> {
+        match &self.checkpoint {
+            Some(checkpoint) if checkpoint.is_periodic() && !self.strategy.agrees_within_epochs() => {
+                Err(format!(
+                    "--checkpoint-steps and --checkpoint-minutes do not apply to --strategy {}, because the ranks hold different \
+                     models within an epoch; leave out both options: a checkpoint is saved after each epoch that is reported",
+                    self.strategy
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_parameter_server(&self) -> Result<(), String> {
@@ -255,6 +252,13 @@ impl Config {
             ("--checkpoint", self.checkpoint.is_some().to_string()),
             ("--save-model", self.model_file.is_some().to_string()),
             ("--resume", format!("{:?}", self.checkpoint.as_ref().map(|checkpoint| checkpoint.existing))),
+            (
+                "--checkpoint-steps or --checkpoint-minutes",
+                format!(
+                    "{:?}",
+                    self.checkpoint.as_ref().map(|checkpoint| (checkpoint.steps, checkpoint.interval))
+                ),
+            ),
         ];
         options.extend(self.recipe.shared_options());
         options.extend(self.table.shared_options());

@@ -43,10 +43,10 @@ mod trainer;
 
 pub use batches::{Batches, part};
 pub use buckets::BUCKET_BYTES;
-pub use checkpoint::{CheckpointError, FILE_NAME as CHECKPOINT_FILE_NAME};
+pub use checkpoint::{Checkpoint, CheckpointError, Existing, FILE_NAME as CHECKPOINT_FILE_NAME};
 pub use class_weights::ClassWeights;
 pub(crate) use class_weights::check_class_weights;
-pub use config::{Checkpoint, Config, Existing, ServerSettings, default_learning_rate, default_model};
+pub use config::{Config, ServerSettings, default_learning_rate, default_model};
 pub use early_stopping::{Patience, VALIDATION_FRACTION_DEFAULT};
 pub use error::{Phase, TrainError};
 pub use learning_rate::{RateSchedule, Warmup};

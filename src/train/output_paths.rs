@@ -30,7 +30,9 @@ pub(super) fn check(config: &Config) -> Result<(), String> {
     let mut add = |option, path: &Path| files.push((option, path.to_owned()));
     if let Some(checkpoint) = &config.checkpoint {
         add("--checkpoint", &checkpoint.directory);
-        add("--checkpoint", &checkpoint.directory.join(checkpoint::FILE_NAME));
+        for name in [checkpoint::FILE_NAME, checkpoint::BEST_FILE_NAME] {
+            add("--checkpoint", &checkpoint.directory.join(name));
+        }
     }
     config.report.iter().for_each(|path| add("--report", path));
     config.model_file.iter().for_each(|path| add("--save-model", path));

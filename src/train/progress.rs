@@ -15,6 +15,9 @@ pub trait Observer {
     /// complete. If an epoch has only one step, or if the ranks average only after several epochs, several epochs are reported
     /// together: `epoch` is the last of these epochs, and `steps` and `step` count the steps of all of them.
     fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64);
+    /// Called before each step with the training samples that this rank processes in this step, as row numbers of the
+    /// training set. `epoch` and `batch` count from 0. Not called with a parameter server.
+    fn batch_started(&mut self, _epoch: u64, _batch: u64, _samples: &[u32]) {}
     /// Called after each step with the mean loss of the step, and with the samples per second since `epoch_started`.
     fn step_taken(&mut self, loss: f64, samples_per_second: f64);
     /// Called at the end of an epoch. `epochs` is the number of epochs in the run. `record` is `None` if a signal

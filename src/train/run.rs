@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use super::checkpoint::{self, CheckpointError, Position, TrainingState};
-use super::config::{Config, Existing, default_learning_rate};
+use super::checkpoint::{self, CheckpointError, CheckpointFiles, Existing, Position, TrainingState};
+use super::config::{Config, default_learning_rate};
 use super::data::Samples;
 use super::early_stopping::{Best, BestRecord};
 use super::optimizer::Rule;
@@ -76,7 +76,12 @@ pub(super) fn conclude(
     if let Some(train) = train {
         check_against_constant(setup, trainer, train, observer)?;
     }
-    observer.notice(&closing_line(config, setup, trainer));
+    let saved = match trainer.finish_saving(group, observer) {
+        Err(error @ TrainError::Group(_)) => return Err(error),
+        // The report and the model file are written even if the last checkpoint is not.
+        saved => saved,
+    };
+    observer.notice(&closing_line(config, setup, trainer, saved.is_ok()));
     let mut report = create_report(group, config, setup, trainer, (train, test), (started, before));
     complete(&mut report);
     let written = match &config.report {
@@ -88,6 +93,7 @@ pub(super) fn conclude(
         save_model(group, (path, config), setup, &report, trainer)?;
         observer.notice(&format!("saved the model to {}", path.display()));
     }
+    saved?;
     Ok(Summary { report, parameters: std::mem::take(&mut trainer.state.parameters) })
 }
 
@@ -124,12 +130,13 @@ fn check_against_constant(
     Ok(())
 }
 
-/// Returns a line that says why training ended and what to do next.
-fn closing_line(config: &Config, setup: &Setup, trainer: &Trainer<'_>) -> String {
+/// Returns a line that says why training ended and what to do next. `is_saved` is false if the last checkpoint was not written.
+fn closing_line(config: &Config, setup: &Setup, trainer: &Trainer<'_>, is_saved: bool) -> String {
     let position = trainer.state.position;
     let convex = setup.model.hidden().is_empty();
     if trainer.stopped {
         let saved = match &config.checkpoint {
+            Some(_) if !is_saved => "the checkpoint could not be saved".into(),
             Some(target) => format!("saved to {}; pass --resume to continue", target.directory.display()),
             None => "nothing was saved, because --checkpoint was not given".into(),
         };
@@ -359,12 +366,16 @@ fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingStat
     let identity = setup.identity(config);
     let found = match target.existing {
         Existing::Resume => checkpoint::load(&target.directory, &setup.network, &identity)?,
-        Existing::Refuse if checkpoint::exists(&target.directory)? => {
-            return Err(CheckpointError::Exists { path: target.directory.join(checkpoint::FILE_NAME) }.into());
-        }
         Existing::Refuse => None,
     };
-    checkpoint::check_space(&target.directory, &setup.network, &identity)?;
+    match (target.existing, CheckpointFiles::new(target).find_any()?) {
+        (Existing::Refuse, Some(path)) => return Err(CheckpointError::Exists { path }.into()),
+        (Existing::Resume, Some(path)) if found.is_none() => {
+            return Err(CheckpointError::NoLatest { path }.into());
+        }
+        _ => {}
+    }
+    checkpoint::check_space(target, &setup.network, &identity)?;
     Ok(found)
 }
 

@@ -217,6 +217,7 @@ impl Setup {
             scale,
             classes: self.dataset.classes.clone(),
             encoding: self.dataset.encoding.as_ref().map(|encoding| encoding.to_json()),
+            options: config.checkpoint.as_ref().and_then(|checkpoint| checkpoint.options.clone()),
         }
     }
 

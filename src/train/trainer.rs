@@ -1,5 +1,6 @@
 //! The step loop of a training run.
 
+mod saving;
 mod steps_of_others;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,8 +8,9 @@ use std::time::Instant;
 
 use ndarray::s;
 
+use super::TrainError;
 use super::batches::{Batches, part};
-use super::checkpoint::{self, Position, RunIdentity, TrainingState};
+use super::checkpoint::{CheckpointWriter, Position, TrainingState};
 use super::config::Config;
 use super::convergence;
 use super::data::{Samples, Targets, Task};
@@ -17,11 +19,10 @@ use super::gradient_work::{GradientWork, micro_batch_rows};
 use super::model::Workspace;
 use super::optimizer::Optimizer;
 use super::progress::Observer;
-use super::rank_checks::{ReplicaHash, check_all_succeeded};
+use super::rank_checks::ReplicaHash;
 use super::report::EpochRecord;
 use super::setup::{Setup, total_sum_of_squares};
 use super::strategies::{self, Agreement, Replica, Strategy, Totals};
-use super::{Phase, TrainError};
 use crate::group::Group;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
@@ -32,7 +33,8 @@ const EVALUATION_ROWS_MIN: usize = 256;
 pub(crate) struct Trainer<'a> {
     config: &'a Config,
     setup: &'a Setup,
-    identity: RunIdentity,
+    /// Writes checkpoints. `None` on all ranks except rank 0, and if the run saves no checkpoints.
+    writer: Option<CheckpointWriter>,
     /// Becomes true when this rank receives a stop signal.
     stop: &'a AtomicBool,
     optimizer: Optimizer,
@@ -100,13 +102,17 @@ impl<'a> Trainer<'a> {
         for (vector, saved) in strategy.state().into_iter().zip(std::mem::take(&mut state.strategy)) {
             *vector = saved;
         }
+        let writer = config.checkpoint.as_ref().filter(|_| group.rank() == Rank::ZERO).map(|settings| {
+            let content = (setup.network.clone(), setup.identity(config));
+            CheckpointWriter::new(settings, content, state.position.steps_total, Instant::now())
+        });
         let batch =
             setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(group.size().as_usize());
         let rows = micro_batch_rows(batch, config.micro_batches);
         Self {
             config,
             setup,
-            identity: setup.identity(config),
+            writer,
             stop,
             optimizer,
             epoch_loss: state.history.last().map_or(0.0, |record| record.train_loss),
@@ -145,7 +151,7 @@ impl<'a> Trainer<'a> {
         }
         if let (Some(best), false) = (&mut self.state.best, self.stopped) {
             best.exchange(&mut self.state.parameters);
-            self.save(group)?;
+            self.save(group, false, observer)?;
         }
         Ok(())
     }
@@ -217,11 +223,17 @@ impl<'a> Trainer<'a> {
             let batches = Batches::new(self.config.seed, epoch, train.len(), settings.batch_size);
             for index in step as usize..batches.count() {
                 let batch = batches.batch(index);
-                let loss = self.step(group, batch)?;
+                let own = &batch[self.strategy.local_samples(group, batch.len())];
+                observer.batch_started(epoch, index as u64, own);
+                let loss = self.step(group, own, batch.len())?;
                 samples += batch.len() as u64;
                 observer.step_taken(loss, samples as f64 / started.elapsed().as_secs_f64());
                 if self.stopped {
                     break;
+                }
+                // The position after the last step of an epoch is valid only when the next epoch has begun.
+                if self.state.position.step < steps {
+                    self.save_if_due(observer);
                 }
             }
             let is_complete = self.state.position.step >= steps;
@@ -237,6 +249,9 @@ impl<'a> Trainer<'a> {
                 observer.adjust_parameters(&mut self.state.parameters);
                 if self.strategy.agreement() == Agreement::EveryStep {
                     self.unchecked = self.replica_hash(group);
+                }
+                if epoch + 1 < last {
+                    self.save_if_due(observer);
                 }
             }
         }
@@ -254,7 +269,7 @@ impl<'a> Trainer<'a> {
             self.validate(group)?;
         }
         observer.epoch_ended(settings.epochs, self.state.history.last().filter(|_| recorded));
-        self.save(group)
+        self.save(group, recorded, observer)
     }
 
     /// Tests the model and returns the record of the epochs since the last record. In these epochs, the ranks processed `samples`
@@ -303,11 +318,10 @@ impl<'a> Trainer<'a> {
         self.state.position = Position { epoch, steps_total, momentum_start, ..Position::default() };
     }
 
-    /// Takes one step on a global batch. Returns the mean loss of the batch, or of this rank's part of the batch if the ranks
-    /// do not exchange losses in every step.
-    fn step(&mut self, group: &mut Group, batch: &[u32]) -> Result<f64, TrainError> {
+    /// Takes one step on a global batch of `batch_len` samples, of which this rank processes `local_batch`. Returns the
+    /// mean loss of the batch, or of this rank's part of the batch if the ranks do not exchange losses in every step.
+    fn step(&mut self, group: &mut Group, local_batch: &[u32], batch_len: usize) -> Result<f64, TrainError> {
         let setup = self.setup;
-        let local_batch = &batch[self.strategy.local_samples(group, batch.len())];
         let work = GradientWork {
             network: &setup.network,
             parameters: &self.state.parameters,
@@ -316,7 +330,7 @@ impl<'a> Trainer<'a> {
             train: &setup.dataset.train,
             standardizer: setup.standardizer.as_ref(),
             samples: local_batch,
-            batch_len: batch.len(),
+            batch_len,
             micro_batches: self.config.micro_batches,
         };
         let outcome = self.strategy.local_gradient(group, work)?;
@@ -340,7 +354,7 @@ impl<'a> Trainer<'a> {
             }
             self.stopped = totals.stop_flags > 0.0;
             self.state.position.loss_sum += totals.loss;
-            totals.loss / batch.len() as f64
+            totals.loss / batch_len as f64
         } else {
             self.stopped = stopped;
             self.local_loss += own.loss;
@@ -350,7 +364,7 @@ impl<'a> Trainer<'a> {
         position.step += 1;
         position.steps_total += 1;
         position.momentum_start = self.optimizer.momentum_start;
-        position.samples += batch.len() as u64;
+        position.samples += batch_len as u64;
         Ok(mean_loss)
     }
 
@@ -442,27 +456,5 @@ impl<'a> Trainer<'a> {
             accuracy: matches!(samples.targets, Targets::Classes(_)).then_some(correct / count),
             r2: (total > 0.0).then(|| 1.0 - loss / total),
         }))
-    }
-
-    /// Saves a checkpoint if the configuration asks for one. All ranks return the same result.
-    fn save(&mut self, group: &mut Group) -> Result<(), TrainError> {
-        // The parameters are the same on all ranks, so all ranks return the same result.
-        if !self.state.parameters.iter().all(|value| value.is_finite()) {
-            let steps = self.state.position.steps_total;
-            let message = format!("a parameter is not finite after step {steps} on all ranks; lower --lr");
-            return Err(TrainError::Diverged(message));
-        }
-        let Some(target) = &self.config.checkpoint else { return Ok(()) };
-        let mut saved = Ok(());
-        if group.rank() == Rank::ZERO {
-            self.state.optimizer = std::mem::take(&mut self.optimizer.state);
-            self.state.strategy = self.strategy.state().into_iter().map(std::mem::take).collect();
-            saved = checkpoint::save(&target.directory, &self.setup.network, &self.identity, &self.state);
-            self.optimizer.state = std::mem::take(&mut self.state.optimizer);
-            for (vector, saved) in self.strategy.state().into_iter().zip(self.state.strategy.drain(..)) {
-                *vector = saved;
-            }
-        }
-        check_all_succeeded(group, Phase::Storage, saved.map_err(TrainError::from))
     }
 }

@@ -150,7 +150,7 @@ impl Observer for Lines {
 
 /// Returns the settings that save checkpoints to `directory`.
 pub(crate) fn checkpoint_in(directory: &Path, existing: Existing) -> Checkpoint {
-    Checkpoint { directory: directory.to_owned(), existing }
+    Checkpoint::new(directory, existing)
 }
 
 /// A run that is stopped within an epoch and resumed must give the same bits as an uninterrupted run.

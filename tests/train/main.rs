@@ -1,5 +1,6 @@
 //! Tests of training: with the library, and with the program `ringtrain` on one rank and on several ranks.
 
+mod checkpoints;
 mod command_line;
 mod convergence;
 mod fashion;

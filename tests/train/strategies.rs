@@ -77,7 +77,7 @@ pub(crate) fn strategy(text: &str) -> StrategySpec {
 }
 
 pub(crate) fn checkpoint_in(directory: &Path, existing: Existing) -> Checkpoint {
-    Checkpoint { directory: directory.to_owned(), existing }
+    Checkpoint::new(directory, existing)
 }
 
 /// Asserts that the parameters of two runs differ by at most 1e-5, relative to the largest parameter.

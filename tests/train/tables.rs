@@ -70,7 +70,7 @@ fn a_run_on_a_table_resumes_only_with_the_same_columns() {
     let path = write_table(directory.path());
     let with = |existing| Config {
         epochs: Some(2),
-        checkpoint: Some(Checkpoint { directory: directory.path().join("saved"), existing }),
+        checkpoint: Some(Checkpoint::new(directory.path().join("saved"), existing)),
         ..table_config(path.clone(), MissingPolicy::Mean)
     };
     train(&with(Existing::Refuse)).unwrap();

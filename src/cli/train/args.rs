@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
+use super::checkpoint_args::CheckpointArgs;
 use super::optimizer_args::{OptimizerArgs, OptimizerChoice};
 use super::recipe_args::RecipeArgs;
 use super::server_args::ServerArgs;
@@ -13,7 +14,7 @@ use crate::cli::group_args::GroupArgs;
 use crate::codec::Compression;
 use crate::train::data::{DataSource, Task};
 use crate::train::model::ModelSpec;
-use crate::train::{BUCKET_BYTES, Checkpoint, Config, Existing, StrategySpec};
+use crate::train::{BUCKET_BYTES, Config, StrategySpec};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -180,15 +181,9 @@ pub(super) struct TrainArgs {
     #[arg(long, help_heading = "Training")]
     no_overlap: bool,
 
-    /// Save a checkpoint to DIR/checkpoint.safetensors after each epoch that is reported and after a stop signal. Rank 0
-    /// writes the checkpoint
-    #[arg(long, value_name = "DIR", help_heading = "Output")]
-    checkpoint: Option<PathBuf>,
-
-    /// Continue from the checkpoint in the directory of --checkpoint. If there is no checkpoint yet, start from the
-    /// beginning
-    #[arg(long, help_heading = "Output")]
-    resume: bool,
+    /// The checkpoints.
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
 
     /// Write a report in JSON to FILE. Rank 0 writes the report
     #[arg(long, value_name = "FILE", help_heading = "Output")]
@@ -237,10 +232,6 @@ impl TrainArgs {
             return Err("--epochs 0: there must be at least 1".into());
         }
         let OptimizerChoice { rule, learning_rate, weight_decay } = self.optimizer.choose()?;
-        if self.resume && self.checkpoint.is_none() {
-            return Err("--resume needs --checkpoint DIR, the directory of the checkpoint".into());
-        }
-        let existing = if self.resume { Existing::Resume } else { Existing::Refuse };
         let table = self.table.into_options(&source)?;
         let config = Config {
             rule,
@@ -262,7 +253,7 @@ impl TrainArgs {
             parameter_server: self.server.to_options(),
             compression,
             bucket_bytes: (!self.no_overlap).then_some(self.bucket_bytes),
-            checkpoint: self.checkpoint.map(|directory| Checkpoint { directory, existing }),
+            checkpoint: self.checkpoint.choose()?,
             report: self.report,
             model_file: self.save_model,
         };
@@ -320,7 +311,7 @@ mod tests {
     use super::*;
     use crate::train::data::{HeaderRow, Separator, TableOptions};
     use crate::train::optimizer::{AdamOptions, Rule};
-    use crate::train::{RateSchedule, Warmup};
+    use crate::train::{Existing, RateSchedule, Warmup};
 
     fn parse_config(line: &str) -> Result<Config, String> {
         TrainArgs::try_parse_from(std::iter::once("ringtrain").chain(line.split_whitespace()))
@@ -471,5 +462,31 @@ mod tests {
             let error = parse_config(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn options_of_checkpoints_are_checked() {
+        for (line, expected) in [
+            ("--checkpoint-steps 5", "--checkpoint-steps needs --checkpoint"),
+            ("--checkpoint-minutes 5", "--checkpoint-minutes needs --checkpoint"),
+            ("--keep-checkpoints 5", "--keep-checkpoints needs --checkpoint"),
+            ("--keep-best", "--keep-best needs --checkpoint"),
+            ("--checkpoint d --checkpoint-steps 0", "'0'"),
+            ("--checkpoint d --keep-checkpoints 0", "'0'"),
+            ("--checkpoint d --checkpoint-minutes 0", "--checkpoint-minutes 0: it must be above 0"),
+            ("--checkpoint d --checkpoint-minutes nan", "above 0"),
+            (
+                "--checkpoint d --checkpoint-minutes 1 --strategy local-sgd:8",
+                "do not apply to --strategy local-sgd:8",
+            ),
+        ] {
+            let error = parse_config(line).unwrap_err();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+        let line =
+            "--checkpoint d --checkpoint-steps 5 --checkpoint-minutes 0.5 --keep-checkpoints 3 --keep-best";
+        let found = parse_config(line).unwrap().checkpoint.unwrap();
+        assert_eq!((found.steps.unwrap().get(), found.interval.unwrap().as_secs()), (5, 30));
+        assert_eq!((found.keep.get(), found.keeps_best, found.existing), (3, true, Existing::Refuse));
     }
 }

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::types::debug_as_display;
 
+use super::files::FILE_NAME as LATEST;
+
 /// The reason why a checkpoint cannot be read, used or written, or why a report cannot be written.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -33,6 +35,31 @@ pub enum CheckpointError {
         /// The error of the operating system.
         source: io::Error,
     },
+    /// The file system has no hard links, which are needed to keep several checkpoints.
+    #[error(
+        "cannot keep several checkpoints in {}: it does not support hard links ({source}); leave out --keep-checkpoints and \
+         --keep-best, or pass another --checkpoint directory",
+        path.display()
+    )]
+    NoLinks {
+        /// The directory.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The last checkpoint of a run was not saved.
+    #[error(
+        "the checkpoint of step {steps}, the last of the run, was not saved: {source}; {latest}; correct the cause and pass \
+         --resume to repeat the missing steps"
+    )]
+    LastNotSaved {
+        /// The number of steps of the run.
+        steps: u64,
+        /// A sentence that says which checkpoint is the latest.
+        latest: String,
+        /// The reason.
+        source: Box<CheckpointError>,
+    },
     /// A checkpoint cannot hold the names of the columns, the categories and the classes.
     #[error(
         "cannot save checkpoints to {}: the names of the columns, categories and classes need {bytes} bytes, but a checkpoint \
@@ -49,7 +76,8 @@ pub enum CheckpointError {
     },
     /// The file is damaged.
     #[error(
-        "{} is truncated or corrupt ({problem}); restore it from a copy, or pass another --checkpoint directory",
+        "{} is truncated or corrupt ({problem}); replace it by a copy or by an earlier checkpoint of --keep-checkpoints, or pass \
+         another --checkpoint directory",
         path.display()
     )]
     Corrupt {
@@ -98,6 +126,16 @@ pub enum CheckpointError {
         found: String,
         /// The name of the data of this run.
         wanted: String,
+    },
+    /// The directory has checkpoints, but not the latest one.
+    #[error(
+        "cannot resume: there is {}, but the latest checkpoint, {LATEST}, is missing; to continue from another checkpoint of this \
+         directory, copy it to {LATEST}",
+        path.display()
+    )]
+    NoLatest {
+        /// A checkpoint that the directory has.
+        path: PathBuf,
     },
     /// A checkpoint exists, and `--resume` was not given.
     #[error(

@@ -1,5 +1,24 @@
+use std::time::{Duration, Instant};
+
 use super::*;
-use crate::train::model::Loss;
+use crate::train::model::{Loss, Scale};
+
+/// Writes a checkpoint into `directory`, which is created if it does not exist.
+fn save(
+    directory: &Path,
+    network: &Network,
+    identity: &RunIdentity,
+    state: &TrainingState,
+) -> Result<(), CheckpointError> {
+    let settings = Checkpoint::new(directory, Existing::Resume);
+    create_directory(directory)?;
+    let start = Instant::now();
+    let mut writer = CheckpointWriter::new(&settings, (network.clone(), identity.clone()), 0, start);
+    assert_eq!(writer.begin(state, false, start), None);
+    writer.wait(Duration::from_mins(1));
+    assert!(!writer.is_writing());
+    writer.take_error()
+}
 
 /// Returns the network, the identity and the state of a run.
 fn sample_run() -> (Network, RunIdentity, TrainingState) {
@@ -19,12 +38,13 @@ fn sample_run() -> (Network, RunIdentity, TrainingState) {
         scale: Scale::IDENTITY,
         classes: vec!["a".into(), "b".into()],
         encoding: None,
+        options: Some("epochs = 5\n".into()),
     };
     let parameters = network.initialize(1);
     let optimizer = vec![parameters.iter().map(|value| value * 0.5).collect()];
     let strategy = vec![parameters.iter().map(|value| value * 0.25).collect()];
     let position =
-        Position { epoch: 3, step: 2, steps_total: 11, momentum_start: 5, loss_sum: 0.1, samples: 64 };
+        Position { epoch: 3, step: 2, steps_total: 13, momentum_start: 5, loss_sum: 0.1, samples: 64 };
     let learning_rate = Some(0.05);
     let history = Vec::new();
     let mut best = Best::new(&parameters);
@@ -40,7 +60,7 @@ fn sample_run() -> (Network, RunIdentity, TrainingState) {
             optimizer,
             best,
             strategy,
-            done_ahead: vec![4, 7],
+            done_ahead: vec![12, 14],
             history,
         },
     )
@@ -169,7 +189,8 @@ fn a_position_of_version_2_that_no_run_reaches_is_refused() {
     let version_2 = [(FORMAT, FORMAT_2), (METADATA_HASH, "metadata_none")];
     for (from, to, expected) in [
         ("\"step\":\"2\"", "\"step\":\"9\"", Some("its step is 9, but an epoch has 3 steps")),
-        ("\"epoch\":\"3\"", "\"epoch\":\"7\"", Some("its steps_total is 11")),
+        ("[12,14]", "[12,10]", Some("its done_ahead is [12, 10]")),
+        ("\"epoch\":\"3\"", "\"epoch\":\"7\"", Some("its steps_total is 13")),
         ("\"momentum_start\":\"5\"", "\"momentum_start\":\"9\"", None),
         ("\"learning_rate\":\"0.05\"", "\"learning_rate\":\"-0.5\"", Some("its learning_rate is -0.5")),
         ("\"learning_rate\":\"0.05\"", "\"learning_rate\":\"1e99\"", Some("its learning_rate is inf")),

@@ -192,6 +192,13 @@ impl BatchCoordinator {
         self.changed.notify_all();
     }
 
+    /// Makes a synchronous run pause after the batch that is in progress. Returns the number of batches that are then done.
+    pub(super) fn pause_soon(&self) -> u64 {
+        let mut state = self.lock();
+        state.pause_at = state.pause_at.min(state.queue.done_before() + 1);
+        state.pause_at
+    }
+
     /// Waits until no worker has a push in progress. The run must have paused or ended. If `timeout` passes before, returns a
     /// worker that has a push in progress.
     pub(super) fn wait_until_quiet(&self, timeout: Duration) -> Option<Rank> {

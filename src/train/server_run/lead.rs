@@ -9,7 +9,7 @@ use super::coordinator::{BatchCoordinator, Progress, RunFailure, Start};
 use super::{RunContext, encode_summary, refusal_reason, shard};
 use crate::group::{Group, Statistics};
 use crate::train::TrainError;
-use crate::train::checkpoint::TrainingState;
+use crate::train::checkpoint::{Checkpoint, TrainingState};
 use crate::train::parameter_server::{
     Links, PairLink, ParameterServerError, ServerClient, ShardServer, StalenessCounts,
 };
@@ -140,7 +140,7 @@ impl Leader<'_, '_> {
         }
         self.coordinator.stop();
         self.coordinator.release_clients();
-        self.trainer.finish_steps_of_others(&mut solo)
+        self.trainer.finish_steps_of_others(&solo, observer)
     }
 
     /// Waits until all batches of the first `last` epochs are done, or until the run stops. Then takes a snapshot of the
@@ -156,6 +156,7 @@ impl Leader<'_, '_> {
         self.coordinator.continue_until(end);
         let (mut batches, mut updates) = (first, u64::MAX);
         let started = Instant::now();
+        let mut pause = None;
         loop {
             let progress = self.coordinator.wait_for_progress(updates, STOP_CHECK_INTERVAL);
             updates = progress.updates;
@@ -176,7 +177,38 @@ impl Leader<'_, '_> {
                 self.wait_until_quiet(progress.is_finished)?;
                 return self.take_snapshot();
             }
+            if self.context.config.checkpoint.as_ref().is_some_and(Checkpoint::is_periodic)
+                && self.save_if_due(progress.batches, &mut pause, observer)?
+            {
+                self.coordinator.continue_until(end);
+            }
         }
+    }
+
+    /// Saves a checkpoint within an epoch if one is due, and returns whether it did. A synchronous run pauses for the copy, at
+    /// the batch `pause`. This function chooses this batch when the checkpoint becomes due. `batches` is the number of
+    /// batches that are done.
+    fn save_if_due(
+        &mut self,
+        batches: u64,
+        pause: &mut Option<u64>,
+        observer: &mut dyn Observer,
+    ) -> Result<bool, TrainError> {
+        let steps = self.server.with_shard(|shard| shard.version());
+        if pause.is_none() && !self.trainer.can_save_now(steps, observer) {
+            return Ok(false);
+        }
+        if self.context.is_synchronous {
+            let at = *pause.get_or_insert_with(|| self.coordinator.pause_soon());
+            if batches < at {
+                return Ok(false);
+            }
+            self.wait_until_quiet(false)?;
+            *pause = None;
+        }
+        self.take_snapshot()?;
+        self.trainer.save_if_due(observer);
+        Ok(true)
     }
 
     /// Waits until no push is in progress. Otherwise, a worker could have updated some servers and not the others. An

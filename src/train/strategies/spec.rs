@@ -58,6 +58,15 @@ impl StrategySpec {
         matches!(self, Self::PsSync | Self::PsAsync { .. })
     }
 
+    /// Returns whether a checkpoint can be saved after any step. This needs parameters that are the same on all ranks after each
+    /// step, or a parameter server.
+    pub(crate) fn agrees_within_epochs(self) -> bool {
+        match self {
+            Self::AllReduce | Self::PsSync | Self::PsAsync { .. } => true,
+            Self::ModelAverage { .. } | Self::LocalSgd { .. } | Self::DiLoCo { .. } => false,
+        }
+    }
+
     /// Returns the number of epochs between two records of a run of `epochs` epochs. This number is `usual` or, if
     /// the parameters of all ranks do not agree after `usual` epochs, the next larger number of epochs after which
     /// they agree.

@@ -31,14 +31,18 @@ impl Trainer<'_> {
         }
         let record = self.state.history.last().filter(|_| is_complete);
         observer.epoch_ended(self.setup.settings.epochs, record);
-        self.save(group)
+        self.save(group, is_complete, observer)
     }
 
     /// Selects the best parameters at the end of a run, if the run keeps them.
-    pub(crate) fn finish_steps_of_others(&mut self, group: &mut Group) -> Result<(), TrainError> {
+    pub(crate) fn finish_steps_of_others(
+        &mut self,
+        group: &Group,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
         if let (Some(best), false) = (&mut self.state.best, self.stopped) {
             best.exchange(&mut self.state.parameters);
-            self.save(group)?;
+            self.save(group, false, observer)?;
         }
         Ok(())
     }

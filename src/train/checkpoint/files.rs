@@ -1,0 +1,252 @@
+//! The checkpoint files of a directory: the latest, earlier ones and the best.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use super::{Checkpoint, CheckpointError};
+use crate::train::atomic_file;
+
+/// The name of the latest checkpoint in the checkpoint directory.
+pub const FILE_NAME: &str = "checkpoint.safetensors";
+/// The name of the best checkpoint in the checkpoint directory.
+pub(crate) const BEST_FILE_NAME: &str = "checkpoint-best.safetensors";
+/// The temporary name of a file that becomes the best checkpoint.
+const BEST_TEMPORARY: &str = ".checkpoint-best.safetensors.ringtrain-link";
+/// The temporary name of the files that show whether the file system has hard links.
+const LINK_TEST: &str = ".link-test.ringtrain-tmp";
+
+/// The checkpoint files of a directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct CheckpointFiles {
+    directory: PathBuf,
+    /// The number of checkpoints to keep, with the latest.
+    keep: u32,
+    keeps_best: bool,
+}
+
+impl CheckpointFiles {
+    pub(crate) fn new(settings: &Checkpoint) -> Self {
+        let Checkpoint { directory, keep, keeps_best, .. } = settings;
+        Self { directory: directory.clone(), keep: keep.get(), keeps_best: *keeps_best }
+    }
+
+    /// Returns the path of the latest checkpoint.
+    pub(crate) fn latest(&self) -> PathBuf {
+        self.directory.join(FILE_NAME)
+    }
+
+    pub(crate) fn best(&self) -> PathBuf {
+        self.directory.join(BEST_FILE_NAME)
+    }
+
+    fn earlier(&self, steps: u64) -> PathBuf {
+        self.directory.join(format!("checkpoint-{steps}.safetensors"))
+    }
+
+    /// Returns a checkpoint that the directory contains. If there are several, prefers the latest.
+    pub(crate) fn find_any(&self) -> Result<Option<PathBuf>, CheckpointError> {
+        let latest = self.latest();
+        if exists(&latest)? {
+            return Ok(Some(latest));
+        }
+        let earlier = self.steps_of_earlier().map_err(|error| self.list_error(error))?;
+        if let Some(&steps) = earlier.last() {
+            return Ok(Some(self.earlier(steps)));
+        }
+        let best = self.best();
+        Ok(exists(&best)?.then_some(best))
+    }
+
+    /// Returns the number of files that [`replace_latest`](Self::replace_latest) will add to the directory at most.
+    /// While a file is being written, the file that it replaces still exists.
+    pub(crate) fn files_to_add(&self) -> Result<u64, CheckpointError> {
+        let earlier = self.steps_of_earlier().map_err(|error| self.list_error(error))?.len() as u64;
+        let found = earlier.min(u64::from(self.keep) - 1) + u64::from(exists(&self.latest())?);
+        let best_to_add = self.keeps_best && !exists(&self.best())?;
+        Ok(u64::from(self.keep) + 1 + u64::from(best_to_add) - found)
+    }
+
+    /// Checks that the file system has hard links, if several checkpoints are kept.
+    pub(crate) fn check_links(&self) -> Result<(), CheckpointError> {
+        if self.keep == 1 && !self.keeps_best {
+            return Ok(());
+        }
+        let (file, link) = (self.directory.join(LINK_TEST), self.best_temporary());
+        let result = atomic_file::write(&file, &[]).and_then(|()| link_over(&file, &link));
+        for path in [&file, &link] {
+            // A file that remains does no harm: the next run removes it.
+            let _ = fs::remove_file(path);
+        }
+        result.map_err(|source| CheckpointError::NoLinks { path: self.directory.clone(), source })
+    }
+
+    /// Replaces the latest checkpoint by `bytes`, the checkpoint after `steps` steps. `previous` is the number of
+    /// steps of the checkpoint that is now the latest. Keeps and removes earlier checkpoints. If `is_best`, the new
+    /// checkpoint also replaces the best one.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the operating system. The latest checkpoint is then either unchanged or completely replaced.
+    pub(crate) fn replace_latest(
+        &self,
+        bytes: &[u8],
+        steps: u64,
+        previous: Option<u64>,
+        is_best: bool,
+    ) -> io::Result<()> {
+        let latest = self.latest();
+        if let Some(previous) = previous.filter(|&previous| self.keep > 1 && previous < steps) {
+            match link_over(&latest, &self.earlier(previous)) {
+                // A program may have moved the latest checkpoint away.
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        atomic_file::write(&latest, bytes)?;
+        if is_best && self.keeps_best {
+            let temporary = self.best_temporary();
+            link_over(&latest, &temporary)?;
+            fs::rename(&temporary, self.best())?;
+        }
+        self.remove_old(steps)
+    }
+
+    fn best_temporary(&self) -> PathBuf {
+        self.directory.join(BEST_TEMPORARY)
+    }
+
+    /// Removes the oldest checkpoints. Checkpoints of later steps remain, because they belong to another continuation
+    /// of the run.
+    fn remove_old(&self, steps: u64) -> io::Result<()> {
+        let mut earlier = self.steps_of_earlier()?;
+        earlier.retain(|&found| found < steps);
+        let excess = earlier.len().saturating_sub(self.keep as usize - 1);
+        for &old in &earlier[..excess] {
+            fs::remove_file(self.earlier(old))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the numbers of steps of the earlier checkpoints, in ascending order.
+    fn steps_of_earlier(&self) -> io::Result<Vec<u64>> {
+        let mut found = Vec::new();
+        let entries = match fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(found),
+            entries => entries?,
+        };
+        for entry in entries {
+            let name = entry?.file_name();
+            let steps = name.to_str().and_then(|name| {
+                let text = name.strip_prefix("checkpoint-")?.strip_suffix(".safetensors")?;
+                text.parse().ok().filter(|steps: &u64| steps.to_string() == text)
+            });
+            found.extend(steps);
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    fn list_error(&self, error: io::Error) -> CheckpointError {
+        CheckpointError::io("list the files of", &self.directory, error)
+    }
+}
+
+fn exists(path: &Path) -> Result<bool, CheckpointError> {
+    path.try_exists().map_err(|error| CheckpointError::io("look for", path, error))
+}
+
+/// Gives the file at `from` the second name `to`, which may exist.
+fn link_over(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::hard_link(from, to) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            let (old, new) = (fs::symlink_metadata(to)?, fs::metadata(from)?);
+            if (old.dev(), old.ino()) == (new.dev(), new.ino()) {
+                return Ok(());
+            }
+            fs::remove_file(to)?;
+            fs::hard_link(from, to)
+        }
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::super::Existing;
+    use super::*;
+
+    fn files(directory: &Path, keep: u32, keeps_best: bool) -> CheckpointFiles {
+        let keep = NonZeroU32::new(keep).unwrap();
+        CheckpointFiles::new(&Checkpoint { keep, keeps_best, ..Checkpoint::new(directory, Existing::Refuse) })
+    }
+
+    fn content(directory: &Path) -> Vec<(String, String)> {
+        let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap();
+        let mut found: Vec<_> = entries
+            .map(|entry| (entry.file_name().into_string().unwrap(), read(entry.path())))
+            .map(|(name, text)| (name.replace("checkpoint", "c").replace(".safetensors", ""), text))
+            .collect();
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn the_last_checkpoints_and_the_best_are_kept() {
+        for (keep, keeps_best, expected) in [
+            (1, false, &[("c", "50")][..]),
+            (1, true, &[("c", "50"), ("c-best", "20")]),
+            (3, false, &[("c", "50"), ("c-30", "30"), ("c-40", "40")]),
+            (3, true, &[("c", "50"), ("c-30", "30"), ("c-40", "40"), ("c-best", "20")]),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let files = files(directory.path(), keep, keeps_best);
+            files.check_links().unwrap();
+            assert_eq!(content(directory.path()), []);
+            assert_eq!(files.files_to_add().unwrap(), u64::from(keep) + 1 + u64::from(keeps_best));
+            let mut previous = None;
+            // A run may save twice after the same step.
+            for steps in [10, 20, 30, 40, 50, 50] {
+                let is_best = steps <= 20;
+                files.replace_latest(steps.to_string().as_bytes(), steps, previous, is_best).unwrap();
+                previous = Some(steps);
+            }
+            let found = content(directory.path());
+            let found: Vec<_> = found.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+            assert_eq!(found, expected, "{keep} {keeps_best}");
+            assert_eq!(files.files_to_add().unwrap(), 1);
+        }
+    }
+
+    /// Prevents the loss of checkpoints of a run from which the user went back to an earlier checkpoint.
+    #[test]
+    fn checkpoints_of_later_steps_are_not_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = files(directory.path(), 2, false);
+        for name in ["checkpoint-90.safetensors", "checkpoint-07.safetensors", "checkpoint-x.safetensors"] {
+            fs::write(directory.path().join(name), "own").unwrap();
+        }
+        for (steps, previous) in [(10, None), (20, Some(10)), (30, Some(20))] {
+            files.replace_latest(b"new", steps, previous, false).unwrap();
+        }
+        let names: Vec<String> = content(directory.path()).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["c", "c-07", "c-20", "c-90", "c-x"]);
+    }
+
+    #[test]
+    fn any_checkpoint_of_a_directory_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = files(&directory.path().join("new"), 2, true);
+        assert_eq!(files.find_any().unwrap(), None);
+        fs::create_dir(directory.path().join("new")).unwrap();
+        for name in ["checkpoint-best.safetensors", "checkpoint-5.safetensors", "checkpoint.safetensors"] {
+            let path = directory.path().join("new").join(name);
+            fs::write(&path, "").unwrap();
+            assert_eq!(files.find_any().unwrap(), Some(path));
+        }
+    }
+}

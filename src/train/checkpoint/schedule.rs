@@ -1,0 +1,76 @@
+//! When a run saves a checkpoint within an epoch.
+
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
+
+use super::Checkpoint;
+
+/// Decides after which steps a run saves a checkpoint.
+#[derive(Clone, Debug)]
+pub(crate) struct SaveSchedule {
+    steps: Option<NonZeroU64>,
+    interval: Option<Duration>,
+    /// The number of steps of the run, and the time, at the last save or at the start.
+    last: (u64, Instant),
+}
+
+impl SaveSchedule {
+    /// Creates the schedule of a run that starts after `steps_total` steps.
+    pub(crate) fn new(settings: &Checkpoint, steps_total: u64, now: Instant) -> Self {
+        Self { steps: settings.steps, interval: settings.interval, last: (steps_total, now) }
+    }
+
+    /// Returns whether a save is due when the run has taken `steps_total` steps.
+    pub(crate) fn is_due(&self, steps_total: u64, now: Instant) -> bool {
+        let (steps, time) = self.last;
+        // A save that had to wait for the previous one stays due until it begins.
+        let by_steps = self.steps.is_some_and(|every| steps_total / every > steps / every);
+        by_steps || self.interval.is_some_and(|every| now.saturating_duration_since(time) >= every)
+    }
+
+    /// Records that a save began.
+    pub(crate) fn begin(&mut self, steps_total: u64, now: Instant) {
+        self.last = (steps_total, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Existing;
+    use super::*;
+
+    #[test]
+    fn saves_are_due_at_multiples_of_the_steps_and_after_the_interval() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        for (steps, interval, first, saves, expected) in [
+            (Some(10), None, 0, &[][..], (10, 0)),
+            (Some(10), None, 15, &[], (20, 0)),
+            (Some(10), None, 0, &[10, 13], (20, 0)),
+            (None, Some(60), 0, &[], (0, 60)),
+            (Some(10), Some(60), 7, &[], (10, 60)),
+            (None, None, 0, &[], (u64::MAX, u64::MAX)),
+        ] {
+            let settings = Checkpoint {
+                steps: steps.and_then(NonZeroU64::new),
+                interval: interval.map(Duration::from_secs),
+                ..Checkpoint::new("", Existing::Refuse)
+            };
+            let mut schedule = SaveSchedule::new(&settings, first, start);
+            for &save in saves {
+                schedule.begin(save, start);
+            }
+            let now = saves.last().copied().unwrap_or(first);
+            if steps.is_some() {
+                assert!(!schedule.is_due(expected.0 - 1, start) && schedule.is_due(expected.0, start));
+                assert!(schedule.is_due(expected.0 + 5, start), "a save that waits stays due");
+            }
+            if interval.is_some() {
+                assert!(!schedule.is_due(now, at(expected.1 - 1)) && schedule.is_due(now, at(expected.1)));
+            }
+            if steps.is_none() && interval.is_none() {
+                assert!(!schedule.is_due(u64::MAX, at(1 << 30)));
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Where and when a run saves checkpoints.
+
+use std::num::{NonZeroU32, NonZeroU64};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where and when to save checkpoints, how many to keep, and what to do if a checkpoint already exists.
+///
+/// A run saves a checkpoint after each epoch that it reports, after a stop signal and at its end. `steps` and
+/// `interval` add checkpoints within an epoch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Checkpoint {
+    /// The directory.
+    pub directory: PathBuf,
+    /// What to do if a checkpoint already exists.
+    pub existing: Existing,
+    /// Also save a checkpoint when the number of steps of the run is a multiple of this number.
+    pub steps: Option<NonZeroU64>,
+    /// Also save a checkpoint when this time has passed since the last one.
+    pub interval: Option<Duration>,
+    /// The number of checkpoints to keep. The latest one is always
+    /// [`CHECKPOINT_FILE_NAME`](crate::train::CHECKPOINT_FILE_NAME). The name of an earlier one is
+    /// `checkpoint-STEPS.safetensors`, with the number of steps of the run when it was saved.
+    pub keep: NonZeroU32,
+    /// Whether to keep the checkpoint of the best reported epoch as `checkpoint-best.safetensors`. The best epoch has
+    /// the lowest validation loss. Without validation samples it has the lowest test loss, and without test samples
+    /// the lowest training loss.
+    pub keeps_best: bool,
+    /// A text that each checkpoint contains, such as the options of the program.
+    /// [`read_options`](crate::train::read_options) returns this text.
+    pub options: Option<String>,
+}
+
+impl Checkpoint {
+    /// Returns settings that save no checkpoints within an epoch, and keep one checkpoint.
+    pub fn new(directory: impl Into<PathBuf>, existing: Existing) -> Self {
+        Self {
+            directory: directory.into(),
+            existing,
+            steps: None,
+            interval: None,
+            keep: NonZeroU32::MIN,
+            keeps_best: false,
+            options: None,
+        }
+    }
+
+    /// Returns whether the run saves checkpoints within an epoch.
+    pub fn is_periodic(&self) -> bool {
+        self.steps.is_some() || self.interval.is_some()
+    }
+}
+
+/// What to do if a checkpoint already exists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Existing {
+    /// Resume from the checkpoint.
+    Resume,
+    /// Return an error, so that the checkpoint is not overwritten.
+    Refuse,
+}

@@ -1,0 +1,121 @@
+//! The state of a run, and the properties of a run that do not change.
+
+use crate::train::data::Standardizer;
+use crate::train::early_stopping::Best;
+use crate::train::model::Scale;
+use crate::train::report::EpochRecord;
+
+/// The position of a run: how many epochs and steps are done.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) struct Position {
+    /// The current epoch, counted from 0.
+    pub epoch: u64,
+    /// The next step of this epoch, counted from 0.
+    pub step: u64,
+    /// The number of steps since the run began.
+    pub steps_total: u64,
+    /// The value of `steps_total` when the momentum of the accelerated rule was last reset to 0.
+    pub momentum_start: u64,
+    /// The sum of the losses of the samples that this epoch has used so far.
+    pub loss_sum: f64,
+    /// The number of samples that this epoch has used so far.
+    pub samples: u64,
+}
+
+impl Position {
+    /// Returns the position as numbers that can be broadcast.
+    pub(crate) fn to_words(self) -> [u64; 6] {
+        let Self { epoch, step, steps_total, momentum_start, loss_sum, samples } = self;
+        [epoch, step, steps_total, momentum_start, loss_sum.to_bits(), samples]
+    }
+
+    /// Returns the position that [`to_words`](Self::to_words) converted to `words`.
+    pub(crate) fn from_words(words: [u64; 6]) -> Self {
+        let [epoch, step, steps_total, momentum_start, loss_sum, samples] = words;
+        Self { epoch, step, steps_total, momentum_start, loss_sum: f64::from_bits(loss_sum), samples }
+    }
+}
+
+/// All values that change during a run.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct TrainingState {
+    pub(crate) position: Position,
+    /// `None` before the run has chosen a rate, and in checkpoints of earlier versions.
+    pub(crate) learning_rate: Option<f32>,
+    pub(crate) parameters: Vec<f32>,
+    /// The state vectors of the optimizer.
+    pub(crate) optimizer: Vec<Vec<f32>>,
+    /// The best parameters so far, if the run keeps them.
+    pub(crate) best: Option<Best>,
+    /// The state vectors of the strategy.
+    pub(crate) strategy: Vec<Vec<f32>>,
+    /// The numbers of the batches after `position` that are already done. Only `ps-async` does batches out of order.
+    pub(crate) done_ahead: Vec<u64>,
+    /// The results of the epochs that were recorded so far.
+    pub(crate) history: Vec<EpochRecord>,
+}
+
+impl TrainingState {
+    /// Copies `other` to this state. Unlike `clone`, reuses the memory of this state.
+    pub(crate) fn copy_from(&mut self, other: &Self) {
+        let Self { position, learning_rate, parameters, optimizer, best, strategy, done_ahead, history } =
+            other;
+        (self.position, self.learning_rate) = (*position, *learning_rate);
+        self.parameters.clone_from(parameters);
+        self.optimizer.clone_from(optimizer);
+        match (&mut self.best, best) {
+            (Some(own), Some(best)) => {
+                own.record = best.record;
+                own.parameters.clone_from(&best.parameters);
+            }
+            (own, best) => own.clone_from(best),
+        }
+        self.strategy.clone_from(strategy);
+        self.done_ahead.clone_from(done_ahead);
+        self.history.clone_from(history);
+    }
+}
+
+/// The properties of a run that stay the same from its beginning to its end. A run can resume from a checkpoint if
+/// `entries` and `data_hash` are the same in the run and in the checkpoint.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct RunIdentity {
+    /// The options and the sizes of the data. Resuming compares the entries in this order, and reports the first
+    /// difference.
+    pub(crate) entries: Vec<IdentityEntry>,
+    /// The name of the data, used only in messages, because a file may have been moved.
+    pub(crate) data_name: String,
+    /// A hash of the content of the data.
+    pub(crate) data_hash: String,
+    /// The number of steps of an epoch.
+    pub(crate) steps_per_epoch: u64,
+    /// Whether the run keeps its best parameters.
+    pub(crate) keeps_best: bool,
+    /// The names of the optimizer's state vectors.
+    pub(crate) optimizer_names: &'static [&'static str],
+    /// The names of the strategy's state vectors.
+    pub(crate) strategy_names: &'static [&'static str],
+    /// The mean and deviation with which features are standardized. The checkpoint contains these values for programs
+    /// that use the model.
+    pub(crate) standardizer: Option<Standardizer>,
+    /// The mean and deviation that convert outputs to the unit of the target. The checkpoint contains these values
+    /// for programs that use the model.
+    pub(crate) scale: Scale,
+    /// The names of the classes.
+    pub(crate) classes: Vec<String>,
+    /// How the columns of a table become features, as JSON ([`TableEncoding`](crate::train::data::TableEncoding)).
+    /// The checkpoint contains this text for programs that use the model. `None` if the data is not a table.
+    pub(crate) encoding: Option<String>,
+    /// The text that the caller stores in each checkpoint ([`Checkpoint::options`](super::Checkpoint::options)).
+    pub(crate) options: Option<String>,
+}
+
+/// An option of a run or a size of its data.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct IdentityEntry {
+    /// The key in the checkpoint's metadata.
+    pub(crate) key: &'static str,
+    /// The name in messages: that of the command-line option, or that of the size.
+    pub(crate) option: &'static str,
+    pub(crate) value: String,
+}

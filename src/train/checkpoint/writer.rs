@@ -1,0 +1,265 @@
+//! Writes checkpoints in a thread, while training continues.
+
+use std::fmt::Write as _;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::files::CheckpointFiles;
+use super::schedule::SaveSchedule;
+use super::{Checkpoint, CheckpointError, RunIdentity, TrainingState, serialize};
+use crate::train::model::Network;
+
+/// When a run ends with an error, it waits at most this long for the checkpoint that is being written.
+const DROP_WAIT_MAX: Duration = Duration::from_secs(10);
+/// The time between two messages about saves that fail.
+const FAILURE_NOTICE_INTERVAL: Duration = Duration::from_mins(1);
+
+/// Writes the checkpoints of a run. Only one write is in progress at a time.
+#[derive(Debug)]
+pub(crate) struct CheckpointWriter {
+    plan: Arc<WritePlan>,
+    schedule: SaveSchedule,
+    /// The write that is in progress.
+    current: Option<Write>,
+    /// The memory of the last copy of the state, which the next copy reuses.
+    spare: TrainingState,
+    /// The number of steps of the latest checkpoint in the directory.
+    saved: Option<u64>,
+    /// The number of steps and the error of the last save, if this save failed.
+    failed: Option<(u64, CheckpointError)>,
+    notices: FailureNotices,
+}
+
+/// What all writes of a run have in common.
+#[derive(Debug)]
+struct WritePlan {
+    network: Network,
+    identity: RunIdentity,
+    files: CheckpointFiles,
+}
+
+/// A write that is in progress.
+#[derive(Debug)]
+struct Write {
+    steps: u64,
+    result: Receiver<(TrainingState, Result<(), CheckpointError>)>,
+}
+
+impl WritePlan {
+    fn write(
+        &self,
+        state: &TrainingState,
+        previous: Option<u64>,
+        is_best: bool,
+    ) -> Result<(), CheckpointError> {
+        let path = self.files.latest();
+        let fail = |error| CheckpointError::io("write", &path, error);
+        let bytes = serialize(&self.network, &self.identity, state).map_err(fail)?;
+        self.files.replace_latest(&bytes, state.position.steps_total, previous, is_best).map_err(fail)
+    }
+}
+
+impl CheckpointWriter {
+    /// Creates the writer of a run that starts after `steps_total` steps. If this number is not 0, the directory has
+    /// a checkpoint.
+    pub(crate) fn new(
+        settings: &Checkpoint,
+        (network, identity): (Network, RunIdentity),
+        steps_total: u64,
+        now: Instant,
+    ) -> Self {
+        let files = CheckpointFiles::new(settings);
+        Self {
+            plan: Arc::new(WritePlan { network, identity, files }),
+            schedule: SaveSchedule::new(settings, steps_total, now),
+            current: None,
+            spare: TrainingState::default(),
+            saved: (steps_total > 0).then_some(steps_total),
+            failed: None,
+            notices: FailureNotices::default(),
+        }
+    }
+
+    /// Returns whether a write is in progress.
+    pub(crate) fn is_writing(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// Returns whether a save within an epoch is due.
+    pub(crate) fn is_due(&self, steps_total: u64, now: Instant) -> bool {
+        self.schedule.is_due(steps_total, now)
+    }
+
+    /// Returns whether the last save failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// Copies `state` and starts to write the copy. No other write may be in progress. Costs a copy of the state.
+    pub(crate) fn begin(&mut self, state: &TrainingState, is_best: bool, now: Instant) -> Option<String> {
+        debug_assert!(self.current.is_none(), "only one write is in progress at a time");
+        let steps = state.position.steps_total;
+        self.schedule.begin(steps, now);
+        let mut copy = std::mem::take(&mut self.spare);
+        copy.copy_from(state);
+        let (sender, result) = mpsc::channel();
+        let (plan, previous) = (Arc::clone(&self.plan), self.saved);
+        let started = thread::Builder::new().name("checkpoint".into()).spawn(move || {
+            let result = plan.write(&copy, previous, is_best);
+            // The receiver is gone if the run has ended without this checkpoint.
+            let _ = sender.send((copy, result));
+        });
+        match started {
+            Ok(_) => {
+                self.current = Some(Write { steps, result });
+                None
+            }
+            Err(error) => {
+                let error = CheckpointError::io("start a thread to write", &self.plan.files.latest(), error);
+                self.record(steps, Err(error), now)
+            }
+        }
+    }
+
+    /// Waits for the end of the write that is in progress, at most for `timeout`. Returns a line for the user, if
+    /// there is news.
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Option<String> {
+        let Write { steps, result } = self.current.as_ref()?;
+        let steps = *steps;
+        let result = match result.recv_timeout(timeout) {
+            Ok((copy, result)) => {
+                self.spare = copy;
+                result
+            }
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => {
+                let error = io::Error::other("the thread that writes checkpoints has panicked");
+                Err(CheckpointError::io("write", &self.plan.files.latest(), error))
+            }
+        };
+        self.current = None;
+        self.record(steps, result, Instant::now())
+    }
+
+    /// Records that the save after `steps` steps could not begin, because the previous write still is in progress.
+    pub(crate) fn skip(&mut self, steps: u64, now: Instant) -> Option<String> {
+        self.record(steps, Err(self.still_writing()), now)
+    }
+
+    /// Returns the error of the last save, if this save failed or did not end.
+    pub(crate) fn take_error(&mut self) -> Result<(), CheckpointError> {
+        let (steps, source) = match (self.failed.take(), &self.current) {
+            (Some(failed), None) => failed,
+            (_, Some(write)) => (write.steps, self.still_writing()),
+            (None, None) => return Ok(()),
+        };
+        let latest = describe_latest(self.saved);
+        Err(CheckpointError::LastNotSaved { steps, latest, source: Box::new(source) })
+    }
+
+    fn still_writing(&self) -> CheckpointError {
+        let problem = "the disk has not completed the previous write in time";
+        let error = io::Error::new(io::ErrorKind::TimedOut, problem);
+        CheckpointError::io("write", &self.plan.files.latest(), error)
+    }
+
+    /// Records the result of the save after `steps` steps.
+    fn record(&mut self, steps: u64, result: Result<(), CheckpointError>, now: Instant) -> Option<String> {
+        match result {
+            Ok(()) => {
+                self.saved = Some(steps);
+                self.failed = None;
+                self.notices.succeeded(steps)
+            }
+            Err(error) => {
+                let latest = describe_latest(self.saved);
+                let line = format!(
+                    "warning: the checkpoint of step {steps} was not saved: {error}; {latest}; training continues"
+                );
+                self.failed = Some((steps, error));
+                self.notices.failed(line, now)
+            }
+        }
+    }
+}
+
+impl Drop for CheckpointWriter {
+    fn drop(&mut self) {
+        self.wait(DROP_WAIT_MAX);
+    }
+}
+
+/// Returns which checkpoint the directory contains.
+fn describe_latest(saved: Option<u64>) -> String {
+    match saved {
+        Some(steps) => format!("the latest checkpoint is that of step {steps}"),
+        None => "there is no checkpoint yet".into(),
+    }
+}
+
+/// Limits the number of messages about saves that fail.
+#[derive(Clone, Copy, Debug, Default)]
+struct FailureNotices {
+    /// The number of saves that have failed since the last success.
+    count: u64,
+    last: Option<Instant>,
+    /// Whether the user knows of a failure since the last success.
+    is_announced: bool,
+}
+
+impl FailureNotices {
+    /// Records a failure. Returns `line` if no message was printed in the last [`FAILURE_NOTICE_INTERVAL`].
+    fn failed(&mut self, mut line: String, now: Instant) -> Option<String> {
+        self.count += 1;
+        if self.last.is_some_and(|last| now.saturating_duration_since(last) < FAILURE_NOTICE_INTERVAL) {
+            return None;
+        }
+        self.last = Some(now);
+        self.is_announced = true;
+        if self.count > 1 {
+            let _ = write!(line, " ({} saves in a row have failed)", self.count);
+        }
+        Some(line)
+    }
+
+    /// Records a success. Returns a line if the user knows of a failure before it.
+    fn succeeded(&mut self, steps: u64) -> Option<String> {
+        let count = std::mem::take(&mut self.count);
+        std::mem::take(&mut self.is_announced).then(|| {
+            let saves = if count == 1 { "save" } else { "saves" };
+            format!("the checkpoint of step {steps} was saved, after {count} failed {saves}")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Prevents that a full disk fills the log: a run may try to save in every step.
+    #[test]
+    fn failures_are_announced_once_a_minute() {
+        let start = Instant::now();
+        let mut notices = FailureNotices::default();
+        for (seconds, expected) in [
+            (Some(0), Some("no")),
+            (Some(59), None),
+            (Some(61), Some("no (3 saves in a row have failed)")),
+            (None, Some("the checkpoint of step 9 was saved, after 3 failed saves")),
+            (None, None),
+            (Some(62), None),
+            (None, None),
+            (Some(121), Some("no")),
+            (None, Some("the checkpoint of step 9 was saved, after 1 failed save")),
+        ] {
+            let found = match seconds {
+                Some(seconds) => notices.failed("no".into(), start + Duration::from_secs(seconds)),
+                None => notices.succeeded(9),
+            };
+            assert_eq!(found.as_deref(), expected, "{seconds:?}");
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Tests of checkpoints: when a run saves them, which ones it keeps, and runs that cannot save or are killed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::num::{NonZeroU32, NonZeroU64};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use ringtrain::Group;
+use ringtrain::train::data::{DataSource, Task};
+use ringtrain::train::optimizer::{AdamOptions, Rule};
+use ringtrain::train::{
+    Checkpoint, Config, EpochRecord, Existing, Observer, StrategySpec, Summary, TrainError, run,
+};
+
+use super::library::{config, train};
+use super::util::{ranks, run as finish, runs_long_tests, wait_until};
+
+/// The number of training samples of [`small_config`].
+const SAMPLES: u32 = 96;
+/// The number of steps in an epoch of [`small_config`].
+const STEPS: u64 = 10;
+
+/// Returns a run of 3 epochs with [`STEPS`] steps each. The last batch of an epoch has fewer samples than the others.
+fn small_config() -> Config {
+    Config {
+        source: DataSource::Synthetic { rows: SAMPLES as usize, columns: 5 },
+        task: Some(Task::Regression),
+        model: Some("mlp:7".parse().unwrap()),
+        rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
+        test_fraction: 0.0,
+        batch_size: Some(10),
+        epochs: Some(3),
+        ..config()
+    }
+}
+
+/// Returns settings that save a checkpoint every `steps` steps.
+fn every(steps: u64, directory: &Path) -> Checkpoint {
+    Checkpoint { steps: NonZeroU64::new(steps), ..Checkpoint::new(directory, Existing::Resume) }
+}
+
+fn with(checkpoint: Checkpoint, config: Config) -> Config {
+    Config { checkpoint: Some(checkpoint), ..config }
+}
+
+/// Returns the sorted names of the files in a directory.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// The samples that all ranks used in each batch, by epoch and batch.
+type SamplesUsed = BTreeMap<(u64, u64), Vec<u32>>;
+
+/// Records lines and samples. Can call a function after each step.
+struct Recorder<'a> {
+    lines: Vec<String>,
+    samples: SamplesUsed,
+    steps: u64,
+    after_step: Box<dyn FnMut(u64) + 'a>,
+}
+
+impl<'a> Recorder<'a> {
+    fn new(after_step: impl FnMut(u64) + 'a) -> Self {
+        Self { lines: Vec::new(), samples: BTreeMap::new(), steps: 0, after_step: Box::new(after_step) }
+    }
+}
+
+impl Observer for Recorder<'_> {
+    fn notice(&mut self, line: &str) {
+        self.lines.push(line.to_owned());
+    }
+    fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
+    fn batch_started(&mut self, epoch: u64, batch: u64, samples: &[u32]) {
+        let known = self.samples.insert((epoch, batch), samples.to_owned());
+        assert_eq!(known, None, "batch {batch} of epoch {epoch} was started twice");
+    }
+    fn step_taken(&mut self, _: f64, _: f64) {
+        self.steps += 1;
+        (self.after_step)(self.steps);
+    }
+    fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
+}
+
+fn run_solo(config: &Config, observer: &mut Recorder<'_>) -> Result<Summary, TrainError> {
+    run(&mut Group::solo(), config, &AtomicBool::new(false), observer)
+}
+
+#[test]
+fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
+    let directory = tempfile::tempdir().unwrap();
+    let checkpoint =
+        Checkpoint { keep: NonZeroU32::new(3).unwrap(), keeps_best: true, ..every(4, directory.path()) };
+    let expected = train(&small_config()).unwrap();
+    let mut observer = Recorder::new(|_| {});
+    let found = run_solo(&with(checkpoint.clone(), small_config()), &mut observer).unwrap();
+    assert_eq!(found.parameters, expected.parameters);
+    let names = names(directory.path());
+    assert_eq!(names.len(), 4, "{names:?}");
+    assert!(names.contains(&"checkpoint-best.safetensors".into()), "{names:?}");
+    assert!(names.contains(&"checkpoint.safetensors".into()), "{names:?}");
+    // Each kept checkpoint can be resumed. The losses fall, so the best checkpoint is that of the last epoch.
+    for name in names {
+        let copy = tempfile::tempdir().unwrap();
+        fs::copy(directory.path().join(&name), copy.path().join("checkpoint.safetensors")).unwrap();
+        let mut observer = Recorder::new(|_| {});
+        let config = with(Checkpoint::new(copy.path(), Existing::Resume), small_config());
+        let found = run_solo(&config, &mut observer).unwrap();
+        assert_eq!(found.parameters, expected.parameters, "{name}");
+        let resumed = resumed_steps(&observer.lines);
+        match name.as_str() {
+            "checkpoint.safetensors" | "checkpoint-best.safetensors" => assert_eq!(resumed, 3 * STEPS),
+            name => assert_eq!(name, format!("checkpoint-{resumed}.safetensors")),
+        }
+    }
+    fs::remove_file(directory.path().join("checkpoint.safetensors")).unwrap();
+    for (existing, expected) in
+        [(Existing::Refuse, "already exists"), (Existing::Resume, "checkpoint.safetensors, is missing")]
+    {
+        let error = train(&with(Checkpoint { existing, ..checkpoint.clone() }, small_config())).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}
+
+/// Returns the number of steps of the checkpoint from which a run resumed. `lines` are the lines that the run
+/// printed.
+fn resumed_steps(lines: &[String]) -> u64 {
+    let steps = lines.iter().find_map(|line| {
+        line.strip_prefix("resuming from the checkpoint at step ")?.split(' ').next()?.parse().ok()
+    });
+    steps.unwrap_or(0)
+}
+
+/// Makes the next writes of a checkpoint fail, like a full disk, and returns the path that has to be removed.
+fn block_writes(directory: &Path) -> PathBuf {
+    let blocked = directory.join(".checkpoint.safetensors.ringtrain-tmp");
+    fs::create_dir(&blocked).unwrap();
+    blocked
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_previous_checkpoint_and_training_continues() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("checkpoint.safetensors");
+    let config = with(every(4, directory.path()), small_config());
+    train(&Config { epochs: Some(1), ..config.clone() }).unwrap();
+    let first = fs::read(&path).unwrap();
+    let mut observer = Recorder::new(|steps| match steps {
+        1 => drop(block_writes(directory.path())),
+        15 => {
+            assert!(fs::read(&path).unwrap() == first, "the previous checkpoint changed");
+            fs::remove_dir(directory.path().join(".checkpoint.safetensors.ringtrain-tmp")).unwrap();
+        }
+        _ => {}
+    });
+    let found = run_solo(&config, &mut observer).unwrap();
+    assert_eq!(found.parameters, train(&small_config()).unwrap().parameters);
+    let count = |text: &str| observer.lines.iter().filter(|line| line.contains(text)).count();
+    let lines = &observer.lines;
+    assert_eq!(count("was not saved: cannot write"), 1, "one message in a minute: {lines:?}");
+    assert_eq!(count("the latest checkpoint is that of step 10; training continues"), 1, "{lines:?}");
+    assert_eq!(count("was saved, after"), 1, "{lines:?}");
+}
+
+#[test]
+fn a_run_whose_last_checkpoint_cannot_be_saved_fails_after_it_wrote_everything_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let report = directory.path().join("report.json");
+    let model_file = directory.path().join("model");
+    let config = with(Checkpoint::new(directory.path(), Existing::Resume), small_config());
+    train(&Config { epochs: Some(1), ..config.clone() }).unwrap();
+    let mut observer = Recorder::new(|steps| {
+        if steps == 1 {
+            block_writes(directory.path());
+        }
+    });
+    let all_files = Config { report: Some(report.clone()), model_file: Some(model_file.clone()), ..config };
+    let error = run_solo(&all_files, &mut observer).unwrap_err().to_string();
+    let expected = "the checkpoint of step 30, the last of the run, was not saved: cannot write";
+    assert!(error.starts_with(expected), "{error}");
+    assert!(error.contains("the latest checkpoint is that of step 10;"), "{error}");
+    assert!(report.exists() && model_file.exists());
+    fs::remove_dir(directory.path().join(".checkpoint.safetensors.ringtrain-tmp")).unwrap();
+    let mut observer = Recorder::new(|_| {});
+    run_solo(&all_files, &mut observer).unwrap();
+    assert_eq!(resumed_steps(&observer.lines), 10);
+}
+
+/// Runs `config` on `n` ranks. If `death` is given, that rank ends after that number of steps without a message to
+/// the others, as if it had been killed. Returns the result of rank 0, the samples that all ranks used, and the lines
+/// of rank 0.
+fn run_on(n: u32, config: &Config, death: Option<(u32, u64)>) -> (Option<Summary>, SamplesUsed, Vec<String>) {
+    let used = Arc::new(Mutex::new(SamplesUsed::new()));
+    let (config, shared) = (config.clone(), Arc::clone(&used));
+    let mut results = ranks::run(n, move |mut group| {
+        let rank = group.rank().get();
+        let mut observer = Recorder::new(move |steps| {
+            if death == Some((rank, steps)) {
+                // This panic prints nothing.
+                resume_unwind(Box::new(()));
+            }
+        });
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            run(&mut group, &config, &AtomicBool::new(false), &mut observer)
+        }));
+        let mut used = shared.lock().unwrap();
+        for (batch, samples) in observer.samples {
+            used.entry(batch).or_default().extend(samples);
+        }
+        (result.ok().and_then(Result::ok), observer.lines)
+    });
+    let (summary, lines) = results.remove(0);
+    let samples = std::mem::take(&mut *used.lock().unwrap());
+    (summary, samples, lines)
+}
+
+/// A job of four ranks dies at a random step and resumes on two ranks: together, both jobs use each sample of each
+/// epoch exactly once, and train the same model as an uninterrupted run.
+#[test]
+fn a_killed_job_resumes_on_fewer_ranks_with_the_same_samples_and_the_same_result() {
+    let (expected, samples, _) = run_on(4, &small_config(), None);
+    let expected = expected.unwrap();
+    assert_eq!(samples.len() as u64, 3 * STEPS);
+    for seed in 0..if runs_long_tests() { 50 } else { 3 } {
+        let mut random = StdRng::seed_from_u64(seed);
+        let directory = tempfile::tempdir().unwrap();
+        let death = (random.random_range(0..4), random.random_range(1..3 * STEPS));
+        let config = with(every(random.random_range(1..=6), directory.path()), small_config());
+        let (summary, before, _) = run_on(4, &config, Some(death));
+        assert!(summary.is_none(), "seed {seed}: the job should have died");
+        let (summary, after, lines) = run_on(2, &config, None);
+        let start = resumed_steps(&lines);
+        assert!(start <= death.1 + 1, "seed {seed}: resumed at step {start}, died after {}", death.1);
+        for epoch in 0..3 {
+            let batches = (0..STEPS).map(|batch| (epoch, batch));
+            let job = |&(epoch, batch): &(u64, u64)| {
+                if epoch * STEPS + batch < start { &before } else { &after }
+            };
+            let mut used: Vec<u32> = batches.flat_map(|batch| job(&batch)[&batch].clone()).collect();
+            used.sort_unstable();
+            assert!(used.into_iter().eq(0..SAMPLES), "seed {seed}, epoch {epoch}");
+        }
+        assert_eq!(after.len() as u64, 3 * STEPS - start, "seed {seed}: a batch was repeated");
+        let summary = summary.unwrap();
+        let scale = expected.parameters.iter().fold(0.0, |scale: f32, value| scale.max(value.abs()));
+        for (found, expected) in summary.parameters.iter().zip(&expected.parameters) {
+            assert!((found - expected).abs() <= 1e-5 * scale, "seed {seed}: {found} {expected}");
+        }
+        let losses = |summary: &Summary| {
+            summary.report.history.iter().map(|record| record.train_loss).collect::<Vec<_>>()
+        };
+        for (found, expected) in losses(&summary).iter().zip(losses(&expected)) {
+            assert!((found - expected).abs() <= 1e-5 * expected, "seed {seed}: {found} {expected}");
+        }
+    }
+}
+
+/// A parameter server saves within epochs while its workers continue, and each of these checkpoints can be resumed.
+#[test]
+fn a_parameter_server_saves_within_epochs() {
+    let expected = train(&small_config()).unwrap();
+    for strategy in [StrategySpec::PsSync, StrategySpec::PsAsync { staleness: None }] {
+        let directory = tempfile::tempdir().unwrap();
+        let checkpoint = Checkpoint { keep: NonZeroU32::new(99).unwrap(), ..every(3, directory.path()) };
+        let config = Config { strategy, ..with(checkpoint, small_config()) };
+        let (summary, _, _) = run_on(3, &config, None);
+        assert_eq!(summary.unwrap().report.steps, 3 * STEPS, "{strategy}");
+        let names = names(directory.path());
+        let steps = names.iter().filter_map(|name| {
+            name.strip_prefix("checkpoint-")?.strip_suffix(".safetensors")?.parse::<u64>().ok()
+        });
+        let within = steps.filter(|steps| steps % STEPS != 0).max();
+        let within = within.unwrap_or_else(|| panic!("{strategy}: only {names:?}"));
+        let name = format!("checkpoint-{within}.safetensors");
+        fs::copy(directory.path().join(name), directory.path().join("checkpoint.safetensors")).unwrap();
+        let (summary, _, lines) = run_on(2, &config, None);
+        let summary = summary.unwrap();
+        assert_eq!((resumed_steps(&lines), summary.report.steps), (within, 3 * STEPS), "{strategy}");
+        if strategy == StrategySpec::PsSync {
+            for (found, expected) in summary.parameters.iter().zip(&expected.parameters) {
+                assert!((found - expected).abs() <= 1e-5, "{found} {expected}");
+            }
+        }
+    }
+}
+
+const RINGTRAIN: &str = env!("CARGO_BIN_EXE_ringtrain");
+
+/// A process that is killed while it writes a checkpoint leaves a complete checkpoint, from which a run continues to
+/// the same result.
+#[test]
+fn a_process_that_is_killed_while_it_writes_leaves_a_complete_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("saved");
+    let options = "--data synthetic:500x20 --task regression --model mlp:256 --batch-size 50 --epochs 6";
+    let command = |checkpoints: bool| {
+        let mut command = Command::new(RINGTRAIN);
+        command.args(options.split(' ')).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if checkpoints {
+            command.args(["--checkpoint-steps", "1", "--resume", "--checkpoint"]).arg(&place);
+        }
+        command
+    };
+    for _ in 0..if runs_long_tests() { 30 } else { 3 } {
+        let mut child = command(true).spawn().unwrap();
+        wait_until("a checkpoint and a write in progress, or the end of the run", || {
+            place.join("checkpoint.safetensors").exists()
+                && place.join(".checkpoint.safetensors.ringtrain-tmp").exists()
+                || child.try_wait().unwrap().is_some()
+        });
+        let _ = child.kill();
+        let output = child.wait_with_output().unwrap();
+        // The process may end before the signal arrives.
+        assert!(output.status.code().is_none_or(|code| code == 0), "{output:?}");
+    }
+    let resumed = finish(&mut command(true));
+    let uninterrupted = finish(&mut command(false));
+    let hash = |text: String| text.lines().last().map(str::to_owned);
+    assert_eq!((resumed.code(), uninterrupted.code()), (Some(0), Some(0)), "{resumed:?}");
+    assert!(resumed.stdout().contains("resuming from the checkpoint"), "{resumed:?}");
+    assert_eq!(hash(resumed.stdout()), hash(uninterrupted.stdout()));
+    assert_eq!(names(&place), ["checkpoint.safetensors"]);
+}
+
+/// Fills a small disk during a run: the checkpoint remains complete, the run trains to its end and then fails with
+/// exit code 10, and continues from the checkpoint when the disk has space again.
+#[test]
+fn a_full_disk_leaves_the_checkpoint_and_training_continues() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can mount a small disk");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let script = r#"
+        mkdir disk && mount -t tmpfs -o size=1m none disk || exit 70
+        set -- "$0" --data synthetic:500x20 --task regression --model mlp:256 --batch-size 50 --checkpoint disk --resume
+        ("$@" --epochs 12 --checkpoint-steps 7; echo "code $?"; : > ended) &
+        until [ -e disk/checkpoint.safetensors ]; do :; done
+        until [ -e ended ]; do cat /dev/zero >> disk/full; done 2> /dev/null
+        cp disk/checkpoint.safetensors copy
+        "$@" --epochs 12 && exit 71
+        rm disk/full
+        cmp copy disk/checkpoint.safetensors && "$@" --epochs 12; echo "code $?""#;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, RINGTRAIN]).current_dir(&directory);
+    let done = finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let (stdout, stderr) = (done.stdout(), done.stderr());
+    if done.code() == Some(70) || stderr.contains("unshare failed") {
+        println!("SKIPPED: this user may not mount a disk: {stderr}");
+        return;
+    }
+    for expected in ["was not saved: cannot write", "No space left on device", "epoch 12/12", "code 10\n"] {
+        assert!(stdout.contains(expected) || stderr.contains(expected), "{expected}: {stdout}{stderr}");
+    }
+    assert!(stdout.ends_with("code 0\n"), "{stdout}{stderr}");
+}
