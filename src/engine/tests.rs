@@ -144,7 +144,7 @@ fn message(count: u64, tag: u32) -> Begin {
 }
 
 /// Messages in a test of very many. Miri takes a thousand times as long for each.
-const MANY: u32 = if cfg!(miri) { 300 } else { 30_000 };
+const MANY: u32 = if cfg!(miri) { 300 } else { 12_000 };
 
 fn barrier(rank: Rank) -> Schedule {
     crate::schedule::barrier(WorldSize::new(2).unwrap(), rank)

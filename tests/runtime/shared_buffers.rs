@@ -94,7 +94,7 @@ fn check_type<T: FromNumber>(group: &mut Group) {
 
 #[test]
 fn all_reduces_in_place_give_the_same_bits_as_with_slots() {
-    for n in WORLDS {
+    for &n in if_long_tests_else(&WORLDS[..], &[2, 5]) {
         run(n, LocalTransport::Auto, |mut group| {
             check_type::<bf16>(&mut group);
             check_type::<f32>(&mut group);
@@ -127,7 +127,7 @@ fn ranks_may_mix_group_buffers_and_ordinary_memory() {
 /// The function is neither commutative nor associative, so only rank order gives the expected result.
 #[test]
 fn custom_functions_are_applied_in_rank_order() {
-    for n in WORLDS {
+    for &n in if_long_tests_else(&WORLDS[..], &[1, 3, 8]) {
         run(n, LocalTransport::Auto, |mut group| {
             let own = contribution::<u64>(&group, 10_001);
             let combine = |a: &u64, b: &u64| a.wrapping_mul(3).wrapping_add(*b);

@@ -13,8 +13,10 @@ use ringtrain::group::{Source, Streams, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
 
 const TAG: u32 = 7;
-/// The numbers of connections per link that the tests use.
-const STREAM_COUNTS: [u8; 4] = [1, 2, 4, 8];
+/// Returns the numbers of connections per link that the tests use.
+fn stream_counts() -> &'static [u8] {
+    if_long_tests_else(&[1, 2, 4, 8], &[2, 8])
+}
 
 /// Sets the number of connections of each link.
 fn with_streams(count: u8) -> impl Fn(&mut JoinOptions) {
@@ -32,8 +34,8 @@ fn pattern(rank: Rank, length: usize) -> Vec<u32> {
 /// Checks all-reduces and messages. Some lengths are below, and some are above the sizes at which a link splits data.
 fn check_all_lengths(group: &mut Group) {
     let n = group.size().get();
-    let longest = if runs_long_tests() { 2_000_003 } else { 500_003 };
-    for length in [0usize, 1, 60, 1000, 4096, 16_400, 65_553, 300_001, longest] {
+    let lengths: [usize; 9] = [0, 1, 60, 1000, 4096, 16_400, 65_553, 300_001, 2_000_003];
+    for &length in if runs_long_tests() { &lengths[..] } else { &lengths[..8] } {
         let mut sum: Vec<u32> = pattern(group.rank(), length);
         group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
         let all: Vec<Vec<u32>> = ranks::ranks(n).map(|rank| pattern(rank, length)).collect();
@@ -53,7 +55,7 @@ fn check_all_lengths(group: &mut Group) {
 
 #[test]
 fn results_are_right_with_any_number_of_connections() {
-    for count in STREAM_COUNTS {
+    for &count in stream_counts() {
         for &n in if_long_tests_else(&[2, 3, 5][..], &[3]) {
             let streams = ranks::run_with(n, with_streams(count), |mut group| {
                 check_all_lengths(&mut group);
@@ -67,7 +69,7 @@ fn results_are_right_with_any_number_of_connections() {
 /// Many operations and messages run in both directions while further connections are still opened.
 #[test]
 fn many_operations_and_messages_at_once_give_right_results() {
-    for count in STREAM_COUNTS {
+    for &count in stream_counts() {
         let around_the_ring = |options: &mut JoinOptions| {
             with_streams(count)(options);
             options.algorithms = "ring".parse().expect("the algorithm exists");
@@ -103,7 +105,7 @@ fn many_operations_and_messages_at_once_give_right_results() {
 /// all links.
 #[test]
 fn both_ranks_of_a_link_may_dial_at_once() {
-    for round in 0..4u64 {
+    for round in 0..if runs_long_tests() { 4u64 } else { 2 } {
         let n = 18;
         let start = Arc::new(Barrier::new(n as usize));
         ranks::run_with(n, with_streams(4), move |mut group| {
@@ -161,8 +163,8 @@ fn all_ranks_use_the_number_of_connections_of_rank_0() {
 /// arrive before the rank's connections close, whichever connection carries the frame.
 #[test]
 fn aborts_and_goodbyes_arrive_over_several_connections() {
-    for count in STREAM_COUNTS {
-        for round in 0..5 {
+    for &count in stream_counts() {
+        for round in 0..if runs_long_tests() { 5 } else { 2 } {
             let errors = ranks::run_with(3, with_streams(count), move |mut group| {
                 let mut buffer = vec![1u32; 500_000];
                 let first = group.all_reduce(&mut buffer, ReduceOp::Sum);

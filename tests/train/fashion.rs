@@ -8,6 +8,7 @@ const DIRECTORY: &str = "/usr/share/datasets/fashion-mnist";
 /// To save time, the test trains for only one epoch. Ten epochs reach an accuracy of 0.88 and take nearly a minute on
 /// two cores.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn fashion_mnist_trains_on_four_ranks() {
     if !Path::new(DIRECTORY).join("train-images-idx3-ubyte.gz").exists() {
         println!(

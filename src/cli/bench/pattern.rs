@@ -238,9 +238,14 @@ mod tests {
 
     #[test]
     fn every_reduction_of_every_type_is_exact_in_small_and_large_worlds() {
+        // Large worlds take seconds. Results with 16 bits are the first that are not exact.
+        let is_full = std::env::var_os("TEST_FULL").is_some();
         for ranks in [2, 3, 8, 127, 300, 2100] {
             check_reductions::<f16>(ranks);
             check_reductions::<bf16>(ranks);
+            if ranks > 127 && !is_full {
+                continue;
+            }
             check_reductions::<f32>(ranks);
             check_reductions::<f64>(ranks);
             check_reductions::<i8>(ranks);

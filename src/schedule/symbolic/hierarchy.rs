@@ -8,10 +8,19 @@ use super::super::CollectiveSpec;
 use super::super::hierarchy::{Layout, Phases};
 use super::super::rounds::RoundPlan;
 use super::rounds::simulate;
-use super::{MoveOrder, Proof, SimulatedWorld, Value, all_contributions, lengths, own_contribution, roots};
+use super::{
+    MoveOrder, Proof, SimulatedWorld, Value, all_contributions, lengths, own_contribution, proof_limits,
+    roots,
+};
 use crate::types::{Algorithm, Rank, WorldSize};
 
-const RANKS_MAX: u32 = if cfg!(miri) { 4 } else { 24 };
+/// Returns the number of ranks in the largest random placement.
+fn ranks_max() -> u32 {
+    match proof_limits().world_size_max {
+        small @ ..=4 => small + 1,
+        limit => limit.min(24),
+    }
+}
 
 /// Returns several placements of ranks on hosts: consecutive ranks on the same host, ranks distributed round-robin,
 /// hosts of different sizes, and random placements. Each placement lists the host of each rank.
@@ -23,7 +32,7 @@ fn placements() -> Vec<Vec<u32>> {
     all.push((0..16).map(|rank| rank / 4).collect());
     all.push((0..12).map(|rank| rank % 3).collect());
     let mut random = StdRng::seed_from_u64(7);
-    for ranks in 3..=RANKS_MAX {
+    for ranks in 3..=ranks_max() {
         let hosts = random.random_range(2..ranks);
         all.push((0..ranks).map(|_| random.random_range(0..hosts)).collect());
     }

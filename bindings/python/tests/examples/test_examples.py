@@ -81,6 +81,8 @@ def test_mpi_average(ringrun: Launcher, n: int) -> None:
     assert find_number("differ by #", text) < 1e-12, done
 
 
+# In the gate, the README's program for DistributedDataParallel covers the same functions.
+@pytest.mark.full
 @with_torch
 @with_fashion
 def test_ddp_fashion_mnist(ringrun: Launcher, tmp_path: Path) -> None:
@@ -98,8 +100,9 @@ def test_ddp_fashion_mnist(ringrun: Launcher, tmp_path: Path) -> None:
     assert all(tensor.isfinite().all() for tensor in state.values())
 
 
+@pytest.mark.full
 @with_torch
-@pytest.mark.parametrize("fault", ["missing", pytest.param("truncated", marks=pytest.mark.full)])
+@pytest.mark.parametrize("fault", ["missing", "truncated"])
 def test_ddp_fashion_mnist_reports_missing_or_invalid_data(ringrun: Launcher, tmp_path: Path, fault: str) -> None:
     if fault == "truncated":
         if not FASHION.is_dir():
@@ -114,7 +117,7 @@ def test_ddp_fashion_mnist_reports_missing_or_invalid_data(ringrun: Launcher, tm
     assert ("apt-get install dataset-fashion-mnist" in line) == (fault == "missing"), line
 
 
-# In the gate, the README's program for Horovod's users covers the same optimizer.
+# In the gate, `test_horovod` of the folder `torch` covers the same optimizer.
 @pytest.mark.full
 @with_torch
 def test_distributed_optimizer(ringrun: Launcher) -> None:

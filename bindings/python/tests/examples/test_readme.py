@@ -52,7 +52,16 @@ def test_every_program_is_found() -> None:
     assert text.count("<!-- run:") == sum(program.command != ["ringrun", "-n", "2"] for program in programs())
 
 
-@pytest.mark.parametrize("program", programs(), ids=lambda program: f"line-{program.line}")
+def parameters() -> list:
+    """Returns the programs as parameters of a test. In the gate, `test_horovod` of the folder `torch` covers the
+    program for Horovod's users."""
+    return [
+        pytest.param(program, id=f"line-{program.line}", marks=[pytest.mark.full] if " as hvd" in program.code else [])
+        for program in programs()
+    ]
+
+
+@pytest.mark.parametrize("program", parameters())
 def test_program(ringrun: Launcher, tmp_path: Path, program: Program) -> None:
     spec = importlib.util.find_spec("torch")
     if "import torch" in program.code and (spec is None or spec.origin is None):

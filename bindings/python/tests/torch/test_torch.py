@@ -84,6 +84,7 @@ def test_a_call_has_its_own_timeout(launch: Launch) -> None:
     assert "all other ranks wait for rank 1" in output
 
 
+@FULL
 def test_an_uncaught_exception_reaches_the_other_ranks(launch: Launch) -> None:
     job = launch(2, "failures.py", "--only", "exception", options=["--grace", "100"])
     require_no_crash(job)
@@ -106,6 +107,7 @@ def test_the_benchmark_runs(launch: Launch) -> None:
     assert output.count("ratio") == 5
 
 
+@FULL
 def test_ctrl_c_ends_all_ranks(interrupt: Launch) -> None:
     job, seconds = interrupt(2, "failures.py", "--only", "endless")
     require_no_crash(job)

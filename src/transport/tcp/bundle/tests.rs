@@ -171,12 +171,15 @@ struct FrameFlow {
 }
 
 impl FrameFlow {
-    fn new(from: usize, random: &mut StdRng) -> Self {
+    /// Creates up to 7 frames. Most frames have less than 200 bytes, and the others have less than `length_max`.
+    fn new(from: usize, length_max: usize, random: &mut StdRng) -> Self {
         let frames: VecDeque<Vec<u8>> = (0..random.random_range(1..8))
             .map(|_| {
                 let long = random.random_bool(0.4);
-                let length = random.random_range(1..if long { 200_000 } else { 200 });
-                (0..length).map(|_| random.random()).collect()
+                let length = random.random_range(1..if long { length_max } else { 200 });
+                let mut frame = vec![0; length];
+                random.fill(&mut frame[..]);
+                frame
             })
             .collect();
         let expected = frames.iter().map(Vec::len).sum();
@@ -227,7 +230,9 @@ impl FrameFlow {
 /// random times. If `becomes_single` is set, each side begins at a random time to send on a single connection only.
 fn exchange_frames(seed: u64, stream_count: u8, capacity_max: usize, becomes_single: bool) -> SimulatedLink {
     let mut link = SimulatedLink::new(seed, stream_count, capacity_max);
-    let mut flows = [0, 1].map(|from| FrameFlow::new(from, &mut link.random));
+    // A small capacity moves only a few bytes in each step, so long frames would take seconds.
+    let length_max = (100 * capacity_max).clamp(1000, 200_000);
+    let mut flows = [0, 1].map(|from| FrameFlow::new(from, length_max, &mut link.random));
     let mut missing: Vec<usize> = (1..stream_count.into()).collect();
     let mut sides_to_change = if becomes_single { vec![0, 1] } else { Vec::new() };
     let mut idle = 0;
