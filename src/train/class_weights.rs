@@ -205,7 +205,7 @@ mod tests {
         assert!(parse_file(b"cat,\xff\n", &classes()).is_err());
     }
 
-    /// Regression test: a device was read without a limit.
+    /// Regression test: before the fix, a device was read without a limit.
     #[test]
     fn files_without_an_end_are_refused() {
         let weights = ClassWeights::File("/dev/zero".into());

@@ -25,8 +25,8 @@ pub(crate) fn ln(value: f64) -> f64 {
     f64::from(exponent) * std::f64::consts::LN_2 + 2.0 * s * sum
 }
 
-/// Rounds `value` down to three decimal digits. A value that is less than 1e-11 of itself below such a number is
-/// rounded to this number.
+/// Rounds `value` down to three decimal digits. If `value` is below a number with three digits by less than 1e-11 of
+/// `value`, it is rounded up to this number.
 pub(crate) fn round_down_to_three_digits(value: f64) -> f64 {
     let text = format!("{value:.11e}");
     let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
@@ -38,8 +38,8 @@ pub(crate) fn round_down_to_three_digits(value: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Prevents that hosts with different libraries choose different rates, or end the training after different
-    /// epochs.
+    /// Regression test: before the fix, hosts with different mathematical libraries could choose different learning rates,
+    /// and could end the training after different epochs.
     #[test]
     fn logarithms_and_rounded_numbers_have_fixed_bits() {
         for (value, bits) in [

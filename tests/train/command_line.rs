@@ -59,7 +59,7 @@ fn failures_are_reported_with_the_right_exit_codes() {
     }
 }
 
-/// Prevents the loss of a checkpoint, a report or a table: the model or the report was written over it.
+/// Regression test: before the fix, the model or the report could be written over a checkpoint, a report or a table.
 #[test]
 fn a_run_does_not_write_a_file_over_another_file_of_the_run() {
     let directory = tempfile::tempdir().unwrap();

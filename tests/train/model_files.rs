@@ -148,8 +148,8 @@ fn a_regression_model_predicts_in_the_unit_of_the_target() {
     }
 }
 
-/// Prevents predictions from the wrong columns: without a header, the numbers of the training columns were used even
-/// if the new table lacked the target, which moves all later columns.
+/// Regression test: before the fix, predictions for a table without a header used the column numbers of the training table,
+/// even if the new table lacked the target. Without the target, all later columns have other numbers.
 #[test]
 fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns() {
     let directory = tempfile::tempdir().unwrap();
@@ -198,8 +198,8 @@ fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns
     }
 }
 
-/// Prevents that a table which training accepts as several files or as a pattern is refused, and that bytes of
-/// standard input which another program has already read are read again.
+/// Regression test: before the fix, `predict` and `eval` refused several files and patterns, which training accepts. They
+/// also read bytes of standard input again that another program had already read.
 #[test]
 fn several_files_and_the_rest_of_standard_input_are_read() {
     let directory = directory_with_table();
@@ -422,7 +422,8 @@ fn text_columns_and_missing_values_are_encoded_as_in_training() {
     );
 }
 
-/// Regression test: a model could not use times in seconds, because the differences between them were lost.
+/// Regression test: before the fix, a model could not learn from times in seconds, because the differences between the times
+/// were lost.
 #[test]
 fn small_differences_between_times_are_used() {
     let directory = tempfile::tempdir().unwrap();

@@ -99,7 +99,7 @@ fn a_run_on_a_table_resumes_only_with_the_same_columns() {
     }
 }
 
-/// Regression test: means and categories were fitted on all training rows, also on those that are held out for validation.
+/// Regression test: before the fix, means and categories were fitted also on the rows that are held out for validation.
 #[test]
 fn encodings_do_not_see_validation_rows() {
     let directory = tempfile::tempdir().unwrap();
@@ -142,7 +142,7 @@ fn encodings_do_not_see_validation_rows() {
     assert_ne!(load("c.csv", text(&other), None).encoding.unwrap(), encoding);
 }
 
-/// Regression test: the loss was NaN at step 1, and the error said to lower the learning rate.
+/// Regression test: before the fix, the loss was NaN at step 1, and the error said to lower the learning rate.
 #[test]
 fn a_column_of_tiny_numbers_counts_as_constant() {
     let directory = tempfile::tempdir().unwrap();

@@ -375,7 +375,7 @@ mod tests {
         }
     }
 
-    /// Prevents that --top-k is ignored without a message.
+    /// Regression test: before the fix, a --top-k without an effect was ignored without a message.
     #[test]
     fn a_top_k_without_an_effect_is_refused() {
         for (k, classes, expected) in [

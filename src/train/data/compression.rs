@@ -358,13 +358,13 @@ mod tests {
             ("a.csv", content.clone()),
             ("a.csv.gz", gzip(&content)),
             ("b.csv.GZ", [gzip(first), gzip(second)].concat()),
-            // Regression test: zeros at the end were an error.
+            // Regression test: before the fix, zeros at the end caused an error.
             ("c.csv.gz", [gzip(first), vec![0; 700], gzip(second), vec![0; 1 << 19]].concat()),
             ("a.csv.zst", zst(&content)),
             ("b.csv.zst", [&zst(first)[..], &skipped, &zst(second)].concat()),
             ("a.csv.zip", zip_stored(&archive)),
             ("b.csv.zip", zip_deflated(&content)),
-            // Regression test: these files were taken for hidden files.
+            // Regression test: before the fix, these files were taken for hidden files.
             ("c.csv.zip", zip_stored(&[("./a.csv", &content), ("./.hidden", b"x")])),
             ("d.csv.zip", zip_stored(&[("../folder/a.csv", &content)])),
         ] {

@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Regression test: the inverse of a tiny deviation was infinite, and the loss became NaN.
+    /// Regression test: before the fix, the inverse of a tiny deviation was infinite, so the loss was NaN.
     #[test]
     fn features_that_differ_too_little_become_0_and_are_named() {
         let features = Features::Numbers(array![

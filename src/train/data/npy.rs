@@ -248,7 +248,7 @@ mod tests {
         Columns,
     }
 
-    /// Regression test: columns lost their differences without a message.
+    /// Regression test: before the fix, columns lost the differences between their numbers without a message.
     #[test]
     fn columns_that_lose_differences_are_named() {
         let directory = tempfile::tempdir().unwrap();

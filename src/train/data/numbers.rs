@@ -5,13 +5,13 @@
 //! stored as f64 until the encoding is chosen. The encoding subtracts a constant from such a column before the
 //! numbers become f32.
 
-/// A column whose range, multiplied by this factor, is less than its largest magnitude is narrow. As f32, the numbers
-/// of other columns have an error of at most 2^-14 of their range.
+/// A column is narrow if its range times this factor is less than its largest magnitude. In a column that is not narrow,
+/// rounding to f32 changes the numbers by at most 2^-14 of their range.
 const NARROW_RATIO: f64 = 1024.0;
-/// As [`NARROW_RATIO`], for a range that the f32 mean of a column would shift too much, even if every number is an
-/// exact f32.
+/// The same factor for columns whose numbers are all exact as f32. In a narrower column, rounding the mean to f32 would
+/// shift all numbers by too large a part of their range.
 const VERY_NARROW_RATIO: f64 = (1_u64 << 20) as f64;
-/// As [`NARROW_RATIO`], for a range that may come from rounding f64 numbers. A column with such a range is constant.
+/// The same factor for differences that the rounding of f64 numbers may have caused. A narrower column counts as constant.
 const NOISE_RATIO: f64 = (1_u64 << 44) as f64;
 
 /// The numbers of a column. NaN represents a missing value.
@@ -53,8 +53,8 @@ impl NumberRange {
         self.is_exact &= f64::from(value as f32) == value;
     }
 
-    /// Returns whether the numbers are much closer to each other than to 0. A range that is not narrow never becomes
-    /// narrow when numbers are added.
+    /// Returns whether the range times `ratio` is less than the largest magnitude. If a range is not narrow, it is still not
+    /// narrow after more numbers are added.
     fn is_narrow(&self, ratio: f64) -> bool {
         (self.high - self.low) * ratio < self.low.abs().max(self.high.abs())
     }
@@ -93,21 +93,22 @@ impl NumberCollector {
             Numbers::Double(values) => {
                 values.push(value);
                 if !value.is_nan() && !self.range.is_narrow(NARROW_RATIO) {
-                    self.numbers = Numbers::Single(narrow(values));
+                    self.numbers = Numbers::Single(to_f32(values));
                 }
             }
         }
     }
 
+    /// Returns the collected numbers.
     pub(crate) fn finish(self) -> Numbers {
         match self.numbers {
-            Numbers::Double(values) if !self.range.needs_f64() => Numbers::Single(narrow(&values)),
+            Numbers::Double(values) if !self.range.needs_f64() => Numbers::Single(to_f32(&values)),
             numbers => numbers,
         }
     }
 }
 
-fn narrow(values: &[f64]) -> Vec<f32> {
+fn to_f32(values: &[f64]) -> Vec<f32> {
     values.iter().map(|&value| value as f32).collect()
 }
 
@@ -144,12 +145,12 @@ mod tests {
             &[0.1, 0.2],
             // Exact as f32.
             &[2013.0, 2014.0],
-            // Wide after a narrow beginning, and narrow after a wide beginning.
+            // The last number is far from the numbers before it. Then the first number is far from the later numbers.
             &[1_700_000_000.0, 1_700_000_001.0, f64::NAN, 0.0],
             &[0.0, f64::NAN, 1_700_000_000.0, 1_700_000_001.0],
         ] {
             let Numbers::Single(found) = collect(values) else { panic!("{values:?} stayed f64") };
-            let expected = narrow(values);
+            let expected = to_f32(values);
             assert!(found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{found:?}");
             assert_eq!(found.len(), values.len());
         }

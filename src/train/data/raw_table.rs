@@ -44,7 +44,7 @@ pub(crate) enum RawValues {
     Texts(Texts),
 }
 
-/// The rows of a table, divided into sets of indices.
+/// The indices of the rows of a table, divided into sets.
 pub(crate) struct RowSets {
     /// The training rows on which the encoding is fitted: those that early stopping does not hold out for validation.
     pub(crate) fitted: Vec<usize>,

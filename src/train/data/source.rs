@@ -367,8 +367,8 @@ mod tests {
         }
     }
 
-    /// Prevents that a text file with another ending counts as IDX data, and that a pair of arrays counts as a
-    /// pattern.
+    /// Regression test: before the fix, a text file with another ending counted as IDX data, and a pair of arrays counted
+    /// as a pattern.
     #[test]
     fn files_with_other_endings_are_tables_if_they_hold_text() {
         let directory = tempfile::tempdir().unwrap();

@@ -231,7 +231,7 @@ mod tests {
             (text(), Task::Regression, "holds text"),
             (numbers(&[1.5]), Task::Classification, "holds 1.5"),
             (numbers(&[1.0, 1.0]), Task::Classification, "only one class"),
-            // Regression test: such classes were merged.
+            // Regression test: before the fix, this class and the next integer were merged to one class.
             (
                 numbers(&[5.0, 9_007_199_254_740_992.0]),
                 Task::Classification,

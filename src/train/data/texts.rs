@@ -15,7 +15,7 @@ const OVERHEAD_BYTES: usize = 64;
 pub(crate) struct Texts {
     /// The index in `distinct` of the text of each row.
     pub(crate) indices: Vec<u32>,
-    /// The distinct texts. If rows were left out, some of these texts may not occur in the other rows.
+    /// The distinct texts. If rows were left out, it is possible that no row has some of these texts.
     pub(crate) distinct: Vec<Arc<str>>,
 }
 
@@ -103,7 +103,7 @@ mod tests {
         assert!(Arc::ptr_eq(&collector.texts.distinct[0], collector.index_of.keys().next().unwrap()));
     }
 
-    /// Regression test: a few long cells, or many cells, of a small compressed file needed any amount of memory.
+    /// Regression test: before the fix, nothing limited the memory for the texts of a small compressed file.
     #[test]
     fn the_memory_for_texts_is_limited() {
         let mut budget = TextBudget(2 * OVERHEAD_BYTES + 8);

@@ -112,7 +112,7 @@ def test_texts_and_missing_values_are_encoded_as_by_the_program(tmp_path: Path):
     assert np.abs(model.predict(table) - expected).max() < 1e-6 * np.abs(expected).max()
     rows = np.array([table["size"], np.array(new["colour"], dtype=object), np.array(new["street"], dtype=object)], dtype=object).T
     assert (model.predict(rows) == model.predict(table)).all()
-    # Regression test: bytes became texts such as "b'3'", and the mask of a masked array was dropped.
+    # Regression test: before the fix, bytes were converted to texts such as "b'3'", and the mask of a masked array was ignored.
     texts = {name: np.array([str(value).encode() for value in new[name]]) for name in ("street", "colour")}
     assert (model.predict(table | texts) == model.predict(table)).all()
     is_missing = np.isnan(table["size"])

@@ -140,8 +140,8 @@ mod tests {
         }
     }
 
-    /// Regression test: before, a first row was taken for a header and lost if it had no number but 0, 1, 2, ... in
-    /// this order.
+    /// Regression test: before the fix, a first row without numbers was always taken for a header, and its values were
+    /// lost. The same held for a first row whose only numbers were 0, 1, 2, ... in this order.
     #[test]
     fn a_first_row_is_a_header_or_a_sample() {
         for (text, expected) in [

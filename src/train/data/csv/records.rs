@@ -219,7 +219,8 @@ impl Read for RowInput {
 mod tests {
     use super::*;
 
-    /// Regression test: lines were counted only by LF, and empty lines before a row counted as a part of the row.
+    /// Regression test: before the fix, only LF counted as the end of a line, and the empty lines before a row counted as a
+    /// part of the row.
     #[test]
     fn rows_begin_in_the_line_that_editors_show() {
         let text = "\na,b\n1,2\n\n\n3,\"4\n5\n\"\n6,7\n\n8,\"9\n\n";

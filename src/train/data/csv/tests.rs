@@ -172,7 +172,7 @@ fn errors_name_the_line_and_the_column_of_bad_cells() {
             "line 2 has 1 cells, but the first row has 2; a cell of this row contains a line break",
         ),
         (b"", "is empty"),
-        // Regression test: the error was about --test-fraction and named no file.
+        // Regression test: before the fix, the error was about --test-fraction and named no file.
         (b"a,y\n", "has no rows below its header; pass --no-header if"),
     ];
     for (bytes, expected) in cases {
@@ -217,8 +217,8 @@ fn files_longer_than_the_first_part_are_read_completely() {
     assert_eq!((table.rows(), values.len()), (10_000, 10_000));
 }
 
-/// Regression test: a column of text was taken for numbers if the first row of data was longer than the part of the
-/// file that is read first.
+/// Regression test: before the fix, a column of text was taken for numbers if the first row of data was longer than the
+/// part of the file that is read first.
 #[test]
 fn rows_longer_than_the_first_part_decide_the_kinds_of_columns() {
     let long = "x".repeat(1 << 20);
@@ -310,8 +310,8 @@ fn encodings_are_fitted_on_the_training_rows() {
     assert!(error.contains("column `a` holds no value in the training rows"), "{error}");
 }
 
-/// Regression test: numbers were rounded to f32 before their mean was subtracted, so the differences between times
-/// were lost without a message.
+/// Regression test: before the fix, numbers were rounded to f32 before their mean was subtracted, so the differences
+/// between times were lost without a message.
 #[test]
 fn small_differences_between_large_numbers_are_kept() {
     let encode = |values: [&str; 4], missing| {
