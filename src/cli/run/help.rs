@@ -35,8 +35,8 @@ output. When any rank ends, ringrun kills the processes that are left in the pro
 
 With --tolerate-failures, a rank that fails does not end the other ranks. A rank fails if it exits with a code other than 0, \
 or if a signal kills it. ringrun prints each failure at once. At the end, ringrun prints one sentence about all failures. If \
-a rank fails before all ranks have joined the job, ringrun ends the job as without this option. If the ranks never join the \
-job, every failure therefore ends the job. A rank joins the job when it creates its first group.
+a rank fails before all ranks have joined the job, ringrun ends the job, as it does without this option. So if the ranks never \
+join the job, every failure ends the job. A rank joins the job when it creates its first group.
 
 ringrun passes these signals on to the ranks:
   SIGINT (Ctrl-C), SIGHUP, SIGQUIT              the job ends within --kill-after; a second Ctrl-C ends the job at once

@@ -50,13 +50,15 @@ Defaults:
                 sgd 0.01
 
 Strategies:
-  In each step, every rank uses its part of the batch of --batch-size samples. An epoch uses each sample once. With
-  allreduce, the parameters agree on all ranks after each step. With the other strategies, a step of a rank uses only
-  the gradient of its own part, and the parameters agree after the ranks average. With these strategies, ringtrain tests
-  and saves the model only after epochs at whose end the ranks average. --bucket-bytes and --optimizer accelerated are
-  for allreduce only. With ps-sync and ps-async, the first --servers ranks are servers, and the other ranks are workers. With
-  ps-async, each worker uses whole batches, and a lost worker does not end the run. For this, start the job with
-  ringrun --tolerate-failures.
+  In each step, every rank uses its part of the batch of --batch-size samples. An epoch uses each sample once.
+  allreduce       the parameters agree on all ranks after each step. Only this strategy accepts --bucket-bytes and
+                  --optimizer accelerated
+  local-sgd, diloco, model-average
+                  a step of a rank uses only the gradient of its own part. The parameters agree after the ranks average.
+                  ringtrain tests and saves the model only after epochs that end with an average
+  ps-sync         the first --servers ranks are servers, and the other ranks are workers. Each worker uses its part of the batch
+  ps-async        the same, but each worker uses whole batches. A lost worker does not end the run if you start the job
+                  with ringrun --tolerate-failures
 
 With --resume you may change --lr, --epochs, --accumulate, --compression, --bucket-bytes, --servers and the number of ranks.
 All other options of training and data must be the same as before. Without --lr the run continues with the learning rate of the
@@ -65,8 +67,8 @@ checkpoint.
 If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
 The ranks do not evaluate the model after the signal. A second signal ends the process at once.
 
-With allreduce after each epoch, and with the other strategies after each epoch at whose end the ranks average, the ranks
-compare hashes of their parameters. If the hashes differ, the job ends with exit code 16.
+The ranks compare hashes of their parameters: with allreduce after each epoch, with local-sgd, diloco and model-average after each
+epoch that ends with an average. If the hashes differ, the job ends with exit code 16.
 
 Exit codes:
   0  success, also after a signal            8  an operation passed its deadline
@@ -159,9 +161,10 @@ pub(super) struct TrainArgs {
     /// How ranks divide the work: allreduce (the ranks sum their gradients in each step), model-average[:EPOCHS] (each rank
     /// trains alone; the ranks average their models after EPOCHS epochs, or at the end), local-sgd:STEPS (each rank takes STEPS
     /// steps alone, then the ranks average their models), diloco:STEPS (as local-sgd, but an outer optimizer with momentum
-    /// applies the average), ps-sync (a parameter server applies the sum of the gradients of all workers in each step),
-    /// ps-async[:STALENESS] (a parameter server applies each gradient as soon as it arrives; the server drops a gradient if the
-    /// parameters had more than STALENESS updates since the worker received them). See Strategies below
+    /// applies the average), ps-sync (parameter servers apply the sum of the gradients of all workers in each step),
+    /// ps-async[:STALENESS] (parameter servers apply each gradient as soon as it arrives, and drop gradients with a larger
+    /// staleness than STALENESS). The staleness is the number of updates since the worker received the parameters. See
+    /// Strategies below
     #[arg(long, value_name = "STRATEGY", default_value = "allreduce", help_heading = "Training")]
     strategy: String,
 

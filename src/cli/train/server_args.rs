@@ -8,12 +8,13 @@ use crate::train::ServerSettings;
 
 #[derive(Args, Clone, Debug)]
 pub(super) struct ServerArgs {
-    /// The number of ranks that are parameter servers, with ps-sync and ps-async. These are the first ranks. The other ranks are
-    /// workers. The default is 1
+    /// With ps-sync and ps-async, the number of ranks that are parameter servers. These are the first ranks. The other ranks are
+    /// workers [default: 1]
     #[arg(long, value_name = "N", help_heading = "Training")]
     servers: Option<NonZeroU32>,
 
-    /// With ps-async, divide the learning rate of an update by the staleness of its gradient
+    /// With ps-async, divide the learning rate of an update by the staleness of its gradient. Gradients with a staleness of 0 or
+    /// 1 keep the full rate
     #[arg(long, help_heading = "Training")]
     staleness_aware: bool,
 }
