@@ -8,11 +8,11 @@ use ndarray::s;
 use super::data::{Samples, Standardizer};
 use super::model::{EarlierGradients, LossSums, Network, Workspace};
 
-/// All that a rank needs to compute the gradient of its samples.
+/// The computation of the gradient of one rank's samples.
 pub(crate) struct GradientWork<'a> {
     pub(crate) network: &'a Network,
     pub(crate) parameters: &'a [f32],
-    /// The gradient is written here.
+    /// The memory to which the gradient is written.
     pub(crate) gradients: &'a mut [f32],
     /// Has at least [`micro_batch_rows`] rows.
     pub(crate) workspace: &'a mut Workspace,

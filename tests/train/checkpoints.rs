@@ -41,11 +41,11 @@ fn small_config() -> Config {
 }
 
 /// Returns settings that save a checkpoint every `steps` steps.
-fn every(steps: u64, directory: &Path) -> Checkpoint {
+fn saving_every(steps: u64, directory: &Path) -> Checkpoint {
     Checkpoint { steps: NonZeroU64::new(steps), ..Checkpoint::new(directory, Existing::Resume) }
 }
 
-fn with(checkpoint: Checkpoint, config: Config) -> Config {
+fn with_checkpoint(checkpoint: Checkpoint, config: Config) -> Config {
     Config { checkpoint: Some(checkpoint), ..config }
 }
 
@@ -61,7 +61,7 @@ fn names(directory: &Path) -> Vec<String> {
 /// The samples that all ranks used in each batch, by epoch and batch.
 type SamplesUsed = BTreeMap<(u64, u64), Vec<u32>>;
 
-/// Records lines and samples. Can call a function after each step.
+/// Records the lines and the samples of a run, and calls `after_step` after each step.
 struct Recorder<'a> {
     lines: Vec<String>,
     samples: SamplesUsed,
@@ -98,11 +98,14 @@ fn run_solo(config: &Config, observer: &mut Recorder<'_>) -> Result<Summary, Tra
 #[test]
 fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
     let directory = tempfile::tempdir().unwrap();
-    let checkpoint =
-        Checkpoint { keep: NonZeroU32::new(3).unwrap(), keeps_best: true, ..every(4, directory.path()) };
+    let checkpoint = Checkpoint {
+        keep: NonZeroU32::new(3).unwrap(),
+        keeps_best: true,
+        ..saving_every(4, directory.path())
+    };
     let expected = train(&small_config()).unwrap();
     let mut observer = Recorder::new(|_| {});
-    let found = run_solo(&with(checkpoint.clone(), small_config()), &mut observer).unwrap();
+    let found = run_solo(&with_checkpoint(checkpoint.clone(), small_config()), &mut observer).unwrap();
     assert_eq!(found.parameters, expected.parameters);
     let names = names(directory.path());
     assert_eq!(names.len(), 4, "{names:?}");
@@ -113,7 +116,7 @@ fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
         let copy = tempfile::tempdir().unwrap();
         fs::copy(directory.path().join(&name), copy.path().join("checkpoint.safetensors")).unwrap();
         let mut observer = Recorder::new(|_| {});
-        let config = with(Checkpoint::new(copy.path(), Existing::Resume), small_config());
+        let config = with_checkpoint(Checkpoint::new(copy.path(), Existing::Resume), small_config());
         let found = run_solo(&config, &mut observer).unwrap();
         assert_eq!(found.parameters, expected.parameters, "{name}");
         let resumed = resumed_steps(&observer.lines);
@@ -126,7 +129,8 @@ fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
     for (existing, expected) in
         [(Existing::Refuse, "already exists"), (Existing::Resume, "checkpoint.safetensors, is missing")]
     {
-        let error = train(&with(Checkpoint { existing, ..checkpoint.clone() }, small_config())).unwrap_err();
+        let error = train(&with_checkpoint(Checkpoint { existing, ..checkpoint.clone() }, small_config()))
+            .unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     }
 }
@@ -151,7 +155,7 @@ fn block_writes(directory: &Path) -> PathBuf {
 fn a_save_that_fails_leaves_the_previous_checkpoint_and_training_continues() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("checkpoint.safetensors");
-    let config = with(every(4, directory.path()), small_config());
+    let config = with_checkpoint(saving_every(4, directory.path()), small_config());
     train(&Config { epochs: Some(1), ..config.clone() }).unwrap();
     let first = fs::read(&path).unwrap();
     let mut observer = Recorder::new(|steps| match steps {
@@ -176,7 +180,7 @@ fn a_run_whose_last_checkpoint_cannot_be_saved_fails_after_it_wrote_everything_e
     let directory = tempfile::tempdir().unwrap();
     let report = directory.path().join("report.json");
     let model_file = directory.path().join("model");
-    let config = with(Checkpoint::new(directory.path(), Existing::Resume), small_config());
+    let config = with_checkpoint(Checkpoint::new(directory.path(), Existing::Resume), small_config());
     train(&Config { epochs: Some(1), ..config.clone() }).unwrap();
     let mut observer = Recorder::new(|steps| {
         if steps == 1 {
@@ -234,7 +238,8 @@ fn a_killed_job_resumes_on_fewer_ranks_with_the_same_samples_and_the_same_result
         let mut random = StdRng::seed_from_u64(seed);
         let directory = tempfile::tempdir().unwrap();
         let death = (random.random_range(0..4), random.random_range(1..3 * STEPS));
-        let config = with(every(random.random_range(1..=6), directory.path()), small_config());
+        let config =
+            with_checkpoint(saving_every(random.random_range(1..=6), directory.path()), small_config());
         let (summary, before, _) = run_on(4, &config, Some(death));
         assert!(summary.is_none(), "seed {seed}: the job should have died");
         let (summary, after, lines) = run_on(2, &config, None);
@@ -270,8 +275,9 @@ fn a_parameter_server_saves_within_epochs() {
     let expected = train(&small_config()).unwrap();
     for strategy in [StrategySpec::PsSync, StrategySpec::PsAsync { staleness: None }] {
         let directory = tempfile::tempdir().unwrap();
-        let checkpoint = Checkpoint { keep: NonZeroU32::new(99).unwrap(), ..every(3, directory.path()) };
-        let config = Config { strategy, ..with(checkpoint, small_config()) };
+        let checkpoint =
+            Checkpoint { keep: NonZeroU32::new(99).unwrap(), ..saving_every(3, directory.path()) };
+        let config = Config { strategy, ..with_checkpoint(checkpoint, small_config()) };
         let (summary, _, _) = run_on(3, &config, None);
         assert_eq!(summary.unwrap().report.steps, 3 * STEPS, "{strategy}");
         let names = names(directory.path());

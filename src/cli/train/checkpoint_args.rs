@@ -31,14 +31,14 @@ pub(super) struct CheckpointArgs {
     #[arg(long, value_name = "M", allow_negative_numbers = true)]
     checkpoint_minutes: Option<f64>,
 
-    /// Keep the last K checkpoints. The name of an earlier checkpoint is checkpoint-STEPS.safetensors, with the
-    /// number of steps before it [default: 1]
+    /// Keep the last K checkpoints. The name of an earlier checkpoint is checkpoint-STEPS.safetensors, where STEPS is
+    /// the number of steps that the run had taken [default: 1]
     #[arg(long, value_name = "K")]
     keep_checkpoints: Option<NonZeroU32>,
 
-    /// Also keep the checkpoint of the best reported epoch, as DIR/checkpoint-best.safetensors. The best epoch has
-    /// the lowest validation loss with --patience, otherwise the lowest test loss (without test samples, training
-    /// loss)
+    /// Also keep the checkpoint of the best reported epoch, as DIR/checkpoint-best.safetensors. With --patience, the best
+    /// epoch has the lowest validation loss; otherwise, the lowest test loss; without test samples, the lowest training
+    /// loss
     #[arg(long)]
     keep_best: bool,
 

@@ -21,7 +21,7 @@ const LINK_TEST: &str = ".link-test.ringtrain-tmp";
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct CheckpointFiles {
     directory: PathBuf,
-    /// The number of checkpoints to keep, with the latest.
+    /// The number of checkpoints to keep, including the latest. The best checkpoint does not count.
     keep: u32,
     keeps_best: bool,
 }
@@ -37,10 +37,12 @@ impl CheckpointFiles {
         self.directory.join(FILE_NAME)
     }
 
+    /// Returns the path of the best checkpoint.
     pub(crate) fn best(&self) -> PathBuf {
         self.directory.join(BEST_FILE_NAME)
     }
 
+    /// Returns the path of the earlier checkpoint after `steps` steps.
     fn earlier(&self, steps: u64) -> PathBuf {
         self.directory.join(format!("checkpoint-{steps}.safetensors"))
     }
@@ -59,8 +61,8 @@ impl CheckpointFiles {
         Ok(exists(&best)?.then_some(best))
     }
 
-    /// Returns the number of files that [`replace_latest`](Self::replace_latest) will add to the directory at most.
-    /// While a file is being written, the file that it replaces still exists.
+    /// Returns the largest number of files that [`replace_latest`](Self::replace_latest) will add to the directory. While
+    /// a file is being written, the old file with the same name still exists.
     pub(crate) fn files_to_add(&self) -> Result<u64, CheckpointError> {
         let earlier = self.steps_of_earlier().map_err(|error| self.list_error(error))?.len() as u64;
         let found = earlier.min(u64::from(self.keep) - 1) + u64::from(exists(&self.latest())?);
@@ -68,7 +70,7 @@ impl CheckpointFiles {
         Ok(u64::from(self.keep) + 1 + u64::from(best_to_add) - found)
     }
 
-    /// Checks that the file system has hard links, if several checkpoints are kept.
+    /// If the run keeps several checkpoints, checks that the file system has hard links.
     pub(crate) fn check_links(&self) -> Result<(), CheckpointError> {
         if self.keep == 1 && !self.keeps_best {
             return Ok(());
@@ -117,8 +119,8 @@ impl CheckpointFiles {
         self.directory.join(BEST_TEMPORARY)
     }
 
-    /// Removes the oldest checkpoints. Checkpoints of later steps remain, because they belong to another continuation
-    /// of the run.
+    /// Removes the oldest of the checkpoints before `steps`. Checkpoints of later steps remain: the user has gone back to an
+    /// earlier checkpoint, and may need the later ones again.
     fn remove_old(&self, steps: u64) -> io::Result<()> {
         let mut earlier = self.steps_of_earlier()?;
         earlier.retain(|&found| found < steps);
@@ -157,7 +159,7 @@ fn exists(path: &Path) -> Result<bool, CheckpointError> {
     path.try_exists().map_err(|error| CheckpointError::io("look for", path, error))
 }
 
-/// Gives the file at `from` the second name `to`, which may exist.
+/// Gives the file at `from` the second name `to`. If a file named `to` exists, replaces this file.
 fn link_over(from: &Path, to: &Path) -> io::Result<()> {
     match fs::hard_link(from, to) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
@@ -222,7 +224,7 @@ mod tests {
         }
     }
 
-    /// Prevents the loss of checkpoints of a run from which the user went back to an earlier checkpoint.
+    /// A user who goes back to an earlier checkpoint keeps the checkpoints of later steps.
     #[test]
     fn checkpoints_of_later_steps_are_not_removed() {
         let directory = tempfile::tempdir().unwrap();

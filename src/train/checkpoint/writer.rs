@@ -33,7 +33,7 @@ pub(crate) struct CheckpointWriter {
     notices: FailureNotices,
 }
 
-/// What all writes of a run have in common.
+/// The values that all writes of a run use.
 #[derive(Debug)]
 struct WritePlan {
     network: Network,
@@ -98,7 +98,8 @@ impl CheckpointWriter {
         self.failed.is_some()
     }
 
-    /// Copies `state` and starts to write the copy. No other write may be in progress. Costs a copy of the state.
+    /// Copies `state`, and starts a thread that writes the copy. No other write may be in progress. Returns a line for the
+    /// user if the thread cannot start.
     pub(crate) fn begin(&mut self, state: &TrainingState, is_best: bool, now: Instant) -> Option<String> {
         debug_assert!(self.current.is_none(), "only one write is in progress at a time");
         let steps = state.position.steps_total;
@@ -124,8 +125,8 @@ impl CheckpointWriter {
         }
     }
 
-    /// Waits for the end of the write that is in progress, at most for `timeout`. Returns a line for the user, if
-    /// there is news.
+    /// Waits for the end of the write that is in progress, at most for `timeout`. Returns a line for the user if the write
+    /// failed, or if it succeeded after failed writes.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Option<String> {
         let Write { steps, result } = self.current.as_ref()?;
         let steps = *steps;
@@ -144,7 +145,8 @@ impl CheckpointWriter {
         self.record(steps, result, Instant::now())
     }
 
-    /// Records that the save after `steps` steps could not begin, because the previous write still is in progress.
+    /// Records that the save after `steps` steps could not begin, because the previous write is still in progress. May
+    /// return a line for the user.
     pub(crate) fn skip(&mut self, steps: u64, now: Instant) -> Option<String> {
         self.record(steps, Err(self.still_writing()), now)
     }
@@ -192,7 +194,7 @@ impl Drop for CheckpointWriter {
     }
 }
 
-/// Returns which checkpoint the directory contains.
+/// Returns a sentence that says which checkpoint is the latest.
 fn describe_latest(saved: Option<u64>) -> String {
     match saved {
         Some(steps) => format!("the latest checkpoint is that of step {steps}"),
@@ -206,7 +208,7 @@ struct FailureNotices {
     /// The number of saves that have failed since the last success.
     count: u64,
     last: Option<Instant>,
-    /// Whether the user knows of a failure since the last success.
+    /// Whether a message about a failure was printed since the last success.
     is_announced: bool,
 }
 
@@ -225,7 +227,7 @@ impl FailureNotices {
         Some(line)
     }
 
-    /// Records a success. Returns a line if the user knows of a failure before it.
+    /// Records a success. Returns a line if a message about an earlier failure was printed.
     fn succeeded(&mut self, steps: u64) -> Option<String> {
         let count = std::mem::take(&mut self.count);
         std::mem::take(&mut self.is_announced).then(|| {
@@ -239,7 +241,7 @@ impl FailureNotices {
 mod tests {
     use super::*;
 
-    /// Prevents that a full disk fills the log: a run may try to save in every step.
+    /// A run may try to save in every step. On a full disk, a message for each of these saves would fill the log.
     #[test]
     fn failures_are_announced_once_a_minute() {
         let start = Instant::now();

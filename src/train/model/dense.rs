@@ -19,9 +19,9 @@ pub(crate) struct Dense {
 /// What a backward pass does with the gradients that are already in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum EarlierGradients {
-    /// The new gradients replace them.
+    /// The new gradients replace the earlier gradients.
     Replace,
-    /// The new gradients are added to them.
+    /// The new gradients are added to the earlier gradients.
     Keep,
 }
 

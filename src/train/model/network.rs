@@ -155,7 +155,8 @@ impl Network {
         self.accumulate(parameters, gradients, workspace, (targets, rows), weight, ranges)
     }
 
-    /// Does the same as [`differentiate`](Self::differentiate). If `earlier` says so, adds the gradient to those in `gradients`.
+    /// Does the same as [`differentiate`](Self::differentiate). With [`EarlierGradients::Keep`], adds
+    /// the gradient to the gradients that are already in `gradients`.
     pub(crate) fn accumulate(
         &self,
         parameters: &[f32],

@@ -56,9 +56,9 @@ fn order_of_inputs(columns: &[ColumnEncoding]) -> Vec<i64> {
     order
 }
 
-/// Adds an input for one or more columns of numbers. Returns the names of one or two values, which have a column for
-/// each of
-/// `columns`: the numbers, and 1 for each missing number. The second value is left out if no column has an indicator.
+/// Adds an input for one or more columns of numbers. Returns the names of one or two values. Each value has a column for
+/// each of `columns`. The first value holds the numbers. The second value is 1 for each missing number; it exists only if
+/// a column has an indicator.
 fn add_numbers(graph: &mut GraphBuilder, name: String, columns: &[ColumnEncoding]) -> Vec<String> {
     let count = columns.len();
     let offset = |column: &ColumnEncoding| match column.inputs {

@@ -185,9 +185,9 @@ impl Leader<'_, '_> {
         }
     }
 
-    /// Saves a checkpoint within an epoch if one is due, and returns whether it did. A synchronous run pauses for the copy, at
-    /// the batch `pause`. This function chooses this batch when the checkpoint becomes due. `batches` is the number of
-    /// batches that are done.
+    /// Saves a checkpoint within an epoch if one is due. Returns whether a save began. `batches` is the number of batches
+    /// that are done. A synchronous run pauses for the copy: when a checkpoint is due, this function sets `pause` to the
+    /// number of done batches at which the run will pause.
     fn save_if_due(
         &mut self,
         batches: u64,

@@ -98,7 +98,7 @@ impl Trainer<'_> {
             return Ok(());
         }
         let started = Instant::now();
-        // The other ranks hear from rank 0 several times before the deadline of an operation.
+        // Rank 0 takes part in an all-reduce after each interval, so that the other ranks do not miss their deadline.
         let interval = PREVIOUS_WAIT_MAX.min(group.timeout() / 4);
         let mut may_retry = true;
         loop {
@@ -116,7 +116,8 @@ impl Trainer<'_> {
         check_all_succeeded(group, Phase::Storage, result.map_err(TrainError::from))
     }
 
-    /// Waits for the write that is in progress, at most for `timeout`. Returns whether a write is still in progress.
+    /// Waits for the write that is in progress, at most for `timeout`. If the last save has failed and `may_retry` is true,
+    /// starts another save and sets `may_retry` to false. Returns whether a write is still in progress.
     fn continue_saving(
         &mut self,
         timeout: Duration,
