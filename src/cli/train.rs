@@ -3,6 +3,7 @@
 mod args;
 mod checkpoint_args;
 mod commands;
+mod help;
 mod optimizer_args;
 mod recipe_args;
 mod server_args;

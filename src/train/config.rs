@@ -110,7 +110,7 @@ pub fn default_learning_rate(rule: Rule, model: &ModelSpec, steps: u64) -> f32 {
         (Rule::Sgd, ModelSpec::Linear) => 0.01,
         (Rule::Sgd, _) => 0.1,
         (Rule::Momentum { .. } | Rule::Nesterov { .. } | Rule::Accelerated, ModelSpec::Linear)
-        | (Rule::Adam(_) | Rule::AdamW(_), ModelSpec::Mlp(_)) => 0.001,
+        | (Rule::Adam(_) | Rule::AdamW(_), ModelSpec::Mlp(_) | ModelSpec::Cnn(_)) => 0.001,
         (_, _) => 0.01,
     }
 }

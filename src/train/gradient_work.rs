@@ -6,7 +6,7 @@ use std::ops::Range;
 use ndarray::s;
 
 use super::data::{Samples, Standardizer};
-use super::model::{EarlierGradients, LossSums, Network, Workspace};
+use super::model::{EarlierGradients, LossSums, Network, StepSeed, TrainingBatch, Workspace};
 
 /// The computation of the gradient of one rank's samples.
 pub(crate) struct GradientWork<'a> {
@@ -24,6 +24,8 @@ pub(crate) struct GradientWork<'a> {
     pub(crate) batch_len: usize,
     /// The number of micro-batches into which `samples` are divided.
     pub(crate) micro_batches: NonZeroU32,
+    /// What decides on the random numbers of the step.
+    pub(crate) step: StepSeed,
 }
 
 /// Returns the number of samples in the longest of `micro_batches` micro-batches of `len` samples: at least 1.
@@ -39,7 +41,7 @@ impl GradientWork<'_> {
         weight: f32,
         (range_elements, mut on_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) -> LossSums {
-        let Self { network, parameters, gradients, workspace, train, standardizer, samples, .. } = self;
+        let Self { network, parameters, gradients, workspace, train, standardizer, samples, step, .. } = self;
         let rows = micro_batch_rows(samples.len(), self.micro_batches);
         let mut total = LossSums::default();
         // Without samples, one empty micro-batch sets the gradient to 0.
@@ -48,21 +50,22 @@ impl GradientWork<'_> {
             let is_last = end == samples.len();
             let indices = samples[start..end].iter().map(|&sample| sample as usize);
             let input = workspace.input.slice_mut(s![..end - start, ..]);
-            train.features.gather(indices.clone(), standardizer, input);
+            train.features.gather(indices, standardizer, input);
             let earlier = if start == 0 { EarlierGradients::Replace } else { EarlierGradients::Keep };
             let on_range = |range: Range<usize>, gradients: &mut [f32]| {
                 if is_last {
                     on_ready(range, gradients);
                 }
             };
-            let sums = network.accumulate(
-                parameters,
-                (gradients, earlier),
-                workspace,
-                (&train.targets, indices),
+            let batch = TrainingBatch {
+                targets: &train.targets,
+                samples: &samples[start..end],
                 weight,
-                (if is_last { range_elements } else { usize::MAX }, on_range),
-            );
+                step,
+                earlier,
+            };
+            let ranges = (if is_last { range_elements } else { usize::MAX }, on_range);
+            let sums = network.differentiate(parameters, gradients, workspace, batch, ranges);
             total.loss += sums.loss;
             total.correct += sums.correct;
         }
@@ -105,6 +108,7 @@ mod tests {
                     samples: &samples,
                     batch_len: 10,
                     micro_batches,
+                    step: StepSeed::default(),
                 };
                 let sums = work.differentiate(0.1, (11, |range, _: &mut [f32]| ranges.push(range)));
                 (gradients, sums, ranges)

@@ -31,6 +31,26 @@ pub(crate) fn symmetric_uniform(stream: &mut RandomStream, bound: f32) -> f32 {
     (2.0 * unit - 1.0) * bound
 }
 
+/// A short stream of random numbers that costs little to start. The generator is `SplitMix64` (Steele, Lea and Flood,
+/// "Fast splittable pseudorandom number generators", OOPSLA 2014).
+pub(crate) struct SplitMix(u64);
+
+impl SplitMix {
+    /// Starts the stream `index` of those that belong to `key`.
+    pub(crate) fn new(key: u64, index: u64) -> Self {
+        // The first number of a stream decides where the stream starts, so that streams do not overlap.
+        Self(Self(key ^ Self(index).next_word()).next_word())
+    }
+
+    /// Returns the next number.
+    pub(crate) fn next_word(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
 /// Returns a uniform random permutation of 0..`len` (Fisher-Yates shuffle).
 pub(crate) fn permutation(stream: &mut RandomStream, len: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..len).collect();

@@ -133,7 +133,7 @@ fn check_against_constant(
 /// Returns a line that says why training ended and what to do next. `is_saved` is false if the last checkpoint was not written.
 fn closing_line(config: &Config, setup: &Setup, trainer: &Trainer<'_>, is_saved: bool) -> String {
     let position = trainer.state.position;
-    let convex = setup.model.hidden().is_empty();
+    let convex = setup.model.is_convex();
     if trainer.stopped {
         let saved = match &config.checkpoint {
             Some(_) if !is_saved => "the checkpoint could not be saved".into(),
@@ -315,7 +315,7 @@ fn starting_state(
     broadcast_state(group, &mut state)?;
     state.learning_rate = Some(match (given.or(state.learning_rate), setup.settings.rule) {
         (Some(rate), _) => rate,
-        (None, Rule::Accelerated) if setup.model.hidden().is_empty() => {
+        (None, Rule::Accelerated) if setup.model.is_convex() => {
             curvature::safe_learning_rate(group, setup, config.weight_decay)?
         }
         (None, rule) => {

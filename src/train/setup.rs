@@ -5,7 +5,7 @@ use super::config::{Config, default_model};
 use super::data::{ColumnEncoding, DataError, Dataset, LoadOptions, Samples, Standardizer, Targets, Task};
 use super::early_stopping::hold_out;
 use super::learning_rate::LearningRates;
-use super::model::{Loss, ModelSpec, Network, Scale};
+use super::model::{InputShape, Loss, ModelSpec, Network, Scale};
 use super::optimizer::{AdamOptions, Rule};
 use super::portable::ln;
 use super::recipe::Recipe;
@@ -69,7 +69,7 @@ impl TrainingSettings {
     /// not reach the optimum.
     fn new(config: &Config, model: &ModelSpec, dataset: &Dataset) -> Self {
         let (rows, columns) = (dataset.train.len(), dataset.train.features.columns());
-        let convex = model.hidden().is_empty();
+        let convex = model.is_convex();
         let is_small = rows.saturating_mul(columns) <= WHOLE_BATCH_VALUES_MAX;
         let is_synchronous = config.strategy == StrategySpec::AllReduce;
         let suits_accelerated = convex
@@ -138,11 +138,13 @@ impl Setup {
                 (config.recipe.class_loss(&dataset.classes, &counts)?, dataset.classes.len())
             }
         };
-        let network =
-            Network::new(&model, dataset.train.features.columns(), outputs, loss).ok_or_else(|| {
-                let columns = dataset.train.features.columns();
-                DataError::Unsuitable(format!("{model} on {columns} features has too many parameters"))
-            })?;
+        let input = InputShape { features: dataset.train.features.columns(), image: dataset.image };
+        let network = Network::new(&model, input, outputs, loss).map_err(|why| {
+            let features = input.features;
+            DataError::Unsuitable(format!(
+                "--model {model} does not suit {features} features: the model {why}"
+            ))
+        })?;
         let settings = TrainingSettings::new(config, &model, &dataset);
         let TrainingSettings { epochs, epochs_per_record, .. } = settings;
         if validation.is_some() && epochs > 1 && epochs_per_record >= epochs {
@@ -194,6 +196,9 @@ impl Setup {
                 "--max-categories",
                 config.table.categories_max.to_string(),
             ));
+        }
+        if let (ModelSpec::Cnn(_), Some(image)) = (&self.model, self.dataset.image) {
+            entries.push(entry("image", "shape of the images", image.to_string()));
         }
         entries.extend(config.recipe.identity(self.settings.epochs, self.network.loss()));
         // The sizes come last, so that an error names the option that changed a size.

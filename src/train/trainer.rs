@@ -16,7 +16,7 @@ use super::convergence;
 use super::data::{Samples, Targets, Task};
 use super::early_stopping::Best;
 use super::gradient_work::{GradientWork, micro_batch_rows};
-use super::model::Workspace;
+use super::model::{StepSeed, Workspace};
 use super::optimizer::Optimizer;
 use super::progress::Observer;
 use super::rank_checks::ReplicaHash;
@@ -25,9 +25,6 @@ use super::setup::{Setup, total_sum_of_squares};
 use super::strategies::{self, Agreement, Replica, Strategy, Totals};
 use crate::group::Group;
 use crate::types::{Rank, ReduceOp, WorldSize};
-
-/// The minimum number of samples that an evaluation processes at once, even if batches are smaller.
-const EVALUATION_ROWS_MIN: usize = 256;
 
 /// The training loop of one rank.
 pub(crate) struct Trainer<'a> {
@@ -119,7 +116,7 @@ impl<'a> Trainer<'a> {
             state,
             gradients: vec![0.0; count],
             strategy,
-            workspace: setup.network.workspace(rows.max(EVALUATION_ROWS_MIN)),
+            workspace: setup.network.workspace(rows.max(setup.network.evaluation_rows())),
             stopped: false,
             unchecked: None,
             local_loss: 0.0,
@@ -332,6 +329,7 @@ impl<'a> Trainer<'a> {
             samples: local_batch,
             batch_len,
             micro_batches: self.config.micro_batches,
+            step: StepSeed { seed: self.config.seed, step: self.state.position.steps_total },
         };
         let outcome = self.strategy.local_gradient(group, work)?;
         if !outcome.loss.is_finite() {

@@ -1,6 +1,7 @@
 //! Tests of training: with the library, and with the program `ringtrain` on one rank and on several ranks.
 
 mod checkpoints;
+mod cnn;
 mod command_line;
 mod convergence;
 mod fashion;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use super::checkpoint_args::CheckpointArgs;
+use super::help::AFTER_OPTIONS;
 use super::optimizer_args::{OptimizerArgs, OptimizerChoice};
 use super::recipe_args::RecipeArgs;
 use super::server_args::ServerArgs;
@@ -16,82 +17,17 @@ use crate::train::data::{DataSource, Task};
 use crate::train::model::ModelSpec;
 use crate::train::{BUCKET_BYTES, Config, StrategySpec};
 
-const AFTER_HELP: &str = "\
-Examples:
-  ringtrain                                      train on the built-in digits in one process
-  ringrun -n 4 ringtrain                         train on the digits in four processes on this machine
-  ringtrain --peers hosts.txt --rank 1           run as rank 1 of a job whose hosts are listed in hosts.txt
-  ringrun -n 4 ringtrain --data /usr/share/datasets/fashion-mnist --model mlp:256,128 --epochs 10
-  ringtrain --data houses.csv --target price --report result.json
-  ringtrain --data X.npy,y.npy --model mlp:64 --task regression
-  ringtrain --checkpoint run1 --resume           continue from the last checkpoint, or start if there is none
-
-Commands (see `ringtrain COMMAND --help`):
-  ringtrain predict --model FILE --data new.csv  predict the target of new rows with a model of --save-model FILE
-  ringtrain eval --model FILE --data test.csv    compare the predictions of a model with the targets of test data
-  ringtrain inspect FILE                         print the content of a model file or a checkpoint
-  ringtrain export --model FILE --output M.onnx  convert a model to the ONNX format, which other programs can run
-
-Defaults:
-  --model       mlp:128 if the target holds classes, linear if it holds numbers
-  --task        classification if the target holds text, or if it holds integers with few distinct values; otherwise regression.
-                Few means at most 2 values, or at most 100 values with at least 10 rows for each value on average.
-                ringtrain prints its choice
-  --optimizer   accelerated for linear and softmax on tables of at most 16 million values, unless --batch-size, --schedule,
-                --warmup, --scale-lr or --clip-norm is given; otherwise adam
-  --batch-size  accelerated: the whole training set; other optimizers: 128
-  --epochs      accelerated on the whole training set: until the loss no longer falls, but at most 1000 to 5000
-                epochs (the more values the table has, the fewer epochs). Otherwise 40 epochs. If 40 epochs
-                have fewer than 480 steps and --batch-size is not given, as many epochs as 480 steps need
-  --lr          accelerated: 1 / the largest curvature of the loss, computed from the features (mlp: 0.01);
-                mlp: adam and adamw 0.001, lamb, momentum and nesterov 0.01, sgd 0.1;
-                softmax: adam, adamw, lamb, momentum and nesterov 0.01, sgd 0.1;
-                linear: adam and adamw 0.01 (0.001 in runs of at least 10000 steps), lamb 0.01, momentum and nesterov 0.001,
-                sgd 0.01
-
-Strategies:
-  In each step, every rank uses its part of the batch of --batch-size samples. An epoch uses each sample once.
-  allreduce       the parameters agree on all ranks after each step. Only this strategy accepts --bucket-bytes and
-                  --optimizer accelerated
-  local-sgd, diloco, model-average
-                  a step of a rank uses only the gradient of its own part. The parameters agree after the ranks average.
-                  ringtrain tests and saves the model only after epochs that end with an average
-  ps-sync         the first --servers ranks are servers, and the other ranks are workers. Each worker uses its part of the batch
-  ps-async        the same, but each worker uses whole batches. A lost worker does not end the run if you start the job
-                  with ringrun --tolerate-failures
-
-With --resume you may change --lr, --epochs, --accumulate, --compression, --bucket-bytes, --servers and the number of ranks.
-All other options of training and data must be the same as before. Without --lr the run continues with the learning rate of the
-checkpoint.
-
-If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
-The ranks do not evaluate the model after the signal. A second signal ends the process at once.
-
-The ranks compare hashes of their parameters: with allreduce after each epoch, with local-sgd, diloco and model-average after each
-epoch that ends with an average. If the hashes differ, the job ends with exit code 16.
-
-Exit codes:
-  0  success, also after a signal            8  an operation passed its deadline
-  1  any other failure                       9  training diverged: the loss is NaN, infinite, or more than 10
-  2  unknown option or bad combination          times that of a constant prediction; or a rank aborted
-  3  peers file, secret file, environment   10  checkpoint, report or model cannot be read or written
-     or arguments are wrong, or differ      11  the listening port is in use
-     between ranks                          12  a peer has another secret
-  4  data missing, truncated or wrong       13  a peer has another protocol version
-  5  not all ranks started in time          14  a peer broke the protocol
-  6  a rank was lost                        16  ranks hold different parameters
-  7  ranks called different operations";
-
 /// Trains a model on all ranks of a job. Each rank computes the gradients of its part of every batch, and the ranks sum
 /// these gradients.
 #[derive(Parser, Debug)]
-#[command(name = "ringtrain", version, after_help = AFTER_HELP)]
+#[command(name = "ringtrain", version, after_help = AFTER_OPTIONS)]
 pub(super) struct TrainArgs {
     /// How to join the job.
     #[command(flatten)]
     pub(super) group: GroupArgs,
 
-    /// The model: linear (least squares), softmax (logistic regression), or mlp:WIDTH,WIDTH,... (hidden layers with relu)
+    /// The model: linear (least squares), softmax (logistic regression), mlp:WIDTH,WIDTH,... (hidden layers with relu), cnn
+    /// (convolutional network with the layers conv16x3,pool2,conv32x3,pool2,dense128), or cnn:LAYER,LAYER,... (see Layers below)
     /// [default: see below]
     #[arg(long, value_name = "MODEL", help_heading = "Training")]
     model: Option<String>,
@@ -99,7 +35,8 @@ pub(super) struct TrainArgs {
     /// The data. One of: digits (1,797 built-in handwritten digits; UCI, CC BY 4.0); a directory of IDX files such as
     /// MNIST or Fashion-MNIST, plain or .gz; a .csv or .tsv table, plain or .gz, .zip or .zst (see Tables; needs
     /// --target); several files of one table, such as a.csv b.csv or 'part-*.csv'; two files
-    /// FEATURES.npy,TARGETS.npy; synthetic:ROWSxFEATURES (random data of this shape)
+    /// FEATURES.npy,TARGETS.npy, where features may be images (samples, height, width) or (samples, channels, height,
+    /// width); synthetic:ROWSxFEATURES (random data of this shape)
     #[arg(long, value_name = "DATA", num_args = 1.., default_value = "digits", help_heading = "Data")]
     data: Vec<String>,
 

@@ -5,13 +5,15 @@ use std::io::Read;
 use flate2::read::GzDecoder;
 use ndarray::Array2;
 
-use super::{Column, Features, Table};
+use super::{Column, Features, ImageShape, Table};
 
 /// The compressed table of digits: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, CC BY 4.0.
 /// See `DIGITS.md`.
 const DIGITS: &[u8] = include_bytes!("digits.csv.gz");
 const ROWS: usize = 1797;
 const PIXELS: usize = 64;
+/// The shape of the images.
+pub(crate) const IMAGE: ImageShape = ImageShape { channels: 1, height: 8, width: 8 };
 /// The largest value of a pixel.
 const PIXEL_MAX: f32 = 16.0;
 

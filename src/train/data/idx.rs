@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use ndarray::Array2;
 
 use super::file::{checked_element_count, open, read_exactly, stream_error};
-use super::{Column, DataError, Features, Table};
+use super::{Column, DataError, Features, ImageShape, Table};
 
 /// The magic number of images: two zero bytes, 8 for the type `unsigned byte`, and the number of dimensions.
 const IMAGES_MAGIC: u32 = 0x0000_0803;
@@ -15,24 +15,26 @@ const IMAGES_MAGIC: u32 = 0x0000_0803;
 const LABELS_MAGIC: u32 = 0x0000_0801;
 
 /// Reads the training and the test set from a directory with the four files `{train,t10k}-{images-idx3,labels-idx1}-ubyte`. The
-/// name of each file may end in `.gz`, and may have `.` instead of `-` before `idx`.
+/// name of each file may end in `.gz`, and may have `.` instead of `-` before `idx`. Also returns the shape of the images.
 ///
 /// # Errors
 ///
-/// If a file is missing, truncated, too long or of another format, or if the numbers of images and labels differ.
-pub(crate) fn load(directory: &Path) -> Result<(Table, Table), DataError> {
-    let train = load_pair(directory, "train")?;
-    let test = load_pair(directory, "t10k")?;
-    if train.features.columns() != test.features.columns() {
-        let (train, test) = (train.features.columns(), test.features.columns());
-        let problem = format!("training images have {train} pixels, but test images have {test}");
+/// If a file is missing, truncated, too long or of another format, if the numbers of images and labels differ, or if the
+/// training images and the test images have different shapes.
+pub(crate) fn load(directory: &Path) -> Result<(Table, Table, ImageShape), DataError> {
+    let (train, shape) = load_pair(directory, "train")?;
+    let (test, test_shape) = load_pair(directory, "t10k")?;
+    if shape != test_shape {
+        let size = |shape: ImageShape| format!("{} x {} pixels", shape.height, shape.width);
+        let problem =
+            format!("training images have {}, but test images have {}", size(shape), size(test_shape));
         return Err(DataError::malformed(directory, problem));
     }
-    Ok((train, test))
+    Ok((train, test, shape))
 }
 
 /// Reads the images and the labels of the training set (`part` is `train`) or the test set (`part` is `t10k`).
-fn load_pair(directory: &Path, part: &str) -> Result<Table, DataError> {
+fn load_pair(directory: &Path, part: &str) -> Result<(Table, ImageShape), DataError> {
     let images_path = find_file(directory, part, "images", 3)?;
     let labels_path = find_file(directory, part, "labels", 1)?;
     let (images, shape) = read(&images_path, IMAGES_MAGIC)?;
@@ -49,10 +51,11 @@ fn load_pair(directory: &Path, part: &str) -> Result<Table, DataError> {
     }
     let values =
         Array2::from_shape_vec((rows, pixels), images).expect("the length was checked against the header");
-    Ok(Table {
+    let table = Table {
         features: Features::Pixels { values, divisor: 255.0 },
         target: Column::Numbers(labels.into_iter().map(f64::from).collect()),
-    })
+    };
+    Ok((table, ImageShape { channels: 1, height: shape[1] as usize, width: shape[2] as usize }))
 }
 
 /// Returns the path of the file with the images (`kind` is `images`) or the labels (`kind` is `labels`). `dimensions`
@@ -134,7 +137,8 @@ mod tests {
     #[test]
     fn plain_and_compressed_files_give_the_same_features() {
         let directory = data_directory();
-        let (train, test) = load(directory.path()).unwrap();
+        let (train, test, shape) = load(directory.path()).unwrap();
+        assert_eq!(shape, ImageShape { channels: 1, height: 2, width: 3 });
         assert_eq!(train.features, test.features);
         assert_eq!((train.features.rows(), train.features.columns()), (2, 6));
         let plain = directory.path().join("train-images-idx3-ubyte");
@@ -158,13 +162,14 @@ mod tests {
         cases.push((idx_file(IMAGES_MAGIC, &[u32::MAX; 3], &[]), "limit"));
         cases.push((idx_file(IMAGES_MAGIC, &[1000, 1000, 1000], &[1]), "truncated"));
         cases.push((idx_file(IMAGES_MAGIC, &[0, 2, 3], &[]), "no images"));
+        cases.push((idx_file(IMAGES_MAGIC, &[2, 3, 2], &[0; 12]), "training images have 3 x 2 pixels, but"));
         cases.push((idx_file(LABELS_MAGIC, &[12], &[0; 12]), "not the IDX file"));
         cases.push((idx_file(IMAGES_MAGIC, &[1, 2, 3], &[0; 6]), "2 labels for the 1 images"));
         for (bytes, expected) in cases {
             let directory = data_directory();
             fs::write(directory.path().join("train-images-idx3-ubyte"), &bytes).unwrap();
             let error = load(directory.path()).unwrap_err().to_string();
-            assert!(error.contains(expected) && error.contains("train-"), "{error} / {expected}");
+            assert!(error.contains(expected) && error.contains("train"), "{error} / {expected}");
         }
     }
 

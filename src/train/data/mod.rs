@@ -8,6 +8,7 @@ mod error;
 mod features;
 mod file;
 mod idx;
+mod image_shape;
 mod layout;
 pub(crate) mod npy;
 mod numbers;
@@ -29,8 +30,9 @@ pub(crate) use csv::{
 pub use encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 pub use error::DataError;
 pub use features::{Features, Standardizer};
+pub use image_shape::ImageShape;
 pub use layout::TableLayout;
-pub(crate) use npy::NpyStream;
+pub(crate) use npy::{FeatureShape, NpyStream};
 pub use source::{DataSource, LoadOptions};
 pub(crate) use target::{CLASS_END, CLASSES_MAX};
 pub use target::{Targets, Task};
@@ -89,6 +91,8 @@ pub struct Dataset {
     pub classes: Vec<String>,
     /// `true` if the features are columns of a table, which may have any scale. `false` for pixels, which are from 0 to 1.
     pub tabular: bool,
+    /// The shape of the images. `None` if the samples are not images.
+    pub image: Option<ImageShape>,
     /// How the columns of a table become features. `None` if the data is not a table with named columns.
     pub encoding: Option<Arc<TableEncoding>>,
     /// Where these columns and the target are in the table. `None` if the data is not a table with named columns.

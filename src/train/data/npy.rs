@@ -7,11 +7,11 @@
 use std::io::Read;
 use std::path::Path;
 
-use ndarray::{Array2, ShapeBuilder};
+use ndarray::{Array2, ArrayD, ShapeBuilder};
 
 use super::file::{checked_element_count, open, read_exactly, stream_error};
 use super::numbers::NumberRange;
-use super::{Column, DataError, Features, Table};
+use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, Table};
 
 /// The maximum length in bytes of a header. The headers that numpy writes have 128 bytes.
 const HEADER_BYTES_MAX: u32 = 1 << 16;
@@ -19,9 +19,19 @@ const HEADER_BYTES_MAX: u32 = 1 << 16;
 /// The number of columns in a message about rounded numbers.
 const COLUMNS_SHOWN: usize = 8;
 
-/// Reads a two-dimensional array of features and an array of targets. The targets have one dimension, or two
-/// dimensions with a single column. The element types f32, f64, i32, i64 and u8 are supported. Also
-/// returns messages for the user.
+/// The content of a file of features and a file of targets.
+#[derive(Debug)]
+pub(crate) struct NpyDataset {
+    pub(crate) table: Table,
+    /// The shape of the images. `None` if the samples are not images.
+    pub(crate) image: Option<ImageShape>,
+    /// Messages for the user.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Reads an array of features and an array of targets. The features have two dimensions, (rows, features), or are images:
+/// (rows, height, width) or (rows, channels, height, width). The targets have one dimension, or two dimensions with a
+/// single column. The element types f32, f64, i32, i64 and u8 are supported. Images of u8 are pixels from 0 to 255.
 ///
 /// # Errors
 ///
@@ -30,29 +40,25 @@ const COLUMNS_SHOWN: usize = 8;
 /// - A file is missing, truncated, too long, or of another format or type.
 /// - A file holds NaN or infinity.
 /// - The two files have different numbers of rows.
-pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<(Table, Vec<String>), DataError> {
+pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<NpyDataset, DataError> {
     let features = read(features_path)?;
     let targets = read(targets_path)?;
-    let &[rows, columns] = features.shape.as_slice() else {
-        let problem =
-            format!("has shape {:?}; features need two dimensions, (rows, features)", features.shape);
-        return Err(DataError::malformed(features_path, problem));
-    };
+    let FeatureShape { rows, image, .. } =
+        FeatureShape::new(&features.shape).map_err(|why| DataError::malformed(features_path, why))?;
     if !matches!(targets.shape.as_slice(), [_] | [_, 1]) {
         let problem = format!("has shape {:?}; targets need one dimension, (rows,)", targets.shape);
         return Err(DataError::malformed(targets_path, problem));
     }
-    if targets.shape[0] != rows {
+    if targets.shape[0] != rows as u64 {
         let problem =
             format!("holds {} targets for the {rows} rows of {}", targets.shape[0], features_path.display());
         return Err(DataError::malformed(targets_path, problem));
     }
-    let (rows, columns) = (rows as usize, columns as usize);
-    let notes = describe_rounding(&features, columns, features_path).into_iter().collect();
-    let narrow: Vec<f32> = features.values.iter().map(|&value| value as f32).collect();
-    let shape = (rows, columns).set_f(features.fortran_order);
-    let array = Array2::from_shape_vec(shape, narrow).expect("the length was checked against the header");
-    if let Some(((row, column), value)) = array.indexed_iter().find(|(_, value)| !value.is_finite()) {
+    let is_pixels = features.is_bytes && image.is_some();
+    let values = features.into_rows().map_err(|why| DataError::malformed(features_path, why))?;
+    if let Some(((row, column), value)) =
+        values.indexed_iter().find(|(_, value)| !(**value as f32).is_finite())
+    {
         let problem =
             format!("row {row}, column {column} (both counted from 0): {value} is not a finite number");
         return Err(DataError::malformed(features_path, problem));
@@ -63,17 +69,64 @@ pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<(Table, 
             format!("row {row} (counted from 0): {value} is not a finite number"),
         ));
     }
-    let features = Features::Numbers(array.as_standard_layout().into_owned());
-    Ok((Table { features, target: Column::Numbers(targets.values) }, notes))
+    let notes = describe_rounding(&values, features_path).into_iter().collect();
+    let features = if is_pixels {
+        Features::Pixels { values: values.mapv(|value| value as u8), divisor: 255.0 }
+    } else {
+        Features::Numbers(values.mapv(|value| value as f32))
+    };
+    Ok(NpyDataset { table: Table { features, target: Column::Numbers(targets.values) }, image, notes })
+}
+
+/// The shape of an array of features.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FeatureShape {
+    pub(crate) rows: usize,
+    /// The number of features of a row.
+    pub(crate) columns: usize,
+    /// The shape of the images. `None` if the rows are not images.
+    pub(crate) image: Option<ImageShape>,
+}
+
+impl FeatureShape {
+    /// Interprets the shape of an array.
+    ///
+    /// # Errors
+    ///
+    /// A text that says which shapes are possible.
+    pub(crate) fn new(shape: &[u64]) -> Result<Self, String> {
+        // Without this check, the lengths of an array without elements could overflow.
+        let count = shape.iter().try_fold(1_u64, |count, &length| count.checked_mul(length.max(1)));
+        if count.is_none_or(|count| count > ELEMENTS_MAX) {
+            return Err(format!("has shape {shape:?}; the limit is {ELEMENTS_MAX} elements"));
+        }
+        let image = |channels: u64, height: u64, width: u64| ImageShape {
+            channels: channels as usize,
+            height: height as usize,
+            width: width as usize,
+        };
+        let (columns, image) = match *shape {
+            [_, columns] => (columns as usize, None),
+            [_, height, width] => ((height * width) as usize, Some(image(1, height, width))),
+            [_, channels, height, width] => {
+                ((channels * height * width) as usize, Some(image(channels, height, width)))
+            }
+            _ => {
+                return Err(format!(
+                    "has shape {shape:?}; features need two dimensions, (rows, features), and images three or four, (rows, \
+                     height, width) or (rows, channels, height, width)"
+                ));
+            }
+        };
+        Ok(Self { rows: shape[0] as usize, columns, image })
+    }
 }
 
 /// Returns a message for the user about columns in which different numbers become equal, or lose digits, as f32.
-fn describe_rounding(array: &NpyArray, columns: usize, path: &Path) -> Option<String> {
-    let mut ranges = vec![NumberRange::EMPTY; columns];
-    let rows = array.values.len() / columns.max(1);
-    for (index, &value) in array.values.iter().enumerate() {
-        let column = if array.fortran_order { index / rows } else { index % columns };
-        ranges[column].add(value);
+fn describe_rounding(values: &Array2<f64>, path: &Path) -> Option<String> {
+    let mut ranges = vec![NumberRange::EMPTY; values.ncols()];
+    for row in values.rows() {
+        ranges.iter_mut().zip(row).for_each(|(range, &value)| range.add(value));
     }
     let rounded = ranges.iter().enumerate().filter(|(_, range)| range.needs_f64());
     let columns: Vec<String> = rounded.map(|(column, _)| column.to_string()).collect();
@@ -92,7 +145,25 @@ fn describe_rounding(array: &NpyArray, columns: usize, path: &Path) -> Option<St
 pub(crate) struct NpyArray {
     pub(crate) shape: Vec<u64>,
     pub(crate) fortran_order: bool,
+    /// Whether the elements are bytes.
+    pub(crate) is_bytes: bool,
     pub(crate) values: Vec<f64>,
+}
+
+impl NpyArray {
+    /// Returns the features as a matrix (rows x features).
+    ///
+    /// # Errors
+    ///
+    /// As [`FeatureShape::new`].
+    pub(crate) fn into_rows(self) -> Result<Array2<f64>, String> {
+        let FeatureShape { rows, columns, .. } = FeatureShape::new(&self.shape)?;
+        let lengths: Vec<usize> = self.shape.iter().map(|&length| length as usize).collect();
+        let array = ArrayD::from_shape_vec(lengths.set_f(self.fortran_order), self.values)
+            .expect("the length was checked against the header");
+        let array = array.as_standard_layout().into_owned();
+        Ok(array.into_shape_with_order((rows, columns)).expect("the number of elements stays the same"))
+    }
 }
 
 /// The header of a file, and its data as a stream.
@@ -147,8 +218,8 @@ pub(crate) fn read(path: &Path) -> Result<NpyArray, DataError> {
     let mut stream = open_stream(path)?;
     let count = stream.shape.iter().product();
     let values = stream.read(count, true, path)?;
-    let NpyStream { shape, fortran_order, .. } = stream;
-    Ok(NpyArray { shape, fortran_order, values })
+    let NpyStream { shape, fortran_order, element, .. } = stream;
+    Ok(NpyArray { shape, fortran_order, is_bytes: element == "|u1", values })
 }
 
 /// Opens a file and reads its header.
@@ -259,7 +330,7 @@ mod tests {
             (Order::Columns, [1.0, 2.0, 1.7e9, 1.7e9 + 1.0, 3.0, 4.0]),
         ] {
             write_npy(&x, "<f8", order, "(2, 3)", &values);
-            let (_, notes) = load(&x, &y).unwrap();
+            let notes = load(&x, &y).unwrap().notes;
             assert!(notes.len() == 1 && notes[0].contains("x.npy, column 1 (counted from 0)"), "{notes:?}");
         }
     }
@@ -271,10 +342,10 @@ mod tests {
         let values = array![[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]];
         write_npy(&y, "<i8", Order::Rows, "(2,)", &[7_i64, -8]);
         let load_x = || {
-            let (loaded, notes) = load(&x, &y).unwrap();
-            assert!(notes.is_empty(), "{notes:?}");
-            assert_eq!(loaded.target, Column::Numbers(vec![7.0, -8.0]));
-            assert_eq!(loaded.features, Features::Numbers(values.clone()));
+            let NpyDataset { table, image, notes } = load(&x, &y).unwrap();
+            assert!(notes.is_empty() && image.is_none(), "{notes:?}");
+            assert_eq!(table.target, Column::Numbers(vec![7.0, -8.0]));
+            assert_eq!(table.features, Features::Numbers(values.clone()));
         };
         write_npy(&x, "<f4", Order::Rows, "(2, 3)", &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
         load_x();
@@ -284,6 +355,31 @@ mod tests {
         load_x();
         write_npy(&x, "<i4", Order::Rows, "(2, 3)", &[1_i32, 2, 3, 4, 5, 6]);
         load_x();
+    }
+
+    #[test]
+    fn arrays_of_three_or_four_dimensions_are_images() {
+        let directory = tempfile::tempdir().unwrap();
+        let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
+        write_npy(&y, "<i8", Order::Rows, "(2,)", &[7_i64, -8]);
+        let pixels: Vec<u8> = (0..12).collect();
+        // The element with the index (i, j, k) of an array in column-major order is at the place i + 2 j + 4 k.
+        let by_columns: Vec<u8> = [0, 6, 3, 9, 1, 7, 4, 10, 2, 8, 5, 11].into();
+        for (shape, order, bytes, channels, height) in [
+            ("(2, 2, 3)", Order::Rows, &pixels, 1, 2),
+            ("(2, 2, 3)", Order::Columns, &by_columns, 1, 2),
+            ("(2, 2, 1, 3)", Order::Rows, &pixels, 2, 1),
+        ] {
+            write_npy(&x, "|u1", order, shape, bytes);
+            let NpyDataset { table, image, .. } = load(&x, &y).unwrap();
+            assert_eq!(image, Some(ImageShape { channels, height, width: 3 }));
+            let values = Array2::from_shape_vec((2, 6), pixels.clone()).unwrap();
+            assert_eq!(table.features, Features::Pixels { values, divisor: 255.0 });
+        }
+        write_npy(&x, "<f4", Order::Rows, "(2, 1, 2)", &[1.0_f32, 2.0, 3.0, 4.0]);
+        let loaded = load(&x, &y).unwrap();
+        assert_eq!(loaded.table.features, Features::Numbers(array![[1.0, 2.0], [3.0, 4.0]]));
+        assert_eq!(loaded.image, Some(ImageShape { channels: 1, height: 1, width: 2 }));
     }
 
     #[test]

@@ -11,8 +11,8 @@ use super::file::extension;
 use super::raw_table::RowSets;
 use super::synthetic::SyntheticTarget;
 use super::{
-    DataError, Dataset, ELEMENTS_MAX, Samples, Table, TableOptions, Task, csv, digits, idx, npy, split,
-    synthetic, target,
+    DataError, Dataset, ELEMENTS_MAX, Features, Samples, Table, TableOptions, Task, csv, digits, idx, npy,
+    split, synthetic, target,
 };
 use crate::train::early_stopping::hold_out_rows;
 
@@ -237,10 +237,17 @@ impl DataSource {
     pub fn load(&self, options: &LoadOptions) -> Result<Dataset, DataError> {
         let split = |table: Table| split::split(&table, options.test_fraction);
         let mut notes = Vec::new();
-        let (mut encoding, mut layout) = (None, None);
+        let (mut encoding, mut layout, mut image) = (None, None, None);
         let (train, test) = match self {
-            Self::Digits => split(digits::load())?,
-            Self::Idx(directory) => idx::load(directory)?,
+            Self::Digits => {
+                image = Some(digits::IMAGE);
+                split(digits::load())?
+            }
+            Self::Idx(directory) => {
+                let (train, test, shape) = idx::load(directory)?;
+                image = Some(shape);
+                (train, test)
+            }
             Self::Csv(_) | Self::CsvFiles(_) => {
                 let target = options.target.as_deref().ok_or_else(|| {
                     DataError::Unsuitable(format!(
@@ -256,9 +263,9 @@ impl DataSource {
                 (encoded.train, encoded.test)
             }
             Self::Npy(features, targets) => {
-                let (table, found) = npy::load(features, targets)?;
-                notes = found;
-                split(table)?
+                let loaded = npy::load(features, targets)?;
+                (notes, image) = (loaded.notes, loaded.image);
+                split(loaded.table)?
             }
             &Self::Synthetic { rows, columns } => {
                 let kind = if options.task == Some(Task::Regression) {
@@ -282,6 +289,7 @@ impl DataSource {
                 task
             }
         };
+        let is_pixels = matches!(train.features, Features::Pixels { .. });
         let ([train_targets, test_targets], classes) =
             target::interpret_targets(train.target, test.target, task)?;
         Ok(Dataset {
@@ -289,7 +297,8 @@ impl DataSource {
             train: Samples { features: train.features, targets: train_targets },
             test: Samples { features: test.features, targets: test_targets },
             classes,
-            tabular: !matches!(self, Self::Digits | Self::Idx(_)),
+            tabular: !is_pixels,
+            image,
             encoding,
             layout,
             notes,

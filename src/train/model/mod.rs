@@ -1,17 +1,24 @@
-//! Models: fully connected networks whose parameters are one flat vector. The backward pass computes gradients layer by layer.
+//! Models: chains of layers whose parameters are one flat vector. The backward pass computes gradients layer by layer.
 
+mod architecture;
 mod class_targets;
+mod cnn_spec;
+mod convolution;
 mod dense;
+mod dropout;
+mod layer;
 mod loss;
 mod network;
+mod pooling;
 mod spec;
 mod stage;
 
+pub use architecture::InputShape;
 pub use class_targets::ClassTargets;
-pub(crate) use dense::EarlierGradients;
+pub use cnn_spec::{CnnLayer, CnnSpec};
+pub use layer::{EarlierGradients, StepSeed};
 pub use loss::{Loss, LossSums, Scale};
-pub use network::Network;
 pub(crate) use network::PARAMETERS_MAX;
+pub use network::{Network, TrainingBatch};
 pub use spec::ModelSpec;
-pub(crate) use stage::Stage;
 pub use stage::Workspace;

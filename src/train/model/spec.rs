@@ -3,13 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::CnnSpec;
+
 /// The maximum number of hidden layers.
 pub(crate) const LAYERS_MAX: usize = 64;
 /// The maximum number of units in a hidden layer.
 pub(crate) const WIDTH_MAX: usize = 1 << 16;
 
 /// A kind of model.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum ModelSpec {
     /// Linear regression with mean squared error.
     Linear,
@@ -18,15 +20,14 @@ pub enum ModelSpec {
     /// A network with hidden layers of these widths, each followed by a rectifier (`ReLU`). The network predicts classes or a
     /// number.
     Mlp(Vec<usize>),
+    /// A convolutional network, which predicts classes or a number for each image.
+    Cnn(CnnSpec),
 }
 
 impl ModelSpec {
-    /// Returns the widths of the hidden layers.
-    pub fn hidden(&self) -> &[usize] {
-        match self {
-            Self::Linear | Self::Softmax => &[],
-            Self::Mlp(widths) => widths,
-        }
+    /// Returns whether the model has no hidden layers, so that its loss is a convex function of the parameters.
+    pub fn is_convex(&self) -> bool {
+        matches!(self, Self::Linear | Self::Softmax)
     }
 }
 
@@ -37,9 +38,15 @@ impl FromStr for ModelSpec {
         match text {
             "linear" => return Ok(Self::Linear),
             "softmax" => return Ok(Self::Softmax),
+            "cnn" => return Ok(Self::Cnn(CnnSpec::default())),
             _ => {}
         }
-        let widths = text.strip_prefix("mlp:").ok_or("is not one of linear, softmax, mlp:WIDTH,WIDTH,...")?;
+        if let Some(layers) = text.strip_prefix("cnn:") {
+            return layers.parse().map(Self::Cnn);
+        }
+        let widths = text
+            .strip_prefix("mlp:")
+            .ok_or("is not one of linear, softmax, mlp:WIDTH,WIDTH,..., cnn, cnn:LAYER,LAYER,...")?;
         let widths: Vec<usize> = widths
             .split(',')
             .map(|width| {
@@ -65,6 +72,8 @@ impl fmt::Display for ModelSpec {
                 let widths: Vec<String> = widths.iter().map(usize::to_string).collect();
                 write!(f, "mlp:{}", widths.join(","))
             }
+            // The layers of `cnn` may differ in a later version, so the name of a model has all layers.
+            Self::Cnn(cnn) => write!(f, "cnn:{cnn}"),
         }
     }
 }
@@ -75,11 +84,23 @@ mod tests {
 
     #[test]
     fn valid_names_are_parsed_and_printed_unchanged_and_invalid_names_are_rejected() {
-        for text in ["linear", "softmax", "mlp:256,128", "mlp:1"] {
+        for text in ["linear", "softmax", "mlp:256,128", "mlp:1", "cnn:conv8x3,pool2"] {
             assert_eq!(text.parse::<ModelSpec>().unwrap().to_string(), text);
         }
         let too_many = format!("mlp:{}", vec!["8"; 65].join(","));
-        for text in ["", "mlp", "mlp:", "mlp:0", "mlp:8,,8", "mlp:-1", "mlp:70000", "tree", &too_many] {
+        for text in [
+            "",
+            "mlp",
+            "mlp:",
+            "mlp:0",
+            "mlp:8,,8",
+            "mlp:-1",
+            "mlp:70000",
+            "tree",
+            "cnn:",
+            "cnn:8",
+            &too_many,
+        ] {
             assert!(text.parse::<ModelSpec>().is_err(), "{text}");
         }
     }

@@ -69,6 +69,7 @@ fn describe_run(config: &Config, setup: &Setup, training: TrainingRecord) -> Mod
         layout: setup.dataset.layout.clone(),
         missing: encoding.map_or(MissingPolicy::Error, |encoding| encoding.missing),
         pixel_divisor,
+        image: setup.dataset.image,
         target: TargetDescription {
             name: encoding.map(|encoding| encoding.target.clone()),
             mean: scale.mean,

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::COLUMNS_MAX;
 use crate::train::data::{
-    CLASSES_MAX, ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding, TableLayout, Task,
+    CLASSES_MAX, ColumnEncoding, ColumnInputs, ImageShape, MissingPolicy, TableEncoding, TableLayout, Task,
 };
-use crate::train::model::{Loss, ModelSpec, Network, Scale};
+use crate::train::model::{InputShape, Loss, ModelSpec, Network, Scale};
 
 /// The maximum number of categories of a one-hot column, and of buckets of a hashed column.
 const CATEGORIES_MAX: usize = 1 << 16;
@@ -20,7 +20,7 @@ pub struct ModelDescription {
     pub written_by: String,
     /// Whether the model predicts classes or numbers.
     pub task: Task,
-    /// The architecture, as `--model` names it: `linear`, `softmax` or `mlp:WIDTH,WIDTH,...`.
+    /// The architecture, as `--model` names it: `linear`, `softmax`, `mlp:WIDTH,WIDTH,...` or `cnn:LAYER,LAYER,...`.
     pub model: String,
     /// Where the names of the columns come from.
     pub columns_from: ColumnOrigin,
@@ -33,6 +33,9 @@ pub struct ModelDescription {
     pub missing: MissingPolicy,
     /// The value of a pixel that is scaled to 1: inputs are divided by this number. `None` if the columns are not pixels.
     pub pixel_divisor: Option<f32>,
+    /// The shape of the images. `None` if the training data was not images, and in files of earlier versions.
+    #[serde(default)]
+    pub image: Option<ImageShape>,
     /// The target.
     pub target: TargetDescription,
     /// The names of the classes, in the order of the outputs of the model. Empty for regression.
@@ -141,7 +144,8 @@ impl ModelDescription {
             Task::Classification => (Loss::CrossEntropy, classes),
             Task::Regression => (Loss::SquaredError(Scale { mean, deviation }), 1),
         };
-        Network::new(&spec, self.inputs(), outputs, loss).ok_or_else(|| "it has too many parameters".into())
+        let input = InputShape { features: self.inputs(), image: self.image };
+        Network::new(&spec, input, outputs, loss).map_err(|why| format!("the model {} {why}", self.model))
     }
 
     fn check_columns(&self) -> Result<(), String> {
@@ -155,6 +159,12 @@ impl ModelDescription {
         }
         if let Some(layout) = &self.layout {
             layout.check(count)?;
+        }
+        if let Some(image) = &self.image
+            && image.values() != self.inputs()
+        {
+            let inputs = self.inputs();
+            return Err(format!("its images have the shape {image}, but it has {inputs} inputs"));
         }
         if let Some(divisor) = self.pixel_divisor
             && !(divisor.is_finite() && divisor > 0.0)

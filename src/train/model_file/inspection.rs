@@ -209,6 +209,9 @@ fn write_columns(
     if let Some(divisor) = description.pixel_divisor {
         writeln!(f, "pixels         divided by {divisor}")?;
     }
+    if let Some(image) = description.image {
+        writeln!(f, "images         {image} (channels, height, width)")?;
+    }
     let mut input = 0;
     for column in description.columns.iter().take(LISTED_MAX) {
         let ColumnEncoding { name, inputs } = column;

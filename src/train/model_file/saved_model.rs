@@ -9,11 +9,6 @@ use super::{ModelDescription, ModelFileError, storage};
 use crate::train::data::{Standardizer, Task};
 use crate::train::model::{Network, Workspace};
 
-/// The maximum number of rows for which predictions are computed at once.
-const BLOCK_ROWS_MAX: usize = 256;
-/// The maximum of rows times inputs for which predictions are computed at once. A single row may have more inputs.
-const BLOCK_INPUTS_MAX: usize = 1 << 22;
-
 /// A trained model, with all that predictions need.
 pub struct SavedModel {
     description: ModelDescription,
@@ -59,7 +54,7 @@ impl SavedModel {
         if !fits || parameters.len() != network.parameter_count() {
             return Err("its description does not match its parameters".into());
         }
-        let workspace = network.workspace((BLOCK_INPUTS_MAX / inputs.max(1)).clamp(1, BLOCK_ROWS_MAX));
+        let workspace = network.workspace(network.evaluation_rows());
         Ok(Self { description, network, standardizer, parameters, workspace })
     }
 

@@ -1,9 +1,12 @@
 //! Adds the scaling of the inputs, the layers of the model, and the outputs of the graph.
 
-use super::graph::{ConstantValues, GraphBuilder, integer, to_type};
+use std::ops::Range;
+
+use super::graph::{ConstantValues, GraphBuilder, integer, integers, to_type};
+use super::onnx_proto::AttributeProto;
 use super::onnx_proto::tensor_proto::DataType;
-use crate::train::data::{Standardizer, Task};
-use crate::train::model::ModelSpec;
+use crate::train::data::{ImageShape, Standardizer, Task};
+use crate::train::model::{CnnLayer, CnnSpec, ModelSpec};
 use crate::train::model_file::{ModelDescription, SavedModel};
 
 /// Adds all steps from the encoded values to the outputs of the last layer, and returns the name of these outputs.
@@ -25,28 +28,88 @@ pub(super) fn add_layers(graph: &mut GraphBuilder, model: &SavedModel, encoded: 
     }
     let spec: ModelSpec =
         model.description().model.parse().expect("a saved model has a name that was parsed before");
-    match spec {
-        ModelSpec::Linear | ModelSpec::Softmax | ModelSpec::Mlp(_) => add_dense_layers(graph, model, value),
+    match (spec, model.description().image) {
+        (ModelSpec::Cnn(cnn), Some(image)) => add_convolutional_layers(graph, model, (&cnn, image), &value),
+        _ => add_dense_layers(graph, model, value),
     }
 }
 
 /// Adds fully connected layers with rectifiers between them.
 fn add_dense_layers(graph: &mut GraphBuilder, model: &SavedModel, inputs: String) -> String {
     let mut value = inputs;
-    let tensors = model.network().tensors();
-    for (index, layer) in tensors.chunks(2).enumerate() {
+    for (index, layer) in model.network().tensors().chunks(2).enumerate() {
         if index > 0 {
             value = graph.node("Relu", &[&value], Vec::new());
         }
-        let mut operands = vec![value];
-        for (name, shape, range) in layer {
-            let elements = ConstantValues::Floats(&model.parameters()[range.clone()]);
-            operands.push(graph.constant(name, shape, elements));
-        }
-        let operands: Vec<&str> = operands.iter().map(String::as_str).collect();
-        value = graph.node("Gemm", &operands, vec![integer("transB", 1)]);
+        value = add_linear(graph, model, (layer, &value), "Gemm", vec![integer("transB", 1)]);
     }
     value
+}
+
+/// Adds the layers of a convolutional network. Dropout changes nothing in predictions, so it has no node.
+fn add_convolutional_layers(
+    graph: &mut GraphBuilder,
+    model: &SavedModel,
+    (cnn, image): (&CnnSpec, ImageShape),
+    inputs: &str,
+) -> String {
+    let lengths = [-1, image.channels as i64, image.height as i64, image.width as i64];
+    let shape = graph.constant("image", &[4], ConstantValues::Integers(&lengths));
+    let mut value = graph.node("Reshape", &[inputs, &shape], Vec::new());
+    let mut is_image = true;
+    let tensors = model.network().tensors();
+    let mut layers = tensors.chunks(2);
+    for layer in cnn.layers() {
+        match layer {
+            CnnLayer::Convolution { kernel, .. } => {
+                let (size, border) = (*kernel as i64, (*kernel / 2) as i64);
+                let attributes =
+                    vec![integers("kernel_shape", vec![size; 2]), integers("pads", vec![border; 4])];
+                let layer = layers.next().expect("a convolution has parameters");
+                value = add_linear(graph, model, (layer, &value), "Conv", attributes);
+                value = graph.node("Relu", &[&value], Vec::new());
+            }
+            CnnLayer::Pooling(window) => {
+                let size = vec![*window as i64; 2];
+                let attributes = vec![integers("kernel_shape", size.clone()), integers("strides", size)];
+                value = graph.node("MaxPool", &[&value], attributes);
+            }
+            CnnLayer::Dense(_) => {
+                if std::mem::take(&mut is_image) {
+                    value = graph.node("Flatten", &[&value], Vec::new());
+                }
+                let layer = layers.next().expect("a dense layer has parameters");
+                value = add_linear(graph, model, (layer, &value), "Gemm", vec![integer("transB", 1)]);
+                value = graph.node("Relu", &[&value], Vec::new());
+            }
+            CnnLayer::Dropout(_) => {}
+        }
+    }
+    if is_image {
+        value = graph.node("Flatten", &[&value], Vec::new());
+    }
+    let last = layers.next().expect("the last layer has parameters");
+    add_linear(graph, model, (last, &value), "Gemm", vec![integer("transB", 1)])
+}
+
+/// The name and the shape of a tensor, and the range of its elements in the parameters.
+type NamedTensor = (String, Vec<usize>, Range<usize>);
+
+/// Adds a node that multiplies `value` by the weights of a layer and adds the biases.
+fn add_linear(
+    graph: &mut GraphBuilder,
+    model: &SavedModel,
+    (layer, value): (&[NamedTensor], &str),
+    operator: &str,
+    attributes: Vec<AttributeProto>,
+) -> String {
+    let mut operands = vec![value.to_owned()];
+    for (name, shape, range) in layer {
+        let elements = ConstantValues::Floats(&model.parameters()[range.clone()]);
+        operands.push(graph.constant(name, shape, elements));
+    }
+    let operands: Vec<&str> = operands.iter().map(String::as_str).collect();
+    graph.node(operator, &operands, attributes)
 }
 
 /// Adds the outputs `prediction` and, for classification, `probabilities`.

@@ -5,7 +5,7 @@ use super::onnx_proto::tensor_shape_proto::dimension::Length;
 use super::onnx_proto::type_proto::Kind;
 use super::onnx_proto::{GraphProto, ModelProto, TensorProto, ValueInfoProto};
 use super::*;
-use crate::train::data::{ColumnEncoding, ColumnInputs, MissingPolicy, Standardizer, Task};
+use crate::train::data::{ColumnEncoding, ColumnInputs, ImageShape, MissingPolicy, Standardizer, Task};
 use crate::train::model_file::{TargetDescription, TrainingRecord};
 
 fn column(name: &str, inputs: ColumnInputs) -> ColumnEncoding {
@@ -32,6 +32,7 @@ fn model(spec: &str, columns: Vec<ColumnEncoding>, classes: &[&str], origin: Col
         layout: None,
         missing: MissingPolicy::Error,
         pixel_divisor: None,
+        image: None,
         target,
         classes: classes.iter().map(|&name| name.to_owned()).collect(),
         training: TrainingRecord::default(),
@@ -173,6 +174,24 @@ fn a_matrix_has_a_column_for_each_column_of_the_model() {
         }
         let (_, graph) = export(&model, Some(OnnxInputs::Columns));
         assert_eq!(graph.input.len(), 2);
+    }
+}
+
+#[test]
+fn a_convolutional_network_has_nodes_of_convolution_and_pooling() {
+    let columns: Vec<ColumnEncoding> = (0..36).map(|index| plain(&index.to_string())).collect();
+    let image = ImageShape { channels: 1, height: 6, width: 6 };
+    for (layers, expected) in [
+        ("cnn:conv2x3,pool2,dropout0.5,dense3", "Reshape Conv Relu MaxPool Flatten Gemm Relu Gemm"),
+        ("cnn:pool2,conv2x1", "Reshape MaxPool Conv Relu Flatten Gemm"),
+    ] {
+        let template = model("linear", columns.clone(), &[], ColumnOrigin::Position);
+        let description =
+            ModelDescription { model: layers.into(), image: Some(image), ..template.description().clone() };
+        let parameters = vec![0.5; description.check().unwrap().parameter_count()];
+        let model = SavedModel::new(description, None, parameters).unwrap();
+        let (_, graph) = export(&model, None);
+        assert_eq!(operators(&graph), format!("{expected} Squeeze Cast Mul Add"));
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use ndarray::{Array1, Array2, ArrayView1, ArrayViewMut1, ArrayViewMut2, ShapeBuilder, s};
+use ndarray::{Array1, Array2, ArrayView1, ArrayViewMut1, ArrayViewMut2, s};
 
 use super::input::RowReader;
 use super::truth::{Truth, TruthParser};
 use crate::train::data::{
-    ColumnEncoding, ColumnInputs, DataError, DataSource, Features, LoadOptions, NpyStream, Samples,
-    TableEncoding, Targets, npy,
+    ColumnEncoding, ColumnInputs, DataError, DataSource, FeatureShape, Features, ImageShape, LoadOptions,
+    NpyStream, Samples, TableEncoding, Targets, npy,
 };
 use crate::train::model_file::ModelDescription;
 
@@ -26,6 +26,21 @@ fn check_columns(name: &str, found: usize, description: &ModelDescription) -> Re
             text.name
         ))),
         None => Ok(()),
+    }
+}
+
+/// Returns an error if the data are images whose shape differs from that of the images on which the model was trained.
+fn check_image(
+    name: &str,
+    found: Option<ImageShape>,
+    description: &ModelDescription,
+) -> Result<(), DataError> {
+    match (found, description.image) {
+        (Some(found), Some(wanted)) if found != wanted => Err(DataError::Unsuitable(format!(
+            "{name} has images of the shape {found} (channels, height, width), but the model was trained on images of the shape \
+             {wanted}"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -71,17 +86,14 @@ impl NpyRows {
         description: &ModelDescription,
     ) -> Result<Self, DataError> {
         let stream = npy::open_stream(path)?;
-        let &[rows, columns] = stream.shape.as_slice() else {
-            let problem =
-                format!("has shape {:?}; features need two dimensions, (rows, features)", stream.shape);
-            return Err(DataError::malformed(path, problem));
-        };
-        let (rows, columns) = (rows as usize, columns as usize);
-        check_columns(&path.display().to_string(), columns, description)?;
+        let FeatureShape { rows, columns, image } =
+            FeatureShape::new(&stream.shape).map_err(|why| DataError::malformed(path, why))?;
+        let name = path.display().to_string();
+        check_image(&name, image, description)?;
+        check_columns(&name, columns, description)?;
         let data = if stream.fortran_order {
-            let values = npy::read(path)?.values;
-            let array = Array2::from_shape_vec((rows, columns).f(), values);
-            NpyData::Whole(array.expect("the length was checked against the header"))
+            let rows = npy::read(path)?.into_rows();
+            NpyData::Whole(rows.map_err(|why| DataError::malformed(path, why))?)
         } else {
             NpyData::Stream(stream)
         };
@@ -185,6 +197,7 @@ impl DatasetRows {
         let task = Some(description.task);
         let dataset = source.load(&LoadOptions { task, ..LoadOptions::default() })?;
         let samples = if matches!(source, DataSource::Idx(_)) { dataset.test } else { dataset.train };
+        check_image(&dataset.name, dataset.image, description)?;
         check_columns(&dataset.name, samples.features.columns(), description)?;
         let is_input =
             |column: &ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { indicator: false, .. });

@@ -6,6 +6,7 @@ use super::{RunContext, WorkerPlace};
 use crate::train::batches::{Batches, part};
 use crate::train::clipping;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
+use crate::train::model::StepSeed;
 use crate::train::parameter_server::{ParameterServerError, ServerClient};
 use crate::types::{Rank, WorldSize};
 
@@ -65,6 +66,7 @@ pub(super) fn work(
             samples,
             batch_len: whole.len(),
             micro_batches,
+            step: StepSeed { seed: context.config.seed, step: number },
         };
         // A synchronous server sums the gradients of all workers, so each worker divides by the size of the whole batch.
         let sums = work.differentiate(1.0 / whole.len() as f32, (usize::MAX, |_, _: &mut [f32]| {}));

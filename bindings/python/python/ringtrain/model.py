@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ._encoding import encode_column, to_array, width
 from ._errors import InvalidArgument, ModelFileError
+from ._layers import Layer, create_layers
 
 _VERSION = 1
 _HEADER_BYTES_MAX = 100_000_000
@@ -36,10 +37,9 @@ class Model:
         divisor = description["pixel_divisor"]
         self._divisor = None if divisor is None else np.float32(divisor)
         self._mean, self._inverse_deviation = tensors.get(_MEAN), tensors.get(_INVERSE_DEVIATION)
-        self._layers = [
-            (tensors[f"layers.{index}.weight"], tensors[f"layers.{index}.bias"])
-            for index in range(len(_widths(description["model"])) + 1)
-        ]
+        self._layers: list[Layer] = _layers(description)
+        for layer in self._layers:
+            layer.load(tensors)
 
     def __repr__(self) -> str:
         return f"<ringtrain.Model {self.description['model']}, {self.task}, {len(self.columns)} columns>"
@@ -51,7 +51,8 @@ class Model:
         pandas.DataFrame, a dictionary of columns or a structured array. This method then finds the features by the names of the
         columns, and ignores other columns. If the model was trained on data without names, this method finds the features by
         position: `x` must have all columns of the training table, or all but the target, or only the features. Masked elements
-        of a masked array are missing values. Texts may be `bytes` in UTF-8.
+        of a masked array are missing values. Texts may be `bytes` in UTF-8. Images may be an array of the shape (samples,
+        height, width) or (samples, channels, height, width).
         """
         if self.task == "classification":
             return self.classes[self._outputs(x).argmax(axis=1)]
@@ -71,17 +72,15 @@ class Model:
         features = self._features(x)
         with np.errstate(over="ignore", invalid="ignore"):
             blocks = [self._forward(features[start : start + _BLOCK_ROWS]) for start in range(0, len(features), _BLOCK_ROWS)]
-        return np.concatenate(blocks) if blocks else np.empty((0, len(self._layers[-1][1])), np.float32)
+        return np.concatenate(blocks) if blocks else np.empty((0, _outputs(self.description)), np.float32)
 
     def _forward(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         if self._divisor is not None:
             values = values / self._divisor
         if self._mean is not None:
             values = (values - self._mean) * self._inverse_deviation
-        for index, (weight, bias) in enumerate(self._layers):
-            values = values @ weight.T + bias
-            if index + 1 < len(self._layers):
-                np.maximum(values, 0, out=values)
+        for layer in self._layers:
+            values = layer.forward(values)
         if not np.isfinite(values).all():
             raise InvalidArgument("a prediction is not finite: a value is far outside the range of the training data")
         return values
@@ -90,7 +89,7 @@ class Model:
         """Returns the features of each row of `x` as numbers, which are not standardized yet."""
         names = _column_names(x)
         if names is None:
-            array = to_array(x)
+            array = self._flatten(to_array(x))
             if array.ndim != 2 or array.shape[1] != len(self.columns):
                 raise InvalidArgument(f"x has the shape {array.shape}; the model needs the shape (rows, {len(self.columns)})")
             columns = list(array.T)
@@ -106,6 +105,19 @@ class Model:
         accepts_missing = self.description["missing"] in ("mean", "indicator")
         described = zip(self.description["columns"], columns, strict=True)
         return np.concatenate([encode_column(column, values, accepts_missing) for column, values in described], axis=1)
+
+    def _flatten(self, array: NDArray) -> NDArray:
+        """Returns images, an array of three or four dimensions, as rows of features. Returns other arrays unchanged."""
+        image = self.description.get("image")
+        if array.ndim not in (3, 4):
+            return array
+        found = array.shape[1:] if array.ndim == 4 else (1, *array.shape[1:])
+        if image is not None and found != (image["channels"], image["height"], image["width"]):
+            raise InvalidArgument(
+                f"x has images of the shape {found} (channels, height, width); the model needs the shape "
+                f"({image['channels']}, {image['height']}, {image['width']})"
+            )
+        return array.reshape(len(array), -1)
 
     def _positions(self, count: int) -> Sequence[int]:
         """Returns where the columns of the model are in a table of `count` columns, as `ringtrain predict` finds them."""
@@ -201,12 +213,11 @@ def _digest(description: str, tensors: Mapping[str, NDArray[np.float32]]) -> str
 
 def _check_shapes(description: dict[str, Any], tensors: Mapping[str, NDArray[np.float32]]) -> None:
     """Checks that the file has exactly the tensors of the model, with finite values."""
-    inputs, outputs = sum(map(width, description["columns"])), max(len(description["classes"]), 1)
-    wanted = {}
-    widths = [inputs, *_widths(description["model"]), outputs]
-    for index, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
-        wanted[f"layers.{index}.weight"] = (after, before)
-        wanted[f"layers.{index}.bias"] = (after,)
+    inputs = sum(map(width, description["columns"]))
+    image = description.get("image")
+    if image is not None and math.prod(image[axis] for axis in ("channels", "height", "width")) != inputs:
+        raise ModelFileError(f"the file is corrupt: its images have the shape {image}, but it has {inputs} inputs")
+    wanted = {name: shape for layer in _layers(description) for name, shape in layer.tensors().items()}
     if _MEAN in tensors:
         wanted[_MEAN] = wanted[_INVERSE_DEVIATION] = (inputs,)
     found = {name: tensor.shape for name, tensor in tensors.items()}
@@ -216,14 +227,15 @@ def _check_shapes(description: dict[str, Any], tensors: Mapping[str, NDArray[np.
         raise ModelFileError("the file is corrupt: a parameter is not finite")
 
 
-def _widths(model: str) -> list[int]:
-    """Returns the number of units in each hidden layer of `model`, for example [64, 32] for "mlp:64,32"."""
-    if model in ("linear", "softmax"):
-        return []
-    kind, _, widths = model.partition(":")
-    if kind != "mlp":
-        raise ModelFileError(f"this version of ringtrain does not know the model {model}; install a newer version")
-    return [int(width) for width in widths.split(",")]
+def _outputs(description: dict[str, Any]) -> int:
+    return max(len(description["classes"]), 1)
+
+
+def _layers(description: dict[str, Any]) -> list[Layer]:
+    """Returns the layers of a model, without their parameters."""
+    image = description.get("image")
+    shape = None if image is None else (image["channels"], image["height"], image["width"])
+    return create_layers(description["model"], sum(map(width, description["columns"])), shape, _outputs(description))
 
 
 def _column_names(x: Any) -> list | None:

@@ -44,6 +44,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ringtrain("--data", data, "--target", "y", *options)
     paths["pixels"] = folder / "pixels"
     ringtrain("--data", "digits", "--epochs", 1, "--model", "mlp:16", "--save-model", paths["pixels"])
+    paths["cnn"] = folder / "cnn"
+    layers = "cnn:conv2x3,pool2,dropout0.5,conv3x1,pool3,dense4"
+    options = ["--epochs", 1, "--batch-size", 500, "--test-fraction", 0.5, "--save-model", paths["cnn"]]
+    ringtrain("--data", "digits", "--model", layers, *options)
     return paths
 
 
@@ -77,6 +81,18 @@ def test_pixels_are_divided_as_in_training(saved: dict[str, Path], tmp_path: Pat
     model = ring.load_model(str(saved["pixels"]))
     assert np.abs(model.predict_proba(pixels) - expected).max() < 1e-6
     assert model.predict(pixels).tolist() == model.classes[expected.argmax(axis=1)].tolist()
+
+
+def test_a_cnn_predicts_the_same_as_the_program_from_images_and_from_rows(saved: dict[str, Path], tmp_path: Path):
+    pixels = np.random.default_rng(5).integers(0, 17, (40, 64)).astype(np.uint8)
+    np.save(tmp_path / "x.npy", pixels.reshape(40, 8, 8))
+    ringtrain("predict", "--model", saved["cnn"], "--data", tmp_path / "x.npy", "--output", tmp_path / "out.npy")
+    expected = np.load(tmp_path / "out.npy")
+    model = ring.load_model(saved["cnn"])
+    for x in (pixels, pixels.reshape(40, 8, 8), pixels.reshape(40, 1, 8, 8)):
+        assert np.abs(model.predict_proba(x) - expected).max() < 1e-6
+    with pytest.raises(ring.InvalidArgument, match=r"the model needs the shape \(1, 8, 8\)"):
+        model.predict(pixels.reshape(40, 4, 16))
 
 
 def test_columns_of_tables_are_found_by_name(saved: dict[str, Path]):

@@ -1,0 +1,136 @@
+//! Builds the layers of the models that `--model` can name.
+
+use std::sync::Arc;
+
+use super::cnn_spec::CnnLayer;
+use super::convolution::Convolution;
+use super::dense::Dense;
+use super::dropout::Dropout;
+use super::layer::{Activation, Layer};
+use super::pooling::MaxPooling;
+use super::{CnnSpec, ModelSpec};
+use crate::train::data::ImageShape;
+
+/// The maximum number of values that the layers of a model compute for a sample.
+const VALUES_MAX: usize = 1 << 24;
+
+/// The inputs of a model: their number, and their shape if they are images.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InputShape {
+    /// The number of features of a sample.
+    pub features: usize,
+    /// The shape of the images. `None` if the samples are not images.
+    pub image: Option<ImageShape>,
+}
+
+/// Returns the shape of samples that are not images.
+impl From<usize> for InputShape {
+    fn from(features: usize) -> Self {
+        Self { features, image: None }
+    }
+}
+
+/// Returns the layers of a model, from the first to the last.
+///
+/// # Errors
+///
+/// A text that says why the model does not fit the inputs.
+pub(super) fn build(
+    spec: &ModelSpec,
+    input: InputShape,
+    outputs: usize,
+) -> Result<Vec<Arc<dyn Layer>>, String> {
+    let mut builder = Builder { layers: Vec::new(), features: input.features, image: input.image };
+    match spec {
+        ModelSpec::Linear | ModelSpec::Softmax => {}
+        ModelSpec::Mlp(widths) => widths.iter().for_each(|&width| builder.add_dense(width)),
+        ModelSpec::Cnn(cnn) => builder.add_cnn(cnn)?,
+    }
+    builder.add_output(outputs);
+    let values: usize =
+        builder.layers.iter().fold(input.features, |sum, layer| sum.saturating_add(layer.outputs()));
+    // The layers of other models are limited by their number and their widths.
+    if matches!(spec, ModelSpec::Cnn(_)) && values > VALUES_MAX {
+        return Err(format!("computes {values} values for each sample; the maximum is {VALUES_MAX}"));
+    }
+    Ok(builder.layers)
+}
+
+/// The layers of a model that is being built.
+struct Builder {
+    layers: Vec<Arc<dyn Layer>>,
+    /// The number of outputs of the last layer.
+    features: usize,
+    /// The shape of the output of the last layer. `None` if this output is not an image.
+    image: Option<ImageShape>,
+}
+
+impl Builder {
+    fn add(&mut self, layer: impl Layer + 'static, image: Option<ImageShape>) {
+        self.features = layer.outputs();
+        self.image = image;
+        self.layers.push(Arc::new(layer));
+    }
+
+    /// Adds a fully connected layer with a rectifier. The variance of the initial weights is 2 / inputs (He et al.,
+    /// "Delving deep into rectifiers", 2015).
+    fn add_dense(&mut self, outputs: usize) {
+        let inputs = self.features;
+        let weight_bound = (6.0 / inputs as f32).sqrt();
+        self.add(Dense { inputs, outputs, activation: Activation::Rectifier, weight_bound }, None);
+    }
+
+    /// Adds the last layer. Without hidden layers, the initial weights are 0: the loss is convex, so random weights would
+    /// only raise the loss. With hidden layers, the variance of the initial weights is 2 / (inputs + outputs) (Glorot
+    /// and Bengio, "Understanding the difficulty of training deep feedforward neural networks", 2010).
+    fn add_output(&mut self, outputs: usize) {
+        let inputs = self.features;
+        let weight_bound =
+            if self.layers.is_empty() { 0.0 } else { (6.0 / (inputs as f32 + outputs as f32)).sqrt() };
+        self.add(Dense { inputs, outputs, activation: Activation::Identity, weight_bound }, None);
+    }
+
+    fn add_cnn(&mut self, cnn: &CnnSpec) -> Result<(), String> {
+        if self.image.is_none() {
+            return Err(format!(
+                "needs images, but the {} features of a sample have no height and no width; pass digits, a directory of IDX \
+                 files, or an array of the shape (samples, height, width) or (samples, channels, height, width) as .npy",
+                self.features
+            ));
+        }
+        let mut dropout_number = 0;
+        for layer in cnn.layers() {
+            match (*layer, self.image) {
+                (CnnLayer::Convolution { channels, kernel }, Some(input)) => {
+                    let fan_in = input.channels.saturating_mul(kernel * kernel);
+                    let weight_bound = (6.0 / fan_in as f32).sqrt();
+                    let activation = Activation::Rectifier;
+                    let layer = Convolution { input, channels, kernel, activation, weight_bound };
+                    self.add(layer, Some(ImageShape { channels, ..input }));
+                }
+                (CnnLayer::Pooling(window), Some(input)) => {
+                    if window > input.height.min(input.width) {
+                        return Err(format!(
+                            "has `{layer}` where the image has only {} x {} pixels; leave out a pooling layer, or pass larger \
+                             images",
+                            input.height, input.width
+                        ));
+                    }
+                    let layer = MaxPooling { input, window };
+                    let shape = layer.output_shape();
+                    self.add(layer, Some(shape));
+                }
+                (CnnLayer::Convolution { .. } | CnnLayer::Pooling(_), None) => {
+                    return Err(format!("has `{layer}` after a dense layer, whose output is not an image"));
+                }
+                (CnnLayer::Dense(units), _) => self.add_dense(units),
+                (CnnLayer::Dropout(probability), image) => {
+                    let (width, number) = (self.features, dropout_number);
+                    self.add(Dropout { width, probability, number }, image);
+                    dropout_number += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,221 @@
+//! A convolution of images: y = f(W * x + b), where * is the cross-correlation and f is the activation. The stride is
+//! 1, and the image is padded with zeros, so that the output has the height and the width of the input. W has the
+//! shape (output channels, input channels, kernel, kernel), as in `PyTorch`.
+//!
+//! For each sample, the layer copies the pixels under each position of the kernel to a matrix of patches, and multiplies
+//! W by this matrix. Source: Chellapilla, Puri and Simard, "High performance convolutional neural networks for document
+//! processing" (2006).
+
+use ndarray::linalg::general_mat_mul;
+use ndarray::{ArrayView2, ArrayViewMut2};
+
+use super::layer::{Activation, BackwardPass, CONTIGUOUS, GradientSink, Layer, LayerMemory, Mode};
+use crate::train::data::ImageShape;
+
+/// A convolution. The biases follow the weights in the parameters.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Convolution {
+    pub(crate) input: ImageShape,
+    /// The number of channels of the output.
+    pub(crate) channels: usize,
+    /// The height and the width of the kernel: an odd number.
+    pub(crate) kernel: usize,
+    pub(crate) activation: Activation,
+    /// The initial weights are uniform random numbers from minus this number to this number.
+    pub(crate) weight_bound: f32,
+}
+
+impl Convolution {
+    /// Returns the number of values under one position of the kernel.
+    fn patch_len(&self) -> usize {
+        self.input.channels * self.kernel * self.kernel
+    }
+
+    fn pixels(&self) -> usize {
+        self.input.height * self.input.width
+    }
+
+    fn weight_count(&self) -> usize {
+        self.channels * self.patch_len()
+    }
+
+    fn weight<'a>(&self, parameters: &'a [f32]) -> ArrayView2<'a, f32> {
+        ArrayView2::from_shape((self.channels, self.patch_len()), &parameters[..self.weight_count()])
+            .expect("the range has channels x patch_len elements")
+    }
+
+    /// Returns the height and the width of an image with its padding.
+    fn padded(&self) -> (usize, usize) {
+        (self.input.height + self.kernel - 1, self.input.width + self.kernel - 1)
+    }
+
+    fn padded_len(&self) -> usize {
+        let (height, width) = self.padded();
+        self.input.channels * height * width
+    }
+
+    /// Divides the memory of the layer into a padded image and a matrix of patches (`patch_len` x pixels).
+    fn split_memory<'a>(&self, memory: &'a mut LayerMemory) -> (&'a mut [f32], &'a mut [f32]) {
+        memory.values.split_at_mut(self.padded_len())
+    }
+
+    /// Returns the index of the first pixel of row `y` of a channel in a padded image, for the element (`ky`, `kx`) of
+    /// the kernel.
+    fn padded_index(&self, channel: usize, y: usize, (ky, kx): (usize, usize)) -> usize {
+        let (height, width) = self.padded();
+        (channel * height + y + ky) * width + kx
+    }
+
+    /// Calls `each` with the channel and the element of the kernel of each row of the matrix of patches.
+    fn for_each_patch_row(&self, mut each: impl FnMut(usize, (usize, usize))) {
+        for channel in 0..self.input.channels {
+            for ky in 0..self.kernel {
+                (0..self.kernel).for_each(|kx| each(channel, (ky, kx)));
+            }
+        }
+    }
+
+    /// Copies an image into the padded image.
+    fn pad(&self, image: &[f32], padded: &mut [f32]) {
+        let (border, width) = (self.kernel / 2, self.input.width);
+        for (index, row) in image.chunks_exact(width).enumerate() {
+            let (channel, y) = (index / self.input.height, index % self.input.height);
+            let start = self.padded_index(channel, y, (border, border));
+            padded[start..start + width].copy_from_slice(row);
+        }
+    }
+
+    /// Copies the pixels under each position of the kernel to the matrix of patches.
+    fn copy_patches(&self, padded: &[f32], patches: &mut [f32]) {
+        let width = self.input.width;
+        let mut rows = patches.chunks_exact_mut(width);
+        self.for_each_patch_row(|channel, element| {
+            for (y, row) in rows.by_ref().take(self.input.height).enumerate() {
+                let start = self.padded_index(channel, y, element);
+                row.copy_from_slice(&padded[start..start + width]);
+            }
+        });
+    }
+
+    /// Adds each element of the matrix of patches to the pixel of the padded image from which
+    /// [`copy_patches`](Self::copy_patches) copies it. Then copies the image without its padding.
+    fn add_patches(&self, patches: &[f32], padded: &mut [f32], image: &mut [f32]) {
+        let (border, width) = (self.kernel / 2, self.input.width);
+        padded.fill(0.0);
+        let mut rows = patches.chunks_exact(width);
+        self.for_each_patch_row(|channel, element| {
+            for (y, row) in rows.by_ref().take(self.input.height).enumerate() {
+                let start = self.padded_index(channel, y, element);
+                padded[start..start + width].iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+            }
+        });
+        for (index, row) in image.chunks_exact_mut(width).enumerate() {
+            let (channel, y) = (index / self.input.height, index % self.input.height);
+            let start = self.padded_index(channel, y, (border, border));
+            row.copy_from_slice(&padded[start..start + width]);
+        }
+    }
+}
+
+impl Layer for Convolution {
+    fn inputs(&self) -> usize {
+        self.input.values()
+    }
+
+    fn outputs(&self) -> usize {
+        self.channels * self.pixels()
+    }
+
+    fn tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+        let weight = vec![self.channels, self.input.channels, self.kernel, self.kernel];
+        vec![("weight", weight), ("bias", vec![self.channels])]
+    }
+
+    fn initialize(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
+        let (weights, biases) = parameters.split_at_mut(self.weight_count());
+        weights.fill_with(|| uniform() * self.weight_bound);
+        biases.fill(0.0);
+    }
+
+    fn memory(&self, _: usize) -> LayerMemory {
+        let len = self.padded_len() + self.patch_len() * self.pixels();
+        LayerMemory { values: vec![0.0; len], indices: Vec::new() }
+    }
+
+    fn forward(
+        &self,
+        parameters: &[f32],
+        input: ArrayView2<'_, f32>,
+        mut output: ArrayViewMut2<'_, f32>,
+        memory: &mut LayerMemory,
+        _: Mode<'_>,
+    ) {
+        let (weight, biases) = (self.weight(parameters), &parameters[self.weight_count()..]);
+        let (padded, patches) = self.split_memory(memory);
+        padded.fill(0.0);
+        for (input, mut output) in input.rows().into_iter().zip(output.rows_mut()) {
+            self.pad(input.to_slice().expect(CONTIGUOUS), padded);
+            self.copy_patches(padded, patches);
+            let output = output.as_slice_mut().expect(CONTIGUOUS);
+            for (plane, bias) in output.chunks_exact_mut(self.pixels()).zip(biases) {
+                plane.fill(*bias);
+            }
+            let patches = self.patch_matrix(patches);
+            general_mat_mul(1.0, &weight, &patches, 1.0, &mut self.output_matrix_mut(output));
+            self.activation.apply(output);
+        }
+    }
+
+    fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>) {
+        let BackwardPass { input, output, mut delta, mut input_delta, memory } = pass;
+        let (padded, patches) = self.split_memory(memory);
+        let weight = self.weight(parameters);
+        let count = self.weight_count() + self.channels;
+        gradients.prepare_to_add();
+        for index in 0..input.nrows() {
+            let (input, output) = (input.row(index), output.row(index));
+            let mut delta = delta.row_mut(index);
+            let delta = delta.as_slice_mut().expect(CONTIGUOUS);
+            self.activation.differentiate(delta, output.to_slice().expect(CONTIGUOUS));
+            // The previous sample may have left derivatives in the padding.
+            padded.fill(0.0);
+            self.pad(input.to_slice().expect(CONTIGUOUS), padded);
+            self.copy_patches(padded, patches);
+            let (weights, biases) = gradients.slice_mut(0..count).split_at_mut(self.weight_count());
+            for (bias, plane) in biases.iter_mut().zip(delta.chunks_exact(self.pixels())) {
+                *bias += plane.iter().sum::<f32>();
+            }
+            let delta = self.output_matrix(delta);
+            let mut weights = ArrayViewMut2::from_shape((self.channels, self.patch_len()), weights)
+                .expect("the range has channels x patch_len elements");
+            general_mat_mul(1.0, &delta, &self.patch_matrix(patches).t(), 1.0, &mut weights);
+            if let Some(input_delta) = &mut input_delta {
+                let mut products =
+                    ArrayViewMut2::from_shape((self.patch_len(), self.pixels()), &mut *patches)
+                        .expect("the matrix has patch_len x pixels elements");
+                general_mat_mul(1.0, &weight.t(), &delta, 0.0, &mut products);
+                let mut row = input_delta.row_mut(index);
+                self.add_patches(patches, padded, row.as_slice_mut().expect(CONTIGUOUS));
+            }
+        }
+        gradients.report(0..count);
+    }
+}
+
+/// Views of slices as matrices.
+impl Convolution {
+    fn patch_matrix<'a>(&self, patches: &'a [f32]) -> ArrayView2<'a, f32> {
+        ArrayView2::from_shape((self.patch_len(), self.pixels()), patches)
+            .expect("the matrix has patch_len x pixels elements")
+    }
+
+    fn output_matrix<'a>(&self, output: &'a [f32]) -> ArrayView2<'a, f32> {
+        ArrayView2::from_shape((self.channels, self.pixels()), output)
+            .expect("an output has channels x pixels elements")
+    }
+
+    fn output_matrix_mut<'a>(&self, output: &'a mut [f32]) -> ArrayViewMut2<'a, f32> {
+        ArrayViewMut2::from_shape((self.channels, self.pixels()), output)
+            .expect("an output has channels x pixels elements")
+    }
+}

@@ -1,0 +1,79 @@
+//! Dropout: in a training step, each input becomes 0 with a probability p, and the other inputs are divided by 1 - p.
+//! In an evaluation, the outputs are the inputs.
+//!
+//! Source: Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", JMLR 15 (2014).
+
+use ndarray::{ArrayView2, ArrayViewMut2, Zip};
+use rand::Rng as _;
+
+use super::layer::{BackwardPass, GradientSink, Layer, LayerMemory, Mode};
+use crate::train::random;
+
+/// A layer of dropout.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Dropout {
+    /// The number of inputs, which is also the number of outputs.
+    pub(crate) width: usize,
+    /// The probability with which an input becomes 0: at least 0 and below 1.
+    pub(crate) probability: f32,
+    /// The number of this layer among the layers of dropout. Two layers use different random numbers.
+    pub(crate) number: u64,
+}
+
+impl Layer for Dropout {
+    fn inputs(&self) -> usize {
+        self.width
+    }
+
+    fn outputs(&self) -> usize {
+        self.width
+    }
+
+    fn memory(&self, rows: usize) -> LayerMemory {
+        LayerMemory { values: vec![1.0; rows * self.width], indices: Vec::new() }
+    }
+
+    fn forward(
+        &self,
+        _: &[f32],
+        input: ArrayView2<'_, f32>,
+        mut output: ArrayViewMut2<'_, f32>,
+        memory: &mut LayerMemory,
+        mode: Mode<'_>,
+    ) {
+        let Mode::Training(step, samples) = mode else {
+            output.assign(&input);
+            return;
+        };
+        let key = random::stream(&format!("dropout {}", self.number), step.seed, step.step).next_u64();
+        let kept = 1.0 / (1.0 - self.probability);
+        // An input is dropped if a random number of 32 bits is below this number.
+        let threshold = (f64::from(self.probability) * 4_294_967_296.0) as u64;
+        for (factors, &sample) in memory.values.chunks_exact_mut(self.width).zip(samples) {
+            let mut numbers = random::SplitMix::new(key, u64::from(sample));
+            for pair in factors.chunks_mut(2) {
+                let bits = numbers.next_word();
+                for (factor, bits) in pair.iter_mut().zip([bits >> 32, bits & 0xffff_ffff]) {
+                    *factor = if bits < threshold { 0.0 } else { kept };
+                }
+            }
+        }
+        let factors = factors(memory, input.dim());
+        Zip::from(&mut output).and(&input).and(&factors).for_each(|y, &x, &factor| *y = x * factor);
+    }
+
+    fn backward(&self, _: &[f32], pass: BackwardPass<'_>, _: &mut GradientSink<'_>) {
+        let Some(mut input_delta) = pass.input_delta else { return };
+        let factors = factors(pass.memory, pass.delta.dim());
+        Zip::from(&mut input_delta)
+            .and(&pass.delta)
+            .and(&factors)
+            .for_each(|to, &d, &factor| *to = d * factor);
+    }
+}
+
+/// Returns the factors of the inputs of the first rows.
+fn factors(memory: &LayerMemory, (rows, width): (usize, usize)) -> ArrayView2<'_, f32> {
+    ArrayView2::from_shape((rows, width), &memory.values[..rows * width])
+        .expect("the memory has a factor for each input")
+}

@@ -1,0 +1,197 @@
+//! The layers of a network: what each kind of layer implements, and what a layer gets in a forward and a backward pass.
+
+use std::fmt::Debug;
+use std::ops::Range;
+
+use ndarray::{ArrayView2, ArrayViewMut2};
+
+/// A function of a batch of samples and of the layer's parameters.
+///
+/// Arrays of samples have a row for each sample, and are contiguous. The parameters of a layer are one flat slice.
+pub(crate) trait Layer: Debug + Send + Sync {
+    /// Returns the number of inputs for each sample.
+    fn inputs(&self) -> usize;
+
+    /// Returns the number of outputs for each sample.
+    fn outputs(&self) -> usize;
+
+    /// Returns the name and the shape of each tensor of parameters, in the order of the parameters.
+    fn tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+        Vec::new()
+    }
+
+    /// Returns the number of parameters, or `usize::MAX` if the number does not fit `usize`.
+    fn parameter_count(&self) -> usize {
+        let tensors = self.tensors();
+        let lengths = tensors.iter().map(|(_, shape)| shape.iter().copied().fold(1, usize::saturating_mul));
+        lengths.fold(0, usize::saturating_add)
+    }
+
+    /// Sets the initial parameters. `uniform` returns random numbers from -1 up to, but not including, 1.
+    fn initialize(&self, _parameters: &mut [f32], _uniform: &mut dyn FnMut() -> f32) {}
+
+    /// Allocates what the layer stores between a forward and a backward pass of up to `rows` samples.
+    fn memory(&self, _rows: usize) -> LayerMemory {
+        LayerMemory::default()
+    }
+
+    /// Writes the outputs for each row of `input` to the rows of `output`.
+    fn forward(
+        &self,
+        parameters: &[f32],
+        input: ArrayView2<'_, f32>,
+        output: ArrayViewMut2<'_, f32>,
+        memory: &mut LayerMemory,
+        mode: Mode<'_>,
+    );
+
+    /// Computes the gradient of the parameters, and the derivative of the loss with respect to the layer's inputs. The
+    /// last forward pass used the same batch.
+    fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>);
+}
+
+/// What a layer stores between a forward and a backward pass.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct LayerMemory {
+    pub(crate) values: Vec<f32>,
+    pub(crate) indices: Vec<u8>,
+}
+
+/// Whether a forward pass is part of a training step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Mode<'a> {
+    /// The pass computes predictions.
+    Evaluation,
+    /// The pass is part of a training step.
+    Training(StepSeed, &'a [u32]),
+}
+
+/// What decides on the random numbers of a training step, together with the index of each sample. So the random
+/// numbers do not depend on the number of ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StepSeed {
+    /// The seed of the run.
+    pub seed: u64,
+    /// The number of the step in the run.
+    pub step: u64,
+}
+
+/// The arrays of a backward pass.
+pub(crate) struct BackwardPass<'a> {
+    /// The inputs of the forward pass.
+    pub(crate) input: ArrayView2<'a, f32>,
+    /// The outputs of the forward pass.
+    pub(crate) output: ArrayView2<'a, f32>,
+    /// The derivative of the loss with respect to the outputs. The layer may overwrite it.
+    pub(crate) delta: ArrayViewMut2<'a, f32>,
+    /// Where the layer writes the derivative of the loss with respect to its inputs. `None` if no layer needs it.
+    pub(crate) input_delta: Option<ArrayViewMut2<'a, f32>>,
+    pub(crate) memory: &'a mut LayerMemory,
+}
+
+/// What a backward pass does with the gradients that are already in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EarlierGradients {
+    /// The new gradients replace the earlier gradients.
+    Replace,
+    /// The new gradients are added to the earlier gradients.
+    Keep,
+}
+
+/// Where a backward pass writes the gradient of a layer's parameters.
+pub(crate) struct GradientSink<'a> {
+    /// The gradients of all layers.
+    gradients: &'a mut [f32],
+    earlier: EarlierGradients,
+    /// The range of this layer's parameters.
+    range: Range<usize>,
+    /// The number of gradients after which a layer reports a final range, if it can.
+    slice: usize,
+    on_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
+}
+
+impl<'a> GradientSink<'a> {
+    pub(crate) fn new(
+        (gradients, earlier): (&'a mut [f32], EarlierGradients),
+        range: Range<usize>,
+        slice: usize,
+        on_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
+    ) -> Self {
+        Self { gradients, earlier, range, slice, on_ready }
+    }
+
+    /// Returns the gradients of the layer's parameters with the indices `range`, counted from the layer's first
+    /// parameter.
+    pub(crate) fn slice_mut(&mut self, range: Range<usize>) -> &mut [f32] {
+        &mut self.gradients[self.range.clone()][range]
+    }
+
+    /// Returns the factor of the gradients that are already in memory: 1 if the layer adds its gradients to them, and
+    /// otherwise 0.
+    pub(crate) fn earlier_factor(&self) -> f32 {
+        match self.earlier {
+            EarlierGradients::Replace => 0.0,
+            EarlierGradients::Keep => 1.0,
+        }
+    }
+
+    /// Sets the gradients of the layer to 0, unless they are kept. Then the layer can add its gradients.
+    pub(crate) fn prepare_to_add(&mut self) {
+        if self.earlier == EarlierGradients::Replace {
+            self.gradients[self.range.clone()].fill(0.0);
+        }
+    }
+
+    /// Returns the number of gradients after which a layer should report a final range.
+    pub(crate) fn elements_per_report(&self) -> usize {
+        self.slice
+    }
+
+    /// Reports that the gradients of the layer's parameters with the indices `range` are final. A layer reports its
+    /// ranges from the last parameter to the first.
+    pub(crate) fn report(&mut self, range: Range<usize>) {
+        if !range.is_empty() {
+            (self.on_ready)(self.range.start + range.start..self.range.start + range.end, self.gradients);
+        }
+    }
+
+    /// Reports the gradients of the layer for a batch without samples.
+    pub(crate) fn report_no_samples(&mut self) {
+        self.prepare_to_add();
+        self.report(0..self.range.len());
+    }
+}
+
+/// What a layer does with the results of its linear function.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Activation {
+    /// The results are the outputs.
+    Identity,
+    /// Negative results become 0 (`ReLU`).
+    Rectifier,
+}
+
+impl Activation {
+    /// Replaces the results of the linear function by the outputs of the layer.
+    pub(crate) fn apply(self, values: &mut [f32]) {
+        if self == Self::Rectifier {
+            // `max` would turn NaN into 0 and hide that a layer has diverged.
+            for value in values {
+                *value = if *value < 0.0 { 0.0 } else { *value };
+            }
+        }
+    }
+
+    /// Replaces the derivative of the loss with respect to the outputs by the derivative with respect to the results
+    /// of the linear function.
+    pub(crate) fn differentiate(self, delta: &mut [f32], output: &[f32]) {
+        if self == Self::Rectifier {
+            for (delta, output) in delta.iter_mut().zip(output) {
+                *delta = if *output > 0.0 { *delta } else { 0.0 };
+            }
+        }
+    }
+}
+
+/// Says why the rows of an array of samples are one slice.
+pub(crate) const CONTIGUOUS: &str = "arrays of samples are contiguous";

@@ -1,0 +1,196 @@
+//! Tests of networks: gradients against finite differences, and what a pass may depend on.
+
+use ndarray::Array2;
+
+use super::*;
+use crate::train::data::ImageShape;
+use crate::train::model::layer::Layer as _;
+use crate::train::model::{ClassTargets, Scale};
+
+/// The images of the tests: 2 channels of 5 x 4 pixels. Pooling with windows of 2 x 2 leaves out the last row.
+const IMAGE: ImageShape = ImageShape { channels: 2, height: 5, width: 4 };
+const IMAGES: InputShape = InputShape { features: 40, image: Some(IMAGE) };
+
+fn network(spec: &str, input: impl Into<InputShape>, outputs: usize, loss: Loss) -> Network {
+    Network::new(&spec.parse().unwrap(), input, outputs, loss).unwrap()
+}
+
+/// Returns a workspace with random inputs.
+fn filled_workspace(network: &Network, rows: usize) -> Workspace {
+    let mut workspace = network.workspace(rows);
+    let mut stream = random::stream("inputs", 1, 2);
+    workspace.input.mapv_inplace(|_| random::symmetric_uniform(&mut stream, 1.0));
+    workspace
+}
+
+fn batch<'a>(targets: &'a Targets, samples: &'a [u32], weight: f32) -> TrainingBatch<'a> {
+    let step = StepSeed { seed: 3, step: 17 };
+    TrainingBatch { targets, samples, weight, step, earlier: EarlierGradients::Replace }
+}
+
+/// Checks that the gradient is the slope of the loss divided by `divisor`. Finite differences give the slope.
+fn check_gradient(network: &Network, targets: &Targets, divisor: f64) {
+    let mut stream = random::stream("test", 1, 2);
+    let mut parameters = vec![0.0; network.parameter_count()];
+    parameters.fill_with(|| random::symmetric_uniform(&mut stream, 0.7));
+    let mut workspace = filled_workspace(network, 4);
+    let mut gradients = vec![f32::NAN; parameters.len()];
+    let mut ready = Vec::new();
+    let samples = [0, 1, 2, 3];
+    let ranges = (11, |range, _: &mut [f32]| ready.push(range));
+    network.differentiate(&parameters, &mut gradients, &mut workspace, batch(targets, &samples, 0.5), ranges);
+    let mut end = parameters.len();
+    for range in ready {
+        assert_eq!(range.end, end, "ranges have a gap, an overlap or a wrong order");
+        end = range.start;
+    }
+    assert_eq!(end, 0);
+    let mut unused = gradients.clone();
+    for index in 0..parameters.len() {
+        let step = 1e-3_f32;
+        let centre = parameters[index];
+        let mut loss_at = |value| {
+            parameters[index] = value;
+            let batch = batch(targets, &samples, 0.5);
+            let ranges = (usize::MAX, |_, _: &mut [f32]| {});
+            network.differentiate(&parameters, &mut unused, &mut workspace, batch, ranges).loss
+        };
+        let slope = (loss_at(centre + step) - loss_at(centre - step)) / f64::from(2.0 * step);
+        parameters[index] = centre;
+        let expected = 0.5 * slope / divisor;
+        let found = f64::from(gradients[index]);
+        assert!(
+            (found - expected).abs() < 2e-3 * expected.abs().max(1.0),
+            "{network:?} {index}: {found} {expected}"
+        );
+    }
+}
+
+#[test]
+fn gradients_match_finite_differences() {
+    let classes = Targets::Classes(vec![0, 2, 1, 2]);
+    let numbers = Targets::Numbers(vec![1.0, -2.0, 0.5, 3.0]);
+    let scale = Scale { mean: 0.5, deviation: 2.0 };
+    for spec in ["softmax", "mlp:7", "mlp:6,4"] {
+        check_gradient(&network(spec, 5, 3, Loss::CrossEntropy), &classes, 1.0);
+    }
+    let weighted = |smoothing| Loss::WeightedCrossEntropy(ClassTargets::new(smoothing, vec![0.5, 0.0, 2.0]));
+    check_gradient(&network("softmax", 5, 3, weighted(0.0)), &classes, 1.0);
+    check_gradient(&network("mlp:7", 5, 3, weighted(0.2)), &classes, 1.0);
+    check_gradient(&network("linear", 5, 1, Loss::SquaredError(Scale::IDENTITY)), &numbers, 1.0);
+    check_gradient(&network("mlp:8", 5, 1, Loss::SquaredError(scale)), &numbers, 4.0);
+    for spec in
+        ["cnn:conv3x3", "cnn:conv2x1,pool2,conv3x5,dense4", "cnn:dropout0.2,conv2x3,dropout0.5,pool3,dense3"]
+    {
+        check_gradient(&network(spec, IMAGES, 3, Loss::CrossEntropy), &classes, 1.0);
+    }
+    check_gradient(&network("cnn:conv2x3,pool2", IMAGES, 1, Loss::SquaredError(scale)), &numbers, 4.0);
+}
+
+/// If a random number of dropout depended on a sample's place in the batch, the result would depend on the number of
+/// ranks. The order of the samples changes here, so that each sample has another place in its part.
+#[test]
+fn the_gradients_of_parts_of_a_batch_add_up_and_that_of_an_empty_part_is_zero() {
+    let targets = Targets::Classes(vec![0, 2, 1, 2]);
+    for network in [
+        network("mlp:6", 40, 3, Loss::CrossEntropy),
+        network("cnn:dropout0.3,conv3x3,pool2,dropout0.5,dense6,dropout0.5", IMAGES, 3, Loss::CrossEntropy),
+    ] {
+        let parameters = network.initialize(1);
+        let inputs = filled_workspace(&network, 4).input;
+        let mut workspace = network.workspace(4);
+        let mut gradient = |samples: &[u32]| {
+            let mut gradients = vec![f32::NAN; parameters.len()];
+            for (row, &sample) in samples.iter().enumerate() {
+                workspace.input.row_mut(row).assign(&inputs.row(sample as usize));
+            }
+            let ranges = (usize::MAX, |_, _: &mut [f32]| {});
+            let batch = batch(&targets, samples, 0.25);
+            network.differentiate(&parameters, &mut gradients, &mut workspace, batch, ranges);
+            gradients
+        };
+        let complete = gradient(&[0, 1, 2, 3]);
+        let shards = [gradient(&[2, 0, 1]), gradient(&[3]), gradient(&[])];
+        for (index, expected) in complete.iter().enumerate() {
+            assert!((expected - shards.iter().map(|shard| shard[index]).sum::<f32>()).abs() < 1e-6);
+        }
+        assert!(shards[2].iter().all(|&value| value == 0.0));
+    }
+}
+
+/// The expected values were computed with `PyTorch`: `conv2d` with padding 1, `relu`, `max_pool2d` and `linear`.
+#[test]
+fn a_convolution_with_known_weights_gives_the_outputs_of_pytorch() {
+    let image = ImageShape { channels: 1, height: 4, width: 4 };
+    let input = InputShape { features: 16, image: Some(image) };
+    let network =
+        network("cnn:conv2x3,pool2", input, 1, Loss::SquaredError(Scale { mean: 0.0, deviation: 1.0 }));
+    let parameters: Vec<f32> =
+        (0..network.parameter_count()).map(|index| ((index * 7 % 11) as f32 - 5.0) / 10.0).collect();
+    let mut workspace = network.workspace(1);
+    workspace.input.indexed_iter_mut().for_each(|((_, x), value)| *value = (x * 5 % 7) as f32 / 7.0);
+    let shapes: Vec<_> = network.tensors().into_iter().map(|(name, shape, _)| (name, shape)).collect();
+    let expected = [
+        ("layers.0.weight", vec![2, 1, 3, 3]),
+        ("layers.0.bias", vec![2]),
+        ("layers.1.weight", vec![1, 8]),
+        ("layers.1.bias", vec![1]),
+    ];
+    assert_eq!(shapes, expected.map(|(name, shape)| (name.to_owned(), shape)));
+    let output = network.outputs(&parameters, &mut workspace, 1)[(0, 0)];
+    assert!((output - 0.361_428_56).abs() < 1e-6, "{output}");
+}
+
+/// Dropout must keep the expected value of each input, and must use other random numbers in each step.
+#[test]
+fn dropout_keeps_the_mean_and_differs_between_steps_layers_and_samples() {
+    use crate::train::model::dropout::Dropout;
+    let layer = Dropout { width: 4001, probability: 0.3, number: 0 };
+    let input = Array2::ones((2, 4001));
+    let output = |layer: &Dropout, step: StepSeed, samples: &[u32]| {
+        let mut output = Array2::zeros((2, 4001));
+        let mut memory = layer.memory(2);
+        layer.forward(&[], input.view(), output.view_mut(), &mut memory, Mode::Training(step, samples));
+        output
+    };
+    let step = StepSeed { seed: 1, step: 2 };
+    let first = output(&layer, step, &[5, 6]);
+    assert!((first.mean().unwrap() - 1.0).abs() < 0.03, "{:?}", first.mean());
+    assert!(first.iter().all(|&value| value == 0.0 || (value - 1.0 / 0.7).abs() < 1e-6));
+    assert_eq!(first, output(&layer, step, &[5, 6]));
+    assert_eq!(first.row(1), output(&layer, step, &[6, 5]).row(0));
+    let others = [
+        output(&layer, StepSeed { seed: 2, step: 2 }, &[5, 6]),
+        output(&layer, StepSeed { seed: 1, step: 3 }, &[5, 6]),
+        output(&Dropout { number: 1, ..layer.clone() }, step, &[5, 6]),
+        output(&layer, step, &[7, 8]),
+    ];
+    for other in others {
+        let different = first.iter().zip(&other).filter(|(a, b)| a != b).count();
+        // Two independent masks differ in 2 x 0.3 x 0.7 = 42% of their elements.
+        assert!((0.38..0.46).contains(&(different as f64 / 8002.0)), "{different}");
+    }
+    let mut evaluated = Array2::zeros((2, 4001));
+    layer.forward(&[], input.view(), evaluated.view_mut(), &mut layer.memory(2), Mode::Evaluation);
+    assert_eq!(evaluated, input);
+}
+
+#[test]
+fn a_model_that_does_not_fit_its_inputs_is_refused() {
+    let small = InputShape { features: 6, image: Some(ImageShape { channels: 1, height: 2, width: 3 }) };
+    for (spec, input, expected) in [
+        ("mlp:65536,65536", 10.into(), "too many parameters"),
+        ("softmax", usize::MAX.into(), "too many parameters"),
+        ("cnn", 64.into(), "needs images, but the 64 features"),
+        ("cnn", small, "has `pool2` where the image has only 1 x 1 pixels"),
+        ("cnn:conv65536x1,conv65536x1,pool2", IMAGES, "too many parameters"),
+        (
+            &["cnn:conv65536x1", &["pool1"; 13].join(",")].join(","),
+            IMAGES,
+            "values for each sample; the maximum",
+        ),
+    ] {
+        let error = Network::new(&spec.parse().unwrap(), input, 3, Loss::CrossEntropy).unwrap_err();
+        assert!(error.contains(expected), "{spec}: {error}");
+    }
+}
