@@ -81,7 +81,7 @@ pub struct ServerSettings {
     pub staleness_aware: bool,
 }
 
-/// The default bound of the staleness under [`StrategySpec::PsAsync`] is this number for each worker.
+/// The default bound of the staleness with [`StrategySpec::PsAsync`], divided by the number of workers.
 const STALENESS_PER_WORKER: u64 = 16;
 
 /// Returns the default model for a task.

@@ -32,7 +32,7 @@ pub(crate) struct BestRecord {
     pub(crate) epoch: u64,
     /// The number of records since this record.
     pub(crate) records_since: u64,
-    /// Whether [`Best::exchange`] has made the parameters of this record those of the run. The run has then ended.
+    /// Whether [`Best::exchange`] has replaced the parameters of the run by those of this record. The run has then ended.
     pub(crate) selected: bool,
 }
 

@@ -123,7 +123,8 @@ pub struct ServerReport {
     pub staleness_mean: f64,
     /// The largest staleness of a gradient that the first server applied.
     pub staleness_max: u64,
-    /// The number of applied gradients with staleness 0, 1, 2, and so on. The count with index 1023 is that of all larger values.
+    /// The numbers of applied gradients with a staleness of 0, 1, 2, and so on. The number with index 1023 also counts all larger
+    /// values.
     pub staleness: Vec<u64>,
 }
 

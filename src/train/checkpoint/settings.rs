@@ -26,8 +26,8 @@ pub struct Checkpoint {
     /// the lowest validation loss. Without validation samples it has the lowest test loss, and without test samples
     /// the lowest training loss.
     pub keeps_best: bool,
-    /// A text that each checkpoint contains, such as the options of the program.
-    /// [`read_options`](crate::train::read_options) returns this text.
+    /// A text that each checkpoint contains, such as the options of the program. The metadata of the checkpoint holds this
+    /// text under the key `options`.
     pub options: Option<String>,
 }
 
