@@ -5,6 +5,7 @@ mod checkpoint_args;
 mod commands;
 mod help;
 mod optimizer_args;
+mod pipeline_args;
 mod recipe_args;
 mod server_args;
 mod table_args;
@@ -181,7 +182,9 @@ fn exit_of(error: &TrainError) -> Exit {
         | TrainError::OtherRankFailed { phase: Phase::Storage, .. } => Exit::Checkpoint,
         TrainError::ArgumentsDiffer { .. } => Exit::Configuration,
         TrainError::Options(_) => Exit::Usage,
-        TrainError::Diverged(_) => Exit::Diverged,
+        TrainError::Diverged(_) | TrainError::OtherRankFailed { phase: Phase::Training, .. } => {
+            Exit::Diverged
+        }
         TrainError::ParametersDiffer { .. } => Exit::ParametersDiffer,
         TrainError::ParameterServer(error) => match error {
             ParameterServerError::TooFewRanks { .. } | ParameterServerError::Unsupported(_) => {

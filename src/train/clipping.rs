@@ -25,6 +25,13 @@ pub(crate) fn norm(values: &[f32]) -> f64 {
 /// finite, which ends the run with an error.
 pub(crate) fn clip(gradients: &mut [f32], norm_max: f32) -> f64 {
     let norm = norm(gradients);
+    scale(gradients, norm, norm_max);
+    norm
+}
+
+/// Scales `gradients`, which are a part of gradients with the given norm, so that this norm is at most `norm_max`:
+/// see [`clip`].
+pub(crate) fn scale(gradients: &mut [f32], norm: f64, norm_max: f32) {
     let factor = f64::from(norm_max) / (norm + 1e-6);
     if norm.is_finite() && factor < 1.0 {
         let factor = factor as f32;
@@ -32,7 +39,6 @@ pub(crate) fn clip(gradients: &mut [f32], norm_max: f32) -> f64 {
             *gradient *= factor;
         }
     }
-    norm
 }
 
 #[cfg(test)]

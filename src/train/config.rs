@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::checkpoint::Checkpoint;
 use super::data::{DataSource, TableOptions, Task};
+use super::divided_model_options;
 use super::model::ModelSpec;
 use super::optimizer::Rule;
 use super::output_paths;
@@ -57,6 +58,10 @@ pub struct Config {
     pub seed: u64,
     /// How ranks divide the work, and when they exchange gradients or parameters.
     pub strategy: StrategySpec,
+    /// The number of micro-batches into which [`StrategySpec::Pipeline`] and [`StrategySpec::Hybrid`] divide a
+    /// pipeline's part of a batch. `None` selects 4 for each stage. If the part has fewer samples, each sample is a
+    /// micro-batch.
+    pub pipeline_micro_batches: Option<NonZeroU32>,
     /// Options of the strategies with a parameter server.
     pub parameter_server: ServerSettings,
     /// The format in which gradients, or changes of parameters, are sent.
@@ -80,6 +85,10 @@ pub struct ServerSettings {
     /// Whether [`StrategySpec::PsAsync`] divides the learning rate by the staleness of a gradient.
     pub staleness_aware: bool,
 }
+
+/// The default number of micro-batches for each stage. With m micro-batches and S stages, a rank waits for a share of
+/// (S - 1) / (m + S - 1) of each step, so it waits for at most a fifth of a step.
+const MICRO_BATCHES_PER_STAGE: u32 = 4;
 
 /// The default bound of the staleness with [`StrategySpec::PsAsync`], divided by the number of workers.
 const STALENESS_PER_WORKER: u64 = 16;
@@ -133,6 +142,7 @@ impl Config {
     pub fn check(&self) -> Result<(), String> {
         self.check_parameter_server()?;
         self.check_checkpoint()?;
+        divided_model_options::check(self)?;
         match (self.rule, self.strategy) {
             (Some(Rule::Accelerated), _) if !self.recipe.suits_accelerated() => {
                 Err("--schedule, --warmup, --scale-lr and --clip-norm do not apply to --optimizer accelerated, which \
@@ -214,6 +224,13 @@ impl Config {
         Ok(())
     }
 
+    /// Returns the number of micro-batches into which each rank divides its part of a batch.
+    pub(crate) fn micro_batches_of_a_step(&self) -> NonZeroU32 {
+        let Some((_, stages)) = self.strategy.pipeline_shape() else { return self.micro_batches };
+        let default = NonZeroU32::new(stages.saturating_mul(MICRO_BATCHES_PER_STAGE));
+        self.pipeline_micro_batches.or(default).unwrap_or(NonZeroU32::MIN)
+    }
+
     /// Returns the number of servers.
     pub(crate) fn server_count(&self) -> NonZeroU32 {
         self.parameter_server.servers.unwrap_or(NonZeroU32::MIN)
@@ -246,6 +263,7 @@ impl Config {
             ("--epochs", format!("{:?}", self.epochs)),
             ("--seed", self.seed.to_string()),
             ("--strategy", self.strategy.to_string()),
+            ("--micro-batches", format!("{:?}", self.pipeline_micro_batches)),
             ("--servers or --staleness-aware", format!("{:?}", self.parameter_server)),
             ("--compression", self.compression.to_string()),
             ("--bucket-bytes or --no-overlap", format!("{:?}", self.bucket_bytes)),

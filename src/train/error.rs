@@ -13,6 +13,8 @@ use crate::types::{Rank, debug_as_display};
 pub enum Phase {
     /// Reading the data and creating the model.
     Data,
+    /// Computing the steps of the training.
+    Training,
     /// Reading or writing a checkpoint, a report or a model file.
     Storage,
 }

@@ -5,6 +5,7 @@
 
 use sha2::{Digest, Sha256};
 
+use super::partition::PartPlace;
 use super::{Phase, TrainError};
 use crate::group::Group;
 use crate::types::{Rank, ReduceOp, WORLD_SIZE_MAX, WorldSize};
@@ -65,46 +66,55 @@ fn gather_rows(group: &mut Group, row: &[u64]) -> Result<Vec<u64>, TrainError> {
 /// must be the same on all ranks. A difference means that memory or the network corrupted a value.
 pub(crate) struct ReplicaHash {
     epoch: u64,
+    /// Only ranks that hold the same part of the model have the same hash.
+    place: PartPlace,
     hash: u64,
 }
 
 impl ReplicaHash {
     /// Hashes the `parameters` at the end of `epoch`. Costs one pass over them.
-    pub(crate) fn new(epoch: u64, parameters: &[f32]) -> Self {
-        Self { epoch, hash: hash(parameters) }
+    pub(crate) fn new(epoch: u64, place: PartPlace, parameters: &[f32]) -> Self {
+        Self { epoch, place, hash: hash(parameters) }
     }
 
     /// Returns two numbers, which the caller sums over all ranks. If all hashes are equal, both sums are 0. If some
     /// hashes differ, the probability that both sums are 0 is about 2^-64. The sums can be part of another
     /// all-reduce, so the comparison needs no message of its own.
     ///
-    /// Rank 0 contributes its hash once for each other rank, and each other rank subtracts its own hash. A hash is split into
-    /// halves of 32 bits, so that the sums are exact.
-    pub(crate) fn differences(&self, group: &Group) -> [f64; 2] {
+    /// The first replica of a part contributes its hash once for each other replica, and each other replica subtracts
+    /// its own hash. A hash is split into halves of 32 bits, so that the sums are exact.
+    pub(crate) fn differences(&self) -> [f64; 2] {
         const _: () = assert!((WORLD_SIZE_MAX as u64) << 33 < 1 << f64::MANTISSA_DIGITS);
-        let weight = if group.rank() == Rank::ZERO { f64::from(group.size().get()) - 1.0 } else { -1.0 };
+        let PartPlace { replica, replicas, .. } = self.place;
+        let weight = if replica == Rank::ZERO { f64::from(replicas.get()) - 1.0 } else { -1.0 };
         [self.hash >> 32, self.hash & u64::from(u32::MAX)].map(|half| weight * half as f64)
     }
 
-    /// Compares the hashes of all ranks. If the hashes are not all equal, returns [`TrainError::ParametersDiffer`].
-    /// All ranks must call this function. A call costs one short all-gather.
+    /// Compares the hashes of all replicas of each part. If they are not all equal, returns
+    /// [`TrainError::ParametersDiffer`] for the first part with a difference. All ranks must call this function. A
+    /// call costs one short all-gather.
     pub(crate) fn check(&self, group: &mut Group) -> Result<(), TrainError> {
-        if group.size() == WorldSize::ONE {
+        if self.place.replicas == WorldSize::ONE {
             return Ok(());
         }
         let hashes = gather_rows(group, &[self.hash])?;
-        let count = |hash: &u64| hashes.iter().filter(|other| *other == hash).count();
-        // The most frequent hash; of several equally frequent ones, the hash of the lowest rank.
-        let reference = hashes.iter().rev().max_by_key(|hash| count(hash)).copied().unwrap_or_default();
-        let rows = group.size().ranks().zip(&hashes);
-        let differing: Vec<Rank> =
-            rows.filter(|(_, hash)| **hash != reference).map(|(rank, _)| rank).collect();
-        if differing.is_empty() {
-            return Ok(());
+        let replicas = self.place.replicas.as_usize();
+        for (part, hashes) in hashes.chunks_exact(replicas).enumerate() {
+            let count = |hash: &u64| hashes.iter().filter(|other| *other == hash).count();
+            // The most frequent hash; of several equally frequent ones, the hash of the lowest rank.
+            let reference = hashes.iter().rev().max_by_key(|hash| count(hash)).copied().unwrap_or_default();
+            let ranks = || group.size().ranks().skip(part * replicas);
+            let rows = ranks().zip(hashes);
+            let differing: Vec<Rank> =
+                rows.filter(|(_, hash)| **hash != reference).map(|(rank, _)| rank).collect();
+            if differing.is_empty() {
+                continue;
+            }
+            let majority = 2 * count(&reference) > replicas;
+            let ranks = if majority { differing } else { ranks().take(replicas).collect() };
+            return Err(TrainError::ParametersDiffer { ranks, majority, epoch: self.epoch });
         }
-        let majority = 2 * count(&reference) > hashes.len();
-        let ranks = if majority { differing } else { group.size().ranks().collect() };
-        Err(TrainError::ParametersDiffer { ranks, majority, epoch: self.epoch })
+        Ok(())
     }
 }
 

@@ -9,6 +9,7 @@ use super::config::{Config, default_learning_rate};
 use super::data::Samples;
 use super::early_stopping::{Best, BestRecord};
 use super::optimizer::Rule;
+use super::partition::ModelPartition;
 use super::progress::Observer;
 use super::rank_checks::{check_all_succeeded, find_first_difference, short_digest};
 use super::report::{Report, parameters_hash};
@@ -24,7 +25,8 @@ use crate::types::Rank;
 pub struct Summary {
     /// The results of the run. The times and the numbers of bytes were measured on this rank.
     pub report: Report,
-    /// The final parameters, the same on all ranks.
+    /// The final parameters, the same on all ranks. With a strategy that divides the model, rank 0 has all
+    /// parameters, and each other rank has only those that it holds.
     pub parameters: Vec<f32>,
 }
 
@@ -50,14 +52,21 @@ pub fn run(
     let setup = check_all_succeeded(group, Phase::Data, setup)?;
     check_same_data(group, &setup)?;
     setup.dataset.notes.iter().for_each(|note| observer.notice(note));
-    let state = starting_state(group, config, &setup, observer)?;
+    let place = (group.rank(), group.size());
+    // The model and the number of ranks are the same on all ranks, so all ranks return this error.
+    let partition =
+        ModelPartition::new(config.strategy, &setup.network, place).map_err(TrainError::Options)?;
+    let state = starting_state(group, config, (&setup, &partition), observer)?;
     observer.notice(&opening_line(group, config, &setup, state.learning_rate));
+    if !partition.is_whole() {
+        observer.notice(&partition.describe());
+    }
     if config.strategy.uses_parameter_server() {
         return server_run::run(group, (config, &setup), state, stop, observer);
     }
     let started = Instant::now();
     let before = group.statistics();
-    let mut trainer = Trainer::new(config, &setup, state, group, stop);
+    let mut trainer = Trainer::new(config, &setup, state, (group, partition), stop)?;
     trainer.train(group, observer)?;
     conclude(group, (config, &setup, &mut trainer), (started, before), observer, |_| ())
 }
@@ -82,7 +91,13 @@ pub(super) fn conclude(
         saved => saved,
     };
     observer.notice(&closing_line(config, setup, trainer, saved.is_ok()));
-    let mut report = create_report(group, config, setup, trainer, (train, test), (started, before));
+    let parameters = trainer.take_parameters(group)?;
+    let mut hash = parameters_hash(&parameters);
+    if config.strategy.divides_model() {
+        // Only rank 0 has all parameters.
+        hash = group.broadcast_object(&hash, Rank::ZERO)?;
+    }
+    let mut report = create_report(group, (config, setup), (trainer, hash), (train, test), (started, before));
     complete(&mut report);
     let written = match &config.report {
         Some(path) if group.rank() == Rank::ZERO => write_report(path, &report),
@@ -90,11 +105,11 @@ pub(super) fn conclude(
     };
     check_all_succeeded(group, Phase::Storage, written.map_err(TrainError::from))?;
     if let Some(path) = &config.model_file {
-        save_model(group, (path, config), setup, &report, trainer)?;
+        save_model(group, (path, config), setup, &report, &parameters)?;
         observer.notice(&format!("saved the model to {}", path.display()));
     }
     saved?;
-    Ok(Summary { report, parameters: std::mem::take(&mut trainer.state.parameters) })
+    Ok(Summary { report, parameters })
 }
 
 /// The size in bytes that is assumed for a report before the run. Most reports are smaller.
@@ -167,9 +182,8 @@ fn closing_line(config: &Config, setup: &Setup, trainer: &Trainer<'_>, is_saved:
 /// Returns the report of a run that began at `started`, when the group's statistics were `before`.
 fn create_report(
     group: &Group,
-    config: &Config,
-    setup: &Setup,
-    trainer: &Trainer<'_>,
+    (config, setup): (&Config, &Setup),
+    (trainer, parameters_hash): (&Trainer<'_>, String),
     (train, test): (Option<Metrics>, Option<Metrics>),
     (started, before): (Instant, Statistics),
 ) -> Report {
@@ -192,7 +206,7 @@ fn create_report(
         lr: widen_decimal(trainer.learning_rate()),
         weight_decay: widen_decimal(config.weight_decay),
         batch_size: setup.settings.batch_size,
-        micro_batches: config.micro_batches.get(),
+        micro_batches: config.micro_batches_of_a_step().get(),
         seed: config.seed,
         strategy: config.strategy.to_string(),
         compression: config.compression.to_string(),
@@ -213,7 +227,7 @@ fn create_report(
         communication_seconds: communication.as_secs_f64(),
         exposed_communication_seconds: exposed.as_secs_f64(),
         bytes_sent: after.bytes_sent - before.bytes_sent,
-        parameters_hash: parameters_hash(&state.parameters),
+        parameters_hash,
         history: state.history.clone(),
         parameter_server: None,
     }
@@ -275,11 +289,11 @@ fn check_same_data(group: &mut Group, setup: &Setup) -> Result<(), TrainError> {
 }
 
 /// Returns the state from which the run starts: the checkpoint that rank 0 read, or initial parameters. The state is the same
-/// on all ranks.
+/// on all ranks, except that its vectors have only the parameters that `partition` gives to this rank.
 fn starting_state(
     group: &mut Group,
     config: &Config,
-    setup: &Setup,
+    (setup, partition): (&Setup, &ModelPartition),
     observer: &mut dyn Observer,
 ) -> Result<TrainingState, TrainError> {
     let found = if group.rank() == Rank::ZERO { prepare_storage(config, setup) } else { Ok(None) };
@@ -295,9 +309,9 @@ fn starting_state(
         None if resuming => observer.notice("there is no checkpoint yet: starting from the beginning"),
         None => {}
     }
-    // Servers compute no gradients.
+    // Servers compute no gradients. The ranks of a pipeline compute the gradient of the same samples together.
     let servers = if config.strategy.uses_parameter_server() { config.server_count().get() } else { 0 };
-    let ranks = group.size().get().saturating_sub(servers).max(1);
+    let ranks = partition.place().replicas.get().saturating_sub(servers).max(1);
     let factor = if config.recipe.scale_learning_rate { ranks as f32 } else { 1.0 };
     let given = config.learning_rate.map(|rate| rate * factor);
     if let (Some(TrainingState { learning_rate: Some(saved), .. }), Some(given)) = (&found, given)
@@ -305,14 +319,15 @@ fn starting_state(
     {
         observer.notice(&format!("--lr changes from {saved} to {given}"));
     }
-    let count = setup.network.parameter_count();
+    let count = partition.own_count();
+    let resumes = found.is_some();
     let mut state = found.unwrap_or_else(|| TrainingState {
-        parameters: setup.network.initialize(config.seed),
+        parameters: partition.initialize(&setup.network, config.seed),
         optimizer: vec![vec![0.0; count]; setup.settings.rule.state_names().len()],
         strategy: vec![vec![0.0; count]; config.strategy.state_names().len()],
         ..TrainingState::default()
     });
-    broadcast_state(group, &mut state)?;
+    broadcast_state(group, (partition, resumes), &mut state)?;
     state.learning_rate = Some(match (given.or(state.learning_rate), setup.settings.rule) {
         (Some(rate), _) => rate,
         (None, Rule::Accelerated) if setup.model.is_convex() => {
@@ -327,8 +342,24 @@ fn starting_state(
     Ok(state)
 }
 
-/// Broadcasts the state of rank 0 to all ranks.
-fn broadcast_state(group: &mut Group, state: &mut TrainingState) -> Result<(), TrainError> {
+/// Broadcasts the state of rank 0 to all ranks. If ranks hold parts of the model, each rank gets its part of the
+/// vectors. If rank 0 does not resume from a checkpoint, each rank has already computed its part of the initial
+/// vectors.
+fn broadcast_state(
+    group: &mut Group,
+    (partition, resumes): (&ModelPartition, bool),
+    state: &mut TrainingState,
+) -> Result<(), TrainError> {
+    let [resumes] = {
+        let mut flag = [u8::from(resumes)];
+        group.broadcast(&mut flag, Rank::ZERO)?;
+        flag
+    };
+    let share = |group: &mut Group, vector: &mut Vec<f32>| match resumes {
+        _ if partition.is_whole() => group.broadcast(vector, Rank::ZERO),
+        0 => Ok(()),
+        _ => partition.distribute(group, vector),
+    };
     let mut position = state.position.to_words();
     group.broadcast(&mut position, Rank::ZERO)?;
     state.position = Position::from_words(position);
@@ -336,15 +367,15 @@ fn broadcast_state(group: &mut Group, state: &mut TrainingState) -> Result<(), T
     let mut rate = [state.learning_rate.unwrap_or_default()];
     group.broadcast(&mut rate, Rank::ZERO)?;
     state.learning_rate = Some(rate[0]).filter(|&rate| rate > 0.0);
-    group.broadcast(&mut state.parameters, Rank::ZERO)?;
+    share(group, &mut state.parameters)?;
     for vector in state.optimizer.iter_mut().chain(&mut state.strategy) {
-        group.broadcast(vector, Rank::ZERO)?;
+        share(group, vector)?;
     }
     let record = group.broadcast_object(&state.best.as_ref().map(|best| best.record), Rank::ZERO)?;
     if let Some(record) = record {
         let mut parameters =
             state.best.take().map_or_else(|| state.parameters.clone(), |best| best.parameters);
-        group.broadcast(&mut parameters, Rank::ZERO)?;
+        share(group, &mut parameters)?;
         state.best = Some(Best { record, parameters });
     }
     state.history = group.broadcast_object(&state.history, Rank::ZERO)?;
@@ -385,11 +416,11 @@ fn save_model(
     (path, config): (&Path, &Config),
     setup: &Setup,
     report: &Report,
-    trainer: &Trainer<'_>,
+    parameters: &[f32],
 ) -> Result<(), TrainError> {
     let mut saved = Ok(());
     if group.rank() == Rank::ZERO {
-        saved = model_file::describe(path, config, setup, report, &trainer.state.parameters)
+        saved = model_file::describe(path, config, setup, report, parameters)
             .and_then(|model| model_file::save(path, &model));
     }
     check_all_succeeded(group, Phase::Storage, saved.map_err(TrainError::from))

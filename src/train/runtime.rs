@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 
 use crate::codec::{Compression, Narrow};
-use crate::group::{Error, Group, Handle, SharedBuffer};
+use crate::group::{Error, Group, Handle, SharedBuffer, Status};
 use crate::types::{Element, Rank, ReduceOp, WorldSize};
 
 /// The operations between ranks that strategies use. All ranks must call these functions in the same order.
@@ -28,6 +28,22 @@ pub(crate) trait Runtime {
 
     /// Starts to sum a few numbers over all ranks, and returns while the sum is still in progress.
     fn start_totals(&mut self, totals: Vec<f64>) -> Result<PendingTotals, Error>;
+
+    /// Starts to send `values` to the rank `to`, and returns while the message is still being sent. Messages with the
+    /// same tag arrive in the order in which they were sent. Only the sender and the receiver call this function and
+    /// [`start_receive`](Self::start_receive).
+    fn start_send(&mut self, values: Vec<f32>, to: Rank, tag: u32) -> Result<PendingSend, Error>;
+
+    /// Starts to receive a message into `buffer`, which must be as long as the message.
+    fn start_receive(&mut self, buffer: Vec<f32>, from: Rank, tag: u32) -> Result<PendingReceive, Error>;
+}
+
+/// Returns the runtime of those ranks that pass the same `part`, in the order of their ranks. All ranks must call
+/// this function.
+pub(crate) fn split(group: &mut Group, part: u32) -> Result<Box<dyn Runtime>, Error> {
+    let key = i64::from(group.rank().get());
+    let own = group.split(Some(part), key)?.expect("a rank that passes a part is a member of a new group");
+    Ok(Box::new(own))
 }
 
 /// The values of a sum.
@@ -55,6 +71,12 @@ pub(crate) enum PendingSum {
 
 /// A sum of a few numbers over all ranks. The sum may still be in progress.
 pub(crate) struct PendingTotals(Handle<Vec<f64>>);
+
+/// A message to another rank. The message may still be in progress.
+pub(crate) struct PendingSend(Handle<Vec<f32>>);
+
+/// A message from another rank. The message may still be in progress.
+pub(crate) struct PendingReceive(Handle<(Vec<f32>, Status)>);
 
 impl Runtime for Group {
     fn place(&self) -> (Rank, WorldSize) {
@@ -101,6 +123,14 @@ impl Runtime for Group {
 
     fn start_totals(&mut self, totals: Vec<f64>) -> Result<PendingTotals, Error> {
         self.all_reduce_async(totals, ReduceOp::Sum).map(PendingTotals)
+    }
+
+    fn start_send(&mut self, values: Vec<f32>, to: Rank, tag: u32) -> Result<PendingSend, Error> {
+        self.send_async(values, to, tag).map(PendingSend)
+    }
+
+    fn start_receive(&mut self, buffer: Vec<f32>, from: Rank, tag: u32) -> Result<PendingReceive, Error> {
+        self.receive_into_async(buffer, from, tag).map(PendingReceive)
     }
 }
 
@@ -166,5 +196,26 @@ impl PendingTotals {
     /// Waits for the sums.
     pub(crate) fn wait(self) -> Result<Vec<f64>, Error> {
         self.0.wait()
+    }
+}
+
+impl PendingSend {
+    /// Waits until the message has left this rank. Returns the buffer of the message.
+    pub(crate) fn wait(self) -> Result<Vec<f32>, Error> {
+        self.0.wait()
+    }
+}
+
+impl PendingReceive {
+    /// Waits for the message.
+    pub(crate) fn wait(self) -> Result<Vec<f32>, Error> {
+        let (values, status) = self.0.wait()?;
+        if status.count == values.len() {
+            Ok(values)
+        } else {
+            Err(Error::InvalidCounts(
+                "a message of the training has another length than its receiver expects",
+            ))
+        }
     }
 }

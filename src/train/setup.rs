@@ -183,7 +183,7 @@ impl Setup {
             entry("adam_options", "--betas and --epsilon", adam_options),
             entry("weight_decay", "--weight-decay", config.weight_decay.to_string()),
             entry("batch_size", "--batch-size", self.settings.batch_size.to_string()),
-            entry("strategy", "--strategy", config.strategy.to_string()),
+            entry("strategy", "--strategy", config.strategy.identity().to_string()),
             entry("seed", "--seed", config.seed.to_string()),
         ];
         if let Some(encoding) = &self.dataset.encoding {

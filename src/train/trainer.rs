@@ -6,8 +6,6 @@ mod steps_of_others;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use ndarray::s;
-
 use super::TrainError;
 use super::batches::{Batches, part};
 use super::checkpoint::{CheckpointWriter, Position, TrainingState};
@@ -15,9 +13,11 @@ use super::config::Config;
 use super::convergence;
 use super::data::{Samples, Targets, Task};
 use super::early_stopping::Best;
+use super::evaluation_work::EvaluationWork;
 use super::gradient_work::{GradientWork, micro_batch_rows};
 use super::model::{StepSeed, Workspace};
 use super::optimizer::Optimizer;
+use super::partition::ModelPartition;
 use super::progress::Observer;
 use super::rank_checks::ReplicaHash;
 use super::report::EpochRecord;
@@ -40,10 +40,19 @@ pub(crate) struct Trainer<'a> {
     pub(crate) state: TrainingState,
     gradients: Vec<f32>,
     strategy: Box<dyn Strategy>,
+    /// The parameters that this rank holds. The vectors of `state`, `optimizer` and `gradients` have one value for
+    /// each of them.
+    partition: ModelPartition,
+    /// Memory for the whole model. Has no rows if the strategy divides the model, because the strategy then has its
+    /// own memory.
     workspace: Workspace,
+    /// The number of samples that an evaluation processes at once.
+    evaluation_rows: usize,
     /// Whether any rank has received a stop signal. All ranks set this flag in the same step, or in the same block of an
     /// evaluation.
     pub(crate) stopped: bool,
+    /// Whether a checkpoint is due within the epoch. Only used if the ranks hold parts of the model.
+    is_save_due: bool,
     /// The hash of the parameters at the end of an epoch, if the ranks have not compared it yet.
     unchecked: Option<ReplicaHash>,
     /// The sum of those losses of this epoch that this rank has computed and not yet added to
@@ -69,21 +78,23 @@ pub(crate) struct Metrics {
 }
 
 impl<'a> Trainer<'a> {
-    /// Creates a trainer that continues from `state`, which must be the same on all ranks.
+    /// Creates a trainer that continues from `state`, which must be the same on all ranks, except that its vectors
+    /// have only the parameters that `partition` gives to this rank. All ranks must call this function.
     pub(crate) fn new(
         config: &'a Config,
         setup: &'a Setup,
         mut state: TrainingState,
-        group: &Group,
+        (group, partition): (&mut Group, ModelPartition),
         stop: &'a AtomicBool,
-    ) -> Self {
-        let count = setup.network.parameter_count();
+    ) -> Result<Self, TrainError> {
+        let count = partition.own_count();
         let rate = state.learning_rate.expect("the run has decided on a learning rate");
         let mut optimizer = Optimizer::new(setup.settings.rule, rate, config.weight_decay, count);
         optimizer.steps = state.position.steps_total;
         optimizer.momentum_start = state.position.momentum_start;
         optimizer.clip_norm = config.recipe.clip_norm;
-        optimizer.tensors = setup.network.tensors().into_iter().map(|(_, _, range)| range).collect();
+        let tensors = setup.network.tensors();
+        optimizer.tensors = partition.own_tensors(tensors.into_iter().map(|(_, _, range)| range));
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }
@@ -95,7 +106,7 @@ impl<'a> Trainer<'a> {
         {
             best.exchange(&mut state.parameters);
         }
-        let mut strategy = strategies::create(config, group.size(), count);
+        let mut strategy = strategies::create(config, &setup.network, &partition, group)?;
         for (vector, saved) in strategy.state().into_iter().zip(std::mem::take(&mut state.strategy)) {
             *vector = saved;
         }
@@ -105,8 +116,9 @@ impl<'a> Trainer<'a> {
         });
         let batch =
             setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(group.size().as_usize());
-        let rows = micro_batch_rows(batch, config.micro_batches);
-        Self {
+        let evaluation_rows =
+            micro_batch_rows(batch, config.micro_batches).max(setup.network.evaluation_rows());
+        Ok(Self {
             config,
             setup,
             writer,
@@ -116,13 +128,16 @@ impl<'a> Trainer<'a> {
             state,
             gradients: vec![0.0; count],
             strategy,
-            workspace: setup.network.workspace(rows.max(setup.network.evaluation_rows())),
+            workspace: setup.network.workspace(if partition.is_whole() { evaluation_rows } else { 0 }),
+            evaluation_rows,
+            partition,
             stopped: false,
+            is_save_due: false,
             unchecked: None,
             local_loss: 0.0,
             step_seconds: 0.0,
             step_samples: 0,
-        }
+        })
     }
 
     /// Returns the learning rate without the factors of the schedule and of the warm-up.
@@ -220,8 +235,10 @@ impl<'a> Trainer<'a> {
             let batches = Batches::new(self.config.seed, epoch, train.len(), settings.batch_size);
             for index in step as usize..batches.count() {
                 let batch = batches.batch(index);
-                let own = &batch[self.strategy.local_samples(group, batch.len())];
+                let place = self.partition.place();
+                let own = &batch[part(batch.len(), place.replica, place.replicas)];
                 observer.batch_started(epoch, index as u64, own);
+                self.plan_save(observer);
                 let loss = self.step(group, own, batch.len())?;
                 samples += batch.len() as u64;
                 observer.step_taken(loss, samples as f64 / started.elapsed().as_secs_f64());
@@ -230,7 +247,7 @@ impl<'a> Trainer<'a> {
                 }
                 // The position after the last step of an epoch is valid only when the next epoch has begun.
                 if self.state.position.step < steps {
-                    self.save_if_due(observer);
+                    self.save_if_due(group, observer)?;
                 }
             }
             let is_complete = self.state.position.step >= steps;
@@ -245,10 +262,10 @@ impl<'a> Trainer<'a> {
                 self.begin_epoch(epoch + 1);
                 observer.adjust_parameters(&mut self.state.parameters);
                 if self.strategy.agreement() == Agreement::EveryStep {
-                    self.unchecked = self.replica_hash(group);
+                    self.unchecked = self.replica_hash();
                 }
                 if epoch + 1 < last {
-                    self.save_if_due(observer);
+                    self.save_if_due(group, observer)?;
                 }
             }
         }
@@ -256,7 +273,7 @@ impl<'a> Trainer<'a> {
         self.step_seconds += seconds;
         self.step_samples += samples;
         // Compare now, because the parameters are tested and saved before the next step.
-        if let Some(replica) = self.unchecked.take().or_else(|| self.replica_hash(group)) {
+        if let Some(replica) = self.unchecked.take().or_else(|| self.replica_hash()) {
             replica.check(group)?;
         }
         let recorded = self.state.position.epoch == last;
@@ -338,7 +355,8 @@ impl<'a> Trainer<'a> {
         let own = Totals {
             loss: outcome.loss,
             stop_flags: self.stop_flag(),
-            differences: self.unchecked.as_ref().map_or([0.0; 2], |replica| replica.differences(group)),
+            save_flags: f64::from(u8::from(self.is_save_due)),
+            differences: self.unchecked.as_ref().map_or([0.0; 2], ReplicaHash::differences),
         };
         let steps_total = self.state.position.steps_total;
         self.optimizer.learning_rate = setup.learning_rates.rate(self.learning_rate(), steps_total);
@@ -351,6 +369,7 @@ impl<'a> Trainer<'a> {
                 replica.check(group)?;
             }
             self.stopped = totals.stop_flags > 0.0;
+            self.is_save_due = totals.save_flags > 0.0;
             self.state.position.loss_sum += totals.loss;
             totals.loss / batch_len as f64
         } else {
@@ -376,10 +395,11 @@ impl<'a> Trainer<'a> {
         (self.strategy.as_mut(), replica)
     }
 
-    /// Returns a hash of the parameters. Returns `None` on a single rank, which has nothing to compare.
-    fn replica_hash(&self, group: &Group) -> Option<ReplicaHash> {
-        let several = group.size() != WorldSize::ONE;
-        several.then(|| ReplicaHash::new(self.state.position.epoch, &self.state.parameters))
+    /// Returns a hash of the parameters. Returns `None` if no other rank holds the same parameters.
+    fn replica_hash(&self) -> Option<ReplicaHash> {
+        let place = self.partition.place();
+        let several = place.replicas != WorldSize::ONE;
+        several.then(|| ReplicaHash::new(self.state.position.epoch, place, &self.state.parameters))
     }
 
     /// Returns 1 if this rank has received a stop signal, and otherwise 0. The ranks sum these flags.
@@ -406,18 +426,20 @@ impl<'a> Trainer<'a> {
         TrainError::Diverged(message)
     }
 
-    /// Evaluates the model on `samples`. Each rank evaluates a part of the samples. Returns `None` if there are no samples, or if
-    /// a rank has received a stop signal, which ends the evaluation after the current block.
+    /// Evaluates the model on `samples`. Each replica of the model evaluates a part of the samples. Returns `None` if
+    /// there are no samples, or if a rank has received a stop signal, which ends the evaluation after the current
+    /// block.
     pub(crate) fn evaluate(
         &mut self,
         group: &mut Group,
         samples: &Samples,
     ) -> Result<Option<Metrics>, TrainError> {
-        let local_rows = part(samples.len(), group.rank(), group.size());
+        let place = self.partition.place();
+        let local_rows = part(samples.len(), place.replica, place.replicas);
         // All ranks evaluate the same number of blocks as rank 0, whose part is the longest. So the last block of another rank
         // may be empty.
-        let longest = part(samples.len(), Rank::ZERO, group.size()).len();
-        let block = self.workspace.input.nrows();
+        let longest = part(samples.len(), Rank::ZERO, place.replicas).len();
+        let block = self.evaluation_rows;
         let mut sums = [0.0; 3];
         for index in 0..longest.div_ceil(block) {
             if self.stopped {
@@ -425,11 +447,15 @@ impl<'a> Trainer<'a> {
             }
             let start = local_rows.end.min(local_rows.start + index * block);
             let rows = start..local_rows.end.min(start + block);
-            let input = self.workspace.input.slice_mut(s![..rows.len(), ..]);
-            samples.features.gather(rows.clone(), self.setup.standardizer.as_ref(), input);
-            let network = &self.setup.network;
-            let outcome =
-                network.evaluate(&self.state.parameters, &mut self.workspace, &samples.targets, rows);
+            let work = EvaluationWork {
+                network: &self.setup.network,
+                parameters: &self.state.parameters,
+                workspace: &mut self.workspace,
+                samples,
+                standardizer: self.setup.standardizer.as_ref(),
+                rows,
+            };
+            let outcome = self.strategy.evaluate(group, work)?;
             let mut block_sums = [outcome.loss, outcome.correct as f64, self.stop_flag()];
             group.all_reduce(&mut block_sums, ReduceOp::Sum)?;
             sums.iter_mut().zip(block_sums).for_each(|(sum, value)| *sum += value);

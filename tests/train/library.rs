@@ -33,6 +33,7 @@ pub(crate) fn config() -> Config {
         epochs: None,
         seed: 0,
         strategy: StrategySpec::AllReduce,
+        pipeline_micro_batches: None,
         parameter_server: ServerSettings::default(),
         compression: Compression::None,
         bucket_bytes: None,

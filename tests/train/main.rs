@@ -4,6 +4,7 @@ mod checkpoints;
 mod cnn;
 mod command_line;
 mod convergence;
+mod divided_models;
 mod fashion;
 mod library;
 mod model_files;

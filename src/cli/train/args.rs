@@ -8,6 +8,7 @@ use clap::Parser;
 use super::checkpoint_args::CheckpointArgs;
 use super::help::AFTER_OPTIONS;
 use super::optimizer_args::{OptimizerArgs, OptimizerChoice};
+use super::pipeline_args::PipelineArgs;
 use super::recipe_args::RecipeArgs;
 use super::server_args::ServerArgs;
 use super::table_args::TableArgs;
@@ -95,18 +96,22 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 0, help_heading = "Training")]
     seed: u64,
 
-    /// How ranks divide the work: allreduce (the ranks sum their gradients in each step), model-average[:EPOCHS] (each rank
-    /// trains alone; the ranks average their models after EPOCHS epochs, or at the end), local-sgd:STEPS (each rank takes STEPS
-    /// steps alone, then the ranks average their models), diloco:STEPS (as local-sgd, but an outer optimizer with momentum
-    /// applies the average), ps-sync (parameter servers apply the sum of the gradients of all workers in each step),
-    /// ps-async[:STALENESS] (parameter servers apply each gradient as soon as it arrives, and drop gradients with a larger
-    /// staleness than STALENESS). The staleness is the number of updates since the worker received the parameters. See
-    /// Strategies below
+    /// How ranks divide the work: allreduce (the ranks sum their gradients in each step), model-average[:EPOCHS]
+    /// (each rank trains alone; the ranks average their models after EPOCHS epochs, or at the end), local-sgd:STEPS
+    /// (each rank takes STEPS steps alone, then the ranks average their models), diloco:STEPS (as local-sgd, but an
+    /// outer optimizer with momentum applies the average), ps-sync (parameter servers apply the sum of the gradients
+    /// of all workers in each step), ps-async[:STALENESS] (parameter servers apply each gradient as soon as it
+    /// arrives, and drop gradients with a larger staleness than STALENESS), tensor (each rank holds a part of each
+    /// layer), pipeline:STAGES (each rank holds some layers), hybrid:PIPELINESxSTAGES (several pipelines share each
+    /// batch). The staleness is the number of updates since the worker received the parameters. See Strategies below
     #[arg(long, value_name = "STRATEGY", default_value = "allreduce", help_heading = "Training")]
     strategy: String,
 
     #[command(flatten)]
     server: ServerArgs,
+
+    #[command(flatten)]
+    pipeline: PipelineArgs,
 
     /// The format in which gradients, or changes of parameters, are sent: none (4 bytes per parameter), fp16 or bf16 (2 bytes)
     #[arg(long, value_name = "none|fp16|bf16", default_value = "none", help_heading = "Training")]
@@ -190,6 +195,7 @@ impl TrainArgs {
             epochs: self.epochs,
             seed: self.seed,
             strategy,
+            pipeline_micro_batches: self.pipeline.micro_batches(),
             parameter_server: self.server.to_options(),
             compression,
             bucket_bytes: (!self.no_overlap).then_some(self.bucket_bytes),
@@ -382,9 +388,17 @@ mod tests {
     #[test]
     fn a_batch_has_at_least_one_micro_batch() {
         assert_eq!(parse_config("--accumulate 8").unwrap().micro_batches.get(), 8);
-        for line in ["--accumulate 0", "--accumulate=-1", "--accumulate x"] {
+        let config = parse_config("--strategy pipeline:2 --micro-batches 3").unwrap();
+        assert_eq!(config.pipeline_micro_batches.map(NonZeroU32::get), Some(3));
+        for (line, expected) in [
+            ("--accumulate 0", "--accumulate"),
+            ("--accumulate=-1", "--accumulate"),
+            ("--accumulate x", "--accumulate"),
+            ("--strategy pipeline:2 --micro-batches 0", "--micro-batches"),
+            ("--micro-batches 4", "--micro-batches is for --strategy pipeline and hybrid"),
+        ] {
             let error = parse_config(line).unwrap_err();
-            assert!(error.contains("--accumulate"), "{line}: {error}");
+            assert!(error.contains(expected), "{line}: {error}");
         }
     }
 

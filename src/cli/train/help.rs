@@ -50,10 +50,14 @@ Strategies:
   ps-sync         the first --servers ranks are servers, and the other ranks are workers. Each worker uses its part of the batch
   ps-async        the same, but each worker uses whole batches. A lost worker does not end the run if you start the job
                   with ringrun --tolerate-failures
+  tensor, pipeline, hybrid
+                  each rank holds a part of the model and needs less memory. The result is that of allreduce, except for
+                  rounding, so --resume may change between these strategies. pipeline needs as many ranks as stages, and hybrid
+                  needs PIPELINES times STAGES ranks. Pipelines divide a batch into --micro-batches
 
-With --resume you may change --lr, --epochs, --accumulate, --compression, --bucket-bytes, --servers and the number of ranks.
-All other options of training and data must be the same as before. Without --lr the run continues with the learning rate of the
-checkpoint.
+With --resume you may change --lr, --epochs, --accumulate, --micro-batches, --compression, --bucket-bytes, --servers and the
+number of ranks. All other options of training and data must be the same as before. Without --lr the run continues with the
+learning rate of the checkpoint.
 
 If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
 The ranks do not evaluate the model after the signal. A second signal ends the process at once.

@@ -77,7 +77,10 @@ impl Builder {
     fn add_dense(&mut self, outputs: usize) {
         let inputs = self.features;
         let weight_bound = (6.0 / inputs as f32).sqrt();
-        self.add(Dense { inputs, outputs, activation: Activation::Rectifier, weight_bound }, None);
+        self.add(
+            Dense { inputs, outputs, activation: Activation::Rectifier, weight_bound, has_biases: true },
+            None,
+        );
     }
 
     /// Adds the last layer. Without hidden layers, the initial weights are 0: the loss is convex, so random weights would
@@ -87,7 +90,10 @@ impl Builder {
         let inputs = self.features;
         let weight_bound =
             if self.layers.is_empty() { 0.0 } else { (6.0 / (inputs as f32 + outputs as f32)).sqrt() };
-        self.add(Dense { inputs, outputs, activation: Activation::Identity, weight_bound }, None);
+        self.add(
+            Dense { inputs, outputs, activation: Activation::Identity, weight_bound, has_biases: true },
+            None,
+        );
     }
 
     fn add_cnn(&mut self, cnn: &CnnSpec) -> Result<(), String> {

@@ -131,6 +131,10 @@ impl Layer for Convolution {
         vec![("weight", weight), ("bias", vec![self.channels])]
     }
 
+    fn cost(&self) -> u64 {
+        self.weight_count() as u64 * self.pixels() as u64
+    }
+
     fn initialize(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
         let (weights, biases) = parameters.split_at_mut(self.weight_count());
         weights.fill_with(|| uniform() * self.weight_bound);

@@ -14,11 +14,18 @@ pub(crate) struct Dense {
     pub(crate) activation: Activation,
     /// The initial weights are uniform random numbers from minus this number to this number.
     pub(crate) weight_bound: f32,
+    /// Whether the layer adds biases. Of a layer that is divided over ranks, only one rank adds the biases.
+    pub(crate) has_biases: bool,
 }
 
 impl Dense {
-    fn weight_count(&self) -> usize {
+    pub(crate) fn weight_count(&self) -> usize {
         self.inputs * self.outputs
+    }
+
+    /// Returns the number of biases.
+    fn bias_count(&self) -> usize {
+        if self.has_biases { self.outputs } else { 0 }
     }
 
     fn weight<'a>(&self, parameters: &'a [f32]) -> ArrayView2<'a, f32> {
@@ -33,13 +40,15 @@ impl Dense {
         delta: &ArrayView2<'_, f32>,
         gradients: &mut GradientSink<'_>,
     ) {
-        let (start, end) = (self.weight_count(), self.weight_count() + self.outputs);
+        let (start, end) = (self.weight_count(), self.weight_count() + self.bias_count());
         let earlier_factor = gradients.earlier_factor();
-        let mut biases = ArrayViewMut1::from(gradients.slice_mut(start..end));
-        if earlier_factor == 0.0 {
-            biases.fill(0.0);
+        if self.has_biases {
+            let mut biases = ArrayViewMut1::from(gradients.slice_mut(start..end));
+            if earlier_factor == 0.0 {
+                biases.fill(0.0);
+            }
+            biases += &delta.sum_axis(Axis(0));
         }
-        biases += &delta.sum_axis(Axis(0));
         let rows_at_once =
             (gradients.elements_per_report() / self.inputs.max(1)).clamp(1, self.outputs.max(1));
         let mut row_end = self.outputs;
@@ -69,7 +78,19 @@ impl Layer for Dense {
     }
 
     fn tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
-        vec![("weight", vec![self.outputs, self.inputs]), ("bias", vec![self.outputs])]
+        let mut tensors = vec![("weight", vec![self.outputs, self.inputs])];
+        if self.has_biases {
+            tensors.push(("bias", vec![self.outputs]));
+        }
+        tensors
+    }
+
+    fn cost(&self) -> u64 {
+        self.weight_count() as u64
+    }
+
+    fn as_dense(&self) -> Option<&Dense> {
+        Some(self)
     }
 
     fn initialize(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
@@ -86,7 +107,11 @@ impl Layer for Dense {
         _: &mut LayerMemory,
         _: Mode<'_>,
     ) {
-        output.assign(&ArrayView1::from(&parameters[self.weight_count()..]));
+        if self.has_biases {
+            output.assign(&ArrayView1::from(&parameters[self.weight_count()..]));
+        } else {
+            output.fill(0.0);
+        }
         general_mat_mul(1.0, &input, &self.weight(parameters).t(), 1.0, &mut output);
         self.activation.apply(output.as_slice_mut().expect(CONTIGUOUS));
     }

@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use ndarray::{ArrayView2, ArrayViewMut2};
 
+use super::dense::Dense;
+
 /// A function of a batch of samples and of the layer's parameters.
 ///
 /// Arrays of samples have a row for each sample, and are contiguous. The parameters of a layer are one flat slice.
@@ -25,6 +27,16 @@ pub(crate) trait Layer: Debug + Send + Sync {
         let tensors = self.tensors();
         let lengths = tensors.iter().map(|(_, shape)| shape.iter().copied().fold(1, usize::saturating_mul));
         lengths.fold(0, usize::saturating_add)
+    }
+
+    /// Returns the approximate number of multiplications of a forward pass, for each sample.
+    fn cost(&self) -> u64 {
+        self.outputs() as u64
+    }
+
+    /// Returns the layer if it is fully connected.
+    fn as_dense(&self) -> Option<&Dense> {
+        None
     }
 
     /// Sets the initial parameters. `uniform` returns random numbers from -1 up to, but not including, 1.

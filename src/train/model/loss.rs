@@ -51,6 +51,14 @@ pub struct LossSums {
     pub correct: u64,
 }
 
+impl LossSums {
+    /// Adds the results of other samples.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.loss += other.loss;
+        self.correct += other.correct;
+    }
+}
+
 impl Loss {
     /// Sums the losses of the samples with the indices `rows`. The rows of `outputs` are the outputs for these samples, in the
     /// same order.

@@ -12,13 +12,17 @@ mod network;
 mod pooling;
 mod spec;
 mod stage;
+mod tensor_split;
 
 pub use architecture::InputShape;
 pub use class_targets::ClassTargets;
 pub use cnn_spec::{CnnLayer, CnnSpec};
+pub(crate) use layer::Mode;
 pub use layer::{EarlierGradients, StepSeed};
 pub use loss::{Loss, LossSums, Scale};
 pub(crate) use network::PARAMETERS_MAX;
 pub use network::{Network, TrainingBatch};
 pub use spec::ModelSpec;
+pub(crate) use stage::Stage;
 pub use stage::Workspace;
+pub(crate) use tensor_split::{TensorSegment, check_tensor_split, tensor_ranges, tensor_segments};

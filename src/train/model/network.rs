@@ -68,6 +68,11 @@ impl Network {
         self.stage.parameter_count()
     }
 
+    /// Returns the stage with all layers.
+    pub(crate) fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
     /// Returns the loss that training minimizes.
     pub fn loss(&self) -> &Loss {
         &self.loss

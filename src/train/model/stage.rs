@@ -1,5 +1,6 @@
-//! A stage: consecutive layers of a model. The forward pass computes the output of the last layer from the input of the first
-//! layer. The backward pass computes the gradient of the parameters.
+//! A stage: consecutive layers of a model. The forward pass computes the output of the last layer from the input of
+//! the first layer. The backward pass computes the gradient of the parameters, and the derivative of the loss with
+//! respect to the input.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,6 +14,9 @@ use super::layer::{BackwardPass, EarlierGradients, GradientSink, Layer, LayerMem
 #[derive(Clone, Debug)]
 pub(crate) struct Stage {
     layers: Vec<PlacedLayer>,
+    /// Whether the backward pass computes the derivative with respect to the input. The first stage of a model does
+    /// not need this derivative.
+    differentiates_input: bool,
 }
 
 /// A layer, and the range of its parameters in the flat vector of the stage.
@@ -53,6 +57,19 @@ impl Workspace {
         let output = self.outputs.last().expect("a stage has at least one layer").slice(s![..rows, ..]);
         rows_mut(&mut self.deltas[0], output.dim()).assign(&output);
     }
+
+    /// Returns the output of the last layer for the first `rows` samples, so that the caller can change it.
+    pub(crate) fn output_mut(&mut self, rows: usize) -> ArrayViewMut2<'_, f32> {
+        self.outputs.last_mut().expect("a stage has at least one layer").slice_mut(s![..rows, ..])
+    }
+
+    /// Returns the derivative of the loss with respect to the input, after a backward pass of a stage that computes
+    /// it.
+    pub(crate) fn input_delta_mut(&mut self, rows: usize) -> ArrayViewMut2<'_, f32> {
+        // Each layer of a backward pass exchanges the two vectors.
+        let last = self.outputs.len() % self.deltas.len();
+        rows_mut(&mut self.deltas[last], (rows, self.input.ncols()))
+    }
 }
 
 impl Stage {
@@ -64,7 +81,49 @@ impl Stage {
             start = range.end;
             PlacedLayer { layer, range }
         };
-        Self { layers: layers.into_iter().map(place).collect() }
+        Self { layers: layers.into_iter().map(place).collect(), differentiates_input: false }
+    }
+
+    /// Returns the same stage, whose backward pass computes the derivative with respect to the input.
+    pub(crate) fn with_input_derivative(self) -> Self {
+        Self { differentiates_input: true, ..self }
+    }
+
+    /// Returns the stage with a range of the layers of this stage. The indices of its parameters begin at 0.
+    pub(crate) fn select(&self, layers: Range<usize>) -> Self {
+        let differentiates_input = self.differentiates_input || layers.start > 0;
+        let layers = self.layers[layers].iter().map(|layer| Arc::clone(&layer.layer)).collect();
+        Self { differentiates_input, ..Self::new(layers) }
+    }
+
+    /// Returns the range of the parameters of these layers.
+    pub(crate) fn parameter_range(&self, layers: Range<usize>) -> Range<usize> {
+        match &self.layers[layers] {
+            [] => 0..0,
+            [first, .., last] => first.range.start..last.range.end,
+            [layer] => layer.range.clone(),
+        }
+    }
+
+    /// Divides the layers into blocks. Each block has one layer with parameters, and the layers without parameters
+    /// that follow it. The first block also has the layers without parameters before it.
+    pub(crate) fn blocks(&self) -> Vec<Range<usize>> {
+        let with_parameters = self.layers.iter().enumerate().filter(|(_, layer)| !layer.range.is_empty());
+        let mut starts: Vec<usize> = with_parameters.map(|(index, _)| index).skip(1).collect();
+        starts.insert(0, 0);
+        starts.push(self.layers.len());
+        starts.windows(2).map(|pair| pair[0]..pair[1]).collect()
+    }
+
+    /// Returns the approximate number of multiplications of a forward pass of these layers, for each sample.
+    pub(crate) fn cost(&self, layers: Range<usize>) -> u64 {
+        self.layers[layers].iter().fold(0, |sum, layer| sum.saturating_add(layer.layer.cost()))
+    }
+
+    /// Returns the number of inputs and the number of outputs.
+    pub(crate) fn widths(&self) -> (usize, usize) {
+        let outputs = self.layers.last().map_or(0, |last| last.layer.outputs());
+        (self.layers.first().map_or(0, |first| first.layer.inputs()), outputs)
     }
 
     /// Returns the layers.
@@ -80,9 +139,11 @@ impl Stage {
     /// Allocates the memory for batches of up to `rows` samples.
     pub(crate) fn workspace(&self, rows: usize) -> Workspace {
         let layers = || self.layers.iter().map(|PlacedLayer { layer, .. }| layer);
+        let (inputs, _) = self.widths();
         let widest = layers().map(|layer| layer.outputs()).max().unwrap_or_default();
+        let widest = if self.differentiates_input { widest.max(inputs) } else { widest };
         Workspace {
-            input: Array2::zeros((rows, self.layers.first().map_or(0, |first| first.layer.inputs()))),
+            input: Array2::zeros((rows, inputs)),
             outputs: layers().map(|layer| Array2::zeros((rows, layer.outputs()))).collect(),
             memories: layers().map(|layer| layer.memory(rows)).collect(),
             deltas: [vec![0.0; rows * widest], vec![0.0; rows * widest]],
@@ -104,8 +165,9 @@ impl Stage {
         }
     }
 
-    /// Computes the gradient of the parameters from [`Workspace::output_delta_mut`]. The forward pass for the same `rows` samples
-    /// must be the last pass that used this workspace. Without samples, the gradient is 0.
+    /// Computes the gradient of the parameters from [`Workspace::output_delta_mut`], and
+    /// [`Workspace::input_delta_mut`]. The forward pass for the same `rows` samples must be the last pass that used
+    /// this workspace. Without samples, the gradient is 0.
     ///
     /// The backward pass goes from the last parameter to the first. As soon as a range of `gradients` is final, the
     /// pass calls `on_gradient_ready` for this range. A range of a fully connected layer has about `slice` elements. The
@@ -132,7 +194,8 @@ impl Stage {
                 input: layer_input.slice(s![..rows, ..]),
                 output: outputs[index].slice(s![..rows, ..]),
                 delta: rows_mut(delta, (rows, layer.outputs())),
-                input_delta: (index > 0).then(|| rows_mut(input_delta, (rows, layer.inputs()))),
+                input_delta: (index > 0 || self.differentiates_input)
+                    .then(|| rows_mut(input_delta, (rows, layer.inputs()))),
                 memory: &mut memories[index],
             };
             layer.backward(&parameters[range.clone()], pass, &mut sink);
@@ -145,4 +208,58 @@ impl Stage {
 fn rows_mut(values: &mut [f32], (rows, columns): (usize, usize)) -> ArrayViewMut2<'_, f32> {
     ArrayViewMut2::from_shape((rows, columns), &mut values[..rows * columns])
         .expect("the workspace has memory for the widest layer")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::data::Targets;
+    use crate::train::model::layer::StepSeed;
+    use crate::train::model::{Loss, Network, TrainingBatch};
+    use crate::train::random;
+
+    /// The stages compute the same bits as the whole network, wherever the network is cut.
+    #[test]
+    fn stages_one_after_the_other_compute_the_gradient_of_the_network() {
+        let network = Network::new(&"mlp:6,5,4".parse().unwrap(), 7, 3, Loss::CrossEntropy).unwrap();
+        let (whole, targets) = (network.stage(), Targets::Classes(vec![0, 2, 1]));
+        let parameters = network.initialize(1);
+        let mut stream = random::stream("test", 1, 2);
+        let samples = Array2::from_shape_simple_fn((3, 7), || random::symmetric_uniform(&mut stream, 1.0));
+        let mut expected = vec![f32::NAN; parameters.len()];
+        let mut workspace = network.workspace(3);
+        workspace.input.assign(&samples);
+        let no_ranges = || (usize::MAX, |_, _: &mut [f32]| {});
+        let (step, earlier) = (StepSeed::default(), EarlierGradients::Replace);
+        let batch = TrainingBatch { targets: &targets, samples: &[0, 1, 2], weight: 1.0, step, earlier };
+        network.differentiate(&parameters, &mut expected, &mut workspace, batch, no_ranges());
+        for cuts in [vec![0, 4], vec![0, 1, 4], vec![0, 2, 3, 4], vec![0, 1, 2, 3, 4]] {
+            let ranges: Vec<Range<usize>> = cuts.windows(2).map(|cut| cut[0]..cut[1]).collect();
+            let stages: Vec<Stage> = ranges.iter().map(|layers| whole.select(layers.clone())).collect();
+            let mut workspaces: Vec<Workspace> = stages.iter().map(|stage| stage.workspace(3)).collect();
+            let mut values = samples.clone();
+            for (index, stage) in stages.iter().enumerate() {
+                workspaces[index].input.assign(&values);
+                stage.forward(
+                    &parameters[whole.parameter_range(ranges[index].clone())],
+                    &mut workspaces[index],
+                    3,
+                    Mode::Evaluation,
+                );
+                values = workspaces[index].output(3).to_owned();
+            }
+            let mut found = vec![f32::NAN; parameters.len()];
+            network.loss().differentiate(values.view_mut(), &targets, 0..3, 1.0);
+            for (index, stage) in stages.iter().enumerate().rev() {
+                let range = whole.parameter_range(ranges[index].clone());
+                let gradients = (&mut found[range.clone()], EarlierGradients::Replace);
+                workspaces[index].output_delta_mut(3).assign(&values);
+                stage.backward(&parameters[range], gradients, &mut workspaces[index], 3, no_ranges());
+                if index > 0 {
+                    values = workspaces[index].input_delta_mut(3).to_owned();
+                }
+            }
+            assert_eq!(found, expected, "{cuts:?}");
+        }
+    }
 }

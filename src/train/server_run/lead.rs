@@ -13,11 +13,12 @@ use crate::train::checkpoint::{Checkpoint, TrainingState};
 use crate::train::parameter_server::{
     Links, PairLink, ParameterServerError, ServerClient, ShardServer, StalenessCounts,
 };
+use crate::train::partition::ModelPartition;
 use crate::train::progress::Observer;
 use crate::train::report::ServerReport;
 use crate::train::run::{Summary, conclude};
 use crate::train::trainer::Trainer;
-use crate::types::Rank;
+use crate::types::{Rank, WorldSize};
 
 /// The longest time between two checks of the first server whether it has received a stop signal.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -33,6 +34,8 @@ pub(super) fn lead(
     observer: &mut dyn Observer,
 ) -> Result<Summary, TrainError> {
     let (config, setup) = (context.config, context.setup);
+    let partition = ModelPartition::new(config.strategy, &setup.network, (Rank::ZERO, WorldSize::ONE))
+        .map_err(TrainError::Options)?;
     let Links { clients: client_links, servers: server_links } = links;
     let clients: Vec<Rank> = client_links.iter().map(|link| link.peer).collect();
     let other_servers = clients.iter().filter(|&&rank| context.layout.is_server(rank)).count();
@@ -51,7 +54,7 @@ pub(super) fn lead(
         coordinator: &coordinator,
         others: ServerClient::new(server_links, &context.layout, context.is_synchronous),
         batches_per_epoch: start.batches_per_epoch,
-        trainer: Trainer::new(config, setup, state, &Group::solo(), context.stop),
+        trainer: Trainer::new(config, setup, state, (&mut Group::solo(), partition), context.stop)?,
         announced: BTreeSet::new(),
         last_snapshot: (Instant::now(), 0),
         counts: (Vec::new(), StalenessCounts::default()),
@@ -140,7 +143,7 @@ impl Leader<'_, '_> {
         }
         self.coordinator.stop();
         self.coordinator.release_clients();
-        self.trainer.finish_steps_of_others(&solo, observer)
+        self.trainer.finish_steps_of_others(&mut solo, observer)
     }
 
     /// Waits until all batches of the first `last` epochs are done, or until the run stops. Then takes a snapshot of the
@@ -207,7 +210,7 @@ impl Leader<'_, '_> {
             *pause = None;
         }
         self.take_snapshot()?;
-        self.trainer.save_if_due(observer);
+        self.trainer.save_if_due(&mut Group::solo(), observer)?;
         Ok(true)
     }
 

@@ -5,39 +5,41 @@
 
 mod allreduce;
 mod diloco;
+mod divided_step;
 mod local_sgd;
 mod local_training;
 mod model_average;
+mod pipeline;
+mod pipeline_schedule;
 mod spec;
+mod stage_messages;
 mod stop_exchange;
-
-use std::ops::Range;
+mod tensor;
 
 use self::allreduce::AllReduce;
 use self::diloco::DiLoCo;
 use self::local_sgd::LocalSgd;
 use self::local_training::LocalTraining;
 use self::model_average::ModelAverage;
+use self::pipeline::Pipeline;
+pub(crate) use self::pipeline::pipeline_stages;
 pub use self::spec::StrategySpec;
-use super::batches::part;
+use self::tensor::TensorParallel;
+use super::TrainError;
 use super::config::Config;
+use super::evaluation_work::EvaluationWork;
 use super::gradient_work::GradientWork;
-use super::model::LossSums;
+use super::model::{LossSums, Network};
 use super::optimizer::Optimizer;
-use super::runtime::Runtime;
-use crate::group::Error;
+use super::partition::ModelPartition;
+use super::runtime::{self, Runtime};
+use crate::group::{Error, Group};
 use crate::types::WorldSize;
 
 /// How ranks divide the work of training. All ranks call the functions of this trait in the same order.
 pub(crate) trait Strategy {
     /// Returns after which events the parameters are the same on all ranks.
     fn agreement(&self) -> Agreement;
-
-    /// Returns the range of the `len` samples of a batch that this rank processes. Together, the ranks use each sample once.
-    fn local_samples(&self, runtime: &dyn Runtime, len: usize) -> Range<usize> {
-        let (rank, size) = runtime.place();
-        part(len, rank, size)
-    }
 
     /// Computes the gradient of this rank's samples. During the computation, may start to exchange those parts of the
     /// gradient that are final.
@@ -86,6 +88,12 @@ pub(crate) trait Strategy {
         Ok(())
     }
 
+    /// Evaluates samples. If several ranks hold parts of the model and evaluate the same samples together, only one
+    /// of these ranks returns the results, and the others return 0.
+    fn evaluate(&mut self, _runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {
+        Ok(work.evaluate())
+    }
+
     /// Returns the state vectors that [`StrategySpec::state_names`] names, each as long as the parameters. These
     /// vectors are part of checkpoints, and agree on all ranks when the parameters agree.
     fn state(&mut self) -> Vec<&mut Vec<f32>> {
@@ -98,22 +106,47 @@ pub(crate) trait Strategy {
     }
 }
 
-/// Creates the strategy of a run on `size` ranks. `parameter_count` is the number of the model's parameters.
-pub(crate) fn create(config: &Config, size: WorldSize, parameter_count: usize) -> Box<dyn Strategy> {
-    let compression = config.compression;
-    match config.strategy {
+/// Creates the strategy of a run. `partition` says which parameters of `network` this rank holds. All ranks must call
+/// this function.
+pub(crate) fn create(
+    config: &Config,
+    network: &Network,
+    partition: &ModelPartition,
+    group: &mut Group,
+) -> Result<Box<dyn Strategy>, TrainError> {
+    let (compression, count) = (config.compression, network.parameter_count());
+    Ok(match config.strategy {
         // With a parameter server, this strategy is only used to test and save the model on one rank.
         StrategySpec::AllReduce | StrategySpec::PsSync | StrategySpec::PsAsync { .. } => {
-            Box::new(AllReduce::new(size, parameter_count, config.bucket_bytes, compression))
+            Box::new(AllReduce::new(group.size(), count, config.bucket_bytes, compression))
         }
         StrategySpec::ModelAverage { epochs } => {
             Box::new(LocalTraining::new(ModelAverage { epochs }, compression))
         }
         StrategySpec::DiLoCo { steps } => {
-            Box::new(LocalTraining::new(DiLoCo::new(steps, parameter_count), compression))
+            Box::new(LocalTraining::new(DiLoCo::new(steps, count), compression))
         }
         StrategySpec::LocalSgd { steps } => Box::new(LocalTraining::new(LocalSgd { steps }, compression)),
-    }
+        StrategySpec::Tensor => {
+            Box::new(TensorParallel::new(network, partition.place(), (group.rank(), group.size())))
+        }
+        StrategySpec::Pipeline { .. } | StrategySpec::Hybrid { .. } => {
+            let stages = pipeline_stages(config.strategy, network.stage(), group.size());
+            let (stages, replicas) = stages.map_err(TrainError::Options)?;
+            let place = partition.place();
+            let replicas = match replicas {
+                WorldSize::ONE => None,
+                _ => Some(runtime::split(group, place.part as u32)?),
+            };
+            let replicas = (replicas, compression);
+            Box::new(Pipeline::new((network, &stages), place, config.micro_batches_of_a_step(), replicas))
+        }
+    })
+}
+
+/// Returns the indices of samples in the form in which features and targets take them.
+fn to_rows(samples: &[u32]) -> impl ExactSizeIterator<Item = usize> + Clone {
+    samples.iter().map(|&sample| sample as usize)
 }
 
 /// The event after which the parameters and the state of the optimizer are the same on all ranks.
@@ -132,20 +165,23 @@ pub(crate) struct Totals {
     pub(crate) loss: f64,
     /// The number of ranks that have received a stop signal.
     pub(crate) stop_flags: f64,
+    /// The number of ranks that ask for a checkpoint after this step. Only summed if the ranks hold parts of the
+    /// model.
+    pub(crate) save_flags: f64,
     /// Two numbers whose sums over all ranks are 0 if all ranks hold the same parameters. See
     /// [`ReplicaHash`](super::rank_checks::ReplicaHash).
     pub(crate) differences: [f64; 2],
 }
 
 impl Totals {
-    /// Returns the numbers in the order in which ranks sum them.
+    /// Returns the numbers in the order in which ranks sum them, without `save_flags`.
     fn to_array(self) -> [f64; 4] {
         let [high, low] = self.differences;
         [self.loss, self.stop_flags, high, low]
     }
 
     fn from_array([loss, stop_flags, high, low]: [f64; 4]) -> Self {
-        Self { loss, stop_flags, differences: [high, low] }
+        Self { loss, stop_flags, save_flags: 0.0, differences: [high, low] }
     }
 }
 

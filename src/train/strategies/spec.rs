@@ -42,6 +42,23 @@ pub enum StrategySpec {
         /// an older gradient. `None` selects 16 times the number of workers.
         staleness: Option<u64>,
     },
+    /// Each layer of the model is divided over all ranks, and the ranks compute each batch together. Each rank holds
+    /// only its part of the parameters of each layer.
+    Tensor,
+    /// The layers of the model are divided into stages, and each rank holds one stage. A batch passes through the
+    /// stages in micro-batches. Each rank holds only the parameters of its stage.
+    Pipeline {
+        /// The number of stages, which is the number of ranks.
+        stages: NonZeroU32,
+    },
+    /// Several pipelines side by side, each with its part of every batch. The ranks that hold the same stage sum
+    /// their gradients, and their parameters agree after each step. There must be `pipelines` times `stages` ranks.
+    Hybrid {
+        /// The number of pipelines.
+        pipelines: NonZeroU32,
+        /// The number of stages of each pipeline.
+        stages: NonZeroU32,
+    },
 }
 
 impl StrategySpec {
@@ -53,6 +70,26 @@ impl StrategySpec {
         }
     }
 
+    /// Returns whether each rank holds only a part of the model.
+    pub(crate) fn divides_model(self) -> bool {
+        self == Self::Tensor || self.pipeline_shape().is_some()
+    }
+
+    /// Returns the number of pipelines and the number of stages of each pipeline.
+    pub(crate) fn pipeline_shape(self) -> Option<(u32, u32)> {
+        match self {
+            Self::Pipeline { stages } => Some((1, stages.get())),
+            Self::Hybrid { pipelines, stages } => Some((pipelines.get(), stages.get())),
+            _ => None,
+        }
+    }
+
+    /// Returns the strategy that a checkpoint records. Strategies that take the same steps have the same name there,
+    /// so that a run can continue with another one of them.
+    pub(crate) fn identity(self) -> Self {
+        if self.divides_model() { Self::AllReduce } else { self }
+    }
+
     /// Returns whether some ranks are parameter servers.
     pub(crate) fn uses_parameter_server(self) -> bool {
         matches!(self, Self::PsSync | Self::PsAsync { .. })
@@ -62,7 +99,12 @@ impl StrategySpec {
     /// step, or a parameter server.
     pub(crate) fn agrees_within_epochs(self) -> bool {
         match self {
-            Self::AllReduce | Self::PsSync | Self::PsAsync { .. } => true,
+            Self::AllReduce
+            | Self::PsSync
+            | Self::PsAsync { .. }
+            | Self::Tensor
+            | Self::Pipeline { .. }
+            | Self::Hybrid { .. } => true,
             Self::ModelAverage { .. } | Self::LocalSgd { .. } | Self::DiLoCo { .. } => false,
         }
     }
@@ -76,7 +118,10 @@ impl StrategySpec {
             | Self::LocalSgd { .. }
             | Self::DiLoCo { .. }
             | Self::PsSync
-            | Self::PsAsync { .. } => usual,
+            | Self::PsAsync { .. }
+            | Self::Tensor
+            | Self::Pipeline { .. }
+            | Self::Hybrid { .. } => usual,
             Self::ModelAverage { epochs: Some(between) } => {
                 usual.checked_next_multiple_of(between.get().into()).unwrap_or(epochs)
             }
@@ -86,7 +131,7 @@ impl StrategySpec {
 }
 
 const NAMES: &str = "it is one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, diloco:STEPS, ps-sync, \
-                     ps-async, ps-async:STALENESS";
+                     ps-async, ps-async:STALENESS, tensor, pipeline:STAGES, hybrid:PIPELINESxSTAGES";
 
 impl FromStr for StrategySpec {
     type Err = String;
@@ -105,7 +150,8 @@ impl FromStr for StrategySpec {
         match name {
             "allreduce" if count.is_none() => Ok(Self::AllReduce),
             "ps-sync" if count.is_none() => Ok(Self::PsSync),
-            "allreduce" | "ps-sync" => Err(format!("{name} takes no number")),
+            "tensor" if count.is_none() => Ok(Self::Tensor),
+            "allreduce" | "ps-sync" | "tensor" => Err(format!("{name} takes no number")),
             "ps-async" => {
                 let parse = |text: &str| {
                     text.parse().map_err(|_| format!("`{text}` is not a number from 0 to {}", u64::MAX))
@@ -115,6 +161,16 @@ impl FromStr for StrategySpec {
             "model-average" => Ok(Self::ModelAverage { epochs: count.map(parse).transpose()? }),
             "local-sgd" => Ok(Self::LocalSgd { steps: needed("local-sgd:8")? }),
             "diloco" => Ok(Self::DiLoCo { steps: needed("diloco:50")? }),
+            "pipeline" => {
+                let stages = count.ok_or("it needs a number of stages, such as pipeline:4")?;
+                Ok(Self::Pipeline { stages: parse(stages)? })
+            }
+            "hybrid" => {
+                let shape = count.and_then(|shape| shape.split_once('x'));
+                let (pipelines, stages) =
+                    shape.ok_or("it needs the numbers of pipelines and stages, such as hybrid:2x3")?;
+                Ok(Self::Hybrid { pipelines: parse(pipelines)?, stages: parse(stages)? })
+            }
             _ => Err(NAMES.into()),
         }
     }
@@ -131,6 +187,9 @@ impl fmt::Display for StrategySpec {
             Self::PsSync => f.write_str("ps-sync"),
             Self::PsAsync { staleness: None } => f.write_str("ps-async"),
             Self::PsAsync { staleness: Some(max) } => write!(f, "ps-async:{max}"),
+            Self::Tensor => f.write_str("tensor"),
+            Self::Pipeline { stages } => write!(f, "pipeline:{stages}"),
+            Self::Hybrid { pipelines, stages } => write!(f, "hybrid:{pipelines}x{stages}"),
         }
     }
 }
@@ -150,6 +209,9 @@ mod tests {
             "ps-sync",
             "ps-async",
             "ps-async:0",
+            "tensor",
+            "pipeline:3",
+            "hybrid:2x3",
         ] {
             assert_eq!(text.parse::<StrategySpec>().unwrap().to_string(), text);
         }
@@ -164,6 +226,13 @@ mod tests {
             ("local-sgd:0", "`0` is not a number from 1"),
             ("local-sgd:-1", "`-1` is not a number"),
             ("model-average:", "`` is not a number"),
+            ("tensor:2", "tensor takes no number"),
+            ("pipeline", "such as pipeline:4"),
+            ("pipeline:0", "`0` is not a number from 1"),
+            ("hybrid", "such as hybrid:2x3"),
+            ("hybrid:4", "such as hybrid:2x3"),
+            ("hybrid:2x0", "`0` is not a number from 1"),
+            ("hybrid:x2", "`` is not a number from 1"),
             ("model-average:99999999999", "from 1 to 4294967295"),
         ] {
             let error = text.parse::<StrategySpec>().unwrap_err();

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::Trainer;
-use crate::group::Group;
+use crate::group::{Error, Group};
 use crate::train::checkpoint::{CheckpointWriter, TrainingState};
+use crate::train::early_stopping::Best;
 use crate::train::progress::Observer;
 use crate::train::rank_checks::check_all_succeeded;
 use crate::train::report::EpochRecord;
@@ -17,22 +18,31 @@ const PREVIOUS_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The end of a run waits at most this long for its last checkpoint.
 const LAST_WAIT_MAX: Duration = Duration::from_mins(10);
 
+/// What the ranks do next while rank 0 writes the last checkpoint, in increasing order of urgency.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NextOfSave {
+    /// Continue with the end of the run.
+    End,
+    /// Wait for the write.
+    Wait,
+    /// Write once more, because the write failed.
+    Retry,
+}
+
 impl Trainer<'_> {
     /// Starts to save a checkpoint after an epoch that is reported, after a stop signal, or at the end of a run.
     /// `is_recorded` says whether the last record in the history is that of the current parameters. Only rank 0
-    /// saves. A save that fails does not end the run: see [`finish_saving`](Self::finish_saving).
+    /// saves. A save that fails does not end the run: see [`finish_saving`](Self::finish_saving). All ranks must call
+    /// this function.
     pub(super) fn save(
         &mut self,
-        group: &Group,
+        group: &mut Group,
         is_recorded: bool,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        // The parameters are the same on all ranks, so all ranks return the same result.
-        if !self.state.parameters.iter().all(|value| value.is_finite()) {
-            let steps = self.state.position.steps_total;
-            let message = format!("a parameter is not finite after step {steps} on all ranks; lower --lr");
-            return Err(TrainError::Diverged(message));
-        }
+        self.check_finite(group)?;
+        self.is_save_due = false;
+        let collected = self.collect_state(group)?;
         let is_best = is_recorded && self.is_best_record();
         let Some(writer) = &mut self.writer else { return Ok(()) };
         // The other ranks wait for rank 0 in the next step, and this wait has a deadline.
@@ -41,23 +51,56 @@ impl Trainer<'_> {
         let notice = if writer.is_writing() {
             writer.skip(self.state.position.steps_total, Instant::now())
         } else {
-            self.begin_save(is_best)
+            self.begin_save(collected.as_ref(), is_best)
         };
         show(observer, notice);
         Ok(())
     }
 
+    /// Returns an error if a parameter of the model is not finite. All ranks return the same result.
+    fn check_finite(&self, group: &mut Group) -> Result<(), TrainError> {
+        let is_finite = self.state.parameters.iter().all(|value| value.is_finite());
+        let steps = self.state.position.steps_total;
+        let message = || format!("a parameter is not finite after step {steps} on all ranks; lower --lr");
+        let own = if is_finite { Ok(()) } else { Err(TrainError::Diverged(message())) };
+        // Ranks that hold the same parameters return the same result without a message.
+        if self.partition.is_whole() { own } else { check_all_succeeded(group, Phase::Training, own) }
+    }
+
+    /// Notes whether a save is due after the next step, if the ranks hold parts of the model. All ranks must know
+    /// this, because they send their parts to rank 0.
+    pub(super) fn plan_save(&mut self, observer: &mut dyn Observer) {
+        let next = self.state.position.steps_total + 1;
+        self.is_save_due |= !self.partition.is_whole() && self.can_save_now(next, observer);
+    }
+
     /// Saves a checkpoint within an epoch if one is due. If the previous write is still in progress, the save begins
-    /// after a later step.
-    pub(crate) fn save_if_due(&mut self, observer: &mut dyn Observer) {
+    /// after a later step. All ranks must call this function.
+    pub(crate) fn save_if_due(
+        &mut self,
+        group: &mut Group,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        if !self.partition.is_whole() {
+            if std::mem::take(&mut self.is_save_due) && !self.stopped {
+                let collected = self.collect_state(group)?;
+                let is_finite =
+                    |state: &TrainingState| state.parameters.iter().all(|value| value.is_finite());
+                if let Some(state) = collected.filter(is_finite) {
+                    show(observer, self.begin_save(Some(&state), false));
+                }
+            }
+            return Ok(());
+        }
         // If a parameter is not finite, the next test of the loss or of the parameters ends the run.
         if self.strategy.agreement() == Agreement::EveryStep
             && !self.stopped
             && self.can_save_now(self.state.position.steps_total, observer)
             && self.state.parameters.iter().all(|value| value.is_finite())
         {
-            show(observer, self.begin_save(false));
+            show(observer, self.begin_save(None, false));
         }
+        Ok(())
     }
 
     /// Returns whether a save within an epoch is due and no other write is in progress. `steps_total` is the number
@@ -69,7 +112,12 @@ impl Trainer<'_> {
     }
 
     /// Copies the state and starts to write the copy. Returns a line for the user if the write cannot start.
-    fn begin_save(&mut self, is_best: bool) -> Option<String> {
+    /// `collected` is the state of the whole model, if the ranks hold parts of the model.
+    fn begin_save(&mut self, collected: Option<&TrainingState>, is_best: bool) -> Option<String> {
+        let writer = self.writer.as_mut()?;
+        if let Some(state) = collected {
+            return writer.begin(state, is_best, Instant::now());
+        }
         self.state.optimizer = std::mem::take(&mut self.optimizer.state);
         self.state.strategy = self.strategy.state().into_iter().map(std::mem::take).collect();
         let begin = |writer: &mut CheckpointWriter, state: &TrainingState| {
@@ -102,34 +150,81 @@ impl Trainer<'_> {
         let interval = PREVIOUS_WAIT_MAX.min(group.timeout() / 4);
         let mut may_retry = true;
         loop {
-            let is_open =
-                self.continue_saving(interval, &mut may_retry, observer) && started.elapsed() < LAST_WAIT_MAX;
-            let mut open = [u64::from(is_open)];
+            let has_time = started.elapsed() < LAST_WAIT_MAX;
+            let mut next = [self.continue_saving(interval, has_time, may_retry, observer) as u64];
             if group.size() != WorldSize::ONE {
-                group.all_reduce(&mut open, ReduceOp::Max)?;
+                group.all_reduce(&mut next, ReduceOp::Max)?;
             }
-            if open == [0] {
+            if next == [NextOfSave::End as u64] {
                 break;
+            }
+            if next == [NextOfSave::Retry as u64] {
+                may_retry = false;
+                let collected = self.collect_state(group)?;
+                show(observer, self.begin_save(collected.as_ref(), false));
             }
         }
         let result = self.writer.as_mut().map_or(Ok(()), CheckpointWriter::take_error);
         check_all_succeeded(group, Phase::Storage, result.map_err(TrainError::from))
     }
 
-    /// Waits for the write that is in progress, at most for `timeout`. If the last save has failed and `may_retry` is true,
-    /// starts another save and sets `may_retry` to false. Returns whether a write is still in progress.
+    /// Waits for the write that is in progress, at most for `timeout`. Returns what the ranks do next.
     fn continue_saving(
         &mut self,
         timeout: Duration,
-        may_retry: &mut bool,
+        has_time: bool,
+        may_retry: bool,
         observer: &mut dyn Observer,
-    ) -> bool {
-        let Some(writer) = &mut self.writer else { return false };
+    ) -> NextOfSave {
+        let Some(writer) = &mut self.writer else { return NextOfSave::End };
         show(observer, writer.wait(timeout));
-        if !writer.is_writing() && writer.has_failed() && std::mem::take(may_retry) {
-            show(observer, self.begin_save(false));
+        match (writer.is_writing(), writer.has_failed()) {
+            _ if !has_time => NextOfSave::End,
+            (true, _) => NextOfSave::Wait,
+            (false, true) if may_retry => NextOfSave::Retry,
+            (false, _) => NextOfSave::End,
         }
-        self.writer.as_ref().is_some_and(CheckpointWriter::is_writing)
+    }
+
+    /// If the ranks hold parts of the model and save checkpoints, returns the state of the run with the vectors of
+    /// the whole model on rank 0. Otherwise, and on the other ranks, returns `None`. All ranks must call this
+    /// function.
+    fn collect_state(&self, group: &mut Group) -> Result<Option<TrainingState>, Error> {
+        let partition = &self.partition;
+        if partition.is_whole() || self.config.checkpoint.is_none() {
+            return Ok(None);
+        }
+        let parameters = partition.gather(group, &self.state.parameters)?;
+        let optimizer = self.optimizer.state.iter().map(|vector| partition.gather(group, vector));
+        let optimizer: Option<Vec<_>> = optimizer.collect::<Result<Vec<_>, _>>()?.into_iter().collect();
+        let best = match &self.state.best {
+            Some(best) => {
+                let parameters = partition.gather(group, &best.parameters)?;
+                parameters.map(|parameters| Best { record: best.record, parameters })
+            }
+            None => None,
+        };
+        let (Some(parameters), Some(optimizer)) = (parameters, optimizer) else { return Ok(None) };
+        Ok(Some(TrainingState {
+            position: self.state.position,
+            learning_rate: self.state.learning_rate,
+            parameters,
+            optimizer,
+            best,
+            strategy: Vec::new(),
+            done_ahead: Vec::new(),
+            history: self.state.history.clone(),
+        }))
+    }
+
+    /// Returns the parameters of the model. If each rank holds only a part, returns the whole model on rank 0, and
+    /// this rank's part on the other ranks. All ranks must call this function.
+    pub(crate) fn take_parameters(&mut self, group: &mut Group) -> Result<Vec<f32>, TrainError> {
+        let own = std::mem::take(&mut self.state.parameters);
+        if self.partition.is_whole() {
+            return Ok(own);
+        }
+        Ok(self.partition.gather(group, &own)?.unwrap_or(own))
     }
 
     /// Returns whether the last record in the history is better than all records before it.

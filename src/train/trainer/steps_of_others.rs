@@ -37,7 +37,7 @@ impl Trainer<'_> {
     /// Selects the best parameters at the end of a run, if the run keeps them.
     pub(crate) fn finish_steps_of_others(
         &mut self,
-        group: &Group,
+        group: &mut Group,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         if let (Some(best), false) = (&mut self.state.best, self.stopped) {

@@ -1,0 +1,31 @@
+//! The evaluation of some samples on one rank.
+
+use std::ops::Range;
+
+use ndarray::s;
+
+use super::data::{Samples, Standardizer};
+use super::model::{LossSums, Network, Workspace};
+
+/// All that a rank needs to evaluate samples.
+pub(crate) struct EvaluationWork<'a> {
+    pub(crate) network: &'a Network,
+    /// The parameters that this rank holds.
+    pub(crate) parameters: &'a [f32],
+    /// Memory for the whole model. Has no rows if the strategy divides the model.
+    pub(crate) workspace: &'a mut Workspace,
+    pub(crate) samples: &'a Samples,
+    pub(crate) standardizer: Option<&'a Standardizer>,
+    /// The indices of the samples to evaluate.
+    pub(crate) rows: Range<usize>,
+}
+
+impl EvaluationWork<'_> {
+    /// Evaluates the samples with the whole model.
+    pub(crate) fn evaluate(self) -> LossSums {
+        let Self { network, parameters, workspace, samples, standardizer, rows } = self;
+        let input = workspace.input.slice_mut(s![..rows.len(), ..]);
+        samples.features.gather(rows.clone(), standardizer, input);
+        network.evaluate(parameters, workspace, &samples.targets, rows)
+    }
+}

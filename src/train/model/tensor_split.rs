@@ -1,0 +1,203 @@
+//! Divides each fully connected layer of a model over ranks.
+//!
+//! The layers alternate between two kinds. A layer that is divided by its outputs has some rows of the weights on
+//! each rank: each rank needs the whole input, and computes a part of the outputs. A layer that is divided by its
+//! inputs has some columns of the weights on each rank: each rank needs a part of the inputs, and the sum of the
+//! results of all ranks is the output. So the output of a layer of the first kind is the input of one of the second
+//! kind, without communication in between. The last layer is of the second kind.
+//!
+//! Source: Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using model parallelism",
+//! 2019.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::dense::Dense;
+use super::layer::{Activation, Layer};
+use super::stage::{PlacedLayer, Stage};
+use crate::train::batches::part;
+use crate::types::{Rank, WorldSize};
+
+/// One or two layers of a rank's part of the model. The sum of the outputs of all ranks is the output of these
+/// layers, before the rectifier.
+pub(crate) struct TensorSegment {
+    pub(crate) stage: Stage,
+    /// The range of the segment's parameters in the vector of this rank.
+    pub(crate) parameters: Range<usize>,
+    /// The inputs that this rank reads.
+    pub(crate) inputs: Range<usize>,
+    /// What follows the sum.
+    pub(crate) activation: Activation,
+}
+
+/// The part of a layer on one rank.
+enum LayerPart {
+    /// The rows of the weights with these numbers, and the biases of the same outputs.
+    Outputs(Range<usize>),
+    /// The columns of the weights with these numbers, and on the first rank all biases.
+    Inputs(Range<usize>),
+}
+
+impl LayerPart {
+    fn new(layer: &DividedLayer<'_>, (rank, size): (Rank, WorldSize)) -> Self {
+        if layer.is_divided_by_inputs {
+            Self::Inputs(part(layer.dense.inputs, rank, size))
+        } else {
+            Self::Outputs(part(layer.dense.outputs, rank, size))
+        }
+    }
+}
+
+/// A layer of the whole model.
+struct DividedLayer<'a> {
+    dense: &'a Dense,
+    /// The index of its first parameter.
+    start: usize,
+    is_divided_by_inputs: bool,
+}
+
+/// Returns the fully connected layers of the model. The last layer, and every second layer before it, is divided by
+/// its inputs.
+fn divided_layers(stage: &Stage) -> impl Iterator<Item = DividedLayer<'_>> {
+    let count = stage.layers().len();
+    stage.layers().iter().enumerate().filter_map(move |(index, PlacedLayer { layer, range })| {
+        let is_divided_by_inputs = (count - index) % 2 == 1;
+        Some(DividedLayer { dense: layer.as_dense()?, start: range.start, is_divided_by_inputs })
+    })
+}
+
+/// Checks that all layers are fully connected, and that each rank gets a part of each layer.
+///
+/// # Errors
+///
+/// Returns a sentence that names the layer and says what to do.
+pub(crate) fn check_tensor_split(stage: &Stage, size: WorldSize) -> Result<(), String> {
+    if divided_layers(stage).count() < stage.layers().len() {
+        return Err("--strategy tensor divides fully connected layers only, but the model has layers of another kind; pass \
+                    --strategy pipeline, or use a model mlp:WIDTH,WIDTH,..."
+            .into());
+    }
+    for (index, layer) in divided_layers(stage).enumerate() {
+        let DividedLayer { dense, is_divided_by_inputs, .. } = layer;
+        let (width, what) =
+            if is_divided_by_inputs { (dense.inputs, "inputs") } else { (dense.outputs, "outputs") };
+        if width < size.as_usize() {
+            return Err(format!(
+                "--strategy tensor divides the {what} of layer {} over the {size} ranks of this job, but this layer has only \
+                 {width}; start fewer ranks, or use a model with wider layers",
+                index + 1
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the ranges of the model's parameters that a rank holds, in increasing order.
+pub(crate) fn tensor_ranges(stage: &Stage, place: (Rank, WorldSize)) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    let mut push = |range: Range<usize>| match ranges.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => ranges.push(range),
+    };
+    for layer in divided_layers(stage) {
+        let DividedLayer { dense, start, .. } = layer;
+        let biases = start + dense.weight_count();
+        match LayerPart::new(&layer, place) {
+            LayerPart::Outputs(rows) => {
+                push(start + rows.start * dense.inputs..start + rows.end * dense.inputs);
+                push(biases + rows.start..biases + rows.end);
+            }
+            LayerPart::Inputs(columns) => {
+                for row in (0..dense.outputs).map(|row| start + row * dense.inputs) {
+                    push(row + columns.start..row + columns.end);
+                }
+                if place.0 == Rank::ZERO {
+                    push(biases..biases + dense.outputs);
+                }
+            }
+        }
+    }
+    ranges
+}
+
+/// Returns the segments that a rank computes, from the first to the last.
+pub(crate) fn tensor_segments(stage: &Stage, place: (Rank, WorldSize)) -> Vec<TensorSegment> {
+    let mut segments: Vec<TensorSegment> = Vec::new();
+    let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
+    let mut inputs = 0..0;
+    let mut start = 0;
+    for layer in divided_layers(stage) {
+        let Dense { activation, weight_bound, .. } = *layer.dense;
+        match LayerPart::new(&layer, place) {
+            LayerPart::Outputs(rows) => {
+                inputs = 0..layer.dense.inputs;
+                layers.push(Arc::new(Dense { outputs: rows.len(), ..layer.dense.clone() }));
+            }
+            LayerPart::Inputs(columns) => {
+                if layers.is_empty() {
+                    inputs = columns.clone();
+                }
+                layers.push(Arc::new(Dense {
+                    inputs: columns.len(),
+                    outputs: layer.dense.outputs,
+                    activation: Activation::Identity,
+                    weight_bound,
+                    has_biases: place.0 == Rank::ZERO,
+                }));
+                let own = Stage::new(std::mem::take(&mut layers));
+                let parameters = start..start + own.parameter_count();
+                start = parameters.end;
+                let stage = if segments.is_empty() { own } else { own.with_input_derivative() };
+                segments.push(TensorSegment { stage, parameters, inputs: inputs.clone(), activation });
+            }
+        }
+    }
+    segments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::model::{Loss, Network};
+
+    fn stage(spec: &str) -> Stage {
+        Network::new(&spec.parse().unwrap(), 7, 3, Loss::CrossEntropy).unwrap().stage().clone()
+    }
+
+    /// Each parameter belongs to exactly one rank, and the segments of a rank have the parameters that it holds.
+    #[test]
+    fn the_parts_of_all_ranks_are_the_whole_model() {
+        for spec in ["softmax", "mlp:6", "mlp:6,5", "mlp:9,4,8"] {
+            let stage = stage(spec);
+            for size in (1..=4).filter_map(WorldSize::new) {
+                let mut holders = vec![0; stage.parameter_count()];
+                for rank in size.ranks() {
+                    let ranges = tensor_ranges(&stage, (rank, size));
+                    assert!(ranges.is_sorted_by(|first, second| first.end < second.start));
+                    ranges.iter().cloned().flatten().for_each(|index| holders[index] += 1);
+                    let held: usize = ranges.iter().map(Range::len).sum();
+                    let segments = tensor_segments(&stage, (rank, size));
+                    assert_eq!(segments.last().unwrap().parameters.end, held, "{spec} {rank} of {size}");
+                    assert_eq!(segments.len(), stage.layers().len().div_ceil(2));
+                }
+                assert!(holders.iter().all(|&count| count == 1), "{spec} on {size} ranks");
+            }
+        }
+    }
+
+    #[test]
+    fn layers_that_are_too_narrow_are_refused() {
+        for (spec, ranks, expected) in [
+            ("mlp:8", 8, None),
+            ("softmax", 8, Some("the inputs of layer 1 over the 8 ranks")),
+            ("mlp:4", 5, Some("the outputs of layer 1")),
+            ("mlp:8,4", 5, Some("the outputs of layer 2")),
+        ] {
+            let found = check_tensor_split(&stage(spec), WorldSize::new(ranks).unwrap());
+            match expected {
+                Some(expected) => assert!(found.unwrap_err().contains(expected), "{spec}"),
+                None => assert_eq!(found, Ok(())),
+            }
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! The step of the optimizer with strategies that divide the model: each rank updates the parameters that it holds.
+
+use super::{Replica, Totals};
+use crate::group::Error;
+use crate::train::clipping;
+use crate::train::partition::PartPlace;
+use crate::train::runtime::{Runtime, Values};
+use crate::types::Rank;
+
+/// Clips the gradients, takes a step, and returns the totals of all ranks. The norm for the clipping is that of the
+/// gradients of the whole model: the ranks sum the squares of their parts, and only the first replica of a part
+/// contributes.
+pub(super) fn take(
+    runtime: &mut dyn Runtime,
+    Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
+    place: PartPlace,
+    own: Totals,
+) -> Result<Totals, Error> {
+    if let Some(norm_max) = optimizer.clip_norm {
+        let counts = place.replica == Rank::ZERO;
+        let mut squares = [if counts { clipping::norm(gradients).powi(2) } else { 0.0 }];
+        runtime.sum(Values::Totals(&mut squares))?;
+        clipping::scale(gradients, squares[0].sqrt(), norm_max);
+    }
+    let mut totals = own.to_array().to_vec();
+    totals.push(own.save_flags);
+    let pending = runtime.start_totals(totals)?;
+    optimizer.begin();
+    optimizer.update(0..parameters.len(), parameters, gradients);
+    optimizer.finish(parameters);
+    let mut totals = pending.wait()?;
+    let save_flags = totals.pop().unwrap_or_default();
+    let mut sums = own.to_array();
+    sums.copy_from_slice(&totals);
+    Ok(Totals { save_flags, ..Totals::from_array(sums) })
+}

@@ -1,0 +1,289 @@
+//! Pipeline parallelism: each rank holds a stage, which is some consecutive layers of the model. With `hybrid`,
+//! several pipelines work side by side on different parts of each batch.
+//!
+//! A batch is divided into micro-batches. A stage receives the activations of a micro-batch from the previous stage,
+//! computes its layers, and sends its own activations to the next stage. In the backward pass, derivatives go the
+//! other way. The stages compute different micro-batches at the same time, in the order of [`passes`]. The gradients
+//! of the micro-batches are added, and with `hybrid` the replicas of a stage sum their gradients. So a step is the
+//! same as in a single process, except for rounding:
+//!
+//! `p -= update(1/B * (g_1 + ... + g_m))`
+//!
+//! Here B is the number of samples of the batch, and `g_i` is the sum of the gradients of the samples of micro-batch
+//! i.
+//!
+//! Sources: Narayanan et al., "`PipeDream`: generalized pipeline parallelism for DNN training", SOSP 2019 (the
+//! schedule 1F1B); Huang et al., "`GPipe`", `NeurIPS` 2019 (synchronous steps); Narayanan et al., "Efficient
+//! large-scale language model training on GPU clusters using Megatron-LM", SC 2021 (both together).
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+
+use ndarray::s;
+
+use super::pipeline_schedule::{Pass, divide_layers, passes};
+use super::stage_messages::{FreeBuffers, Inbox, Outbox};
+use super::{Agreement, Replica, Strategy, StrategySpec, Totals, divided_step, to_rows};
+use crate::codec::Compression;
+use crate::group::Error;
+use crate::train::data::{Samples, Standardizer};
+use crate::train::evaluation_work::EvaluationWork;
+use crate::train::gradient_work::{GradientWork, micro_batch_rows};
+use crate::train::model::{EarlierGradients, Loss, LossSums, Mode, Network, Stage, Workspace};
+use crate::train::partition::PartPlace;
+use crate::train::runtime::{Runtime, Values};
+use crate::types::{Rank, WorldSize};
+
+/// The tag of the messages that carry activations.
+const ACTIVATIONS: u32 = 1;
+/// The tag of the messages that carry derivatives.
+const DERIVATIVES: u32 = 2;
+
+/// Returns the layers of each stage and the number of replicas of each stage, for `pipeline` and `hybrid` on `size`
+/// ranks.
+///
+/// # Errors
+///
+/// Returns a sentence that says what to do, if the strategy needs another number of ranks or more layers.
+pub(crate) fn pipeline_stages(
+    strategy: StrategySpec,
+    model: &Stage,
+    size: WorldSize,
+) -> Result<(Vec<Range<usize>>, WorldSize), String> {
+    let (replicas, stages) = strategy.pipeline_shape().unwrap_or((size.get(), 1));
+    let blocks = model.blocks();
+    let layers = blocks.len();
+    if stages as usize > layers {
+        return Err(format!(
+            "--strategy {strategy} has {stages} stages, but the model has only {layers} layers with parameters, and each stage \
+             needs at least one; use fewer stages or a model with more layers"
+        ));
+    }
+    let needed = u64::from(replicas) * u64::from(stages);
+    let replicas = WorldSize::new(replicas).filter(|_| needed == u64::from(size.get())).ok_or_else(|| {
+        format!("--strategy {strategy} needs {needed} ranks, but this job has {size}; start the job with ringrun -n {needed}")
+    })?;
+    let costs: Vec<u64> = blocks.iter().map(|layers| model.cost(layers.clone())).collect();
+    let layers = |range: Range<usize>| blocks[range.start].start..blocks[range.end - 1].end;
+    Ok((divide_layers(&costs, stages as usize).into_iter().map(layers).collect(), replicas))
+}
+
+/// The strategies `pipeline` and `hybrid`, on one rank.
+pub(crate) struct Pipeline {
+    stage: Stage,
+    place: PartPlace,
+    stages: usize,
+    micro_batches: NonZeroU32,
+    /// A workspace for each micro-batch that can be in progress on this stage.
+    workspaces: Vec<Option<Workspace>>,
+    buffers: FreeBuffers,
+    /// The ranks that hold the same stage, if there are several.
+    replicas: Option<Box<dyn Runtime>>,
+    /// The format in which replicas send gradients.
+    compression: Compression,
+}
+
+/// What a stage needs to process samples.
+#[derive(Clone, Copy)]
+struct StageTask<'a> {
+    loss: &'a Loss,
+    parameters: &'a [f32],
+    samples: &'a Samples,
+    standardizer: Option<&'a Standardizer>,
+}
+
+/// The messages of a stage in one step.
+struct StageExchange {
+    /// The activations of the previous stage. `None` on the first stage, which reads the features of the samples.
+    activations: Option<Inbox>,
+    /// The derivatives that the next stage computes. `None` on the last stage, which computes the loss.
+    derivatives: Option<Inbox>,
+    sent: Outbox,
+}
+
+impl Pipeline {
+    /// Creates the strategy of a rank that holds the part `place` of the model. `replicas` has the ranks with the
+    /// same part.
+    pub(crate) fn new(
+        (network, stages): (&Network, &[Range<usize>]),
+        place: PartPlace,
+        micro_batches: NonZeroU32,
+        (replicas, compression): (Option<Box<dyn Runtime>>, Compression),
+    ) -> Self {
+        Self {
+            stage: network.stage().select(stages[place.part].clone()),
+            place,
+            stages: stages.len(),
+            micro_batches,
+            workspaces: (place.part..stages.len()).map(|_| None).collect(),
+            buffers: FreeBuffers::default(),
+            replicas,
+            compression,
+        }
+    }
+
+    /// Returns the rank with the previous stage. Returns `None` on the first stage.
+    fn previous(&self) -> Option<Rank> {
+        self.place.part.checked_sub(1).map(|part| self.place.rank_with_part(part))
+    }
+
+    /// Returns the rank with the next stage. Returns `None` on the last stage.
+    fn next(&self) -> Option<Rank> {
+        let part = self.place.part + 1;
+        (part < self.stages).then(|| self.place.rank_with_part(part))
+    }
+
+    /// Prepares the messages for these micro-batches.
+    fn exchange(&self, micro_batches: &[&[u32]]) -> StageExchange {
+        let (inputs, outputs) = self.stage.widths();
+        let inbox = |from: Option<Rank>, tag, width: usize| {
+            from.map(|from| Inbox::new(from, tag, micro_batches.iter().map(|rows| rows.len() * width)))
+        };
+        StageExchange {
+            activations: inbox(self.previous(), ACTIVATIONS, inputs),
+            derivatives: inbox(self.next(), DERIVATIVES, outputs),
+            sent: Outbox::default(),
+        }
+    }
+
+    /// Computes the activations of a micro-batch of the samples `indices`, and sends them to the next stage.
+    fn forward(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        exchange: &mut StageExchange,
+        (task, mode): (StageTask<'_>, Mode<'_>),
+        (slot, indices): (usize, &[u32]),
+    ) -> Result<(), Error> {
+        let (rows, next) = (indices.len(), self.next());
+        let workspace = fitting(&self.stage, &mut self.workspaces[slot], rows);
+        let input = workspace.input.slice_mut(s![..rows, ..]);
+        match &mut exchange.activations {
+            Some(inbox) => inbox.receive(runtime, &mut self.buffers, input)?,
+            None => task.samples.features.gather(to_rows(indices), task.standardizer, input),
+        }
+        self.stage.forward(task.parameters, workspace, rows, mode);
+        if let Some(next) = next {
+            let to = (next, ACTIVATIONS);
+            exchange.sent.send(runtime, &mut self.buffers, &workspace.output(rows), to)?;
+        }
+        Ok(())
+    }
+
+    /// Computes the gradient of a micro-batch, whose activations are in the workspace `slot`, and sends the
+    /// derivative with respect to the input to the previous stage. `weight` is the weight of each sample. Returns the
+    /// loss on the last stage, and 0 on the other stages.
+    fn backward(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        exchange: &mut StageExchange,
+        (task, weight): (StageTask<'_>, f32),
+        gradients: (&mut [f32], EarlierGradients),
+        (slot, indices): (usize, &[u32]),
+    ) -> Result<LossSums, Error> {
+        let (rows, previous) = (indices.len(), self.previous());
+        let workspace = fitting(&self.stage, &mut self.workspaces[slot], rows);
+        let mut sums = LossSums::default();
+        if let Some(inbox) = &mut exchange.derivatives {
+            inbox.receive(runtime, &mut self.buffers, workspace.output_delta_mut(rows))?;
+        } else {
+            let targets = &task.samples.targets;
+            sums = task.loss.evaluate(&workspace.output(rows), targets, to_rows(indices));
+            workspace.copy_output_to_delta(rows);
+            let output = workspace.output_delta_mut(rows);
+            task.loss.differentiate(output, targets, to_rows(indices), weight);
+        }
+        let no_ranges = (usize::MAX, |_, _: &mut [f32]| {});
+        self.stage.backward(task.parameters, gradients, workspace, rows, no_ranges);
+        if let Some(previous) = previous {
+            let to = (previous, DERIVATIVES);
+            exchange.sent.send(runtime, &mut self.buffers, &workspace.input_delta_mut(rows).view(), to)?;
+        }
+        Ok(sums)
+    }
+}
+
+/// Returns the workspace in `slot`, with memory for at least `rows` samples.
+fn fitting<'a>(stage: &Stage, slot: &'a mut Option<Workspace>, rows: usize) -> &'a mut Workspace {
+    let workspace = slot.take().filter(|workspace| workspace.input.nrows() >= rows);
+    slot.insert(workspace.unwrap_or_else(|| stage.workspace(rows)))
+}
+
+impl Strategy for Pipeline {
+    fn agreement(&self) -> Agreement {
+        Agreement::EveryStep
+    }
+
+    fn local_gradient(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        work: GradientWork<'_>,
+    ) -> Result<LossSums, Error> {
+        let GradientWork { network, parameters, gradients, train, standardizer, samples, .. } = work;
+        let micro_batches: Vec<&[u32]> =
+            samples.chunks(micro_batch_rows(samples.len(), self.micro_batches)).collect();
+        if micro_batches.is_empty() {
+            gradients.fill(0.0);
+        }
+        let task = StageTask { loss: network.loss(), parameters, samples: train, standardizer };
+        let weight = 1.0 / work.batch_len as f32;
+        let mut exchange = self.exchange(&micro_batches);
+        let mut total = LossSums::default();
+        let slots = self.workspaces.len();
+        for pass in passes(self.place.part, self.stages, micro_batches.len()) {
+            match pass {
+                Pass::Forward(number) => {
+                    let micro_batch = (number % slots, micro_batches[number]);
+                    let mode = Mode::Training(work.step, micro_batches[number]);
+                    self.forward(runtime, &mut exchange, (task, mode), micro_batch)?;
+                }
+                Pass::Backward(number) => {
+                    let micro_batch = (number % slots, micro_batches[number]);
+                    let earlier =
+                        if number == 0 { EarlierGradients::Replace } else { EarlierGradients::Keep };
+                    let gradients = (&mut *gradients, earlier);
+                    total.add(self.backward(
+                        runtime,
+                        &mut exchange,
+                        (task, weight),
+                        gradients,
+                        micro_batch,
+                    )?);
+                }
+            }
+        }
+        exchange.sent.finish(&mut self.buffers)?;
+        Ok(total)
+    }
+
+    fn after_gradient(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        replica: &mut Replica<'_>,
+        own: Totals,
+    ) -> Result<Option<Totals>, Error> {
+        if let Some(replicas) = &mut self.replicas {
+            replicas.sum(Values::Vector(replica.gradients, self.compression))?;
+        }
+        divided_step::take(runtime, replica, self.place, own).map(Some)
+    }
+
+    fn evaluate(&mut self, runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {
+        let EvaluationWork { network, parameters, samples, standardizer, rows, .. } = work;
+        let indices: Vec<u32> = rows.map(|row| row as u32).collect();
+        let micro_batches: Vec<&[u32]> =
+            indices.chunks(micro_batch_rows(indices.len(), self.micro_batches)).collect();
+        let task = StageTask { loss: network.loss(), parameters, samples, standardizer };
+        let mut exchange = self.exchange(&micro_batches);
+        exchange.derivatives = None;
+        let mut total = LossSums::default();
+        for indices in micro_batches {
+            self.forward(runtime, &mut exchange, (task, Mode::Evaluation), (0, indices))?;
+            if let (None, Some(workspace)) = (self.next(), &self.workspaces[0]) {
+                let output = workspace.output(indices.len());
+                total.add(task.loss.evaluate(&output, &samples.targets, to_rows(indices)));
+            }
+        }
+        exchange.sent.finish(&mut self.buffers)?;
+        Ok(total)
+    }
+}

@@ -1,0 +1,90 @@
+//! The messages between neighbouring stages of a pipeline: activations go to the next stage, and derivatives to the
+//! previous one.
+
+use std::collections::VecDeque;
+
+use ndarray::{ArrayView2, ArrayViewMut2};
+
+use crate::group::Error;
+use crate::train::runtime::{PendingReceive, PendingSend, Runtime};
+use crate::types::Rank;
+
+/// The number of messages that a stage is ready to receive at any time: one message arrives while the stage uses
+/// another.
+const RECEIVES_AT_ONCE: usize = 2;
+
+/// The buffers of messages that are no longer in progress.
+#[derive(Default)]
+pub(super) struct FreeBuffers(Vec<Vec<f32>>);
+
+impl FreeBuffers {
+    /// Returns a buffer of `len` elements. Their values are unspecified.
+    fn take(&mut self, len: usize) -> Vec<f32> {
+        let mut buffer = self.0.pop().unwrap_or_default();
+        buffer.resize(len, 0.0);
+        buffer
+    }
+}
+
+/// The messages that a stage receives from a neighbour in one step, in their order.
+pub(super) struct Inbox {
+    from: Rank,
+    tag: u32,
+    /// The lengths of the messages that the stage is not yet ready to receive.
+    lens: VecDeque<usize>,
+    pending: VecDeque<PendingReceive>,
+}
+
+impl Inbox {
+    /// Prepares to receive messages of these lengths.
+    pub(super) fn new(from: Rank, tag: u32, lens: impl Iterator<Item = usize>) -> Self {
+        Self { from, tag, lens: lens.collect(), pending: VecDeque::new() }
+    }
+
+    /// Waits for the next message and copies it to `target`, which must be as long as the message.
+    pub(super) fn receive(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        buffers: &mut FreeBuffers,
+        mut target: ArrayViewMut2<'_, f32>,
+    ) -> Result<(), Error> {
+        while self.pending.len() < RECEIVES_AT_ONCE
+            && let Some(len) = self.lens.pop_front()
+        {
+            self.pending.push_back(runtime.start_receive(buffers.take(len), self.from, self.tag)?);
+        }
+        let next = self.pending.pop_front().expect("the stage expects one message for each of its calls");
+        let values = next.wait()?;
+        target.iter_mut().zip(&values).for_each(|(to, &from)| *to = from);
+        buffers.0.push(values);
+        Ok(())
+    }
+}
+
+/// The messages that a stage has sent in one step.
+#[derive(Default)]
+pub(super) struct Outbox(Vec<PendingSend>);
+
+impl Outbox {
+    /// Starts to send `values`.
+    pub(super) fn send(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        buffers: &mut FreeBuffers,
+        values: &ArrayView2<'_, f32>,
+        (to, tag): (Rank, u32),
+    ) -> Result<(), Error> {
+        let mut buffer = buffers.take(values.len());
+        buffer.iter_mut().zip(values).for_each(|(to, &from)| *to = from);
+        self.0.push(runtime.start_send(buffer, to, tag)?);
+        Ok(())
+    }
+
+    /// Waits until all messages have left this rank.
+    pub(super) fn finish(self, buffers: &mut FreeBuffers) -> Result<(), Error> {
+        for send in self.0 {
+            buffers.0.push(send.wait()?);
+        }
+        Ok(())
+    }
+}

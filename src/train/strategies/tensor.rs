@@ -1,0 +1,187 @@
+//! Tensor parallelism: each rank holds a part of each layer, and all ranks compute each batch together.
+//!
+//! A layer that is divided by its outputs computes `y_i = f(x W_i' + b_i)` on rank i, and the next layer, which is
+//! divided by its inputs, computes `z_i = y_i V_i'`. The ranks then sum their results, so the output is `z = z_1 +
+//! ... + z_n + c`, where c are the biases, which the first rank adds. In the backward pass, the ranks sum the
+//! derivatives with respect to x. So a step is the same as in a single process, except for rounding. Source: Shoeybi
+//! et al., "Megatron-LM: training multi-billion parameter language models using model parallelism", 2019.
+
+use ndarray::{Array2, s};
+
+use super::{Agreement, Replica, Strategy, Totals, divided_step, to_rows};
+use crate::codec::Compression;
+use crate::group::Error;
+use crate::train::data::{Samples, Standardizer};
+use crate::train::evaluation_work::EvaluationWork;
+use crate::train::gradient_work::{GradientWork, micro_batch_rows};
+use crate::train::model::{
+    EarlierGradients, Loss, LossSums, Mode, Network, TensorSegment, Workspace, tensor_segments,
+};
+use crate::train::partition::PartPlace;
+use crate::train::runtime::{Runtime, Values};
+use crate::types::{Rank, WorldSize};
+
+/// The number of samples whose features are read at once.
+const ROWS_READ: usize = 64;
+
+/// The strategy `tensor`, on one rank.
+pub(crate) struct TensorParallel {
+    segments: Vec<TensorSegment>,
+    /// A workspace for each segment. Empty before the first batch.
+    workspaces: Vec<Workspace>,
+    /// All features of a few samples.
+    features: Array2<f32>,
+    place: PartPlace,
+}
+
+/// What the ranks need to process samples.
+#[derive(Clone, Copy)]
+struct TensorTask<'a> {
+    loss: &'a Loss,
+    parameters: &'a [f32],
+    samples: &'a Samples,
+    standardizer: Option<&'a Standardizer>,
+}
+
+impl TensorParallel {
+    /// Creates the strategy of a rank that holds the part `place` of the model.
+    pub(crate) fn new(network: &Network, place: PartPlace, (rank, size): (Rank, WorldSize)) -> Self {
+        let segments = tensor_segments(network.stage(), (rank, size));
+        let features = Array2::zeros((ROWS_READ, network.stage().widths().0));
+        Self { segments, workspaces: Vec::new(), features, place }
+    }
+
+    /// Computes the outputs of the model for the samples `indices`. All ranks get the same bits.
+    fn forward(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        (task, mode): (TensorTask<'_>, Mode<'_>),
+        indices: &[u32],
+    ) -> Result<(), Error> {
+        let rows = indices.len();
+        if self.workspaces.first().is_none_or(|workspace| workspace.input.nrows() < rows) {
+            self.workspaces = self.segments.iter().map(|segment| segment.stage.workspace(rows)).collect();
+        }
+        self.read_features(task, indices);
+        for (number, segment) in self.segments.iter().enumerate() {
+            let (before, from) = self.workspaces.split_at_mut(number);
+            let workspace = &mut from[0];
+            if let (Some(previous), Some(last)) = (number.checked_sub(1), before.last()) {
+                let mut input = workspace.input.slice_mut(s![..rows, ..]);
+                input.assign(&last.output(rows));
+                let values = input.as_slice_mut().expect("the first rows of an array are contiguous");
+                self.segments[previous].activation.apply(values);
+            }
+            segment.stage.forward(&task.parameters[segment.parameters.clone()], workspace, rows, mode);
+            let mut output = workspace.output_mut(rows);
+            let output = output.as_slice_mut().expect("the first rows of an array are contiguous");
+            runtime.sum(Values::Vector(output, Compression::None))?;
+        }
+        Ok(())
+    }
+
+    /// Writes the features that this rank needs to the input of the first segment.
+    fn read_features(&mut self, task: TensorTask<'_>, indices: &[u32]) {
+        let columns = self.segments[0].inputs.clone();
+        for (number, indices) in indices.chunks(ROWS_READ).enumerate() {
+            let start = number * ROWS_READ;
+            let mut features = self.features.slice_mut(s![..indices.len(), ..]);
+            task.samples.features.gather(to_rows(indices), task.standardizer, features.view_mut());
+            let mut input = self.workspaces[0].input.slice_mut(s![start..start + indices.len(), ..]);
+            input.assign(&features.slice(s![.., columns.clone()]));
+        }
+    }
+
+    /// Returns the results for the samples of the last forward pass on the first rank, and 0 on the other ranks.
+    fn evaluate_outputs(&self, task: TensorTask<'_>, indices: &[u32]) -> LossSums {
+        match self.workspaces.last() {
+            Some(workspace) if self.place.part == 0 => {
+                let output = workspace.output(indices.len());
+                task.loss.evaluate(&output, &task.samples.targets, to_rows(indices))
+            }
+            _ => LossSums::default(),
+        }
+    }
+
+    /// Computes the gradient of this rank's parameters for the samples of the last forward pass. `weight` is the
+    /// weight of each sample.
+    fn backward(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        (task, weight): (TensorTask<'_>, f32),
+        (gradients, earlier): (&mut [f32], EarlierGradients),
+        indices: &[u32],
+    ) -> Result<(), Error> {
+        let rows = indices.len();
+        for (number, segment) in self.segments.iter().enumerate().rev() {
+            let (before, after) = self.workspaces.split_at_mut(number + 1);
+            let workspace = &mut before[number];
+            if let Some(next) = after.first_mut() {
+                let mut delta = next.input_delta_mut(rows);
+                let values = delta.as_slice_mut().expect("the first rows of an array are contiguous");
+                runtime.sum(Values::Vector(values, Compression::None))?;
+                let mut output_delta = workspace.output_delta_mut(rows);
+                output_delta.assign(&delta);
+                let values = output_delta.as_slice_mut().expect("the first rows of an array are contiguous");
+                let output = next.input.slice(s![..rows, ..]);
+                let output = output.as_slice().expect("the first rows of an array are contiguous");
+                segment.activation.differentiate(values, output);
+            } else {
+                workspace.copy_output_to_delta(rows);
+                let output = workspace.output_delta_mut(rows);
+                task.loss.differentiate(output, &task.samples.targets, to_rows(indices), weight);
+            }
+            let own = segment.parameters.clone();
+            let gradients = (&mut gradients[own.clone()], earlier);
+            let no_ranges = (usize::MAX, |_, _: &mut [f32]| {});
+            segment.stage.backward(&task.parameters[own], gradients, workspace, rows, no_ranges);
+        }
+        Ok(())
+    }
+}
+
+impl Strategy for TensorParallel {
+    fn agreement(&self) -> Agreement {
+        Agreement::EveryStep
+    }
+
+    fn local_gradient(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        work: GradientWork<'_>,
+    ) -> Result<LossSums, Error> {
+        let task = TensorTask {
+            loss: work.network.loss(),
+            parameters: work.parameters,
+            samples: work.train,
+            standardizer: work.standardizer,
+        };
+        let weight = 1.0 / work.batch_len as f32;
+        let mut total = LossSums::default();
+        let mut earlier = EarlierGradients::Replace;
+        for indices in work.samples.chunks(micro_batch_rows(work.samples.len(), work.micro_batches)) {
+            self.forward(runtime, (task, Mode::Training(work.step, indices)), indices)?;
+            total.add(self.evaluate_outputs(task, indices));
+            self.backward(runtime, (task, weight), (work.gradients, earlier), indices)?;
+            earlier = EarlierGradients::Keep;
+        }
+        Ok(total)
+    }
+
+    fn after_gradient(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        replica: &mut Replica<'_>,
+        own: Totals,
+    ) -> Result<Option<Totals>, Error> {
+        divided_step::take(runtime, replica, self.place, own).map(Some)
+    }
+
+    fn evaluate(&mut self, runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {
+        let EvaluationWork { network, parameters, samples, standardizer, rows, .. } = work;
+        let task = TensorTask { loss: network.loss(), parameters, samples, standardizer };
+        let indices: Vec<u32> = rows.map(|row| row as u32).collect();
+        self.forward(runtime, (task, Mode::Evaluation), &indices)?;
+        Ok(self.evaluate_outputs(task, &indices))
+    }
+}
