@@ -24,7 +24,7 @@ pub(crate) struct GradientWork<'a> {
     pub(crate) batch_len: usize,
     /// The number of micro-batches into which `samples` are divided.
     pub(crate) micro_batches: NonZeroU32,
-    /// What decides on the random numbers of the step.
+    /// The seed and the number of the step.
     pub(crate) step: StepSeed,
 }
 

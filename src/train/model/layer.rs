@@ -78,8 +78,8 @@ pub(crate) enum Mode<'a> {
     Training(StepSeed, &'a [u32]),
 }
 
-/// What decides on the random numbers of a training step, together with the index of each sample. So the random
-/// numbers do not depend on the number of ranks.
+/// The seed and the number of a training step. The random numbers that the step draws for a sample depend only on these
+/// numbers and on the index of the sample. So they do not depend on the number of ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StepSeed {
     /// The seed of the run.

@@ -37,9 +37,9 @@ pub struct TrainingBatch<'a> {
     pub samples: &'a [u32],
     /// The factor of the sum of the losses.
     pub weight: f32,
-    /// What decides on the random numbers of the step.
+    /// The seed and the number of the step.
     pub step: StepSeed,
-    /// Whether the gradient is added to earlier gradients.
+    /// Whether the gradient replaces the earlier gradients or is added to them.
     pub earlier: EarlierGradients,
 }
 

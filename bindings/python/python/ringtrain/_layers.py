@@ -86,8 +86,8 @@ class MaxPooling:
 
 
 def create_layers(model: str, features: int, image: Shape | None, outputs: int) -> list[Layer]:
-    """Returns the layers of `model`, for samples of `features` features, which are images of the shape `image` (channels,
-    height, width), or `None`."""
+    """Returns the layers of `model`, without their parameters. `features` is the number of features of a sample. If the samples
+    are images, `image` is their shape (channels, height, width). `outputs` is the number of outputs of the last layer."""
     layers: list[Layer] = []
     number = 0
 
