@@ -5,11 +5,13 @@ mod checkpoint_args;
 mod commands;
 mod help;
 mod optimizer_args;
+mod output_args;
 mod pipeline_args;
 mod recipe_args;
 mod server_args;
 mod table_args;
 
+use std::env;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
@@ -18,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
+use rustix::fs::{FileType, fstat};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use self::args::TrainArgs;
@@ -25,6 +28,7 @@ use super::group_args;
 use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::group::Algorithms;
+use crate::launch::STATUS_COLUMNS;
 use crate::train::{
     self, Console, Observer, ParameterServerError, Phase, ProgressDisplay, RefusalReason, Silent, TrainError,
 };
@@ -101,6 +105,7 @@ fn train(args: TrainArgs) -> Result<(), ProgramFailure> {
         // With these algorithms, two runs with the same options produce bitwise equal parameters.
         join_args.algorithm = Algorithms::reproducible();
     }
+    let console_options = args.output.console_options(progress_display());
     let config = make_config(args)?;
     let mut group = join_args
         .join()
@@ -110,8 +115,7 @@ fn train(args: TrainArgs) -> Result<(), ProgramFailure> {
         message: format!("cannot listen for signals: {error}"),
     })?;
     let rank = group.rank();
-    let display = if io::stderr().is_terminal() { ProgressDisplay::Bar } else { ProgressDisplay::Lines };
-    let mut console = Console::new(display, io::stdout());
+    let mut console = Console::new(console_options, io::stdout());
     if rank == Rank::ZERO && group.size() > WorldSize::ONE {
         console.notice(&join_args.describe(&group));
     }
@@ -131,6 +135,21 @@ fn train(args: TrainArgs) -> Result<(), ProgramFailure> {
             message: format!("training is complete, but standard output could not be written: {error}"),
         }),
     }
+}
+
+/// Returns the progress bar that standard error can show: a bar on a terminal, or a bar that ringrun shows on its terminal.
+fn progress_display() -> ProgressDisplay {
+    let stderr = io::stderr();
+    if stderr.is_terminal() {
+        return ProgressDisplay::Bar;
+    }
+    let columns =
+        env::var(STATUS_COLUMNS).ok().and_then(|text| text.parse().ok()).filter(|&columns| columns > 0);
+    // A program on rank 0 may have redirected standard error to a file.
+    let is_pipe = fstat(&stderr).is_ok_and(|status| FileType::from_raw_mode(status.st_mode).is_fifo());
+    columns
+        .filter(|_| is_pipe)
+        .map_or(ProgressDisplay::None, |columns| ProgressDisplay::RelayedBar { columns })
 }
 
 /// Returns a flag that SIGTERM and SIGINT set. A second signal ends the process at once.

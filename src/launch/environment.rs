@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::status_line::STATUS_COLUMNS;
 use crate::types::{Rank, WorldSize};
 
 /// The prefix of variables that only ringrun may set. `-x` refuses these variables.
@@ -33,10 +34,13 @@ pub struct JobVariables {
     pub processors: usize,
     /// The value of `OMP_NUM_THREADS`; `None` if the user has set this variable.
     pub threads: Option<usize>,
+    /// The width in characters of the status line in which rank 0 can show its progress; `None` if there is no status line.
+    pub status_columns: Option<u16>,
 }
 
 /// Returns the variables of one rank, beginning with the variables of ringtrain.
 pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
+    let status_columns = common.status_columns.filter(|_| rank == Rank::ZERO);
     let rank = rank.to_string();
     let size = common.world.to_string();
     let host = common.rendezvous.ip().to_string();
@@ -84,6 +88,7 @@ pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
         .chain(horovod)
         .chain(open_mpi)
         .chain(threads)
+        .chain(status_columns.map(|columns| (STATUS_COLUMNS, columns.to_string())))
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
 }
@@ -102,7 +107,17 @@ mod tests {
             start_timeout: Duration::from_millis(1500),
             processors: 8,
             threads,
+            status_columns: Some(70),
         }
+    }
+
+    #[test]
+    fn only_rank_0_can_show_its_progress() {
+        let find = |rank| {
+            let variables = environment(Rank::new(rank), &job_variables(None));
+            variables.into_iter().find(|(name, _)| name == STATUS_COLUMNS).map(|(_, value)| value)
+        };
+        assert_eq!((find(0).as_deref(), find(1)), (Some("70"), None));
     }
 
     #[test]

@@ -33,7 +33,9 @@ use super::output::{Output, OutputEvent, OutputSummary, stdout_incomplete_messag
 use super::output_files::OutputFiles;
 use super::rank_processes::RankProcesses;
 use super::signals::Signals;
+use super::status_line::{self, STATUS_COLUMNS};
 use super::supervisor::{Supervisor, SupervisorAction};
+use super::terminal_writer::bar_columns;
 use super::topology::{self, Processor};
 use super::watchdog::Watchdog;
 use super::{Binding, LaunchError, LaunchPlan, Verbosity, shim};
@@ -87,6 +89,10 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         processors: bindings.exclusive_processors,
         threads: (plan.world.get() > 1 && env::var_os("OMP_NUM_THREADS").is_none())
             .then_some(bindings.threads),
+        // The files of --output-dir hold every byte, so a progress bar would fill them.
+        status_columns: status_line::terminal_columns()
+            .filter(|_| plan.output_dir.is_none())
+            .map(|columns| bar_columns(columns, plan.output_format)),
     };
     job.print_limits(&server.address());
     for rank in plan.world.ranks() {
@@ -95,6 +101,8 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
             job.output.note(&format!("rank {rank} {}", describe_binding(processors)));
         }
         let mut command = shim::command(&program, &plan.arguments, processors);
+        // If ringrun itself runs on rank 0 of another job, it has inherited this variable.
+        command.env_remove(STATUS_COLUMNS);
         command.current_dir(&directory).envs(environment(rank, &common)).envs(&variables);
         let started = job.ranks.start(command);
         let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;

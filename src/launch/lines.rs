@@ -3,6 +3,8 @@
 
 use std::collections::VecDeque;
 
+use super::status_line::replaced_bytes;
+
 /// The maximal length in bytes of a line that is printed in one piece. Longer lines are printed in pieces, so that a rank
 /// that never ends its line cannot exhaust the memory.
 pub(super) const LINE_BYTES_MAX: usize = 16 << 20;
@@ -45,6 +47,12 @@ impl LineSplitter {
     /// Returns the length of the unfinished line in bytes.
     pub(super) fn unfinished_bytes(&self) -> usize {
         self.pending.len()
+    }
+
+    /// Removes the text that a later text has replaced from the unfinished line. Returns the rest of this line.
+    pub(super) fn unfinished_after_replacements(&mut self) -> &[u8] {
+        self.pending.drain(..replaced_bytes(&self.pending));
+        &self.pending
     }
 
     /// Like `push`, but splits lines longer than `limit` bytes.

@@ -28,7 +28,9 @@ mod processes;
 mod rank_processes;
 mod shim;
 mod signals;
+mod status_line;
 mod supervisor;
+mod terminal_writer;
 mod topology;
 mod watchdog;
 
@@ -42,6 +44,7 @@ pub use command::Program;
 pub use environment::{JobVariables, OWN_PREFIX, environment};
 pub use outcome::{JobOutcome, RankEnd};
 pub use shim::SHIM;
+pub use status_line::STATUS_COLUMNS;
 pub use watchdog::WATCHDOG;
 
 use crate::exit::Exit;

@@ -5,7 +5,7 @@
 //! ranks block once their pipes are full. The thread that supervises the job never blocks on output.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read as _, Write};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -14,13 +14,14 @@ use std::time::{Duration, Instant};
 
 use mio::unix::pipe;
 use mio::{Events, Interest, Poll, Token, Waker};
-use rustix::io::Errno;
 
 use super::OutputFormat;
 use super::lines::{LINE_BYTES_MAX, LINE_BYTES_MIN, LastLines, LineEnd, LineSplitter, UNFINISHED_BYTES_MAX};
 use super::outcome::EPIPE;
 use super::output_files::OutputFiles;
 use super::rank_processes::RankStreams;
+use super::status_line::final_text;
+use super::terminal_writer::TerminalWriter;
 use crate::types::{Rank, WorldSize};
 
 /// The maximal number of bytes in one read from a rank's pipe: the default capacity of a pipe.
@@ -33,9 +34,6 @@ const DRAIN_SILENCE: Duration = Duration::from_secs(1);
 /// The maximal number of bytes that are read from one pipe after all ranks have ended. By default, Linux allows an
 /// ordinary user no pipe with a larger capacity.
 const DRAIN_BYTES_MAX: usize = 1024 * 1024;
-
-/// The pause before the next attempt to write to a full non-blocking output.
-const FULL_PAUSE: Duration = Duration::from_millis(5);
 
 const WAKE_TOKEN: Token = Token(usize::MAX);
 
@@ -186,6 +184,8 @@ struct RankPipe {
     pipe: Option<pipe::Receiver>,
     splitter: LineSplitter,
     file: Option<File>,
+    /// Whether ringrun shows the unfinished line of this pipe as its status line.
+    has_status: bool,
     /// Whether a line of this pipe was too long and was printed in pieces. ringrun prints a message only for the
     /// first line that it cuts.
     has_cut_a_line: bool,
@@ -286,13 +286,14 @@ impl OutputReader {
             let text = format!("ringrun: cannot read {} of rank {rank}: {error}\n", stream.name());
             self.sink.write(OutputStream::Stderr, text.as_bytes());
         }
-        let splitter = LineSplitter::default();
+        let is_progress_stream = rank == Rank::ZERO && stream == OutputStream::Stderr;
         let source = RankPipe {
             rank,
             stream,
             pipe: Some(pipe),
-            splitter,
+            splitter: LineSplitter::default(),
             file,
+            has_status: is_progress_stream && self.sink.shows_status(),
             has_cut_a_line: false,
             readable: false,
             drain_bytes: DRAIN_BYTES_MAX,
@@ -330,9 +331,14 @@ impl OutputReader {
                 let mut cuts_a_line = false;
                 source.splitter.push_limited(bytes, limit, |line, end| {
                     cuts_a_line |= end == LineEnd::Open;
+                    let Some(line) = remaining_text(line, source.has_status) else { return };
                     tail.push(line);
                     sink.format(&mut text, source.rank, source.stream, line, end);
                 });
+                if source.has_status {
+                    let unfinished = source.splitter.unfinished_after_replacements();
+                    sink.set_status(source.rank, unfinished);
+                }
                 if cuts_a_line && !std::mem::replace(&mut source.has_cut_a_line, true) {
                     let (rank, stream, limit) = (source.rank, source.stream.name(), LINE_BYTES_MAX >> 20);
                     let text = format!(
@@ -364,9 +370,13 @@ impl OutputReader {
     fn close_pipe(&mut self, index: usize) {
         let source = &mut self.pipes[index];
         (source.pipe, source.file, source.readable) = (None, None, false);
-        let (sink, tail) = (&self.sink, &mut self.tails[source.rank.index()]);
+        let (sink, tail) = (&mut self.sink, &mut self.tails[source.rank.index()]);
+        if source.has_status {
+            sink.set_status(source.rank, b"");
+        }
         let mut text = Vec::new();
         source.splitter.finish(|line, end| {
+            let Some(line) = remaining_text(line, source.has_status) else { return };
             tail.push(line);
             sink.format(&mut text, source.rank, source.stream, line, end);
         });
@@ -395,84 +405,14 @@ impl OutputReader {
     }
 }
 
-/// Writes to ringrun's own standard output and standard error.
-struct TerminalWriter {
-    output_format: OutputFormat,
-    /// The `errno` of the first failed write to standard output. After that failure, nothing is written to this stream.
-    stdout: Result<(), i32>,
-    /// The `errno` of the first failed write to standard error. After that failure, nothing is written to this stream.
-    stderr: Result<(), i32>,
-}
-
-impl TerminalWriter {
-    fn new(output_format: OutputFormat) -> Self {
-        Self { output_format, stdout: Ok(()), stderr: Ok(()) }
-    }
-
-    /// Appends a line of a rank to `text` in the output format.
-    fn format(&self, text: &mut Vec<u8>, rank: Rank, stream: OutputStream, line: &[u8], end: LineEnd) {
-        if self.output_format == OutputFormat::Tagged {
-            text.extend_from_slice(format!("[{rank}]<{}>:", stream.name()).as_bytes());
-        }
-        text.extend_from_slice(line);
-        // Untagged output is unchanged, byte for byte. Tagged output always ends with a newline, even after an unfinished
-        // line.
-        if end == LineEnd::Newline || self.output_format == OutputFormat::Tagged {
-            text.push(b'\n');
-        }
-    }
-
-    fn write(&mut self, stream: OutputStream, text: &[u8]) {
-        match stream {
-            OutputStream::Stdout if self.stdout.is_ok() => {
-                self.stdout = write_all(&mut io::stdout().lock(), text);
-            }
-            OutputStream::Stderr if self.stderr.is_ok() => {
-                self.stderr = write_all(&mut io::stderr().lock(), text);
-            }
-            _ => {}
-        }
-    }
+/// Returns the text of a line that ringrun prints. On a pipe with a status line, this is the text that no later text has
+/// replaced, if any is visible.
+fn remaining_text(line: &[u8], has_status: bool) -> Option<&[u8]> {
+    if has_status { final_text(line) } else { Some(line) }
 }
 
 /// Returns the message that ringrun prints at the end of a job if standard output could not be written and the job was not
 /// stopped.
 pub(super) fn stdout_incomplete_message(errno: i32) -> String {
     format!("standard output is not complete: {}", io::Error::from_raw_os_error(errno))
-}
-
-/// Writes all of `text`. The error is an `errno`. If another program has made the terminal or pipe non-blocking, this
-/// function waits while the terminal or pipe is full.
-fn write_all(out: &mut impl Write, mut text: &[u8]) -> Result<(), i32> {
-    loop {
-        let result = if text.is_empty() { out.flush().map(|()| 0) } else { out.write(text) };
-        match result {
-            Ok(0) if text.is_empty() => return Ok(()),
-            Ok(0) => return Err(Errno::IO.raw_os_error()),
-            Ok(count) => text = &text[count..],
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(FULL_PAUSE),
-            Err(error) => return Err(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_are_formatted_with_and_without_tags() {
-        for (terminal, end, expected) in [
-            (OutputFormat::Tagged, LineEnd::Newline, "[3]<stderr>:hello\n"),
-            (OutputFormat::Tagged, LineEnd::Open, "[3]<stderr>:hello\n"),
-            (OutputFormat::Raw, LineEnd::Newline, "hello\n"),
-            (OutputFormat::Raw, LineEnd::Open, "hello"),
-        ] {
-            let mut text = Vec::new();
-            let sink = TerminalWriter::new(terminal);
-            sink.format(&mut text, Rank::new(3), OutputStream::Stderr, b"hello", end);
-            assert_eq!(text, expected.as_bytes());
-        }
-    }
 }

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use super::checkpoint::Checkpoint;
+use super::curve_files::CurveFiles;
 use super::data::{DataSource, TableOptions, Task};
 use super::divided_model_options;
 use super::model::ModelSpec;
@@ -73,6 +74,8 @@ pub struct Config {
     pub checkpoint: Option<Checkpoint>,
     /// The path at which rank 0 writes its report. `None` writes no report.
     pub report: Option<PathBuf>,
+    /// The files with the curves of the run.
+    pub curves: CurveFiles,
     /// The path at which rank 0 writes the model file. `None` writes no model file.
     pub model_file: Option<PathBuf>,
 }

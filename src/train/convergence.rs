@@ -34,17 +34,8 @@ mod tests {
     use super::*;
 
     fn history(loss: impl Fn(f64) -> f64) -> Vec<EpochRecord> {
-        let record = |epoch: u64| EpochRecord {
-            epoch,
-            train_loss: loss(epoch as f64),
-            test_loss: None,
-            test_accuracy: None,
-            test_r2: None,
-            test_rmse: None,
-            validation_loss: None,
-            samples_per_second: 1.0,
-            seconds: 1.0,
-        };
+        let record =
+            |epoch: u64| EpochRecord { epoch, train_loss: loss(epoch as f64), ..EpochRecord::default() };
         (1..=40).map(record).collect()
     }
 

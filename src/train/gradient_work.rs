@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use ndarray::s;
 
@@ -26,6 +27,8 @@ pub(crate) struct GradientWork<'a> {
     pub(crate) micro_batches: NonZeroU32,
     /// The seed and the number of the step.
     pub(crate) step: StepSeed,
+    /// The time for gathering the features of the samples is added here.
+    pub(crate) data_time: &'a mut Duration,
 }
 
 /// Returns the number of samples in the longest of `micro_batches` micro-batches of `len` samples: at least 1.
@@ -41,7 +44,18 @@ impl GradientWork<'_> {
         weight: f32,
         (range_elements, mut on_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) -> LossSums {
-        let Self { network, parameters, gradients, workspace, train, standardizer, samples, step, .. } = self;
+        let Self {
+            network,
+            parameters,
+            gradients,
+            workspace,
+            train,
+            standardizer,
+            samples,
+            step,
+            data_time,
+            ..
+        } = self;
         let rows = micro_batch_rows(samples.len(), self.micro_batches);
         let mut total = LossSums::default();
         // Without samples, one empty micro-batch sets the gradient to 0.
@@ -50,7 +64,9 @@ impl GradientWork<'_> {
             let is_last = end == samples.len();
             let indices = samples[start..end].iter().map(|&sample| sample as usize);
             let input = workspace.input.slice_mut(s![..end - start, ..]);
+            let gathering = Instant::now();
             train.features.gather(indices, standardizer, input);
+            *data_time += gathering.elapsed();
             let earlier = if start == 0 { EarlierGradients::Replace } else { EarlierGradients::Keep };
             let on_range = |range: Range<usize>, gradients: &mut [f32]| {
                 if is_last {
@@ -109,6 +125,7 @@ mod tests {
                     batch_len: 10,
                     micro_batches,
                     step: StepSeed::default(),
+                    data_time: &mut Duration::default(),
                 };
                 let sums = work.differentiate(0.1, (11, |range, _: &mut [f32]| ranges.push(range)));
                 (gradients, sums, ranges)

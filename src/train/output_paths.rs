@@ -7,8 +7,10 @@ use super::checkpoint;
 use super::class_weights::ClassWeights;
 use super::config::Config;
 use super::data::DataSource;
+use super::tensorboard::TensorBoard;
 
-/// Checks that the report, the model file, the checkpoint and the files that the run reads are different files.
+/// Checks that the report, the model file, the checkpoint, the files with curves and the files that the run reads are
+/// different files.
 ///
 /// # Errors
 ///
@@ -36,6 +38,14 @@ pub(super) fn check(config: &Config) -> Result<(), String> {
     }
     config.report.iter().for_each(|path| add("--report", path));
     config.model_file.iter().for_each(|path| add("--save-model", path));
+    config.curves.plot.iter().for_each(|path| add("--plot", path));
+    // Checkpoints and the new files of --tensorboard may be in the same directory.
+    let checkpoint = config.checkpoint.as_ref().map(|checkpoint| resolve(&checkpoint.directory));
+    if let Some(TensorBoard { directory, .. }) = &config.curves.tensorboard
+        && checkpoint != Some(resolve(directory))
+    {
+        add("--tensorboard", directory);
+    }
     let resolved: Vec<PathBuf> = files.iter().map(|(_, path)| resolve(path)).collect();
     for (index, (option, path)) in files.iter().enumerate().skip(read) {
         if let Some(other) = (0..index).find(|&other| resolved[other] == resolved[index] && is_replaced(path))

@@ -3,9 +3,11 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::step_times::StepTimes;
+
 /// The results of an epoch. Metrics that do not apply are `None` (`null` in JSON). If the data set is small, only
 /// every N-th epoch has a record, for a number N that depends on the run.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct EpochRecord {
     /// The epoch, counted from 1.
     pub epoch: u64,
@@ -26,10 +28,14 @@ pub struct EpochRecord {
     pub samples_per_second: f64,
     /// The duration in seconds of the steps since the last record, without testing and saving.
     pub seconds: f64,
+    /// How long the parts of rank 0's steps took since the last record. `None` with a parameter server, because rank 0 is then a
+    /// server, and in records of earlier versions.
+    #[serde(default)]
+    pub step_times: Option<StepTimes>,
 }
 
 /// The results of a run, as `--report` writes them. Metrics that do not apply are `None` (`null` in JSON).
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// The number of ranks.
     pub world_size: u32,
@@ -97,6 +103,8 @@ pub struct Report {
     pub communication_seconds: f64,
     /// The time in seconds in which rank 0 only waited for a collective and computed nothing.
     pub exposed_communication_seconds: f64,
+    /// How long the parts of rank 0's steps took, in the steps that this process took. `None` with a parameter server.
+    pub step_times: Option<StepTimes>,
     /// The number of bytes that rank 0 sent.
     pub bytes_sent: u64,
     /// [`parameters_hash`] of the final parameters.

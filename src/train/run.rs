@@ -10,13 +10,15 @@ use super::data::Samples;
 use super::early_stopping::{Best, BestRecord};
 use super::optimizer::Rule;
 use super::partition::ModelPartition;
+use super::plot::draw_curves;
 use super::progress::Observer;
 use super::rank_checks::{check_all_succeeded, find_first_difference, short_digest};
 use super::report::{Report, parameters_hash};
 use super::setup::{Setup, TrainingSettings};
 use super::strategies::StrategySpec;
+use super::tensorboard::{EventRecorder, TensorBoard};
 use super::trainer::{Metrics, Trainer};
-use super::{Phase, TrainError, atomic_file, convergence, curvature, model_file, server_run};
+use super::{Phase, TrainError, atomic_file, convergence, curvature, model_file, server_run, tensorboard};
 use crate::group::{Group, Statistics};
 use crate::types::Rank;
 
@@ -57,6 +59,14 @@ pub fn run(
     let partition =
         ModelPartition::new(config.strategy, &setup.network, place).map_err(TrainError::Options)?;
     let state = starting_state(group, config, (&setup, &partition), observer)?;
+    let mut recorder;
+    let observer: &mut dyn Observer = match &config.curves.tensorboard {
+        Some(options) if group.rank() == Rank::ZERO => {
+            recorder = EventRecorder::new(observer, options);
+            &mut recorder
+        }
+        _ => observer,
+    };
     observer.notice(&opening_line(group, config, &setup, state.learning_rate));
     if !partition.is_whole() {
         observer.notice(&partition.describe());
@@ -99,10 +109,7 @@ pub(super) fn conclude(
     }
     let mut report = create_report(group, (config, setup), (trainer, hash), (train, test), (started, before));
     complete(&mut report);
-    let written = match &config.report {
-        Some(path) if group.rank() == Rank::ZERO => write_report(path, &report),
-        _ => Ok(()),
-    };
+    let written = if group.rank() == Rank::ZERO { write_results(config, setup, &report) } else { Ok(()) };
     check_all_succeeded(group, Phase::Storage, written.map_err(TrainError::from))?;
     if let Some(path) = &config.model_file {
         save_model(group, (path, config), setup, &report, &parameters)?;
@@ -112,8 +119,8 @@ pub(super) fn conclude(
     Ok(Summary { report, parameters })
 }
 
-/// The size in bytes that is assumed for a report before the run. Most reports are smaller.
-const REPORT_BYTES_ASSUMED: u64 = 1 << 16;
+/// The size in bytes that is assumed for a report, and for a picture of the curves, before the run. Most are smaller.
+const RESULT_BYTES_ASSUMED: u64 = 1 << 16;
 /// A run fails if its training loss is more than this many times the loss of the best constant prediction.
 const DIVERGED_RATIO: f64 = 10.0;
 
@@ -141,7 +148,7 @@ fn check_against_constant(
     if train.loss > DIVERGED_RATIO * constant {
         return Err(TrainError::Diverged(message));
     }
-    observer.notice(&format!("warning: {message}"));
+    observer.warning(&message);
     Ok(())
 }
 
@@ -226,6 +233,7 @@ fn create_report(
         seconds: started.elapsed().as_secs_f64(),
         communication_seconds: communication.as_secs_f64(),
         exposed_communication_seconds: exposed.as_secs_f64(),
+        step_times: trainer.step_times,
         bytes_sent: after.bytes_sent - before.bytes_sent,
         parameters_hash,
         history: state.history.clone(),
@@ -382,13 +390,20 @@ fn broadcast_state(
     Ok(())
 }
 
-/// Checks that the report, the model file and checkpoints can be written, so that a run does not fail at the end of its first
-/// epoch. Returns the state of the checkpoint from which the run resumes.
+/// Checks that the report, the curves, the model file and checkpoints can be written, so that a run does not fail at the end of
+/// its first epoch. Returns the state of the checkpoint from which the run resumes.
 fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingState>, TrainError> {
     config.check_paths().map_err(TrainError::Options)?;
-    if let Some(path) = &config.report {
-        atomic_file::check_space(path, REPORT_BYTES_ASSUMED)
-            .map_err(|error| CheckpointError::io("write the report", path, error))?;
+    for (path, what) in [(&config.report, WRITE_REPORT), (&config.curves.plot, WRITE_PLOT)] {
+        if let Some(path) = path {
+            atomic_file::check_space(path, RESULT_BYTES_ASSUMED)
+                .map_err(|error| CheckpointError::io(what, path, error))?;
+        }
+    }
+    if let Some(TensorBoard { directory, .. }) = &config.curves.tensorboard {
+        tensorboard::check_before_training(directory).map_err(|error| {
+            CheckpointError::io("write to the directory of --tensorboard", directory, error)
+        })?;
     }
     if let Some(path) = &config.model_file {
         model_file::check_before_training(path, config, setup)?;
@@ -426,9 +441,22 @@ fn save_model(
     check_all_succeeded(group, Phase::Storage, saved.map_err(TrainError::from))
 }
 
-fn write_report(path: &Path, report: &Report) -> Result<(), CheckpointError> {
-    let mut text = serde_json::to_string_pretty(report).expect("strings and numbers are valid JSON");
-    text.push('\n');
-    atomic_file::write(path, text.as_bytes())
-        .map_err(|error| CheckpointError::io("write the report", path, error))
+/// What failed, in the message of a [`CheckpointError`].
+const WRITE_REPORT: &str = "write the report";
+const WRITE_PLOT: &str = "write the picture of --plot";
+
+/// Writes the report and the picture of the curves.
+fn write_results(config: &Config, setup: &Setup, report: &Report) -> Result<(), CheckpointError> {
+    if let Some(path) = &config.report {
+        let mut text = serde_json::to_string_pretty(report).expect("strings and numbers are valid JSON");
+        text.push('\n');
+        atomic_file::write(path, text.as_bytes())
+            .map_err(|error| CheckpointError::io(WRITE_REPORT, path, error))?;
+    }
+    if let Some(path) = &config.curves.plot {
+        let picture = draw_curves(report, setup.dataset.task());
+        atomic_file::write(path, picture.as_bytes())
+            .map_err(|error| CheckpointError::io(WRITE_PLOT, path, error))?;
+    }
+    Ok(())
 }

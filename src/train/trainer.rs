@@ -1,27 +1,29 @@
 //! The step loop of a training run.
 
+mod evaluation;
 mod saving;
 mod steps_of_others;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+pub(crate) use self::evaluation::Metrics;
 use super::TrainError;
 use super::batches::{Batches, part};
 use super::checkpoint::{CheckpointWriter, Position, TrainingState};
 use super::config::Config;
 use super::convergence;
-use super::data::{Samples, Targets, Task};
+use super::data::Task;
 use super::early_stopping::Best;
-use super::evaluation_work::EvaluationWork;
 use super::gradient_work::{GradientWork, micro_batch_rows};
 use super::model::{StepSeed, Workspace};
 use super::optimizer::Optimizer;
 use super::partition::ModelPartition;
-use super::progress::Observer;
+use super::progress::{CompletedStep, Observer};
 use super::rank_checks::ReplicaHash;
 use super::report::EpochRecord;
-use super::setup::{Setup, total_sum_of_squares};
+use super::setup::Setup;
+use super::step_times::{StepTimer, StepTimes};
 use super::strategies::{self, Agreement, Replica, Strategy, Totals};
 use crate::group::Group;
 use crate::types::{Rank, ReduceOp, WorldSize};
@@ -64,17 +66,10 @@ pub(crate) struct Trainer<'a> {
     pub(crate) step_seconds: f64,
     /// The number of samples that all ranks together processed in the steps that this process took.
     pub(crate) step_samples: u64,
-}
-
-/// The results of evaluating a set of samples.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Metrics {
-    /// The mean loss.
-    pub(crate) loss: f64,
-    /// The fraction of correct predictions, from 0 to 1; `None` for regression.
-    pub(crate) accuracy: Option<f64>,
-    /// The coefficient of determination (R²); `None` for classification, and if all targets are the same.
-    pub(crate) r2: Option<f64>,
+    /// Measures the steps since the last record.
+    timer: StepTimer,
+    /// How long the parts of all steps took. `None` if other ranks take the steps.
+    pub(crate) step_times: Option<StepTimes>,
 }
 
 impl<'a> Trainer<'a> {
@@ -137,6 +132,8 @@ impl<'a> Trainer<'a> {
             local_loss: 0.0,
             step_seconds: 0.0,
             step_samples: 0,
+            timer: StepTimer::start(group),
+            step_times: None,
         })
     }
 
@@ -228,28 +225,12 @@ impl<'a> Trainer<'a> {
             steps_between(epoch - first).saturating_add(step),
             steps_between(last - first),
         );
-        let started = Instant::now();
+        self.timer = StepTimer::start(group);
+        let steps_before = self.state.position.steps_total;
         let mut samples = 0;
         while self.state.position.epoch < last && !self.stopped {
             let Position { epoch, step, .. } = self.state.position;
-            let batches = Batches::new(self.config.seed, epoch, train.len(), settings.batch_size);
-            for index in step as usize..batches.count() {
-                let batch = batches.batch(index);
-                let place = self.partition.place();
-                let own = &batch[part(batch.len(), place.replica, place.replicas)];
-                observer.batch_started(epoch, index as u64, own);
-                self.plan_save(observer);
-                let loss = self.step(group, own, batch.len())?;
-                samples += batch.len() as u64;
-                observer.step_taken(loss, samples as f64 / started.elapsed().as_secs_f64());
-                if self.stopped {
-                    break;
-                }
-                // The position after the last step of an epoch is valid only when the next epoch has begun.
-                if self.state.position.step < steps {
-                    self.save_if_due(group, observer)?;
-                }
-            }
+            samples += self.take_steps(group, (epoch, step), observer)?;
             let is_complete = self.state.position.step >= steps;
             if is_complete {
                 let (strategy, mut replica) = self.strategy_and_replica();
@@ -269,8 +250,9 @@ impl<'a> Trainer<'a> {
                 }
             }
         }
-        let seconds = started.elapsed().as_secs_f64();
-        self.step_seconds += seconds;
+        let times = self.timer.finish(group, self.state.position.steps_total - steps_before);
+        self.step_times.get_or_insert_default().add(&times);
+        self.step_seconds += times.seconds();
         self.step_samples += samples;
         // Compare now, because the parameters are tested and saved before the next step.
         if let Some(replica) = self.unchecked.take().or_else(|| self.replica_hash()) {
@@ -278,7 +260,7 @@ impl<'a> Trainer<'a> {
         }
         let recorded = self.state.position.epoch == last;
         if recorded {
-            let record = self.test_epoch(group, samples, seconds)?;
+            let record = self.test_epoch(group, samples, (times.seconds(), Some(times)))?;
             self.state.history.push(record);
             self.validate(group)?;
         }
@@ -286,13 +268,51 @@ impl<'a> Trainer<'a> {
         self.save(group, recorded, observer)
     }
 
+    /// Takes the steps of an epoch from step `first` on, until the epoch ends or the run is stopped. Saves checkpoints that
+    /// become due. Returns the number of samples that all ranks together processed.
+    fn take_steps(
+        &mut self,
+        group: &mut Group,
+        (epoch, first): (u64, u64),
+        observer: &mut dyn Observer,
+    ) -> Result<u64, TrainError> {
+        let shuffling = Instant::now();
+        let batch_size = self.setup.settings.batch_size;
+        let batches = Batches::new(self.config.seed, epoch, self.setup.dataset.train.len(), batch_size);
+        self.timer.add_data(shuffling);
+        let mut samples = 0;
+        for index in first as usize..batches.count() {
+            let batch = batches.batch(index);
+            let place = self.partition.place();
+            let own = &batch[part(batch.len(), place.replica, place.replicas)];
+            observer.batch_started(epoch, index as u64, own);
+            self.plan_save(observer);
+            let loss = self.step(group, own, batch.len())?;
+            samples += batch.len() as u64;
+            observer.step_taken(&CompletedStep {
+                steps_total: self.state.position.steps_total,
+                loss,
+                learning_rate: self.optimizer.learning_rate,
+                samples: batch.len() as u64,
+            });
+            if self.stopped {
+                break;
+            }
+            // The position after the last step of an epoch is valid only when the next epoch has begun.
+            if index + 1 < batches.count() {
+                self.save_if_due(group, observer)?;
+            }
+        }
+        Ok(samples)
+    }
+
     /// Tests the model and returns the record of the epochs since the last record. In these epochs, the ranks processed `samples`
-    /// samples in `seconds` seconds.
+    /// samples in `seconds` seconds. `step_times` are the times of this rank's steps.
     fn test_epoch(
         &mut self,
         group: &mut Group,
         samples: u64,
-        seconds: f64,
+        (seconds, step_times): (f64, Option<StepTimes>),
     ) -> Result<EpochRecord, TrainError> {
         let dataset = &self.setup.dataset;
         let test = self.evaluate(group, &dataset.test)?;
@@ -306,6 +326,7 @@ impl<'a> Trainer<'a> {
             validation_loss: None,
             samples_per_second: samples as f64 / seconds.max(f64::MIN_POSITIVE),
             seconds,
+            step_times,
         })
     }
 
@@ -347,6 +368,7 @@ impl<'a> Trainer<'a> {
             batch_len,
             micro_batches: self.config.micro_batches,
             step: StepSeed { seed: self.config.seed, step: self.state.position.steps_total },
+            data_time: &mut self.timer.data,
         };
         let outcome = self.strategy.local_gradient(group, work)?;
         if !outcome.loss.is_finite() {
@@ -424,61 +446,5 @@ impl<'a> Trainer<'a> {
         // message.
         let _ = group.abort(&message);
         TrainError::Diverged(message)
-    }
-
-    /// Evaluates the model on `samples`. Each replica of the model evaluates a part of the samples. Returns `None` if
-    /// there are no samples, or if a rank has received a stop signal, which ends the evaluation after the current
-    /// block.
-    pub(crate) fn evaluate(
-        &mut self,
-        group: &mut Group,
-        samples: &Samples,
-    ) -> Result<Option<Metrics>, TrainError> {
-        let place = self.partition.place();
-        let local_rows = part(samples.len(), place.replica, place.replicas);
-        // All ranks evaluate the same number of blocks as rank 0, whose part is the longest. So the last block of another rank
-        // may be empty.
-        let longest = part(samples.len(), Rank::ZERO, place.replicas).len();
-        let block = self.evaluation_rows;
-        let mut sums = [0.0; 3];
-        for index in 0..longest.div_ceil(block) {
-            if self.stopped {
-                return Ok(None);
-            }
-            let start = local_rows.end.min(local_rows.start + index * block);
-            let rows = start..local_rows.end.min(start + block);
-            let work = EvaluationWork {
-                network: &self.setup.network,
-                parameters: &self.state.parameters,
-                workspace: &mut self.workspace,
-                samples,
-                standardizer: self.setup.standardizer.as_ref(),
-                rows,
-            };
-            let outcome = self.strategy.evaluate(group, work)?;
-            let mut block_sums = [outcome.loss, outcome.correct as f64, self.stop_flag()];
-            group.all_reduce(&mut block_sums, ReduceOp::Sum)?;
-            sums.iter_mut().zip(block_sums).for_each(|(sum, value)| *sum += value);
-            self.stopped = sums[2] > 0.0;
-        }
-        if self.stopped || samples.is_empty() {
-            return Ok(None);
-        }
-        let [loss, correct, _] = sums;
-        if !loss.is_finite() {
-            // All ranks hold the same sum, so all ranks return this error.
-            let steps = self.state.position.steps_total;
-            let rate = self.learning_rate();
-            let message =
-                format!("the loss is {loss} after step {steps} on all ranks; lower --lr (now {rate})");
-            return Err(TrainError::Diverged(message));
-        }
-        let count = samples.len() as f64;
-        let total = total_sum_of_squares(samples);
-        Ok(Some(Metrics {
-            loss: loss / count,
-            accuracy: matches!(samples.targets, Targets::Classes(_)).then_some(correct / count),
-            r2: (total > 0.0).then(|| 1.0 - loss / total),
-        }))
     }
 }

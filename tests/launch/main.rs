@@ -10,6 +10,7 @@ mod faulty_network;
 mod killed_ranks;
 mod mpi4py;
 mod output;
+mod progress;
 mod shared_memory;
 mod tolerated_failures;
 #[path = "../util/mod.rs"]

@@ -15,7 +15,8 @@ use ringtrain::Group;
 use ringtrain::train::data::{DataSource, Task};
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    Checkpoint, Config, EpochRecord, Existing, Observer, StrategySpec, Summary, TrainError, run,
+    Checkpoint, CompletedStep, Config, EpochRecord, Existing, Observer, StrategySpec, Summary, TrainError,
+    run,
 };
 
 use super::library::{config, train};
@@ -84,7 +85,7 @@ impl Observer for Recorder<'_> {
         let known = self.samples.insert((epoch, batch), samples.to_owned());
         assert_eq!(known, None, "batch {batch} of epoch {epoch} was started twice");
     }
-    fn step_taken(&mut self, _: f64, _: f64) {
+    fn step_taken(&mut self, _: &CompletedStep) {
         self.steps += 1;
         (self.after_step)(self.steps);
     }

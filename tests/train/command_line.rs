@@ -19,9 +19,17 @@ fn a_training_run_writes_a_report_and_prints_the_hash_of_its_parameters() {
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let keys = "world_size model dataset epochs train_loss test_loss test_accuracy test_r2 train_r2 \
                 samples_per_second seconds communication_seconds exposed_communication_seconds \
-                bucket_bytes bytes_sent parameters_hash history";
+                bucket_bytes bytes_sent parameters_hash history step_times";
     for key in keys.split_whitespace() {
         assert!(report.get(key).is_some(), "{key}");
+    }
+    let times = &report["step_times"];
+    assert_eq!(times["steps"], report["steps"]);
+    for part in ["compute_seconds", "data_seconds"] {
+        assert!(times[part].as_f64().unwrap() > 0.0, "{times}");
+        let of_epochs: f64 =
+            (0..2).map(|epoch| report["history"][epoch]["step_times"][part].as_f64().unwrap()).sum();
+        assert!((times[part].as_f64().unwrap() - of_epochs).abs() < 1e-9, "{report}");
     }
     assert_eq!(report["history"].as_array().unwrap().len(), 2);
     assert!(report["test_r2"].is_null());
@@ -75,6 +83,9 @@ fn a_run_does_not_write_a_file_over_another_file_of_the_run() {
         ("--data a.csv --target y --report link", "which --data of this run uses"),
         ("--data x.npy,a.csv --report a.csv", "which --data of this run uses"),
         ("--class-weights a.csv --save-model a.csv", "which --class-weights of this run uses"),
+        ("--plot p.svg --report p.svg", "--plot would replace p.svg, which --report"),
+        ("--tensorboard r --report r", "--tensorboard would replace r, which --report"),
+        ("--plot curves.png", "pass a name that ends in .svg"),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_ringtrain"))
             .args(line.split(' '))
@@ -96,6 +107,56 @@ fn help_lists_defaults_and_exit_codes() {
     let help = text(&output.stdout);
     for expected in ["Exit codes", "Examples", "--compression", "mlp:128", "SIGTERM"] {
         assert!(help.contains(expected), "{expected}");
+    }
+}
+
+#[test]
+fn the_output_can_be_reduced_and_extended() {
+    let output = ringtrain(&["--epochs", "1", "--quiet"]);
+    assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+    let output = ringtrain(&["--epochs", "1", "--batch-size", "300", "--log-interval", "2"]);
+    let lines: Vec<&str> = text(&output.stdout).lines().filter(|line| line.contains(", step ")).collect();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert!(
+        lines[0].starts_with("epoch 1/1, step 2/5: loss 2.") && lines[0].contains(", lr 0.001, "),
+        "{lines:?}"
+    );
+    assert!(lines[2].starts_with("epoch 1/1: train loss") && lines[2].contains(", step "), "{lines:?}");
+    for (arguments, expected) in [
+        (&["--quiet", "--log-interval", "2"][..], "--log-interval has no effect"),
+        (&["--log-interval", "0"], "'--log-interval <STEPS>'"),
+    ] {
+        let output = ringtrain(arguments);
+        assert!(output.status.code() == Some(2) && text(&output.stderr).contains(expected), "{output:?}");
+    }
+}
+
+#[test]
+fn curves_are_drawn_and_recorded_also_after_a_resumption() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().to_str().unwrap();
+    let plot = format!("{place}/curves.svg");
+    for (epochs, points) in [("2", 2), ("3", 3)] {
+        let output = ringtrain(
+            &[
+                &["--model", "softmax", "--epochs", epochs, "--checkpoint", place, "--resume"][..],
+                // The directory of the checkpoint may be the directory for TensorBoard.
+                &["--plot", &plot, "--tensorboard", place],
+            ]
+            .concat(),
+        );
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        // A curve of the training loss, one of the test loss, and one of the accuracy, with a dot for each epoch.
+        let svg = std::fs::read_to_string(&plot).unwrap();
+        assert_eq!((svg.matches("<polyline").count(), svg.matches("<circle").count()), (3, 3 * points));
+    }
+    let names =
+        std::fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(names.filter(|name| name.starts_with("events.out.tfevents.")).count(), 2);
+    for (option, path) in [("--plot", "/proc/curves.svg"), ("--tensorboard", "/proc/events")] {
+        let output = ringtrain(&["--epochs", "1", option, path]);
+        let stderr = text(&output.stderr);
+        assert!(output.status.code() == Some(10) && stderr.contains(path), "{stderr}");
     }
 }
 

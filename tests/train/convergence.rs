@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use ndarray::{Array1, Array2, Axis, concatenate, s};
 use ringtrain::train::data::DataSource;
-use ringtrain::train::{Config, EpochRecord, Observer, Report, Silent, run};
+use ringtrain::train::{CompletedStep, Config, EpochRecord, Observer, Report, Silent, run};
 
 use super::library::{Lines, config, train};
 use super::util::ranks;
@@ -211,7 +211,7 @@ struct FlipBit {
 impl Observer for FlipBit {
     fn notice(&mut self, _: &str) {}
     fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
-    fn step_taken(&mut self, _: f64, _: f64) {}
+    fn step_taken(&mut self, _: &CompletedStep) {}
     fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
     fn adjust_parameters(&mut self, parameters: &mut [f32]) {
         self.epochs += 1;

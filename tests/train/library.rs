@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ringtrain::train::data::{DataSource, TableOptions, Task};
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    CHECKPOINT_FILE_NAME, Checkpoint, CheckpointError, Config, EPOCHS_DEFAULT, EpochRecord, Existing,
-    Observer, Recipe, ServerSettings, Silent, StrategySpec, Summary, TrainError, run,
+    CHECKPOINT_FILE_NAME, Checkpoint, CheckpointError, CompletedStep, Config, CurveFiles, EPOCHS_DEFAULT,
+    EpochRecord, Existing, Observer, Recipe, ServerSettings, Silent, StrategySpec, Summary, TrainError, run,
 };
 use ringtrain::{Compression, Group};
 
@@ -39,6 +39,7 @@ pub(crate) fn config() -> Config {
         bucket_bytes: None,
         checkpoint: None,
         report: None,
+        curves: CurveFiles::default(),
         model_file: None,
     }
 }
@@ -130,7 +131,7 @@ pub(crate) struct StopAfter<'a> {
 impl Observer for StopAfter<'_> {
     fn notice(&mut self, _: &str) {}
     fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
-    fn step_taken(&mut self, _: f64, _: f64) {
+    fn step_taken(&mut self, _: &CompletedStep) {
         self.steps = self.steps.saturating_sub(1);
         self.stop.store(self.steps == 0, Ordering::Relaxed);
     }
@@ -145,7 +146,7 @@ impl Observer for Lines {
         self.0.push(line.to_owned());
     }
     fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
-    fn step_taken(&mut self, _: f64, _: f64) {}
+    fn step_taken(&mut self, _: &CompletedStep) {}
     fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
 }
 
@@ -328,7 +329,7 @@ fn a_checkpoint_that_cannot_be_saved_is_an_error_before_training() {
         fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {
             panic!("training has begun");
         }
-        fn step_taken(&mut self, _: f64, _: f64) {}
+        fn step_taken(&mut self, _: &CompletedStep) {}
         fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
     }
     // Not even root can create a file in /proc/self/task.

@@ -27,6 +27,16 @@ fn every_world_size_gives_the_same_loss() {
         let stdout = String::from_utf8(output.stdout).unwrap();
         assert_eq!(stdout.lines().filter(|line| line.ends_with(&hash)).count(), ranks as usize, "{stdout}");
         losses.push(report["train_loss"].as_f64().unwrap());
+        let times = &report["history"][2]["step_times"];
+        let part = |name: &str| times[name].as_f64().unwrap();
+        let (exposed, data) = (part("exposed_communication_seconds"), part("data_seconds"));
+        let sum = part("compute_seconds") + exposed + data;
+        assert_eq!(
+            (times["steps"].as_u64(), exposed > 0.0, data > 0.0),
+            (Some(15), ranks > 1, true),
+            "{times}"
+        );
+        assert!((sum - report["history"][2]["seconds"].as_f64().unwrap()).abs() < 1e-9, "{times}");
     }
     for loss in &losses {
         assert!((loss - losses[0]).abs() < 1e-5 * losses[0], "{losses:?}");

@@ -9,8 +9,8 @@ use ringtrain::Rank;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    Checkpoint, Config, EpochRecord, Existing, Observer, Patience, Recipe, Silent, StrategySpec, Summary,
-    TrainError, run,
+    Checkpoint, CompletedStep, Config, EpochRecord, Existing, Observer, Patience, Recipe, Silent,
+    StrategySpec, Summary, TrainError, run,
 };
 
 use super::library::{config, train};
@@ -38,7 +38,7 @@ struct Actor {
 impl Observer for Actor {
     fn notice(&mut self, _: &str) {}
     fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
-    fn step_taken(&mut self, _: f64, _: f64) {
+    fn step_taken(&mut self, _: &CompletedStep) {
         self.steps += 1;
         if self.actions.stop == Some((self.rank, self.steps)) {
             self.stop.store(true, Ordering::Relaxed);

@@ -20,7 +20,8 @@ ringrun divides the processors evenly among the ranks and binds each rank to its
 processors that taskset, Slurm or the container allow. Each job claims the processors to which it binds ranks, and jobs that \
 start later on the same host prefer unclaimed processors. If all processors are claimed, the jobs share them evenly.
 
-ringrun prints a line of up to 16 MiB in one piece. It splits longer lines.
+ringrun prints a line of up to 16 MiB in one piece. It splits longer lines. On a terminal, ringrun shows the unfinished line \
+of rank 0's standard error, for example a progress bar, below the lines of all ranks.
 
 With --mpi4py, `from mpi4py import MPI` imports the Python package ringtrain. ringrun runs the interpreter once to ask the \
 package for its mpi4py directory, and puts this directory first in the ranks' PYTHONPATH. The interpreter is COMMAND if \

@@ -1,13 +1,13 @@
 //! The arguments of `ringtrain`, and their conversion to a checked configuration.
 
 use std::num::NonZeroU32;
-use std::path::PathBuf;
 
 use clap::Parser;
 
 use super::checkpoint_args::CheckpointArgs;
 use super::help::AFTER_OPTIONS;
 use super::optimizer_args::{OptimizerArgs, OptimizerChoice};
+use super::output_args::OutputArgs;
 use super::pipeline_args::PipelineArgs;
 use super::recipe_args::RecipeArgs;
 use super::server_args::ServerArgs;
@@ -130,14 +130,9 @@ pub(super) struct TrainArgs {
     #[command(flatten)]
     checkpoint: CheckpointArgs,
 
-    /// Write a report in JSON to FILE. Rank 0 writes the report
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    report: Option<PathBuf>,
-
-    /// Write the trained model to FILE (safetensors), also after a stop signal. Rank 0 writes FILE, and replaces an older model.
-    /// See Commands below
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    save_model: Option<PathBuf>,
+    /// What to print and to write.
+    #[command(flatten)]
+    pub(super) output: OutputArgs,
 }
 
 impl TrainArgs {
@@ -178,6 +173,7 @@ impl TrainArgs {
         }
         let OptimizerChoice { rule, learning_rate, weight_decay } = self.optimizer.choose()?;
         let table = self.table.into_options(&source)?;
+        let curves = self.output.curve_files()?;
         let config = Config {
             rule,
             source,
@@ -200,8 +196,9 @@ impl TrainArgs {
             compression,
             bucket_bytes: (!self.no_overlap).then_some(self.bucket_bytes),
             checkpoint: self.checkpoint.choose()?,
-            report: self.report,
-            model_file: self.save_model,
+            report: self.output.report,
+            curves,
+            model_file: self.output.save_model,
         };
         config.check()?;
         config.check_paths()?;

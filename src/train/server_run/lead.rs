@@ -14,7 +14,7 @@ use crate::train::parameter_server::{
     Links, PairLink, ParameterServerError, ServerClient, ShardServer, StalenessCounts,
 };
 use crate::train::partition::ModelPartition;
-use crate::train::progress::Observer;
+use crate::train::progress::{CompletedStep, Observer};
 use crate::train::report::ServerReport;
 use crate::train::run::{Summary, conclude};
 use crate::train::trainer::Trainer;
@@ -78,7 +78,7 @@ pub(super) fn lead(
         }
         for client in coordinator.wait_for_ends(context.timeout_after(&result)) {
             let link = &client_links[client];
-            observer.notice(&format!("warning: rank {} did not end its part of the run", link.peer));
+            observer.warning(&format!("rank {} did not end its part of the run", link.peer));
             link.group.abort("the run has ended");
         }
         result.map(|(_, summary)| summary)
@@ -158,7 +158,7 @@ impl Leader<'_, '_> {
         observer.epoch_started(last, epochs, first - begin.min(first), end - begin);
         self.coordinator.continue_until(end);
         let (mut batches, mut updates) = (first, u64::MAX);
-        let started = Instant::now();
+        let steps_before = position.steps_total;
         let mut pause = None;
         loop {
             let progress = self.coordinator.wait_for_progress(updates, STOP_CHECK_INTERVAL);
@@ -167,10 +167,8 @@ impl Leader<'_, '_> {
             if let Some(failure) = progress.failure {
                 return Err(self.describe(failure));
             }
-            let batch_size = self.context.setup.settings.batch_size as u64;
             for done in batches..progress.batches.min(end) {
-                let samples = (done + 1 - first) * batch_size;
-                observer.step_taken(progress.last_loss, samples as f64 / started.elapsed().as_secs_f64());
+                observer.step_taken(&self.describe_step(steps_before + done - first, progress.last_loss));
             }
             batches = batches.max(progress.batches);
             if self.context.stop.load(Ordering::Relaxed) {
@@ -214,6 +212,17 @@ impl Leader<'_, '_> {
         Ok(true)
     }
 
+    /// Describes the step after `steps_before` steps of the run.
+    fn describe_step(&self, steps_before: u64, loss: f64) -> CompletedStep {
+        let setup = self.context.setup;
+        CompletedStep {
+            steps_total: steps_before + 1,
+            loss,
+            learning_rate: setup.learning_rates.rate(self.trainer.learning_rate(), steps_before),
+            samples: setup.settings.batch_size.min(setup.dataset.train.len()) as u64,
+        }
+    }
+
     /// Waits until no push is in progress. Otherwise, a worker could have updated some servers and not the others. An
     /// asynchronous run waits only at its end, and at most for [`LAST_PUSH_TIMEOUT`].
     fn wait_until_quiet(&self, is_finished: bool) -> Result<(), TrainError> {
@@ -246,8 +255,8 @@ impl Leader<'_, '_> {
         }
         for (rank, problem) in &progress.lost {
             if self.announced.insert(*rank) {
-                observer.notice(&format!(
-                    "warning: rank {rank}, a worker, is lost: {problem}; the other workers continue"
+                observer.warning(&format!(
+                    "rank {rank}, a worker, is lost: {problem}; the other workers continue"
                 ));
             }
         }

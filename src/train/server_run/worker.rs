@@ -1,5 +1,7 @@
 //! A worker: computes gradients of batches, pushes them and pulls parameters.
 
+use std::time::{Duration, Instant};
+
 use super::batch_queue::Assignment;
 use super::note::{WorkReply, WorkRequest};
 use super::{RunContext, WorkerPlace};
@@ -36,7 +38,7 @@ pub(super) fn work(
     let mut done = WorkDone::default();
     client.pull(parameters)?;
     let mut reply = client.send_note(WorkRequest::default().encode())?;
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     loop {
         let number = match WorkReply::decode(&reply) {
             WorkReply::Work(Assignment::Batch(number)) => number,
@@ -67,6 +69,7 @@ pub(super) fn work(
             batch_len: whole.len(),
             micro_batches,
             step: StepSeed { seed: context.config.seed, step: number },
+            data_time: &mut Duration::default(),
         };
         // A synchronous server sums the gradients of all workers, so each worker divides by the size of the whole batch.
         let sums = work.differentiate(1.0 / whole.len() as f32, (usize::MAX, |_, _: &mut [f32]| {}));

@@ -244,6 +244,10 @@ impl Trainer<'_> {
 /// Shows a line of the writer to the user, if there is one.
 fn show(observer: &mut dyn Observer, line: Option<String>) {
     if let Some(line) = line {
-        observer.notice(&line);
+        if let Some(text) = line.strip_prefix("warning: ") {
+            observer.warning(text);
+        } else {
+            observer.notice(&line);
+        }
     }
 }

@@ -1,0 +1,78 @@
+//! The options that say what `ringtrain` prints and which results it writes.
+
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::train::{
+    ConsoleLines, ConsoleOptions, CurveFiles, ProgressDisplay, STEP_INTERVAL_DEFAULT, TensorBoard,
+};
+
+#[derive(Args, Clone, Debug)]
+pub(super) struct OutputArgs {
+    /// Write a report in JSON to FILE. Rank 0 writes the report
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(super) report: Option<PathBuf>,
+
+    /// Write the trained model to FILE (safetensors), also after a stop signal. Rank 0 writes FILE, and replaces an older model.
+    /// See Commands below
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(super) save_model: Option<PathBuf>,
+
+    /// At the end of the run, draw the losses and the accuracy or R² of all epochs as a picture. Rank 0 writes FILE.svg
+    #[arg(long, value_name = "FILE.svg", help_heading = "Output")]
+    plot: Option<PathBuf>,
+
+    /// During the run, record the losses, metrics, learning rate and speed in DIR, so that `tensorboard --logdir DIR` shows them.
+    /// Rank 0 writes a new file in DIR. Losses of steps are recorded after each 50 steps, or as often as --log-interval says
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    tensorboard: Option<PathBuf>,
+
+    /// Print only warnings and errors, and show no progress bar. --report has the results
+    #[arg(long, short, help_heading = "Output")]
+    quiet: bool,
+
+    /// After each STEPS steps, print the mean loss and the speed of these steps, and the learning rate
+    #[arg(long, value_name = "STEPS", help_heading = "Output")]
+    log_interval: Option<NonZeroU64>,
+}
+
+impl OutputArgs {
+    /// Returns what rank 0 prints. `display` is the progress bar that standard error can show.
+    pub(super) fn console_options(&self, display: ProgressDisplay) -> ConsoleOptions {
+        if self.quiet {
+            return ConsoleOptions {
+                display: ProgressDisplay::None,
+                lines: ConsoleLines::Warnings,
+                log_interval: None,
+            };
+        }
+        ConsoleOptions { display, lines: ConsoleLines::All, log_interval: self.log_interval }
+    }
+
+    /// Checks the options. Returns the files with curves.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says which option is wrong and what to do.
+    pub(super) fn curve_files(&self) -> Result<CurveFiles, String> {
+        if let Some(path) = &self.plot
+            && path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg"))
+        {
+            return Err(format!(
+                "--plot {}: the picture has the format SVG; pass a name that ends in .svg",
+                path.display()
+            ));
+        }
+        if self.quiet && self.log_interval.is_some() && self.tensorboard.is_none() {
+            return Err(
+                "--quiet: --log-interval has no effect; leave out one of them, or pass --tensorboard DIR"
+                    .into(),
+            );
+        }
+        let step_interval = self.log_interval.unwrap_or(STEP_INTERVAL_DEFAULT);
+        let tensorboard = self.tensorboard.clone().map(|directory| TensorBoard { directory, step_interval });
+        Ok(CurveFiles { plot: self.plot.clone(), tensorboard })
+    }
+}

@@ -1,0 +1,174 @@
+//! The status line: the unfinished line of rank 0's standard error, for example a progress bar, which ringrun shows at the
+//! bottom of its terminal.
+//!
+//! A program replaces its unfinished line by a carriage return and a new text. ringrun shows only the last text. Before
+//! ringrun prints a line of any rank, it erases the status line, and then it writes the status line again.
+
+use std::io;
+use std::io::IsTerminal as _;
+
+use rustix::termios::tcgetwinsize;
+
+/// The variable that tells rank 0 the width of the status line in characters. The variable is set only if the standard error of
+/// ringrun is a terminal.
+pub const STATUS_COLUMNS: &str = "RING_STATUS_COLUMNS";
+
+/// The assumed width of a terminal that does not know its width.
+const COLUMNS_DEFAULT: u16 = 80;
+
+/// The maximum number of bytes of an unfinished line from which ringrun makes the status line.
+const STATUS_BYTES_MAX: usize = 4096;
+
+/// The control sequence that erases the line in which the cursor is.
+const ERASE_LINE: &[u8] = b"\r\x1b[K";
+
+/// The status line of a terminal.
+#[derive(Default, Debug)]
+pub(super) struct StatusLine {
+    shown: Vec<u8>,
+}
+
+impl StatusLine {
+    /// Replaces the status line by `text`. Returns the bytes to write to the terminal.
+    pub(super) fn replace(&mut self, text: &str) -> Vec<u8> {
+        if self.shown == text.as_bytes() {
+            return Vec::new();
+        }
+        self.shown = text.as_bytes().to_vec();
+        [ERASE_LINE, &self.shown].concat()
+    }
+
+    /// Returns the bytes that erase the status line, and the bytes that write it again.
+    pub(super) fn around_output(&self) -> (&[u8], &[u8]) {
+        if self.shown.is_empty() { (b"", b"") } else { (ERASE_LINE, &self.shown) }
+    }
+}
+
+/// Returns the width in characters of the terminal that is ringrun's standard error. Returns `None` if standard error is not a
+/// terminal.
+pub(super) fn terminal_columns() -> Option<u16> {
+    let stderr = io::stderr();
+    let columns = || tcgetwinsize(&stderr).map_or(0, |size| size.ws_col);
+    stderr.is_terminal().then(|| Some(columns()).filter(|&columns| columns > 0).unwrap_or(COLUMNS_DEFAULT))
+}
+
+/// Returns the text of the status line for an unfinished line. Returns an empty text if the program has not replaced any text
+/// of this line. The line is cut, so that `prefix` and the text fit into `columns` characters.
+pub(super) fn status_text(unfinished: &[u8], prefix: &str, columns: u16) -> String {
+    if !unfinished.contains(&b'\r') {
+        return String::new();
+    }
+    let last = last_text(unfinished);
+    let text = visible_text(&last[..last.len().min(STATUS_BYTES_MAX)]);
+    if text.is_empty() {
+        return text;
+    }
+    // A terminal may wrap a line that fills its last column.
+    let room = usize::from(columns).saturating_sub(1);
+    prefix.chars().chain(text.chars()).take(room).collect()
+}
+
+/// Returns what remains of a line whose program replaced earlier texts by later ones. Returns `None` if nothing visible
+/// remains.
+pub(super) fn final_text(line: &[u8]) -> Option<&[u8]> {
+    if !line.contains(&b'\r') {
+        return Some(line);
+    }
+    let last = last_text(line);
+    (last.len() > STATUS_BYTES_MAX || !visible_text(last).is_empty()).then_some(last)
+}
+
+/// Returns the number of bytes at the beginning of an unfinished line that later text has replaced.
+pub(super) fn replaced_bytes(unfinished: &[u8]) -> usize {
+    let start = last_text(unfinished).as_ptr().addr() - unfinished.as_ptr().addr();
+    // Keep the carriage return, which says that this text replaced another text.
+    start.saturating_sub(1)
+}
+
+/// Returns the last text between carriage returns that is not empty. If all are empty, returns an empty text.
+fn last_text(line: &[u8]) -> &[u8] {
+    let end = line.iter().rposition(|&byte| byte != b'\r').map_or(0, |at| at + 1);
+    let start = line[..end].iter().rposition(|&byte| byte == b'\r').map_or(0, |at| at + 1);
+    &line[start..end]
+}
+
+/// Returns the characters that move the cursor to the right: leaves out control characters and control sequences.
+fn visible_text(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let mut characters = text.chars().peekable();
+    let mut visible = String::new();
+    while let Some(character) = characters.next() {
+        if character == '\x1b' && characters.next_if_eq(&'[').is_some() {
+            // A control sequence ends with a character of this range (ECMA-48, 5.4).
+            characters.by_ref().find(|character| ('@'..='~').contains(character));
+        } else if !character.is_control() {
+            visible.push(character);
+        }
+    }
+    visible.truncate(visible.trim_end().len());
+    visible
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_text_is_the_status() {
+        for (unfinished, expected) in [
+            ("", ""),
+            ("a prompt: ", ""),
+            ("\r 10%", "[0]: 10%"),
+            ("\r 10%\r 20%|##  |", "[0]: 20%|##  |"),
+            (" 10%\r 20%\r", "[0]: 20%"),
+            ("\r\x1b[K\x1b[32m 30%\x1b[0m  ", "[0]: 30%"),
+            ("\r\x1b[K", ""),
+            ("\r\r\r", ""),
+            ("\r██████████████████████████████", "[0]:███████████████"),
+        ] {
+            assert_eq!(status_text(unfinished.as_bytes(), "[0]:", 20), expected, "{unfinished:?}");
+        }
+        assert_eq!(status_text(b"\rabc\xff", "", 2), "a");
+        assert_eq!(status_text(b"\rabc", "", 0), "");
+    }
+
+    #[test]
+    fn replaced_text_is_removed_from_lines() {
+        for (line, expected) in [
+            ("plain", Some("plain")),
+            ("", Some("")),
+            ("windows\r", Some("windows")),
+            ("\r 10%\r100%", Some("100%")),
+            ("\r 10%\r\x1b[K", None),
+            ("\r", None),
+        ] {
+            assert_eq!(final_text(line.as_bytes()), expected.map(str::as_bytes), "{line:?}");
+        }
+    }
+
+    /// Prevents that a long run with a progress bar fills the memory, and that pieces of the bar are printed as lines.
+    #[test]
+    fn the_memory_of_an_unfinished_line_stays_small() {
+        let mut unfinished = b"begin".to_vec();
+        for step in 0..1000 {
+            unfinished.extend_from_slice(format!("\rstep {step}").as_bytes());
+            unfinished.drain(..replaced_bytes(&unfinished));
+            assert_eq!(status_text(&unfinished, "", 80), format!("step {step}"));
+            assert!(unfinished.len() < 20, "{unfinished:?}");
+        }
+        assert_eq!(replaced_bytes(b"no carriage return"), 0);
+        assert_eq!(replaced_bytes(b""), 0);
+        assert_eq!(replaced_bytes(b"abc\r"), 0);
+    }
+
+    #[test]
+    fn the_status_line_is_written_again_after_output() {
+        let mut status = StatusLine::default();
+        assert_eq!(status.around_output(), (&b""[..], &b""[..]));
+        assert_eq!(status.replace("50%"), b"\r\x1b[K50%");
+        assert_eq!(status.replace("50%"), b"");
+        assert_eq!(status.around_output(), (&b"\r\x1b[K"[..], &b"50%"[..]));
+        assert_eq!(status.replace(""), b"\r\x1b[K");
+        assert_eq!(status.around_output(), (&b""[..], &b""[..]));
+    }
+}

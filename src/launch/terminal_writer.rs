@@ -1,0 +1,146 @@
+//! Writes the output of the ranks to ringrun's own standard output and standard error.
+
+use std::io::{self, ErrorKind, Write};
+use std::thread;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::OutputFormat;
+use super::lines::LineEnd;
+use super::output::OutputStream;
+use super::status_line::{StatusLine, status_text, terminal_columns};
+use crate::types::Rank;
+
+/// The pause before the next attempt to write to a full non-blocking output.
+const FULL_PAUSE: Duration = Duration::from_millis(5);
+
+/// Writes to ringrun's own standard output and standard error.
+pub(super) struct TerminalWriter {
+    output_format: OutputFormat,
+    /// The `errno` of the first failed write to standard output. After that failure, nothing is written to this stream.
+    pub(super) stdout: Result<(), i32>,
+    /// The `errno` of the first failed write to standard error. After that failure, nothing is written to this stream.
+    stderr: Result<(), i32>,
+    /// `None` if standard error is not a terminal.
+    status: Option<StatusLine>,
+}
+
+impl TerminalWriter {
+    pub(super) fn new(output_format: OutputFormat) -> Self {
+        let status = terminal_columns().map(|_| StatusLine::default());
+        Self { output_format, stdout: Ok(()), stderr: Ok(()), status }
+    }
+
+    /// Returns whether [`set_status`](Self::set_status) has an effect.
+    pub(super) fn shows_status(&self) -> bool {
+        self.status.is_some()
+    }
+
+    /// Appends a line of a rank to `text` in the output format.
+    pub(super) fn format(
+        &self,
+        text: &mut Vec<u8>,
+        rank: Rank,
+        stream: OutputStream,
+        line: &[u8],
+        end: LineEnd,
+    ) {
+        text.extend_from_slice(line_prefix(self.output_format, rank, stream).as_bytes());
+        text.extend_from_slice(line);
+        // Untagged output is unchanged, byte for byte. Tagged output always ends with a newline, even after an unfinished
+        // line.
+        if end == LineEnd::Newline || self.output_format == OutputFormat::Tagged {
+            text.push(b'\n');
+        }
+    }
+
+    /// Shows the unfinished line of a rank's standard error as the status line.
+    pub(super) fn set_status(&mut self, rank: Rank, unfinished: &[u8]) {
+        let Some(status) = &mut self.status else { return };
+        // The user may have changed the width of the terminal.
+        let columns = terminal_columns().unwrap_or_default();
+        let prefix = line_prefix(self.output_format, rank, OutputStream::Stderr);
+        let bytes = status.replace(&status_text(unfinished, &prefix, columns));
+        if !bytes.is_empty() && self.stderr.is_ok() {
+            self.stderr = write_all(&mut io::stderr().lock(), &bytes);
+        }
+    }
+
+    /// Writes whole lines above the status line.
+    pub(super) fn write(&mut self, stream: OutputStream, text: &[u8]) {
+        let status = self.status.as_ref().filter(|_| !text.is_empty()).map(StatusLine::around_output);
+        let (before, after) = status.unwrap_or_default();
+        if !before.is_empty() && self.stderr.is_ok() {
+            self.stderr = write_all(&mut io::stderr().lock(), before);
+        }
+        match stream {
+            OutputStream::Stdout if self.stdout.is_ok() => {
+                self.stdout = write_all(&mut io::stdout().lock(), text);
+            }
+            OutputStream::Stderr if self.stderr.is_ok() => {
+                self.stderr = write_all(&mut io::stderr().lock(), text);
+            }
+            _ => {}
+        }
+        if !after.is_empty() && self.stderr.is_ok() {
+            self.stderr = write_all(&mut io::stderr().lock(), after);
+        }
+    }
+}
+
+/// Returns the number of characters of rank 0's progress bar on a terminal with `columns` columns.
+pub(super) fn bar_columns(columns: u16, output_format: OutputFormat) -> u16 {
+    let prefix = line_prefix(output_format, Rank::ZERO, OutputStream::Stderr);
+    columns.saturating_sub(prefix.len() as u16 + 1).max(1)
+}
+
+/// Returns the text that ringrun prints before each line of a rank.
+fn line_prefix(output_format: OutputFormat, rank: Rank, stream: OutputStream) -> String {
+    match output_format {
+        OutputFormat::Tagged => format!("[{rank}]<{}>:", stream.name()),
+        OutputFormat::Raw => String::new(),
+    }
+}
+
+/// Writes all of `text`. The error is an `errno`. If another program has made the terminal or pipe non-blocking, this
+/// function waits while the terminal or pipe is full.
+fn write_all(out: &mut impl Write, mut text: &[u8]) -> Result<(), i32> {
+    loop {
+        let result = if text.is_empty() { out.flush().map(|()| 0) } else { out.write(text) };
+        match result {
+            Ok(0) if text.is_empty() => return Ok(()),
+            Ok(0) => return Err(Errno::IO.raw_os_error()),
+            Ok(count) => text = &text[count..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(FULL_PAUSE),
+            Err(error) => return Err(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_formatted_with_and_without_tags() {
+        for (terminal, end, expected) in [
+            (OutputFormat::Tagged, LineEnd::Newline, "[3]<stderr>:hello\n"),
+            (OutputFormat::Tagged, LineEnd::Open, "[3]<stderr>:hello\n"),
+            (OutputFormat::Raw, LineEnd::Newline, "hello\n"),
+            (OutputFormat::Raw, LineEnd::Open, "hello"),
+        ] {
+            let mut text = Vec::new();
+            let sink = TerminalWriter::new(terminal);
+            sink.format(&mut text, Rank::new(3), OutputStream::Stderr, b"hello", end);
+            assert_eq!(text, expected.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_progress_bar_fits_into_the_terminal_together_with_the_tag() {
+        assert_eq!(bar_columns(80, OutputFormat::Tagged), 80 - "[0]<stderr>:".len() as u16 - 1);
+        assert_eq!((bar_columns(80, OutputFormat::Raw), bar_columns(3, OutputFormat::Tagged)), (79, 1));
+    }
+}

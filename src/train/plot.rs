@@ -1,0 +1,170 @@
+//! Draws the curves of a run as a picture in SVG.
+
+mod axis;
+mod chart;
+
+use std::fmt::Write as _;
+
+use self::chart::{Area, Chart, Curve, write_text};
+use super::data::Task;
+use super::report::{EpochRecord, Report};
+
+/// The width of a chart, and the height of the picture, in pixels.
+const CHART_WIDTH: f64 = 520.0;
+const HEIGHT: f64 = 420.0;
+/// The height in pixels of the line above the charts.
+const TITLE_HEIGHT: f64 = 34.0;
+/// The maximum number of characters of the line above the charts, for each chart.
+const TITLE_CHARACTERS: usize = 70;
+
+/// Colors that people with color blindness can distinguish (Okabe and Ito 2008).
+const BLUE: &str = "#0072b2";
+const ORANGE: &str = "#d55e00";
+const GREEN: &str = "#009e73";
+
+/// Draws the losses of the epochs, and the accuracy or R² of the test set if there is one. The picture is a complete SVG
+/// document.
+pub(super) fn draw_curves(report: &Report, task: Task) -> String {
+    let charts: Vec<Chart> = [loss_chart(report, task), metric_chart(report)]
+        .into_iter()
+        .filter(|chart| !chart.curves.is_empty())
+        .collect();
+    let width = CHART_WIDTH * charts.len().max(1) as f64;
+    let mut svg = String::new();
+    let _ = writeln!(
+        svg,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{HEIGHT}\" viewBox=\"0 0 {width} {HEIGHT}\" \
+         font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">"
+    );
+    let _ = writeln!(svg, "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>");
+    write_text(
+        &mut svg,
+        (20.0, 24.0),
+        "font-size=\"13\"",
+        &title(report, TITLE_CHARACTERS * charts.len().max(1)),
+    );
+    if charts.is_empty() {
+        write_text(&mut svg, (20.0, 60.0), "", "The run ended before an epoch was complete.");
+    }
+    for (index, chart) in charts.iter().enumerate() {
+        let left = CHART_WIDTH * index as f64;
+        chart.draw(
+            &mut svg,
+            Area { left, top: TITLE_HEIGHT, width: CHART_WIDTH, height: HEIGHT - TITLE_HEIGHT },
+        );
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+/// Describes the run in at most `characters` characters.
+fn title(report: &Report, characters: usize) -> String {
+    let ranks =
+        if report.world_size == 1 { "1 rank".to_owned() } else { format!("{} ranks", report.world_size) };
+    let text = format!(
+        "{} on {}: {ranks}, {}, {}, lr {}, batch {}",
+        report.model, report.dataset, report.strategy, report.optimizer, report.lr, report.batch_size
+    );
+    if text.chars().count() <= characters {
+        return text;
+    }
+    text.chars().take(characters - 3).chain("...".chars()).collect()
+}
+
+fn loss_chart(report: &Report, task: Task) -> Chart {
+    let y_label = match task {
+        Task::Classification => "cross-entropy in nats",
+        Task::Regression => "squared error",
+    };
+    let curves = [
+        ("training", BLUE, (|record| Some(record.train_loss)) as fn(&EpochRecord) -> Option<f64>),
+        ("test", ORANGE, |record| record.test_loss),
+        ("validation", GREEN, |record| record.validation_loss),
+    ];
+    Chart {
+        title: "Mean loss".into(),
+        y_label: y_label.into(),
+        limit: f64::INFINITY,
+        curves: curves.into_iter().filter_map(|(name, color, get)| curve(report, name, color, get)).collect(),
+        best_epoch: report.best_epoch,
+    }
+}
+
+fn metric_chart(report: &Report) -> Chart {
+    let accuracy = curve(report, "test", ORANGE, |record| record.test_accuracy);
+    let r2 = curve(report, "test", ORANGE, |record| record.test_r2);
+    let (title, y_label) = if accuracy.is_some() {
+        ("Accuracy", "fraction of right predictions")
+    } else {
+        ("Coefficient of determination", "R²")
+    };
+    Chart {
+        title: title.into(),
+        y_label: y_label.into(),
+        limit: 1.0,
+        curves: accuracy.or(r2).into_iter().collect(),
+        best_epoch: report.best_epoch,
+    }
+}
+
+/// Returns the curve of a metric, if at least one epoch has it.
+fn curve(
+    report: &Report,
+    name: &'static str,
+    color: &'static str,
+    get: impl Fn(&EpochRecord) -> Option<f64>,
+) -> Option<Curve> {
+    let value = |record: &EpochRecord| {
+        get(record).filter(|value| value.is_finite()).map(|value| (record.epoch, value))
+    };
+    let points: Vec<(u64, f64)> = report.history.iter().filter_map(value).collect();
+    (!points.is_empty()).then_some(Curve { name, color, points })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A report whose epochs have these losses and this accuracy.
+    fn report(losses: &[f64], accuracy: Option<f64>) -> Report {
+        let record = |(index, &loss): (usize, &f64)| EpochRecord {
+            epoch: index as u64 + 1,
+            train_loss: loss,
+            test_loss: Some(2.0 * loss),
+            test_accuracy: accuracy,
+            ..EpochRecord::default()
+        };
+        let history = losses.iter().enumerate().map(record).collect();
+        Report { model: "mlp:2".into(), history, ..Report::default() }
+    }
+
+    #[test]
+    fn each_kind_of_curve_is_drawn_once() {
+        for (report, polylines, texts) in [
+            (
+                report(&[3.0, 2.0, 1.0], Some(0.5)),
+                3,
+                &["cross-entropy in nats", "fraction of right predictions"][..],
+            ),
+            (report(&[3.0], None), 2, &["Mean loss"]),
+            (report(&[100.0, 0.1], None), 2, &["cross-entropy in nats, logarithmic"]),
+            (report(&[f64::NAN, 1.0], None), 2, &["Mean loss"]),
+            (report(&[], None), 0, &["The run ended before an epoch was complete."]),
+        ] {
+            let svg = draw_curves(&report, Task::Classification);
+            assert_eq!(svg.matches("<polyline").count(), polylines, "{svg}");
+            assert!(texts.iter().all(|text| svg.contains(text)), "{svg}");
+            assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && !svg.contains("NaN"), "{svg}");
+        }
+    }
+
+    #[test]
+    fn a_long_title_is_cut_and_escaped() {
+        let dataset = format!("<{}>", "é".repeat(300));
+        let svg = draw_curves(&Report { dataset, ..report(&[1.0], None) }, Task::Regression);
+        assert!(
+            svg.contains("mlp:2 on &lt;ééé") && svg.contains("é...</text>") && svg.contains("squared error"),
+            "{svg}"
+        );
+    }
+}

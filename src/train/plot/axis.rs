@@ -1,0 +1,164 @@
+//! The axes of a chart: the range of values, the positions of values and the labelled ticks.
+
+/// An axis of a chart.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Axis {
+    scale: AxisScale,
+    low: f64,
+    high: f64,
+    ticks: Vec<f64>,
+    /// The distance between ticks, which determines the number of decimals. `None` if the distances differ.
+    tick_step: Option<f64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum AxisScale {
+    Linear,
+    Logarithmic,
+}
+
+/// Positive values use a logarithmic axis if the largest is more than this many times the smallest.
+const LOGARITHMIC_RATIO: f64 = 30.0;
+
+/// A linear axis has about this number of ticks.
+const TICKS: f64 = 7.0;
+
+impl Axis {
+    /// Returns an axis for finite values. `limit` is the largest value that the axis may show.
+    pub(super) fn for_values(values: impl Iterator<Item = f64>, limit: f64) -> Self {
+        let (low, high) = values
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+        if low > 0.0 && high / low > LOGARITHMIC_RATIO {
+            return Self::logarithmic(low, high);
+        }
+        let (low, high) = if low <= high { (low, high) } else { (0.0, 1.0) };
+        let margin = match (high - low) * 0.05 {
+            0.0 if low == 0.0 => 1.0,
+            0.0 => low.abs() * 0.1,
+            margin => margin,
+        };
+        Self::linear(low - margin, (high + margin).min(limit.max(high)), 0.0)
+    }
+
+    /// Returns an axis for whole numbers.
+    pub(super) fn for_counts(first: u64, last: u64) -> Self {
+        Self::linear(first as f64, last.max(first + 1) as f64, 1.0)
+    }
+
+    fn linear(low: f64, high: f64, step_min: f64) -> Self {
+        let step = round_step((high - low) / TICKS).max(step_min);
+        let (first, last) = ((low / step).ceil(), (high / step).floor());
+        // Rounding keeps ticks such as 0.30000000000000004 out of the labels.
+        let count = (last - first).clamp(0.0, 4.0 * TICKS) as u32;
+        let ticks = (0..=count).map(|index| (first + f64::from(index)) * step).collect();
+        Self { scale: AxisScale::Linear, low, high, ticks, tick_step: Some(step) }
+    }
+
+    fn logarithmic(low: f64, high: f64) -> Self {
+        let (low, high) = (low / 1.2, high * 1.2);
+        let decades = (low.log10().floor() as i32)..=(high.log10().ceil() as i32);
+        let multiples: &[f64] = if high / low > 1e3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let every = (decades.clone().count() / 8).max(1);
+        let ticks = decades
+            .step_by(every)
+            .flat_map(|power| multiples.iter().map(move |multiple| multiple * 10_f64.powi(power)))
+            .filter(|tick| (low..=high).contains(tick))
+            .collect();
+        Self { scale: AxisScale::Logarithmic, low, high, ticks, tick_step: None }
+    }
+
+    /// Returns the position of a value: 0 at the beginning of the axis, 1 at its end.
+    pub(super) fn position(&self, value: f64) -> f64 {
+        match self.scale {
+            AxisScale::Linear => (value - self.low) / (self.high - self.low),
+            AxisScale::Logarithmic => (value / self.low).ln() / (self.high / self.low).ln(),
+        }
+    }
+
+    /// Returns whether equal distances on the axis are equal ratios of values.
+    pub(super) fn is_logarithmic(&self) -> bool {
+        self.scale == AxisScale::Logarithmic
+    }
+
+    /// Returns the positions and the labels of the ticks.
+    pub(super) fn labels(&self) -> impl Iterator<Item = (f64, String)> {
+        self.ticks.iter().map(|&tick| (self.position(tick), self.label(tick)))
+    }
+
+    fn label(&self, tick: f64) -> String {
+        let largest = self.low.abs().max(self.high.abs());
+        let step = self.tick_step.unwrap_or(tick);
+        let is_small = self.tick_step.map_or(self.low < 1e-4, |step| step < 1e-5);
+        if largest >= 1e6 || is_small {
+            // Two digits after the point distinguish ticks that differ by at least 1% of the largest value.
+            return if tick == 0.0 { "0".into() } else { shorten_exponent(&format!("{tick:.2e}")) };
+        }
+        let decimals = (-step.log10().floor()).max(0.0) as usize;
+        format!("{tick:.decimals$}")
+    }
+}
+
+/// Removes zeros at the end of the mantissa: `1.20e-6` becomes `1.2e-6`.
+fn shorten_exponent(text: &str) -> String {
+    let (mantissa, exponent) = text.split_once('e').unwrap_or((text, "0"));
+    format!("{}e{exponent}", mantissa.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// Returns 1, 2 or 5 times a power of 10: the smallest such number that is at least `step`.
+fn round_step(step: f64) -> f64 {
+    if !(step.is_finite() && step > 0.0) {
+        return 1.0;
+    }
+    let power = 10_f64.powf(step.log10().floor());
+    let multiple = [1.0, 2.0, 5.0].into_iter().find(|multiple| multiple * power >= step * 0.999_999);
+    multiple.unwrap_or(10.0) * power
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(axis: &Axis) -> Vec<String> {
+        axis.labels().map(|(_, label)| label).collect()
+    }
+
+    #[test]
+    fn ticks_are_round_numbers_inside_the_range() {
+        for (values, limit, expected) in [
+            (&[0.0, 1.0][..], f64::INFINITY, "0.0 0.2 0.4 0.6 0.8 1.0"),
+            (&[0.91, 0.98], 1.0, "0.92 0.94 0.96 0.98"),
+            (&[0.5, 1.0], 1.0, "0.5 0.6 0.7 0.8 0.9 1.0"),
+            (&[-3.0, 12.0], f64::INFINITY, "0 5 10"),
+            (&[0.02, 2.5], f64::INFINITY, "0.02 0.05 0.1 0.2 0.5 1 2"),
+            (&[1e-6, 3.0], f64::INFINITY, "1e-6 1e-5 1e-4 1e-3 1e-2 1e-1 1e0"),
+            (&[2e6, 5e6], f64::INFINITY, "2e6 2.5e6 3e6 3.5e6 4e6 4.5e6 5e6"),
+            (&[7.0], f64::INFINITY, "6.4 6.6 6.8 7.0 7.2 7.4 7.6"),
+            (&[0.0], f64::INFINITY, "-1.0 -0.5 0.0 0.5 1.0"),
+            (&[], f64::INFINITY, "0.0 0.2 0.4 0.6 0.8 1.0"),
+        ] {
+            let axis = Axis::for_values(values.iter().copied(), limit);
+            assert_eq!(labels(&axis).join(" "), expected, "{values:?}");
+            for (position, label) in axis.labels() {
+                assert!((0.0..=1.0).contains(&position), "{values:?}: {label} is at {position}");
+            }
+            assert!(values.iter().all(|&value| (0.0..=1.0).contains(&axis.position(value))), "{values:?}");
+        }
+    }
+
+    #[test]
+    fn counts_have_whole_ticks() {
+        for (first, last, expected) in
+            [(1, 1, "1 2"), (1, 3, "1 2 3"), (1, 40, "10 20 30 40"), (0, 5000, "0 1000 2000 3000 4000 5000")]
+        {
+            assert_eq!(labels(&Axis::for_counts(first, last)).join(" "), expected);
+        }
+    }
+
+    #[test]
+    fn extreme_values_have_ticks_too() {
+        for (low, high) in [(1e-300, 1e300), (1.0, 1.0 + 1e-15), (-1e308, 1e308), (5e-324, 1e-323)] {
+            let axis = Axis::for_values([low, high].into_iter(), f64::INFINITY);
+            assert!(labels(&axis).len() < 40, "{low} {high}");
+        }
+    }
+}

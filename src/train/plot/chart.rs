@@ -1,0 +1,208 @@
+//! Draws a line chart as SVG.
+
+use std::fmt::Write as _;
+
+use super::axis::Axis;
+
+/// The distances in pixels between the borders of a chart and its curves.
+const LEFT: f64 = 70.0;
+const RIGHT: f64 = 20.0;
+const TOP: f64 = 62.0;
+const BOTTOM: f64 = 50.0;
+
+/// A curve with more points is drawn with fewer points.
+const POINTS_MAX: usize = 1000;
+/// A curve with at most this number of points has a dot at each point.
+const DOTS_MAX: usize = 30;
+
+/// A line chart over the epochs of a run.
+pub(super) struct Chart {
+    /// The text above the chart.
+    pub(super) title: String,
+    /// The text beside the vertical axis.
+    pub(super) y_label: String,
+    /// The largest value that the vertical axis may show.
+    pub(super) limit: f64,
+    pub(super) curves: Vec<Curve>,
+    /// The epoch with the lowest validation loss.
+    pub(super) best_epoch: Option<u64>,
+}
+
+/// A curve of a chart.
+pub(super) struct Curve {
+    /// The name in the legend.
+    pub(super) name: &'static str,
+    /// A color of SVG.
+    pub(super) color: &'static str,
+    /// Epochs and finite values.
+    pub(super) points: Vec<(u64, f64)>,
+}
+
+/// A rectangle in pixels.
+#[derive(Clone, Copy)]
+pub(super) struct Area {
+    pub(super) left: f64,
+    pub(super) top: f64,
+    pub(super) width: f64,
+    pub(super) height: f64,
+}
+
+impl Chart {
+    /// Appends the chart to an SVG document.
+    pub(super) fn draw(&self, svg: &mut String, area: Area) {
+        let plot = Area {
+            left: area.left + LEFT,
+            top: area.top + TOP,
+            width: area.width - LEFT - RIGHT,
+            height: area.height - TOP - BOTTOM,
+        };
+        let epochs = || self.curves.iter().flat_map(|curve| curve.points.iter().map(|&(epoch, _)| epoch));
+        let x = Axis::for_counts(epochs().min().unwrap_or_default(), epochs().max().unwrap_or_default());
+        let values = self.curves.iter().flat_map(|curve| curve.points.iter().map(|&(_, value)| value));
+        let y = Axis::for_values(values, self.limit);
+        self.draw_labels(svg, plot, &y);
+        draw_grid(svg, plot, &x, &y);
+        if let Some(epoch) = self.best_epoch {
+            let at = plot.left + plot.width * x.position(epoch as f64);
+            draw_dashed_line(svg, (at, plot.top), (at, plot.top + plot.height));
+        }
+        for curve in &self.curves {
+            curve.draw(svg, plot, (&x, &y));
+        }
+    }
+
+    /// Draws the title, the legend and the names of the axes.
+    fn draw_labels(&self, svg: &mut String, plot: Area, y: &Axis) {
+        let (middle, bottom) = (plot.left + plot.width / 2.0, plot.top + plot.height);
+        write_text(svg, (plot.left, plot.top - 38.0), "font-weight=\"bold\" font-size=\"14\"", &self.title);
+        write_text(svg, (middle, bottom + 38.0), "text-anchor=\"middle\"", "epoch");
+        let (left, center) = (plot.left - 52.0, plot.top + plot.height / 2.0);
+        let turned = format!("text-anchor=\"middle\" transform=\"rotate(-90 {left:.1} {center:.1})\"");
+        let scale = if y.is_logarithmic() { ", logarithmic" } else { "" };
+        write_text(svg, (left, center), &turned, &format!("{}{scale}", self.y_label));
+        let mut at = plot.left;
+        for curve in &self.curves {
+            let line = plot.top - 17.0;
+            let end = at + 20.0;
+            let _ = writeln!(
+                svg,
+                "<line x1=\"{at:.1}\" y1=\"{line:.1}\" x2=\"{end:.1}\" y2=\"{line:.1}\" stroke=\"{}\" stroke-width=\"3\"/>",
+                curve.color
+            );
+            write_text(svg, (at + 26.0, line + 4.0), "", curve.name);
+            at += 46.0 + 6.6 * curve.name.chars().count() as f64;
+        }
+        if let Some(epoch) = self.best_epoch {
+            let line = plot.top - 17.0;
+            draw_dashed_line(svg, (at, line), (at + 20.0, line));
+            write_text(svg, (at + 26.0, line + 4.0), "", &format!("best epoch ({epoch})"));
+        }
+    }
+}
+
+impl Curve {
+    fn draw(&self, svg: &mut String, plot: Area, (x, y): (&Axis, &Axis)) {
+        let mut positions = String::new();
+        let mut dots = String::new();
+        for (epoch, value) in thin_out(&self.points) {
+            let across = plot.left + plot.width * x.position(epoch as f64);
+            let down = plot.top + plot.height * (1.0 - y.position(value));
+            let _ = write!(positions, "{across:.1},{down:.1} ");
+            if self.points.len() <= DOTS_MAX {
+                let _ = write!(
+                    dots,
+                    "<circle cx=\"{across:.1}\" cy=\"{down:.1}\" r=\"3\" fill=\"{}\"/>",
+                    self.color
+                );
+            }
+        }
+        let positions = positions.trim_end();
+        let _ = writeln!(
+            svg,
+            "<polyline points=\"{positions}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\" stroke-linejoin=\"round\"/>{dots}",
+            self.color
+        );
+    }
+}
+
+fn draw_grid(svg: &mut String, plot: Area, x: &Axis, y: &Axis) {
+    let Area { left, top, width, height } = plot;
+    let (right, bottom) = (left + width, top + height);
+    for (position, label) in y.labels() {
+        let at = bottom - height * position;
+        let _ = writeln!(
+            svg,
+            "<line x1=\"{left:.1}\" y1=\"{at:.1}\" x2=\"{right:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>"
+        );
+        write_text(svg, (left - 8.0, at + 4.0), "text-anchor=\"end\"", &label);
+    }
+    for (position, label) in x.labels() {
+        let at = left + width * position;
+        let end = bottom + 5.0;
+        let _ = writeln!(
+            svg,
+            "<line x1=\"{at:.1}\" y1=\"{bottom:.1}\" x2=\"{at:.1}\" y2=\"{end:.1}\" stroke=\"#333\"/>"
+        );
+        write_text(svg, (at, bottom + 20.0), "text-anchor=\"middle\"", &label);
+    }
+    let _ = writeln!(
+        svg,
+        "<path d=\"M{left:.1} {top:.1}V{bottom:.1}H{right:.1}\" fill=\"none\" stroke=\"#333\"/>"
+    );
+}
+
+fn draw_dashed_line(svg: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
+    let _ = writeln!(
+        svg,
+        "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"#666\" stroke-dasharray=\"4 3\"/>"
+    );
+}
+
+/// Appends a text. `attributes` are attributes of SVG.
+pub(super) fn write_text(svg: &mut String, (x, y): (f64, f64), attributes: &str, text: &str) {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    // XML does not allow control characters.
+    let text: String =
+        text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
+    let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" {attributes}>{text}</text>");
+}
+
+/// Returns at most [`POINTS_MAX`] of the points. Divides the points into equal ranges, and keeps the lowest and the highest
+/// point of each range, so that a peak remains visible.
+fn thin_out(points: &[(u64, f64)]) -> Vec<(u64, f64)> {
+    if points.len() <= POINTS_MAX {
+        return points.to_vec();
+    }
+    let mut kept = Vec::with_capacity(POINTS_MAX);
+    for range in points.chunks(points.len().div_ceil(POINTS_MAX / 2)) {
+        let compare = |a: &&(u64, f64), b: &&(u64, f64)| a.1.total_cmp(&b.1);
+        let mut pair: Vec<_> =
+            range.iter().min_by(compare).into_iter().chain(range.iter().max_by(compare)).collect();
+        pair.sort_by_key(|(epoch, _)| *epoch);
+        pair.dedup();
+        kept.extend(pair.into_iter().copied());
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_curve_keeps_its_peaks() {
+        let mut points: Vec<(u64, f64)> = (0..100_000).map(|epoch| (epoch, 1.0)).collect();
+        (points[77_777].1, points[12].1) = (9.0, -3.0);
+        let kept = thin_out(&points);
+        assert!(kept.len() <= POINTS_MAX && kept.contains(&(77_777, 9.0)) && kept.contains(&(12, -3.0)));
+        assert!(kept.is_sorted_by_key(|(epoch, _)| *epoch));
+        assert_eq!(thin_out(&points[..50]), points[..50]);
+    }
+
+    #[test]
+    fn texts_are_escaped() {
+        let mut svg = String::new();
+        write_text(&mut svg, (1.0, 2.0), "", "a<b> & \u{7}");
+        assert_eq!(svg, "<text x=\"1.0\" y=\"2.0\" >a&lt;b&gt; &amp; \u{fffd}</text>\n");
+    }
+}

@@ -1,0 +1,135 @@
+//! Measures how long the parts of steps take.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::group::Group;
+
+/// How long the parts of a rank's steps took. The three parts together are the whole duration of the steps.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// The number of steps.
+    pub steps: u64,
+    /// The time in seconds in which the rank computed: forward and backward passes, and the updates of the optimizer.
+    pub compute_seconds: f64,
+    /// The time in seconds in which the rank only waited for other ranks and computed nothing.
+    pub exposed_communication_seconds: f64,
+    /// The time in seconds in which the rank shuffled the samples and gathered the features of its batches.
+    pub data_seconds: f64,
+}
+
+impl StepTimes {
+    /// Returns the duration of the steps in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.compute_seconds + self.exposed_communication_seconds + self.data_seconds
+    }
+
+    /// Adds the times of further steps.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.compute_seconds += other.compute_seconds;
+        self.exposed_communication_seconds += other.exposed_communication_seconds;
+        self.data_seconds += other.data_seconds;
+    }
+}
+
+/// Writes the mean times of a step, for example `step 1.95 ms (compute 1.20, communication 0.65, data 0.10)`.
+impl fmt::Display for StepTimes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let steps = self.steps.max(1) as f64;
+        let mean = self.seconds() / steps;
+        let (factor, unit, digits) = match mean {
+            1.0.. => (1.0, "s", 2),
+            1e-3.. => (1e3, "ms", 2),
+            _ => (1e6, "us", 0),
+        };
+        let scale = |seconds: f64| format!("{:.digits$}", seconds / steps * factor);
+        write!(
+            f,
+            "step {} {unit} (compute {}, communication {}, data {})",
+            scale(self.seconds()),
+            scale(self.compute_seconds),
+            scale(self.exposed_communication_seconds),
+            scale(self.data_seconds),
+        )
+    }
+}
+
+/// Measures the times of steps.
+pub(crate) struct StepTimer {
+    started: Instant,
+    /// The time that this rank had waited for other ranks when the measurement began.
+    exposed: Duration,
+    /// The time for data.
+    pub(crate) data: Duration,
+}
+
+impl StepTimer {
+    /// Begins a measurement.
+    pub(crate) fn start(group: &Group) -> Self {
+        Self { started: Instant::now(), exposed: group.statistics().exposed, data: Duration::ZERO }
+    }
+
+    /// Adds the time since `started` to the time for data.
+    pub(crate) fn add_data(&mut self, started: Instant) {
+        self.data += started.elapsed();
+    }
+
+    /// Returns the times since the start of the measurement, in which this rank took `steps` steps.
+    pub(crate) fn finish(&self, group: &Group, steps: u64) -> StepTimes {
+        let total = self.started.elapsed();
+        let data = self.data.min(total);
+        // The runtime estimates the duration of the shortest operations, so the estimate may exceed the time that remains.
+        let exposed = group.statistics().exposed.saturating_sub(self.exposed).min(total.saturating_sub(data));
+        StepTimes {
+            steps,
+            compute_seconds: total.saturating_sub(data + exposed).as_secs_f64(),
+            exposed_communication_seconds: exposed.as_secs_f64(),
+            data_seconds: data.as_secs_f64(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mean_times_of_a_step_have_a_fitting_unit() {
+        for (steps, compute, exposed, data, expected) in [
+            (100, 0.12, 0.065, 0.01, "step 1.95 ms (compute 1.20, communication 0.65, data 0.10)"),
+            (10, 0.0005, 0.0, 0.0002, "step 70 us (compute 50, communication 0, data 20)"),
+            (2, 4.0, 2.0, 1.0, "step 3.50 s (compute 2.00, communication 1.00, data 0.50)"),
+            (0, 0.0, 0.0, 0.0, "step 0 us (compute 0, communication 0, data 0)"),
+        ] {
+            let times = StepTimes {
+                steps,
+                compute_seconds: compute,
+                exposed_communication_seconds: exposed,
+                data_seconds: data,
+            };
+            assert_eq!(times.to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn the_parts_together_are_the_whole_duration() {
+        let group = Group::solo();
+        let timer = StepTimer::start(&group);
+        let mut timer =
+            StepTimer { started: timer.started.checked_sub(Duration::from_secs(2)).unwrap(), ..timer };
+        timer.add_data(Instant::now().checked_sub(Duration::from_secs(1)).unwrap());
+        let times = timer.finish(&group, 7);
+        assert_eq!((times.steps, times.exposed_communication_seconds), (7, 0.0));
+        assert!(
+            times.data_seconds >= 1.0 && times.compute_seconds >= 0.5 && times.seconds() >= 2.0,
+            "{times:?}"
+        );
+        // A measured part never exceeds the whole.
+        timer.add_data(Instant::now().checked_sub(Duration::from_mins(1)).unwrap());
+        let times = timer.finish(&group, 7);
+        assert!(times.compute_seconds == 0.0 && times.seconds() < 60.0, "{times:?}");
+    }
+}

@@ -1,0 +1,184 @@
+//! Records the curves of a run for `TensorBoard` while the run is in progress.
+
+mod event_file;
+
+use std::fs;
+use std::io;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+
+use self::event_file::EventFile;
+use super::atomic_file;
+use super::progress::{CompletedStep, Observer};
+use super::report::EpochRecord;
+
+/// The default of [`TensorBoard::step_interval`].
+pub const STEP_INTERVAL_DEFAULT: NonZeroU64 = NonZeroU64::new(50).unwrap();
+
+/// The size in bytes of the curves of a run, for the check before the run. Long runs write more.
+const BYTES_ASSUMED: u64 = 1 << 20;
+
+/// Where and how often to record curves for `TensorBoard`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorBoard {
+    /// The directory, which is created if it does not exist. Each run writes a new file.
+    pub directory: PathBuf,
+    /// The loss and the learning rate are recorded after each such number of steps, and at the end of each recorded epoch.
+    pub step_interval: NonZeroU64,
+}
+
+/// Checks that events can be written to `directory`.
+pub(super) fn check_before_training(directory: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    atomic_file::check_space(&directory.join("events"), BYTES_ASSUMED)
+}
+
+/// Records the events of a run, and passes them on to another observer.
+pub(super) struct EventRecorder<'a> {
+    observer: &'a mut dyn Observer,
+    options: &'a TensorBoard,
+    file: EventSink,
+    /// The number of steps since the run began.
+    steps_total: u64,
+    /// The steps since the last recorded step: their number, the sum of the losses of their samples, and the number of samples.
+    interval: (u64, f64, u64),
+}
+
+/// The file of a recorder.
+enum EventSink {
+    /// The file is created at the first event.
+    New,
+    Open(EventFile),
+    /// A write has failed, and the user was told.
+    Failed,
+}
+
+impl<'a> EventRecorder<'a> {
+    pub(super) fn new(observer: &'a mut dyn Observer, options: &'a TensorBoard) -> Self {
+        Self { observer, options, file: EventSink::New, steps_total: 0, interval: (0, 0.0, 0) }
+    }
+
+    /// Writes values of the current step. If the disk is full, training continues without this file.
+    fn record(&mut self, scalars: &[(&str, f64)]) {
+        if let Err(error) = self.try_record(scalars) {
+            self.file = EventSink::Failed;
+            let directory = self.options.directory.display();
+            self.observer.warning(&format!(
+                "cannot write to the directory of --tensorboard, {directory}: {error}; training continues, but TensorBoard \
+                 shows no further values of this run"
+            ));
+        }
+    }
+
+    fn try_record(&mut self, scalars: &[(&str, f64)]) -> io::Result<()> {
+        if matches!(self.file, EventSink::New) {
+            self.file = EventSink::Open(EventFile::create(&self.options.directory)?);
+        }
+        match &mut self.file {
+            EventSink::Open(file) => file.add_scalars(self.steps_total, scalars),
+            EventSink::New | EventSink::Failed => Ok(()),
+        }
+    }
+}
+
+impl Observer for EventRecorder<'_> {
+    fn notice(&mut self, line: &str) {
+        self.observer.notice(line);
+    }
+
+    fn warning(&mut self, text: &str) {
+        self.observer.warning(text);
+    }
+
+    fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64) {
+        self.observer.epoch_started(epoch, epochs, step, steps);
+    }
+
+    fn batch_started(&mut self, epoch: u64, batch: u64, samples: &[u32]) {
+        self.observer.batch_started(epoch, batch, samples);
+    }
+
+    fn step_taken(&mut self, step: &CompletedStep) {
+        self.observer.step_taken(step);
+        self.steps_total = step.steps_total;
+        let (steps, loss, samples) = &mut self.interval;
+        *steps += 1;
+        *loss += step.loss * step.samples as f64;
+        *samples += step.samples;
+        if *steps >= self.options.step_interval.get() {
+            let mean = *loss / (*samples).max(1) as f64;
+            self.interval = (0, 0.0, 0);
+            self.record(&[("loss/steps", mean), ("learning_rate", f64::from(step.learning_rate))]);
+        }
+    }
+
+    fn epoch_ended(&mut self, epochs: u64, record: Option<&EpochRecord>) {
+        self.observer.epoch_ended(epochs, record);
+        let Some(record) = record else { return };
+        let times = record.step_times.filter(|times| times.steps > 0);
+        let per_step = |seconds: f64| times.map(|times| seconds / times.steps as f64);
+        let scalars: Vec<(&str, f64)> = [
+            ("loss/train", Some(record.train_loss)),
+            ("loss/test", record.test_loss),
+            ("loss/validation", record.validation_loss),
+            ("test/accuracy", record.test_accuracy),
+            ("test/r2", record.test_r2),
+            ("test/rmse", record.test_rmse),
+            ("epoch", Some(record.epoch as f64)),
+            ("samples_per_second", Some(record.samples_per_second)),
+            ("step_seconds/compute", times.and_then(|times| per_step(times.compute_seconds))),
+            (
+                "step_seconds/exposed_communication",
+                times.and_then(|times| per_step(times.exposed_communication_seconds)),
+            ),
+            ("step_seconds/data", times.and_then(|times| per_step(times.data_seconds))),
+        ]
+        .into_iter()
+        .filter_map(|(tag, value)| value.map(|value| (tag, value)))
+        .collect();
+        self.record(&scalars);
+    }
+
+    fn adjust_parameters(&mut self, parameters: &mut [f32]) {
+        self.observer.adjust_parameters(parameters);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Collects the lines of a run.
+    #[derive(Default)]
+    struct CollectLines(Vec<String>);
+
+    impl Observer for CollectLines {
+        fn notice(&mut self, line: &str) {
+            self.0.push(line.into());
+        }
+        fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
+        fn step_taken(&mut self, _: &CompletedStep) {}
+        fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_reported_once_and_training_continues() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(check_before_training(&file).is_err());
+        assert!(check_before_training(&directory.path().join("a/b")).is_ok());
+        let options = TensorBoard { directory: file, step_interval: NonZeroU64::MIN };
+        let mut lines = CollectLines::default();
+        let mut recorder = EventRecorder::new(&mut lines, &options);
+        for steps_total in 1..4 {
+            recorder.step_taken(&CompletedStep { steps_total, loss: 1.0, learning_rate: 0.1, samples: 5 });
+        }
+        assert_eq!(lines.0.len(), 1, "{:?}", lines.0);
+        assert!(
+            lines.0[0].starts_with("warning: cannot write to the directory of --tensorboard"),
+            "{:?}",
+            lines.0
+        );
+    }
+}

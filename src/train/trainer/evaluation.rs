@@ -1,0 +1,79 @@
+//! Evaluations of the model by all ranks.
+
+use super::Trainer;
+use crate::group::Group;
+use crate::train::TrainError;
+use crate::train::batches::part;
+use crate::train::data::{Samples, Targets};
+use crate::train::evaluation_work::EvaluationWork;
+use crate::train::setup::total_sum_of_squares;
+use crate::types::{Rank, ReduceOp};
+
+/// The results of evaluating a set of samples.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Metrics {
+    /// The mean loss.
+    pub(crate) loss: f64,
+    /// The fraction of correct predictions, from 0 to 1; `None` for regression.
+    pub(crate) accuracy: Option<f64>,
+    /// The coefficient of determination (R²); `None` for classification, and if all targets are the same.
+    pub(crate) r2: Option<f64>,
+}
+
+impl Trainer<'_> {
+    /// Evaluates the model on `samples`. Each replica of the model evaluates a part of the samples. Returns `None` if
+    /// there are no samples, or if a rank has received a stop signal, which ends the evaluation after the current
+    /// block.
+    pub(crate) fn evaluate(
+        &mut self,
+        group: &mut Group,
+        samples: &Samples,
+    ) -> Result<Option<Metrics>, TrainError> {
+        let place = self.partition.place();
+        let local_rows = part(samples.len(), place.replica, place.replicas);
+        // All ranks evaluate the same number of blocks as rank 0, whose part is the longest. So the last block of another rank
+        // may be empty.
+        let longest = part(samples.len(), Rank::ZERO, place.replicas).len();
+        let block = self.evaluation_rows;
+        let mut sums = [0.0; 3];
+        for index in 0..longest.div_ceil(block) {
+            if self.stopped {
+                return Ok(None);
+            }
+            let start = local_rows.end.min(local_rows.start + index * block);
+            let rows = start..local_rows.end.min(start + block);
+            let work = EvaluationWork {
+                network: &self.setup.network,
+                parameters: &self.state.parameters,
+                workspace: &mut self.workspace,
+                samples,
+                standardizer: self.setup.standardizer.as_ref(),
+                rows,
+            };
+            let outcome = self.strategy.evaluate(group, work)?;
+            let mut block_sums = [outcome.loss, outcome.correct as f64, self.stop_flag()];
+            group.all_reduce(&mut block_sums, ReduceOp::Sum)?;
+            sums.iter_mut().zip(block_sums).for_each(|(sum, value)| *sum += value);
+            self.stopped = sums[2] > 0.0;
+        }
+        if self.stopped || samples.is_empty() {
+            return Ok(None);
+        }
+        let [loss, correct, _] = sums;
+        if !loss.is_finite() {
+            // All ranks hold the same sum, so all ranks return this error.
+            let steps = self.state.position.steps_total;
+            let rate = self.learning_rate();
+            let message =
+                format!("the loss is {loss} after step {steps} on all ranks; lower --lr (now {rate})");
+            return Err(TrainError::Diverged(message));
+        }
+        let count = samples.len() as f64;
+        let total = total_sum_of_squares(samples);
+        Ok(Some(Metrics {
+            loss: loss / count,
+            accuracy: matches!(samples.targets, Targets::Classes(_)).then_some(correct / count),
+            r2: (total > 0.0).then(|| 1.0 - loss / total),
+        }))
+    }
+}
