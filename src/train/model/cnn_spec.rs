@@ -152,7 +152,7 @@ mod tests {
             ("conv16x4", "odd number"),
             ("conv16x33", "from 1 to 31"),
             ("conv0x3", "from 1 to 65536"),
-            ("conv8x3,pool17", "from 1 to 16"),
+            ("conv8x3,pool9", "from 1 to 8"),
             ("conv8x3,,pool2", "has ``"),
             ("conv8x3,dropout1", "below 1"),
             ("conv8x3,dropoutNaN", "below 1"),

@@ -66,7 +66,7 @@ pub(crate) trait Layer: Debug + Send + Sync {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct LayerMemory {
     pub(crate) values: Vec<f32>,
-    pub(crate) indices: Vec<u8>,
+    pub(crate) indices: Vec<u32>,
 }
 
 /// Whether a forward pass is part of a training step.

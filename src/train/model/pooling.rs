@@ -6,8 +6,8 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 use super::layer::{BackwardPass, CONTIGUOUS, GradientSink, Layer, LayerMemory, Mode};
 use crate::train::data::ImageShape;
 
-/// The maximum height and width of a window. The index of a value in the window then fits a byte.
-pub(super) const WINDOW_MAX: usize = 16;
+/// The maximum height and width of a window.
+pub(super) const WINDOW_MAX: usize = 8;
 
 /// A layer of max pooling.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,25 +24,80 @@ impl MaxPooling {
         ImageShape { channels, height: height / self.window, width: width / self.window }
     }
 
-    /// Calls `each` for each output with its index, and with the index of the first input of its window.
-    fn for_each_window(&self, mut each: impl FnMut(usize, usize)) {
-        let ImageShape { channels, height, width } = self.output_shape();
-        let mut index = 0;
-        for channel in 0..channels {
-            for y in 0..height {
-                let row = (channel * self.input.height + y * self.window) * self.input.width;
-                for x in 0..width {
-                    each(index, row + x * self.window);
-                    index += 1;
-                }
+    /// Divides an image into bands of rows: the rows of the windows in one row of outputs. Rows that do not fill a
+    /// band are left out.
+    fn bands<'a>(&self, image: &'a [f32]) -> impl Iterator<Item = &'a [f32]> {
+        let ImageShape { height, width, .. } = self.input;
+        let band = self.window * width;
+        image.chunks_exact(height * width).flat_map(move |plane| plane.chunks_exact(band))
+    }
+}
+
+/// Computes a row of outputs from the rows of its windows. The rows have `width` values each and follow each other in
+/// `band`. Writes the index of the largest value of each window to `indices`. Compares integers, because the compiler
+/// turns these comparisons into vector instructions without branches.
+fn pool_row<const WINDOW: usize>(band: &[f32], width: usize, output: &mut [f32], indices: &mut [u32]) {
+    output.fill(f32::from_bits(i32::MIN.cast_unsigned()));
+    for (y, row) in band.chunks_exact(width).enumerate() {
+        let windows = row.as_chunks::<WINDOW>().0;
+        for ((best, best_index), window) in output.iter_mut().zip(&mut *indices).zip(windows) {
+            // Until the last row, the outputs hold keys.
+            let (mut key, mut index) = (best.to_bits().cast_signed(), *best_index);
+            for (x, &value) in window.iter().enumerate() {
+                let candidate = order_key(value);
+                let is_better = candidate > key;
+                key = if is_better { candidate } else { key };
+                index = if is_better { (y * WINDOW + x) as u32 } else { index };
             }
+            (*best, *best_index) = (f32::from_bits(key.cast_unsigned()), index);
         }
     }
-
-    fn offset(&self, index: u8) -> usize {
-        let (y, x) = (usize::from(index) / self.window, usize::from(index) % self.window);
-        y * self.input.width + x
+    for value in output {
+        *value = f32::from_bits(flip_negative(value.to_bits().cast_signed()).cast_unsigned());
     }
+}
+
+/// Returns an integer that is larger if the value is larger. The key of a NaN is the largest, so that pooling does not
+/// hide that a layer has diverged.
+fn order_key(value: f32) -> i32 {
+    let bits = value.to_bits().cast_signed();
+    let is_nan = bits & i32::MAX > f32::INFINITY.to_bits().cast_signed();
+    if is_nan { i32::MAX } else { flip_negative(bits) }
+}
+
+/// Flips all bits of a negative number except its sign. The bits of a negative float grow when the float falls.
+fn flip_negative(bits: i32) -> i32 {
+    bits ^ (bits >> 31) & i32::MAX
+}
+
+/// Writes each derivative of a row of outputs to the input with the largest value of its window, and 0 to the other
+/// inputs.
+fn spread_row<const WINDOW: usize>(delta: &[f32], indices: &[u32], width: usize, band: &mut [f32]) {
+    for (y, row) in band.chunks_exact_mut(width).enumerate() {
+        let (windows, rest) = row.as_chunks_mut::<WINDOW>();
+        for ((window, &delta), &index) in windows.iter_mut().zip(delta).zip(indices) {
+            for (x, target) in window.iter_mut().enumerate() {
+                *target = if index == (y * WINDOW + x) as u32 { delta } else { 0.0 };
+            }
+        }
+        rest.fill(0.0);
+    }
+}
+
+/// Calls the function for the window of a layer. The compiler knows the length of the window in each case.
+macro_rules! with_window {
+    ($window:expr, $function:ident($($argument:expr),*)) => {
+        match $window {
+            1 => $function::<1>($($argument),*),
+            2 => $function::<2>($($argument),*),
+            3 => $function::<3>($($argument),*),
+            4 => $function::<4>($($argument),*),
+            5 => $function::<5>($($argument),*),
+            6 => $function::<6>($($argument),*),
+            7 => $function::<7>($($argument),*),
+            _ => $function::<WINDOW_MAX>($($argument),*),
+        }
+    };
 }
 
 impl Layer for MaxPooling {
@@ -66,37 +121,35 @@ impl Layer for MaxPooling {
         memory: &mut LayerMemory,
         _: Mode<'_>,
     ) {
+        let columns = self.output_shape().width;
         let indices = memory.indices.chunks_exact_mut(self.outputs());
         for ((input, mut output), indices) in input.rows().into_iter().zip(output.rows_mut()).zip(indices) {
-            let input = input.to_slice().expect(CONTIGUOUS);
-            let output = output.as_slice_mut().expect(CONTIGUOUS);
-            self.for_each_window(|index, start| {
-                let (mut best, mut best_index, mut position) = (input[start], 0_u8, 0_u8);
-                for y in 0..self.window {
-                    let start = start + y * self.input.width;
-                    for &value in &input[start..start + self.window] {
-                        // A NaN is kept, so that pooling does not hide that a layer has diverged.
-                        let is_better = value > best || value.is_nan();
-                        best = if is_better { value } else { best };
-                        best_index = if is_better { position } else { best_index };
-                        position = position.wrapping_add(1);
-                    }
-                }
-                (output[index], indices[index]) = (best, best_index);
-            });
+            let outputs = output.as_slice_mut().expect(CONTIGUOUS).chunks_exact_mut(columns);
+            let rows = outputs.zip(indices.chunks_exact_mut(columns));
+            for (band, (output, indices)) in self.bands(input.to_slice().expect(CONTIGUOUS)).zip(rows) {
+                with_window!(self.window, pool_row(band, self.input.width, output, indices));
+            }
         }
     }
 
     fn backward(&self, _: &[f32], pass: BackwardPass<'_>, _: &mut GradientSink<'_>) {
         let BackwardPass { delta, input_delta, memory, .. } = pass;
         let Some(mut input_delta) = input_delta else { return };
+        let ImageShape { height, width, .. } = self.input;
+        let (columns, band) = (self.output_shape().width, self.window * width);
         let indices = memory.indices.chunks_exact(self.outputs());
         for ((mut target, delta), indices) in
             input_delta.rows_mut().into_iter().zip(delta.rows()).zip(indices)
         {
-            let target = target.as_slice_mut().expect(CONTIGUOUS);
-            target.fill(0.0);
-            self.for_each_window(|index, start| target[start + self.offset(indices[index])] = delta[index]);
+            let deltas = delta.to_slice().expect(CONTIGUOUS).chunks_exact(columns);
+            let mut rows = deltas.zip(indices.chunks_exact(columns));
+            for plane in target.as_slice_mut().expect(CONTIGUOUS).chunks_exact_mut(height * width) {
+                let mut bands = plane.chunks_exact_mut(band);
+                for (band, (delta, indices)) in bands.by_ref().zip(rows.by_ref()) {
+                    with_window!(self.window, spread_row(delta, indices, width, band));
+                }
+                bands.into_remainder().fill(0.0);
+            }
         }
     }
 }

@@ -4,7 +4,8 @@ use ndarray::Array2;
 
 use super::*;
 use crate::train::data::ImageShape;
-use crate::train::model::layer::Layer as _;
+use crate::train::model::layer::{BackwardPass, GradientSink, Layer as _};
+use crate::train::model::pooling::MaxPooling;
 use crate::train::model::{ClassTargets, Scale};
 
 /// The images of the tests: 2 channels of 5 x 4 pixels. Pooling with windows of 2 x 2 leaves out the last row.
@@ -85,6 +86,49 @@ fn gradients_match_finite_differences() {
         check_gradient(&network(spec, IMAGES, 3, Loss::CrossEntropy), &classes, 1.0);
     }
     check_gradient(&network("cnn:conv2x3,pool2", IMAGES, 1, Loss::SquaredError(scale)), &numbers, 4.0);
+}
+
+/// Compares pooling with a direct computation: negative values, equal values, infinity, NaN, and rows and columns that do not
+/// fill a window. Of several largest values, the first gets the derivative.
+#[test]
+fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    let image = ImageShape { channels: 1, height: 3, width: 5 };
+    let layer = MaxPooling { input: image, window: 2 };
+    for (window, largest, expected_index) in [
+        ([-1.0, -3.0, -0.5, -2.0], -0.5, 2),
+        ([1.0, 4.0, 4.0, 2.0], 4.0, 1),
+        ([-inf, -inf, -inf, -inf], -inf, 0),
+        ([1.0, -inf, inf, 0.0], inf, 2),
+        ([1.0, nan, inf, 0.0], nan, 1),
+        ([-nan, 2.0, 3.0, -4.0], nan, 0),
+        ([-0.0, -1e-40, 1e-40, -1.0], 1e-40, 2),
+    ] {
+        let mut input = Array2::from_elem((1, 15), 9.0);
+        for (place, value) in [2, 3, 7, 8].into_iter().zip(window) {
+            input[(0, place)] = value;
+        }
+        let (mut output, mut input_delta) = (Array2::zeros((1, 2)), Array2::from_elem((1, 15), nan));
+        let mut memory = layer.memory(1);
+        layer.forward(&[], input.view(), output.view_mut(), &mut memory, Mode::Evaluation);
+        assert_eq!(output[(0, 0)], 9.0);
+        assert!(output[(0, 1)] == largest || output[(0, 1)].is_nan() && largest.is_nan(), "{output}");
+        let mut delta = Array2::from_shape_vec((1, 2), vec![5.0, 7.0]).unwrap();
+        let pass = BackwardPass {
+            input: input.view(),
+            output: output.view(),
+            delta: delta.view_mut(),
+            input_delta: Some(input_delta.view_mut()),
+            memory: &mut memory,
+        };
+        let mut ignore = |_: Range<usize>, _: &mut [f32]| {};
+        let mut sink = GradientSink::new((&mut [], EarlierGradients::Replace), 0..0, 1, &mut ignore);
+        layer.backward(&[], pass, &mut sink);
+        let mut expected = Array2::zeros((1, 15));
+        expected[(0, 0)] = 5.0;
+        expected[(0, [2, 3, 7, 8][expected_index])] = 7.0;
+        assert_eq!(input_delta, expected, "{window:?}");
+    }
 }
 
 /// If a random number of dropout depended on a sample's place in the batch, the result would depend on the number of
