@@ -38,8 +38,13 @@ fn runs_equal_a_single_process_after_100_steps() {
     let recipe = Recipe { clip_norm: Some(0.5), ..Recipe::default() };
     let clipped = Config { recipe, rule: Some(Rule::Momentum { momentum: 0.5 }), ..plain.clone() };
     // With three layers, `tensor` divides the first layer by its inputs.
-    let odd = Config { model: Some("mlp:16,12".parse().unwrap()), ..clipped.clone() };
-    let odd = Config { micro_batches: NonZeroU32::new(2).unwrap(), ..odd };
+    let odd = Config {
+        model: Some("mlp:16,12".parse().unwrap()),
+        micro_batches: NonZeroU32::new(2).unwrap(),
+        epochs: Some(9),
+        recipe: clipped.recipe.clone(),
+        ..small_config()
+    };
     let all: &[(u32, &str, u32, &Config)] = &[
         (4, "hybrid:2x2", 2, &clipped),
         (3, "tensor", 0, &odd),
@@ -63,7 +68,7 @@ fn runs_equal_a_single_process_after_100_steps() {
         };
         let found = train_and_compare(n, &divided);
         assert_close(&found.parameters, &alone.parameters, text);
-        assert_eq!((found.report.steps, alone.report.steps), (111, 111));
+        assert!(found.report.steps == alone.report.steps && alone.report.steps > 100, "{text}");
         assert_eq!(found.report.test_accuracy, alone.report.test_accuracy, "{text}");
         assert!(count == 0 || found.report.micro_batches == count, "{text}: {:?}", found.report);
     }
@@ -73,7 +78,7 @@ fn runs_equal_a_single_process_after_100_steps() {
 /// stays on the rank of the convolution before it.
 #[test]
 fn a_pipeline_takes_the_same_steps_with_convolution_and_dropout() {
-    let model = Some("cnn:conv4x3,pool2,dropout0.5,dense8".parse().unwrap());
+    let model = Some("cnn:conv2x3,pool2,dropout0.5,dense8".parse().unwrap());
     let config = Config { model, batch_size: Some(100), epochs: Some(1), ..deep_config() };
     let alone = train(&config).unwrap();
     for text in
@@ -91,7 +96,8 @@ fn a_pipeline_takes_the_same_steps_with_convolution_and_dropout() {
 /// stages.
 #[test]
 fn optimizers_with_a_state_take_the_same_steps() {
-    for rule in [Rule::Lamb(AdamOptions::DEFAULT), Rule::AdamW(AdamOptions::DEFAULT)] {
+    let all = &[Rule::Lamb(AdamOptions::DEFAULT), Rule::AdamW(AdamOptions::DEFAULT)][..];
+    for &rule in if runs_long_tests() { all } else { &all[..1] } {
         let config = Config {
             rule: Some(rule),
             learning_rate: Some(0.003),
