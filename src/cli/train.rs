@@ -3,6 +3,7 @@
 mod args;
 mod checkpoint_args;
 mod commands;
+mod data_args;
 mod help;
 mod optimizer_args;
 mod output_args;

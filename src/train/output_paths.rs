@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use super::checkpoint;
 use super::class_weights::ClassWeights;
 use super::config::Config;
-use super::data::DataSource;
 use super::tensorboard::TensorBoard;
 
 /// Checks that the report, the model file, the checkpoint, the files with curves and the files that the run reads are
@@ -18,11 +17,7 @@ use super::tensorboard::TensorBoard;
 pub(super) fn check(config: &Config) -> Result<(), String> {
     let mut files: Vec<(&str, PathBuf)> = Vec::new();
     let mut add = |option, path: &Path| files.push((option, path.to_owned()));
-    let data: Vec<&PathBuf> = match &config.source {
-        DataSource::Npy(features, targets) => vec![features, targets],
-        source => source.table_files().unwrap_or_default().iter().collect(),
-    };
-    for path in data {
+    for path in config.source.files() {
         add("--data", path);
     }
     if let ClassWeights::File(path) = &config.recipe.class_weights {

@@ -6,6 +6,7 @@ mod command_line;
 mod convergence;
 mod divided_models;
 mod fashion;
+mod formats;
 mod library;
 mod model_files;
 mod parameter_server;

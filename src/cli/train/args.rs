@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use clap::Parser;
 
 use super::checkpoint_args::CheckpointArgs;
+use super::data_args::TrainingDataArgs;
 use super::help::AFTER_OPTIONS;
 use super::optimizer_args::{OptimizerArgs, OptimizerChoice};
 use super::output_args::OutputArgs;
@@ -33,13 +34,9 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "MODEL", help_heading = "Training")]
     model: Option<String>,
 
-    /// The data. One of: digits (1,797 built-in handwritten digits; UCI, CC BY 4.0); a directory of IDX files such as
-    /// MNIST or Fashion-MNIST, plain or .gz; a .csv or .tsv table, plain or .gz, .zip or .zst (see Tables; needs
-    /// --target); several files of one table, such as a.csv b.csv or 'part-*.csv'; two files
-    /// FEATURES.npy,TARGETS.npy, where features may be images (samples, height, width) or (samples, channels, height,
-    /// width); synthetic:ROWSxFEATURES (random data of this shape)
-    #[arg(long, value_name = "DATA", num_args = 1.., default_value = "digits", help_heading = "Data")]
-    data: Vec<String>,
+    /// The data and its format.
+    #[command(flatten)]
+    data: TrainingDataArgs,
 
     /// The table column to predict: its name, or its number counted from 0
     #[arg(long, value_name = "COLUMN", help_heading = "Data")]
@@ -142,7 +139,7 @@ impl TrainArgs {
     ///
     /// Returns a sentence that says which argument is wrong and what to do.
     pub(super) fn into_config(self) -> Result<Config, String> {
-        let source = DataSource::from_values(&self.data)?;
+        let source = self.data.source()?;
         let model = self
             .model
             .as_ref()
@@ -302,6 +299,9 @@ mod tests {
         for (line, expected) in [
             ("--data absent --target x", "--data absent: there is no such file or directory"),
             ("--data t.csv.xz --target y", "--data t.csv.xz has the compression .xz"),
+            ("--format xml", "--format xml: it is not one of table, libsvm, idx, images"),
+            ("--data a b --format libsvm", "--data has 2 values, but --format libsvm takes one"),
+            ("--data a.libsvm --target x", "--target is for tables"),
         ] {
             let error = parse_config(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");

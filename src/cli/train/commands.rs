@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser};
 
 use super::ProgramFailure;
+use super::data_args::DataFormatArgs;
 use super::table_args::TableFormatArgs;
 use crate::exit::Exit;
 use crate::train::data::HeaderRow;
@@ -79,10 +80,13 @@ struct ModelDataArgs {
 
     /// The data. One of: a .csv or .tsv table, plain or .gz, .zip or .zst (its columns are found by their names in
     /// the header); several files of one table, such as a.csv b.csv or 'part-*.csv'; `-` for a table on standard
-    /// input; an array FEATURES.npy or two arrays FEATURES.npy,TARGETS.npy; a directory of IDX files (only the test
-    /// set is used); digits; synthetic:ROWSxFEATURES
+    /// input; an array FEATURES.npy or two arrays FEATURES.npy,TARGETS.npy; a .libsvm file; a directory of images; a
+    /// directory of IDX files (only the test set is used); digits; synthetic:ROWSxFEATURES
     #[arg(long, value_name = "DATA", num_args = 1.., required = true)]
     data: Vec<String>,
+
+    #[command(flatten)]
+    data_format: DataFormatArgs,
 
     #[command(flatten)]
     format: TableFormatArgs,
@@ -205,7 +209,7 @@ impl From<ExportError> for ProgramFailure {
 
 impl ModelDataArgs {
     fn input_options(&self, target: TargetColumn) -> Result<InputOptions, ProgramFailure> {
-        let data = NewData::from_values(&self.data).map_err(usage_failure)?;
+        let data = self.data_format.new_data(&self.data).map_err(usage_failure)?;
         let (header, separator) = self.format.parse().map_err(usage_failure)?;
         if !matches!(data, NewData::Table(_) | NewData::StandardInput) {
             let name = self.data.join(" ");
@@ -248,7 +252,8 @@ fn check_output(output: &Path, model: &Path, data: &NewData) -> Result<(), Strin
                     .map(|path| ("--data", path.as_path())),
             );
         }
-        NewData::StandardInput | NewData::Source(_) => {}
+        NewData::Source(source) => files.extend(source.files().into_iter().map(|path| ("--data", path))),
+        NewData::StandardInput => {}
     }
     match files.iter().find(|(_, path)| replaces(output, path)) {
         Some((option, _)) => Err(format!(
@@ -359,6 +364,15 @@ mod tests {
             ("eval --model m --data x.npy,y.npy --target y", "2: --target is for tables"),
             ("predict --model m --data a.csv --separator ab", "2: --separator ab: it"),
             ("eval --model m --data a.csv --top-k 0", "2: --top-k 0: it must be at least 1"),
+            (
+                "predict --model m --data - --format libsvm",
+                "2: --format libsvm: standard input must hold a table",
+            ),
+            (
+                "predict --model m --data a --format libsvm --header",
+                "2: --header, --no-header and --separator",
+            ),
+            ("predict --model m --data x.libsvm --output x.libsvm", "x.libsvm, which --data uses"),
             ("inspect", "FILE"),
             ("inspect /no/such/file", "10: cannot read the model file /no/such/file: No such file"),
             ("inspect a b", "unexpected argument"),

@@ -6,6 +6,7 @@ use ndarray::{Array2, ArrayViewMut2, Axis};
 use sha2::{Digest, Sha256};
 
 use super::TableEncoding;
+use super::sparse::SparseRows;
 
 /// Features of samples: a row per sample, a column per feature.
 #[derive(Clone, PartialEq, Debug)]
@@ -28,6 +29,8 @@ pub enum Features {
         /// How cells become features.
         encoding: Arc<TableEncoding>,
     },
+    /// Numbers, most of which are 0.
+    Sparse(SparseRows),
 }
 
 impl Features {
@@ -37,6 +40,7 @@ impl Features {
             Self::Numbers(values) => values.nrows(),
             Self::Pixels { values, .. } => values.nrows(),
             Self::Encoded { cells, .. } => cells.nrows(),
+            Self::Sparse(rows) => rows.rows(),
         }
     }
 
@@ -46,6 +50,7 @@ impl Features {
             Self::Numbers(values) => values.ncols(),
             Self::Pixels { values, .. } => values.ncols(),
             Self::Encoded { encoding, .. } => encoding.width(),
+            Self::Sparse(rows) => rows.columns(),
         }
     }
 
@@ -64,6 +69,7 @@ impl Features {
             Self::Encoded { cells, encoding } => {
                 Self::Encoded { cells: cells.select(Axis(0), rows), encoding: Arc::clone(encoding) }
             }
+            Self::Sparse(values) => Self::Sparse(values.select(rows)),
         }
     }
 
@@ -86,6 +92,10 @@ impl Features {
                     target.zip_mut_with(&values.row(row), |to, &from| *to = f32::from(from) / divisor);
                 }
                 Self::Encoded { cells, encoding } => encoding.expand(&cells.row(row), target.view_mut()),
+                Self::Sparse(rows) => {
+                    target.fill(0.0);
+                    rows.row(row).for_each(|(column, value)| target[column] = value);
+                }
             }
             if let Some(Standardizer { mean, inverse_deviation }) = standardizer {
                 for ((value, mean), inverse) in target.iter_mut().zip(mean).zip(inverse_deviation) {
@@ -110,6 +120,15 @@ impl Features {
             Self::Encoded { cells, encoding } => {
                 encoding.digest(hasher);
                 digest_numbers(cells, hasher);
+            }
+            Self::Sparse(rows) => {
+                for row in 0..rows.rows() {
+                    for (column, value) in rows.row(row) {
+                        hasher.update((column as u64).to_le_bytes());
+                        hasher.update(value.to_le_bytes());
+                    }
+                    hasher.update(u64::MAX.to_le_bytes());
+                }
             }
         }
     }

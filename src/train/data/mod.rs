@@ -7,13 +7,19 @@ mod encoding;
 mod error;
 mod features;
 mod file;
+mod format;
 mod idx;
+mod image_file;
+mod image_folder;
 mod image_shape;
 mod layout;
+mod libsvm;
+mod loaded_rows;
 pub(crate) mod npy;
 mod numbers;
 mod raw_table;
 mod source;
+mod sparse;
 mod split;
 mod synthetic;
 mod target;
@@ -30,10 +36,14 @@ pub(crate) use csv::{
 pub use encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 pub use error::DataError;
 pub use features::{Features, Standardizer};
+pub use format::DataFormat;
+pub(crate) use image_folder::WantedImages;
 pub use image_shape::ImageShape;
 pub use layout::TableLayout;
+pub(crate) use loaded_rows::LoadedRows;
 pub(crate) use npy::{FeatureShape, NpyStream};
 pub use source::{DataSource, LoadOptions};
+pub use sparse::SparseRows;
 pub(crate) use target::{CLASS_END, CLASSES_MAX};
 pub use target::{Targets, Task};
 use texts::Texts;
@@ -46,15 +56,15 @@ pub const ELEMENTS_MAX: u64 = 1 << 31;
 pub(crate) enum Column {
     /// Finite numbers.
     Numbers(Vec<f64>),
-    /// Names of classes.
+    /// Names of classes. The name is empty for an image that is not in the folder of a class.
     Text(Texts),
 }
 
 /// Samples whose targets have not been interpreted yet.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Table {
-    features: Features,
-    target: Column,
+    pub(crate) features: Features,
+    pub(crate) target: Column,
 }
 
 /// A set of samples: the training set or the test set.

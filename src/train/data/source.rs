@@ -8,11 +8,12 @@ use std::str::FromStr;
 
 use super::compression::FileCompression;
 use super::file::extension;
-use super::raw_table::RowSets;
+use super::image_folder::WantedImages;
+use super::raw_table::{EncodedTable, RowSets};
 use super::synthetic::SyntheticTarget;
 use super::{
-    DataError, Dataset, ELEMENTS_MAX, Features, Samples, Table, TableOptions, Task, csv, digits, idx, npy,
-    split, synthetic, target,
+    DataError, Dataset, ELEMENTS_MAX, Features, LoadedRows, Samples, Table, TableOptions, Task, csv, digits,
+    idx, image_folder, libsvm, npy, split, synthetic, target,
 };
 use crate::train::early_stopping::hold_out_rows;
 
@@ -26,12 +27,16 @@ pub enum DataSource {
     Digits,
     /// A directory with IDX files, such as MNIST.
     Idx(PathBuf),
+    /// A directory with a folder of PNG or JPEG images for each class.
+    Images(PathBuf),
     /// A table whose cells are separated by commas, tabs or another character, plain or compressed (`.gz`, `.zip`, `.zst`).
     Csv(PathBuf),
     /// Several files with the rows of one table. All files have the same columns in the same order. There is at least one file.
     CsvFiles(Vec<PathBuf>),
     /// A file with features and a file with targets in numpy's `.npy` format.
     Npy(PathBuf, PathBuf),
+    /// A file with sparse rows in the format of LIBSVM, plain or compressed.
+    Libsvm(PathBuf),
     /// Random numbers.
     Synthetic {
         /// The number of samples.
@@ -64,6 +69,8 @@ impl FromStr for DataSource {
         match extension(path).as_deref() {
             Some("npy") => Err("needs a pair: FEATURES.npy,TARGETS.npy".into()),
             Some("csv" | "tsv" | "tab") => Ok(Self::Csv(text.into())),
+            Some("libsvm" | "svmlight" | "svm") => Ok(Self::Libsvm(text.into())),
+            _ if image_folder::is_image_folder(path) => Ok(Self::Images(text.into())),
             _ if path.is_dir() => Ok(Self::Idx(text.into())),
             Some("txt" | "data" | "dat") => Ok(Self::Csv(text.into())),
             // The name of an archive may lack the extension of the file in it.
@@ -113,7 +120,7 @@ fn check_text(path: &Path) -> Result<(), String> {
 
 /// Returns the names of the files that match a pattern, or the `value` itself if it is not a pattern. A pair of
 /// `.npy` files is not a pattern.
-fn expand_pattern(value: &str) -> Result<Vec<String>, String> {
+pub(super) fn expand_pattern(value: &str) -> Result<Vec<String>, String> {
     let is_pattern = value.contains(['*', '?', '[']) && !value.contains(".npy,");
     if !is_pattern || Path::new(value).exists() {
         return Ok(vec![value.to_owned()]);
@@ -149,7 +156,9 @@ impl fmt::Display for DataSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Digits => f.write_str("digits"),
-            Self::Idx(path) | Self::Csv(path) => write!(f, "{}", path.display()),
+            Self::Idx(path) | Self::Images(path) | Self::Csv(path) | Self::Libsvm(path) => {
+                write!(f, "{}", path.display())
+            }
             Self::CsvFiles(paths) => match paths.as_slice() {
                 [] => f.write_str("no files"),
                 [path] => write!(f, "{}", path.display()),
@@ -203,6 +212,35 @@ impl DataSource {
         }
     }
 
+    /// Returns the files of a source that consists of files and not of a directory.
+    pub(crate) fn files(&self) -> Vec<&Path> {
+        match self {
+            Self::Csv(path) | Self::Libsvm(path) => vec![path],
+            Self::CsvFiles(paths) => paths.iter().map(PathBuf::as_path).collect(),
+            Self::Npy(features, targets) => vec![features, targets],
+            Self::Digits | Self::Idx(_) | Self::Images(_) | Self::Synthetic { .. } => Vec::new(),
+        }
+    }
+
+    /// Reads all rows without interpreting the target, for a model that takes `images`. Returns `None` if another
+    /// function reads this source.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read or is malformed.
+    pub(crate) fn load_rows(&self, images: WantedImages) -> Option<Result<LoadedRows, DataError>> {
+        match self {
+            Self::Images(directory) => Some(image_folder::load_for_model(directory, images)),
+            Self::Libsvm(path) => Some(libsvm::load(path)),
+            Self::Digits
+            | Self::Idx(_)
+            | Self::Csv(_)
+            | Self::CsvFiles(_)
+            | Self::Npy(..)
+            | Self::Synthetic { .. } => None,
+        }
+    }
+
     /// Parses the values of `--data`. A name with the characters `*`, `?` or `[...]` is a pattern, unless a file has this name. A
     /// pattern is replaced by the names of the files that match it, in sorted order.
     ///
@@ -229,6 +267,17 @@ impl DataSource {
         Ok(Self::CsvFiles(sources.into_iter().map(table).collect::<Result<_, _>>()?))
     }
 
+    /// Reads and encodes a table.
+    fn load_table(&self, options: &LoadOptions) -> Result<EncodedTable, DataError> {
+        let target = options.target.as_deref().ok_or_else(|| {
+            DataError::Unsuitable(format!("{self} is a table: name the column to predict with --target"))
+        })?;
+        let table = csv::load(self.table_files().unwrap_or_default(), target, &options.table)?;
+        let TableOptions { missing, categories_max, .. } = options.table;
+        let rows = options.choose_rows(table.rows())?;
+        table.encode(&rows, missing, categories_max)
+    }
+
     /// Reads the data, splits off a test set if the source has none, and interprets the target.
     ///
     /// # Errors
@@ -249,18 +298,20 @@ impl DataSource {
                 (train, test)
             }
             Self::Csv(_) | Self::CsvFiles(_) => {
-                let target = options.target.as_deref().ok_or_else(|| {
-                    DataError::Unsuitable(format!(
-                        "{self} is a table: name the column to predict with --target"
-                    ))
-                })?;
-                let table = csv::load(self.table_files().unwrap_or_default(), target, &options.table)?;
-                let TableOptions { missing, categories_max, .. } = options.table;
-                let rows = options.choose_rows(table.rows())?;
-                let encoded = table.encode(&rows, missing, categories_max)?;
+                let encoded = self.load_table(options)?;
                 notes = encoded.notes;
                 (encoding, layout) = (Some(encoded.encoding), Some(encoded.layout));
                 (encoded.train, encoded.test)
+            }
+            Self::Images(directory) => {
+                let (loaded, shape) = image_folder::load(directory)?;
+                (notes, image) = (loaded.notes, Some(shape));
+                split(loaded.table)?
+            }
+            Self::Libsvm(path) => {
+                let loaded = libsvm::load(path)?;
+                notes = loaded.notes;
+                split(loaded.table)?
             }
             Self::Npy(features, targets) => {
                 let loaded = npy::load(features, targets)?;
@@ -281,13 +332,13 @@ impl DataSource {
         }
         let task = match (self, options.task) {
             (_, Some(task)) => task,
-            // The targets of these sources are classes.
-            (Self::Digits | Self::Idx(_) | Self::Synthetic { .. }, None) => Task::Classification,
-            (Self::Csv(_) | Self::CsvFiles(_) | Self::Npy(..), None) => {
+            (Self::Csv(_) | Self::CsvFiles(_) | Self::Npy(..) | Self::Libsvm(_), None) => {
                 let (task, note) = target::guess_task(&train.target, &test.target);
                 notes.push(note);
                 task
             }
+            // The targets of the other sources are classes.
+            (_, None) => Task::Classification,
         };
         let is_pixels = matches!(train.features, Features::Pixels { .. });
         let ([train_targets, test_targets], classes) =
@@ -320,6 +371,8 @@ mod tests {
             ("a.csv.zip", Ok(DataSource::Csv("a.csv.zip".into()))),
             ("archive.zip", Ok(DataSource::Csv("archive.zip".into()))),
             ("a.TSV.zst", Ok(DataSource::Csv("a.TSV.zst".into()))),
+            ("a9a.libsvm", Ok(DataSource::Libsvm("a9a.libsvm".into()))),
+            ("a.svm.gz", Ok(DataSource::Libsvm("a.svm.gz".into()))),
             ("x.npy,y.npy", Ok(DataSource::Npy("x.npy".into(), "y.npy".into()))),
             ("synthetic:10x3", Ok(DataSource::Synthetic { rows: 10, columns: 3 })),
             ("x.npy", Err("pair")),
@@ -395,6 +448,14 @@ mod tests {
                 DataSource::from_values(std::slice::from_ref(&name)),
                 Ok(DataSource::Csv(name.into()))
             );
+        }
+        std::fs::create_dir_all(path("pictures/cat")).unwrap();
+        std::fs::create_dir(path("flat")).unwrap();
+        std::fs::write(path("flat/a.PNG"), "").unwrap();
+        for name in ["pictures", "flat"] {
+            let name = path(name);
+            let found = DataSource::from_values(std::slice::from_ref(&name));
+            assert_eq!(found, Ok(DataSource::Images(name.into())));
         }
         for name in ["folder.data", "run[1]", "absent"] {
             let name = path(name);

@@ -58,7 +58,7 @@ fn describe_run(config: &Config, setup: &Setup, training: TrainingRecord) -> Mod
     let (columns_from, columns) = describe_columns(config, setup);
     let pixel_divisor = match &setup.dataset.train.features {
         Features::Pixels { divisor, .. } => Some(*divisor),
-        Features::Numbers(_) | Features::Encoded { .. } => None,
+        Features::Numbers(_) | Features::Encoded { .. } | Features::Sparse(_) => None,
     };
     ModelDescription {
         written_by: concat!("ringtrain ", env!("CARGO_PKG_VERSION")).into(),

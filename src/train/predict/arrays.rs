@@ -14,7 +14,11 @@ use crate::train::model_file::ModelDescription;
 
 /// Returns an error if the data has a different number of columns than the model, or if a column of the model holds
 /// text.
-fn check_columns(name: &str, found: usize, description: &ModelDescription) -> Result<(), DataError> {
+pub(super) fn check_columns(
+    name: &str,
+    found: usize,
+    description: &ModelDescription,
+) -> Result<(), DataError> {
     let wanted = description.columns.len();
     if found != wanted {
         let problem = format!("{name} has {found} features, but the model was trained on {wanted}");
@@ -41,6 +45,19 @@ fn check_image(
              {wanted}"
         ))),
         _ => Ok(()),
+    }
+}
+
+/// Returns an error if the model converts numbers before it uses them, except for missing numbers.
+pub(super) fn check_unconverted(name: &str, description: &ModelDescription) -> Result<(), DataError> {
+    let is_input =
+        |column: &ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { indicator: false, .. });
+    match description.columns.iter().find(|column| !is_input(column)) {
+        Some(column) => Err(DataError::Unsuitable(format!(
+            "{name} is not a table, but the model converts column `{}` of a table to other inputs; pass a table",
+            column.name
+        ))),
+        None => Ok(()),
     }
 }
 
@@ -199,14 +216,7 @@ impl DatasetRows {
         let samples = if matches!(source, DataSource::Idx(_)) { dataset.test } else { dataset.train };
         check_image(&dataset.name, dataset.image, description)?;
         check_columns(&dataset.name, samples.features.columns(), description)?;
-        let is_input =
-            |column: &ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { indicator: false, .. });
-        if let Some(column) = description.columns.iter().find(|column| !is_input(column)) {
-            return Err(DataError::Unsuitable(format!(
-                "{} is not a table, but the model converts column `{}` of a table to other inputs; pass a table",
-                dataset.name, column.name
-            )));
-        }
+        check_unconverted(&dataset.name, description)?;
         Ok(Self {
             name: dataset.name,
             samples,

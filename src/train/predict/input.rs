@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use ndarray::ArrayViewMut2;
 
 use super::arrays::{DatasetRows, NpyRows};
+use super::loaded::RowsInMemory;
 use super::table::TableRows;
 use super::truth::Truth;
-use crate::train::data::{DataError, DataSource, HeaderRow, Separator};
+use crate::train::data::{DataError, DataSource, HeaderRow, Separator, WantedImages};
 use crate::train::model_file::ModelDescription;
 
 /// New data, as `--data` of `ringtrain predict` names it.
@@ -65,12 +66,17 @@ impl NewData {
                 return Ok(Self::Npy(text.into(), None));
             }
         }
-        Ok(match DataSource::from_values(values)? {
+        DataSource::from_values(values).map(Self::from_source)
+    }
+
+    /// Returns the data of a source.
+    pub fn from_source(source: DataSource) -> Self {
+        match source {
             DataSource::Csv(path) => Self::Table(vec![path]),
             DataSource::CsvFiles(paths) => Self::Table(paths),
             DataSource::Npy(features, targets) => Self::Npy(features, Some(targets)),
             other => Self::Source(other),
-        })
+        }
     }
 }
 
@@ -115,6 +121,13 @@ pub(super) fn open(
             let targets = targets.as_deref().filter(|_| needs_target);
             Box::new(NpyRows::open(features, targets, description)?)
         }
-        NewData::Source(source) => Box::new(DatasetRows::open(source, needs_target, description)?),
+        NewData::Source(source) => {
+            match source.load_rows(WantedImages { inputs: description.inputs(), shape: description.image }) {
+                Some(loaded) => {
+                    Box::new(RowsInMemory::new(&source.to_string(), loaded?, needs_target, description)?)
+                }
+                None => Box::new(DatasetRows::open(source, needs_target, description)?),
+            }
+        }
     })
 }

@@ -4,6 +4,7 @@ mod arrays;
 mod columns;
 mod evaluation;
 mod input;
+mod loaded;
 mod output;
 mod report;
 mod table;

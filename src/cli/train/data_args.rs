@@ -1,0 +1,80 @@
+//! The arguments that name the data and its format.
+
+use clap::Args;
+
+use crate::train::data::{DataFormat, DataSource};
+use crate::train::predict::NewData;
+
+/// The data of a training run.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Data")]
+pub(super) struct TrainingDataArgs {
+    /// The data. One of: digits (1,797 built-in handwritten digits; UCI, CC BY 4.0); a directory of IDX files such as
+    /// MNIST or Fashion-MNIST, plain or .gz; a .csv or .tsv table, plain or .gz, .zip or .zst (see Tables; needs
+    /// --target); several files of one table, such as a.csv b.csv or 'part-*.csv'; two files
+    /// FEATURES.npy,TARGETS.npy, where features may be images (samples, height, width) or (samples, channels, height,
+    /// width); a .libsvm file (sparse rows), plain or compressed; a directory with a folder of PNG or JPEG images for
+    /// each class; synthetic:ROWSxFEATURES (random data of this shape)
+    #[arg(long, value_name = "DATA", num_args = 1.., default_value = "digits", help_heading = "Data")]
+    data: Vec<String>,
+
+    #[command(flatten)]
+    format: DataFormatArgs,
+}
+
+impl TrainingDataArgs {
+    /// Returns the source of the data.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says which argument is wrong.
+    pub(super) fn source(&self) -> Result<DataSource, String> {
+        self.format.source(&self.data)
+    }
+}
+
+/// The format of the data.
+#[derive(Args, Debug)]
+pub(super) struct DataFormatArgs {
+    /// The format of --data: table, libsvm (sparse rows of the form TARGET INDEX:VALUE ..., with indices from 1), idx or
+    /// images (a directory with a folder of images for each class). By default, the name decides: libsvm for .libsvm,
+    /// .svmlight and .svm, images for a directory of images or folders, idx for any other directory, table for all other
+    /// files
+    #[arg(long, value_name = "table|libsvm|idx|images")]
+    format: Option<String>,
+}
+
+impl DataFormatArgs {
+    fn parse(&self) -> Result<Option<DataFormat>, String> {
+        let parse = |text: &String| text.parse().map_err(|why| format!("--format {text}: it {why}"));
+        self.format.as_ref().map(parse).transpose()
+    }
+
+    /// Returns the source that the values of `--data` name.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says which value is wrong.
+    pub(super) fn source(&self, values: &[String]) -> Result<DataSource, String> {
+        match self.parse()? {
+            Some(format) => DataSource::from_values_in(values, format),
+            None => DataSource::from_values(values),
+        }
+    }
+
+    /// Returns the new data that the values of `--data` name.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says which value is wrong.
+    pub(super) fn new_data(&self, values: &[String]) -> Result<NewData, String> {
+        match self.parse()? {
+            Some(DataFormat::Table) | None if values == ["-"] => Ok(NewData::StandardInput),
+            Some(format) if values == ["-"] => {
+                Err(format!("--format {format}: standard input must hold a table; pass the name of a file"))
+            }
+            Some(format) => DataSource::from_values_in(values, format).map(NewData::from_source),
+            None => NewData::from_values(values),
+        }
+    }
+}

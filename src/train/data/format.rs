@@ -1,0 +1,71 @@
+//! The formats of data that `--format` can name.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::DataSource;
+use super::source::expand_pattern;
+
+/// A format of the files or the directory that `--data` names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DataFormat {
+    /// A table of text, such as CSV.
+    Table,
+    /// Sparse rows of text, as LIBSVM and `SVMlight` read them.
+    Libsvm,
+    /// A directory of IDX files.
+    Idx,
+    /// A directory with a folder of images for each class.
+    Images,
+}
+
+impl DataFormat {
+    const NAMED: [(Self, &'static str); 4] =
+        [(Self::Table, "table"), (Self::Libsvm, "libsvm"), (Self::Idx, "idx"), (Self::Images, "images")];
+}
+
+impl DataSource {
+    /// Parses the values of `--data`, which all have the given format. Patterns are replaced by the names of files as
+    /// in [`from_values`](Self::from_values).
+    ///
+    /// # Errors
+    ///
+    /// If no file matches a pattern, or if there are several values and the format is not [`DataFormat::Table`].
+    pub fn from_values_in(values: &[String], format: DataFormat) -> Result<Self, String> {
+        let mut paths: Vec<PathBuf> = Vec::new();
+        for value in values {
+            let names = expand_pattern(value).map_err(|why| format!("--data {value}: {why}"))?;
+            paths.extend(names.into_iter().map(PathBuf::from));
+        }
+        match (format, paths.len()) {
+            (DataFormat::Table, 1) => Ok(Self::Csv(paths.remove(0))),
+            (DataFormat::Table, _) => Ok(Self::CsvFiles(paths)),
+            (DataFormat::Libsvm, 1) => Ok(Self::Libsvm(paths.remove(0))),
+            (DataFormat::Idx, 1) => Ok(Self::Idx(paths.remove(0))),
+            (DataFormat::Images, 1) => Ok(Self::Images(paths.remove(0))),
+            (DataFormat::Libsvm | DataFormat::Idx | DataFormat::Images, count) => {
+                Err(format!("--data has {count} values, but --format {format} takes one"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for DataFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = Self::NAMED.iter().find(|(format, _)| format == self);
+        f.write_str(named.map_or("", |(_, name)| name))
+    }
+}
+
+impl FromStr for DataFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Self::NAMED.iter().find(|(_, name)| *name == text);
+        named.map(|(format, _)| *format).ok_or_else(|| {
+            let names: Vec<&str> = Self::NAMED.iter().map(|(_, name)| *name).collect();
+            format!("is not one of {}", names.join(", "))
+        })
+    }
+}

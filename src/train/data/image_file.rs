@@ -1,0 +1,195 @@
+//! Decodes PNG and JPEG images.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use zune_core::bit_depth::BitDepth;
+use zune_core::bytestream::ZCursor;
+use zune_core::colorspace::ColorSpace;
+use zune_core::options::DecoderOptions;
+use zune_jpeg::JpegDecoder;
+use zune_png::PngDecoder;
+
+use super::DataError;
+
+/// The maximum size of a file in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 28;
+/// The maximum width and height of an image in pixels.
+const SIDE_MAX: usize = 1 << 14;
+
+/// An image of bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct DecodedImage {
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    /// The number of channels: 1 for grey images, 3 (red, green, blue) for colour images.
+    pub(crate) channels: usize,
+    /// The pixels, row by row. The channels of a pixel follow each other.
+    pub(crate) pixels: Vec<u8>,
+}
+
+/// Reads an image. The first bytes of the file decide between PNG and JPEG. Transparency is ignored. Of 16 bits, the
+/// higher 8 bits are used.
+///
+/// # Errors
+///
+/// If the file cannot be read, is not a PNG or JPEG image, or is damaged.
+pub(crate) fn read(path: &Path) -> Result<DecodedImage, DataError> {
+    let unreadable = |error| DataError::unreadable(path, error);
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(unreadable)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(DataError::malformed(path, format!("has more than {FILE_BYTES_MAX} bytes")));
+    }
+    decode(&bytes).map_err(|problem| DataError::malformed(path, problem))
+}
+
+fn decode(bytes: &[u8]) -> Result<DecodedImage, String> {
+    if bytes.starts_with(b"\x89PNG") {
+        decode_png(bytes)
+    } else if bytes.starts_with(b"\xff\xd8") {
+        decode_jpeg(bytes)
+    } else if bytes.is_empty() {
+        Err("is empty".into())
+    } else {
+        Err("is not a PNG or JPEG image".into())
+    }
+}
+
+/// Options with which damaged files cause errors.
+fn strict_options() -> DecoderOptions {
+    DecoderOptions::default()
+        .set_strict_mode(true)
+        .set_max_width(SIDE_MAX)
+        .set_max_height(SIDE_MAX)
+        .png_set_strip_to_8bit(true)
+        .png_set_confirm_crc(true)
+        .inflate_set_confirm_adler(true)
+        .png_set_decode_animated(false)
+}
+
+fn damaged(format: &str, error: impl std::fmt::Debug) -> String {
+    let text = format!("{error:?}");
+    format!("is damaged, or is not a supported {format} image ({})", text.trim().trim_matches('"'))
+}
+
+fn decode_png(bytes: &[u8]) -> Result<DecodedImage, String> {
+    let fail = |error| damaged("PNG", error);
+    let mut decoder = PngDecoder::new_with_options(ZCursor::new(bytes), strict_options());
+    let pixels = decoder.decode_raw().map_err(fail)?;
+    let (Some((width, height)), Some(colors)) = (decoder.dimensions(), decoder.colorspace()) else {
+        return Err("is a PNG image without a header".into());
+    };
+    if !matches!(decoder.depth(), Some(BitDepth::Eight | BitDepth::Sixteen)) {
+        return Err("is a PNG image with an unsupported bit depth".into());
+    }
+    to_image((width, height), colors, pixels)
+}
+
+fn decode_jpeg(bytes: &[u8]) -> Result<DecodedImage, String> {
+    let fail = |error| damaged("JPEG", error);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), strict_options());
+    decoder.decode_headers().map_err(fail)?;
+    let colors = match decoder.input_colorspace() {
+        Some(ColorSpace::Luma) => ColorSpace::Luma,
+        Some(ColorSpace::YCbCr | ColorSpace::RGB) => ColorSpace::RGB,
+        other => {
+            let name = other.map_or_else(|| "unknown".to_owned(), |colors| format!("{colors:?}"));
+            return Err(format!("is a JPEG image with the colours {name}; convert it to RGB"));
+        }
+    };
+    decoder.set_options(strict_options().jpeg_set_out_colorspace(colors));
+    let pixels = decoder.decode().map_err(fail)?;
+    let info = decoder.info().ok_or("is a JPEG image without a header")?;
+    to_image((usize::from(info.width), usize::from(info.height)), colors, pixels)
+}
+
+/// Leaves out transparency, and checks the number of bytes.
+fn to_image(
+    (width, height): (usize, usize),
+    colors: ColorSpace,
+    pixels: Vec<u8>,
+) -> Result<DecodedImage, String> {
+    let (channels, found) = match colors {
+        ColorSpace::Luma => (1, 1),
+        ColorSpace::LumaA => (1, 2),
+        ColorSpace::RGB => (3, 3),
+        ColorSpace::RGBA => (3, 4),
+        other => return Err(format!("has the colours {other:?}; convert it to RGB")),
+    };
+    if width == 0 || height == 0 || pixels.len() != width * height * found {
+        return Err(format!("is damaged: it has {} bytes for {width} x {height} pixels", pixels.len()));
+    }
+    let pixels = if channels == found {
+        pixels
+    } else {
+        pixels.chunks(found).flat_map(|pixel| pixel[..channels].iter().copied()).collect()
+    };
+    Ok(DecodedImage { width, height, channels, pixels })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pillow wrote these images of 3 x 2 pixels: `Image.new(MODE, (3, 2), COLOUR).save(FILE)`, with `quality=95,
+    /// optimize=True` for JPEG.
+    const SAMPLES: [(&str, &[u8], &[u8]); 10] = [
+        ("grey.jpg", include_bytes!("images/grey.jpg"), &[100]),
+        ("colour.jpg", include_bytes!("images/colour.jpg"), &[200, 50, 10]),
+        ("progressive.jpg", include_bytes!("images/progressive.jpg"), &[200, 50, 10]),
+        ("bit.png", include_bytes!("images/bit.png"), &[255]),
+        ("la.png", include_bytes!("images/la.png"), &[100]),
+        ("rgba.png", include_bytes!("images/rgba.png"), &[1, 2, 3]),
+        ("sixteen.png", include_bytes!("images/sixteen.png"), &[100]),
+        ("palette.png", include_bytes!("images/palette.png"), &[200, 50, 10]),
+        ("palette_t.png", include_bytes!("images/palette_t.png"), &[200, 50, 10]),
+        ("cmyk.jpg", include_bytes!("images/cmyk.jpg"), &[]),
+    ];
+
+    #[test]
+    fn each_kind_of_image_is_decoded() {
+        for (name, bytes, expected) in SAMPLES.iter().filter(|(_, _, expected)| !expected.is_empty()) {
+            let image = decode(bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!((image.width, image.height, image.channels), (3, 2, expected.len()), "{name}");
+            assert_eq!(image.pixels.len(), 6 * expected.len(), "{name}");
+            for (found, expected) in image.pixels.iter().zip(expected.iter().cycle()) {
+                // JPEG decoders round differently.
+                let tolerance = if name.ends_with("jpg") { 2 } else { 0 };
+                assert!(found.abs_diff(*expected) <= tolerance, "{name}: {:?}", image.pixels);
+            }
+        }
+    }
+
+    #[test]
+    fn other_files_and_damaged_files_are_errors() {
+        for (bytes, expected) in [
+            (&b""[..], "is empty"),
+            (b"GIF89a", "is not a PNG or JPEG image"),
+            (SAMPLES[9].1, "colours CMYK; convert it to RGB"),
+        ] {
+            let error = decode(bytes).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        for (name, bytes, _) in SAMPLES {
+            for len in (0..bytes.len() - 2).step_by(9) {
+                // The last bytes of an image may hold no pixels. Reading a part must not panic in any case.
+                let result = decode(&bytes[..len]);
+                assert!(result.is_err() || len > bytes.len() / 2, "{name} {len}");
+            }
+            if name.ends_with("png") {
+                for index in (0..bytes.len()).step_by(3) {
+                    let mut changed = bytes.to_vec();
+                    changed[index] ^= 1 << (index % 8);
+                    let _ = decode(&changed);
+                }
+                let middle = bytes.len() - 20;
+                let mut changed = bytes.to_vec();
+                changed[middle] ^= 4;
+                assert!(decode(&changed).is_err(), "{name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! Reads a directory with a folder of images for each class.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ndarray::Array2;
+
+use super::image_file::{self, DecodedImage};
+use super::loaded_rows::{LoadedRows, RowPlaces};
+use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, Table};
+
+/// The endings of the names of images, in lower case.
+const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
+/// The value of a byte that is scaled to 1.
+const DIVISOR: f32 = 255.0;
+
+/// The images in a directory, in the order in which they are read.
+struct ImageList {
+    /// The path and the class of each image. The class is empty if the directory has no folders of classes.
+    images: Vec<(PathBuf, String)>,
+    /// The files that are not images by their names.
+    other_files: Vec<PathBuf>,
+}
+
+/// Returns whether a directory holds images, or folders that may hold images.
+pub(crate) fn is_image_folder(directory: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(directory) else { return false };
+    let names: Vec<(String, PathBuf)> = entries
+        .flatten()
+        .map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()))
+        .filter(|(name, _)| !name.starts_with('.'))
+        .collect();
+    let is_idx = names.iter().any(|(name, _)| name.contains("-ubyte"));
+    !is_idx && names.iter().any(|(_, path)| has_image_name(path) || path.is_dir())
+}
+
+/// Reads the images of a directory. The name of a folder in the directory is the class of the images in this folder.
+/// The classes, and the images of a class, are in the order of their names.
+///
+/// # Errors
+///
+/// - The directory has no folders, or images beside its folders.
+/// - A folder has no images, or holds another folder.
+/// - An image cannot be read or has another size than the first image.
+pub(crate) fn load(directory: &Path) -> Result<(LoadedRows, ImageShape), DataError> {
+    let list = list_images(directory)?;
+    if list.images.iter().any(|(_, class)| class.is_empty()) {
+        let problem = "holds images that are not in the folder of a class; move each image to a folder that has the name of its \
+                       class";
+        return Err(DataError::malformed(directory, problem));
+    }
+    read_images(list, None)
+}
+
+/// The images that a model takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct WantedImages {
+    /// The number of inputs of the model.
+    pub(crate) inputs: usize,
+    /// The shape of the training images. `None` if the model file does not have the shape.
+    pub(crate) shape: Option<ImageShape>,
+}
+
+/// Reads the images of a directory for a model. The directory may also hold images without folders of classes.
+///
+/// # Errors
+///
+/// As [`load`], or if the images have another size than those of the model, or if the model has inputs for grey images
+/// and the images have colours.
+pub(crate) fn load_for_model(directory: &Path, wanted: WantedImages) -> Result<LoadedRows, DataError> {
+    let list = list_images(directory)?;
+    read_images(list, Some(wanted)).map(|(loaded, _)| loaded)
+}
+
+/// Returns the entries of a directory in the order of their names, without hidden entries.
+fn sorted_entries(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let unreadable = |error| DataError::unreadable(directory, error);
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(directory).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+            paths.push(entry.path());
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn has_image_name(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    extension.is_some_and(|extension| ENDINGS.contains(&extension.to_ascii_lowercase().as_str()))
+}
+
+fn list_images(directory: &Path) -> Result<ImageList, DataError> {
+    let mut list = ImageList { images: Vec::new(), other_files: Vec::new() };
+    for path in sorted_entries(directory)? {
+        if path.is_dir() {
+            list_class(&path, &mut list)?;
+        } else if has_image_name(&path) {
+            list.images.push((path, String::new()));
+        } else {
+            list.other_files.push(path);
+        }
+    }
+    let folders: BTreeSet<bool> = list.images.iter().map(|(_, class)| class.is_empty()).collect();
+    match folders.len() {
+        0 => Err(DataError::malformed(
+            directory,
+            "holds no images; ringtrain reads images from folders, one for each class: DIR/CLASS/IMAGE.png or .jpg",
+        )),
+        1 => Ok(list),
+        _ => {
+            let single = list.images.iter().find(|(_, class)| class.is_empty());
+            let path = single.map_or(directory, |(path, _)| path.as_path());
+            Err(DataError::malformed(
+                path,
+                "is not in a folder, but other images are; move it to the folder of its class",
+            ))
+        }
+    }
+}
+
+/// Adds the images of the folder of a class.
+fn list_class(folder: &Path, list: &mut ImageList) -> Result<(), DataError> {
+    let Some(class) = folder.file_name().and_then(|name| name.to_str()) else {
+        return Err(DataError::malformed(
+            folder,
+            "the name of the folder is not UTF-8, so it cannot name a class",
+        ));
+    };
+    let count = list.images.len();
+    for path in sorted_entries(folder)? {
+        if path.is_dir() {
+            let problem = "is a folder in the folder of a class, which may hold only images";
+            return Err(DataError::malformed(&path, problem));
+        }
+        if has_image_name(&path) {
+            list.images.push((path, class.to_owned()));
+        } else {
+            list.other_files.push(path);
+        }
+    }
+    if list.images.len() == count {
+        let problem = "holds no images (.png, .jpg, .jpeg); remove the folder, or add images of this class";
+        return Err(DataError::malformed(folder, problem));
+    }
+    Ok(())
+}
+
+/// Reads all images. Grey images are converted to colours if other images have colours, or if the model needs colours.
+fn read_images(list: ImageList, wanted: Option<WantedImages>) -> Result<(LoadedRows, ImageShape), DataError> {
+    let mut pixels: Option<PixelRows> = None;
+    for (path, _) in &list.images {
+        let image = image_file::read(path)?;
+        let rows = match &mut pixels {
+            Some(rows) => rows,
+            None => pixels.insert(PixelRows::new(path, &image, wanted, list.images.len())?),
+        };
+        rows.push(&image).map_err(|problem| DataError::malformed(path, problem))?;
+    }
+    let rows = pixels.expect("a list of images has at least one image");
+    let shape = rows.shape;
+    let values = Array2::from_shape_vec((list.images.len(), shape.values()), rows.values)
+        .expect("all images have the same number of values");
+    let target = Column::Text(list.images.iter().map(|(_, class)| class.as_str()).collect());
+    let notes = describe_other_files(&list.other_files).into_iter().collect();
+    let table = Table { features: Features::Pixels { values, divisor: DIVISOR }, target };
+    let places = RowPlaces::Files(list.images.into_iter().map(|(path, _)| path).collect());
+    Ok((LoadedRows { table, places, notes }, shape))
+}
+
+fn describe_other_files(files: &[PathBuf]) -> Option<String> {
+    let first = files.first()?;
+    Some(format!(
+        "ignored {} files whose names do not end in .png, .jpg or .jpeg, such as {}",
+        files.len(),
+        first.display()
+    ))
+}
+
+/// The values of images, channel by channel.
+struct PixelRows {
+    shape: ImageShape,
+    /// The file of the first image.
+    first: PathBuf,
+    values: Vec<u8>,
+    /// Whether grey images stay grey, because the model has inputs for grey images.
+    only_grey: bool,
+    /// The number of all images.
+    count: usize,
+}
+
+impl PixelRows {
+    /// `image` is the first image, which decides the size.
+    fn new(
+        path: &Path,
+        image: &DecodedImage,
+        wanted: Option<WantedImages>,
+        count: usize,
+    ) -> Result<Self, DataError> {
+        let DecodedImage { width, height, .. } = *image;
+        let pixels = width * height;
+        let inputs = wanted.map(|wanted| wanted.inputs);
+        let channels = match inputs {
+            None => image.channels,
+            Some(inputs) if inputs == pixels => 1,
+            Some(inputs) if inputs == 3 * pixels => 3,
+            Some(inputs) => {
+                let problem = format!(
+                    "has {width} x {height} pixels, but the model has {inputs} inputs; scale the image to the size of the training \
+                     images"
+                );
+                return Err(DataError::malformed(path, problem));
+            }
+        };
+        let shape = ImageShape { channels, height, width };
+        if let Some(trained) = wanted.and_then(|wanted| wanted.shape)
+            && trained != shape
+        {
+            let problem = format!(
+                "has {width} x {height} pixels, but the model was trained on images of {} x {} pixels",
+                trained.width, trained.height
+            );
+            return Err(DataError::malformed(path, problem));
+        }
+        let rows = Self {
+            shape,
+            first: path.to_owned(),
+            values: Vec::new(),
+            only_grey: inputs == Some(pixels),
+            count,
+        };
+        rows.check_size().map_err(|problem| DataError::malformed(path, problem))?;
+        Ok(rows)
+    }
+
+    fn check_size(&self) -> Result<(), String> {
+        let values = (self.shape.values() as u64).saturating_mul(self.count as u64);
+        if values > ELEMENTS_MAX {
+            return Err(format!(
+                "{} images of this size have {values} values; the limit is {ELEMENTS_MAX}; scale the images down",
+                self.count
+            ));
+        }
+        Ok(())
+    }
+
+    /// Adds the values of an image.
+    fn push(&mut self, image: &DecodedImage) -> Result<(), String> {
+        let ImageShape { channels, height, width } = self.shape;
+        if (image.height, image.width) != (height, width) {
+            return Err(format!(
+                "has {} x {} pixels, but {} has {width} x {height}; all images must have the same size",
+                image.width,
+                image.height,
+                self.first.display()
+            ));
+        }
+        if image.channels > channels {
+            if self.only_grey {
+                return Err("has colours, but the model was trained on grey images".into());
+            }
+            self.add_colours()?;
+        }
+        for channel in 0..self.shape.channels {
+            let from = channel.min(image.channels - 1);
+            self.values.extend(image.pixels.iter().skip(from).step_by(image.channels));
+        }
+        Ok(())
+    }
+
+    /// Converts the grey images that were read so far to images with three equal channels.
+    fn add_colours(&mut self) -> Result<(), String> {
+        let grey = std::mem::take(&mut self.values);
+        self.shape.channels = 3;
+        self.check_size()?;
+        for image in grey.chunks(self.shape.height * self.shape.width) {
+            self.values.extend_from_slice(&image.repeat(3));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GREY: &[u8] = include_bytes!("images/grey.jpg");
+    const COLOUR: &[u8] = include_bytes!("images/palette.png");
+
+    fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, bytes) in files {
+            let path = directory.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
+        directory
+    }
+
+    #[test]
+    fn grey_images_beside_colours_get_three_channels() {
+        let directory = folder(&[
+            ("b/2.PNG", COLOUR),
+            ("b/10.jpeg", GREY),
+            ("a/x.jpg", GREY),
+            ("a/Thumbs.db", b""),
+            (".hidden/x", b""),
+        ]);
+        let (loaded, shape) = load(directory.path()).unwrap();
+        assert_eq!(shape, ImageShape { channels: 3, height: 2, width: 3 });
+        let Features::Pixels { values, .. } = &loaded.table.features else { panic!("images are pixels") };
+        let grey = vec![100_u8; 18];
+        let colour = [[200_u8; 6], [50; 6], [10; 6]].concat();
+        let rows: Vec<Vec<u8>> = values.rows().into_iter().map(|row| row.to_vec()).collect();
+        assert_eq!(rows, [grey.clone(), grey, colour]);
+        let Column::Text(classes) = &loaded.table.target else { panic!("classes have names") };
+        assert_eq!((classes.indices.as_slice(), &*classes.distinct[1]), (&[0, 1, 1][..], "b"));
+        assert!(loaded.notes[0].starts_with("ignored 1 files") && loaded.notes[0].ends_with("a/Thumbs.db"));
+        let error = loaded.places.error(1, "problem").to_string();
+        assert!(error.ends_with("b/10.jpeg: problem"), "{error}");
+    }
+
+    #[test]
+    fn images_are_converted_to_the_channels_of_the_model() {
+        let directory = folder(&[("2.jpg", GREY), ("1.jpg", GREY)]);
+        for (inputs, expected) in [(6, 6), (18, 18)] {
+            let loaded = load_for_model(directory.path(), WantedImages { inputs, shape: None }).unwrap();
+            assert_eq!((loaded.table.features.rows(), loaded.table.features.columns()), (2, expected));
+        }
+        let turned = Some(ImageShape { channels: 1, height: 3, width: 2 });
+        for (inputs, shape, expected) in [
+            (12, None, "1.jpg: has 3 x 2 pixels, but the model has 12 inputs"),
+            (6, turned, "1.jpg: has 3 x 2 pixels, but the model was trained on images of 2 x 3 pixels"),
+        ] {
+            let error =
+                load_for_model(directory.path(), WantedImages { inputs, shape }).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let directory = folder(&[("2.png", COLOUR)]);
+        let error = load_for_model(directory.path(), WantedImages { inputs: 6, shape: None })
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("2.png: has colours, but the model was trained on grey images"), "{error}");
+        assert!(load(directory.path()).unwrap_err().to_string().contains("not in the folder of a class"));
+    }
+
+    #[test]
+    fn wrong_folders_are_errors_that_name_the_file() {
+        let other_size: &[u8] = include_bytes!("images/other_size.png");
+        for (files, expected) in [
+            (&[("a/1.jpg", GREY), ("b/1.png", other_size)][..], "b/1.png: has 4 x 2 pixels, but"),
+            (
+                &[("a/1.jpg", GREY), ("b/x.txt", b"")],
+                "b: holds no images (.png, .jpg, .jpeg); remove the folder",
+            ),
+            (&[("a/1.jpg", GREY), ("a/c/1.jpg", GREY)], "a/c: is a folder in the folder of a class"),
+            (&[("a/1.jpg", GREY), ("1.jpg", GREY)], "1.jpg: is not in a folder, but other images are"),
+            (&[("a/1.jpg", b"text")], "a/1.jpg: is not a PNG or JPEG image"),
+            (&[("x.txt", b"")], "holds no images; ringtrain reads images from folders"),
+        ] {
+            let directory = folder(files);
+            let error = load(directory.path()).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error} / {expected}");
+        }
+        assert!(load(Path::new("/absent")).unwrap_err().to_string().contains("cannot read /absent"));
+    }
+}

@@ -1,0 +1,228 @@
+//! Reads files in the format of LIBSVM and `SVMlight`: sparse rows as text.
+//!
+//! A line is `TARGET INDEX:VALUE INDEX:VALUE ... # COMMENT`. Indices start at 1 and increase within a line. Features that
+//! a line does not name are 0. `qid:NUMBER`, which `SVMlight` uses for rankings, is ignored.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+
+use super::csv::parse_number;
+use super::file::{open, stream_error};
+use super::loaded_rows::{LoadedRows, RowPlaces};
+use super::sparse::SparseRowsBuilder;
+use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
+
+/// The maximum length of a line in bytes.
+const LINE_BYTES_MAX: usize = 1 << 26;
+/// The maximum index of a feature. A model holds a number for each feature, even if the feature is 0 in most rows.
+const INDEX_MAX: u32 = 1 << 22;
+/// The maximum number of characters of a token in a message.
+const TOKEN_SHOWN: usize = 40;
+
+/// Reads all rows of a file. The number of features is the largest index in the file.
+///
+/// # Errors
+///
+/// If the file cannot be read, holds no rows, or is malformed. The message names the line and the character, both
+/// counted from 1.
+pub(crate) fn load(path: &Path) -> Result<LoadedRows, DataError> {
+    let mut reader = BufReader::new(open(path)?);
+    let mut lines = LineParser::default();
+    let mut line = Vec::new();
+    for number in 1.. {
+        line.clear();
+        let limit = LINE_BYTES_MAX as u64 + 1;
+        let read = reader.by_ref().take(limit).read_until(b'\n', &mut line);
+        if read.map_err(|error| stream_error(path, error))? == 0 {
+            break;
+        }
+        let result = if line.len() > LINE_BYTES_MAX {
+            Err(format!("line {number}: the line has more than {LINE_BYTES_MAX} bytes"))
+        } else {
+            let text = if number == 1 { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line) } else { &line };
+            lines
+                .add(number, text)
+                .map_err(|(at, problem)| format!("line {number}, character {at}: {problem}"))
+        };
+        result.map_err(|problem| DataError::malformed(path, problem))?;
+    }
+    if lines.targets.is_empty() {
+        return Err(DataError::malformed(path, "holds no rows"));
+    }
+    if lines.columns == 0 {
+        return Err(DataError::malformed(path, "no row has a feature other than 0"));
+    }
+    let features = Features::Sparse(lines.rows.finish(lines.columns as usize));
+    let places = RowPlaces::Lines(path.to_owned(), lines.numbers);
+    Ok(LoadedRows {
+        table: Table { features, target: Column::Numbers(lines.targets) },
+        places,
+        notes: Vec::new(),
+    })
+}
+
+/// The rows that were read so far.
+#[derive(Default)]
+struct LineParser {
+    rows: SparseRowsBuilder,
+    targets: Vec<f64>,
+    /// The number of the line of each row.
+    numbers: Vec<u64>,
+    /// The largest index.
+    columns: u32,
+}
+
+impl LineParser {
+    /// Adds the row of a line. A line without a row is ignored. An error consists of the position of a character and a
+    /// sentence that says what is wrong with the token at this position.
+    fn add(&mut self, number: u64, line: &[u8]) -> Result<(), (usize, String)> {
+        let end = line.iter().position(|&byte| byte == b'#').unwrap_or(line.len());
+        let mut tokens = Tokens { line: &line[..end], at: 0 };
+        let Some((at, target)) = tokens.next() else { return Ok(()) };
+        let target = parse_target(target).map_err(|problem| (at, problem))?;
+        let mut previous = 0;
+        for (at, token) in tokens {
+            if token.starts_with(b"qid:") && previous == 0 {
+                continue;
+            }
+            let (index, value) = parse_feature(token).map_err(|problem| (at, problem))?;
+            if index <= previous {
+                let problem = format!(
+                    "the index {index} follows the index {previous}, but indices must increase within a line"
+                );
+                return Err((at, problem));
+            }
+            previous = index;
+            self.rows.push(index - 1, value);
+        }
+        if self.rows.stored_values() as u64 > ELEMENTS_MAX {
+            return Err((1, format!("the file holds more than {ELEMENTS_MAX} values")));
+        }
+        self.columns = self.columns.max(previous);
+        self.rows.end_row();
+        self.targets.push(target);
+        self.numbers.push(number);
+        Ok(())
+    }
+}
+
+/// The tokens of a line, each with the position of its first character, counted from 1.
+struct Tokens<'a> {
+    line: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Iterator for Tokens<'a> {
+    type Item = (usize, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let rest = &self.line[self.at..];
+        let start = self.at + rest.iter().position(|byte| !byte.is_ascii_whitespace())?;
+        let rest = &self.line[start..];
+        let length = rest.iter().position(u8::is_ascii_whitespace).unwrap_or(rest.len());
+        self.at = start + length;
+        Some((start + 1, &rest[..length]))
+    }
+}
+
+fn parse_target(token: &[u8]) -> Result<f64, String> {
+    if token.contains(&b':') {
+        return Err(format!("the line starts with `{}`, but it must start with the target", show(token)));
+    }
+    let mut parts = token.split(|&byte| byte == b',');
+    if token.contains(&b',') && parts.all(|part| parse_number(part).is_ok()) {
+        return Err(format!(
+            "`{}` is a list of targets; ringtrain reads one target for each row",
+            show(token)
+        ));
+    }
+    parse_number(token).map_err(|problem| format!("the target {problem}"))
+}
+
+fn parse_feature(token: &[u8]) -> Result<(u32, f32), String> {
+    let colon = token.iter().position(|&byte| byte == b':');
+    let Some((index, value)) = colon.map(|colon| (&token[..colon], &token[colon + 1..])) else {
+        return Err(format!("`{}` is not a feature; a feature is written INDEX:VALUE", show(token)));
+    };
+    let number = std::str::from_utf8(index).ok().and_then(|text| text.parse::<u64>().ok());
+    let index = match number {
+        None => {
+            return Err(format!("`{}` is not an index; an index is an integer of at least 1", show(index)));
+        }
+        Some(0) => {
+            return Err("the index is 0, but indices start at 1; write the file with indices from 1 (in scikit-learn, \
+                        pass zero_based=False to dump_svmlight_file)"
+                .into());
+        }
+        Some(index) if index > u64::from(INDEX_MAX) => {
+            return Err(format!("the index {index} is too large; the maximum is {INDEX_MAX}"));
+        }
+        Some(index) => index as u32,
+    };
+    Ok((index, parse_number(value)? as f32))
+}
+
+/// Returns the beginning of a token for a message.
+fn show(token: &[u8]) -> String {
+    let text = String::from_utf8_lossy(token);
+    if text.chars().count() <= TOKEN_SHOWN {
+        return text.into_owned();
+    }
+    text.chars().take(TOKEN_SHOWN).chain("...".chars()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use ndarray::{Array2, array};
+
+    use super::*;
+
+    fn load_text(text: &[u8]) -> Result<LoadedRows, DataError> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.libsvm");
+        fs::write(&path, text).unwrap();
+        load(&path)
+    }
+
+    #[test]
+    fn features_that_a_line_does_not_name_are_0() {
+        let text = b"\xef\xbb\xbf+1 1:0.5 3:-2 # first\r\n\n# only a comment\n-1\t2:1e2\n2 qid:7 4:0\n0.5";
+        let loaded = load_text(text).unwrap();
+        let Features::Sparse(rows) = &loaded.table.features else { panic!("the features are sparse") };
+        assert_eq!((rows.rows(), rows.columns(), rows.stored_values()), (4, 4, 3));
+        let mut gathered = Array2::from_elem((4, 4), 9.0);
+        loaded.table.features.gather(0..4, None, gathered.view_mut());
+        let expected =
+            array![[0.5, 0.0, -2.0, 0.0], [0.0, 100.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]];
+        assert_eq!(gathered, expected);
+        assert_eq!(loaded.table.target, Column::Numbers(vec![1.0, -1.0, 2.0, 0.5]));
+        let error = loaded.places.error(1, "problem").to_string();
+        assert!(error.ends_with("a.libsvm: line 4: problem"), "{error}");
+    }
+
+    #[test]
+    fn errors_name_the_line_and_the_character() {
+        for (text, expected) in [
+            ("", "a.libsvm: holds no rows"),
+            ("# x\n\n", "holds no rows"),
+            ("1 \n2\n", "no row has a feature other than 0"),
+            ("1 1:2\n1 1:2  2:x", "line 2, character 8: `x` is not a number"),
+            ("1 1:inf", "line 1, character 3: `inf` is not a finite number"),
+            ("1 1:2 3", "line 1, character 7: `3` is not a feature; a feature is written INDEX:VALUE"),
+            ("1 0:2", "line 1, character 3: the index is 0, but indices start at 1"),
+            ("1 -4:2", "character 3: `-4` is not an index"),
+            ("1 5000000:2", "the index 5000000 is too large; the maximum is 4194304"),
+            ("1 99999999999999999999:2", "is not an index"),
+            ("1 2:3 2:4", "character 7: the index 2 follows the index 2, but indices must increase"),
+            ("\n 1:2", "line 2, character 2: the line starts with `1:2`, but it must start with the target"),
+            ("spam 1:2", "line 1, character 1: the target `spam` is not a number"),
+            ("1,3 1:2", "`1,3` is a list of targets"),
+            ("1 1:2 qid:3", "`qid` is not an index"),
+        ] {
+            let error = load_text(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! All rows of a file or a directory, before they are divided into a training set and a test set.
+
+use std::path::PathBuf;
+
+use super::{DataError, Table};
+
+/// All rows of a source, with the place of each row for messages.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct LoadedRows {
+    pub(crate) table: Table,
+    pub(crate) places: RowPlaces,
+    /// Messages for the user.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Where rows come from.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum RowPlaces {
+    /// The rows are lines of one file. The number of each row's line is counted from 1.
+    Lines(PathBuf, Vec<u64>),
+    /// Each row is a file.
+    Files(Vec<PathBuf>),
+}
+
+impl RowPlaces {
+    /// Returns an error that names the place of a row.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row.
+    pub(crate) fn error(&self, row: usize, problem: &str) -> DataError {
+        match self {
+            Self::Lines(path, lines) => DataError::malformed(path, format!("line {}: {problem}", lines[row])),
+            Self::Files(paths) => DataError::malformed(&paths[row], problem),
+        }
+    }
+}

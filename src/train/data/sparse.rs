@@ -1,0 +1,130 @@
+//! Features of samples of which only the values that are not 0 are stored.
+
+/// Rows of numbers, of which only the values that are not 0 are stored.
+#[derive(Clone, PartialEq, Debug)]
+pub struct SparseRows {
+    columns: usize,
+    /// The values of row i have the indices from `starts[i]` to `starts[i + 1]`, without the last one.
+    starts: Vec<usize>,
+    /// The column of each value.
+    indices: Vec<u32>,
+    values: Vec<f32>,
+}
+
+impl SparseRows {
+    /// Returns the number of rows.
+    pub fn rows(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// Returns the number of columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Returns the number of stored values.
+    pub fn stored_values(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Returns the column and the value of each stored value of a row.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row.
+    pub fn row(&self, row: usize) -> impl Iterator<Item = (usize, f32)> + '_ {
+        let range = self.starts[row]..self.starts[row + 1];
+        self.indices[range.clone()]
+            .iter()
+            .map(|&index| index as usize)
+            .zip(self.values[range].iter().copied())
+    }
+
+    /// Returns a copy of the rows whose indices are in `rows`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no row with one of these indices.
+    #[must_use]
+    pub fn select(&self, rows: &[usize]) -> Self {
+        let mut selected = SparseRowsBuilder::default();
+        for &row in rows {
+            self.row(row).for_each(|(column, value)| selected.push(column as u32, value));
+            selected.end_row();
+        }
+        selected.finish(self.columns)
+    }
+
+    /// Changes the number of columns to `columns`. Added columns are 0. Returns `false`, and changes nothing, if there
+    /// are more columns than `columns`.
+    pub(crate) fn widen(&mut self, columns: usize) -> bool {
+        let fits = self.columns <= columns;
+        if fits {
+            self.columns = columns;
+        }
+        fits
+    }
+}
+
+/// Collects rows, value by value.
+#[derive(Debug)]
+pub(crate) struct SparseRowsBuilder {
+    starts: Vec<usize>,
+    indices: Vec<u32>,
+    values: Vec<f32>,
+}
+
+impl Default for SparseRowsBuilder {
+    fn default() -> Self {
+        Self { starts: vec![0], indices: Vec::new(), values: Vec::new() }
+    }
+}
+
+impl SparseRowsBuilder {
+    /// Adds a value to the current row.
+    pub(crate) fn push(&mut self, column: u32, value: f32) {
+        if value != 0.0 {
+            self.indices.push(column);
+            self.values.push(value);
+        }
+    }
+
+    /// Ends the current row.
+    pub(crate) fn end_row(&mut self) {
+        self.starts.push(self.values.len());
+    }
+
+    /// Returns the number of values that are not 0.
+    pub(crate) fn stored_values(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Returns the rows. All columns must be below `columns`.
+    pub(crate) fn finish(self, columns: usize) -> SparseRows {
+        let Self { starts, indices, values } = self;
+        SparseRows { columns, starts, indices, values }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_selected_and_columns_are_added() {
+        let mut builder = SparseRowsBuilder::default();
+        for row in [&[(0, 1.0), (3, 2.0)][..], &[], &[(1, 0.0), (2, -1.0)]] {
+            for &(column, value) in row {
+                builder.push(column, value);
+            }
+            builder.end_row();
+        }
+        let mut rows = builder.finish(4);
+        assert_eq!((rows.rows(), rows.columns(), rows.stored_values()), (3, 4, 3));
+        let selected = rows.select(&[2, 0, 2]);
+        let found: Vec<Vec<_>> = (0..3).map(|row| selected.row(row).collect()).collect();
+        assert_eq!(found, [vec![(2, -1.0)], vec![(0, 1.0), (3, 2.0)], vec![(2, -1.0)]]);
+        assert!(rows.widen(6) && rows.columns() == 6);
+        assert!(!rows.widen(5) && rows.columns() == 6);
+    }
+}

@@ -1,0 +1,85 @@
+//! Reads rows of sources that are read at once.
+
+use ndarray::{ArrayViewMut2, s};
+
+use super::arrays::{check_columns, check_unconverted};
+use super::input::RowReader;
+use super::truth::{Truth, TruthParser};
+use crate::train::data::{Column, DataError, Features, LoadedRows};
+use crate::train::model_file::ModelDescription;
+
+/// Rows in memory, with the place of each row.
+pub(super) struct RowsInMemory {
+    loaded: LoadedRows,
+    pixel_divisor: Option<f32>,
+    position: usize,
+    /// The number of rows of the last call of `read_rows`.
+    block_rows: usize,
+    truths: Option<TruthParser>,
+}
+
+impl RowsInMemory {
+    /// Checks that the rows have the columns of the model. `name` is the name of the data in messages.
+    pub(super) fn new(
+        name: &str,
+        mut loaded: LoadedRows,
+        needs_target: bool,
+        description: &ModelDescription,
+    ) -> Result<Self, DataError> {
+        let wanted = description.columns.len();
+        let features = &mut loaded.table.features;
+        if let Features::Sparse(rows) = features
+            && !rows.widen(wanted)
+        {
+            return Err(DataError::Unsuitable(format!(
+                "{name} has the index {}, but the model was trained on {wanted} features",
+                rows.columns()
+            )));
+        }
+        check_columns(name, features.columns(), description)?;
+        check_unconverted(name, description)?;
+        Ok(Self {
+            loaded,
+            pixel_divisor: description.pixel_divisor,
+            position: 0,
+            block_rows: 0,
+            truths: needs_target.then(|| TruthParser::new(description)),
+        })
+    }
+}
+
+impl RowReader for RowsInMemory {
+    fn read_rows(
+        &mut self,
+        mut inputs: ArrayViewMut2<'_, f32>,
+        truths: &mut Vec<Truth>,
+    ) -> Result<usize, DataError> {
+        let LoadedRows { table, places, .. } = &self.loaded;
+        let count = inputs.nrows().min(table.features.rows() - self.position);
+        let rows = self.position..self.position + count;
+        table.features.gather(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
+        let is_divided = matches!(table.features, Features::Pixels { .. });
+        if let Some(divisor) = self.pixel_divisor.filter(|_| !is_divided) {
+            inputs.mapv_inplace(|value| value / divisor);
+        }
+        if let Some(parser) = &self.truths {
+            for row in rows {
+                let truth = match &table.target {
+                    Column::Numbers(values) => parser.convert(values[row]),
+                    Column::Text(texts) => match &*texts.distinct[texts.indices[row] as usize] {
+                        "" => Err("the image is not in the folder of a class".into()),
+                        class => parser.parse(class),
+                    },
+                };
+                truths.push(truth.map_err(|why| places.error(row, &why))?);
+            }
+        }
+        self.position += count;
+        self.block_rows = count;
+        Ok(count)
+    }
+
+    fn row_error(&self, index: usize, problem: &str) -> DataError {
+        self.loaded.places.error(self.position - self.block_rows + index, problem)
+    }
+}
