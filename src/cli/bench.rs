@@ -29,11 +29,12 @@ use super::print_error::print_error;
 use crate::group::{Error, Group};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
 
-/// Without `-n`, ringbench chooses the number of iterations such that a row takes about this time, in microseconds.
-const ROW_TARGET_US: f64 = 500_000.0;
-/// Without `-n`, ringbench chooses the numbers of iterations such that all rows together take about this time, in
-/// microseconds.
-const RUN_TARGET_US: f64 = 30_000_000.0;
+/// The intended duration, in microseconds, of the measurements for one row of results. Without `-n`, ringbench
+/// chooses the number of iterations accordingly.
+const ROW_DURATION_US: f64 = 500_000.0;
+/// The intended duration, in microseconds, of the measurements for all rows together. Without `-n`, ringbench chooses
+/// the numbers of iterations accordingly.
+const ALL_ROWS_DURATION_US: f64 = 30_000_000.0;
 /// The size in bytes of the record in which a rank sends its process id and its host name.
 const HOST_RECORD_BYTES: usize = 128;
 
@@ -184,7 +185,7 @@ pub fn bench(
         checks: plan.checks,
         profiles: plan.profiles,
         allocates: plan.allocates,
-        budget_us: ROW_TARGET_US.min(RUN_TARGET_US / plan.cases.len().max(1) as f64),
+        budget_us: ROW_DURATION_US.min(ALL_ROWS_DURATION_US / plan.cases.len().max(1) as f64),
     };
     group.set_profiling(plan.profiles);
     let mut results = Vec::with_capacity(plan.cases.len());

@@ -89,7 +89,7 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         processors: bindings.exclusive_processors,
         threads: (plan.world.get() > 1 && env::var_os("OMP_NUM_THREADS").is_none())
             .then_some(bindings.threads),
-        // The files of --output-dir hold every byte, so a progress bar would fill them.
+        // With --output-dir, files store all output of the ranks, so a progress bar would fill these files.
         status_columns: status_line::terminal_columns()
             .filter(|_| plan.output_dir.is_none())
             .map(|columns| bar_columns(columns, plan.output_format)),
@@ -101,7 +101,7 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
             job.output.note(&format!("rank {rank} {}", describe_binding(processors)));
         }
         let mut command = shim::command(&program, &plan.arguments, processors);
-        // If ringrun itself runs on rank 0 of another job, it has inherited this variable.
+        // If ringrun itself runs as rank 0 of another ringrun job, it has inherited this variable.
         command.env_remove(STATUS_COLUMNS);
         command.current_dir(&directory).envs(environment(rank, &common)).envs(&variables);
         let started = job.ranks.start(command);

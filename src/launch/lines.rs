@@ -49,7 +49,8 @@ impl LineSplitter {
         self.pending.len()
     }
 
-    /// Removes the text that a later text has replaced from the unfinished line. Returns the rest of this line.
+    /// Removes from the unfinished line the text that later text has replaced. Returns the rest of the unfinished
+    /// line.
     pub(super) fn unfinished_after_replacements(&mut self) -> &[u8] {
         self.pending.drain(..replaced_bytes(&self.pending));
         &self.pending

@@ -331,7 +331,7 @@ impl OutputReader {
                 let mut cuts_a_line = false;
                 source.splitter.push_limited(bytes, limit, |line, end| {
                     cuts_a_line |= end == LineEnd::Open;
-                    let Some(line) = remaining_text(line, source.has_status) else { return };
+                    let Some(line) = printed_text(line, source.has_status) else { return };
                     tail.push(line);
                     sink.format(&mut text, source.rank, source.stream, line, end);
                 });
@@ -376,7 +376,7 @@ impl OutputReader {
         }
         let mut text = Vec::new();
         source.splitter.finish(|line, end| {
-            let Some(line) = remaining_text(line, source.has_status) else { return };
+            let Some(line) = printed_text(line, source.has_status) else { return };
             tail.push(line);
             sink.format(&mut text, source.rank, source.stream, line, end);
         });
@@ -405,9 +405,9 @@ impl OutputReader {
     }
 }
 
-/// Returns the text of a line that ringrun prints. On a pipe with a status line, this is the text that no later text has
-/// replaced, if any is visible.
-fn remaining_text(line: &[u8], has_status: bool) -> Option<&[u8]> {
+/// Returns the part of `line` that ringrun prints. If the pipe has no status line, this is the whole line. Otherwise
+/// this is the text that no later text has replaced, or `None` if that text is invisible.
+fn printed_text(line: &[u8], has_status: bool) -> Option<&[u8]> {
     if has_status { final_text(line) } else { Some(line) }
 }
 

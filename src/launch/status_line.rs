@@ -1,25 +1,26 @@
 //! The status line: the unfinished line of rank 0's standard error, for example a progress bar, which ringrun shows at the
 //! bottom of its terminal.
 //!
-//! A program replaces its unfinished line by a carriage return and a new text. ringrun shows only the last text. Before
-//! ringrun prints a line of any rank, it erases the status line, and then it writes the status line again.
+//! To replace its unfinished line, a program writes a carriage return and a new text. ringrun shows only the newest
+//! text. Before ringrun prints a line of any rank, it erases the status line. After that line, it writes the status
+//! line again.
 
 use std::io;
 use std::io::IsTerminal as _;
 
 use rustix::termios::tcgetwinsize;
 
-/// The variable that tells rank 0 the width of the status line in characters. The variable is set only if the standard error of
-/// ringrun is a terminal.
+/// The environment variable that tells rank 0 the width of the status line in characters. ringrun sets the variable
+/// only if its own standard error is a terminal.
 pub const STATUS_COLUMNS: &str = "RING_STATUS_COLUMNS";
 
-/// The assumed width of a terminal that does not know its width.
+/// The width in characters that ringrun assumes if the terminal does not report its width.
 const COLUMNS_DEFAULT: u16 = 80;
 
-/// The maximum number of bytes of an unfinished line from which ringrun makes the status line.
+/// ringrun uses at most this number of bytes of an unfinished line for the status line.
 const STATUS_BYTES_MAX: usize = 4096;
 
-/// The control sequence that erases the line in which the cursor is.
+/// Moves the cursor to the start of its line, and erases this line.
 const ERASE_LINE: &[u8] = b"\r\x1b[K";
 
 /// The status line of a terminal.
@@ -38,8 +39,9 @@ impl StatusLine {
         [ERASE_LINE, &self.shown].concat()
     }
 
-    /// Returns the bytes that erase the status line, and the bytes that write it again.
-    pub(super) fn around_output(&self) -> (&[u8], &[u8]) {
+    /// Returns two byte strings. The first erases the status line before other output. The second writes the status
+    /// line again after that output. Both are empty if no status line is shown.
+    pub(super) fn erase_and_rewrite(&self) -> (&[u8], &[u8]) {
         if self.shown.is_empty() { (b"", b"") } else { (ERASE_LINE, &self.shown) }
     }
 }
@@ -68,8 +70,8 @@ pub(super) fn status_text(unfinished: &[u8], prefix: &str, columns: u16) -> Stri
     prefix.chars().chain(text.chars()).take(room).collect()
 }
 
-/// Returns what remains of a line whose program replaced earlier texts by later ones. Returns `None` if nothing visible
-/// remains.
+/// Returns the text of a finished line that no later text of this line has replaced. Returns `None` if the line
+/// contains a carriage return and this text is invisible.
 pub(super) fn final_text(line: &[u8]) -> Option<&[u8]> {
     if !line.contains(&b'\r') {
         return Some(line);
@@ -78,7 +80,7 @@ pub(super) fn final_text(line: &[u8]) -> Option<&[u8]> {
     (last.len() > STATUS_BYTES_MAX || !visible_text(last).is_empty()).then_some(last)
 }
 
-/// Returns the number of bytes at the beginning of an unfinished line that later text has replaced.
+/// Returns how many bytes at the beginning of an unfinished line were replaced by later text.
 pub(super) fn replaced_bytes(unfinished: &[u8]) -> usize {
     let start = last_text(unfinished).as_ptr().addr() - unfinished.as_ptr().addr();
     // Keep the carriage return, which says that this text replaced another text.
@@ -92,7 +94,7 @@ fn last_text(line: &[u8]) -> &[u8] {
     &line[start..end]
 }
 
-/// Returns the characters that move the cursor to the right: leaves out control characters and control sequences.
+/// Returns the visible characters: without control characters, control sequences and spaces at the end.
 fn visible_text(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let mut characters = text.chars().peekable();
@@ -114,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_text_is_the_status() {
+    fn the_status_line_shows_the_newest_text() {
         for (unfinished, expected) in [
             ("", ""),
             ("a prompt: ", ""),
@@ -146,7 +148,8 @@ mod tests {
         }
     }
 
-    /// Prevents that a long run with a progress bar fills the memory, and that pieces of the bar are printed as lines.
+    /// Without the removal of replaced text, a long run with a progress bar would fill the memory, and ringrun would
+    /// print pieces of the bar as lines.
     #[test]
     fn the_memory_of_an_unfinished_line_stays_small() {
         let mut unfinished = b"begin".to_vec();
@@ -164,11 +167,11 @@ mod tests {
     #[test]
     fn the_status_line_is_written_again_after_output() {
         let mut status = StatusLine::default();
-        assert_eq!(status.around_output(), (&b""[..], &b""[..]));
+        assert_eq!(status.erase_and_rewrite(), (&b""[..], &b""[..]));
         assert_eq!(status.replace("50%"), b"\r\x1b[K50%");
         assert_eq!(status.replace("50%"), b"");
-        assert_eq!(status.around_output(), (&b"\r\x1b[K"[..], &b"50%"[..]));
+        assert_eq!(status.erase_and_rewrite(), (&b"\r\x1b[K"[..], &b"50%"[..]));
         assert_eq!(status.replace(""), b"\r\x1b[K");
-        assert_eq!(status.around_output(), (&b""[..], &b""[..]));
+        assert_eq!(status.erase_and_rewrite(), (&b""[..], &b""[..]));
     }
 }

@@ -69,7 +69,7 @@ impl TerminalWriter {
 
     /// Writes whole lines above the status line.
     pub(super) fn write(&mut self, stream: OutputStream, text: &[u8]) {
-        let status = self.status.as_ref().filter(|_| !text.is_empty()).map(StatusLine::around_output);
+        let status = self.status.as_ref().filter(|_| !text.is_empty()).map(StatusLine::erase_and_rewrite);
         let (before, after) = status.unwrap_or_default();
         if !before.is_empty() && self.stderr.is_ok() {
             self.stderr = write_all(&mut io::stderr().lock(), before);

@@ -13,8 +13,8 @@ use self::relayed_terminal::RelayedTerminal;
 use super::progress::{CompletedStep, Observer};
 use super::report::EpochRecord;
 
-/// How many times a second a progress bar is drawn at most.
-const DRAWINGS_PER_SECOND: u8 = 5;
+/// The maximum number of times that a progress bar is drawn in a second.
+const DRAWINGS_PER_SECOND_MAX: u8 = 5;
 
 /// What a [`Console`] shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -23,7 +23,8 @@ pub struct ConsoleOptions {
     pub display: ProgressDisplay,
     /// Which lines to write.
     pub lines: ConsoleLines,
-    /// Write a line after this number of steps. `None` writes a line only at the end of each epoch.
+    /// Write a line whenever this number of further steps is complete. `None` writes a line only at the end of each
+    /// epoch.
     pub log_interval: Option<NonZeroU64>,
 }
 
@@ -32,8 +33,8 @@ pub struct ConsoleOptions {
 pub enum ProgressDisplay {
     /// A progress bar on standard error, if standard error is a terminal.
     Bar,
-    /// A progress bar of this width on standard error. Standard error is a pipe to a program, such as `ringrun`, that shows the
-    /// text after a carriage return on its own terminal.
+    /// A progress bar on standard error, which is a pipe to a program such as `ringrun`. That program shows the bar
+    /// on its own terminal.
     RelayedBar {
         /// The width in characters.
         columns: u16,
@@ -75,11 +76,12 @@ struct EpochProgress {
     logged: Interval,
 }
 
-/// The totals of several steps.
+/// The totals of consecutive steps.
 struct Interval {
     started: Instant,
     steps: u64,
     samples: u64,
+    /// The sum of the losses of all samples.
     loss: f64,
 }
 
@@ -147,10 +149,10 @@ impl<W: Write> Observer for Console<W> {
         self.epoch = EpochProgress { epoch, epochs, step, steps, all, logged };
         let target = match self.options.display {
             ProgressDisplay::None => return,
-            ProgressDisplay::Bar => ProgressDrawTarget::stderr_with_hz(DRAWINGS_PER_SECOND),
+            ProgressDisplay::Bar => ProgressDrawTarget::stderr_with_hz(DRAWINGS_PER_SECOND_MAX),
             ProgressDisplay::RelayedBar { columns } => {
                 let terminal = RelayedTerminal::new(columns, io::stderr());
-                ProgressDrawTarget::term_like_with_hz(Box::new(terminal), DRAWINGS_PER_SECOND)
+                ProgressDrawTarget::term_like_with_hz(Box::new(terminal), DRAWINGS_PER_SECOND_MAX)
             }
         };
         let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} {msg}");

@@ -7,8 +7,8 @@ use super::tensorboard::TensorBoard;
 /// The files with the curves of a run. Rank 0 writes these files.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CurveFiles {
-    /// The path of a picture of the losses and of the accuracy or R² of all recorded epochs, in the format SVG. `None` draws no
-    /// picture.
+    /// The path of an SVG picture that shows the losses, and the accuracy or R², of all recorded epochs. `None` draws
+    /// no picture.
     pub plot: Option<PathBuf>,
     /// Where to record curves for `TensorBoard`. `None` records none.
     pub tensorboard: Option<TensorBoard>,

@@ -12,9 +12,9 @@ use super::report::{EpochRecord, Report};
 /// The width of a chart, and the height of the picture, in pixels.
 const CHART_WIDTH: f64 = 520.0;
 const HEIGHT: f64 = 420.0;
-/// The height in pixels of the line above the charts.
+/// The height in pixels of the title line above the charts.
 const TITLE_HEIGHT: f64 = 34.0;
-/// The maximum number of characters of the line above the charts, for each chart.
+/// The maximum number of characters of the title line for each chart below it.
 const TITLE_CHARACTERS: usize = 70;
 
 /// Colors that people with color blindness can distinguish (Okabe and Ito 2008).
@@ -94,7 +94,7 @@ fn metric_chart(report: &Report) -> Chart {
     let accuracy = curve(report, "test", ORANGE, |record| record.test_accuracy);
     let r2 = curve(report, "test", ORANGE, |record| record.test_r2);
     let (title, y_label) = if accuracy.is_some() {
-        ("Accuracy", "fraction of right predictions")
+        ("Accuracy", "fraction of correct predictions")
     } else {
         ("Coefficient of determination", "R²")
     };
@@ -144,7 +144,7 @@ mod tests {
             (
                 report(&[3.0, 2.0, 1.0], Some(0.5)),
                 3,
-                &["cross-entropy in nats", "fraction of right predictions"][..],
+                &["cross-entropy in nats", "fraction of correct predictions"][..],
             ),
             (report(&[3.0], None), 2, &["Mean loss"]),
             (report(&[100.0, 0.1], None), 2, &["cross-entropy in nats, logarithmic"]),

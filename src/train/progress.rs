@@ -10,10 +10,13 @@ pub trait Observer {
     fn warning(&mut self, text: &str) {
         self.notice(&format!("warning: {text}"));
     }
-    /// Called when an epoch begins. `epoch` counts from 1 to `epochs`. Of the epoch's `steps` steps, `step` are already
-    /// complete. If an epoch has only one step, or if the ranks average only after several epochs, several epochs are reported
-    /// together: `epoch` is the last of these epochs, and `steps` and `step` count the steps of all of them.
-    fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64);
+    /// Called when an epoch begins. `epoch` counts from 1 to `epochs`. The epoch has `steps` steps. If the run
+    /// resumes within the epoch, `steps_done` of these steps are already complete. Otherwise `steps_done` is 0.
+    ///
+    /// Some runs report several epochs together: runs whose epochs have only one step, and runs that average
+    /// parameters only after several epochs. In these runs, `epoch` is the last of the epochs that are reported
+    /// together, and `steps_done` and `steps` are sums over these epochs.
+    fn epoch_started(&mut self, epoch: u64, epochs: u64, steps_done: u64, steps: u64);
     /// Called before each step with the training samples that this rank processes in this step, as row numbers of the
     /// training set. `epoch` and `batch` count from 0. Not called with a parameter server.
     fn batch_started(&mut self, _epoch: u64, _batch: u64, _samples: &[u32]) {}
@@ -33,8 +36,8 @@ pub trait Observer {
 pub struct CompletedStep {
     /// The number of steps since the run began, including this step and the steps before a resumption.
     pub steps_total: u64,
-    /// The mean loss of the samples of this step. If the ranks do not exchange losses in every step, the mean loss of this rank's
-    /// samples.
+    /// The mean loss of the samples that all ranks process in this step. If the ranks do not exchange losses in every
+    /// step, this is the mean loss of this rank's samples.
     pub loss: f64,
     /// The learning rate of this step.
     pub learning_rate: f32,

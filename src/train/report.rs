@@ -28,8 +28,8 @@ pub struct EpochRecord {
     pub samples_per_second: f64,
     /// The duration in seconds of the steps since the last record, without testing and saving.
     pub seconds: f64,
-    /// How long the parts of rank 0's steps took since the last record. `None` with a parameter server, because rank 0 is then a
-    /// server, and in records of earlier versions.
+    /// How long the parts of rank 0's steps took, for the steps since the previous record. `None` if rank 0 is a
+    /// parameter server. Records of earlier versions have `None` too.
     #[serde(default)]
     pub step_times: Option<StepTimes>,
 }
@@ -103,7 +103,8 @@ pub struct Report {
     pub communication_seconds: f64,
     /// The time in seconds in which rank 0 only waited for a collective and computed nothing.
     pub exposed_communication_seconds: f64,
-    /// How long the parts of rank 0's steps took, in the steps that this process took. `None` with a parameter server.
+    /// How long the parts of rank 0's steps took. A resumed run counts only the steps since the resumption. `None` if
+    /// rank 0 is a parameter server.
     pub step_times: Option<StepTimes>,
     /// The number of bytes that rank 0 sent.
     pub bytes_sent: u64,

@@ -119,7 +119,8 @@ pub(super) fn conclude(
     Ok(Summary { report, parameters })
 }
 
-/// The size in bytes that is assumed for a report, and for a picture of the curves, before the run. Most are smaller.
+/// Before the run, the check for free space assumes this size in bytes for the report and for the picture of the
+/// curves. Most of these files are smaller.
 const RESULT_BYTES_ASSUMED: u64 = 1 << 16;
 /// A run fails if its training loss is more than this many times the loss of the best constant prediction.
 const DIVERGED_RATIO: f64 = 10.0;
@@ -441,7 +442,7 @@ fn save_model(
     check_all_succeeded(group, Phase::Storage, saved.map_err(TrainError::from))
 }
 
-/// What failed, in the message of a [`CheckpointError`].
+/// Names of actions that can fail, for the messages of [`CheckpointError`].
 const WRITE_REPORT: &str = "write the report";
 const WRITE_PLOT: &str = "write the picture of --plot";
 

@@ -60,9 +60,9 @@ impl fmt::Display for StepTimes {
 /// Measures the times of steps.
 pub(crate) struct StepTimer {
     started: Instant,
-    /// The time that this rank had waited for other ranks when the measurement began.
+    /// The time for which this rank had waited for other ranks before the measurement began.
     exposed: Duration,
-    /// The time for data.
+    /// The time for shuffling the samples and gathering the features of batches.
     pub(crate) data: Duration,
 }
 
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mean_times_of_a_step_have_a_fitting_unit() {
+    fn the_unit_depends_on_the_mean_time_of_a_step() {
         for (steps, compute, exposed, data, expected) in [
             (100, 0.12, 0.065, 0.01, "step 1.95 ms (compute 1.20, communication 0.65, data 0.10)"),
             (10, 0.0005, 0.0, 0.0002, "step 70 us (compute 50, communication 0, data 20)"),

@@ -15,7 +15,7 @@ use super::report::EpochRecord;
 /// The default of [`TensorBoard::step_interval`].
 pub const STEP_INTERVAL_DEFAULT: NonZeroU64 = NonZeroU64::new(50).unwrap();
 
-/// The size in bytes of the curves of a run, for the check before the run. Long runs write more.
+/// Before the run, the check for free space assumes that the curves need this number of bytes. Long runs write more.
 const BYTES_ASSUMED: u64 = 1 << 20;
 
 /// Where and how often to record curves for `TensorBoard`.
@@ -23,7 +23,7 @@ const BYTES_ASSUMED: u64 = 1 << 20;
 pub struct TensorBoard {
     /// The directory, which is created if it does not exist. Each run writes a new file.
     pub directory: PathBuf,
-    /// The loss and the learning rate are recorded after each such number of steps, and at the end of each recorded epoch.
+    /// The mean loss of steps and the learning rate are recorded whenever this number of further steps is complete.
     pub step_interval: NonZeroU64,
 }
 
@@ -40,13 +40,14 @@ pub(super) struct EventRecorder<'a> {
     file: EventSink,
     /// The number of steps since the run began.
     steps_total: u64,
-    /// The steps since the last recorded step: their number, the sum of the losses of their samples, and the number of samples.
+    /// Totals of the steps since the last recorded step: the number of steps, the sum of the losses of their samples,
+    /// and the number of samples.
     interval: (u64, f64, u64),
 }
 
-/// The file of a recorder.
+/// The state of a recorder's file.
 enum EventSink {
-    /// The file is created at the first event.
+    /// The file does not exist yet. It is created at the first event.
     New,
     Open(EventFile),
     /// A write has failed, and the user was told.
@@ -58,7 +59,8 @@ impl<'a> EventRecorder<'a> {
         Self { observer, options, file: EventSink::New, steps_total: 0, interval: (0, 0.0, 0) }
     }
 
-    /// Writes values of the current step. If the disk is full, training continues without this file.
+    /// Writes values of the current step. If the write fails, warns the user, and training continues without the
+    /// file.
     fn record(&mut self, scalars: &[(&str, f64)]) {
         if let Err(error) = self.try_record(scalars) {
             self.file = EventSink::Failed;

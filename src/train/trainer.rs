@@ -66,7 +66,7 @@ pub(crate) struct Trainer<'a> {
     pub(crate) step_seconds: f64,
     /// The number of samples that all ranks together processed in the steps that this process took.
     pub(crate) step_samples: u64,
-    /// Measures the steps since the last record.
+    /// Measures the times of the steps since the last epoch record.
     timer: StepTimer,
     /// How long the parts of all steps took. `None` if other ranks take the steps.
     pub(crate) step_times: Option<StepTimes>,

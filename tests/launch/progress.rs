@@ -115,7 +115,7 @@ fn ringtrain_shows_a_progress_bar_that_fits_and_leaves_standard_output_clean() {
 
 /// A log file or a pipe must not get progress bars, and neither must the files of `--output-dir`.
 #[test]
-fn only_rank_0_and_only_on_a_terminal_is_told_to_show_progress() {
+fn only_rank_0_gets_the_width_of_a_progress_bar_and_only_on_a_terminal() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().to_str().unwrap();
     let script = "echo columns=$RING_STATUS_COLUMNS";

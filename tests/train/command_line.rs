@@ -111,7 +111,7 @@ fn help_lists_defaults_and_exit_codes() {
 }
 
 #[test]
-fn the_output_can_be_reduced_and_extended() {
+fn quiet_and_log_interval_change_the_printed_lines() {
     let output = ringtrain(&["--epochs", "1", "--quiet"]);
     assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
     let output = ringtrain(&["--epochs", "1", "--batch-size", "300", "--log-interval", "2"]);
@@ -132,7 +132,7 @@ fn the_output_can_be_reduced_and_extended() {
 }
 
 #[test]
-fn curves_are_drawn_and_recorded_also_after_a_resumption() {
+fn a_resumed_run_draws_and_records_curves_too() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().to_str().unwrap();
     let plot = format!("{place}/curves.svg");

@@ -5,8 +5,9 @@
 
 Both programs train `mlp:256,128` and `cnn` on the first 12,000 images of Fashion-MNIST with Adam and batches of 128, alternately.
 Prints the samples per second of processor time: the median and the range of the rounds, and the median of the ratios of the
-rounds. Processor time is used because other programs on the machine change it less than the wall time. The time of `ringtrain` is
-that of a run with additional epochs less that of a run with one epoch, so it has no start, no reading of data, and no evaluation.
+rounds. Processor time is used because other programs on the machine change it less than the wall time. The time of
+`ringtrain` is the difference between a run with additional epochs and a run with one epoch, so that the start of the program and
+the reading of data do not count.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import nn
 
 BATCH = 128
 IMAGES = 12_000
-# The number of epochs of a round.
+# For each model, the number of epochs that a round measures.
 EPOCHS = {"mlp:256,128": 8, "cnn": 1}
 
 

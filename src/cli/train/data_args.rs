@@ -36,10 +36,10 @@ impl TrainingDataArgs {
 /// The format of the data.
 #[derive(Args, Debug)]
 pub(super) struct DataFormatArgs {
-    /// The format of --data: table, libsvm (sparse rows of the form TARGET INDEX:VALUE ..., with indices from 1), idx or
-    /// images (a directory with a folder of images for each class). By default, the name decides: libsvm for .libsvm,
-    /// .svmlight and .svm, images for a directory of images or folders, idx for any other directory, table for all other
-    /// files
+    /// The format of --data: table, libsvm (sparse rows of the form TARGET INDEX:VALUE ..., with indices from 1), idx
+    /// (a directory of IDX files) or images (a directory with a folder of images for each class). By default, the
+    /// name of the data determines the format: libsvm for .libsvm, .svmlight and .svm, images for a directory of
+    /// images or folders, idx for any other directory, table for all other files
     #[arg(long, value_name = "table|libsvm|idx|images")]
     format: Option<String>,
 }
@@ -57,7 +57,7 @@ impl DataFormatArgs {
     /// Returns a sentence that says which value is wrong.
     pub(super) fn source(&self, values: &[String]) -> Result<DataSource, String> {
         match self.parse()? {
-            Some(format) => DataSource::from_values_in(values, format),
+            Some(format) => DataSource::from_values_with_format(values, format),
             None => DataSource::from_values(values),
         }
     }
@@ -73,7 +73,7 @@ impl DataFormatArgs {
             Some(format) if values == ["-"] => {
                 Err(format!("--format {format}: standard input must hold a table; pass the name of a file"))
             }
-            Some(format) => DataSource::from_values_in(values, format).map(NewData::from_source),
+            Some(format) => DataSource::from_values_with_format(values, format).map(NewData::from_source),
             None => NewData::from_values(values),
         }
     }

@@ -24,8 +24,9 @@ pub(super) struct OutputArgs {
     #[arg(long, value_name = "FILE.svg", help_heading = "Output")]
     plot: Option<PathBuf>,
 
-    /// During the run, record the losses, metrics, learning rate and speed in DIR, so that `tensorboard --logdir DIR` shows them.
-    /// Rank 0 writes a new file in DIR. Losses of steps are recorded after each 50 steps, or as often as --log-interval says
+    /// During the run, record the losses, metrics, learning rate and speed in DIR, so that `tensorboard --logdir DIR`
+    /// shows them. Rank 0 writes a new file in DIR. The mean loss of steps is recorded every 50 steps; --log-interval
+    /// changes this number
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     tensorboard: Option<PathBuf>,
 
@@ -33,7 +34,7 @@ pub(super) struct OutputArgs {
     #[arg(long, short, help_heading = "Output")]
     quiet: bool,
 
-    /// After each STEPS steps, print the mean loss and the speed of these steps, and the learning rate
+    /// Every STEPS steps, print the mean loss and the speed of these steps, and the learning rate
     #[arg(long, value_name = "STEPS", help_heading = "Output")]
     log_interval: Option<NonZeroU64>,
 }
@@ -67,7 +68,7 @@ impl OutputArgs {
         }
         if self.quiet && self.log_interval.is_some() && self.tensorboard.is_none() {
             return Err(
-                "--quiet: --log-interval has no effect; leave out one of them, or pass --tensorboard DIR"
+                "--log-interval has no effect with --quiet; leave out one of them, or pass --tensorboard DIR"
                     .into(),
             );
         }

@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indicatif::TermLike;
 
-/// Sends a progress bar to a program that shows it on a terminal. The program shows the text after the last carriage return.
-/// The bar is a single line, so the cursor never moves up or down.
+/// Sends a progress bar through a pipe to another program, such as `ringrun`. That program shows the text after the
+/// last carriage return on its terminal. The bar is a single line, so the cursor never moves up or down.
 pub(super) struct RelayedTerminal<W> {
     columns: u16,
     drawing: Mutex<Drawing<W>>,
@@ -77,7 +77,7 @@ impl<W: Write + Send> TermLike for RelayedTerminal<W> {
         if text.is_empty() {
             return Ok(());
         }
-        // Each piece begins with a carriage return, so that it replaces the piece before.
+        // Each piece begins with a carriage return, so that the piece replaces the previous piece.
         let start = if text.starts_with('\r') { "" } else { "\r" };
         drawing.out.write_all(format!("{start}{text}").as_bytes())?;
         drawing.out.flush()

@@ -12,7 +12,7 @@ use super::source::expand_pattern;
 pub enum DataFormat {
     /// A table of text, such as CSV.
     Table,
-    /// Sparse rows of text, as LIBSVM and `SVMlight` read them.
+    /// Sparse rows as text, in the format of LIBSVM and `SVMlight`.
     Libsvm,
     /// A directory of IDX files.
     Idx,
@@ -26,13 +26,13 @@ impl DataFormat {
 }
 
 impl DataSource {
-    /// Parses the values of `--data`, which all have the given format. Patterns are replaced by the names of files as
-    /// in [`from_values`](Self::from_values).
+    /// Creates the data source for the values of `--data` when `--format` names the format. Patterns are replaced by
+    /// the names of files as in [`from_values`](Self::from_values).
     ///
     /// # Errors
     ///
     /// If no file matches a pattern, or if there are several values and the format is not [`DataFormat::Table`].
-    pub fn from_values_in(values: &[String], format: DataFormat) -> Result<Self, String> {
+    pub fn from_values_with_format(values: &[String], format: DataFormat) -> Result<Self, String> {
         let mut paths: Vec<PathBuf> = Vec::new();
         for value in values {
             let names = expand_pattern(value).map_err(|why| format!("--data {value}: {why}"))?;

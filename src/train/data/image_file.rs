@@ -18,7 +18,7 @@ const FILE_BYTES_MAX: u64 = 1 << 28;
 /// The maximum width and height of an image in pixels.
 const SIDE_MAX: usize = 1 << 14;
 
-/// An image of bytes.
+/// A decoded image with one byte for each channel of each pixel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct DecodedImage {
     pub(crate) width: usize,
@@ -29,8 +29,8 @@ pub(crate) struct DecodedImage {
     pub(crate) pixels: Vec<u8>,
 }
 
-/// Reads an image. The first bytes of the file decide between PNG and JPEG. Transparency is ignored. Of 16 bits, the
-/// higher 8 bits are used.
+/// Reads an image. The first bytes of the file, and not its name, tell whether the image is PNG or JPEG. Transparency
+/// is ignored. If values have 16 bits, only their higher 8 bits are used.
 ///
 /// # Errors
 ///
@@ -58,7 +58,7 @@ fn decode(bytes: &[u8]) -> Result<DecodedImage, String> {
     }
 }
 
-/// Options with which damaged files cause errors.
+/// Returns options with which damaged files and images that are too large cause errors.
 fn strict_options() -> DecoderOptions {
     DecoderOptions::default()
         .set_strict_mode(true)
@@ -106,7 +106,7 @@ fn decode_jpeg(bytes: &[u8]) -> Result<DecodedImage, String> {
     to_image((usize::from(info.width), usize::from(info.height)), colors, pixels)
 }
 
-/// Leaves out transparency, and checks the number of bytes.
+/// Creates an image from decoded bytes: removes the transparency channel, and checks the number of bytes.
 fn to_image(
     (width, height): (usize, usize),
     colors: ColorSpace,
@@ -134,8 +134,9 @@ fn to_image(
 mod tests {
     use super::*;
 
-    /// Pillow wrote these images of 3 x 2 pixels: `Image.new(MODE, (3, 2), COLOUR).save(FILE)`, with `quality=95,
-    /// optimize=True` for JPEG.
+    /// The name of each image, its file, and the expected channels of each of its pixels (empty if the image is
+    /// refused). Pillow wrote these images of 3 x 2 pixels: `Image.new(MODE, (3, 2), COLOUR).save(FILE)`, with
+    /// `quality=95, optimize=True` for JPEG.
     const SAMPLES: [(&str, &[u8], &[u8]); 10] = [
         ("grey.jpg", include_bytes!("images/grey.jpg"), &[100]),
         ("colour.jpg", include_bytes!("images/colour.jpg"), &[200, 50, 10]),
@@ -175,7 +176,8 @@ mod tests {
         }
         for (name, bytes, _) in SAMPLES {
             for len in (0..bytes.len() - 2).step_by(9) {
-                // The last bytes of an image may hold no pixels. Reading a part must not panic in any case.
+                // A file that lacks only its last bytes may still hold all pixels. Decoding a shorter file never
+                // panics.
                 let result = decode(&bytes[..len]);
                 assert!(result.is_err() || len > bytes.len() / 2, "{name} {len}");
             }

@@ -12,14 +12,14 @@ use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, Table};
 
 /// The endings of the names of images, in lower case.
 const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
-/// The value of a byte that is scaled to 1.
+/// Bytes are divided by this number, so that 255 becomes 1.
 const DIVISOR: f32 = 255.0;
 
 /// The images in a directory, in the order in which they are read.
 struct ImageList {
-    /// The path and the class of each image. The class is empty if the directory has no folders of classes.
+    /// The path and the class of each image. The class is empty if the image is not in the folder of a class.
     images: Vec<(PathBuf, String)>,
-    /// The files that are not images by their names.
+    /// The files whose names do not have the ending of an image.
     other_files: Vec<PathBuf>,
 }
 
@@ -66,8 +66,9 @@ pub(crate) struct WantedImages {
 ///
 /// # Errors
 ///
-/// As [`load`], or if the images have another size than those of the model, or if the model has inputs for grey images
-/// and the images have colours.
+/// - The errors of [`load`], except that images need no folders of classes.
+/// - The images do not have the size of the images with which the model was trained.
+/// - An image has colours, but the model has inputs for grey images.
 pub(crate) fn load_for_model(directory: &Path, wanted: WantedImages) -> Result<LoadedRows, DataError> {
     let list = list_images(directory)?;
     read_images(list, Some(wanted)).map(|(loaded, _)| loaded)
@@ -173,7 +174,7 @@ fn read_images(list: ImageList, wanted: Option<WantedImages>) -> Result<(LoadedR
 fn describe_other_files(files: &[PathBuf]) -> Option<String> {
     let first = files.first()?;
     Some(format!(
-        "ignored {} files whose names do not end in .png, .jpg or .jpeg, such as {}",
+        "ignored {} files whose names do not end in .png, .jpg or .jpeg, for example {}",
         files.len(),
         first.display()
     ))
@@ -192,7 +193,7 @@ struct PixelRows {
 }
 
 impl PixelRows {
-    /// `image` is the first image, which decides the size.
+    /// Prepares for `count` images. `image` is the first of them, and determines the size of all.
     fn new(
         path: &Path,
         image: &DecodedImage,
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn grey_images_beside_colours_get_three_channels() {
+    fn grey_images_get_three_channels_if_another_image_has_colours() {
         let directory = folder(&[
             ("b/2.PNG", COLOUR),
             ("b/10.jpeg", GREY),

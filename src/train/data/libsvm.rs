@@ -50,7 +50,7 @@ pub(crate) fn load(path: &Path) -> Result<LoadedRows, DataError> {
         return Err(DataError::malformed(path, "holds no rows"));
     }
     if lines.columns == 0 {
-        return Err(DataError::malformed(path, "no row has a feature other than 0"));
+        return Err(DataError::malformed(path, "no row has a feature INDEX:VALUE"));
     }
     let features = Features::Sparse(lines.rows.finish(lines.columns as usize));
     let places = RowPlaces::Lines(path.to_owned(), lines.numbers);
@@ -61,14 +61,14 @@ pub(crate) fn load(path: &Path) -> Result<LoadedRows, DataError> {
     })
 }
 
-/// The rows that were read so far.
+/// Parses lines, and collects their rows.
 #[derive(Default)]
 struct LineParser {
     rows: SparseRowsBuilder,
     targets: Vec<f64>,
-    /// The number of the line of each row.
+    /// The line number of each row.
     numbers: Vec<u64>,
-    /// The largest index.
+    /// The largest index of a feature so far.
     columns: u32,
 }
 
@@ -207,7 +207,7 @@ mod tests {
         for (text, expected) in [
             ("", "a.libsvm: holds no rows"),
             ("# x\n\n", "holds no rows"),
-            ("1 \n2\n", "no row has a feature other than 0"),
+            ("1 \n2\n", "no row has a feature INDEX:VALUE"),
             ("1 1:2\n1 1:2  2:x", "line 2, character 8: `x` is not a number"),
             ("1 1:inf", "line 1, character 3: `inf` is not a finite number"),
             ("1 1:2 3", "line 1, character 7: `3` is not a feature; a feature is written INDEX:VALUE"),

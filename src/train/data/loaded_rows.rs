@@ -16,7 +16,7 @@ pub(crate) struct LoadedRows {
 /// Where rows come from.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum RowPlaces {
-    /// The rows are lines of one file. The number of each row's line is counted from 1.
+    /// The rows are lines of one file: the path of the file, and the line number of each row, counted from 1.
     Lines(PathBuf, Vec<u64>),
     /// Each row is a file.
     Files(Vec<PathBuf>),

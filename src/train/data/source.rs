@@ -212,7 +212,7 @@ impl DataSource {
         }
     }
 
-    /// Returns the files of a source that consists of files and not of a directory.
+    /// Returns the files that the source names. Returns no files if the source is a directory or built-in data.
     pub(crate) fn files(&self) -> Vec<&Path> {
         match self {
             Self::Csv(path) | Self::Libsvm(path) => vec![path],
@@ -222,8 +222,9 @@ impl DataSource {
         }
     }
 
-    /// Reads all rows without interpreting the target, for a model that takes `images`. Returns `None` if another
-    /// function reads this source.
+    /// Reads all rows of a directory of images or of a file of sparse rows, without interpreting the targets.
+    /// `images` describes the images that a model takes. Returns `None` for other kinds of source, which other
+    /// functions read.
     ///
     /// # Errors
     ///

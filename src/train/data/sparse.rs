@@ -1,10 +1,10 @@
-//! Features of samples of which only the values that are not 0 are stored.
+//! Sparse features of samples: only values other than 0 are stored.
 
-/// Rows of numbers, of which only the values that are not 0 are stored.
+/// Rows of numbers. Only values other than 0 are stored.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SparseRows {
     columns: usize,
-    /// The values of row i have the indices from `starts[i]` to `starts[i + 1]`, without the last one.
+    /// The values of row i are `values[starts[i]..starts[i + 1]]`.
     starts: Vec<usize>,
     /// The column of each value.
     indices: Vec<u32>,
@@ -27,7 +27,7 @@ impl SparseRows {
         self.values.len()
     }
 
-    /// Returns the column and the value of each stored value of a row.
+    /// Returns the stored values of a row, each after its column.
     ///
     /// # Panics
     ///
@@ -55,8 +55,8 @@ impl SparseRows {
         selected.finish(self.columns)
     }
 
-    /// Changes the number of columns to `columns`. Added columns are 0. Returns `false`, and changes nothing, if there
-    /// are more columns than `columns`.
+    /// Changes the number of columns to `columns`. The values in added columns are 0. If the rows already have more
+    /// columns, changes nothing and returns `false`.
     pub(crate) fn widen(&mut self, columns: usize) -> bool {
         let fits = self.columns <= columns;
         if fits {

@@ -24,8 +24,8 @@ impl MaxPooling {
         ImageShape { channels, height: height / self.window, width: width / self.window }
     }
 
-    /// Divides an image into bands of rows: the rows of the windows in one row of outputs. Rows that do not fill a
-    /// band are left out.
+    /// Divides each channel of an image into bands of rows. A band has the height of a window, and one row of outputs
+    /// is computed from it. Rows at the bottom of the image that do not fill a band are left out.
     fn bands<'a>(&self, image: &'a [f32]) -> impl Iterator<Item = &'a [f32]> {
         let ImageShape { height, width, .. } = self.input;
         let band = self.window * width;
@@ -33,9 +33,9 @@ impl MaxPooling {
     }
 }
 
-/// Computes a row of outputs from the rows of its windows. The rows have `width` values each and follow each other in
-/// `band`. Writes the index of the largest value of each window to `indices`. Compares integers, because the compiler
-/// turns these comparisons into vector instructions without branches.
+/// Computes a row of outputs from a band of `WINDOW` input rows with `width` values each. Writes the index of the
+/// largest value within each window to `indices`. Compares integers, because the compiler turns these comparisons
+/// into vector instructions without branches.
 fn pool_row<const WINDOW: usize>(band: &[f32], width: usize, output: &mut [f32], indices: &mut [u32]) {
     output.fill(f32::from_bits(i32::MIN.cast_unsigned()));
     for (y, row) in band.chunks_exact(width).enumerate() {
@@ -57,21 +57,22 @@ fn pool_row<const WINDOW: usize>(band: &[f32], width: usize, output: &mut [f32],
     }
 }
 
-/// Returns an integer that is larger if the value is larger. The key of a NaN is the largest, so that pooling does not
-/// hide that a layer has diverged.
+/// Returns an integer for comparisons: a larger value has a larger integer. NaN has the largest integer, so that
+/// pooling does not hide that a layer has diverged.
 fn order_key(value: f32) -> i32 {
     let bits = value.to_bits().cast_signed();
     let is_nan = bits & i32::MAX > f32::INFINITY.to_bits().cast_signed();
     if is_nan { i32::MAX } else { flip_negative(bits) }
 }
 
-/// Flips all bits of a negative number except its sign. The bits of a negative float grow when the float falls.
+/// Flips all bits except the sign if the sign bit is set. Without the flip, negative floating-point numbers, compared
+/// as integers, would be in reverse order.
 fn flip_negative(bits: i32) -> i32 {
     bits ^ (bits >> 31) & i32::MAX
 }
 
-/// Writes each derivative of a row of outputs to the input with the largest value of its window, and 0 to the other
-/// inputs.
+/// Writes the derivative of each output of a row to the input that had the largest value in the window. Writes 0 to
+/// the other inputs of the band.
 fn spread_row<const WINDOW: usize>(delta: &[f32], indices: &[u32], width: usize, band: &mut [f32]) {
     for (y, row) in band.chunks_exact_mut(width).enumerate() {
         let (windows, rest) = row.as_chunks_mut::<WINDOW>();
@@ -84,7 +85,7 @@ fn spread_row<const WINDOW: usize>(delta: &[f32], indices: &[u32], width: usize,
     }
 }
 
-/// Calls the function for the window of a layer. The compiler knows the length of the window in each case.
+/// Calls `$function` with the window size as a constant, so that the compiler knows the lengths of the loops.
 macro_rules! with_window {
     ($window:expr, $function:ident($($argument:expr),*)) => {
         match $window {

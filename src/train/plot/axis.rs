@@ -7,7 +7,8 @@ pub(super) struct Axis {
     low: f64,
     high: f64,
     ticks: Vec<f64>,
-    /// The distance between ticks, which determines the number of decimals. `None` if the distances differ.
+    /// The distance between ticks, which determines the number of decimals of their labels. `None` if the distances
+    /// differ.
     tick_step: Option<f64>,
 }
 
@@ -40,7 +41,7 @@ impl Axis {
         Self::linear(low - margin, (high + margin).min(limit.max(high)), 0.0)
     }
 
-    /// Returns an axis for whole numbers.
+    /// Returns a linear axis whose ticks are whole numbers.
     pub(super) fn for_counts(first: u64, last: u64) -> Self {
         Self::linear(first as f64, last.max(first + 1) as f64, 1.0)
     }
@@ -48,7 +49,7 @@ impl Axis {
     fn linear(low: f64, high: f64, step_min: f64) -> Self {
         let step = round_step((high - low) / TICKS).max(step_min);
         let (first, last) = ((low / step).ceil(), (high / step).floor());
-        // Rounding keeps ticks such as 0.30000000000000004 out of the labels.
+        // Each tick is a multiple of the step, and not a sum of steps, so that rounding errors do not add up.
         let count = (last - first).clamp(0.0, 4.0 * TICKS) as u32;
         let ticks = (0..=count).map(|index| (first + f64::from(index)) * step).collect();
         Self { scale: AxisScale::Linear, low, high, ticks, tick_step: Some(step) }
@@ -75,7 +76,7 @@ impl Axis {
         }
     }
 
-    /// Returns whether equal distances on the axis are equal ratios of values.
+    /// Returns whether the axis is logarithmic: equal distances on the axis stand for equal ratios of values.
     pub(super) fn is_logarithmic(&self) -> bool {
         self.scale == AxisScale::Logarithmic
     }
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_have_whole_ticks() {
+    fn ticks_of_counts_are_whole_numbers() {
         for (first, last, expected) in
             [(1, 1, "1 2"), (1, 3, "1 2 3"), (1, 40, "10 20 30 40"), (0, 5000, "0 1000 2000 3000 4000 5000")]
         {
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn extreme_values_have_ticks_too() {
+    fn extreme_values_do_not_give_too_many_ticks() {
         for (low, high) in [(1e-300, 1e300), (1.0, 1.0 + 1e-15), (-1e308, 1e308), (5e-324, 1e-323)] {
             let axis = Axis::for_values([low, high].into_iter(), f64::INFINITY);
             assert!(labels(&axis).len() < 40, "{low} {high}");

@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 use super::axis::Axis;
 
 /// The distances in pixels between the borders of a chart and its curves.
-const LEFT: f64 = 70.0;
-const RIGHT: f64 = 20.0;
-const TOP: f64 = 62.0;
-const BOTTOM: f64 = 50.0;
+const LEFT_MARGIN: f64 = 70.0;
+const RIGHT_MARGIN: f64 = 20.0;
+const TOP_MARGIN: f64 = 62.0;
+const BOTTOM_MARGIN: f64 = 50.0;
 
-/// A curve with more points is drawn with fewer points.
+/// The maximum number of points that are drawn for a curve. Some points of longer curves are left out.
 const POINTS_MAX: usize = 1000;
 /// A curve with at most this number of points has a dot at each point.
 const DOTS_MAX: usize = 30;
@@ -32,9 +32,9 @@ pub(super) struct Chart {
 pub(super) struct Curve {
     /// The name in the legend.
     pub(super) name: &'static str,
-    /// A color of SVG.
+    /// A color in the notation of SVG.
     pub(super) color: &'static str,
-    /// Epochs and finite values.
+    /// The epoch and the finite value of each point.
     pub(super) points: Vec<(u64, f64)>,
 }
 
@@ -51,10 +51,10 @@ impl Chart {
     /// Appends the chart to an SVG document.
     pub(super) fn draw(&self, svg: &mut String, area: Area) {
         let plot = Area {
-            left: area.left + LEFT,
-            top: area.top + TOP,
-            width: area.width - LEFT - RIGHT,
-            height: area.height - TOP - BOTTOM,
+            left: area.left + LEFT_MARGIN,
+            top: area.top + TOP_MARGIN,
+            width: area.width - LEFT_MARGIN - RIGHT_MARGIN,
+            height: area.height - TOP_MARGIN - BOTTOM_MARGIN,
         };
         let epochs = || self.curves.iter().flat_map(|curve| curve.points.iter().map(|&(epoch, _)| epoch));
         let x = Axis::for_counts(epochs().min().unwrap_or_default(), epochs().max().unwrap_or_default());
@@ -158,7 +158,7 @@ fn draw_dashed_line(svg: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64)
     );
 }
 
-/// Appends a text. `attributes` are attributes of SVG.
+/// Appends a text element to the document. `attributes` are attributes of this element in SVG.
 pub(super) fn write_text(svg: &mut String, (x, y): (f64, f64), attributes: &str, text: &str) {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     // XML does not allow control characters.
@@ -167,8 +167,8 @@ pub(super) fn write_text(svg: &mut String, (x, y): (f64, f64), attributes: &str,
     let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" {attributes}>{text}</text>");
 }
 
-/// Returns at most [`POINTS_MAX`] of the points. Divides the points into equal ranges, and keeps the lowest and the highest
-/// point of each range, so that a peak remains visible.
+/// Returns at most [`POINTS_MAX`] of the points. If there are more, divides the points into ranges of equal length,
+/// and keeps the lowest and the highest point of each range, so that a peak remains visible.
 fn thin_out(points: &[(u64, f64)]) -> Vec<(u64, f64)> {
     if points.len() <= POINTS_MAX {
         return points.to_vec();

@@ -1,4 +1,4 @@
-//! Reads rows of sources that are read at once.
+//! Rows of new data that were loaded into memory as a whole.
 
 use ndarray::{ArrayViewMut2, s};
 
@@ -13,7 +13,7 @@ pub(super) struct RowsInMemory {
     loaded: LoadedRows,
     pixel_divisor: Option<f32>,
     position: usize,
-    /// The number of rows of the last call of `read_rows`.
+    /// The number of rows that the last call of `read_rows` returned.
     block_rows: usize,
     truths: Option<TruthParser>,
 }

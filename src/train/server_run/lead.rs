@@ -212,7 +212,7 @@ impl Leader<'_, '_> {
         Ok(true)
     }
 
-    /// Describes the step after `steps_before` steps of the run.
+    /// Describes the step that follows the first `steps_before` steps of the run.
     fn describe_step(&self, steps_before: u64, loss: f64) -> CompletedStep {
         let setup = self.context.setup;
         CompletedStep {

@@ -79,7 +79,7 @@ fn encode_record(data: &[u8]) -> Vec<u8> {
     record
 }
 
-/// Returns the CRC-32C of `bytes`, rotated and shifted by a constant, as the format demands.
+/// Returns the masked checksum of the format `TFRecord`: the CRC-32C of `bytes`, rotated by 15 bits, plus a constant.
 fn masked_checksum(bytes: &[u8]) -> u32 {
     let crc = crc32_iscsi(bytes);
     crc.rotate_right(15).wrapping_add(0xa282_ead8)

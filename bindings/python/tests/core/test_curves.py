@@ -46,7 +46,7 @@ def test_tensorboard_reads_the_curves_of_a_resumed_run(tmp_path: Path) -> None:
         assert [value.step for value in found] == [steps, 2 * steps, 3 * steps], tag
         assert [value.value for value in found] == pytest.approx(values, rel=1e-6), tag
     assert all(value.value == pytest.approx(0.001) for value in events.Scalars("learning_rate"))
-    # The second run begins a new interval.
+    # The resumed run counts the 4 steps of --log-interval anew.
     expected = [*range(4, 2 * steps + 1, 4), *range(2 * steps + 4, 3 * steps + 1, 4)]
     assert [value.step for value in events.Scalars("loss/steps")] == expected
     assert all(0 < value.value < 3 for value in events.Scalars("loss/steps"))

@@ -88,8 +88,8 @@ fn gradients_match_finite_differences() {
     check_gradient(&network("cnn:conv2x3,pool2", IMAGES, 1, Loss::SquaredError(scale)), &numbers, 4.0);
 }
 
-/// Compares pooling with a direct computation: negative values, equal values, infinity, NaN, and rows and columns that do not
-/// fill a window. Of several largest values, the first gets the derivative.
+/// Tests negative values, equal values, infinity, NaN, and rows and columns that do not fill a window. If several
+/// values of a window are the largest, the first of them gets the derivative.
 #[test]
 fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
     let (inf, nan) = (f32::INFINITY, f32::NAN);
