@@ -3,9 +3,12 @@
 mod args;
 mod checkpoint_args;
 mod commands;
+mod config_file;
 mod data_args;
 mod help;
+mod invocation;
 mod optimizer_args;
+mod option_set;
 mod output_args;
 mod pipeline_args;
 mod recipe_args;
@@ -20,15 +23,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use clap::Parser;
 use rustix::fs::{FileType, fstat};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use self::args::TrainArgs;
+use self::invocation::{ArgumentError, Invocation};
+use self::output_args::OutputArgs;
 use super::group_args;
 use super::print_error::print_error;
 use crate::exit::Exit;
-use crate::group::Algorithms;
+use crate::group::{Algorithms, Group};
 use crate::launch::STATUS_COLUMNS;
 use crate::train::{
     self, Console, Observer, ParameterServerError, Phase, ProgressDisplay, RefusalReason, Silent, TrainError,
@@ -52,11 +55,11 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
             Err(error) => print_clap_error(&error),
         };
     }
-    let args = match parse(args.into_iter()) {
-        Ok(args) => args,
+    let invocation = match parse(args) {
+        Ok(invocation) => invocation,
         Err(code) => return code,
     };
-    match train(args) {
+    match train(&invocation) {
         Ok(()) => Exit::Success.into(),
         Err(failure) => failure.print(),
     }
@@ -70,8 +73,15 @@ impl ProgramFailure {
 }
 
 /// Parses the options. On `--help`, `--version` or an error, prints the text and returns the exit code as `Err`.
-fn parse(args: impl Iterator<Item = OsString>) -> Result<TrainArgs, ExitCode> {
-    TrainArgs::try_parse_from(args).map_err(|error| print_clap_error(&error))
+fn parse(args: Vec<OsString>) -> Result<Invocation, ExitCode> {
+    Invocation::parse(args).map_err(|error| match error {
+        ArgumentError::Clap(error) => print_clap_error(&error),
+        ArgumentError::Wrong(message) => usage_failure(message).print(),
+    })
+}
+
+fn usage_failure(message: String) -> ProgramFailure {
+    ProgramFailure { exit: Exit::Usage, message: message + " (see --help)" }
 }
 
 /// Prints the text of `--help` or `--version`, or an error in the arguments. Returns the exit code.
@@ -79,11 +89,6 @@ fn print_clap_error(error: &clap::Error) -> ExitCode {
     // clap's exit code is 0 for --help and --version, otherwise 2. A closed pipe is not an error.
     let _ = error.print();
     ExitCode::from(error.exit_code() as u8)
-}
-
-fn make_config(args: TrainArgs) -> Result<train::Config, ProgramFailure> {
-    args.into_config()
-        .map_err(|message| ProgramFailure { exit: Exit::Usage, message: message + " (see --help)" })
 }
 
 /// Checks the arguments without joining a job, so that ringrun prints an error once and not on every rank. The first argument
@@ -96,21 +101,56 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
             Err(error) => print_clap_error(&error),
         });
     }
-    let args = args.into_iter();
-    make_config(parse(args)?).map(drop).map_err(ProgramFailure::print)
+    let invocation = parse(args)?;
+    let stored = match invocation.resume_source() {
+        None => None,
+        // The checkpoint may be on another host. Each rank checks the arguments again.
+        Some(source) if !source.exists() => return Ok(()),
+        Some(source) => match source.read() {
+            Ok(stored) => stored,
+            Err(_) => return Ok(()),
+        },
+    };
+    let prepared = invocation.prepare(stored.as_deref()).map_err(usage_failure);
+    prepared.map(drop).map_err(ProgramFailure::print)
 }
 
-fn train(args: TrainArgs) -> Result<(), ProgramFailure> {
-    let mut join_args = args.group.clone();
+/// Returns the configuration and the output options of a run that resumes. Rank 0 reads the options in the checkpoint,
+/// because other hosts may not have the checkpoint.
+fn prepare_resumed(
+    invocation: &Invocation,
+    group: &mut Group,
+) -> Result<(train::Config, OutputArgs), ProgramFailure> {
+    let is_reader = group.rank() == Rank::ZERO;
+    let source = invocation.resume_source().filter(|_| is_reader);
+    let stored = source.map_or(Ok(None), |source| source.read());
+    let stored: Result<Option<String>, String> = group
+        .broadcast_object(&stored, Rank::ZERO)
+        .map_err(|error| ProgramFailure { exit: group_args::exit_of(&error), message: error.to_string() })?;
+    let stored = stored.map_err(|message| {
+        let message = if is_reader { message } else { format!("rank 0 failed: {message}") };
+        ProgramFailure { exit: Exit::Checkpoint, message }
+    })?;
+    invocation.prepare(stored.as_deref()).map_err(usage_failure)
+}
+
+fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
+    let mut join_args = invocation.group().clone();
     if join_args.algorithm.is_automatic() {
         // With these algorithms, two runs with the same options produce bitwise equal parameters.
         join_args.algorithm = Algorithms::reproducible();
     }
-    let console_options = args.output.console_options(progress_display());
-    let config = make_config(args)?;
+    let resumes = invocation.resume_source().is_some();
+    // The options of a run that resumes are known only when rank 0 has read the checkpoint.
+    let prepared = if resumes { None } else { Some(invocation.prepare(None).map_err(usage_failure)?) };
     let mut group = join_args
         .join()
         .map_err(|error| ProgramFailure { exit: error.exit(), message: error.to_string() })?;
+    let (config, output) = match prepared {
+        Some(prepared) => prepared,
+        None => prepare_resumed(invocation, &mut group)?,
+    };
+    let console_options = output.console_options(progress_display());
     let stop = stop_on_signals().map_err(|error| ProgramFailure {
         exit: Exit::Failure,
         message: format!("cannot listen for signals: {error}"),

@@ -4,6 +4,7 @@
 
 mod error;
 mod files;
+mod options;
 mod schedule;
 mod settings;
 mod state;
@@ -20,6 +21,8 @@ use safetensors::{Dtype, SafeTensors};
 pub use self::error::CheckpointError;
 pub use self::files::FILE_NAME;
 pub(crate) use self::files::{BEST_FILE_NAME, CheckpointFiles};
+pub use self::options::read_options;
+pub(crate) use self::options::{OPTIONS_FILE_NAME, write_options};
 pub use self::settings::{Checkpoint, Existing};
 pub(crate) use self::state::{IdentityEntry, Position, RunIdentity, TrainingState};
 pub(crate) use self::writer::CheckpointWriter;

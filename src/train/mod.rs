@@ -51,7 +51,9 @@ mod trainer;
 
 pub use batches::{Batches, part};
 pub use buckets::BUCKET_BYTES;
-pub use checkpoint::{Checkpoint, CheckpointError, Existing, FILE_NAME as CHECKPOINT_FILE_NAME};
+pub use checkpoint::{
+    Checkpoint, CheckpointError, Existing, FILE_NAME as CHECKPOINT_FILE_NAME, read_options,
+};
 pub use class_weights::ClassWeights;
 pub(crate) use class_weights::check_class_weights;
 pub use config::{Config, ServerSettings, default_learning_rate, default_model};

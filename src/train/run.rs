@@ -423,6 +423,9 @@ fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingStat
         _ => {}
     }
     checkpoint::check_space(target, &setup.network, &identity)?;
+    if let Some(options) = &target.options {
+        checkpoint::write_options(&target.directory, options, config, setup)?;
+    }
     Ok(found)
 }
 

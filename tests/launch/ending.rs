@@ -317,7 +317,7 @@ fn options_of_other_launchers_work() {
 fn wrong_arguments_of_built_in_programs_are_reported_once() {
     for (command, part) in [
         (&["ringtrain", "--epohcs", "3"][..], "--epohcs"),
-        (&["ringtrain", "--resume"], "--resume needs --checkpoint"),
+        (&["ringtrain", "--resume"], "--resume needs the directory"),
         (&["ringbench", "all_reduce", "--root", "x"], "invalid value"),
         (&["ringbench", "broadcast", "--root", "9"], "root 9 is not a rank of this job of 4"),
     ] {

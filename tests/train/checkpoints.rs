@@ -20,7 +20,7 @@ use ringtrain::train::{
 };
 
 use super::library::{config, train};
-use super::util::{ranks, run as finish, runs_long_tests, wait_until};
+use super::util::{FinishedProgram, ranks, ringrun, run as finish, runs_long_tests, wait_until};
 
 /// The number of training samples of [`small_config`].
 const SAMPLES: u32 = 96;
@@ -335,7 +335,52 @@ fn a_process_that_is_killed_while_it_writes_leaves_a_complete_checkpoint() {
     assert_eq!((resumed.code(), uninterrupted.code()), (Some(0), Some(0)), "{resumed:?}");
     assert!(resumed.stdout().contains("resuming from the checkpoint"), "{resumed:?}");
     assert_eq!(hash(resumed.stdout()), hash(uninterrupted.stdout()));
-    assert_eq!(names(&place), ["checkpoint.safetensors"]);
+    assert_eq!(names(&place), ["checkpoint.safetensors", "config.toml"]);
+}
+
+/// A run resumes with no other option, on another number of ranks. Given options override those of the checkpoint.
+#[test]
+fn resume_takes_the_options_of_the_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("t.toml"), "model = \"mlp:7\"\nseed = 3 # A comment.\n").unwrap();
+    let ringtrain = |ranks: u32, line: &str| {
+        let mut command = ringrun(&["-n", &ranks.to_string(), RINGTRAIN]);
+        finish(command.args(line.split(' ')).current_dir(&directory))
+    };
+    let options =
+        "--data synthetic:96x5 --batch-size 10 --lr 0.02 --scale-lr --optimizer momentum --momentum 0.5";
+    let whole = ringtrain(2, &format!("--config t.toml {options} --epochs 3"));
+    let first = ringtrain(2, &format!("--config t.toml {options} --epochs 2 --checkpoint c"));
+    assert_eq!((whole.code(), first.code()), (Some(0), Some(0)), "{first:?}");
+    let config = fs::read_to_string(directory.path().join("c/config.toml")).unwrap();
+    for line in ["model = \"mlp:7\"", "seed = 3", "data = [\"synthetic:96x5\"]", "# strategy = \"allreduce\""]
+    {
+        assert!(config.lines().any(|found| found == line), "{line}: {config}");
+    }
+    // The rate of the first run applies, although --scale-lr would now multiply it by 3.
+    let resumed = ringtrain(3, "--resume c --epochs 3");
+    let loss = |program: &FinishedProgram| {
+        let text = program.stdout();
+        let line = text.lines().find(|line| line.contains("epoch 3/3: train loss")).unwrap_or_default();
+        line.split(", ").take(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(resumed.code() == Some(0) && !loss(&whole).is_empty(), "{resumed:?}");
+    assert_eq!(loss(&resumed), loss(&whole));
+    let again = ringtrain(1, "--resume c");
+    assert!(again.stdout().contains("batch 10, 3 epochs"), "the options of the last run apply: {again:?}");
+    for (line, code, expected) in [
+        ("--resume c --seed 4", 10, "it was saved with --seed 3, but this run has --seed 4"),
+        ("--resume c --optimizer adam", 2, "(--momentum is given in the checkpoint in c)"),
+        ("--resume absent", 10, "there is no checkpoint.safetensors in absent"),
+        ("--config c/config.toml --epochs x", 2, "invalid value 'x'"),
+        ("--config t.toml --resume", 2, "--resume needs the directory"),
+    ] {
+        let output = ringtrain(2, line);
+        assert_eq!(output.code(), Some(code), "{line}: {output:?}");
+        assert!(output.stderr().contains(expected), "{line}: {output:?}");
+    }
+    let repeated = ringtrain(2, "--config c/config.toml --lr 0.02");
+    assert_eq!(loss(&repeated), loss(&whole), "{repeated:?}");
 }
 
 /// Fills a small disk during a run: the checkpoint remains complete, the run trains to its end and then fails with

@@ -1,6 +1,7 @@
 //! The arguments of `ringtrain`, and their conversion to a checked configuration.
 
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 
 use clap::Parser;
 
@@ -125,7 +126,12 @@ pub(super) struct TrainArgs {
 
     /// The checkpoints.
     #[command(flatten)]
-    checkpoint: CheckpointArgs,
+    pub(super) checkpoint: CheckpointArgs,
+
+    /// Read options from FILE, in TOML: one line for each option, such as epochs = 20. Options on the command line override
+    /// those of FILE. With --checkpoint DIR, ringtrain writes its options to DIR/config.toml
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(super) config: Option<PathBuf>,
 
     /// What to print and to write.
     #[command(flatten)]
@@ -251,7 +257,7 @@ mod tests {
     use super::*;
     use crate::train::data::{HeaderRow, Separator, TableOptions};
     use crate::train::optimizer::{AdamOptions, Rule};
-    use crate::train::{Existing, RateSchedule, Warmup};
+    use crate::train::{RateSchedule, Warmup};
 
     fn parse_config(line: &str) -> Result<Config, String> {
         TrainArgs::try_parse_from(std::iter::once("ringtrain").chain(line.split_whitespace()))
@@ -311,7 +317,7 @@ mod tests {
     #[test]
     fn invalid_values_and_combinations_are_rejected_with_a_reason() {
         let cases = [
-            ("--resume", "needs --checkpoint"),
+            ("--resume", "--resume needs the directory"),
             ("--target x", "for tables"),
             ("--data a.csv", "name the column"),
             ("--no-header", "--no-header is for tables"),
@@ -413,31 +419,5 @@ mod tests {
             let error = parse_config(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");
         }
-    }
-
-    #[test]
-    fn options_of_checkpoints_are_checked() {
-        for (line, expected) in [
-            ("--checkpoint-steps 5", "--checkpoint-steps needs --checkpoint"),
-            ("--checkpoint-minutes 5", "--checkpoint-minutes needs --checkpoint"),
-            ("--keep-checkpoints 5", "--keep-checkpoints needs --checkpoint"),
-            ("--keep-best", "--keep-best needs --checkpoint"),
-            ("--checkpoint d --checkpoint-steps 0", "'0'"),
-            ("--checkpoint d --keep-checkpoints 0", "'0'"),
-            ("--checkpoint d --checkpoint-minutes 0", "--checkpoint-minutes 0: it must be above 0"),
-            ("--checkpoint d --checkpoint-minutes nan", "above 0"),
-            (
-                "--checkpoint d --checkpoint-minutes 1 --strategy local-sgd:8",
-                "do not apply to --strategy local-sgd:8",
-            ),
-        ] {
-            let error = parse_config(line).unwrap_err();
-            assert!(error.contains(expected), "{line}: {error}");
-        }
-        let line =
-            "--checkpoint d --checkpoint-steps 5 --checkpoint-minutes 0.5 --keep-checkpoints 3 --keep-best";
-        let found = parse_config(line).unwrap().checkpoint.unwrap();
-        assert_eq!((found.steps.unwrap().get(), found.interval.unwrap().as_secs()), (5, 30));
-        assert_eq!((found.keep.get(), found.keeps_best, found.existing), (3, true, Existing::Refuse));
     }
 }

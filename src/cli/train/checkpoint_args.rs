@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::invocation::ResumeSource;
 use super::optimizer_args::check_number;
 use crate::train::{Checkpoint, Existing};
 
@@ -42,22 +43,48 @@ pub(super) struct CheckpointArgs {
     #[arg(long)]
     keep_best: bool,
 
-    /// Continue from the checkpoint in the directory of --checkpoint. If there is no checkpoint yet, start from the
-    /// beginning
-    #[arg(long)]
-    resume: bool,
+    /// Continue from the checkpoint in DIR, with the options of the checkpoint. Options that you pass override them;
+    /// if an option must not change, an error names it. Further checkpoints go to DIR too. With --checkpoint DIR
+    /// --resume, the run starts from the beginning if there is no checkpoint yet
+    #[arg(long, value_name = "DIR", num_args = 0..=1)]
+    #[allow(clippy::option_option, reason = "clap: the option is absent, has no value, or has a value")]
+    resume: Option<Option<PathBuf>>,
 }
 
 impl CheckpointArgs {
+    /// Returns the checkpoint from which the run resumes.
+    pub(super) fn resume_source(&self) -> Option<ResumeSource<'_>> {
+        let resume = self.resume.as_ref()?;
+        let directory = resume.as_ref().or(self.checkpoint.as_ref())?;
+        Some(ResumeSource { directory, must_exist: resume.is_some() })
+    }
+
     /// Checks the options.
     ///
     /// # Errors
     ///
     /// Returns a sentence that says which option is wrong and what to do.
     pub(super) fn choose(self) -> Result<Option<Checkpoint>, String> {
-        let Some(directory) = self.checkpoint else {
+        let existing = if self.resume.is_some() { Existing::Resume } else { Existing::Refuse };
+        let directory = match (self.checkpoint, self.resume) {
+            (Some(checkpoint), Some(Some(resume))) if checkpoint != resume => {
+                return Err(format!(
+                    "--resume {} and --checkpoint {} name different directories; to save into another directory, copy the \
+                     checkpoint there",
+                    resume.display(),
+                    checkpoint.display()
+                ));
+            }
+            (None, Some(None)) => {
+                return Err(
+                    "--resume needs the directory of a checkpoint: pass --resume DIR, or --checkpoint DIR"
+                        .into(),
+                );
+            }
+            (directory, None | Some(None)) | (_, Some(directory)) => directory,
+        };
+        let Some(directory) = directory else {
             let given = [
-                ("--resume", self.resume),
                 ("--checkpoint-steps", self.checkpoint_steps.is_some()),
                 ("--checkpoint-minutes", self.checkpoint_minutes.is_some()),
                 ("--keep-checkpoints", self.keep_checkpoints.is_some()),
@@ -75,7 +102,6 @@ impl CheckpointArgs {
             let range = format!("above 0 and at most {MINUTES_MAX}");
             check_number("--checkpoint-minutes", minutes, is_allowed, &range)?;
         }
-        let existing = if self.resume { Existing::Resume } else { Existing::Refuse };
         Ok(Some(Checkpoint {
             steps: self.checkpoint_steps,
             interval: self.checkpoint_minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes)),
@@ -83,5 +109,46 @@ impl CheckpointArgs {
             keeps_best: self.keep_best,
             ..Checkpoint::new(directory, existing)
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::train::args::TrainArgs;
+    use crate::train::Config;
+
+    fn parse_config(line: &str) -> Result<Config, String> {
+        TrainArgs::try_parse_from(std::iter::once("ringtrain").chain(line.split_whitespace()))
+            .map_err(|error| error.to_string())?
+            .into_config()
+    }
+
+    #[test]
+    fn options_of_checkpoints_are_checked() {
+        for (line, expected) in [
+            ("--checkpoint-steps 5", "--checkpoint-steps needs --checkpoint"),
+            ("--checkpoint-minutes 5", "--checkpoint-minutes needs --checkpoint"),
+            ("--keep-checkpoints 5", "--keep-checkpoints needs --checkpoint"),
+            ("--keep-best", "--keep-best needs --checkpoint"),
+            ("--checkpoint d --checkpoint-steps 0", "'0'"),
+            ("--checkpoint d --keep-checkpoints 0", "'0'"),
+            ("--checkpoint d --checkpoint-minutes 0", "--checkpoint-minutes 0: it must be above 0"),
+            ("--checkpoint d --checkpoint-minutes nan", "above 0"),
+            (
+                "--checkpoint d --checkpoint-minutes 1 --strategy local-sgd:8",
+                "do not apply to --strategy local-sgd:8",
+            ),
+        ] {
+            let error = parse_config(line).unwrap_err();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+        let line =
+            "--checkpoint d --checkpoint-steps 5 --checkpoint-minutes 0.5 --keep-checkpoints 3 --keep-best";
+        let found = parse_config(line).unwrap().checkpoint.unwrap();
+        assert_eq!((found.steps.unwrap().get(), found.interval.unwrap().as_secs()), (5, 30));
+        assert_eq!((found.keep.get(), found.keeps_best, found.existing), (3, true, Existing::Refuse));
     }
 }

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser};
 
-use super::ProgramFailure;
 use super::data_args::DataFormatArgs;
 use super::table_args::TableFormatArgs;
+use super::{ProgramFailure, usage_failure};
 use crate::exit::Exit;
 use crate::train::data::HeaderRow;
 use crate::train::model_file::{Inspection, ModelFileError, SavedModel};
@@ -175,10 +175,6 @@ pub(super) fn refuse_several_ranks(args: &[OsString]) -> Result<ProgramFailure, 
     let name = args.get(1).map(|name| name.to_string_lossy()).unwrap_or_default();
     let message = format!("`ringtrain {name}` runs in one process; start it without ringrun");
     Ok(ProgramFailure { exit: Exit::Usage, message })
-}
-
-fn usage_failure(message: String) -> ProgramFailure {
-    ProgramFailure { exit: Exit::Usage, message: message + " (see --help)" }
 }
 
 impl From<ModelFileError> for ProgramFailure {

@@ -9,6 +9,8 @@ Examples:
   ringtrain --data houses.csv --target price --report result.json
   ringtrain --data X.npy,y.npy --model mlp:64 --task regression
   ringtrain --data images.npy,labels.npy --model cnn:conv32x3,pool2,conv64x3,pool2,dense128,dropout0.5
+  ringtrain --resume run1                        continue from the last checkpoint in run1, with its options
+  ringtrain --config run.toml --epochs 20        take the options of a file, but train for 20 epochs
   ringtrain --checkpoint run1 --resume           continue from the last checkpoint, or start if there is none
 
 Commands (see `ringtrain COMMAND --help`):
@@ -55,9 +57,9 @@ Strategies:
                   rounding, so --resume may change between these strategies. pipeline needs as many ranks as stages, and hybrid
                   needs PIPELINES times STAGES ranks. Pipelines divide a batch into --micro-batches
 
-With --resume you may change --lr, --epochs, --accumulate, --micro-batches, --compression, --bucket-bytes, --servers and the
-number of ranks. All other options of training and data must be the same as before. Without --lr the run continues with the
-learning rate of the checkpoint.
+With --resume, options that you do not pass are those of the checkpoint. You may change --lr, --epochs, --accumulate,
+--micro-batches, --compression, --bucket-bytes, --servers and the number of ranks. All other options of training and data
+must be the same as before. Without --lr the run continues with the learning rate of the checkpoint.
 
 If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
 The ranks do not evaluate the model after the signal. A second signal ends the process at once.

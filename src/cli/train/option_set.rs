@@ -1,0 +1,236 @@
+//! Options of `ringtrain` with the place where each was given: the command line, a configuration file, or a
+//! checkpoint.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt::{self, Write as _};
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Args as _, Command, CommandFactory as _};
+
+use super::args::TrainArgs;
+use crate::cli::group_args::GroupArgs;
+
+/// Options that concern one start of the program and are not stored in checkpoints. The options that join a job are
+/// not stored either.
+const NEVER_STORED: [&str; 3] = ["checkpoint", "resume", "config"];
+/// An option that a checkpoint stores in another way: the state of the run holds the learning rate, which
+/// `--scale-lr` may have multiplied by the number of ranks.
+const STORED_IN_STATE: &str = "lr";
+
+/// The place where an option was given.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum OptionOrigin {
+    CommandLine,
+    /// A line of a configuration file, counted from 1.
+    File {
+        path: String,
+        line: usize,
+    },
+    /// The checkpoint in a directory.
+    Checkpoint(String),
+}
+
+impl fmt::Display for OptionOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CommandLine => f.write_str("the command line"),
+            Self::File { path, line } => write!(f, "{path}:{line}"),
+            Self::Checkpoint(directory) => write!(f, "the checkpoint in {directory}"),
+        }
+    }
+}
+
+/// The value of an option.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum OptionValue {
+    /// Whether an option without a value is given.
+    Flag(bool),
+    /// The values of an option.
+    Values(Vec<OsString>),
+}
+
+/// Options by the name of the command-line option, without `--`.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct OptionSet {
+    pub(super) options: BTreeMap<String, (OptionValue, OptionOrigin)>,
+}
+
+/// Returns all options of `ringtrain` with a long name, except `--help` and `--version`.
+pub(super) fn known_options(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
+    let is_option = |arg: &&Arg| {
+        !matches!(
+            arg.get_action(),
+            ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong | ArgAction::Version
+        )
+    };
+    command.get_arguments().filter(is_option).filter_map(|arg| Some((arg.get_long()?, arg)))
+}
+
+/// Returns the command with all options of `ringtrain`.
+pub(super) fn command() -> Command {
+    let mut command = TrainArgs::command();
+    command.build();
+    command
+}
+
+/// Returns whether the option has no value.
+pub(super) fn is_flag(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::SetFalse)
+}
+
+/// Returns whether the option may have several values.
+pub(super) fn is_list(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::Append)
+}
+
+impl OptionSet {
+    /// Returns the options that the command line contains.
+    pub(super) fn from_matches(command: &Command, matches: &ArgMatches) -> Self {
+        let mut options = BTreeMap::new();
+        for (name, arg) in known_options(command) {
+            let id = arg.get_id().as_str();
+            if matches.value_source(id) != Some(ValueSource::CommandLine) {
+                continue;
+            }
+            let value = if is_flag(arg) {
+                OptionValue::Flag(matches.get_flag(id))
+            } else {
+                let values = matches.get_raw(id).into_iter().flatten();
+                OptionValue::Values(
+                    values.filter(|value| !value.is_empty()).map(OsStr::to_os_string).collect(),
+                )
+            };
+            options.insert(name.to_owned(), (value, OptionOrigin::CommandLine));
+        }
+        Self { options }
+    }
+
+    /// Returns whether an option is given, and is not `false`.
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.options.get(name).is_some_and(|(value, _)| *value != OptionValue::Flag(false))
+    }
+
+    /// Adds the options of `other`, except for those that are given in this set, or that conflict with an option of
+    /// this set.
+    pub(super) fn add_missing(&mut self, command: &Command, other: Self) {
+        let args: BTreeMap<&str, &Arg> = known_options(command).collect();
+        let conflicts = |a: &str, b: &str| {
+            let (Some(a), Some(b)) = (args.get(a), args.get(b)) else { return false };
+            let lists = |a: &Arg, b: &Arg| {
+                let found = command.get_arg_conflicts_with(a);
+                found.iter().any(|other| other.get_id() == b.get_id())
+            };
+            lists(a, b) || lists(b, a)
+        };
+        let given: Vec<String> = self.options.keys().filter(|name| self.contains(name)).cloned().collect();
+        for (name, value) in other.options {
+            if !given.iter().any(|own| conflicts(own, &name)) {
+                self.options.entry(name).or_insert(value);
+            }
+        }
+    }
+
+    /// Removes the options of a checkpoint that a resumed run does not take from the list.
+    pub(super) fn without_state(mut self) -> Self {
+        self.options.remove(STORED_IN_STATE);
+        self
+    }
+
+    /// Returns the arguments of the program `ringtrain` that give these options.
+    pub(super) fn to_arguments(&self, command: &Command) -> Vec<OsString> {
+        let mut arguments = vec![OsString::from("ringtrain")];
+        for (name, arg) in known_options(command) {
+            let Some((value, _)) = self.options.get(name) else { continue };
+            let flag = |value: Option<&OsStr>| {
+                let mut argument = OsString::from(format!("--{name}"));
+                if let Some(value) = value {
+                    argument.push("=");
+                    argument.push(value);
+                }
+                argument
+            };
+            match value {
+                OptionValue::Flag(false) => {}
+                OptionValue::Flag(true) => arguments.push(flag(None)),
+                OptionValue::Values(values) if values.is_empty() => arguments.push(flag(None)),
+                OptionValue::Values(values) if arg.get_value_delimiter().is_some() => {
+                    arguments.push(flag(Some(&values.join(OsStr::new(",")))));
+                }
+                OptionValue::Values(values) => {
+                    arguments.extend(values.iter().map(|value| flag(Some(value))));
+                }
+            }
+        }
+        arguments
+    }
+
+    /// Adds to an error message the places where the options that it names were given, unless this is the command
+    /// line.
+    pub(super) fn explain(&self, message: &str) -> String {
+        let is_named = |name: &str| {
+            let flag = format!("--{name}");
+            message.match_indices(&flag).any(|(at, _)| {
+                let next = message[at + flag.len()..].chars().next();
+                !next.is_some_and(|c| c.is_ascii_alphanumeric() || c == '-')
+            })
+        };
+        let mut text = message.to_owned();
+        for (name, (_, origin)) in &self.options {
+            if *origin != OptionOrigin::CommandLine && is_named(name) {
+                let _ = write!(text, " (--{name} is given in {origin})");
+            }
+        }
+        text
+    }
+
+    /// Returns the options that a checkpoint stores, as lines of TOML. The defaults of all other options follow as
+    /// comments.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that names a value that is not valid Unicode.
+    pub(super) fn to_toml(&self, command: &Command) -> Result<String, String> {
+        let joining = GroupArgs::augment_args(Command::new("ringtrain"));
+        let is_stored = |name: &str| {
+            !NEVER_STORED.contains(&name) && !joining.get_arguments().any(|arg| arg.get_long() == Some(name))
+        };
+        let (mut given, mut defaults) = (String::new(), String::new());
+        for (name, arg) in known_options(command).filter(|(name, _)| is_stored(name)) {
+            let value = self.options.get(name).map(|(value, _)| value);
+            let out = if value.is_some() { &mut given } else { &mut defaults };
+            let text = match value {
+                Some(OptionValue::Flag(value)) => value.to_string(),
+                Some(OptionValue::Values(values)) => toml_values(name, arg, values)?,
+                None if is_flag(arg) => "false".into(),
+                None => {
+                    let values: Vec<OsString> =
+                        arg.get_default_values().iter().map(clap::builder::OsStr::to_os_string).collect();
+                    if values.is_empty() {
+                        continue;
+                    }
+                    toml_values(name, arg, &values)?
+                }
+            };
+            let comment = if value.is_some() { "" } else { "# " };
+            let _ = writeln!(out, "{comment}{name} = {text}");
+        }
+        Ok(format!("{given}\n# Defaults:\n{defaults}"))
+    }
+}
+
+/// Writes the values of an option as a TOML string or an array of strings. A value of a numeric option is a number.
+fn toml_values(name: &str, arg: &Arg, values: &[OsString]) -> Result<String, String> {
+    let is_number = super::config_file::is_number(arg);
+    let quote = |value: &OsString| match value.to_str() {
+        Some(text) if is_number => Ok(text.to_owned()),
+        // The escapes of a JSON string are also those of a TOML string.
+        Some(text) => Ok(serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007F")),
+        None => Err(format!(
+            "--{name}: {} is not valid Unicode, so a checkpoint cannot store it; rename it",
+            value.display()
+        )),
+    };
+    let quoted = values.iter().map(quote).collect::<Result<Vec<_>, _>>()?;
+    Ok(if is_list(arg) { format!("[{}]", quoted.join(", ")) } else { quoted.join(" ") })
+}

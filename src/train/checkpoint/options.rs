@@ -1,0 +1,78 @@
+//! The options of a program: in each checkpoint, and in a file beside the checkpoints.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::{CheckpointError, FILE_NAME, HEADER_BYTES_MAX, OPTIONS, check_metadata};
+use crate::train::atomic_file;
+use crate::train::config::Config;
+use crate::train::setup::Setup;
+
+/// The name of the file with the options of the run, in the checkpoint directory.
+pub(crate) const OPTIONS_FILE_NAME: &str = "config.toml";
+
+/// The header of a safetensors file, without the tensors.
+#[derive(Deserialize)]
+struct CheckpointHeader {
+    #[serde(rename = "__metadata__")]
+    metadata: HashMap<String, String>,
+}
+
+/// Returns the text that [`Checkpoint::options`](super::Checkpoint::options) gave to the latest checkpoint in
+/// `directory`. Returns `None` if there is no checkpoint, or if the checkpoint has no such text.
+///
+/// # Errors
+///
+/// The checkpoint cannot be read, its format is unknown, or its metadata was changed.
+pub fn read_options(directory: &Path) -> Result<Option<String>, CheckpointError> {
+    let path = directory.join(FILE_NAME);
+    let fail = |error| CheckpointError::io("read", &path, error);
+    let mut file = match File::open(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file.map_err(fail)?,
+    };
+    let corrupt = |problem: String| CheckpointError::Corrupt { path: path.clone(), problem };
+    let mut prefix = Vec::new();
+    file.by_ref().take(8).read_to_end(&mut prefix).map_err(fail)?;
+    let length = prefix.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+    let length = length.filter(|&length| length <= HEADER_BYTES_MAX);
+    let length = length.ok_or_else(|| corrupt("its header is too short or too long".into()))?;
+    let mut header = Vec::new();
+    file.take(length).read_to_end(&mut header).map_err(fail)?;
+    let header: CheckpointHeader =
+        serde_json::from_slice(&header).map_err(|error| corrupt(error.to_string()))?;
+    check_metadata(&path, &header.metadata)?;
+    Ok(header.metadata.get(OPTIONS).cloned())
+}
+
+/// Writes the options of a run into the checkpoint directory, with the values that the run chose for other options.
+pub(crate) fn write_options(
+    directory: &Path,
+    options: &str,
+    config: &Config,
+    setup: &Setup,
+) -> Result<(), CheckpointError> {
+    let mut text = String::from(
+        "# The options of the last run that saved checkpoints in this directory.\n\
+         # To start a new run with the same options, pass this file to ringtrain --config.\n\n",
+    );
+    text += options;
+    let settings = &setup.settings;
+    let chosen = [
+        ("model", config.model.is_none(), format!("\"{}\"", setup.model)),
+        ("optimizer", config.rule.is_none(), format!("\"{}\"", settings.rule.name())),
+        ("batch-size", config.batch_size.is_none(), settings.batch_size.to_string()),
+        ("epochs", config.epochs.is_none(), settings.epochs.to_string()),
+    ];
+    text += "\n# Chosen for this model and data:\n";
+    for (name, _, value) in chosen.iter().filter(|(_, is_chosen, _)| *is_chosen) {
+        let _ = writeln!(text, "# {name} = {value}");
+    }
+    let path = directory.join(OPTIONS_FILE_NAME);
+    atomic_file::write(&path, text.as_bytes()).map_err(|error| CheckpointError::io("write", &path, error))
+}
