@@ -104,7 +104,7 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
     let invocation = parse(args)?;
     let stored = match invocation.resume_source() {
         None => None,
-        // The checkpoint may be on another host. Each rank checks the arguments again.
+        // The checkpoint may be on the host of rank 0. Each rank checks the arguments again when it starts.
         Some(source) if !source.exists() => return Ok(()),
         Some(source) => match source.read() {
             Ok(stored) => stored,
@@ -115,8 +115,8 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
     prepared.map(drop).map_err(ProgramFailure::print)
 }
 
-/// Returns the configuration and the output options of a run that resumes. Rank 0 reads the options in the checkpoint,
-/// because other hosts may not have the checkpoint.
+/// Returns the configuration and the output options of a run that resumes. Only rank 0 reads the options in the
+/// checkpoint, because the hosts of the other ranks may not have the checkpoint.
 fn prepare_resumed(
     invocation: &Invocation,
     group: &mut Group,

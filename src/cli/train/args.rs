@@ -128,8 +128,9 @@ pub(super) struct TrainArgs {
     #[command(flatten)]
     pub(super) checkpoint: CheckpointArgs,
 
-    /// Read options from FILE, in TOML: one line for each option, such as epochs = 20. Options on the command line override
-    /// those of FILE. With --checkpoint DIR, ringtrain writes its options to DIR/config.toml
+    /// Read options from FILE, in TOML: one line for each option, such as epochs = 20. Options on the command line
+    /// override those of FILE. With --checkpoint DIR, ringtrain writes the options of the run to DIR/config.toml in
+    /// this format
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(super) config: Option<PathBuf>,
 

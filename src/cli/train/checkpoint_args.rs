@@ -43,9 +43,10 @@ pub(super) struct CheckpointArgs {
     #[arg(long)]
     keep_best: bool,
 
-    /// Continue from the checkpoint in DIR, with the options of the checkpoint. Options that you pass override them;
-    /// if an option must not change, an error names it. Further checkpoints go to DIR too. With --checkpoint DIR
-    /// --resume, the run starts from the beginning if there is no checkpoint yet
+    /// Continue from the checkpoint in DIR, with the options of the checkpoint. Options that you pass override those
+    /// of the checkpoint. If you pass another value of an option that must not change, an error names the option. The
+    /// run saves its checkpoints in DIR too. With --checkpoint DIR --resume, a new run starts if DIR has no
+    /// checkpoint
     #[arg(long, value_name = "DIR", num_args = 0..=1)]
     #[allow(clippy::option_option, reason = "clap: the option is absent, has no value, or has a value")]
     resume: Option<Option<PathBuf>>,

@@ -35,7 +35,7 @@ pub(super) fn read(command: &Command, path: &Path) -> Result<OptionSet, String> 
     parse(command, &text, |line| OptionOrigin::File { path: place.clone(), line })
 }
 
-/// Parses options in TOML. `origin` returns the origin of an option in a line.
+/// Parses options in TOML. `origin` returns the origin of an option from the number of its line, counted from 1.
 ///
 /// # Errors
 ///
@@ -97,8 +97,8 @@ fn describe_unknown(command: &Command, key: &str, value: &DeValue<'_>) -> String
     }
 }
 
-/// Converts a value of TOML to the value of an option. The error is the end of a sentence that begins with the
-/// option.
+/// Converts a value of TOML to the value of an option. An error is the rest of a sentence whose subject is the name
+/// of the option.
 fn convert(arg: &Arg, value: &DeValue<'_>) -> Result<OptionValue, String> {
     let takes_nothing = arg.get_num_args().is_some_and(|range| range.min_values() == 0);
     match value {
@@ -155,7 +155,7 @@ pub(super) fn is_number(arg: &Arg) -> bool {
     numbers.iter().any(|number| found == *number)
 }
 
-/// Checks the value of one option, without the options that it needs.
+/// Checks the value of one option, and not whether other options that this option needs are given.
 fn check_alone(command: &Command, options: &OptionSet, name: &str) -> Result<(), String> {
     let only = options.options.get(name).map(|value| (name.to_owned(), value.clone()));
     let arguments = OptionSet { options: only.into_iter().collect() }.to_arguments(command);

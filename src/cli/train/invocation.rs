@@ -1,5 +1,5 @@
-//! One start of `ringtrain`: the options of the command line, of a configuration file, and of the checkpoint from
-//! which the run resumes.
+//! Collects the options of one start of `ringtrain` from the command line, from a configuration file, and from the
+//! checkpoint from which the run resumes.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -33,7 +33,8 @@ pub(super) enum ArgumentError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ResumeSource<'a> {
     pub(super) directory: &'a Path,
-    /// Whether a missing checkpoint is an error. Otherwise, the run then starts from the beginning.
+    /// Whether a missing checkpoint is an error. If this is `false`, a run without a checkpoint starts from the
+    /// beginning.
     pub(super) must_exist: bool,
 }
 
@@ -72,7 +73,7 @@ impl Invocation {
         Ok(Self { command, options, args })
     }
 
-    /// Returns how to join the job.
+    /// Returns the options that say how this rank joins the job.
     pub(super) fn group(&self) -> &GroupArgs {
         &self.args.group
     }
@@ -82,8 +83,9 @@ impl Invocation {
         self.args.checkpoint.resume_source()
     }
 
-    /// Checks the options and returns the configuration and the options of the output. `stored` are the options in
-    /// the checkpoint from which the run resumes. The other options override them.
+    /// Checks the options and returns the configuration and the options of the output. `stored` is the TOML
+    /// text of the options in the checkpoint from which the run resumes. Options of the command line and of the
+    /// configuration file override the stored options.
     ///
     /// # Errors
     ///
@@ -94,7 +96,7 @@ impl Invocation {
         if let (Some(text), Some(directory)) = (stored, directory) {
             let origin = |_| OptionOrigin::Checkpoint(directory.clone());
             let stored = config_file::parse(&self.command, text, origin)?;
-            options.add_missing(&self.command, stored.without_state());
+            options.add_missing(&self.command, stored.without_learning_rate());
         }
         let args = parse_options(&self.command, &options)?;
         let output = args.output.clone();
@@ -134,8 +136,8 @@ mod tests {
         })
     }
 
-    /// Returns the configuration of a command line. The file `run.toml` in the command line holds `text`.
-    fn with_file(line: &str, text: &str) -> Result<Config, String> {
+    /// Returns the configuration of a command line in which `run.toml` is the name of a file that holds `text`.
+    fn parse_with_file(line: &str, text: &str) -> Result<Config, String> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run.toml");
         std::fs::write(&path, text).unwrap();
@@ -149,7 +151,7 @@ mod tests {
         let text = "# A comment.\nepochs = 7\nbatch_size = 1_000\nlr = 1e-2\nschedule = \"cosine\"\nscale-lr = true\n\
                     data = ['a.csv', \"b.csv\"]\ntarget = 0\nfeatures = [\"x y\", \"z\"]\nclass-weights = \"1,2\"\n\
                     no-overlap = true\nno-header = true\ncheckpoint = \"c\"\nresume = true\n";
-        let config = with_file("--config run.toml", text).unwrap();
+        let config = parse_with_file("--config run.toml", text).unwrap();
         assert_eq!(
             (config.epochs, config.batch_size, config.learning_rate),
             (Some(7), Some(1000), Some(0.01))
@@ -159,7 +161,7 @@ mod tests {
         assert_eq!(config.source.table_files().unwrap().len(), 2);
         assert_eq!(config.checkpoint.unwrap().existing, Existing::Resume);
         let line = "--config run.toml --epochs 9 --bucket-bytes 512 --data c.csv --features q --header --schedule constant";
-        let config = with_file(line, text).unwrap();
+        let config = parse_with_file(line, text).unwrap();
         assert_eq!((config.epochs, config.bucket_bytes, config.batch_size), (Some(9), Some(512), Some(1000)));
         assert_eq!(
             (config.table.features, config.recipe.schedule),
@@ -201,10 +203,10 @@ mod tests {
             ),
             ("rank = 1", "the following required arguments were not provided: --peers <FILE>"),
         ] {
-            let error = with_file("--config run.toml", text).unwrap_err();
+            let error = parse_with_file("--config run.toml", text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
         }
-        let error = with_file("--config absent.toml", "").unwrap_err();
+        let error = parse_with_file("--config absent.toml", "").unwrap_err();
         assert!(error.contains("cannot read the configuration file absent.toml: No such file"), "{error}");
     }
 
@@ -220,7 +222,7 @@ mod tests {
         let resumed = invocation("--resume c").unwrap();
         assert_eq!(resumed.resume_source().map(|source| source.must_exist), Some(true));
         let mut resumed = resumed.to_config(Some(&text)).unwrap();
-        // The state of the run in the checkpoint holds the learning rate.
+        // A resumed run takes the learning rate from the state of the run in the checkpoint.
         assert_eq!(resumed.learning_rate, None);
         resumed.learning_rate = first.learning_rate;
         let checkpoint = resumed.checkpoint.as_mut().unwrap();

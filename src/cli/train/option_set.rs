@@ -14,8 +14,8 @@ use crate::cli::group_args::GroupArgs;
 /// Options that concern one start of the program and are not stored in checkpoints. The options that join a job are
 /// not stored either.
 const NEVER_STORED: [&str; 3] = ["checkpoint", "resume", "config"];
-/// An option that a checkpoint stores in another way: the state of the run holds the learning rate, which
-/// `--scale-lr` may have multiplied by the number of ranks.
+/// The option for the learning rate. A resumed run takes the learning rate from the state of the run in the
+/// checkpoint, because `--scale-lr` may have multiplied the rate by the number of ranks.
 const STORED_IN_STATE: &str = "lr";
 
 /// The place where an option was given.
@@ -44,13 +44,13 @@ impl fmt::Display for OptionOrigin {
 /// The value of an option.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum OptionValue {
-    /// Whether an option without a value is given.
+    /// For an option that takes no value: whether the option is given.
     Flag(bool),
-    /// The values of an option.
+    /// The values of any other option.
     Values(Vec<OsString>),
 }
 
-/// Options by the name of the command-line option, without `--`.
+/// The value and the origin of each option. The keys are the names of the options without `--`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct OptionSet {
     pub(super) options: BTreeMap<String, (OptionValue, OptionOrigin)>,
@@ -74,7 +74,7 @@ pub(super) fn command() -> Command {
     command
 }
 
-/// Returns whether the option has no value.
+/// Returns whether the option takes no value.
 pub(super) fn is_flag(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::SetFalse)
 }
@@ -131,8 +131,8 @@ impl OptionSet {
         }
     }
 
-    /// Removes the options of a checkpoint that a resumed run does not take from the list.
-    pub(super) fn without_state(mut self) -> Self {
+    /// Removes the option for the learning rate, because a resumed run takes the rate from the state of the run.
+    pub(super) fn without_learning_rate(mut self) -> Self {
         self.options.remove(STORED_IN_STATE);
         self
     }
@@ -165,8 +165,8 @@ impl OptionSet {
         arguments
     }
 
-    /// Adds to an error message the places where the options that it names were given, unless this is the command
-    /// line.
+    /// Adds to an error message where each option that the message names was given. Options of the command line get
+    /// no such addition.
     pub(super) fn explain(&self, message: &str) -> String {
         let is_named = |name: &str| {
             let flag = format!("--{name}");

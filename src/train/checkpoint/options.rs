@@ -1,4 +1,4 @@
-//! The options of a program: in each checkpoint, and in a file beside the checkpoints.
+//! Reads the options of a run from a checkpoint, and writes them to a file beside the checkpoints.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -23,8 +23,9 @@ struct CheckpointHeader {
     metadata: HashMap<String, String>,
 }
 
-/// Returns the text that [`Checkpoint::options`](super::Checkpoint::options) gave to the latest checkpoint in
-/// `directory`. Returns `None` if there is no checkpoint, or if the checkpoint has no such text.
+/// Returns the text of options that the latest checkpoint in `directory` stores
+/// ([`Checkpoint::options`](super::Checkpoint::options)). Returns `None` if there is no checkpoint, or if the
+/// checkpoint has no such text.
 ///
 /// # Errors
 ///
@@ -50,7 +51,8 @@ pub fn read_options(directory: &Path) -> Result<Option<String>, CheckpointError>
     Ok(header.metadata.get(OPTIONS).cloned())
 }
 
-/// Writes the options of a run into the checkpoint directory, with the values that the run chose for other options.
+/// Writes the options of a run to a file in the checkpoint directory. Comments in this file show the values that the
+/// run chose for options that were not given.
 pub(crate) fn write_options(
     directory: &Path,
     options: &str,
@@ -69,7 +71,7 @@ pub(crate) fn write_options(
         ("batch-size", config.batch_size.is_none(), settings.batch_size.to_string()),
         ("epochs", config.epochs.is_none(), settings.epochs.to_string()),
     ];
-    text += "\n# Chosen for this model and data:\n";
+    text += "\n# Values that ringtrain chose for this model and data:\n";
     for (name, _, value) in chosen.iter().filter(|(_, is_chosen, _)| *is_chosen) {
         let _ = writeln!(text, "# {name} = {value}");
     }

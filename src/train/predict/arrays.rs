@@ -48,7 +48,7 @@ fn check_image(
     }
 }
 
-/// Returns an error if the model converts numbers before it uses them, except for missing numbers.
+/// Returns an error if the model needs a table: a column holds texts, is shifted, or has an input for missing values.
 pub(super) fn check_unconverted(name: &str, description: &ModelDescription) -> Result<(), DataError> {
     let is_input =
         |column: &ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { indicator: false, .. });
