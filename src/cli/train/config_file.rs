@@ -71,7 +71,7 @@ pub(super) fn parse(
         let value =
             convert(arg, value.get_ref()).map_err(|problem| fail(format!("`{written}` {problem}")))?;
         found.options.insert(name.clone(), (value, origin.clone()));
-        check_alone(command, &found, &name).map_err(fail)?;
+        check_value(command, &found, &name).map_err(fail)?;
     }
     Ok(found)
 }
@@ -103,7 +103,7 @@ fn convert(arg: &Arg, value: &DeValue<'_>) -> Result<OptionValue, String> {
     let takes_nothing = arg.get_num_args().is_some_and(|range| range.min_values() == 0);
     match value {
         DeValue::Boolean(value) if is_flag(arg) => Ok(OptionValue::Flag(*value)),
-        _ if is_flag(arg) => Err(format!("must be true or false, not {}", kind(value))),
+        _ if is_flag(arg) => Err(format!("must be true or false, not {}", describe_type(value))),
         DeValue::Boolean(true) if takes_nothing => Ok(OptionValue::Values(Vec::new())),
         DeValue::Boolean(false) if takes_nothing => Ok(OptionValue::Flag(false)),
         DeValue::Array(values) if is_list(arg) => {
@@ -125,11 +125,12 @@ fn convert_one(arg: &Arg, value: &DeValue<'_>) -> Result<OsString, String> {
         DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().into()),
         DeValue::Integer(_) => Err("must be written as a decimal number".into()),
         DeValue::Float(number) => Ok(number.as_str().into()),
-        other => Err(format!("must be {wanted}, not {}", kind(other))),
+        other => Err(format!("must be {wanted}, not {}", describe_type(other))),
     }
 }
 
-fn kind(value: &DeValue<'_>) -> &'static str {
+/// Describes the type of a value of TOML, for messages.
+fn describe_type(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",
         DeValue::Integer(_) | DeValue::Float(_) => "a number",
@@ -156,7 +157,7 @@ pub(super) fn is_number(arg: &Arg) -> bool {
 }
 
 /// Checks the value of one option, and not whether other options that this option needs are given.
-fn check_alone(command: &Command, options: &OptionSet, name: &str) -> Result<(), String> {
+fn check_value(command: &Command, options: &OptionSet, name: &str) -> Result<(), String> {
     let only = options.options.get(name).map(|value| (name.to_owned(), value.clone()));
     let arguments = OptionSet { options: only.into_iter().collect() }.to_arguments(command);
     match command.clone().try_get_matches_from(arguments) {

@@ -100,7 +100,7 @@ impl Invocation {
         }
         let args = parse_options(&self.command, &options)?;
         let output = args.output.clone();
-        let mut config = args.into_config().map_err(|message| options.explain(&message))?;
+        let mut config = args.into_config().map_err(|message| options.add_origins(&message))?;
         if let Some(checkpoint) = &mut config.checkpoint {
             checkpoint.options = Some(options.to_toml(&self.command)?);
         }
@@ -113,7 +113,7 @@ fn parse_options(command: &Command, options: &OptionSet) -> Result<TrainArgs, St
     TrainArgs::try_parse_from(options.to_arguments(command)).map_err(|error| {
         let text = error.to_string();
         let lines: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();
-        options.explain(lines.join(" ").trim_start_matches("error: "))
+        options.add_origins(lines.join(" ").trim_start_matches("error: "))
     })
 }
 

@@ -167,7 +167,7 @@ impl OptionSet {
 
     /// Adds to an error message where each option that the message names was given. Options of the command line get
     /// no such addition.
-    pub(super) fn explain(&self, message: &str) -> String {
+    pub(super) fn add_origins(&self, message: &str) -> String {
         let is_named = |name: &str| {
             let flag = format!("--{name}");
             message.match_indices(&flag).any(|(at, _)| {
