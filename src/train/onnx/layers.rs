@@ -30,7 +30,12 @@ pub(super) fn add_layers(graph: &mut GraphBuilder, model: &SavedModel, encoded: 
         model.description().model.parse().expect("a saved model has a name that was parsed before");
     match (spec, model.description().image) {
         (ModelSpec::Cnn(cnn), Some(image)) => add_convolutional_layers(graph, model, (&cnn, image), &value),
-        _ => add_dense_layers(graph, model, value),
+        (ModelSpec::Linear | ModelSpec::Softmax | ModelSpec::Mlp(_), _) => {
+            add_dense_layers(graph, model, value)
+        }
+        (ModelSpec::Cnn(_), None) => {
+            unreachable!("a model file of a convolutional network has an image shape")
+        }
     }
 }
 
