@@ -137,7 +137,7 @@ fn check_imports(source: &Source, reexports: &BTreeMap<String, String>) -> Vec<S
         return vec![format!("{}: the module `{own}` is not in MAY_IMPORT of tests/tidy.rs", source.path)];
     };
     let mut found = BTreeSet::new();
-    for named in source.named_paths() {
+    for named in source.code_paths() {
         let mut module = source.module();
         module.extend((0..source.inline_depth(named.at)).map(|_| "inline".to_owned()));
         let supers = named.segments.iter().take_while(|segment| *segment == "super").count();
@@ -159,7 +159,7 @@ fn check_imports(source: &Source, reexports: &BTreeMap<String, String>) -> Vec<S
 /// Maps each name that `lib.rs` re-exports at the root of the crate to its top-level module.
 fn reexports(sources: &[Source]) -> BTreeMap<String, String> {
     let root = sources.iter().find(|source| source.path == "src/lib.rs").expect("the crate has a root");
-    let full_paths = root.named_paths().into_iter().filter(|named| named.segments.len() >= 2);
+    let full_paths = root.code_paths().into_iter().filter(|named| named.segments.len() >= 2);
     full_paths
         .map(|named| (named.segments.last().cloned().unwrap_or_default(), named.segments[0].clone()))
         .collect()
@@ -176,7 +176,7 @@ fn find_name(source: &Source, what: &str) -> Option<usize> {
     if wanted.len() == 1 || last.chars().next().is_some_and(char::is_uppercase) {
         return find_word(&source.shipped, last, 0);
     }
-    let named = source.named_paths().into_iter().find(|named| {
+    let named = source.code_paths().into_iter().find(|named| {
         in_code(named.at)
             && named.segments.iter().map(String::as_str).take(wanted.len()).eq(wanted.iter().copied())
     });

@@ -31,7 +31,8 @@ impl Kernel {
     }
 
     /// Reduces `input` into `accumulator`, with `input` as the left operand. Both slices contain complete, aligned elements
-    /// of the kernel's element type. The kernel for the last contribution to an average divides the result by `divisor`.
+    /// of the kernel's element type. Only the kernel for the last contribution to an
+    /// average uses `divisor`: this kernel divides the result by `divisor`.
     ///
     /// # Panics
     ///

@@ -143,7 +143,7 @@ impl LearningRates {
             RateSchedule::Cosine => {
                 let done = step.saturating_sub(self.warmup_steps);
                 let all = self.steps - self.warmup_steps;
-                0.5 * (1.0 + half_turn_cosine(done as f64 / all as f64))
+                0.5 * (1.0 + cosine_of_half_turns(done as f64 / all as f64))
             }
         };
         let warmth =
@@ -153,9 +153,9 @@ impl LearningRates {
 }
 
 /// Returns the cosine of `fraction` * pi, with an error of at most 1e-15. `fraction` is from 0 to 1.
-fn half_turn_cosine(fraction: f64) -> f64 {
+fn cosine_of_half_turns(fraction: f64) -> f64 {
     if fraction > 0.5 {
-        return -half_turn_cosine(1.0 - fraction.min(1.0));
+        return -cosine_of_half_turns(1.0 - fraction.min(1.0));
     }
     let angle = fraction * std::f64::consts::PI;
     let (mut term, mut sum) = (1.0, 1.0);
@@ -228,7 +228,7 @@ mod tests {
         for index in 0..=1000 {
             let fraction = f64::from(index) / 1000.0;
             let expected = (fraction * std::f64::consts::PI).cos();
-            assert!((half_turn_cosine(fraction) - expected).abs() < 2e-15, "{fraction}");
+            assert!((cosine_of_half_turns(fraction) - expected).abs() < 2e-15, "{fraction}");
         }
     }
 

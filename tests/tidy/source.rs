@@ -17,7 +17,7 @@ pub(crate) struct Source {
 }
 
 /// A path in the code, such as `crate::wire::Cause`, and the offset at which it begins.
-pub(crate) struct NamedPath {
+pub(crate) struct CodePath {
     pub(crate) segments: Vec<String>,
     pub(crate) at: usize,
 }
@@ -46,7 +46,7 @@ impl Source {
 
     /// Returns every path that the code names: the paths of `use` items, with their groups expanded, and the paths in
     /// expressions and types.
-    pub(crate) fn named_paths(&self) -> Vec<NamedPath> {
+    pub(crate) fn code_paths(&self) -> Vec<CodePath> {
         let mut found = Vec::new();
         let mut rest = 0;
         while let Some(at) = find_word(&self.code, "use", rest) {
@@ -60,7 +60,7 @@ impl Source {
                 let is_start = !self.code[..at].trim_end().ends_with("::");
                 let segments: Vec<String> = leading_path(&self.code[at..]);
                 if is_start && segments.len() > 1 {
-                    found.push(NamedPath { segments, at });
+                    found.push(CodePath { segments, at });
                 }
             }
         }
@@ -176,13 +176,13 @@ fn leading_path(code: &str) -> Vec<String> {
 
 /// Expands the tree of paths of a `use` item, such as `a::{b, c::{d, self}}`, and adds the full paths to `found`.
 /// Each full path begins with `prefix`, and gets the offset `at`.
-fn expand_use(tree: &str, prefix: &[String], at: usize, found: &mut Vec<NamedPath>) {
+fn expand_use(tree: &str, prefix: &[String], at: usize, found: &mut Vec<CodePath>) {
     let (path, group) = tree.split_once('{').map_or((tree, None), |(path, group)| (path, Some(group)));
     let path = path.split(" as ").next().unwrap_or_default();
     let mut segments = prefix.to_vec();
     segments.extend(path.split("::").map(|s| s.trim().to_owned()).filter(|s| !s.is_empty() && s != "self"));
     let Some(group) = group else {
-        found.push(NamedPath { segments, at });
+        found.push(CodePath { segments, at });
         return;
     };
     let mut depth = 0;

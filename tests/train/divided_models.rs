@@ -10,7 +10,7 @@ use ringtrain::{Compression, Rank};
 
 use super::library::train;
 use super::strategies::{
-    Actions, NONE, assert_close, checkpoint_in, sgd_config, strategy, train_and_compare, train_on,
+    NONE, TestActions, assert_close, checkpoint_in, sgd_config, strategy, train_and_compare, train_on,
 };
 use super::util::{ringrun, run as run_program, runs_long_tests};
 
@@ -166,7 +166,7 @@ fn a_stopped_run_is_saved_and_continues() {
         checkpoint: Some(checkpoint_in(directory.path(), existing)),
         ..small_config()
     };
-    let stop = Actions { stop: Some((Rank::new(2), 5)), ..NONE };
+    let stop = TestActions { stop: Some((Rank::new(2), 5)), ..NONE };
     for result in train_on(3, &config(Existing::Refuse), stop) {
         let report = result.unwrap().report;
         assert!(report.stopped && report.steps == 6, "{report:?}");
@@ -207,7 +207,7 @@ fn a_checkpoint_within_an_epoch_has_the_whole_model() {
 #[test]
 fn a_corrupted_replica_is_named() {
     let config = Config { strategy: strategy("hybrid:2x2"), epochs: Some(2), ..small_config() };
-    let corrupt = Actions { parameter: Some((Rank::new(3), 0.5)), ..NONE };
+    let corrupt = TestActions { parameter: Some((Rank::new(3), 0.5)), ..NONE };
     for result in train_on(4, &config, corrupt) {
         let error = result.unwrap_err().to_string();
         assert!(error.contains("ranks 2, 3 hold different parameters"), "{error}");

@@ -11,8 +11,8 @@ use ringtrain::train::{Config, Existing, Patience, Recipe, ServerReport, ServerS
 
 use super::library::train;
 use super::strategies::{
-    Actions, NONE, assert_close, checkpoint_in, convergence_config, sgd_config, strategy, train_and_compare,
-    train_on,
+    NONE, TestActions, assert_close, checkpoint_in, convergence_config, sgd_config, strategy,
+    train_and_compare, train_on,
 };
 use super::util::{
     TEST_TIMEOUT, finish, read_pid, ringrun_script, run as run_program, runs_long_tests, signal, wait_until,
@@ -116,7 +116,7 @@ fn a_stopped_run_resumes_with_other_servers_and_workers() {
             checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
             ..sgd_config()
         };
-        let stopped = train_on(4, &first, Actions { stop: Some((Rank::ZERO, 17)), ..NONE });
+        let stopped = train_on(4, &first, TestActions { stop: Some((Rank::ZERO, 17)), ..NONE });
         let mut stopped: Vec<_> = stopped.into_iter().map(|result| result.unwrap()).collect();
         let stopped = stopped.swap_remove(0).report;
         assert!(stopped.stopped && (17..72).contains(&stopped.steps), "{text}: {stopped:?}");

@@ -11,8 +11,8 @@ use crate::handle::{OperationResult, PyHandle};
 use crate::messages::{send_options, source_and_tag};
 use crate::region::Region;
 
-/// The maximum length of received data in bytes. Even if another rank sends a larger length, a rank allocates at most
-/// this many bytes for a message.
+/// The maximum length of received data in bytes. The receiver allocates at most this many bytes for a message, even if
+/// the sender announces a greater length.
 pub(crate) const BYTES_MAX: usize = 1 << 34;
 
 #[pymethods]

@@ -16,7 +16,7 @@ use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, Table};
 /// The maximum length in bytes of a header. The headers that numpy writes have 128 bytes.
 const HEADER_BYTES_MAX: u32 = 1 << 16;
 
-/// The number of columns in a message about rounded numbers.
+/// A message about rounded numbers names at most this many columns of the data.
 const COLUMNS_SHOWN: usize = 8;
 
 /// The content of a file of features and a file of targets.

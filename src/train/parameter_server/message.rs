@@ -34,7 +34,7 @@ pub(super) enum RequestKind {
     Await = 3,
     /// An update of some ranges of the parameters. The payload has the ranges and then their gradients.
     PushRanges = 4,
-    /// The current parameters of the ranges in the payload.
+    /// A request for the current parameters of some ranges. The payload has the ranges.
     PullRanges = 5,
     /// Only the note of the server's reply.
     Note = 6,

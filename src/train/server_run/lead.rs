@@ -107,7 +107,8 @@ struct Leader<'r, 'a> {
 }
 
 impl Leader<'_, '_> {
-    /// Waits until the run ends. Tests and saves the model after each record of epochs.
+    /// Waits until the run ends. After each epoch that has a record in the report, tests and saves the
+    /// model.
     fn train(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let epochs = self.context.setup.settings.epochs;
         let mut solo = Group::solo();

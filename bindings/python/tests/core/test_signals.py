@@ -212,16 +212,19 @@ def interrupted_early(directory: Path) -> None:
     if world.rank == 1:
         raised(ring.Aborted, world.receive, np.zeros(1), 0, 99)
         return
-    entered, sent = time.monotonic(), []
+    calling, sent = threading.Event(), []
 
     def send() -> None:
-        # After 10 ms, the main thread has left `Thread.start`. The first check for signals comes only after 50 ms.
-        wait_until("10 ms pass", lambda: time.monotonic() > entered + 0.01)
+        assert calling.wait(30)
+        # After 10 ms, the call has usually begun. The first check for signals comes only after 50 ms.
+        begun = time.monotonic()
+        wait_until("10 ms pass", lambda: time.monotonic() > begun + 0.01)
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=send, daemon=True).start()
     try:
+        calling.set()
         world.receive(np.zeros(1), 1)
     except KeyboardInterrupt as error:
         write_atomically(directory / "interrupted", f"{time.monotonic() - sent[0]} {type(error).__name__}")

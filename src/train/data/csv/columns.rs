@@ -125,7 +125,7 @@ impl ColumnValues {
     }
 
     /// Returns the values of a feature. Returns `None` if this is not a feature.
-    pub(crate) fn into_feature(self) -> Option<RawColumn> {
+    pub(crate) fn into_feature_column(self) -> Option<RawColumn> {
         let values = match self.sink {
             Sink::Numbers(values) => RawValues::Numbers(values.finish()),
             Sink::Texts(values) => RawValues::Texts(values.texts),

@@ -176,7 +176,7 @@ impl TableReader {
         let target = self.columns[self.target].take_target().expect("`target` is the index of the target");
         let features = (0..self.columns.len()).filter(|&index| self.columns[index].is_feature()).collect();
         let layout = TableLayout { columns: self.columns.len(), target: self.target, features };
-        let columns = self.columns.into_iter().filter_map(ColumnValues::into_feature).collect();
+        let columns = self.columns.into_iter().filter_map(ColumnValues::into_feature_column).collect();
         Ok(RawTable { columns, target_name, target, layout, notes })
     }
 

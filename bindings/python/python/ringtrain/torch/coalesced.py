@@ -13,7 +13,7 @@ from ringtrain.torch.work import CompletedWork, PendingWork
 Tensors = list[torch.Tensor]
 
 
-class Coalesced:
+class CoalescedCollectives:
     """The methods of a process group that take several tensors. Each tensor is a separate operation. All operations begin at
     once, and the returned `Work` ends when the last operation has ended."""
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ringtrain import _core, _shutdown
 from ringtrain.torch import cuda, profiling, sparse, tensors
-from ringtrain.torch.coalesced import Coalesced
+from ringtrain.torch.coalesced import CoalescedCollectives
 from ringtrain.torch.completion import Completer
 from ringtrain.torch.point_to_point import PointToPoint
 from ringtrain.torch.work import CompletedWork, PendingWork, seconds
@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 Tensors = list[Tensor]
 
 
-class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
+class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
     """The process group of `init_process_group("ring")` and of `new_group`. Use this class through `torch.distributed`.
 
     A call with `async_op=False` runs in the calling thread and wakes no other thread. A call with `async_op=True` returns at
