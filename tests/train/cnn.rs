@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
 use std::sync::atomic::AtomicBool;
 
 use ringtrain::Group;
@@ -12,6 +11,7 @@ use ringtrain::train::{Config, Existing, run};
 use serde_json::Value;
 
 use super::library::{StopAfter, checkpoint_in, config, train};
+use super::program::{run_ringtrain, run_to_success};
 use super::strategies::train_and_compare;
 
 fn cnn(layers: &str) -> Config {
@@ -56,17 +56,6 @@ fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
     assert_eq!(train(&second).unwrap().parameters, expected.parameters);
 }
 
-fn ringtrain(directory: &Path, line: &str) -> Output {
-    let program = env!("CARGO_BIN_EXE_ringtrain");
-    Command::new(program).args(line.split_whitespace()).current_dir(directory).output().unwrap()
-}
-
-fn succeed(directory: &Path, line: &str) -> String {
-    let output = ringtrain(directory, line);
-    assert!(output.status.success(), "{line}: {output:?}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
 /// Writes an array of zeros in numpy's format.
 fn write_zeros(path: &Path, shape: &[usize]) {
     let lengths: Vec<String> = shape.iter().map(usize::to_string).collect();
@@ -81,7 +70,7 @@ fn write_zeros(path: &Path, shape: &[usize]) {
 fn a_saved_model_predicts_evaluates_and_prints_its_images() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path();
-    succeed(
+    run_to_success(
         place,
         "--model cnn:conv8x3,pool2,conv8x3,pool2,dense32,dropout0.1 --lr 0.01 --epochs 1 --batch-size 32 --test-fraction 0 \
          --save-model m --report r",
@@ -90,19 +79,19 @@ fn a_saved_model_predicts_evaluates_and_prints_its_images() {
     let accuracy = report["train_accuracy"].as_f64().unwrap();
     assert!(accuracy > 0.7, "{accuracy}");
     let evaluation: Value =
-        serde_json::from_str(&succeed(place, "eval --model m --data digits --json")).unwrap();
+        serde_json::from_str(&run_to_success(place, "eval --model m --data digits --json")).unwrap();
     assert_eq!(evaluation["accuracy"], report["train_accuracy"]);
-    let text = succeed(place, "inspect m");
+    let text = run_to_success(place, "inspect m");
     assert!(text.contains("images         1x8x8 (channels, height, width)"), "{text}");
     assert!(text.contains("layers.0.weight      8 x 1 x 3 x 3"), "{text}");
     let write = |name: &str, shape: &[usize]| write_zeros(&place.join(name), shape);
     write("images.npy", &[3, 8, 8]);
     write("rows.npy", &[3, 64]);
     write("other.npy", &[3, 4, 16]);
-    let predictions = succeed(place, "predict --model m --data images.npy");
+    let predictions = run_to_success(place, "predict --model m --data images.npy");
     assert_eq!(predictions.lines().count(), 4);
-    assert_eq!(succeed(place, "predict --model m --data rows.npy"), predictions);
-    let output = ringtrain(place, "predict --model m --data other.npy");
+    assert_eq!(run_to_success(place, "predict --model m --data rows.npy"), predictions);
+    let output = run_ringtrain(place, "predict --model m --data other.npy");
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(4) && stderr.contains("images of the shape 1x4x16"), "{stderr}");
 }
@@ -128,7 +117,7 @@ fn data_without_images_is_refused_with_a_reason() {
         ),
         ("--model cnn:conv8x2", 2, "--model cnn:conv8x2: has `conv8x2`; the kernel must be an odd number"),
     ] {
-        let output = ringtrain(place, line);
+        let output = run_ringtrain(place, line);
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(code) && stderr.contains(expected), "{line}: {stderr}");
     }

@@ -4,30 +4,10 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// Runs `ringtrain` in a directory.
-fn ringtrain(directory: &Path, line: &str) -> Output {
-    let program = env!("CARGO_BIN_EXE_ringtrain");
-    Command::new(program).args(line.split_whitespace()).current_dir(directory).output().unwrap()
-}
-
-/// Runs `ringtrain`, which must succeed, and returns its standard output.
-fn succeed(directory: &Path, line: &str) -> String {
-    let output = ringtrain(directory, line);
-    assert!(output.status.success(), "{line}: {output:?}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// Checks that a command fails with an exit code and a message.
-fn check_failure(directory: &Path, line: &str, code: i32, expected: &str) {
-    let output = ringtrain(directory, line);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{line}: {stderr}");
-    assert!(stderr.contains(expected) && !stderr.contains("panicked"), "{line}: {stderr}");
-}
+use super::program::{run_to_failure, run_to_success};
 
 fn read_json(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
@@ -58,22 +38,22 @@ fn sparse_rows_give_the_same_model_as_a_table() {
     write("rows.libsvm", &sparse);
     write("rows", &sparse);
     let options = "--model mlp:4 --epochs 2 --report r.json --save-model";
-    succeed(place, &format!("--data rows.csv --target kind {options} table.model"));
+    run_to_success(place, &format!("--data rows.csv --target kind {options} table.model"));
     let hash = read_hash(&place.join("r.json"));
     for data in ["rows.libsvm", "rows --format libsvm"] {
-        let printed = succeed(place, &format!("--data {data} {options} m"));
+        let printed = run_to_success(place, &format!("--data {data} {options} m"));
         assert!(printed.contains("3 distinct integers in 60 rows: treated as classes"), "{printed}");
         assert_eq!(read_hash(&place.join("r.json")), hash);
     }
-    let evaluation = read_json(&succeed(place, "eval --model m --data rows.libsvm --json"));
-    let expected = read_json(&succeed(place, "eval --model table.model --data rows.csv --json"));
+    let evaluation = read_json(&run_to_success(place, "eval --model m --data rows.libsvm --json"));
+    let expected = read_json(&run_to_success(place, "eval --model table.model --data rows.csv --json"));
     assert_eq!(evaluation, expected);
 
     // The targets of new rows may be unknown, and the last features may be 0 in all of them.
     write("new.libsvm", "0 1:7\n0 1:9 2:1\n");
     write("new.csv", "a,b,c\n7,0,0\n9,1,0\n");
-    let predictions = succeed(place, "predict --model m --data new.libsvm");
-    assert_eq!(predictions, succeed(place, "predict --model table.model --data new.csv"));
+    let predictions = run_to_success(place, "predict --model m --data new.libsvm");
+    assert_eq!(predictions, run_to_success(place, "predict --model table.model --data new.csv"));
     write("wide.libsvm", "0 1:7 4:1\n");
     write("class.libsvm", "0 1:7\n# comment\n9 1:7\n");
     for (line, expected) in [
@@ -88,7 +68,7 @@ fn sparse_rows_give_the_same_model_as_a_table() {
         ("predict --model m --data absent.libsvm", "cannot read absent.libsvm"),
         ("--data rows.csv --format libsvm", "rows.csv: line 1, character 1: the target `a,b,c,kind`"),
     ] {
-        check_failure(place, line, 4, expected);
+        run_to_failure(place, line, 4, expected);
     }
 }
 
@@ -122,17 +102,17 @@ fn images_in_folders_of_classes_are_learned_and_predicted() {
         write(&format!("train/dark/{index}.png"), png(4, 3, 2 * index));
         write(&format!("train/light/{index}.png"), png(4, 3, 255 - 3 * index));
     }
-    succeed(place, "--data train --model mlp:4 --epochs 30 --batch-size 8 --lr 0.05 --save-model m");
-    let evaluation = read_json(&succeed(place, "eval --model m --data train --json"));
+    run_to_success(place, "--data train --model mlp:4 --epochs 30 --batch-size 8 --lr 0.05 --save-model m");
+    let evaluation = read_json(&run_to_success(place, "eval --model m --data train --json"));
     assert_eq!((&evaluation["rows"], &evaluation["accuracy"]), (&40.into(), &1.0.into()));
-    let inspection = read_json(&succeed(place, "inspect m --json"));
+    let inspection = read_json(&run_to_success(place, "inspect m --json"));
     assert_eq!(inspection["description"]["classes"], serde_json::json!(["dark", "light"]));
     assert_eq!(inspection["description"]["pixel_divisor"], 255.0);
 
     write("new/a.png", png(4, 3, 250));
     write("new/b.png", png(4, 3, 5));
     for data in ["new", "new --format images"] {
-        let text = succeed(place, &format!("predict --model m --data {data}"));
+        let text = run_to_success(place, &format!("predict --model m --data {data}"));
         let classes: Vec<&str> = text.lines().skip(1).map(|line| line.split(',').next().unwrap()).collect();
         assert_eq!(classes, ["light", "dark"]);
     }
@@ -145,6 +125,6 @@ fn images_in_folders_of_classes_are_learned_and_predicted() {
         ("eval --model m --data classes", "classes/red/a.png: the class `red` did not occur in training"),
         ("--data new", "new: holds images that are not in the folder of a class"),
     ] {
-        check_failure(place, line, 4, expected);
+        run_to_failure(place, line, 4, expected);
     }
 }

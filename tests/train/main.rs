@@ -10,6 +10,7 @@ mod formats;
 mod library;
 mod model_files;
 mod parameter_server;
+mod program;
 mod recipes;
 mod several_ranks;
 mod strategies;

@@ -3,31 +3,11 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{Seek as _, SeekFrom, Write as _};
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// Runs `ringtrain` in a directory.
-fn ringtrain(directory: &Path, line: &str) -> Output {
-    let program = env!("CARGO_BIN_EXE_ringtrain");
-    Command::new(program).args(line.split_whitespace()).current_dir(directory).output().unwrap()
-}
-
-/// Runs `ringtrain`, which must succeed, and returns its standard output.
-fn succeed(directory: &Path, line: &str) -> String {
-    let output = ringtrain(directory, line);
-    assert!(output.status.success(), "{line}: {output:?}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// Checks that a command fails with an exit code and a message.
-fn check_failure(directory: &Path, line: &str, code: i32, expected: &str) {
-    let output = ringtrain(directory, line);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{line}: {stderr}");
-    assert!(stderr.contains(expected) && !stderr.contains("panicked"), "{line}: {stderr}");
-}
+use super::program::{run_to_failure, run_to_success};
 
 /// Returns a directory with three tables of two features. The target of `flowers.csv` is `kind`, which has three
 /// classes. The target of `numbers.csv` is the number `size`. `plain.csv` is `numbers.csv` without the header.
@@ -57,12 +37,12 @@ fn read_json(text: &str) -> Value {
 fn a_classifier_predicts_the_same_from_tables_in_any_order_and_from_standard_input() {
     let directory = directory_with_table();
     let place = directory.path();
-    succeed(
+    run_to_success(
         place,
         "--data flowers.csv --target kind --model softmax --test-fraction 0 --save-model m --report r.json",
     );
     let report = read_json(&fs::read_to_string(place.join("r.json")).unwrap());
-    let evaluation = read_json(&succeed(place, "eval --model m --data flowers.csv --json"));
+    let evaluation = read_json(&run_to_success(place, "eval --model m --data flowers.csv --json"));
     assert_eq!(evaluation["rows"], 90);
     assert_eq!(evaluation["accuracy"], report["train_accuracy"]);
     let difference = evaluation["log_loss"].as_f64().unwrap() - report["train_loss"].as_f64().unwrap();
@@ -76,7 +56,7 @@ fn a_classifier_predicts_the_same_from_tables_in_any_order_and_from_standard_inp
         .sum();
     assert_eq!(total, 90);
 
-    let text = succeed(place, "predict --model m --data flowers.csv");
+    let text = run_to_success(place, "predict --model m --data flowers.csv");
     let mut lines = text.lines();
     assert_eq!(lines.next(), Some("prediction,\"probability_iris, blue\",probability_lily,probability_rose"));
     let first: Vec<&str> = lines.next().unwrap().split(',').collect();
@@ -92,7 +72,7 @@ fn a_classifier_predicts_the_same_from_tables_in_any_order_and_from_standard_inp
     });
     let reordered: String = std::iter::once("length,extra,width\n".to_owned()).chain(rows).collect();
     fs::write(place.join("new.csv"), &reordered).unwrap();
-    succeed(place, "predict --model m --data new.csv --output out.csv");
+    run_to_success(place, "predict --model m --data new.csv --output out.csv");
     assert_eq!(fs::read_to_string(place.join("out.csv")).unwrap(), text);
     let mut child = Command::new(env!("CARGO_BIN_EXE_ringtrain"))
         .args(["predict", "--model", "m", "--data", "-"])
@@ -104,7 +84,7 @@ fn a_classifier_predicts_the_same_from_tables_in_any_order_and_from_standard_inp
     child.stdin.take().unwrap().write_all(reordered.as_bytes()).unwrap();
     assert_eq!(String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap(), text);
 
-    succeed(place, "predict --model m --data new.csv --output out.npy");
+    run_to_success(place, "predict --model m --data new.csv --output out.npy");
     let bytes = fs::read(place.join("out.npy")).unwrap();
     assert_eq!(bytes.len(), 128 + 90 * 3 * 4);
     assert!(String::from_utf8_lossy(&bytes[..128]).contains("'shape': (90, 3), }"));
@@ -117,34 +97,34 @@ fn a_regression_model_predicts_in_the_unit_of_the_target() {
     let directory = directory_with_table();
     let place = directory.path();
     let numbers = fs::read_to_string(place.join("plain.csv")).unwrap();
-    succeed(place, "--data numbers.csv --target size --save-model m");
+    run_to_success(place, "--data numbers.csv --target size --save-model m");
     assert_eq!(
-        succeed(place, "export --model m --output m.onnx"),
+        run_to_success(place, "export --model m --output m.onnx"),
         "input   width: float (rows, 1)\ninput   length: float (rows, 1)\noutput  prediction: double (rows)\n"
     );
     let onnx = fs::read(place.join("m.onnx")).unwrap();
     let mean = b"ringtrain/target.mean";
     assert!(onnx.windows(mean.len()).any(|window| window == mean));
-    let printed = succeed(place, "export --model m --output m.onnx --inputs matrix");
+    let printed = run_to_success(place, "export --model m --output m.onnx --inputs matrix");
     assert_eq!(printed, "input   x: float (rows, 2)\noutput  prediction: double (rows)\n");
-    check_failure(place, "export --model m --output absent/m.onnx", 1, "cannot write the ONNX file absent");
-    let evaluation = read_json(&succeed(place, "eval --model m --data numbers.csv --json"));
+    run_to_failure(place, "export --model m --output absent/m.onnx", 1, "cannot write the ONNX file absent");
+    let evaluation = read_json(&run_to_success(place, "eval --model m --data numbers.csv --json"));
     assert!(evaluation["r2"].as_f64().unwrap() > 0.9999, "{evaluation}");
-    let text = succeed(place, "predict --model m --data numbers.csv");
+    let text = run_to_success(place, "predict --model m --data numbers.csv");
     for (line, row) in text.lines().skip(1).zip(numbers.lines()) {
         let wanted: f64 = row.rsplit(',').next().unwrap().parse().unwrap();
         assert!((line.parse::<f64>().unwrap() - wanted).abs() < 0.05, "{line} {row}");
     }
-    let output = succeed(place, "eval --model m --data numbers.csv");
+    let output = run_to_success(place, "eval --model m --data numbers.csv");
     assert!(output.contains("MAE") && output.contains("RMSE") && output.contains("R²"), "{output}");
     // Without a header, columns are found by position.
     assert_eq!(
-        succeed(place, "eval --model m --data plain.csv --no-header --target 2 --json"),
-        succeed(place, "eval --model m --data numbers.csv --json")
+        run_to_success(place, "eval --model m --data plain.csv --no-header --target 2 --json"),
+        run_to_success(place, "eval --model m --data numbers.csv --json")
     );
-    succeed(place, "--data plain.csv --no-header --target 2 --save-model plain");
+    run_to_success(place, "--data plain.csv --no-header --target 2 --save-model plain");
     for data in ["plain.csv --no-header", "numbers.csv"] {
-        assert_eq!(succeed(place, &format!("predict --model plain --data {data}")), text);
+        assert_eq!(run_to_success(place, &format!("predict --model plain --data {data}")), text);
     }
 }
 
@@ -175,9 +155,12 @@ fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns
     fs::write(place.join("named.csv"), format!("y,a,n,b\n{all}")).unwrap();
     fs::write(place.join("twice.csv"), format!("y,x,n,x\n{all}")).unwrap();
     for (train, drop) in [("all.csv --no-header", "2"), ("named.csv", "n"), ("twice.csv", "n")] {
-        succeed(place, &format!("--data {train} --target 0 --drop {drop} --test-fraction 0 --save-model m"));
+        run_to_success(
+            place,
+            &format!("--data {train} --target 0 --drop {drop} --test-fraction 0 --save-model m"),
+        );
         for data in ["all.csv", "no_target.csv", "features.csv"] {
-            let text = succeed(place, &format!("predict --model m --no-header --data {data}"));
+            let text = run_to_success(place, &format!("predict --model m --no-header --data {data}"));
             for (line, row) in text.lines().skip(1).zip(all.lines()) {
                 let wanted: f64 = row.split(',').next().unwrap().parse().unwrap();
                 assert!((line.parse::<f64>().unwrap() - wanted).abs() < 0.05, "{train} {data}: {line} {row}");
@@ -185,16 +168,19 @@ fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns
         }
         for (data, target) in [("all.csv", 0), ("moved.csv", 2)] {
             let line = format!("eval --model m --no-header --data {data} --target {target} --json");
-            assert!(read_json(&succeed(place, &line))["r2"].as_f64().unwrap() > 0.999, "{train} {line}");
+            assert!(
+                read_json(&run_to_success(place, &line))["r2"].as_f64().unwrap() > 0.999,
+                "{train} {line}"
+            );
         }
-        check_failure(
+        run_to_failure(
             place,
             "predict --model m --no-header --data one.csv",
             4,
             "has 1 columns, which are found",
         );
         // The column with the target of this table is a feature of the model.
-        check_failure(place, "eval --model m --no-header --data all.csv --target 1", 4, "has 4 columns");
+        run_to_failure(place, "eval --model m --no-header --data all.csv --target 1", 4, "has 4 columns");
     }
 }
 
@@ -204,7 +190,7 @@ fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns
 fn several_files_and_the_rest_of_standard_input_are_read() {
     let directory = directory_with_table();
     let place = directory.path();
-    succeed(place, "--data numbers.csv --target size --save-model m");
+    run_to_success(place, "--data numbers.csv --target size --save-model m");
     let (predict, eval) = ("predict --model m --data", "eval --model m --json --data");
     let whole = fs::read_to_string(place.join("numbers.csv")).unwrap();
     let (header, rows) = whole.split_once('\n').unwrap();
@@ -213,12 +199,14 @@ fn several_files_and_the_rest_of_standard_input_are_read() {
         fs::write(place.join(name).with_extension("csv"), format!("{header}\n{rows}")).unwrap();
         fs::write(place.join(name).with_extension("tsv"), rows).unwrap();
     }
-    let (predictions, evaluation) =
-        (succeed(place, &format!("{predict} numbers.csv")), succeed(place, &format!("{eval} numbers.csv")));
+    let (predictions, evaluation) = (
+        run_to_success(place, &format!("{predict} numbers.csv")),
+        run_to_success(place, &format!("{eval} numbers.csv")),
+    );
     for data in ["part-1.csv part-2.csv", "part-*.csv", "part-?.tsv --no-header"] {
-        assert_eq!(succeed(place, &format!("{predict} {data}")), predictions, "{data}");
+        assert_eq!(run_to_success(place, &format!("{predict} {data}")), predictions, "{data}");
         let data = data.replace("--no-header", "--no-header --target 2");
-        assert_eq!(succeed(place, &format!("{eval} {data}")), evaluation, "{data}");
+        assert_eq!(run_to_success(place, &format!("{eval} {data}")), evaluation, "{data}");
     }
     fs::write(place.join("skipped"), format!("other program{whole}")).unwrap();
     let mut input = fs::File::open(place.join("skipped")).unwrap();
@@ -228,7 +216,7 @@ fn several_files_and_the_rest_of_standard_input_are_read() {
         ("flowers.csv", "is `kind`, but in numbers.csv it is `size`"),
         ("nothing.csv", "nothing.csv: is empty"),
     ] {
-        check_failure(place, &format!("{predict} numbers.csv {second}"), 4, expected);
+        run_to_failure(place, &format!("{predict} numbers.csv {second}"), 4, expected);
     }
     let output = Command::new(env!("CARGO_BIN_EXE_ringtrain"))
         .args(["predict", "--model", "m", "--data", "-"])
@@ -243,7 +231,7 @@ fn several_files_and_the_rest_of_standard_input_are_read() {
 fn data_that_does_not_fit_the_model_is_refused() {
     let directory = directory_with_table();
     let place = directory.path();
-    succeed(place, "--data flowers.csv --target kind --model softmax --epochs 3 --save-model m");
+    run_to_success(place, "--data flowers.csv --target kind --model softmax --epochs 3 --save-model m");
     let files = [
         ("missing.csv", "width,height\n1,2\n"),
         ("twice.csv", "width,length,length\n1,2,3\n"),
@@ -291,22 +279,22 @@ fn data_that_does_not_fit_the_model_is_refused() {
         ("eval --data missing.csv", "has no column `kind`"),
         ("eval --data none.csv", "the data has no rows"),
     ] {
-        check_failure(place, &format!("{line} --model m"), 4, expected);
+        run_to_failure(place, &format!("{line} --model m"), 4, expected);
     }
-    let evaluation = read_json(&succeed(place, "eval --model m --data no_target.csv --json"));
+    let evaluation = read_json(&run_to_success(place, "eval --model m --data no_target.csv --json"));
     assert_eq!((&evaluation["rows"], &evaluation["rows_without_target"]), (&1.into(), &1.into()));
-    check_failure(place, "predict --model flowers.csv --data flowers.csv", 10, "is not a model file");
+    run_to_failure(place, "predict --model flowers.csv --data flowers.csv", 10, "is not a model file");
     // A failed command leaves the old output unchanged.
     fs::write(place.join("out.csv"), "old").unwrap();
-    check_failure(place, "predict --model m --data text.csv --output out.csv", 4, "long");
+    run_to_failure(place, "predict --model m --data text.csv --output out.csv", 4, "long");
     assert_eq!(fs::read_to_string(place.join("out.csv")).unwrap(), "old");
-    check_failure(
+    run_to_failure(
         place,
         "predict --model m --data none.csv --output absent/out.csv",
         1,
         "cannot write the predictions",
     );
-    check_failure(
+    run_to_failure(
         place,
         "--data flowers.csv --target kind --save-model numbers.csv",
         10,
@@ -318,22 +306,25 @@ fn data_that_does_not_fit_the_model_is_refused() {
 fn models_of_pixels_are_inspected_and_checkpoints_become_models() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path();
-    succeed(place, "--epochs 2 --test-fraction 0 --model softmax --checkpoint c --report r.json");
-    let text = succeed(place, "inspect c/checkpoint.safetensors");
+    run_to_success(place, "--epochs 2 --test-fraction 0 --model softmax --checkpoint c --report r.json");
+    let text = run_to_success(place, "inspect c/checkpoint.safetensors");
     assert!(text.contains("checkpoint") && text.contains("layers.0.weight"), "{text}");
-    check_failure(
+    run_to_failure(
         place,
         "eval --model c/checkpoint.safetensors --data digits",
         10,
         "--resume --save-model FILE",
     );
-    succeed(place, "--epochs 2 --test-fraction 0 --model softmax --checkpoint c --resume --save-model m");
+    run_to_success(
+        place,
+        "--epochs 2 --test-fraction 0 --model softmax --checkpoint c --resume --save-model m",
+    );
     let report = read_json(&fs::read_to_string(place.join("r.json")).unwrap());
-    let inspection = read_json(&succeed(place, "inspect m --json"));
+    let inspection = read_json(&run_to_success(place, "inspect m --json"));
     assert_eq!(inspection["description"]["training"]["parameters_hash"], report["parameters_hash"]);
     assert_eq!((&inspection["kind"], &inspection["inputs"]), (&"model".into(), &64.into()));
     assert_eq!(inspection["description"]["pixel_divisor"], 16.0);
-    let text = succeed(place, "inspect m");
+    let text = run_to_success(place, "inspect m");
     for expected in [
         "model file, format version 1",
         "10 classes: 0, 1, 2",
@@ -342,10 +333,10 @@ fn models_of_pixels_are_inspected_and_checkpoints_become_models() {
     ] {
         assert!(text.contains(expected), "{text}");
     }
-    let evaluation = read_json(&succeed(place, "eval --model m --data digits --json"));
+    let evaluation = read_json(&run_to_success(place, "eval --model m --data digits --json"));
     assert_eq!(evaluation["accuracy"], report["train_accuracy"]);
     assert_eq!(evaluation["top_k"]["k"], 5);
-    let text = succeed(place, "eval --model m --data digits --top-k 3");
+    let text = run_to_success(place, "eval --model m --data digits --top-k 3");
     assert!(text.contains("top-3 accuracy") && text.contains("confusion matrix"), "{text}");
 }
 
@@ -365,7 +356,7 @@ fn rank_0_saves_the_model_under_ringrun() {
     };
     let output = ringrun("--data flowers.csv --target kind --model softmax --epochs 3 --save-model m");
     assert!(output.status.success(), "{output:?}");
-    succeed(place, "eval --model m --data flowers.csv");
+    run_to_success(place, "eval --model m --data flowers.csv");
     let output = ringrun("--data flowers.csv --target kind --epochs 1 --save-model absent/m");
     assert_eq!(output.status.code(), Some(10), "{output:?}");
 }
@@ -375,7 +366,7 @@ fn rank_0_saves_the_model_under_ringrun() {
 fn a_closed_pipe_ends_predictions_without_an_error() {
     let directory = directory_with_table();
     let place = directory.path();
-    succeed(place, "--data flowers.csv --target kind --model softmax --epochs 1 --save-model m");
+    run_to_success(place, "--data flowers.csv --target kind --model softmax --epochs 1 --save-model m");
     let program = env!("CARGO_BIN_EXE_ringtrain");
     for command in ["predict", "eval"] {
         let script = format!("({program} {command} --model m --data flowers.csv; echo code $? >&2) | true");
@@ -398,23 +389,23 @@ fn text_columns_and_missing_values_are_encoded_as_in_training() {
     }
     fs::write(place.join("t.csv"), &table).unwrap();
     let train = "--data t.csv --target price --model linear --test-fraction 0 --missing indicator --max-categories 5 --report r.json";
-    succeed(place, &format!("{train} --save-model m"));
+    run_to_success(place, &format!("{train} --save-model m"));
     let report = read_json(&fs::read_to_string(place.join("r.json")).unwrap());
-    let evaluation = read_json(&succeed(place, "eval --model m --data t.csv --json"));
+    let evaluation = read_json(&run_to_success(place, "eval --model m --data t.csv --json"));
     let difference = evaluation["r2"].as_f64().unwrap() - report["train_r2"].as_f64().unwrap();
     assert!(difference.abs() < 1e-9, "{evaluation} {report}");
-    let text = succeed(place, "inspect m");
+    let text = run_to_success(place, "inspect m");
     for expected in ["3 categories: , green, red", "text, hashed to 5 inputs", "and set a second input"] {
         assert!(text.contains(expected), "{text}");
     }
     // A text that did not occur in training has no input.
     fs::write(place.join("new.csv"), "colour,place,size\nblue,elsewhere,?\n").unwrap();
-    assert_eq!(succeed(place, "predict --model m --data new.csv").lines().count(), 2);
+    assert_eq!(run_to_success(place, "predict --model m --data new.csv").lines().count(), 2);
     let rows: Vec<&str> = table.lines().filter(|line| !line.contains("NA")).collect();
     fs::write(place.join("complete.csv"), rows.join("\n")).unwrap();
-    succeed(place, "--data complete.csv --target price --model linear --epochs 2 --save-model strict");
-    check_failure(place, "eval --model strict --data t.csv", 4, "column `size`: the value is missing");
-    check_failure(
+    run_to_success(place, "--data complete.csv --target price --model linear --epochs 2 --save-model strict");
+    run_to_failure(place, "eval --model strict --data t.csv", 4, "column `size`: the value is missing");
+    run_to_failure(
         place,
         "predict --model m --data synthetic:9x3",
         4,
@@ -430,13 +421,13 @@ fn small_differences_between_times_are_used() {
     let place = directory.path();
     let rows = (0..120).map(|row| format!("{},{}\n", 1_700_000_000 + row, f64::from(row) / 2.0 + 0.1));
     fs::write(place.join("t.csv"), "t,y\n".to_owned() + &rows.collect::<String>()).unwrap();
-    let text = succeed(place, "--data t.csv --target y --save-model m --report r.json");
+    let text = run_to_success(place, "--data t.csv --target y --save-model m --report r.json");
     assert!(text.contains("column `t` holds large numbers that differ little: 17000000"), "{text}");
     let report = read_json(&fs::read_to_string(place.join("r.json")).unwrap());
     assert!(report["test_r2"].as_f64().unwrap() > 0.999_999, "{report}");
-    let evaluation = read_json(&succeed(place, "eval --model m --data t.csv --json"));
+    let evaluation = read_json(&run_to_success(place, "eval --model m --data t.csv --json"));
     assert!(evaluation["r2"].as_f64().unwrap() > 0.999_999, "{evaluation}");
-    let text = succeed(place, "inspect m");
+    let text = run_to_success(place, "inspect m");
     assert!(text.contains("number - 17000000"), "{text}");
     fs::write(place.join("new.csv"), "t\n1700000200\n1700000201.5\n").unwrap();
     let times = [1_700_000_200.0_f64, 1_700_000_201.5];
@@ -446,9 +437,9 @@ fn small_differences_between_times_are_used() {
     npy.extend(times.iter().flat_map(|time| time.to_le_bytes()));
     fs::write(place.join("new.npy"), npy).unwrap();
     for data in ["new.csv", "new.npy"] {
-        let text = succeed(place, &format!("predict --model m --data {data}"));
+        let text = run_to_success(place, &format!("predict --model m --data {data}"));
         let found: Vec<f64> = text.lines().skip(1).map(|line| line.parse().unwrap()).collect();
         assert!((found[0] - 100.1).abs() < 0.01 && (found[1] - 100.85).abs() < 0.01, "{data}: {found:?}");
     }
-    check_failure(place, "predict --model m --data synthetic:9x1", 4, "converts column `t` of a table");
+    run_to_failure(place, "predict --model m --data synthetic:9x1", 4, "converts column `t` of a table");
 }

@@ -254,13 +254,14 @@ impl TrainArgs {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::train::data::{HeaderRow, Separator, TableOptions};
     use crate::train::optimizer::{AdamOptions, Rule};
     use crate::train::{RateSchedule, Warmup};
 
-    fn parse_config(line: &str) -> Result<Config, String> {
+    /// Returns the configuration that the arguments in `line` select.
+    pub(crate) fn parse_config(line: &str) -> Result<Config, String> {
         TrainArgs::try_parse_from(std::iter::once("ringtrain").chain(line.split_whitespace()))
             .map_err(|error| error.to_string())?
             .into_config()

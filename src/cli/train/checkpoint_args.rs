@@ -115,17 +115,8 @@ impl CheckpointArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
     use super::*;
-    use crate::cli::train::args::TrainArgs;
-    use crate::train::Config;
-
-    fn parse_config(line: &str) -> Result<Config, String> {
-        TrainArgs::try_parse_from(std::iter::once("ringtrain").chain(line.split_whitespace()))
-            .map_err(|error| error.to_string())?
-            .into_config()
-    }
+    use crate::cli::train::args::tests::parse_config;
 
     #[test]
     fn options_of_checkpoints_are_checked() {

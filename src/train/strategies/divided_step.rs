@@ -1,11 +1,23 @@
-//! The step of the optimizer with strategies that divide the model: each rank updates the parameters that it holds.
+//! What strategies that divide the model share: the inputs of their passes, and the step of the optimizer, in which each
+//! rank updates the parameters that it holds.
 
 use super::{Replica, Totals};
 use crate::group::Error;
 use crate::train::clipping;
+use crate::train::data::{Samples, Standardizer};
+use crate::train::model::Loss;
 use crate::train::partition::PartPlace;
 use crate::train::runtime::{Runtime, Values};
 use crate::types::Rank;
+
+/// The inputs of a forward or backward pass.
+#[derive(Clone, Copy)]
+pub(super) struct PassInputs<'a> {
+    pub loss: &'a Loss,
+    pub parameters: &'a [f32],
+    pub samples: &'a Samples,
+    pub standardizer: Option<&'a Standardizer>,
+}
 
 /// Clips the gradients, takes a step, and returns the totals of all ranks. The norm for the clipping is that of the
 /// gradients of the whole model: the ranks sum the squares of their parts, and only the first replica of a part

@@ -21,15 +21,15 @@ use std::ops::Range;
 
 use ndarray::s;
 
+use super::divided_step::{self, PassInputs};
 use super::pipeline_schedule::{Pass, divide_layers, passes};
 use super::stage_messages::{FreeBuffers, Inbox, Outbox};
-use super::{Agreement, Replica, Strategy, StrategySpec, Totals, divided_step, to_rows};
+use super::{Agreement, Replica, Strategy, StrategySpec, Totals, to_rows};
 use crate::codec::Compression;
 use crate::group::Error;
-use crate::train::data::{Samples, Standardizer};
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
-use crate::train::model::{EarlierGradients, Loss, LossSums, Mode, Network, Stage, Workspace};
+use crate::train::model::{EarlierGradients, LossSums, Mode, Network, Stage, Workspace};
 use crate::train::partition::PartPlace;
 use crate::train::runtime::{Runtime, Values};
 use crate::types::{Rank, WorldSize};
@@ -81,15 +81,6 @@ pub(crate) struct Pipeline {
     replicas: Option<Box<dyn Runtime>>,
     /// The format in which replicas send gradients.
     compression: Compression,
-}
-
-/// What a stage needs to process samples.
-#[derive(Clone, Copy)]
-struct StageTask<'a> {
-    loss: &'a Loss,
-    parameters: &'a [f32],
-    samples: &'a Samples,
-    standardizer: Option<&'a Standardizer>,
 }
 
 /// The messages of a stage in one step.
@@ -151,7 +142,7 @@ impl Pipeline {
         &mut self,
         runtime: &mut dyn Runtime,
         exchange: &mut StageExchange,
-        (task, mode): (StageTask<'_>, Mode<'_>),
+        (inputs, mode): (PassInputs<'_>, Mode<'_>),
         (slot, indices): (usize, &[u32]),
     ) -> Result<(), Error> {
         let (rows, next) = (indices.len(), self.next());
@@ -159,9 +150,9 @@ impl Pipeline {
         let input = workspace.input.slice_mut(s![..rows, ..]);
         match &mut exchange.activations {
             Some(inbox) => inbox.receive(runtime, &mut self.buffers, input)?,
-            None => task.samples.features.gather(to_rows(indices), task.standardizer, input),
+            None => inputs.samples.features.gather(to_rows(indices), inputs.standardizer, input),
         }
-        self.stage.forward(task.parameters, workspace, rows, mode);
+        self.stage.forward(inputs.parameters, workspace, rows, mode);
         if let Some(next) = next {
             let to = (next, ACTIVATIONS);
             exchange.sent.send(runtime, &mut self.buffers, &workspace.output(rows), to)?;
@@ -176,7 +167,7 @@ impl Pipeline {
         &mut self,
         runtime: &mut dyn Runtime,
         exchange: &mut StageExchange,
-        (task, weight): (StageTask<'_>, f32),
+        (inputs, weight): (PassInputs<'_>, f32),
         gradients: (&mut [f32], EarlierGradients),
         (slot, indices): (usize, &[u32]),
     ) -> Result<LossSums, Error> {
@@ -186,14 +177,14 @@ impl Pipeline {
         if let Some(inbox) = &mut exchange.derivatives {
             inbox.receive(runtime, &mut self.buffers, workspace.output_delta_mut(rows))?;
         } else {
-            let targets = &task.samples.targets;
-            sums = task.loss.evaluate(&workspace.output(rows), targets, to_rows(indices));
+            let targets = &inputs.samples.targets;
+            sums = inputs.loss.evaluate(&workspace.output(rows), targets, to_rows(indices));
             workspace.copy_output_to_delta(rows);
             let output = workspace.output_delta_mut(rows);
-            task.loss.differentiate(output, targets, to_rows(indices), weight);
+            inputs.loss.differentiate(output, targets, to_rows(indices), weight);
         }
         let no_ranges = (usize::MAX, |_, _: &mut [f32]| {});
-        self.stage.backward(task.parameters, gradients, workspace, rows, no_ranges);
+        self.stage.backward(inputs.parameters, gradients, workspace, rows, no_ranges);
         if let Some(previous) = previous {
             let to = (previous, DERIVATIVES);
             exchange.sent.send(runtime, &mut self.buffers, &workspace.input_delta_mut(rows).view(), to)?;
@@ -224,7 +215,7 @@ impl Strategy for Pipeline {
         if micro_batches.is_empty() {
             gradients.fill(0.0);
         }
-        let task = StageTask { loss: network.loss(), parameters, samples: train, standardizer };
+        let inputs = PassInputs { loss: network.loss(), parameters, samples: train, standardizer };
         let weight = 1.0 / work.batch_len as f32;
         let mut exchange = self.exchange(&micro_batches);
         let mut total = LossSums::default();
@@ -234,7 +225,7 @@ impl Strategy for Pipeline {
                 Pass::Forward(number) => {
                     let micro_batch = (number % slots, micro_batches[number]);
                     let mode = Mode::Training(work.step, micro_batches[number]);
-                    self.forward(runtime, &mut exchange, (task, mode), micro_batch)?;
+                    self.forward(runtime, &mut exchange, (inputs, mode), micro_batch)?;
                 }
                 Pass::Backward(number) => {
                     let micro_batch = (number % slots, micro_batches[number]);
@@ -244,7 +235,7 @@ impl Strategy for Pipeline {
                     total.add(self.backward(
                         runtime,
                         &mut exchange,
-                        (task, weight),
+                        (inputs, weight),
                         gradients,
                         micro_batch,
                     )?);
@@ -272,15 +263,15 @@ impl Strategy for Pipeline {
         let indices: Vec<u32> = rows.map(|row| row as u32).collect();
         let micro_batches: Vec<&[u32]> =
             indices.chunks(micro_batch_rows(indices.len(), self.micro_batches)).collect();
-        let task = StageTask { loss: network.loss(), parameters, samples, standardizer };
+        let inputs = PassInputs { loss: network.loss(), parameters, samples, standardizer };
         let mut exchange = self.exchange(&micro_batches);
         exchange.derivatives = None;
         let mut total = LossSums::default();
         for indices in micro_batches {
-            self.forward(runtime, &mut exchange, (task, Mode::Evaluation), (0, indices))?;
+            self.forward(runtime, &mut exchange, (inputs, Mode::Evaluation), (0, indices))?;
             if let (None, Some(workspace)) = (self.next(), &self.workspaces[0]) {
                 let output = workspace.output(indices.len());
-                total.add(task.loss.evaluate(&output, &samples.targets, to_rows(indices)));
+                total.add(inputs.loss.evaluate(&output, &samples.targets, to_rows(indices)));
             }
         }
         exchange.sent.finish(&mut self.buffers)?;

@@ -8,14 +8,14 @@
 
 use ndarray::{Array2, s};
 
-use super::{Agreement, Replica, Strategy, Totals, divided_step, to_rows};
+use super::divided_step::{self, PassInputs};
+use super::{Agreement, Replica, Strategy, Totals, to_rows};
 use crate::codec::Compression;
 use crate::group::Error;
-use crate::train::data::{Samples, Standardizer};
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::model::{
-    EarlierGradients, Loss, LossSums, Mode, Network, TensorSegment, Workspace, tensor_segments,
+    EarlierGradients, LossSums, Mode, Network, TensorSegment, Workspace, tensor_segments,
 };
 use crate::train::partition::PartPlace;
 use crate::train::runtime::{Runtime, Values};
@@ -34,15 +34,6 @@ pub(crate) struct TensorParallel {
     place: PartPlace,
 }
 
-/// What the ranks need to process samples.
-#[derive(Clone, Copy)]
-struct TensorTask<'a> {
-    loss: &'a Loss,
-    parameters: &'a [f32],
-    samples: &'a Samples,
-    standardizer: Option<&'a Standardizer>,
-}
-
 impl TensorParallel {
     /// Creates the strategy of a rank that holds the part `place` of the model.
     pub(crate) fn new(network: &Network, place: PartPlace, (rank, size): (Rank, WorldSize)) -> Self {
@@ -55,14 +46,14 @@ impl TensorParallel {
     fn forward(
         &mut self,
         runtime: &mut dyn Runtime,
-        (task, mode): (TensorTask<'_>, Mode<'_>),
+        (inputs, mode): (PassInputs<'_>, Mode<'_>),
         indices: &[u32],
     ) -> Result<(), Error> {
         let rows = indices.len();
         if self.workspaces.first().is_none_or(|workspace| workspace.input.nrows() < rows) {
             self.workspaces = self.segments.iter().map(|segment| segment.stage.workspace(rows)).collect();
         }
-        self.read_features(task, indices);
+        self.read_features(inputs, indices);
         for (number, segment) in self.segments.iter().enumerate() {
             let (before, from) = self.workspaces.split_at_mut(number);
             let workspace = &mut from[0];
@@ -72,7 +63,7 @@ impl TensorParallel {
                 let values = input.as_slice_mut().expect("the first rows of an array are contiguous");
                 self.segments[previous].activation.apply(values);
             }
-            segment.stage.forward(&task.parameters[segment.parameters.clone()], workspace, rows, mode);
+            segment.stage.forward(&inputs.parameters[segment.parameters.clone()], workspace, rows, mode);
             let mut output = workspace.output_mut(rows);
             let output = output.as_slice_mut().expect("the first rows of an array are contiguous");
             runtime.sum(Values::Vector(output, Compression::None))?;
@@ -81,23 +72,23 @@ impl TensorParallel {
     }
 
     /// Writes the features that this rank needs to the input of the first segment.
-    fn read_features(&mut self, task: TensorTask<'_>, indices: &[u32]) {
+    fn read_features(&mut self, inputs: PassInputs<'_>, indices: &[u32]) {
         let columns = self.segments[0].inputs.clone();
         for (number, indices) in indices.chunks(ROWS_READ).enumerate() {
             let start = number * ROWS_READ;
             let mut features = self.features.slice_mut(s![..indices.len(), ..]);
-            task.samples.features.gather(to_rows(indices), task.standardizer, features.view_mut());
+            inputs.samples.features.gather(to_rows(indices), inputs.standardizer, features.view_mut());
             let mut input = self.workspaces[0].input.slice_mut(s![start..start + indices.len(), ..]);
             input.assign(&features.slice(s![.., columns.clone()]));
         }
     }
 
     /// Returns the results for the samples of the last forward pass on the first rank, and 0 on the other ranks.
-    fn evaluate_outputs(&self, task: TensorTask<'_>, indices: &[u32]) -> LossSums {
+    fn evaluate_outputs(&self, inputs: PassInputs<'_>, indices: &[u32]) -> LossSums {
         match self.workspaces.last() {
             Some(workspace) if self.place.part == 0 => {
                 let output = workspace.output(indices.len());
-                task.loss.evaluate(&output, &task.samples.targets, to_rows(indices))
+                inputs.loss.evaluate(&output, &inputs.samples.targets, to_rows(indices))
             }
             _ => LossSums::default(),
         }
@@ -108,7 +99,7 @@ impl TensorParallel {
     fn backward(
         &mut self,
         runtime: &mut dyn Runtime,
-        (task, weight): (TensorTask<'_>, f32),
+        (inputs, weight): (PassInputs<'_>, f32),
         (gradients, earlier): (&mut [f32], EarlierGradients),
         indices: &[u32],
     ) -> Result<(), Error> {
@@ -129,12 +120,12 @@ impl TensorParallel {
             } else {
                 workspace.copy_output_to_delta(rows);
                 let output = workspace.output_delta_mut(rows);
-                task.loss.differentiate(output, &task.samples.targets, to_rows(indices), weight);
+                inputs.loss.differentiate(output, &inputs.samples.targets, to_rows(indices), weight);
             }
             let own = segment.parameters.clone();
             let gradients = (&mut gradients[own.clone()], earlier);
             let no_ranges = (usize::MAX, |_, _: &mut [f32]| {});
-            segment.stage.backward(&task.parameters[own], gradients, workspace, rows, no_ranges);
+            segment.stage.backward(&inputs.parameters[own], gradients, workspace, rows, no_ranges);
         }
         Ok(())
     }
@@ -150,7 +141,7 @@ impl Strategy for TensorParallel {
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
     ) -> Result<LossSums, Error> {
-        let task = TensorTask {
+        let inputs = PassInputs {
             loss: work.network.loss(),
             parameters: work.parameters,
             samples: work.train,
@@ -160,9 +151,9 @@ impl Strategy for TensorParallel {
         let mut total = LossSums::default();
         let mut earlier = EarlierGradients::Replace;
         for indices in work.samples.chunks(micro_batch_rows(work.samples.len(), work.micro_batches)) {
-            self.forward(runtime, (task, Mode::Training(work.step, indices)), indices)?;
-            total.add(self.evaluate_outputs(task, indices));
-            self.backward(runtime, (task, weight), (work.gradients, earlier), indices)?;
+            self.forward(runtime, (inputs, Mode::Training(work.step, indices)), indices)?;
+            total.add(self.evaluate_outputs(inputs, indices));
+            self.backward(runtime, (inputs, weight), (work.gradients, earlier), indices)?;
             earlier = EarlierGradients::Keep;
         }
         Ok(total)
@@ -179,9 +170,9 @@ impl Strategy for TensorParallel {
 
     fn evaluate(&mut self, runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {
         let EvaluationWork { network, parameters, samples, standardizer, rows, .. } = work;
-        let task = TensorTask { loss: network.loss(), parameters, samples, standardizer };
+        let inputs = PassInputs { loss: network.loss(), parameters, samples, standardizer };
         let indices: Vec<u32> = rows.map(|row| row as u32).collect();
-        self.forward(runtime, (task, Mode::Evaluation), &indices)?;
-        Ok(self.evaluate_outputs(task, &indices))
+        self.forward(runtime, (inputs, Mode::Evaluation), &indices)?;
+        Ok(self.evaluate_outputs(inputs, &indices))
     }
 }
