@@ -37,7 +37,7 @@ pub enum Exit {
     Secret = 12,
     /// A peer has a different protocol version.
     Version = 13,
-    /// A peer broke the protocol, or the network corrupted bytes of the peer.
+    /// A peer broke the protocol, or the network corrupted bytes from a peer.
     Protocol = 14,
     /// A benchmark found wrong results.
     WrongResult = 15,

@@ -15,8 +15,7 @@ pub use self::located::{F32Loc, F64Loc, I32Loc, I64Loc};
 pub use self::site::Site;
 use self::wire_enum::wire_enum;
 
-/// The largest number of ranks in a job. A larger rank or world size, or a longer list of ranks, is rejected before
-/// the library allocates memory for this number of ranks.
+/// The largest number of ranks in a job. The library rejects larger numbers before it allocates memory for them.
 pub const WORLD_SIZE_MAX: u32 = 65_536;
 
 /// The number of a process in the job, from 0 to the world size minus one.
@@ -215,8 +214,8 @@ wire_enum! {
         /// The smallest value with its location. Of equal values, the value with the lowest index wins. A NaN wins
         /// over all numbers. Of several NaNs, the NaN with the lowest index wins. Only for types with a location.
         MinLoc = 12 => "minloc",
-        /// The largest value with its location. The rules for equal values and NaNs are those of [`ReduceOp::MinLoc`].
-        /// Only for types with a location.
+        /// The largest value with its location. The rules for equal values and NaNs are those of
+        /// [`ReduceOp::MinLoc`]. Only for types with a location.
         MaxLoc = 13 => "maxloc",
         /// The sum of contributions that each rank has already multiplied by its own factor. The result is computed
         /// as for [`ReduceOp::Sum`]. If another rank passes [`ReduceOp::Sum`] instead,
@@ -305,10 +304,11 @@ wire_enum! {
         Direct = 5 => "direct",
         /// Each rank sends its whole buffer directly to every other rank, and reduces all buffers itself.
         OneShot = 6 => "one-shot",
-        /// In rounds at distances 1, 2, 4, ..., each rank collects the buffers of all ranks, and then reduces these
-        /// buffers itself. Each round doubles the number of buffers that a rank has.
+        /// Each rank collects the buffers of all ranks, in rounds at distances 1, 2, 4, .... Each round doubles the
+        /// number of buffers that a rank has. In the end, each rank reduces all buffers itself.
         Doubling = 7 => "doubling",
-        /// Each rank exchanges its whole buffer with partners at distances 1, 2, 4, ..., and reduces after each exchange.
+        /// Each rank exchanges its whole buffer with partners at distances 1, 2, 4, ..., and reduces after each
+        /// exchange.
         Butterfly = 8 => "butterfly",
         /// Each of two binary trees transfers one half of the buffer, block by block. The inner ranks of one tree are
         /// leaves of the other tree.
@@ -319,7 +319,8 @@ wire_enum! {
     }
 }
 
-/// The bits that mark internal operations in a group's number on the wire. A group's own number has none of them.
+/// The bits that mark internal operations in a group's number on the wire. A group's own number has none of these
+/// bits.
 pub const GROUP_FLAGS: u32 = OBJECTS_GROUP | HOSTS_GROUP | LOCAL_GROUP;
 /// The bit that marks messages of asynchronous object operations.
 pub const OBJECTS_GROUP: u32 = 1 << 31;
@@ -347,8 +348,8 @@ pub struct Contract {
     pub root: Rank,
     /// The number of elements in the whole buffer.
     pub count: u64,
-    /// For a message, its tag. For a collective whose parts have different lengths, a digest of the lengths.
-    /// Otherwise 0.
+    /// For a message, its tag. For a collective whose parts have different lengths, a digest of the lengths. 0 for
+    /// all other operations.
     pub layout: u32,
 }
 

@@ -1,4 +1,5 @@
-//! Checks that ranks without an operation use almost no processor time, which means that no thread of the library polls.
+//! Checks that ranks without an operation use almost no processor time, which means that no thread of the library
+//! polls.
 //!
 //! This program has only one test, because the test measures the whole process.
 
@@ -20,8 +21,8 @@ use self::util::{ranks, wait_until};
 const IDLE: Duration = Duration::from_secs(5);
 /// The fraction of one core that all ranks together may use.
 const CORE_FRACTION_MAX: f64 = 0.001;
-/// The number of times per second that all threads together may wake up. A single thread that polls every 100 ms already wakes
-/// up ten times per second.
+/// The number of times per second that all threads together may wake up. A single thread that polls every 100 ms
+/// already wakes up ten times per second.
 const WAKE_UPS_MAX: f64 = 5.0;
 /// The number of ranks of each job.
 const RANKS: u32 = 3;
@@ -50,7 +51,8 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Returns the number of voluntary context switches of all threads. A thread makes one such switch each time it goes to sleep.
+/// Returns the number of voluntary context switches of all threads. A thread makes one such switch each time it goes
+/// to sleep.
 fn voluntary_switches() -> u64 {
     let count = |line: &str| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok();
     thread_statuses().iter().filter_map(|status| status.lines().find_map(count)).sum()
@@ -91,8 +93,8 @@ fn sum_named_tensor(tensors: &NamedTensors) {
     assert_eq!(sum.wait().expect("no rank fails")[999], RANKS as f32);
 }
 
-/// Starts a job whose ranks run operations, are idle from the barrier `idle_start` until the barrier `idle_end`, run operations
-/// again and end.
+/// Starts a job whose ranks run operations, are idle from the barrier `idle_start` until the barrier `idle_end`, run
+/// operations again and end.
 fn start_job(
     settings: JobSettings,
     idle_start: &Arc<Barrier>,
@@ -128,7 +130,8 @@ fn idle_ranks_use_no_processor_time() {
     let jobs = JOBS.map(|settings| start_job(settings, &idle_start, &idle_end));
     idle_start.wait();
     wait_until("every other thread sleeps", other_threads_sleep);
-    // Counting the switches takes more processor time than the ranks may use, so the test counts outside the measured interval.
+    // Counting the switches takes more processor time than the ranks may use, so the test counts outside the measured
+    // interval.
     let switches_before = voluntary_switches();
     let (started, used_before) = (Instant::now(), processor_time());
     thread::sleep(IDLE);

@@ -94,7 +94,7 @@ const UNCLEAR_WORDS: &[&str] = &["nobody", "whoever", "whatever", "becomes of", 
 const OLDER_TEXTS: &[&str] =
     &["src/group", "src/engine", "src/transport/shm", "bindings/python/python/ringtrain/mpi"];
 
-/// The names that several types may have, because a later change will replace the modules of these types.
+/// Names that more than one type may have.
 const AMBIGUOUS_TYPES: &[&str] = &["Seat"];
 
 /// The files in which tests may sleep, with the number of calls of `sleep` in each file. Two kinds of code may sleep:
@@ -167,7 +167,7 @@ fn reexports(sources: &[Source]) -> BTreeMap<String, String> {
 
 /// Returns the offset at which the code of a file names `what`: a path such as `std::env`, or a word such as
 /// `HashMap`. Ignores the tests in the file.
-fn find_name(source: &Source, what: &str) -> Option<usize> {
+fn find_forbidden_name(source: &Source, what: &str) -> Option<usize> {
     let last = what.rsplit("::").next().unwrap_or(what);
     let wanted: Vec<&str> = what.split("::").collect();
     let in_code = |offset: usize| {
@@ -189,7 +189,7 @@ fn check_purity(source: &Source) -> Vec<String> {
     let forbidden = IMPURE.iter().filter(|(what, _)| !PURE_EXCEPTIONS.contains(&(own, what)));
     forbidden
         .filter_map(|(what, why)| {
-            find_name(source, what)
+            find_forbidden_name(source, what)
                 .map(|offset| violation_at(source, offset, &format!("`{own}` must not name {what}: {why}")))
         })
         .collect()
@@ -205,7 +205,7 @@ fn check_clock_and_environment(source: &Source) -> Vec<String> {
         (MAY_READ_THE_ENVIRONMENT, "std::env"),
     ] {
         if !modules.contains(&own)
-            && let Some(offset) = find_name(source, what)
+            && let Some(offset) = find_forbidden_name(source, what)
         {
             found.push(violation_at(
                 source,
@@ -439,8 +439,8 @@ fn the_architecture_page_lists_every_module_and_every_page_is_linked() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// (i) Returns two kinds of violations: folders of `src` without a mention in the text `architecture`, and pages
-/// without a link in the text `linking`.
+/// (i) Returns the `folders` that the text `architecture` does not name, and the `pages` to which the text `linking`
+/// has no link.
 fn find_unmentioned(architecture: &str, linking: &str, folders: &[String], pages: &[String]) -> Vec<String> {
     let modules =
         folders.iter().filter(|name| !name.contains('.') && !architecture.contains(&format!("{name}/")));

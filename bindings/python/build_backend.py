@@ -1,8 +1,7 @@
 """Builds the wheel with maturin, and adds the programs `ringrun`, `ringtrain` and `ringbench` to it.
 
 The wheel must include the launcher `ringrun`, because users of the package may have no Rust toolchain. The programs are
-separate executables and not entry points in Python, because `ringrun` starts each rank by executing the file `ringrun`
-again, and this file must be a binary.
+executables and not Python entry points: `ringrun` starts each rank by executing its own file, which must be a binary.
 """
 
 import json

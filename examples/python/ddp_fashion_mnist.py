@@ -28,11 +28,12 @@ CLASSES = 10
 
 
 class DataError(Exception):
-    """The data is missing or invalid. The message says what to do."""
+    """The data is missing or invalid. The text of the exception says what to do."""
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the items of a gzipped IDX file of bytes as an array. Every item must have the shape `shape`."""
+    """Returns the images or labels in a gzipped IDX file as an array of bytes. Each image or label must have the
+    shape `shape`."""
     try:
         content = gzip.decompress(path.read_bytes())
     except FileNotFoundError:

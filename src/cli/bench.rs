@@ -29,11 +29,9 @@ use super::print_error::print_error;
 use crate::group::{Error, Group};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
 
-/// The intended duration, in microseconds, of the measurements for one row of results. Without `-n`, ringbench
-/// chooses the number of iterations accordingly.
+/// Without `-n`, the iterations of one row take about this time in microseconds.
 const ROW_DURATION_US: f64 = 500_000.0;
-/// The intended duration, in microseconds, of the measurements for all rows together. Without `-n`, ringbench chooses
-/// the numbers of iterations accordingly.
+/// Without `-n`, the iterations of all rows together take about this time in microseconds.
 const ALL_ROWS_DURATION_US: f64 = 30_000_000.0;
 /// The size in bytes of the record in which a rank sends its process id and its host name.
 const HOST_RECORD_BYTES: usize = 128;
@@ -241,7 +239,8 @@ fn gather_hosts(group: &mut Group) -> Result<Vec<(String, u32)>, Error> {
     Ok(records.chunks_exact(HOST_RECORD_BYTES).map(read).collect())
 }
 
-/// Returns how many bytes processes can allocate without swapping, or `None` if the kernel does not report this number.
+/// Returns how many bytes processes can allocate without swapping, or `None` if the kernel does not report this
+/// number.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

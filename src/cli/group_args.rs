@@ -34,17 +34,17 @@ pub struct GroupArgs {
     #[arg(long, value_name = "FILE", requires = "rank")]
     pub peers: Option<PathBuf>,
 
-    /// The rank of this process: the number of its line in the peers file, counted from 0
+    /// The rank of this process. The first address in the peers file belongs to rank 0
     #[arg(long, value_name = "R", requires = "peers")]
     pub rank: Option<u32>,
 
-    /// The IP address on which this rank listens, instead of the address in its line of the peers file. The port is
-    /// always that of the peers file
+    /// Listen on this IP address instead of the address in the peers file. The port is always the port in the peers
+    /// file
     #[arg(long, value_name = "IP", requires = "peers")]
     pub bind: Option<IpAddr>,
 
-    /// File with the secret of the job. The secret must be the same on every rank. Without a secret, the job can use
-    /// loopback addresses only [default: the variable RING_SECRET]
+    /// File with the secret of the job. The secret must be the same on every rank. Without a secret, ranks can use
+    /// only loopback addresses [default: the value of the environment variable RING_SECRET]
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
 
@@ -52,37 +52,37 @@ pub struct GroupArgs {
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub start_timeout: Option<Duration>,
 
-    /// How long one collective operation may take. If an operation takes longer, the job fails on all ranks
+    /// The maximal time of one collective operation. If an operation takes longer, the job fails on all ranks
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub timeout: Duration,
 
-    /// TCP congestion control of this rank's links: a name from /proc/sys/net/ipv4/tcp_available_congestion_control,
-    /// or host, or auto. With host, the links use the default of the host. With auto, the links use cubic if the
-    /// kernel has cubic, otherwise the default of the host
+    /// The TCP congestion control of the links of this rank. auto: cubic if the kernel has cubic, otherwise the
+    /// default of the host. host: the default of the host. Other names are those in
+    /// /proc/sys/net/ipv4/tcp_available_congestion_control
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tcp_congestion: CongestionControl,
 
-    /// The highest rate at which each link of this rank sends, for example 940mbit or 1.2gbit. The kernel then sends
-    /// at an even rate instead of in bursts. Give the rate of the network, if you know it [default: no limit]
+    /// The maximal rate at which each link of this rank sends, for example 940mbit or 1.2gbit. The kernel then sends
+    /// packets evenly instead of in bursts. If you know the rate of the network, give that rate [default: no limit]
     #[arg(long, value_name = "RATE")]
     pub tcp_pacing: Option<PacingRate>,
 
-    /// The number of TCP connections of each link, from 1 to 8. Use several connections if a single connection does
-    /// not reach the rate of the network. With auto, the ranks measure 1 and 4 connections when the job starts. If a
-    /// transfer over 4 connections takes at least 10% less time than over 1, the ranks use 4 connections, otherwise
-    /// 1. Rank 0's setting applies to all ranks
+    /// The number of TCP connections of each link, from 1 to 8, or auto. Use several connections if one connection
+    /// does not reach the rate of the network. With auto, the ranks time a transfer over 1 and over 4 connections
+    /// when the job starts. If 4 connections take at least 10% less time, the ranks use 4, otherwise 1. Rank 0's
+    /// setting applies to all ranks
     #[arg(long, value_name = "K", default_value_t)]
     pub streams: Streams,
 
-    /// The size of a segment in bytes. Long transfers are cut into segments, so that sending and reducing overlap.
-    /// Rank 0's setting applies to all ranks
+    /// Ranks divide long messages into segments of this size, so that sending and reducing overlap. Rank 0's setting
+    /// applies to all ranks
     #[arg(long, value_name = "BYTES", default_value_t = SEGMENT_BYTES, value_parser = parse_segment_bytes)]
     pub segment_bytes: usize,
 
-    /// The algorithm of the collectives. auto chooses an algorithm for each operation and size. To force an
-    /// algorithm, give its name: one-shot, butterfly, direct, doubling, double-tree, hierarchy, ring or tree. To
-    /// force different algorithms for different sizes, give ranges of bytes, such as direct:0-65536;ring:65537-max.
-    /// Rank 0's setting applies to all ranks
+    /// The algorithm of the collectives. auto chooses an algorithm for each operation and size. To use one algorithm
+    /// for everything, give its name: one-shot, butterfly, direct, doubling, double-tree, hierarchy, ring or tree. To
+    /// choose by size in bytes, give ranges, such as direct:0-65536;ring:65537-max. Rank 0's setting applies to all
+    /// ranks
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub algorithm: Algorithms,
 
@@ -90,9 +90,8 @@ pub struct GroupArgs {
     #[arg(long, value_name = "NAME", value_enum, default_value = "auto")]
     pub transport: TransportName,
 
-    /// A name for the host of this rank. Ranks with different names count as ranks on different hosts, even on one
-    /// machine. Use different names to try out a job of several hosts on one machine, or for containers that cannot
-    /// share memory
+    /// The name of the host of this rank. Ranks with different names communicate as if they were on different hosts.
+    /// Use different names to test a job of several hosts on one machine, or in containers that cannot share memory
     #[arg(long, value_name = "NAME")]
     pub host_id: Option<String>,
 
@@ -101,8 +100,8 @@ pub struct GroupArgs {
     #[arg(long, overrides_with = "no_checksum")]
     pub checksum: bool,
 
-    /// Do not add CRC32C checksums. Then only the weak checksum of TCP protects the payloads. Rank 0's setting
-    /// applies to all ranks
+    /// Send payloads without CRC32C checksums. Between hosts, only the weak checksum of TCP then protects the
+    /// payloads. Rank 0's setting applies to all ranks
     #[arg(long, overrides_with = "checksum")]
     pub no_checksum: bool,
 }
@@ -160,8 +159,8 @@ impl GroupArgs {
     pub fn join(&self) -> Result<Group, JoinError> {
         let launched = from_environment().map_err(StartError::from);
         let method = match (&self.peers, launched) {
-            // If a launcher other than ringrun started this process, `launched` is an error. With a peers file, the
-            // process can join the job anyway.
+            // `launched` is an error if another launcher, such as mpirun, started this process. With a peers file,
+            // the process can join the job without a launcher.
             (Some(path), Ok(None) | Err(_)) => JoinMethod::Peers {
                 file: PeersFile::read(path).map_err(StartError::from)?,
                 rank: Rank::new(self.rank.unwrap_or_default()),
@@ -267,7 +266,7 @@ impl JoinError {
     }
 }
 
-/// Returns the exit code of a program whose operation on a group failed with `error`.
+/// Returns the exit code for the error of an operation on a group.
 pub fn exit_of(error: &Error) -> Exit {
     error.cause().map_or(Exit::Failure, exit_of_cause)
 }

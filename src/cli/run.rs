@@ -1,5 +1,5 @@
-//! Parses the arguments of ringrun. The module `other_launchers` first translates the options of other launchers. clap then
-//! checks each option, and this module checks that the options fit together and makes a [`LaunchPlan`].
+//! Parses the arguments of ringrun. The module `other_launchers` first translates the options of other launchers.
+//! clap then checks each option, and this module checks that the options fit together and makes a [`LaunchPlan`].
 
 mod help;
 mod hosts;
@@ -30,7 +30,8 @@ const SECONDS_MAX: f64 = 365.0 * 24.0 * 3600.0;
 #[command(name = "ringrun", version, after_help = help::AFTER_OPTIONS, max_term_width = 130)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate flag; `LaunchPlan` has enums")]
 struct RunArgs {
-    /// The number of ranks to start (also -np N). auto means one rank for each processor that ringrun may use.
+    /// The number of ranks to start. auto starts one rank for each processor that ringrun may use. -np N means the
+    /// same as -n N.
     #[arg(
         short = 'n',
         long = "np",
@@ -45,17 +46,18 @@ struct RunArgs {
     #[arg(long, value_name = "N", hide = true, allow_negative_numbers = true)]
     ranks_per_host: Option<RankCount>,
 
-    /// The hosts on which ranks start, and the number of ranks on each: HOST[:N],... All ranks start on this host, so
-    /// every HOST must be a name of this host. Without -n, the job has as many ranks as all N together. The default of N
-    /// is 1.
+    /// The hosts of the ranks, and the number of ranks on each host: HOST[:N],... Every HOST must be a name or an
+    /// address of this machine, because ringrun starts all ranks on this machine. HOST alone means HOST:1. Without
+    /// -n, the number of ranks is the sum of all N.
     #[arg(short = 'H', long = "host", value_name = "HOSTS", value_delimiter = ',')]
     hosts: Vec<String>,
 
-    /// A file with one entry per line, as for --host: HOST, HOST:N or HOST slots=N.
+    /// Read the hosts of --host from FILE. Each line is HOST, HOST:N or HOST slots=N.
     #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
     hostfile: Option<PathBuf>,
 
-    /// Bind each rank to an even share of the processors (core), to the NUMA nodes of that share (numa), or not at all (none).
+    /// Where each rank may run. core: on its share of the processors. numa: on the NUMA nodes of its share. none: on
+    /// all processors.
     #[arg(long, value_name = "PLACE", default_value = "core")]
     bind_to: String,
 
@@ -75,13 +77,13 @@ struct RunArgs {
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     output_dir: Option<PathBuf>,
 
-    /// Set an environment variable for every rank. Without =VALUE, the ranks get the value of ringrun's own variable.
-    /// You may repeat this option.
+    /// Set the environment variable NAME to VALUE for every rank. Without =VALUE, the ranks get the value that NAME
+    /// has for ringrun. You may repeat this option.
     #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", action = ArgAction::Append)]
     variables: Vec<OsString>,
 
-    /// Choose the package that `from mpi4py import MPI` imports: the Python package ringtrain, or the installed
-    /// mpi4py. --mpi4py without a value means --mpi4py=ringtrain.
+    /// Choose what `from mpi4py import MPI` imports in the ranks: the Python package ringtrain, or the installed
+    /// mpi4py. Without a value, --mpi4py means --mpi4py=ringtrain.
     #[arg(
         long,
         value_name = "ringtrain|installed",
@@ -104,20 +106,22 @@ struct RunArgs {
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     grace: Duration,
 
-    /// How long the ranks may take to exit after they get SIGTERM or Ctrl-C. ringrun then kills the remaining ranks.
+    /// How long the ranks may take to exit after ringrun stops the job or gets Ctrl-C. ringrun then sends SIGKILL to
+    /// the remaining ranks.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     kill_after: Duration,
 
-    /// How long the ranks may take to save and exit after ringrun itself gets SIGTERM (many schedulers kill a job 30
-    /// seconds after SIGTERM).
+    /// How long the ranks may take to save and exit after ringrun itself gets SIGTERM. Many schedulers kill a job 30
+    /// seconds after SIGTERM.
     #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = parse_seconds)]
     term_timeout: Duration,
 
-    /// Stop the job after this time. ringrun then exits with code 124.
+    /// Stop the job after this time and exit with code 124.
     #[arg(long, value_name = "SECONDS", value_parser = parse_positive_seconds)]
     job_timeout: Option<Duration>,
 
-    /// Do not end the other ranks when a rank fails. Use this option for programs that can go on without a lost rank.
+    /// Let the other ranks continue when a rank fails. Use this option for programs that can continue without the
+    /// failed rank.
     #[arg(long)]
     tolerate_failures: bool,
 
@@ -156,8 +160,8 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// If the command is a built-in program, checks the arguments of this program before any rank is started. So an error
-/// or the `--help` text is printed once and not by every rank.
+/// Checks the arguments of a built-in program before any rank starts, so that ringrun prints an error or the `--help`
+/// text only once.
 fn check_builtin_program(plan: &LaunchPlan) -> Result<(), ExitCode> {
     let arguments = iter::once(&plan.program).chain(&plan.arguments).cloned();
     match plan.program.to_str() {
@@ -203,7 +207,7 @@ fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, Strin
     let program = command.next().ok_or("there is no COMMAND to run")?;
     let failure_policy = if args.tolerate_failures { FailurePolicy::Tolerate } else { FailurePolicy::EndJob };
     if failure_policy == FailurePolicy::Tolerate {
-        check_tolerance(world, &program)?;
+        check_tolerate_failures(world, &program)?;
     }
     Ok(LaunchPlan {
         world,
@@ -229,7 +233,7 @@ fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, Strin
 }
 
 /// Refuses `--tolerate-failures` for jobs that cannot go on without a rank.
-fn check_tolerance(world: WorldSize, program: &OsStr) -> Result<(), String> {
+fn check_tolerate_failures(world: WorldSize, program: &OsStr) -> Result<(), String> {
     if world == WorldSize::ONE {
         return Err(
             "--tolerate-failures needs at least 2 ranks: no rank could continue after a failure".to_owned()
@@ -281,8 +285,8 @@ impl std::str::FromStr for RankCount {
     }
 }
 
-/// Parses a value of `--bind-to`. mpirun and mpiexec allow a qualifier after a colon, which ringrun ignores. If
-/// mpirun or mpiexec accepts the value and ringrun does not, the error says which value to use instead.
+/// Parses a value of `--bind-to`. mpirun and mpiexec allow a qualifier after a colon, which ringrun ignores. For a
+/// value that only mpirun or mpiexec accepts, the error says what to use instead.
 fn parse_binding(text: &str) -> Result<Binding, String> {
     let instead = match text.split_once(':').map_or(text, |(place, _)| place) {
         "none" => return Ok(Binding::None),

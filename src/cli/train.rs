@@ -76,11 +76,11 @@ impl ProgramFailure {
 fn parse(args: Vec<OsString>) -> Result<Invocation, ExitCode> {
     Invocation::parse(args).map_err(|error| match error {
         ArgumentError::Clap(error) => print_clap_error(&error),
-        ArgumentError::Wrong(message) => usage_failure(message).print(),
+        ArgumentError::Wrong(message) => usage_error(message).print(),
     })
 }
 
-fn usage_failure(message: String) -> ProgramFailure {
+fn usage_error(message: String) -> ProgramFailure {
     ProgramFailure { exit: Exit::Usage, message: message + " (see --help)" }
 }
 
@@ -91,8 +91,8 @@ fn print_clap_error(error: &clap::Error) -> ExitCode {
     ExitCode::from(error.exit_code() as u8)
 }
 
-/// Checks the arguments without joining a job, so that ringrun prints an error once and not on every rank. The first argument
-/// is the program's name.
+/// Checks the arguments without joining a job, so that ringrun prints an error once and not on every rank. The first
+/// argument is the program's name.
 pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<(), ExitCode> {
     let args: Vec<OsString> = args.collect();
     if commands::is_command(&args) {
@@ -104,14 +104,15 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
     let invocation = parse(args)?;
     let stored = match invocation.resume_source() {
         None => None,
-        // The checkpoint may be on the host of rank 0. Each rank checks the arguments again when it starts.
+        // A missing checkpoint is no error here, because it may be on the host of rank 0. Each rank checks the
+        // arguments again when it starts.
         Some(source) if !source.exists() => return Ok(()),
         Some(source) => match source.read() {
             Ok(stored) => stored,
             Err(_) => return Ok(()),
         },
     };
-    let prepared = invocation.prepare(stored.as_deref()).map_err(usage_failure);
+    let prepared = invocation.prepare(stored.as_deref()).map_err(usage_error);
     prepared.map(drop).map_err(ProgramFailure::print)
 }
 
@@ -131,7 +132,7 @@ fn prepare_resumed(
         let message = if is_reader { message } else { format!("rank 0 failed: {message}") };
         ProgramFailure { exit: Exit::Checkpoint, message }
     })?;
-    invocation.prepare(stored.as_deref()).map_err(usage_failure)
+    invocation.prepare(stored.as_deref()).map_err(usage_error)
 }
 
 fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
@@ -142,7 +143,7 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
     }
     let resumes = invocation.resume_source().is_some();
     // The options of a run that resumes are known only when rank 0 has read the checkpoint.
-    let prepared = if resumes { None } else { Some(invocation.prepare(None).map_err(usage_failure)?) };
+    let prepared = if resumes { None } else { Some(invocation.prepare(None).map_err(usage_error)?) };
     let mut group = join_args
         .join()
         .map_err(|error| ProgramFailure { exit: error.exit(), message: error.to_string() })?;
@@ -178,7 +179,7 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
     }
 }
 
-/// Returns the progress bar that standard error can show: a bar on a terminal, or a bar that ringrun shows on its terminal.
+/// Returns where the progress bar appears: on the terminal of this process, on the terminal of ringrun, or nowhere.
 fn progress_display() -> ProgressDisplay {
     let stderr = io::stderr();
     if stderr.is_terminal() {
@@ -186,7 +187,7 @@ fn progress_display() -> ProgressDisplay {
     }
     let columns =
         env::var(STATUS_COLUMNS).ok().and_then(|text| text.parse().ok()).filter(|&columns| columns > 0);
-    // A program on rank 0 may have redirected standard error to a file.
+    // If a wrapper script redirects standard error to a file, ringrun cannot read the bar.
     let is_pipe = fstat(&stderr).is_ok_and(|status| FileType::from_raw_mode(status.st_mode).is_fifo());
     columns
         .filter(|_| is_pipe)
@@ -197,8 +198,8 @@ fn progress_display() -> ProgressDisplay {
 fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
-        // Handlers run in the order of these lines. The first handler ends the process if the flag is already set, so it must
-        // run before the second handler, which sets the flag.
+        // Handlers run in the order of these lines. The first handler ends the process if the flag is already set, so
+        // it must run before the second handler, which sets the flag.
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }

@@ -1,8 +1,8 @@
 //! Assigns processors to ranks. Each rank gets an even share of the processors. If other jobs have left enough
 //! processors unclaimed, the ranks use only unclaimed processors.
 //!
-//! A small message between two ranks takes 40 times as long if the ranks share one processor as on two processors, so
-//! by default each rank is bound to its share. The plan depends only on the cores and on the number of jobs on each
+//! By default, ringrun binds each rank to its share: a small message between two ranks on one processor takes 40
+//! times as long as between two processors. The plan depends only on the cores and on the number of jobs on each
 //! core, which [`claims`](super::claims) counts.
 
 use super::Binding;
@@ -75,9 +75,8 @@ impl BindingPlan {
     }
 }
 
-/// Returns the indices of the least used cores, in ascending order: all cores with the lowest number of jobs. If
-/// fewer cores than ranks have the lowest number of jobs, adds the next least used cores until there is one core for
-/// each rank.
+/// Returns the indices of the cores with the fewest jobs, in ascending order. Adds cores with more jobs until there
+/// is at least one core for each rank.
 fn least_used_cores(ranks: usize, jobs: &[usize]) -> Vec<usize> {
     let mut chosen: Vec<usize> = Vec::new();
     let most = jobs.iter().copied().max().unwrap_or_default();

@@ -1,9 +1,9 @@
 //! Finds the rank that failed first from the last lines that the ranks printed. This module performs no IO.
 //!
-//! Exit codes and times do not always show which rank failed first. If a rank panics or calls `Group::abort`, the
-//! rank notifies the other ranks before it ends. The other ranks may then end before this rank, and with the same
-//! exit code. However, the error messages of the other ranks name the rank at fault. In every program that uses
-//! ringtrain, these messages are the `Display` text of [`Cause`](crate::wire::Cause).
+//! Exit codes and times do not always show which rank failed first. A rank that panics or calls `Group::abort`
+//! notifies the other ranks, and these may end earlier than it, with the same exit code. However, the error messages
+//! of the other ranks name the rank at fault. In every program that uses ringtrain, these messages are the `Display`
+//! text of [`Cause`](crate::wire::Cause).
 
 use super::outcome::{JobOutcome, RankEnd, RankStatus};
 use crate::types::Rank;
@@ -12,9 +12,8 @@ use crate::types::Rank;
 const FAULTS: [&str; 4] =
     [" was lost: ", " closed its group while ", " stopped the job: ", " broke the protocol: "];
 
-/// If the last lines of the blamed rank say that another rank is at fault, blames that other rank instead, and
-/// repeats this step. Blames only ranks that exited with a code other than 0. `tails` holds the last lines of each
-/// rank.
+/// While the last lines of the blamed rank name another rank at fault, blames the named rank instead. Blames only
+/// ranks that exited with a code other than 0. `tails` holds the last lines of each rank.
 pub(super) fn blame_named_rank(
     outcome: JobOutcome,
     members: &[RankStatus],

@@ -1,8 +1,8 @@
 //! Lets jobs claim processors, so that several jobs on one machine use different processors.
 //!
-//! A claim is a Unix socket with an abstract name, which only one process at a time can bind. The kernel frees the name when the
-//! process ends, even by SIGKILL, and no file remains. Jobs in the same network namespace see each other's claims, including
-//! the claims of other users.
+//! A claim is a Unix socket with an abstract name, which only one process at a time can bind. The kernel frees the
+//! name when the process ends, even by SIGKILL, and no file remains. Jobs in the same network namespace see each
+//! other's claims, including the claims of other users.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
@@ -26,8 +26,8 @@ const LOCK_RETRY: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(super) struct ClaimRegistry {
     prefix: String,
-    /// The lock that prevents other jobs from claiming processors at the same time. `None` if this job could not get the
-    /// lock.
+    /// The lock that prevents other jobs from claiming processors at the same time. `None` if this job could not get
+    /// the lock.
     _lock: Option<UnixDatagram>,
 }
 

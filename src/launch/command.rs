@@ -1,5 +1,5 @@
-//! Finds the program that the ranks will execute, before any rank is started. Because of this search, ringrun reports
-//! a misspelt name only once, and not once for each rank.
+//! Finds the program that the ranks will execute. ringrun does this before it starts any rank, so that it reports a
+//! misspelt name only once.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -9,8 +9,8 @@ use rustix::fs::{Access, access};
 
 use super::LaunchError;
 
-/// The programs that are built into ringrun's executable. Because these programs are built in, `ringrun -n 4
-/// ringtrain` works even if only ringrun was built or copied, and runs the ringtrain of the same version as ringrun.
+/// The programs that are built into ringrun's executable. `ringrun -n 4 ringtrain` always runs the ringtrain of the
+/// same version as ringrun.
 const BUILT_IN: [&str; 2] = ["ringtrain", "ringbench"];
 
 /// The search path if `PATH` is not set, as in glibc's `execvp`.

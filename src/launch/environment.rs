@@ -34,7 +34,8 @@ pub struct JobVariables {
     pub processors: usize,
     /// The value of `OMP_NUM_THREADS`; `None` if the user has set this variable.
     pub threads: Option<usize>,
-    /// The width in characters of the status line in which rank 0 can show its progress; `None` if there is no status line.
+    /// The width in characters of the status line in which rank 0 can show its progress; `None` if there is no status
+    /// line.
     pub status_columns: Option<u16>,
 }
 

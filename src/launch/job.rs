@@ -2,7 +2,7 @@
 //! closed, when a signal arrives and when time passes. The supervisor decides which signals to send to the ranks, and
 //! the loop sends these signals.
 //!
-//! The loop waits in a single poll for all of these events, at most until the supervisor's next deadline.
+//! The loop waits for all events in a single poll, at most until the supervisor's next deadline.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -53,8 +53,8 @@ const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(2);
 /// `--output-dir`.
 const FILES_PER_RANK: u64 = 5;
 
-/// The number of further files that ringrun or the program of a rank may have open at a time. This number does not
-/// include the files with which ringrun claims processors, one file for each processor.
+/// The number of open files that a job needs, besides [`FILES_PER_RANK`] for each rank and one file for each
+/// processor.
 const OTHER_FILES: u64 = 64;
 
 /// Runs the job and returns the exit code of ringrun.
@@ -116,8 +116,7 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     };
     let outcome = blame_named_rank(outcome, &members, &tails);
     let mut text = report(outcome, &members, &tails);
-    // Every reason why output is incomplete was printed when it occurred. Repeat the reasons at the end, because the
-    // first copies may have scrolled away.
+    // Repeat the sentences about incomplete output at the end, because the first copies may have scrolled away.
     text.extend(incomplete.iter().map(|sentence| format!("ringrun: {sentence}\n")));
     // Ignore the failure of this write: standard error may be closed.
     let _ = io::stderr().write_all(text.as_bytes());
@@ -182,8 +181,8 @@ struct RunningJob<'a> {
     begin: Instant,
     poll: Poll,
     signals: Signals,
-    /// The waker with which the output thread wakes the poll. The job also owns the waker, because a wake-up is lost if
-    /// the last owner drops the waker before the poll has returned.
+    /// The waker with which the output thread wakes the poll. The job also owns the waker, because a wake-up is lost
+    /// if the last owner drops the waker before the poll has returned.
     _waker: Arc<Waker>,
     output: Output,
     ranks: RankProcesses,
@@ -191,8 +190,8 @@ struct RunningJob<'a> {
 }
 
 impl<'a> RunningJob<'a> {
-    /// Prepares the job without starting ranks. The signal handlers are installed first, so that no signal ends
-    /// ringrun without stopping the job.
+    /// Prepares the job without starting ranks. Installs the signal handlers first, so that no signal ends ringrun
+    /// without stopping the job.
     fn open(plan: &'a LaunchPlan, files: OutputFiles) -> Result<Self, LaunchError> {
         let system = |what| move |source| LaunchError::System { what, source };
         let poll = Poll::new().map_err(system("a poll"))?;
@@ -236,7 +235,8 @@ impl<'a> RunningJob<'a> {
                 }
             }
             let batch = self.ranks.reap();
-            // Ask after `reap`, so that the answer is valid for every rank in the batch.
+            // Call `has_started` after `reap`: if a rank in `batch` ended after the start of the job, the supervisor
+            // must know of the start.
             if server.has_started() {
                 supervisor.handle_start();
             }
@@ -270,7 +270,7 @@ impl<'a> RunningJob<'a> {
         }
     }
 
-    /// Kills processes that the ranks have left behind, until no such process is left or [`LEFTOVERS_TIMEOUT`] is over.
+    /// Kills processes that the ranks have left behind, until none is left or [`LEFTOVERS_TIMEOUT`] is over.
     fn kill_leftovers(&mut self) -> Result<(), LaunchError> {
         let until = Instant::now() + LEFTOVERS_TIMEOUT;
         loop {
@@ -289,8 +289,8 @@ impl<'a> RunningJob<'a> {
         Ok(())
     }
 
-    /// Waits until all output is written. Returns `None` if a signal ends the wait. This wait has no deadline, because a pager
-    /// may read slowly.
+    /// Waits until all output is written. Returns `None` if a signal ends the wait. This wait has no deadline,
+    /// because a pager may read slowly.
     fn wait_for_output(&mut self) -> Result<Option<OutputSummary>, LaunchError> {
         self.output.finish();
         let mut stdout_errno = None;
@@ -355,8 +355,8 @@ impl<'a> RunningJob<'a> {
 
 /// A free port for `MASTER_PORT`, on which a rank can listen.
 ///
-/// A socket that is bound but does not listen reserves the port: the kernel does not give this port to programs that ask for
-/// any free port. A listener that sets `SO_REUSEADDR`, as all known programs do, can still bind to the port.
+/// A socket that is bound but does not listen reserves the port: the kernel does not give this port to programs that
+/// ask for any free port. A listener that sets `SO_REUSEADDR`, as all known programs do, can still bind to the port.
 struct ReservedPort {
     number: u16,
     _socket: Socket,

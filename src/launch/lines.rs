@@ -1,12 +1,12 @@
-//! Splits the output of a rank into lines, and keeps the last lines of each rank. This module uses no file descriptor and
-//! no thread.
+//! Splits the output of a rank into lines, and keeps the last lines of each rank. This module uses no file descriptor
+//! and no thread.
 
 use std::collections::VecDeque;
 
 use super::status_line::replaced_bytes;
 
-/// The maximal length in bytes of a line that is printed in one piece. Longer lines are printed in pieces, so that a rank
-/// that never ends its line cannot exhaust the memory.
+/// The maximal length in bytes of a line that is printed in one piece. Longer lines are printed in pieces, so that a
+/// rank that never ends its line cannot exhaust the memory.
 pub(super) const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// The maximal total size, in bytes, of the unfinished lines of all ranks. If the unfinished lines exceed this limit,
@@ -20,7 +20,7 @@ const _: () = assert!(LINE_BYTES_MIN <= LINE_BYTES_MAX && LINE_BYTES_MAX <= UNFI
 /// The number of last lines of each rank that are kept for the report.
 const TAIL_LINES_MAX: usize = 20;
 
-/// The maximal number of bytes that are kept of each of the last lines of a rank.
+/// ringrun keeps at most this number of bytes of each of a rank's last lines.
 const TAIL_LINE_BYTES_MAX: usize = 512;
 
 /// How a piece of output ends.
@@ -49,8 +49,7 @@ impl LineSplitter {
         self.pending.len()
     }
 
-    /// Removes from the unfinished line the text that later text has replaced. Returns the rest of the unfinished
-    /// line.
+    /// Removes the texts of the unfinished line that later text has replaced with `\r`. Returns the rest of the line.
     pub(super) fn unfinished_after_replacements(&mut self) -> &[u8] {
         self.pending.drain(..replaced_bytes(&self.pending));
         &self.pending

@@ -1,7 +1,8 @@
-//! Launches a job on this machine: starts its processes with their environment, prints their output, and ends the job.
+//! Launches a job on this machine: starts its processes with their environment, prints their output, and ends the
+//! job.
 //!
 //! ```text
-//!  ringrun ---- job: a thread that waits for signals (SIGCHLD among them), events of the output thread, and deadlines
+//! ringrun ---- job: a thread that waits for signals (SIGCHLD among them), events of the output thread, and deadlines
 //!   |  |  \---- output: a thread that reads the pipes of all ranks
 //!   |  |
 //!   |  +------- watchdog: a process that kills the other processes if ringrun is killed
@@ -146,8 +147,8 @@ pub struct LaunchLimits {
     pub grace: Duration,
     /// The time from the moment when the ranks receive SIGTERM or Ctrl-C until ringrun kills them.
     pub kill_after: Duration,
-    /// The time from the moment when ringrun itself receives SIGTERM until ringrun kills the ranks. The ranks can save
-    /// their state during this time.
+    /// The time from the moment when ringrun itself receives SIGTERM until ringrun kills the ranks. The ranks can
+    /// save their state during this time.
     pub term_timeout: Duration,
     /// The time limit of the whole job; `None` for no limit.
     pub job_timeout: Option<Duration>,
@@ -257,9 +258,11 @@ impl LaunchError {
     }
 }
 
-/// Runs a job to its end and returns the exit code of ringrun. When this function returns, no process of the job is left.
+/// Runs a job to its end and returns the exit code of ringrun. When this function returns, no process of the job is
+/// left.
 ///
-/// Call this function once, on the main thread, because it installs signal handlers and reaps all children of the process.
+/// Call this function once, on the main thread, because it installs signal handlers and reaps all children of the
+/// process.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! The option `--mpi4py`: in the Python programs of the ranks, `from mpi4py import MPI` then imports a module of the
-//! package `ringtrain`.
+//! The option `--mpi4py`: with this option, `from mpi4py import MPI` imports a module of the package `ringtrain` in
+//! the ranks.
 //!
 //! The package `ringtrain` contains a directory with its own package `mpi4py`, which ringrun puts first in the ranks'
 //! `PYTHONPATH`. ringrun asks the job's interpreter for this directory once, before it starts any rank. Without the
@@ -110,8 +110,8 @@ fn ask_interpreter(mut command: Command, timeout: Duration) -> Result<Vec<u8>, S
     thread::spawn(move || {
         let answer = last_line(stdout);
         let error_line = error_line.join().unwrap_or_default();
-        // NOWAIT does not reap the command. So no new process gets the command's process id before the process group
-        // of the command is killed.
+        // NOWAIT does not reap the command, so no new process can get the command's process id before `signal_group`
+        // kills the command's process group.
         let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         let _ = sender.send((answer, error_line));
     });

@@ -1,5 +1,5 @@
-//! The package `mpi4py` that ranks find when neither `--mpi4py` nor `--mpi4py=installed` was given. Importing this package raises
-//! an error that tells the user to give one of the two options.
+//! The package `mpi4py` that ranks find when neither `--mpi4py` nor `--mpi4py=installed` was given. Importing the
+//! package raises an error that tells the user to give `--mpi4py` or `--mpi4py=installed`.
 //!
 //! Python can import from zip archives, so the package is an archive in memory that ranks open as `/proc/PID/fd/N`.
 //! The archive needs neither a temporary directory nor an installed Python package.

@@ -1,5 +1,5 @@
-//! The output of the ranks. One thread reads the pipes of all ranks. This thread writes whole lines to ringrun's own output,
-//! and every byte to the files of `--output-dir`.
+//! The output of the ranks. One thread reads the pipes of all ranks. This thread writes whole lines to ringrun's own
+//! output, and every byte to the files of `--output-dir`.
 //!
 //! If ringrun's output is read too slowly, for example by a pager or a stopped terminal, this thread blocks, and the
 //! ranks block once their pipes are full. The thread that supervises the job never blocks on output.
@@ -99,7 +99,7 @@ impl CommandSender {
     }
 
     fn send(&self, command: OutputCommand) {
-        // Sending fails if the thread has ended. No command is needed then, so ignore the error.
+        // Sending fails if the thread has ended. Ignore the error, because an ended thread needs no command.
         let _ = self.commands.send(command);
         let _ = self.waker.wake();
     }
@@ -132,15 +132,15 @@ impl Output {
         };
         thread::Builder::new().name("output".to_owned()).spawn(move || {
             reader.run();
-            // Close the channel before waking the job, so that the job sees that the channel is closed. A panic drops
-            // the reader and the guard in the same order.
+            // Close the channel before waking the job, so that the job sees that the channel is closed. On a panic,
+            // the drops have the same order.
             drop(reader);
             drop(wake_at_end);
         })?;
         Ok(Self { commands: CommandSender { commands, waker }, events })
     }
 
-    /// Tells the thread to read the streams of a rank.
+    /// Tells the output thread to read the streams of a rank.
     pub(super) fn add_streams(&self, rank: Rank, streams: RankStreams) {
         self.commands.send(OutputCommand::Read(rank, streams));
     }
@@ -155,8 +155,8 @@ impl Output {
         self.commands.clone()
     }
 
-    /// Tells the thread that every rank has ended. The thread then writes the output that is still in the pipes, and sends
-    /// [`OutputEvent::Drained`].
+    /// Tells the thread that every rank has ended. The thread then writes the output that is still in the pipes, and
+    /// sends [`OutputEvent::Drained`].
     pub(super) fn finish(&self) {
         self.commands.send(OutputCommand::Finish);
     }
@@ -233,7 +233,8 @@ impl OutputReader {
             if self.take_commands().is_err() {
                 break;
             }
-            // Read each readable pipe once, so that a rank that prints without end does not delay the output of other ranks.
+            // Read each readable pipe once, so that a rank that prints without end does not delay the output of other
+            // ranks.
             let mut has_read = false;
             for index in 0..self.pipes.len() {
                 has_read |= self.pipes[index].readable && self.read(index, &mut buffer);
@@ -259,7 +260,7 @@ impl OutputReader {
         self.send_event(OutputEvent::Drained(OutputSummary { tails, incomplete }));
     }
 
-    /// Executes the commands that the job's thread has sent. Returns an error if that thread has ended.
+    /// Executes the commands that the job's thread has sent. Returns an error if the job's thread has ended.
     fn take_commands(&mut self) -> Result<(), TryRecvError> {
         loop {
             match self.commands.try_recv() {
@@ -411,8 +412,8 @@ fn printed_text(line: &[u8], has_status: bool) -> Option<&[u8]> {
     if has_status { final_text(line) } else { Some(line) }
 }
 
-/// Returns the message that ringrun prints at the end of a job if standard output could not be written and the job was not
-/// stopped.
+/// Returns the message that ringrun prints at the end of a job if standard output could not be written and the job
+/// was not stopped.
 pub(super) fn stdout_incomplete_message(errno: i32) -> String {
     format!("standard output is not complete: {}", io::Error::from_raw_os_error(errno))
 }

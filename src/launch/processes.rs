@@ -31,8 +31,8 @@ pub(super) fn kill_by_environment(entry: &[u8]) -> usize {
     all_pids().filter(|&pid| kill_if_environment_contains(pid, entry)).count()
 }
 
-/// Kills the process if its environment contains `entry`. The pidfd is opened before the check, so that the signal
-/// goes to the checked process even if its process id is reused.
+/// Kills the process if its environment contains `entry`. Opens the pidfd before the check, so that the signal goes
+/// to the checked process even if its process id is reused.
 fn kill_if_environment_contains(pid: Pid, entry: &[u8]) -> bool {
     let pidfd = pidfd_open(pid, PidfdFlags::empty());
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -41,7 +41,7 @@ fn kill_if_environment_contains(pid: Pid, entry: &[u8]) -> bool {
     }
     match pidfd {
         Ok(pidfd) => pidfd_send_signal(&pidfd, Signal::KILL).is_ok(),
-        // Linux before 5.3 and some sandboxes have no pidfd. On these systems, send the signal to the process id.
+        // Without pidfds (Linux before 5.3, some sandboxes), send the signal to the process id.
         Err(rustix::io::Errno::NOSYS) => kill_process(pid, Signal::KILL).is_ok(),
         Err(_) => false,
     }

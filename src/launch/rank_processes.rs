@@ -1,8 +1,8 @@
 //! Starts the processes of the ranks, detects when they end, and kills all processes that the ranks have started.
 //!
-//! Each rank leads a process group, so that ringrun can kill a rank together with the processes that the rank has started.
-//! ringrun is also the subreaper of its descendants: a process whose parent has ended becomes a child of ringrun, even if
-//! the process has left the process group of its rank.
+//! Each rank leads a process group, so that ringrun can kill a rank together with the processes that the rank has
+//! started. ringrun is also the subreaper of its descendants: a process whose parent has ended becomes a child of
+//! ringrun, even if the process has left the process group of its rank.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -46,8 +46,8 @@ pub(super) struct RankStreams {
 
 impl RankProcesses {
     pub(super) fn new(watchdog: Watchdog) -> Self {
-        // In a sandbox that refuses this call, only the watchdog kills descendants that have left their process
-        // group.
+        // In a sandbox that refuses `set_child_subreaper`, only the watchdog kills descendants that have left their
+        // process group.
         let _ = set_child_subreaper(Some(getpid()));
         Self { processes: Vec::new(), watchdog, watchdog_ended: false }
     }
@@ -62,8 +62,8 @@ impl RankProcesses {
             .stderr(Stdio::piped())
             .process_group(0)
             .spawn()?;
-        // `command` holds a copy of the shim's end of the socket (see `shim.rs`). Close this copy, so that only the
-        // shim has this end.
+        // Close the copy of the shim's end of the socket in `command`, so that only the shim has this end (see
+        // `shim.rs`).
         drop(command);
         let pid = Pid::from_child(&child);
         self.watchdog.add(pid);
@@ -117,7 +117,7 @@ impl RankProcesses {
                 self.watchdog_ended = true;
                 self.watchdog.set_lost();
             }
-            // The reaped process may be a rank that ended after `reap` had checked this rank.
+            // `pid` may be a rank that ended after `reap` checked it.
             let found = self.processes.iter().position(|process| process.running && process.pid == pid);
             if let Some(index) = found {
                 let ended = self.finish_rank(index, status.exit_status(), status.terminating_signal());
@@ -144,9 +144,9 @@ impl RankProcesses {
         self.watchdog_ended
     }
 
-    /// Kills processes that the ranks have left behind outside their process groups, and returns the number of these processes,
-    /// including zombies. Call this function again after the next SIGCHLD and `reap`, until the number is 0: the children of a
-    /// killed process become children of ringrun.
+    /// Kills processes that the ranks have left behind outside their process groups, and returns the number of these
+    /// processes, including zombies. Call this function again after the next SIGCHLD and `reap`, until the number is
+    /// 0: the children of a killed process become children of ringrun.
     ///
     /// Only ringrun reaps these processes, so their process ids cannot be reused meanwhile.
     pub(super) fn kill_leftovers(&self) -> usize {

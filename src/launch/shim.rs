@@ -1,9 +1,9 @@
 //! The shim: the program that runs first in a rank's process and then executes the rank's command.
 //!
 //! The shim asks the kernel to kill the rank's process when ringrun dies. The shim then waits until ringrun has told
-//! the [watchdog](super::watchdog) about the rank. Then `exec` replaces the shim by the command. The kernel kills the
-//! rank's process when ringrun dies even after the `exec`. If `exec` fails, the shim sends the `errno` to ringrun. An
-//! exit code could not report the failure of `exec`, because the command itself may exit with 127.
+//! the [watchdog](super::watchdog) about the rank. Then `exec` replaces the shim by the command. Even after the
+//! `exec`, the kernel kills the rank's process when ringrun dies. If `exec` fails, the shim sends the `errno` to
+//! ringrun. An exit code could not report the failure of `exec`, because the command itself may exit with 127.
 //!
 //! The standard input of the shim is a socket to ringrun. ringrun sends one byte, and the shim then executes the
 //! command. If `exec` fails, the shim sends the 4 bytes of the `errno`. If `exec` succeeds, the socket is closed.
@@ -74,7 +74,8 @@ impl ShimSocket {
     }
 }
 
-/// Runs the shim: `ring-rank PARENT PROCESSORS built-in|named NAME ARGUMENTS`. Returns only if the command could not be executed.
+/// Runs the shim: `ring-rank PARENT PROCESSORS built-in|named NAME ARGUMENTS`. Returns only if the command could not
+/// be executed.
 pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let parent = arguments.next().and_then(|parent| parent.to_str()?.parse().ok());
     let processors = arguments.next();

@@ -12,7 +12,8 @@ use signal_hook::low_level::pipe;
 
 use super::processes;
 
-/// The signals that ringrun handles. SIGCHLD reports that a process ended; the other signals are passed on to the ranks.
+/// The signals that ringrun handles. SIGCHLD reports that a process ended; the other signals are passed on to the
+/// ranks.
 const HANDLED: [i32; 10] =
     [SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH];
 
@@ -44,8 +45,8 @@ impl Signals {
         Ok(Self { streams, first })
     }
 
-    /// Returns the signal of a token if this signal has arrived. A signal that arrived several times counts once, as in the
-    /// kernel.
+    /// Returns the signal of a token if this signal has arrived. A signal that arrived several times counts once, as
+    /// in the kernel.
     pub(super) fn take(&mut self, token: Token) -> Option<i32> {
         let (signal, stream) = self.streams.get_mut(token.0.checked_sub(self.first)?)?;
         let mut bytes = [0; 64];

@@ -1,9 +1,9 @@
-//! The status line: the unfinished line of rank 0's standard error, for example a progress bar, which ringrun shows at the
-//! bottom of its terminal.
+//! The status line: the unfinished line of rank 0's standard error, for example a progress bar, which ringrun shows
+//! at the bottom of its terminal.
 //!
 //! To replace its unfinished line, a program writes a carriage return and a new text. ringrun shows only the newest
-//! text. Before ringrun prints a line of any rank, it erases the status line. After that line, it writes the status
-//! line again.
+//! text. To print a line of any rank, ringrun erases the status line, prints the line, and writes the status line
+//! again.
 
 use std::io;
 use std::io::IsTerminal as _;
@@ -39,23 +39,23 @@ impl StatusLine {
         [ERASE_LINE, &self.shown].concat()
     }
 
-    /// Returns two byte strings. The first erases the status line before other output. The second writes the status
-    /// line again after that output. Both are empty if no status line is shown.
+    /// Returns the bytes that erase the status line, and the bytes that write it again. Without a status line,
+    /// returns two empty slices.
     pub(super) fn erase_and_rewrite(&self) -> (&[u8], &[u8]) {
         if self.shown.is_empty() { (b"", b"") } else { (ERASE_LINE, &self.shown) }
     }
 }
 
-/// Returns the width in characters of the terminal that is ringrun's standard error. Returns `None` if standard error is not a
-/// terminal.
+/// Returns the width in characters of the terminal that is ringrun's standard error. Returns `None` if standard error
+/// is not a terminal.
 pub(super) fn terminal_columns() -> Option<u16> {
     let stderr = io::stderr();
     let columns = || tcgetwinsize(&stderr).map_or(0, |size| size.ws_col);
     stderr.is_terminal().then(|| Some(columns()).filter(|&columns| columns > 0).unwrap_or(COLUMNS_DEFAULT))
 }
 
-/// Returns the text of the status line for an unfinished line. Returns an empty text if the program has not replaced any text
-/// of this line. The line is cut, so that `prefix` and the text fit into `columns` characters.
+/// Returns the text of the status line for an unfinished line. Returns an empty text if the program has not replaced
+/// any text of this line. Cuts the text, so that `prefix` and the text fit into `columns` characters.
 pub(super) fn status_text(unfinished: &[u8], prefix: &str, columns: u16) -> String {
     if !unfinished.contains(&b'\r') {
         return String::new();
@@ -70,8 +70,8 @@ pub(super) fn status_text(unfinished: &[u8], prefix: &str, columns: u16) -> Stri
     prefix.chars().chain(text.chars()).take(room).collect()
 }
 
-/// Returns the text of a finished line that no later text of this line has replaced. Returns `None` if the line
-/// contains a carriage return and this text is invisible.
+/// Returns the newest text of a finished line: the last text between carriage returns. Returns `None` if the line has
+/// carriage returns and its newest text is invisible.
 pub(super) fn final_text(line: &[u8]) -> Option<&[u8]> {
     if !line.contains(&b'\r') {
         return Some(line);
@@ -83,11 +83,11 @@ pub(super) fn final_text(line: &[u8]) -> Option<&[u8]> {
 /// Returns how many bytes at the beginning of an unfinished line were replaced by later text.
 pub(super) fn replaced_bytes(unfinished: &[u8]) -> usize {
     let start = last_text(unfinished).as_ptr().addr() - unfinished.as_ptr().addr();
-    // Keep the carriage return, which says that this text replaced another text.
+    // Keep the carriage return before the newest text, as a mark that this text replaced another text.
     start.saturating_sub(1)
 }
 
-/// Returns the last text between carriage returns that is not empty. If all are empty, returns an empty text.
+/// Returns the last nonempty text between carriage returns, or an empty text if there is none.
 fn last_text(line: &[u8]) -> &[u8] {
     let end = line.iter().rposition(|&byte| byte != b'\r').map_or(0, |at| at + 1);
     let start = line[..end].iter().rposition(|&byte| byte == b'\r').map_or(0, |at| at + 1);

@@ -111,8 +111,8 @@ impl Supervisor {
                 self.tolerate(batch, rank, now);
             }
             (StopPhase::Running, _) => self.fail(rank, now),
-            // `first` may have failed only because its connection to `rank` closed: when a process dies, the kernel
-            // closes its sockets before it notifies ringrun. In this case, blame `rank`.
+            // Blame `rank` instead of `first`, which may have failed only because its connection to `rank` closed:
+            // when a process dies, the kernel closes its sockets before it notifies ringrun.
             (StopPhase::Leaving { .. }, JobOutcome::Failed(first))
                 if ended.blame_score() > self.blame_score(first) =>
             {
@@ -137,8 +137,8 @@ impl Supervisor {
                     ));
                     self.stop(signal, self.limits.kill_after, now);
                 }
-                // While the job is being stopped, Ctrl-C kills the ranks at once. A SIGHUP from a closing terminal
-                // does not kill them.
+                // While ringrun stops the job, Ctrl-C kills the ranks at once. Other signals, such as SIGHUP, change
+                // nothing.
                 _ if signal == SIGINT => self.kill(now),
                 _ => {}
             },
@@ -210,15 +210,14 @@ impl Supervisor {
         self.members[rank.index()].ended.map_or(0, |(ended, _)| ended.blame_score())
     }
 
-    /// Lets the other ranks continue after the failures in `batch`. Of these failures, that of `rank` is most likely
-    /// to be the cause of the others.
+    /// Lets the other ranks continue after the failures in `batch`. `rank` is the one that probably failed first.
     fn tolerate(&mut self, batch: &[(Rank, RankEnd)], rank: Rank, now: Duration) {
         let until = *self.blame_until.get_or_insert(now + self.limits.grace);
         let is_less_likely = |first| now > until || self.blame_score(rank) <= self.blame_score(first);
         if !matches!(self.outcome, JobOutcome::Tolerated(first) if is_less_likely(first)) {
             self.outcome = JobOutcome::Tolerated(rank);
         }
-        // The report at the end of the job also has the failures of the ranks that end last.
+        // If all ranks have ended, print no notes, because the report at the end of the job lists the failures.
         for &(rank, ended) in batch {
             if !ended.is_success() && !self.is_over() {
                 let sentence = self.members[rank.index()].describe();
@@ -451,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn of_tolerated_failures_the_first_is_blamed() {
+    fn the_first_tolerated_failure_is_blamed() {
         let (lost, killed) = (RankEnd::Exited(6), RankEnd::Killed(SIGKILL));
         for (name, ends, expected) in [
             ("first by time", [(2, 1, RankEnd::Exited(4)), (0, 2, RankEnd::Exited(3)), (1, 9, lost)], 2),

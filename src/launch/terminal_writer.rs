@@ -18,9 +18,11 @@ const FULL_PAUSE: Duration = Duration::from_millis(5);
 /// Writes to ringrun's own standard output and standard error.
 pub(super) struct TerminalWriter {
     output_format: OutputFormat,
-    /// The `errno` of the first failed write to standard output. After that failure, nothing is written to this stream.
+    /// The `errno` of the first failed write to standard output. After a failed write, ringrun writes nothing more to
+    /// standard output.
     pub(super) stdout: Result<(), i32>,
-    /// The `errno` of the first failed write to standard error. After that failure, nothing is written to this stream.
+    /// The `errno` of the first failed write to standard error. After a failed write, ringrun writes nothing more to
+    /// standard error.
     stderr: Result<(), i32>,
     /// `None` if standard error is not a terminal.
     status: Option<StatusLine>,
@@ -48,8 +50,8 @@ impl TerminalWriter {
     ) {
         text.extend_from_slice(line_prefix(self.output_format, rank, stream).as_bytes());
         text.extend_from_slice(line);
-        // Untagged output is unchanged, byte for byte. Tagged output always ends with a newline, even after an unfinished
-        // line.
+        // Untagged output is unchanged, byte for byte. Tagged output always ends with a newline, even after an
+        // unfinished line.
         if end == LineEnd::Newline || self.output_format == OutputFormat::Tagged {
             text.push(b'\n');
         }

@@ -47,8 +47,8 @@ impl ProcessorPosition {
         let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
         let mut nodes =
             entries.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("node")?.parse().ok());
-        // The number of the first hardware thread of a core identifies the core, because the number in `core_id` is not
-        // unique on all machines.
+        // The number of the first hardware thread of a core identifies the core, because the number in `core_id` is
+        // not unique on all machines.
         let siblings = fs::read_to_string(format!("{folder}/topology/thread_siblings_list")).ok();
         let first = siblings.and_then(|list| list.split([',', '-', '\n']).next()?.parse().ok());
         Self {

@@ -1,12 +1,13 @@
 //! The watchdog: a second process of ringrun that kills the job's processes if ringrun is killed by SIGKILL.
 //!
-//! ringrun tells the watchdog through a pipe which process groups exist. Only ringrun has the writing end of this
-//! pipe. If the pipe is closed before the line `done` has arrived, ringrun has died. The watchdog then kills the
-//! process groups that it has been told about, and all processes that have the job's id in their environment. The
-//! environment also identifies a rank whose process group ringrun has not reported yet.
+//! ringrun writes the job's process groups to a pipe, and only ringrun can write to this pipe. If the pipe closes
+//! before the line `done` arrives, ringrun has died. After ringrun's death, the watchdog kills the job's process
+//! groups, and all processes that have the job's id in their environment. The environment also identifies a rank
+//! whose process group ringrun has not reported yet.
 //!
-//! The watchdog runs in a new session, under a different name than ringrun, and without the job's environment. The watchdog
-//! ignores the signals that stop jobs, so that Ctrl-C, `killall ringrun` or `systemctl stop` do not end it before ringrun.
+//! The watchdog runs in a new session, under a different name than ringrun, and without the job's environment. The
+//! watchdog ignores the signals that stop jobs, so that Ctrl-C, `killall ringrun` or `systemctl stop` do not end it
+//! before ringrun.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -27,8 +28,7 @@ use super::processes;
 /// The name (`argv[0]`) under which ringrun's executable runs as the watchdog.
 pub const WATCHDOG: &str = "ring-watchdog";
 
-/// The longest time for which the watchdog repeats its search for processes to kill, if it finds new processes each
-/// time.
+/// The watchdog searches again while it finds processes to kill, but for at most this time.
 const SWEEP_TIME: Duration = Duration::from_secs(5);
 
 /// The pause between two searches for processes.
@@ -69,13 +69,14 @@ impl Watchdog {
         self.send_line(&format!("+{group}"));
     }
 
-    /// Tells the watchdog to forget a process group that has been killed, because the kernel may reuse the group's number.
+    /// Tells the watchdog to forget a process group that has been killed, because the kernel may reuse the group's
+    /// number.
     pub(super) fn remove(&mut self, group: Pid) {
         self.send_line(&format!("-{group}"));
     }
 
-    /// Ends the watchdog, because the job is over. A watchdog that SIGSTOP has stopped does not read the pipe, but SIGKILL
-    /// ends it.
+    /// Ends the watchdog, because the job is over. A watchdog that SIGSTOP has stopped does not read the pipe, but
+    /// SIGKILL ends it.
     pub(super) fn dismiss(&mut self) {
         self.send_line("done");
         self.pipe = None;
@@ -88,8 +89,9 @@ impl Watchdog {
         self.pipe = None;
     }
 
-    /// Sends one line. A line is short enough for an atomic write, so the watchdog never reads half a line. A pipe has space for
-    /// several thousand lines, more than ringrun sends, so ringrun never blocks on a watchdog that SIGSTOP has stopped.
+    /// Sends one line. A line is short enough for an atomic write, so the watchdog never reads half a line. A pipe
+    /// has space for several thousand lines, more than ringrun sends, so ringrun never blocks on a watchdog that
+    /// SIGSTOP has stopped.
     fn send_line(&mut self, line: &str) {
         if let Some(pipe) = &mut self.pipe
             && pipe.write_all(format!("{line}\n").as_bytes()).is_err()
@@ -140,8 +142,8 @@ pub(super) fn main() -> ExitCode {
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
     let _ = rustix::process::setsid();
-    // The watchdog may be stopped (SIGSTOP) together with the job. This request makes the kernel continue the
-    // watchdog with SIGCONT when ringrun dies.
+    // The watchdog may be stopped (SIGSTOP) together with the job. The parent death signal makes the kernel continue
+    // the watchdog with SIGCONT when ringrun dies.
     let _ = set_parent_process_death_signal(Some(Signal::CONT));
     super::name_process(WATCHDOG);
     if env::args_os().len() > 1 || io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).is_err() {

@@ -4,10 +4,10 @@
 //! Only the coordinator, which runs on rank 0 of the group, assigns and retires slots ([`CacheDirectory`]). Each rank
 //! keeps a copy of the cache, and updates this copy when the rank reads the coordinator's messages ([`CacheView`]).
 //!
-//! A slot gets a new tensor in two steps. First the coordinator sends a message that retires the slot. A rank that
-//! has read this message no longer uses the slot. When every rank has reported that it has read the message, the
-//! coordinator assigns the slot again. Until then, a rank that has not read the message may still report the old
-//! tensor by this slot, so the coordinator remembers the old tensor.
+//! A slot gets a new tensor in two steps. First the coordinator *retires* the slot: it sends a message after which
+//! ranks no longer use the slot. When every rank has reported that it has read this message, the coordinator assigns
+//! the slot again. A rank that has not read the message may still report the old tensor by its slot, so a retired
+//! slot keeps its old tensor.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ impl CacheView {
 pub(super) struct CacheDirectory {
     slots: Vec<Option<CachedTensor>>,
     by_name: BTreeMap<String, u16>,
-    /// The number of announcements so far. `CachedTensor::last_use` stores this number.
+    /// The number of announcements so far, which [`CachedTensor::last_use`] stores.
     use_count: u64,
     /// The number of retired slots.
     retired_count: usize,

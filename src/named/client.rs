@@ -19,8 +19,7 @@ pub const TENSORS_MAX: usize = 1 << 16;
 pub(super) struct Client<P> {
     world: WorldSize,
     slots: CacheView,
-    /// The submitted tensors without a result, by name. When a tensor's operation begins, the tensor's data are
-    /// removed (`None`).
+    /// The submitted tensors without a result, by name. The data are `None` after the tensor's operation has begun.
     tensors: BTreeMap<String, (Signature, Option<P>)>,
     report: RankReport,
     has_joined: bool,
@@ -122,9 +121,8 @@ impl<P> Client<P> {
     }
 
     /// Returns the next report to the coordinator, or `None` if there is nothing to report. A report contains the
-    /// name and signature of at most [`REQUESTS_MAX`] tensors. If several reports are needed, only the last one
-    /// contains this rank's join or close. So the coordinator receives all tensors of this rank before the join or
-    /// close.
+    /// name and signature of at most [`REQUESTS_MAX`] tensors. If several reports are needed, only the last report
+    /// contains this rank's join or close, so that the coordinator receives all tensors first.
     pub(super) fn take_report(&mut self) -> Option<RankReport> {
         let report = &mut self.report;
         if report.slots.is_empty() && report.requests.is_empty() && !report.joins && !report.closes {
@@ -176,8 +174,8 @@ impl<P> Client<P> {
         }
         for slot in message.retired {
             let Some(request) = self.slots.retire(slot) else { continue };
-            // The slot has no tensor anymore. So if the next report contains this slot, replace the slot by the name
-            // and signature of the tensor.
+            // If the next report contains the retired slot, replace the slot by the name and the signature of its
+            // tensor.
             if self.report.slots.remove(&slot) {
                 self.report.requests.push(request);
             }
@@ -192,9 +190,8 @@ impl<P> Client<P> {
         let Request { name, signature } = request;
         match self.tensors.get_mut(name) {
             Some((own, payload @ Some(_))) if *own == *signature => Ok(payload.take()),
-            // The case `Some((_, None))`: before this rank joined, it submitted a tensor with this name, and the
-            // operation of that tensor still runs on this rank. On other ranks that operation has ended, and they
-            // have submitted a new tensor with the same name.
+            // `Some((_, None))`: this rank submitted a tensor with this name before it joined, and its operation
+            // still runs. Other ranks have finished that operation and have submitted the name again.
             None | Some((_, None)) if self.has_joined => Ok(None),
             Some((own, _)) => {
                 Err(Violation(format!("it ran `{name}` as {signature}, but this rank submitted {own}")))
@@ -203,15 +200,15 @@ impl<P> Client<P> {
         }
     }
 
-    /// Returns whether this rank waits neither for the result of a tensor nor for other ranks to join.
+    /// Returns whether this rank waits for nothing: it has submitted no tensor without a result, and has not joined.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.tensors.is_empty() && !self.has_joined
     }
 
     /// Makes the name of a tensor available again, because the result of the tensor is known. Call this function only
-    /// for a tensor that this rank has submitted. If this rank only contributed zeros to a tensor, the name may by
-    /// now belong to a new tensor of this rank.
+    /// for a tensor that this rank has submitted, and not for one to which it contributed zeros: this rank may have
+    /// submitted a new tensor with the same name.
     pub(super) fn release_name(&mut self, name: &str) {
         self.tensors.remove(name);
     }

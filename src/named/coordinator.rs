@@ -24,8 +24,8 @@ pub(super) struct CoordinatorLimits {
     pub(super) fusion_bytes: u64,
     /// The number of tensors in the response cache.
     pub(super) capacity: u16,
-    /// The largest number of operations that run at the same time. While this many operations run, further tensors
-    /// wait, and are then fused into one operation where possible.
+    /// The largest number of operations that run at the same time. While this number of operations runs, further
+    /// tensors wait. The coordinator can fuse waiting tensors into one operation.
     pub(super) outstanding_max: usize,
 }
 
@@ -313,8 +313,7 @@ impl Coordinator {
         }
         let last = self.last_joined.take()?;
         for status in &mut self.ranks {
-            // A rank that has joined sends no report before it has read this message, so the message already counts
-            // as read.
+            // A rank that has joined reads `Joined` before it sends another report, so count `Joined` as read.
             if std::mem::take(&mut status.has_joined) {
                 status.messages_read = number;
             }

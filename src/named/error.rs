@@ -6,8 +6,8 @@ use crate::group::Error;
 
 /// The error of a call on named tensors.
 ///
-/// A rank *has joined* if it has called [`NamedTensors::join`](super::NamedTensors::join) because it has no more data.
-/// All errors but [`NamedError::Job`] leave the job and all other tensors unaffected.
+/// A rank *has joined* if it has called [`NamedTensors::join`](super::NamedTensors::join) because it has no more
+/// data. All errors but [`NamedError::Job`] leave the job and all other tensors unaffected.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NamedError {

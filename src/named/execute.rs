@@ -137,8 +137,8 @@ pub(super) type RunItem = (Request, Option<Box<dyn TensorPayload>>);
 
 /// An operation that has begun.
 pub(super) trait BegunOperation: Send {
-    /// Waits for the end of the operation. Calls `on_end` with the names of those tensors that this rank has
-    /// submitted. Then passes each result to the handle of its tensor.
+    /// Waits for the end of the operation, calls `on_end` with the names of this rank's tensors, and passes each
+    /// result to the handle of its tensor.
     fn finish(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error>;
 }
 

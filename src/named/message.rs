@@ -1,5 +1,5 @@
-//! The encoding of the messages between the ranks and the coordinator. Every value that a peer sends is compared with a
-//! limit before it is used. Numbers are little-endian. The code uses no serialization library, because reports
+//! The encoding of the messages between the ranks and the coordinator. Every value that a peer sends is compared with
+//! a limit before it is used. Numbers are little-endian. The code uses no serialization library, because reports
 //! contain a bit vector, and names and counts have limits.
 
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ pub const TENSOR_BYTES_MAX: u64 = 1 << 34;
 pub(super) const REQUESTS_MAX: usize = 1024;
 /// The largest number of refusals in one message.
 pub(super) const REFUSALS_MAX: usize = 64;
-/// The largest size in bytes of the text that gives the reason of a refusal.
+/// The maximum size in bytes of the reason of a refusal.
 pub(super) const REASON_BYTES_MAX: usize = 2048;
 /// The largest number of slots of a response cache.
 pub(super) const SLOTS_MAX: u16 = 16_384;
@@ -147,7 +147,8 @@ pub(super) enum Instruction {
 pub(super) enum AnnouncedTensor {
     /// The tensor in this slot of the response cache.
     Cached(u16),
-    /// The name and signature of an uncached tensor, and the cache slot, if any, in which every rank now stores both.
+    /// The name and signature of an uncached tensor. If there is a slot, every rank stores both in this slot of the
+    /// cache.
     Named(Request, Option<u16>),
 }
 

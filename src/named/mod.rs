@@ -63,21 +63,21 @@ const OUTSTANDING_MAX: usize = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct NamedOptions {
-    /// The largest number of bytes that are fused into one operation. Tensors with more bytes are not fused. With 0,
-    /// no tensors are fused.
+    /// The largest number of bytes that are fused into one operation. Tensors with more bytes are not fused. 0
+    /// disables fusion.
     ///
-    /// The default is 16 MiB. Horovod's default was 64 MiB, and is now 128 MiB, for networks and GPUs on which an
-    /// operation has a higher fixed cost. Fusing copies each tensor twice. An operation of 16 MiB takes milliseconds,
-    /// so the fixed cost of its 2(n-1) messages is small. A longer operation would only delay the first results.
+    /// The default is 16 MiB. Horovod's default is 128 MiB, for networks and GPUs on which an operation has a higher
+    /// fixed cost. Fusing copies each tensor twice. An operation of 16 MiB takes milliseconds, so the fixed cost of
+    /// its 2(n-1) messages is small. A longer operation would only delay the first results.
     pub fusion_bytes: usize,
     /// The number of tensors for which the response cache has space; the largest value is 16 384. If a rank
     /// submits a cached tensor again, the rank sends only one bit for the tensor.
     pub cache_capacity: usize,
     /// The time that a tensor may wait for ranks that have not submitted it, before rank 0 logs a warning.
     pub stall_warning: Duration,
-    /// The time that a tensor may wait for ranks that have not submitted it, before the job ends. `None` means no limit,
-    /// as in Horovod, because a rank may need a long time to compile or to save a checkpoint. If a rank dies, the job ends
-    /// in any case.
+    /// The time that a tensor may wait for ranks that have not submitted it, before the job ends. `None` means no
+    /// limit, as in Horovod, because a rank may need a long time to compile or to save a checkpoint. If a rank dies,
+    /// the job ends in any case.
     pub stall_abort: Option<Duration>,
 }
 
@@ -97,7 +97,7 @@ impl Default for NamedOptions {
 pub struct NamedStatistics {
     /// The number of tensors that this rank has submitted.
     pub tensors: u64,
-    /// The number of submitted tensors that were in the response cache. One bit was sent for each of these tensors.
+    /// The number of submitted tensors that were in the response cache, so that this rank sent only one bit for each.
     pub cached: u64,
     /// The number of operations that have run. This number is smaller than the number of tensors if tensors were
     /// fused.
@@ -109,9 +109,9 @@ pub struct NamedStatistics {
 /// Collectives of a group on tensors with names. Each rank can submit the tensors in any order and from any thread.
 ///
 /// You can use a name again when its result is available. Tensors with the same name must have the same operation,
-/// element type and count on all ranks. Otherwise every rank gets an error for this tensor, and all other tensors
-/// continue. If [`NamedOptions::stall_abort`] is set and a rank does not submit a tensor within this time, the job
-/// ends with an error that names the tensor and the rank.
+/// element type and count on all ranks. If a tensor differs between ranks, every rank gets an error for this tensor,
+/// and all other tensors continue. If [`NamedOptions::stall_abort`] is set and a rank does not submit a tensor within
+/// this time, the job ends with an error that names the tensor and the rank.
 pub struct NamedTensors {
     shared: Arc<NamedShared>,
     threads: Vec<JoinHandle<()>>,
@@ -143,8 +143,8 @@ impl NamedTensors {
         Ok(Self { shared, threads })
     }
 
-    /// Submits a tensor for an all-reduce: the result is the reduction of the tensors with this name on all ranks, as in
-    /// [`Group::all_reduce`]. A rank that has joined ([`NamedTensors::join`]) contributes zeros.
+    /// Submits a tensor for an all-reduce: the result is the reduction of the tensors with this name on all ranks, as
+    /// in [`Group::all_reduce`]. A rank that has joined ([`NamedTensors::join`]) contributes zeros.
     ///
     /// # Errors
     ///
@@ -160,8 +160,8 @@ impl NamedTensors {
         self.submit(name, elements, TensorOp::AllReduce(op), None)
     }
 
-    /// Submits a tensor as [`NamedTensors::all_reduce`] does, but multiplies its elements by `before` and the result by
-    /// `after` (Horovod's `prescale_factor` and `postscale_factor`). The factors may differ between ranks.
+    /// Submits a tensor as [`NamedTensors::all_reduce`] does, but multiplies its elements by `before` and the result
+    /// by `after` (Horovod's `prescale_factor` and `postscale_factor`). The factors may differ between ranks.
     ///
     /// # Errors
     ///
@@ -184,8 +184,8 @@ impl NamedTensors {
         self.submit(name, elements, TensorOp::AllReduce(op), after)
     }
 
-    /// Submits a tensor for a reduce-scatter: the result is this rank's chunk ([`Group::chunk`]) of the reduction of the
-    /// tensors with this name on all ranks. A rank that has joined contributes zeros. The tensor is not fused.
+    /// Submits a tensor for a reduce-scatter: the result is this rank's chunk ([`Group::chunk`]) of the reduction of
+    /// the tensors with this name on all ranks. A rank that has joined contributes zeros. The tensor is not fused.
     ///
     /// # Errors
     ///
@@ -200,8 +200,8 @@ impl NamedTensors {
         self.submit(name, elements, TensorOp::ReduceScatter(op), None)
     }
 
-    /// Submits a tensor for a broadcast: the result is the tensor with this name on the root, as in [`Group::broadcast`].
-    /// All ranks must submit a tensor of the same length.
+    /// Submits a tensor for a broadcast: the result is the tensor with this name on the root, as in
+    /// [`Group::broadcast`]. All ranks must submit a tensor of the same length.
     ///
     /// # Errors
     ///
@@ -258,8 +258,8 @@ impl NamedTensors {
     /// last. After all ranks have joined, all ranks can submit tensors again.
     ///
     /// Until all ranks have joined, this rank contributes zeros to sums and averages that other ranks submit.
-    /// Averages are still divided by the number of all ranks. If other ranks submit a tensor for any other operation,
-    /// and this rank did not submit this tensor before it joined, those ranks get an error.
+    /// Averages are still divided by the number of all ranks. If other ranks submit a tensor for another operation,
+    /// they get an error, unless this rank submitted the tensor before it joined.
     ///
     /// # Errors
     ///
@@ -278,8 +278,8 @@ impl NamedTensors {
         receiver.wait()
     }
 
-    /// Returns the tensors that have waited longer than [`NamedOptions::stall_warning`] and still wait. On ranks other
-    /// than rank 0 the list is empty.
+    /// Returns the tensors that have waited longer than [`NamedOptions::stall_warning`] and still wait. On ranks
+    /// other than rank 0 the list is empty.
     pub fn stalled(&self) -> Vec<Stall> {
         self.shared
             .leader

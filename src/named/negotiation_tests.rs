@@ -21,8 +21,8 @@ enum TestAction {
     Close,
 }
 
-/// A tensor of an operation that has begun: its name, and this rank's contribution. The contribution is given as the
-/// number of the tensor and the number of the step. The contribution is `None` if this rank contributes zeros.
+/// A tensor of an operation that has begun: its name, and this rank's contribution (tensor number, step number). The
+/// contribution is `None` if this rank contributes zeros.
 type BegunTensor = (String, Option<(usize, usize)>);
 
 struct SimulatedRank {
@@ -30,8 +30,8 @@ struct SimulatedRank {
     actions: VecDeque<TestAction>,
     reports: VecDeque<RankReport>,
     messages: VecDeque<CoordinatorMessage>,
-    /// The running operations, the oldest first. An operation is given as a list of tensor names. The list has only
-    /// the tensors that this rank has submitted.
+    /// The running operations, the oldest first. Each operation is a list of the names of the tensors that this rank
+    /// has submitted.
     running: VecDeque<Vec<String>>,
     /// All operations that have begun, each with its tensors.
     begun: Vec<Vec<BegunTensor>>,
@@ -82,8 +82,8 @@ impl SimulatedGroup {
         }
     }
 
-    /// Makes one move on one rank. `move_kind` selects the move: 0 makes the next call, 1 takes a report, 2 delivers a
-    /// report, 3 delivers a message, and 4 ends an operation. Returns whether the move was possible.
+    /// Makes one move on one rank. `move_kind` selects the move: 0 makes the next call, 1 takes a report, 2 delivers
+    /// a report, 3 delivers a message, and 4 ends an operation. Returns whether the move was possible.
     fn make_move(&mut self, rank: usize, move_kind: usize) -> bool {
         let node = &mut self.nodes[rank];
         match move_kind {
@@ -160,9 +160,9 @@ impl SimulatedGroup {
     }
 }
 
-/// Returns the actions of a rank. In each step the rank submits every tensor once. The rank and the numbers in
-/// `order` determine in which order. The number of steps in an epoch also differs from rank to rank, and each rank
-/// joins at the end of an epoch.
+/// Returns the actions of a rank. In each step the rank submits every tensor once. The order of the tensors depends
+/// on the rank and on the numbers in `order`. The number of steps in an epoch also differs from rank to rank, and
+/// each rank joins at the end of an epoch.
 fn make_actions(rank: usize, tensors: usize, epochs: usize, order: &[usize]) -> Vec<TestAction> {
     let mut actions = Vec::new();
     let mut index = rank;

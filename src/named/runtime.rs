@@ -2,9 +2,10 @@
 //! read no clock. The threads of this module send and receive the messages over a group, and pass the current time to
 //! the client and the coordinator.
 //!
-//! Every rank has three threads. The reporter sends the reports of the client, the reader carries out the instructions of
-//! the coordinator, and the finisher waits for operations and delivers their results. On rank 0 a fourth thread, the
-//! collector, receives the reports of the other ranks. All threads end when all ranks have closed or the job fails.
+//! Every rank has three threads. The reporter sends the reports of the client, the reader carries out the
+//! instructions of the coordinator, and the finisher waits for operations and delivers their results. On rank 0 a
+//! fourth thread, the collector, receives the reports of the other ranks. All threads end when all ranks have closed
+//! or the job fails.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -249,8 +250,7 @@ impl NamedShared {
                 Ok(ReaderInput::Message(message)) => return Ok(message),
                 Ok(ReaderInput::Failed(error)) => return Err(error),
                 Err(RecvTimeoutError::Timeout) => {}
-                // The channel cannot be disconnected, because `leader` owns a sender. If the channel were
-                // disconnected nevertheless, this error would end the named tensors.
+                // The channel cannot be disconnected, because `leader` owns a sender.
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Taken),
             }
         }

@@ -16,8 +16,8 @@ const LISTED_RANKS_MAX: usize = 8;
 pub struct Stall {
     /// The name of the tensor, or `None` for a join or close.
     pub tensor: Option<String>,
-    /// The ranks that have not submitted the tensor, or have not joined or closed, as ranks of the job and not of the
-    /// group.
+    /// The ranks that have not submitted the tensor, or have not joined or closed. These are ranks of the job, not of
+    /// the group.
     pub missing: Vec<Rank>,
     /// How long the tensor, join or close had waited when the stall was detected.
     pub waited: Duration,

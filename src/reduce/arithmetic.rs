@@ -1,8 +1,8 @@
 //! Functions that reduce two single elements. These functions are inlined into loops that the compiler vectorises.
 //!
 //! Every reduction gives the same bits if its two operands are swapped. In a butterfly (recursive doubling), two
-//! ranks reduce the same two contributions. Each rank uses its own contribution as the right operand, so only this
-//! property gives both ranks the same bits.
+//! ranks reduce the same two contributions, and each rank uses its own contribution as the right operand. Both ranks
+//! must get the same bits.
 
 use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc};
 
@@ -30,8 +30,8 @@ pub(super) trait Integer: Number {
 pub(super) trait Located: bytemuck::Pod {
     fn is_nan(self) -> bool;
     fn is_less(self, other: Self) -> bool;
-    /// Returns whether this value wins against `other`, if the two are equal or both NaN. The value with the lower
-    /// index wins. If the indices are equal too, the value with the lower bit pattern wins.
+    /// Chooses between two equal values or two NaNs: returns whether this value has the lower index, or the same
+    /// index and a lower bit pattern.
     fn wins_tie(self, other: Self) -> bool;
 
     /// Returns the better of the two values. `is_better(a, b)` says whether the number `a` is better than the number
@@ -63,9 +63,9 @@ macro_rules! floats {
             fn add(self, other: Self) -> Self { with_canonical_nan!(self + other, $ty, $nan) }
             #[inline(always)]
             fn multiply(self, other: Self) -> Self { with_canonical_nan!(self * other, $ty, $nan) }
-            // `one` and `two` are the bits of the smaller number, computed with exchanged operands. Without a NaN,
-            // they differ only if one operand is -0 and the other one is +0. `|` then gives -0, which counts as
-            // smaller. In `larger`, `&` gives +0.
+            // `one` and `two` are the bits of the smaller number, for either order of the operands. `one` and `two`
+            // differ only for NaNs, and for -0 and +0. For zeros, `one | two` is -0, which counts as smaller. In
+            // `larger`, `one & two` is +0.
             #[inline(always)]
             fn smaller(self, other: Self) -> Self {
                 let one = if self < other { self } else { other }.to_bits();

@@ -44,8 +44,7 @@ impl VectorWidth {
     }
 }
 
-/// The loop of a kernel: reduces `input` into `accumulator`. Both are slices of bytes that contain elements of one
-/// type.
+/// The loop of a kernel: reduces `input` into `accumulator`. The two slices hold elements of the same type as bytes.
 trait ReductionLoop {
     fn run(accumulator: &mut [u8], input: &[u8], divisor: u32);
 }

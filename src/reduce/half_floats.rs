@@ -1,14 +1,14 @@
-//! Reductions of half-precision types. The elements of a block are converted to `f32` and reduced, and each result is
-//! rounded once. A block is small enough for the processor's L1 cache.
+//! Reductions of half-precision types. For each block of elements, a reduction converts the elements to `f32`,
+//! reduces them, and rounds each result once. A block is small enough for the processor's L1 cache.
 
 use half::{bf16, f16};
 
 use super::arithmetic::{BinaryReduction, Epilogue, reduce_slice};
 
-/// The number of elements of a block. Converted to `f32`, each of the two operands of a block has 2 KiB.
+/// The number of elements of a block. As `f32`, a block takes 2 KiB.
 const BLOCK: usize = 512;
 
-/// A half-precision type. Its elements are converted to `f32` for each reduction.
+/// A half-precision type.
 pub(super) trait Half: bytemuck::Pod {
     /// Converts elements to `f32`.
     fn widen(from: &[Self], to: &mut [f32]);

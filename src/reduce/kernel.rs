@@ -1,4 +1,5 @@
-//! Kernels, which reduce one segment into another. A kernel is a built-in loop, or calls a function that the user passed.
+//! Kernels, which reduce one segment into another. A kernel is a built-in loop, or calls a function that the user
+//! passed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,9 +31,9 @@ impl Kernel {
         Self(KernelKind::Plain(run))
     }
 
-    /// Reduces `input` into `accumulator`, with `input` as the left operand. Both slices contain complete, aligned elements
-    /// of the kernel's element type. Only the kernel for the last contribution to an
-    /// average uses `divisor`: this kernel divides the result by `divisor`.
+    /// Reduces `input` into `accumulator`, with `input` as the left operand. Both slices contain complete, aligned
+    /// elements of the kernel's element type. If the kernel reduces the last contribution to an average, divides each
+    /// result by `divisor`. Other kernels ignore `divisor`.
     ///
     /// # Panics
     ///

@@ -13,11 +13,10 @@ struct Lengths {
     default: usize,
     /// The length of the longest buffer in comparisons between vector widths.
     longest: usize,
-    /// The number of elements in the tests of `reduce_single_contribution`. This number is larger than its block of
-    /// zeros, so the function calls its kernel several times.
+    /// The number of elements in the tests of `reduce_single_contribution`, which processes them in several blocks.
     single: usize,
-    /// The tests of half-precision types use every `stride`-th of the 65,536 bit patterns. The number of these
-    /// patterns is larger than the number of elements in a block.
+    /// The tests of half-precision types use every `stride`-th of the 65,536 bit patterns. With either value of
+    /// `stride`, the patterns fill more than one block.
     stride: usize,
 }
 

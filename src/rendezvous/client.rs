@@ -63,7 +63,8 @@ pub fn register(
             return registration.interpret(answer, &name);
         }
     }
-    // The start timeout of this rank is over. The rendezvous may still wait, because other ranks may have a longer timeout.
+    // The start timeout of this rank is over. The rendezvous may still wait, because other ranks may have a longer
+    // timeout.
     registration.send(&mut stream, &FromRank::Ask)?;
     match registration.receive(&mut stream, &mut input, Instant::now() + ASK_TIMEOUT)? {
         Some(answer) => registration.interpret(answer, &name),
@@ -182,8 +183,7 @@ impl Registration<'_> {
     }
 }
 
-/// Returns whether `error` ended a read because of the read's timeout or because of a signal. In both cases the
-/// connection still works.
+/// Returns whether the read ended because of its timeout or a signal, so that the connection still works.
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }

@@ -39,7 +39,7 @@ pub struct Launched {
     /// The start timeout, if the launcher sets one.
     pub start_timeout: Option<Duration>,
     /// The number of processors of this host that the job may use, if the launcher has set this number. A rank that
-    /// is bound to some of these processors cannot find out how many processors the job may use.
+    /// is bound to one processor cannot find out this number itself.
     pub local_processors: Option<u32>,
 }
 
@@ -85,10 +85,10 @@ debug_as_display!(EnvironmentError);
 ///
 /// # Errors
 ///
-/// [`EnvironmentError`] if variables are missing or invalid, or if another launcher started several ranks. Without
-/// this check, each rank of another launcher would train alone, without an error.
+/// [`EnvironmentError`] if variables are missing or invalid, or if another launcher, such as mpirun, started several
+/// ranks: without this error, each of these ranks would train alone.
 pub fn from_environment() -> Result<Option<Launched>, EnvironmentError> {
-    interpret(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    parse_environment(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
 /// Reads the secret from the environment, if there is one.
@@ -100,8 +100,8 @@ pub fn secret_from_environment() -> Result<Option<Secret>, SecretError> {
     env::var_os(SECRET_VARIABLE).map(|value| Secret::new(value.as_encoded_bytes())).transpose()
 }
 
-/// Does the work of [`from_environment`]. `get` returns the value of an environment variable.
-fn interpret(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>, EnvironmentError> {
+/// Like [`from_environment`], but calls `get(name)` for the value of a variable.
+fn parse_environment(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>, EnvironmentError> {
     let Some(rendezvous) = get(RENDEZVOUS) else {
         if let Some(present) = [RANK, WORLD_SIZE].into_iter().find(|name| get(name).is_some()) {
             return Err(EnvironmentError::Incomplete { present, missing: RENDEZVOUS });
@@ -169,7 +169,7 @@ mod tests {
     type Changes<'a> = &'a [(&'a str, Option<&'a str>)];
 
     fn read_with(changes: Changes<'_>) -> Result<Option<Launched>, EnvironmentError> {
-        interpret(|name| {
+        parse_environment(|name| {
             let changed = changes.iter().find(|(changed, _)| *changed == name);
             let value = changed.map_or_else(
                 || VALID.iter().find(|(good, _)| *good == name).map(|(_, value)| *value),
@@ -213,7 +213,7 @@ mod tests {
             ("HOROVOD_SIZE", "horovodrun"),
             ("SLURM_STEP_NUM_TASKS", "srun"),
         ] {
-            let others = |size: &str| interpret(|name| (name == variable).then(|| size.to_owned()));
+            let others = |size: &str| parse_environment(|name| (name == variable).then(|| size.to_owned()));
             let error = others("4").unwrap_err().to_string();
             assert!(error.starts_with(launcher) && error.contains("`ringrun -n 4`"), "{error}");
             assert_eq!(others("1"), Ok(None));

@@ -163,8 +163,8 @@ impl StartError {
         )
     }
 
-    /// Returns whether this error means that the peers' settings do not fit together: the peers differ in the job id,
-    /// the world size or the peers file, or a rank is out of range, wrong, or used twice.
+    /// Returns whether the ranks were started with settings that contradict each other, for example with different
+    /// peers files, or with the same rank twice.
     pub fn is_configuration(&self) -> bool {
         let Self::Handshake { source: HandshakeError::Refused(refusal), .. } = self else { return false };
         matches!(

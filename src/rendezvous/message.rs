@@ -65,8 +65,8 @@ impl Absent {
         format!("still waiting for {missing} to join the job, after {} s", waited.as_secs())
     }
 
-    /// Formats the missing ranks, and the processes that were refused. Up to 8 missing ranks are listed by name:
-    /// `name` returns the name of a rank, and also the address of the rank if the address is known.
+    /// Formats the missing ranks, and the processes that were refused. Lists up to 8 missing ranks by name.
+    /// `name(rank)` returns the name of a rank, with its address if it is known.
     pub(super) fn describe(&self, name: &dyn Fn(Rank) -> String) -> String {
         let mut text = if self.ranks.len() <= 8 {
             self.ranks.iter().map(|&rank| name(rank)).collect::<Vec<_>>().join(", ")

@@ -1,8 +1,8 @@
 //! The rendezvous: how the ranks of a job find each other before the first link is opened.
 //!
-//! One process serves the rendezvous: the launcher, or rank 0 if there is a peers file. Every other rank dials this process,
-//! proves that it knows the job's secret, and registers its address. When the last rank has registered, all ranks receive the
-//! roster, which is the list of all ranks and their addresses.
+//! One process serves the rendezvous: the launcher, or rank 0 if there is a peers file. Every other rank dials this
+//! process, proves that it knows the job's secret, and registers its address. When the last rank has registered, all
+//! ranks receive the roster, which is the list of all ranks and their addresses.
 
 // Bytes from other processes must not cause a panic.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
@@ -42,8 +42,7 @@ pub struct Member {
     pub machine: String,
     /// The address on which the rank listens.
     pub address: SocketAddr,
-    /// The values that this rank was given for the shared settings. If the values of the ranks differ, those of rank
-    /// 0 apply.
+    /// This rank's values for the shared settings. If the values of the ranks differ, those of rank 0 apply.
     pub shared: Shared,
 }
 
@@ -67,8 +66,8 @@ pub struct Shared {
     pub segment_bytes: usize,
     /// Which links carry checksums of payloads.
     pub checksums: Checksums,
-    /// The number of the host's processors. This number and the number of ranks on the host determine the chunk size of an
-    /// all-reduce.
+    /// The number of the host's processors. This number and the number of ranks on the host determine the chunk size
+    /// of an all-reduce.
     pub processors: u32,
     /// The number of connections of a link; 0 means that the ranks measure at the start which number is fastest.
     pub streams: u8,
@@ -98,8 +97,8 @@ impl Roster {
         self.members.iter().map(|member| first(member).unwrap_or_default() as u32).collect()
     }
 
-    /// Returns, for each rank, whether the link between `rank` and that rank carries checksums of payloads. Both ends of a
-    /// link get the same result.
+    /// Returns, for each rank, whether the link between `rank` and that rank carries checksums of payloads. Both ends
+    /// of a link get the same result.
     pub fn checked_links(&self, rank: Rank) -> Vec<bool> {
         let machines = self.machines();
         let own = machines.get(rank.index());
@@ -119,8 +118,8 @@ impl Roster {
         (Rank::new(before), WorldSize::new(same(&self.members)).unwrap_or(WorldSize::ONE))
     }
 
-    /// Returns the number of ranks on the machine of `rank`, including `rank`. Ranks on one machine use the same processors,
-    /// even if `--host-id` gives them different host names.
+    /// Returns the number of ranks on the machine of `rank`, including `rank`. Ranks on one machine use the same
+    /// processors, even if `--host-id` gives them different host names.
     pub fn count_on_same_processors(&self, rank: Rank) -> usize {
         let kernel_id =
             |member: &Member| member.machine.split(HOST_ID_SEPARATOR).next().unwrap_or_default().to_owned();

@@ -11,7 +11,8 @@ use sha2::{Digest as _, Sha256};
 
 use crate::types::{Rank, WORLD_SIZE_MAX, WorldSize, debug_as_display};
 
-/// The maximum length of a peers file in bytes. A file with [`WORLD_SIZE_MAX`] lines and long host names is shorter.
+/// The maximum length of a peers file in bytes. A file with [`WORLD_SIZE_MAX`] lines and long host names has fewer
+/// bytes.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
 /// Why a peers file cannot be used.
@@ -147,7 +148,7 @@ impl PeersFile {
         self.entries.get(rank.index()).map_or("", |entry| &entry.host)
     }
 
-    /// Returns a text with which errors name a rank: its number and its entry, for example `rank 2 (host:port)`.
+    /// Returns the name of a rank in error messages, for example `rank 2 (host:port)`.
     pub fn name(&self, rank: Rank) -> String {
         self.entries
             .get(rank.index())

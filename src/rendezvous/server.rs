@@ -29,7 +29,8 @@ pub(super) const NOTICE_AFTER: Duration = Duration::from_secs(2);
 const NOTICE_GROWTH: u32 = 5;
 
 /// Serves the rendezvous on `listener` until all ranks of `world` have registered. `own` is the registration of the
-/// serving rank. `name` returns a rank's name for messages. Later processes get the reply that the job already runs.
+/// serving rank. `name(rank)` returns a rank's name for messages. Later processes get the reply that the job already
+/// runs.
 ///
 /// # Errors
 ///
@@ -82,8 +83,8 @@ pub struct ServerOptions {
     pub notices: Notices,
 }
 
-/// The receiver of the notices that the job still waits for missing ranks. The notices are 2 s, 10 s, 50 s, ... after the
-/// first registration.
+/// The receiver of the notices that the job still waits for missing ranks. The notices are 2 s, 10 s, 50 s, ... after
+/// the first registration.
 pub enum Notices {
     /// The registered rank with the lowest number logs the notices.
     LowestRank,
@@ -105,7 +106,8 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// If the operating system refuses a socket or a thread, or if there is no secret and other hosts can reach the address.
+    /// If the operating system refuses a socket or a thread, or if there is no secret and other hosts can reach the
+    /// address.
     pub fn start(options: ServerOptions) -> Result<Self, StartError> {
         let ServerOptions { host, world, secret, job_id, start_timeout, notices } = options;
         let system = |what| move |source| StartError::System { what, source };
@@ -129,7 +131,7 @@ impl Server {
                 Ok(None) => {}
                 Ok(Some(roster)) => {
                     log::debug!("all {world} ranks have registered");
-                    // Set the flag first: a rank that has received the roster may fail at once.
+                    // Set the flag before sending the roster: a rank that has received the roster may fail at once.
                     started_flag.store(true, Ordering::Release);
                     registry.send_to_all(&ToRank::Ready(roster));
                 }
@@ -207,11 +209,11 @@ fn reply_until_stopped(
     }
 }
 
-/// Who is told that the job waits for missing ranks.
+/// The receivers of the notices that the job waits for missing ranks.
 enum Audience {
     /// All registered ranks, including the serving rank, because each rank may have been started in another terminal.
     AllRanks,
-    /// One receiver, because the launcher shows the output of all ranks.
+    /// Only the launcher, because it shows the output of all ranks.
     Launcher(Notices),
 }
 
@@ -315,7 +317,7 @@ impl<'a> RankRegistry<'a> {
         Ok(Some(Roster { members: self.members.values().cloned().collect() }))
     }
 
-    /// Reports the missing ranks to the audience.
+    /// Sends a notice about the missing ranks to all receivers of notices.
     fn report_absent(&mut self, waited: Duration, name: &dyn Fn(Rank) -> String) {
         let absent = self.absent_ranks();
         let notice = absent.describe_wait(name, waited);

@@ -12,9 +12,8 @@ use crate::types::{Rank, WorldSize};
 /// Computing Applications 19 (2005). Partners reduce the same two values in opposite orders. Every built-in reduction
 /// gives the same bits in both orders, so the result has the same bits on all ranks.
 ///
-/// A receive writes to the range that the same step sends. So the arriving data must wait until the rank has sent
-/// that range and applied all earlier data. While the data wait, the receiver must store them, so the algorithm is
-/// only for short messages.
+/// A receive writes to the range that the same step sends. Until the rank has sent that range and applied all earlier
+/// data, it must store arriving data, so the algorithm is only for short messages.
 ///
 /// # Panics
 ///

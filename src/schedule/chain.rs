@@ -1,15 +1,15 @@
 //! Schedules in which the buffer passes along a chain of ranks. Each rank of the chain either reduces its own
 //! elements into the buffer or copies the buffer. The comments of `schedule/mod.rs` define n, S, B and s.
 //!
-//! A rank forwards each segment as soon as the rank has applied the segment. So a chain of n-1 hops takes S/B +
-//! (n-2)s/B and not (n-1)S/B. This is the pipeline of Watts and van de Geijn, "A pipelined broadcast for
+//! A rank forwards each segment as soon as the rank has applied the segment. A chain of n-1 hops therefore takes
+//! S/B + (n-2)s/B seconds, and not (n-1)S/B. This is the pipeline of Watts and van de Geijn, "A pipelined broadcast for
 //! multidimensional meshes", Parallel Processing Letters 5 (1995), with a reduction at each hop.
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Reduces to `root` along the ring in n-1 hops. Each rank but the root sends S bytes. The operation takes
-/// S/B + (n-2)s/B.
+/// Reduces to `root` along the ring in n-1 hops. Each rank but the root sends S bytes. The operation takes S/B +
+/// (n-2)s/B seconds.
 ///
 /// The chain begins at the root's successor and ends at the root. Only the root has the result: the buffers of the
 /// other ranks contain partial results.
@@ -23,12 +23,12 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedul
 }
 
 /// Computes an inclusive prefix: rank r gets the reduction of ranks 0 to r in rank order. There are n-1 hops. Each
-/// rank but the last sends S bytes. The operation takes S/B + (n-2)s/B.
+/// rank but the last sends S bytes. The operation takes S/B + (n-2)s/B seconds.
 ///
 /// The alternative of Hillis and Steele, "Data parallel algorithms", Comm. ACM 29 (1986), has only ceil(log2 n)
 /// rounds, but most ranks send S bytes in each round.
 pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
-    let (previous, next) = neighbours_in_chain(world, rank);
+    let (previous, next) = previous_and_next_in_chain(world, rank);
     let mut schedule = Schedule::default();
     schedule.push_chain_step(previous, next, 0..count, Action::Reduce);
     schedule
@@ -36,16 +36,16 @@ pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 
 /// Computes an exclusive prefix: rank r gets the reduction of ranks 0 to r-1 in rank order. There are n-1 hops. Here
 /// S is the number of bytes in one rank's contribution. Each rank but the last sends 2S bytes. The operation takes
-/// 2S/B + (n-2)s/B.
+/// 2S/B + (n-2)s/B seconds.
 ///
 /// The buffer has 2 `count` elements. The first half contains the rank's contribution and, after the operation, the
 /// inclusive prefix. The second half is for the result, which is unspecified on rank 0.
 ///
 /// Each rank sends its inclusive prefix twice. The next rank reduces the first message into the first half of its
 /// buffer, and copies the second message into the second half. One message would not be enough, because a rank can
-/// apply a message to only one range of the buffer. The rest of the chain waits only for the first message.
+/// apply a message to only one range of the buffer. The next rank can send as soon as it has the first message.
 pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
-    let (previous, next) = neighbours_in_chain(world, rank);
+    let (previous, next) = previous_and_next_in_chain(world, rank);
     if previous.is_none() && next.is_none() {
         return Schedule::default();
     }
@@ -60,14 +60,14 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 
 /// Reduces to `root` in rank order, for a function that is associative but does not commute. There are n-1 hops if
 /// the last rank is the root, otherwise n hops. Each rank but the last sends S bytes. If the last rank is not the
-/// root, the last rank also sends S bytes. The operation takes at most S/B + (n-1)s/B.
+/// root, the last rank also sends S bytes. The operation takes at most S/B + (n-1)s/B seconds.
 ///
 /// The buffers of the other ranks contain partial results.
 pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let (mut schedule, last) = (scan(world, rank, count), last_rank(world));
     if root != last {
-        // The result contains the root's own data. So the root has already sent its own data when the result
-        // overwrites these data.
+        // The result depends on the root's own data, so the root has sent these data before the result overwrites
+        // them.
         let previous = (rank == root).then_some(last);
         let next = (rank == last).then_some(root);
         schedule.push_chain_step(previous, next, 0..count, Action::Copy);
@@ -77,20 +77,21 @@ pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 
 /// Reduces all buffers in rank order and gives every rank the result, for a function that is associative but does not
 /// commute. There are 2(n-1) hops, from rank 0 to the last rank and back. The first and the last rank send S bytes
-/// and each other rank sends 2S. The operation takes S/B + (2n-3)s/B, because a link carries data in both directions
-/// at once.
+/// and each other rank sends 2S. The operation takes S/B + (2n-3)s/B seconds, because a link carries data in both
+/// directions at once.
 ///
 /// The last rank computes the result and the other ranks copy the result, so the result has the same bits on all
 /// ranks.
 pub fn all_ordered_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let mut schedule = scan(world, rank, count);
-    let (previous, next) = neighbours_in_chain(world, rank);
+    let (previous, next) = previous_and_next_in_chain(world, rank);
     schedule.push_chain_step(next, previous, 0..count, Action::Copy);
     schedule
 }
 
-/// Returns the previous and the next rank of the chain from rank 0 to the last, if they exist.
-fn neighbours_in_chain(world: WorldSize, rank: Rank) -> (Option<Rank>, Option<Rank>) {
+/// Returns the previous and the next rank in the chain from rank 0 to the last rank. Rank 0 has no previous rank, and
+/// the last rank has no next rank.
+fn previous_and_next_in_chain(world: WorldSize, rank: Rank) -> (Option<Rank>, Option<Rank>) {
     let previous = (rank != Rank::ZERO).then(|| world.before(rank, 1));
     let next = (rank != last_rank(world)).then(|| world.after(rank, 1));
     (previous, next)

@@ -1,8 +1,8 @@
 //! A cost model of the algorithms, and the choice of the cheapest algorithm for an operation.
 //!
-//! The model is that of Hockney ("The communication challenge for MPP", Parallel Computing 20, 1994): a latency for each
-//! message and a time for each byte. Further messages of the same step cost only the overhead of `LogP` (Culler et al.,
-//! 4th ACM Symposium on Principles and Practice of Parallel Programming, 1993).
+//! The model is that of Hockney ("The communication challenge for MPP", Parallel Computing 20, 1994): a latency for
+//! each message and a time for each byte. Further messages of the same step cost only the overhead of `LogP` (Culler
+//! et al., 4th ACM Symposium on Principles and Practice of Parallel Programming, 1993).
 
 use super::double_tree;
 use crate::types::{Algorithm, Operation, WorldSize};
@@ -22,11 +22,11 @@ pub const REQUESTABLE_ALGORITHMS: [Algorithm; 8] = [
 /// The size of the longest buffer that is sent along a tree to or from a root. A longer buffer is sent along a chain.
 /// A chain has n-1 hops, but each link transfers each byte only once, and no rank stores data that arrives early.
 const TREE_BYTES_MAX: u64 = 64 << 10;
-/// The size of the longest part of a buffer in the direct algorithm. A rank may have to store one such part from each
-/// peer until the rank can reduce it.
+/// The largest size in bytes of a rank's part of a buffer in the direct algorithm. A rank may have to store a part
+/// from each peer before it can reduce them.
 const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
-/// The size of the longest buffer in shared memory that every rank reduces completely. If every rank reduces the
-/// whole buffer, the operation needs one round less than if each rank reduces a part.
+/// The size of the longest buffer in shared memory that every rank reduces completely. If each rank reduces only a
+/// part, the operation needs one more round, to exchange the reduced parts.
 const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
 /// The size of the longest workspace of an all-reduce in which every rank gets the buffers of all other ranks.
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
@@ -108,9 +108,9 @@ pub fn cheapest_in_memory(bytes: u64) -> Algorithm {
     if bytes <= ONE_SHOT_BYTES_MAX { Algorithm::OneShot } else { Algorithm::Direct }
 }
 
-/// Returns the cheapest algorithm between hosts for one slice of `bytes` bytes, with the cost of [`LinkCost::default`].
-/// Measured costs are not used: most measured links are within hosts, and results should not depend on measurements.
-/// Algorithms that need a workspace for the slices of all ranks are excluded.
+/// Returns the cheapest algorithm between hosts for one slice of `bytes` bytes, with the cost of
+/// [`LinkCost::default`]. Measured costs are not used: most measured links are within hosts, and results should not
+/// depend on measurements. Algorithms that need a workspace for the slices of all ranks are excluded.
 pub fn cheapest_between_hosts(operation: Operation, hosts: WorldSize, bytes: u64) -> Algorithm {
     let network = LinkCost::default();
     match operation {
@@ -139,8 +139,8 @@ impl LinkCost {
         best.1
     }
 
-    /// Returns the estimated time of an operation in nanoseconds. If an algorithm runs only at the request of the
-    /// user, returns infinity.
+    /// Returns the estimated time of an operation in nanoseconds. Returns infinity for an algorithm that runs only if
+    /// the user asks for it.
     fn estimated_ns(&self, operation: Operation, algorithm: Algorithm, world: WorldSize, bytes: u64) -> f64 {
         let n = f64::from(world.get());
         let rounds = f64::from(world.get().next_power_of_two().trailing_zeros());
@@ -156,8 +156,8 @@ impl LinkCost {
                 (is_small_world && workspace <= WORKSPACE_BYTES_MAX, direct_step + gathered)
             }
             (_, Algorithm::Doubling) => (workspace <= WORKSPACE_BYTES_MAX, rounds * self.latency + gathered),
-            // With two ranks, the one-shot algorithm is used instead of the butterfly. Both algorithms exchange whole
-            // buffers, but only the one-shot algorithm reduces in rank order.
+            // With two ranks, the one-shot algorithm sends the same messages as the butterfly, and it also reduces in
+            // rank order.
             (_, Algorithm::Butterfly) => (world.get() > 2, rounds * (self.latency + whole_buffer)),
             (Operation::AllReduce, Algorithm::Direct) => {
                 (is_small_world && is_storable, 2.0 * (direct_step + parts))
@@ -182,8 +182,8 @@ impl LinkCost {
     }
 
     /// Returns the estimated time of a double tree in one direction, in nanoseconds. The estimate is the sum of:
-    /// - at each hop, the transfer of two blocks (one from each child) and two latencies: that of a block, and that
-    ///   of the message with which the parent asks for the second child's block;
+    /// - at each hop, the transfer of two blocks (one from each child), the latency of a block, and the latency of
+    ///   the message with which the parent asks for the second child's block;
     /// - the overhead of a rank's messages;
     /// - the transfer of all bytes over a rank's link.
     fn double_tree_ns(&self, world: WorldSize, bytes: u64) -> f64 {

@@ -5,9 +5,9 @@
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Synchronises n ranks in ceil(log2 n) rounds. In round k, counted from 0, rank r sends an empty message to rank
-/// r + 2^k and waits for the message of rank r - 2^k (modulo n). A message means that the sender has entered the
-/// barrier, and so have all ranks whose messages have reached the sender, directly or through other ranks. Each round
+/// Synchronises n ranks in ceil(log2 n) rounds. In round k, counted from 0, rank r sends an empty message to rank r +
+/// 2^k and waits for the message of rank r - 2^k (modulo n). A message shows that its sender has entered the barrier,
+/// and also every rank from which the sender has received a message, directly or through other ranks. Each round
 /// depends on the previous round: a rank sends its message only after it has received the previous round's message.
 pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
     let mut steps = Vec::new();

@@ -11,9 +11,9 @@
 //! tree. (If the second tree were a mirrored or shifted copy of the first tree, the two trees could share an edge.)
 //!
 //! The contributions of two children to an element are reduced in a fixed order, so the same data give the same bits.
-//! The order is fixed because the receive from the second child waits for the receive from the first child, segment
-//! by segment. No other receive waits. The second child may send as much as the receiver can store, and sends the
-//! rest block by block when the receiver reports that it is ready.
+//! For each segment, the receive from the second child waits for the receive from the first child. No other receive
+//! waits. The second child may send as much as the receiver can store, and sends the rest block by block when the
+//! receiver reports that it is ready.
 
 use std::ops::Range;
 
@@ -154,8 +154,8 @@ impl TreeLinks {
     }
 
     /// For each block, adds the steps that receive the block from the parent and send it to the children, first to
-    /// the child with the larger subtree. `reduced` is the result of `push_up`, the last reducing step of each
-    /// block: a rank without a parent sends a block after this step, or at once if the step is `None`.
+    /// the child with the larger subtree. `reduced` is the result of `push_up`: for each block, the step after which
+    /// a rank without a parent may send this block.
     fn push_down(
         &self,
         schedule: &mut Schedule,
@@ -181,10 +181,10 @@ impl TreeLinks {
 /// One of the two trees.
 ///
 /// A place is the position of a rank in the tree, from 0 to n-1. A tree has n/2 inner nodes, and its other places are
-/// leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. The leaf's
-/// parent is the inner node before or after the gap: one of these two nodes has no inner child on the side of the
-/// gap. Every inner node therefore has two children, except that the last one has one child if n is even. No path to
-/// the top has more than floor(log2 n) hops.
+/// leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. Of the inner
+/// nodes before and after a gap, one has no inner child on the side of the gap: this node is the parent of the leaf.
+/// If n is even, the last inner node has one child. All other inner nodes have two children. No path to the top has
+/// more than floor(log2 n) hops.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
     /// The tree in which leaves and inner nodes alternate, starting with a leaf at place 0.

@@ -8,13 +8,13 @@ use crate::types::{Rank, WorldSize};
 ///
 /// The buffer has a slot of `count` elements for each rank. Slot i of rank r is for the data of rank r + i (modulo
 /// n), so slot 0 contains the rank's own data. Before the step of distance d = 1, 2, 4, .., the first d slots are
-/// filled. In this step, rank r sends these slots to rank r - d and receives the next d slots from rank r + d. The
-/// last step may transfer fewer than d slots. This is the algorithm of Bruck, Ho, Kipnis, Upfal and Weathersby,
-/// "Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE Trans. Parallel
-/// and Distributed Systems 8 (1997).
+/// filled. In the step of distance d, rank r sends slots 0 to d-1 to rank r - d, and receives slots d to 2d-1 from
+/// rank r + d. The last step may transfer fewer slots. This is the algorithm of Bruck, Ho, Kipnis, Upfal and
+/// Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE Trans.
+/// Parallel and Distributed Systems 8 (1997).
 ///
-/// In each step, a rank sends its own data and all data that it has received in earlier steps. So each step waits for
-/// the receive of the step before. The algorithm is therefore for short messages.
+/// In each step, a rank sends its own data and all data that it has received, so each step waits for the receive of
+/// the previous step. The algorithm is therefore for short messages.
 ///
 /// # Panics
 ///

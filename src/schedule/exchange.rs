@@ -12,8 +12,8 @@ use crate::types::{Rank, WorldSize};
 /// `receive`. For ranks a and b, part b in the `send` of rank a must be as long as part a in the `receive` of rank b.
 /// The caller copies the part that a rank sends to itself.
 ///
-/// In step k rank r sends to rank r + k and receives from rank r - k (modulo n), so no two ranks send to the same rank.
-/// This is the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+/// In step k rank r sends to rank r + k and receives from rank r - k (modulo n), so no two ranks send to the same
+/// rank. This is the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective communication
 /// operations in MPICH", Int. J. High Performance Computing Applications 19 (2005). No step waits for another step.
 ///
 /// # Panics

@@ -1,11 +1,11 @@
 //! Hierarchical collectives, for groups on several hosts, if at least one host has several ranks. The ranks of a host
-//! communicate in shared memory. Between hosts, every rank transfers only the slices that it carries. So the network
-//! link of a host transfers no more bytes than if the host were one rank.
+//! communicate in shared memory. Between hosts, every rank transfers only the slices that it carries, so that a host
+//! sends no more bytes over the network than if it were one rank.
 //!
 //! The number of slices is the number of ranks on the largest host. On each host, every slice has one rank as its
-//! carrier. The carrier first gets the reduction of the slice over the ranks of its own host. The carriers of the
-//! slice on all hosts then together compute the reduction over all hosts. At the end each carrier shares the result
-//! with the ranks of its host. On a host with fewer ranks than slices, some ranks carry several adjacent slices.
+//! carrier. A reduction has three phases. Each carrier gets the reduction of its slice over the ranks of its host.
+//! The carriers of a slice on all hosts reduce the slice over the hosts. Each carrier shares the result with the
+//! ranks of its host. On a host with fewer ranks than slices, some ranks carry several adjacent slices.
 //!
 //! Between hosts, each slice is a separate instance of an ordinary algorithm in which each host has the role of a
 //! rank. The number of hosts need not be a power of two, and no host is left out.

@@ -11,8 +11,9 @@
 //!
 //! In schedules for long messages no receive depends on another receive, so arriving data is applied at once. In the
 //! schedules of the reduction tree, the barrier, direct reduction, doubling and the butterfly, receives wait for
-//! other receives. These schedules are for short messages, which the receiver can store while the receive waits. In
-//! the double tree a receive may wait for one other receive of the same block, but that other receive waits for none.
+//! other receives. Schedules with waiting receives are for short messages, which the receiver can store while the
+//! receive waits. In the double tree a receive may wait for one other receive of the same block, but that other
+//! receive waits for none.
 
 pub mod butterfly;
 mod chain;
@@ -90,7 +91,8 @@ pub struct Inbound {
 /// A dependency on the receive of the step with this index.
 ///
 /// If the two steps have the same range, the dependency holds for each segment separately: a segment is forwarded
-/// while the rest of its chunk still arrives (cut-through). Otherwise the whole receive must be applied first.
+/// while the rest of its chunk still arrives (cut-through). If the ranges differ, the whole receive must be applied
+/// first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct After(pub usize);
 
@@ -102,8 +104,8 @@ pub enum Action {
     /// The arriving elements are reduced into the rank's elements. The arriving element is the left operand and the
     /// rank's own element the right operand, which matters if the function does not commute.
     Reduce,
-    /// Like [`Action::Reduce`], but for the last contribution. This action also completes the result. For example, if
-    /// the operation is an average, this action divides the sum by the number of ranks.
+    /// Like [`Action::Reduce`], but for the last contribution: for an average, `ReduceLast` also divides the sum by
+    /// the number of ranks.
     ReduceLast,
 }
 

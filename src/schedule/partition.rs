@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_follow_each_other_and_their_sum_is_checked() {
+    fn a_partition_is_contiguous_and_refuses_counts_whose_sum_overflows() {
         let partition = Partition::from_counts(&[3, 0, 2]).unwrap();
         let ranges = [0, 1, 2].map(|rank| partition.range(Rank::new(rank)));
         assert_eq!(ranges, [0..3, 3..3, 3..5]);

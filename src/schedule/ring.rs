@@ -1,8 +1,8 @@
 //! Schedules in which each rank sends to the next rank on the ring and receives from the previous rank. The comments
 //! of `schedule/mod.rs` define n, S, B and s.
 //!
-//! The method is from Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC
-//! 69 (2009). An all-reduce has 2(n-1) steps, and each rank sends 2(n-1)/n S bytes, which is the lower bound.
+//! The method is from Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+//! JPDC 69 (2009). An all-reduce has 2(n-1) steps, and each rank sends 2(n-1)/n S bytes, which is the lower bound.
 
 use std::ops::Range;
 
@@ -101,8 +101,8 @@ impl RingPosition<'_> {
         }
     }
 
-    /// Returns the step that sends part r - `distance` and receives part r - `distance` - 1 (modulo n), where r is this
-    /// rank.
+    /// Returns the step that sends part r - `distance` and receives part r - `distance` - 1 (modulo n), where r is
+    /// this rank.
     fn ring_step(&self, distance: u32, action: Action, after: Option<After>) -> Step {
         let peer = self.world.before(self.rank, 1);
         let range = self.part_before(distance + 1);

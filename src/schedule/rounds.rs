@@ -2,9 +2,9 @@
 //! each round every rank posts data: the rank copies the data into its slot and signals that the data are there. Then
 //! the rank takes data from the slots of ranks that have posted: it copies or reduces these data into its buffer.
 //!
-//! Contributions are reduced in rank order; the lower rank is the left operand. So the result depends only on the
-//! contributions, and not on the index of an element, the size of the slots, or the algorithm. A reduction function of
-//! the caller need not commute.
+//! Contributions are reduced in rank order; the lower rank is the left operand. The result depends only on the
+//! contributions, and not on the index of an element, the size of the slots, or the algorithm. A reduction function
+//! of the caller need not commute.
 //!
 //! If all ranks can access the buffers of all ranks, an all-reduce of any length has two rounds. In the first round
 //! each rank posts the address of its buffer. When all ranks have posted, each rank reduces its own chunk of all
@@ -33,7 +33,7 @@ pub struct Take {
     pub from: Rank,
     /// The index of the first element in the slot.
     pub at: usize,
-    /// The range of the elements in the buffer of the rank that takes them.
+    /// The range to which the taking rank copies or reduces the elements in its own buffer.
     pub range: Range<usize>,
     /// What the rank does with the elements. In a reduction the element in the buffer is the left operand.
     pub action: Action,
@@ -112,9 +112,8 @@ impl RoundPlan {
         Self { world, rank, slot_len, spec, is_one_shot, is_in_place: false }
     }
 
-    /// Makes the remaining rounds work in place, without slots. In the round with [`Round::exchange`], each rank sees
-    /// whether all ranks have posted the addresses of their buffers. If all have, every rank must call this function
-    /// in this round.
+    /// Makes the remaining rounds work in place, without slots. Every rank must call this function in the round with
+    /// [`Round::exchange`] if it sees that all ranks have posted the addresses of their buffers.
     pub fn go_in_place(&mut self) {
         self.is_in_place = true;
     }

@@ -62,7 +62,7 @@ pub enum CollectiveSpec {
         send: Partition,
         /// The division of the elements to receive into one part from each rank.
         receive: Partition,
-        /// Whether all parts have the same length. If so, every rank knows the lengths of all parts.
+        /// Whether all parts have the same length, so that every rank knows the lengths of all parts.
         is_even: bool,
     },
     /// Rank r gets the reduction of the buffers of ranks 0 to r.

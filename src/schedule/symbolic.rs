@@ -112,7 +112,8 @@ struct TransferProgress {
 
 /// A message with one segment.
 struct SimulatedMessage {
-    /// The number of elements before the segment in the sender's range. The receiver's range may be another range.
+    /// The number of elements before the segment in the range that the sender sends. The receiver may receive them
+    /// into another range.
     offset: usize,
     /// The number of elements in the sender's range.
     range_len: usize,
@@ -174,8 +175,8 @@ impl MoveOrder {
         }
     }
 
-    /// Returns the maximum number of possible moves from which the next move is chosen. For random orders, a rank in
-    /// a ring or a tree never has more possible moves than this number.
+    /// Returns how many possible moves the executor collects before it chooses one. 16 are more than a rank in a ring
+    /// or a tree ever has.
     fn choice_count(&self) -> usize {
         if matches!(self, Self::Random(_)) { 16 } else { 1 }
     }
@@ -366,7 +367,7 @@ struct Proof {
     worlds: RangeInclusive<u32>,
     /// Whether contributions must be reduced in rank order.
     in_rank_order: bool,
-    /// Whether a receive may wait for another receive. If a receive waits, the rank stores data that arrive early.
+    /// Whether a receive may wait for another receive, so that a rank may have to store data that arrive early.
     receives_may_wait: bool,
 }
 
@@ -375,8 +376,8 @@ impl Proof {
         Self { worlds: 1..=proof_limits().world_size_max, in_rank_order: false, receives_may_wait: false }
     }
 
-    /// Runs one collective for every world, every length and several orders of moves, and passes the final state of every
-    /// rank to `check`. `initial` returns the initial buffer of a rank.
+    /// Runs one collective for every world, every length and several orders of moves, and passes the final state of
+    /// every rank to `check`. `initial` returns the initial buffer of a rank.
     fn run(
         self,
         build: impl Fn(WorldSize, Rank, usize) -> Schedule,
@@ -426,8 +427,8 @@ impl Proof {
     }
 }
 
-/// Checks each pair of steps that reduce into the same elements: the later step must wait for the earlier step,
-/// directly or through other steps. Otherwise contributions would be reduced in the order of their arrival.
+/// Checks that contributions are not reduced in the order of their arrival. If two steps reduce into the same
+/// elements, the later step must wait for the earlier step, directly or through other steps.
 fn assert_reduction_order_is_fixed(schedule: &Schedule) {
     let receive = |step: usize| schedule.steps[step].receive.as_ref();
     let reducing = |step: &usize| receive(*step).filter(|receive| receive.action != Action::Copy);
@@ -471,9 +472,8 @@ fn all_contributions(world: WorldSize, count: usize) -> Vec<Value> {
     (0..count).map(|element| Value::from_first_ranks(world.get(), element)).collect()
 }
 
-/// Returns the partition for the test case with number `which`. If the number is even, the parts have equal lengths.
-/// If the number is odd, either the parts grow with the rank and the first parts are often empty, or one rank has all
-/// elements.
+/// Returns the partition for the test case with number `which`. If `which` is even, the parts have equal lengths. If
+/// `which` is odd, the parts grow with the rank and the first parts are often empty, or one rank has all elements.
 fn tested_partition(count: usize, world: WorldSize, which: usize) -> Partition {
     let n = world.as_usize();
     let upto = |index: usize| count * index.pow(2) / n.pow(2);

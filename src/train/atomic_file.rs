@@ -12,18 +12,19 @@ use rustix::fs::{FallocateFlags, OFlags};
 /// temporary file to the disk and renames it to `path`. The new file has the permissions of the old file.
 ///
 /// If the process is killed, the temporary file remains, and the next call of this function or of [`check_space`]
-/// removes that file. No other file with this name is ever changed: a link, a pipe or a file of another user is an
-/// error. A lock prevents two processes from writing the temporary file at the same time. If `path` is not a regular
-/// file (a pipe, a terminal, `/dev/null`), then this function writes directly to `path`.
+/// removes that file. If the temporary name already belongs to a link, a pipe or a file of another user, this
+/// function changes nothing and returns an error. A lock prevents two processes from writing the temporary file at
+/// the same time. If `path` is not a regular file (a pipe, a terminal, `/dev/null`), then this function writes
+/// directly to `path`.
 ///
 /// # Errors
 ///
-/// Any error of the operating system. The old file is then unchanged, and the temporary file is removed.
+/// Any error of the operating system. After an error, the old file is unchanged, and the temporary file is removed.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, bytes, File::sync_all)
 }
 
-/// Does what [`write`] does. `sync_directory` is called to write the renamed directory entry to the disk.
+/// Like [`write`], but calls `sync_directory` to write the renamed directory entry to the disk.
 fn replace(
     path: &Path,
     bytes: &[u8],
@@ -35,11 +36,11 @@ fn replace(
     }
     let temporary = TemporaryFile::create(&target)?;
     temporary.file().write_all(bytes)?;
-    finish(temporary, &target, sync_directory)
+    finish_temporary_file(temporary, &target, sync_directory)
 }
 
 /// Syncs a temporary file to the disk and renames it to `target`.
-fn finish(
+fn finish_temporary_file(
     temporary: TemporaryFile,
     target: &Path,
     sync_directory: impl FnOnce(&File) -> io::Result<()>,
@@ -98,10 +99,12 @@ impl ReplacementFile {
     ///
     /// # Errors
     ///
-    /// Any error of the operating system. The old file is then unchanged.
+    /// Any error of the operating system. After an error, the old file is unchanged.
     pub(crate) fn commit(self) -> io::Result<()> {
         match self.output {
-            ReplacementOutput::Temporary(temporary) => finish(temporary, &self.target, File::sync_all),
+            ReplacementOutput::Temporary(temporary) => {
+                finish_temporary_file(temporary, &self.target, File::sync_all)
+            }
             ReplacementOutput::Special(_) => Ok(()),
         }
     }
@@ -165,15 +168,15 @@ impl TemporaryFile {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),
         };
-        let path = directory.join(temporary_name(target)?);
+        let path = directory.join(temporary_file_name(target)?);
         loop {
-            let Some(file) = open_temporary(&path, OpenOptions::new().create_new(true))? else {
-                remove_stale(&path)?;
+            let Some(file) = open_temporary_file(&path, OpenOptions::new().create_new(true))? else {
+                remove_stale_temporary_files(&path)?;
                 continue;
             };
             lock(&file, &path)?;
             // Before this process acquired the lock, another process may have removed the file as a stale file.
-            if is_at(&file, &path) {
+            if is_file_at(&file, &path) {
                 let temporary = Self { file: Some(file), path, directory };
                 if let Ok(old) = fs::metadata(target) {
                     temporary.file().set_permissions(fs::Permissions::from_mode(old.mode() & 0o777))?;
@@ -196,7 +199,7 @@ impl TemporaryFile {
 
 /// Returns the name of the temporary file of `target`. The name contains the name of the program, so that it differs
 /// from the names of users' files.
-fn temporary_name(target: &Path) -> io::Result<OsString> {
+fn temporary_file_name(target: &Path) -> io::Result<OsString> {
     let mut name = OsString::from(".");
     name.push(target.file_name().ok_or(io::ErrorKind::InvalidFilename)?);
     name.push(".ringtrain-tmp");
@@ -205,7 +208,7 @@ fn temporary_name(target: &Path) -> io::Result<OsString> {
 
 /// Opens a temporary file for writing. Does not follow a symbolic link, and does not wait for the reader of a pipe.
 /// Returns `None` if `options` creates a file, but `path` exists.
-fn open_temporary(path: &Path, options: &mut OpenOptions) -> io::Result<Option<File>> {
+fn open_temporary_file(path: &Path, options: &mut OpenOptions) -> io::Result<Option<File>> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     match options.write(true).custom_flags(flags.bits().cast_signed()).open(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
@@ -226,14 +229,14 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
 }
 
 /// Returns whether `path` is the name of `file`.
-fn is_at(file: &File, path: &Path) -> bool {
+fn is_file_at(file: &File, path: &Path) -> bool {
     let own = file.metadata().map(|own| (own.dev(), own.ino()));
     fs::symlink_metadata(path).is_ok_and(|found| own.is_ok_and(|own| own == (found.dev(), found.ino())))
 }
 
-/// Removes the temporary file of a killed process. Returns an error if another process still writes the file, or if
-/// it is not a regular file of this user with one name: a killed process does not leave such a file.
-fn remove_stale(path: &Path) -> io::Result<()> {
+/// Removes the temporary file of a killed process. Returns an error if another process still writes the file. Also
+/// returns an error for a link, a pipe, or a file of another user, because this program did not create it.
+fn remove_stale_temporary_files(path: &Path) -> io::Result<()> {
     let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
     let found = match fs::symlink_metadata(path) {
         Err(error) if is_gone(&error) => return Ok(()),
@@ -248,13 +251,13 @@ fn remove_stale(path: &Path) -> io::Result<()> {
             ),
         ));
     }
-    let file = match open_temporary(path, &mut OpenOptions::new()) {
+    let file = match open_temporary_file(path, &mut OpenOptions::new()) {
         Err(error) if is_gone(&error) => return Ok(()),
         file => file?,
     };
     if let Some(file) = file {
         lock(&file, path)?;
-        if is_at(&file, path) {
+        if is_file_at(&file, path) {
             fs::remove_file(path)?;
         }
     }
@@ -318,8 +321,8 @@ mod tests {
         assert_eq!(file_names(directory.path()), ["file"]);
     }
 
-    /// Regression test: before the fix, the program wrote to every file with the name of the temporary file. It wrote
-    /// through links, and truncated a user's own file.
+    /// Regression test: a save wrote through a link with the name of the temporary file, and truncated a user's own
+    /// file with this name.
     #[test]
     fn only_temporary_files_are_replaced() {
         let directory = tempfile::tempdir().unwrap();
@@ -351,7 +354,8 @@ mod tests {
         }
     }
 
-    /// Regression test: before the fix, a file that only its owner could read was readable for all users after a write.
+    /// Regression test: before the fix, a file that only its owner could read was readable for all users after a
+    /// write.
     #[test]
     fn a_replaced_file_keeps_its_permissions() {
         let directory = tempfile::tempdir().unwrap();

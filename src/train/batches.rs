@@ -1,8 +1,8 @@
 //! The batches of an epoch, and each rank's part of a batch.
 //!
-//! For each epoch, all ranks draw the same permutation of the training set. Batch `b` is the `b`-th block of `batch_size`
-//! samples of this permutation (the last block may be shorter). Each rank processes one contiguous part of every batch. So
-//! batches do not depend on the world size, and every sample is used exactly once per epoch.
+//! For each epoch, all ranks draw the same permutation of the training set. Batch `b` is the `b`-th block of
+//! `batch_size` samples of this permutation (the last block may be shorter). Each rank processes one contiguous part
+//! of every batch. Batches do not depend on the world size, and every sample is used exactly once per epoch.
 
 use std::ops::Range;
 
@@ -17,13 +17,13 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Returns the batches of epoch `epoch` (counted from 0) over `samples` samples. A batch that holds all samples is not
-    /// shuffled.
+    /// Returns the batches of epoch `epoch` (counted from 0) over `samples` samples. A batch that holds all samples
+    /// is not shuffled.
     ///
     /// # Panics
     ///
     /// If `batch_size` is 0, or if `samples` does not fit 32 bits. The checks of the configuration and of the data
-    /// set exclude both cases.
+    /// set prevent these panics.
     pub fn new(seed: u64, epoch: u64, samples: usize, batch_size: usize) -> Self {
         assert!(batch_size > 0, "a batch holds at least one sample");
         let samples = u32::try_from(samples).expect("data sets are limited to 2^31 samples");
@@ -40,7 +40,8 @@ impl Batches {
         self.order.len().div_ceil(self.batch_size)
     }
 
-    /// Returns the samples that all ranks together process in batch `index`. After the last batch, the slice is empty.
+    /// Returns the samples that all ranks together process in batch `index`. After the last batch, the slice is
+    /// empty.
     pub fn batch(&self, index: usize) -> &[u32] {
         self.order.chunks(self.batch_size).nth(index).unwrap_or_default()
     }
@@ -65,7 +66,7 @@ mod tests {
     proptest! {
         /// If a sample were used twice or never, the result would depend on the number of ranks.
         #[test]
-        fn the_ranks_use_every_sample_once(
+        fn all_ranks_together_use_every_sample_once_per_epoch(
             ranks in 1_u32..=9, samples in 1_usize..400, batch_size in 1_usize..70, seed: u64, epoch in 0_u64..5
         ) {
             let world = WorldSize::new(ranks).unwrap();
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn two_epochs_use_different_orders() {
+    fn two_epochs_visit_the_samples_in_different_orders() {
         assert_ne!(Batches::new(1, 0, 100, 10), Batches::new(1, 1, 100, 10));
     }
 }

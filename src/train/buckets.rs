@@ -1,15 +1,15 @@
 //! Reduces gradients in buckets while the backward pass is still running.
 //!
-//! The backward pass goes from the last parameter to the first, and the all-reduce of a bucket starts as soon as all gradients
-//! of the bucket are final. Li et al. describe this method in "`PyTorch` Distributed: experiences on accelerating data parallel
-//! training", VLDB 13 (2020).
+//! The backward pass goes from the last parameter to the first, and the all-reduce of a bucket starts as soon as all
+//! gradients of the bucket are final. Li et al. describe this method in "`PyTorch` Distributed: experiences on
+//! accelerating data parallel training", VLDB 13 (2020).
 //!
 //! Bucket boundaries depend only on the number of parameters and on the bucket size, so all ranks use the same
 //! boundaries. The boundaries do not depend on the ranges in which the backward pass reports gradients, because these
 //! ranges may differ between ranks: a rank without samples reports whole layers.
 //!
-//! The first step allocates a buffer for each bucket with [`Group::alloc`](crate::Group::alloc). Ranks on the same host reduce
-//! these buffers in place.
+//! The first step allocates a buffer for each bucket with [`Group::alloc`](crate::Group::alloc). Ranks on the same
+//! host reduce these buffers in place.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,7 +26,8 @@ pub(crate) struct Buckets {
     /// The number of elements in a full bucket.
     elements: usize,
     compression: Compression,
-    /// The range of gradients that are final but not yet in a bucket. The backward pass extends this range towards index 0.
+    /// The range of gradients that are final but not yet in a bucket. The backward pass extends this range towards
+    /// index 0.
     ready: Range<usize>,
     /// The buckets that are being reduced, each with its range of gradients, in the order in which they were started.
     in_flight: VecDeque<(Range<usize>, PendingSum)>,
@@ -112,9 +113,9 @@ mod tests {
     use super::*;
     use crate::group::Group;
 
-    /// Regression test: before the fix, bucket boundaries depended on the ranges in which a rank reports gradients. A
-    /// rank without samples reports a layer as one range, and other ranks report several ranges. So the ranks started
-    /// all-reduces of different lengths, and the job failed.
+    /// Regression test: bucket boundaries depended on the ranges in which a rank reports gradients. A rank without
+    /// samples reports a layer as one range, but other ranks report several ranges. The job failed, because the ranks
+    /// started all-reduces of different lengths.
     #[test]
     fn bucket_boundaries_do_not_depend_on_the_reported_ranges() {
         let gradients: Vec<f32> = (0..1000).map(|value| value as f32).collect();

@@ -1,6 +1,6 @@
-//! Checkpoints. A checkpoint is a safetensors file with the parameters (named as in `PyTorch`), the state of the optimizer and
-//! the position of the run. A resumed run computes the same result as an uninterrupted run, and may use a different number of
-//! ranks.
+//! Checkpoints. A checkpoint is a safetensors file with the parameters (named as in `PyTorch`), the state of the
+//! optimizer and the position of the run. A resumed run computes the same result as an uninterrupted run, and may use
+//! a different number of ranks.
 
 mod error;
 mod files;
@@ -28,28 +28,28 @@ pub(crate) use self::state::{IdentityEntry, Position, RunIdentity, TrainingState
 pub(crate) use self::writer::CheckpointWriter;
 use super::atomic_file;
 use super::data::Standardizer;
-use super::early_stopping::Best;
-use super::model::Network;
+use super::early_stopping::BestParameters;
+use super::model::{Network, ParameterTensor};
 use super::model_file::content_digest;
 use super::optimizer::Rule;
 use super::report::parameters_hash;
 
 /// The format that this version writes.
 const FORMAT: &str = "ringtrain-3";
-/// The format that earlier versions wrote, without [`METADATA_HASH`].
+/// The format that earlier versions wrote, without [`METADATA_HASH_KEY`].
 const FORMAT_2: &str = "ringtrain-2";
 /// The format before [`FORMAT_2`], without the learning rate and without some entries of [`RunIdentity`].
 const FORMAT_1: &str = "ringtrain-1";
 /// The key of the metadata that holds the hash of all other metadata.
-const METADATA_HASH: &str = "metadata_hash";
+const METADATA_HASH_KEY: &str = "metadata_hash";
 /// The key of the metadata that holds [`RunIdentity::options`].
 const OPTIONS: &str = "options";
-/// The name of the tensor that holds [`Best::parameters`].
-const BEST_PARAMETERS: &str = "best.parameters";
-/// The key of the metadata that holds [`Best::record`].
-const BEST_RECORD: &str = "best_record";
-/// The keys of the entries of [`RunIdentity`] that later versions added, each with a value. If a checkpoint lacks a
-/// key, the run that saved the checkpoint had the given value.
+/// The name of the tensor that holds [`BestParameters::parameters`].
+const BEST_PARAMETERS_TENSOR: &str = "best.parameters";
+/// The key of the metadata that holds [`BestParameters::record`].
+const BEST_RECORD_KEY: &str = "best_record";
+/// The keys of [`RunIdentity`] that earlier versions did not store, each with the value that all runs of these
+/// versions had.
 const ADDED_ENTRIES: [(&str, &str); 8] = [
     ("strategy", "allreduce"),
     ("adam_options", "default"),
@@ -90,16 +90,16 @@ fn from_bytes(bytes: &[u8]) -> Vec<f32> {
 /// Returns the bytes of a checkpoint.
 fn serialize(network: &Network, identity: &RunIdentity, state: &TrainingState) -> io::Result<Vec<u8>> {
     let mut tensors = Vec::new();
-    for (name, shape, range) in network.tensors() {
+    for ParameterTensor { name, shape, range } in network.parameter_tensors() {
         tensors.push(Tensor { name, shape, bytes: to_bytes(&state.parameters[range]) });
     }
     let optimizer = identity.optimizer_names.iter().zip(&state.optimizer);
     for (name, values) in optimizer.chain(identity.strategy_names.iter().zip(&state.strategy)) {
         tensors.push(Tensor { name: (*name).into(), shape: vec![values.len()], bytes: to_bytes(values) });
     }
-    if let Some(Best { parameters, .. }) = &state.best {
+    if let Some(BestParameters { parameters, .. }) = &state.best {
         let bytes = to_bytes(parameters);
-        tensors.push(Tensor { name: BEST_PARAMETERS.into(), shape: vec![parameters.len()], bytes });
+        tensors.push(Tensor { name: BEST_PARAMETERS_TENSOR.into(), shape: vec![parameters.len()], bytes });
     }
     if let Some(Standardizer { mean, inverse_deviation }) = &identity.standardizer {
         for (name, values) in [("features.mean", mean), ("features.inverse_deviation", inverse_deviation)] {
@@ -117,11 +117,11 @@ fn serialize(network: &Network, identity: &RunIdentity, state: &TrainingState) -
     if !state.done_ahead.is_empty() {
         metadata.insert("done_ahead".into(), to_json(&state.done_ahead));
     }
-    if let Some(Best { record, .. }) = &state.best {
-        metadata.insert(BEST_RECORD.into(), to_json(record));
+    if let Some(BestParameters { record, .. }) = &state.best {
+        metadata.insert(BEST_RECORD_KEY.into(), to_json(record));
     }
     metadata.insert("state_hash".into(), state_hash(state));
-    metadata.insert(METADATA_HASH.into(), metadata_hash(&metadata));
+    metadata.insert(METADATA_HASH_KEY.into(), metadata_hash(&metadata));
     let views = tensors.iter().map(|tensor| {
         let view = TensorView::new(Dtype::F32, tensor.shape.clone(), &tensor.bytes);
         (tensor.name.as_str(), view.expect("the number of bytes of a tensor matches its shape"))
@@ -163,18 +163,18 @@ fn create_directory(directory: &Path) -> Result<(), CheckpointError> {
         .map_err(|error| CheckpointError::io("create the directory", directory, error))
 }
 
-/// Checks that the directory of `settings` has enough space for all checkpoints that the run keeps and for the one that
-/// it writes. Creates the directory if it does not exist, and temporarily allocates a file of the required size.
+/// Checks that the directory of `settings` has enough space for all checkpoints that the run keeps and for the one
+/// that it writes. Creates the directory if it does not exist, and temporarily allocates a file of the required size.
 pub(crate) fn check_space(
     settings: &Checkpoint,
     network: &Network,
     identity: &RunIdentity,
 ) -> Result<(), CheckpointError> {
     let files = CheckpointFiles::new(settings);
-    let path = files.latest();
+    let path = files.latest_path();
     let header_bytes = check_header(&path, identity, HEADER_BYTES_MAX)?;
     create_directory(&settings.directory)?;
-    let bytes = files.files_to_add()? * (tensor_bytes(network, identity) + header_bytes);
+    let bytes = files.count_files_to_add()? * (tensor_bytes(network, identity) + header_bytes);
     atomic_file::check_space(&path, bytes).map_err(|source| CheckpointError::NoSpace {
         path,
         bytes,
@@ -191,7 +191,8 @@ fn tensor_bytes(network: &Network, identity: &RunIdentity) -> u64 {
     4 * (vectors * network.parameter_count() + standardizer_values) as u64
 }
 
-/// Returns a hash of the parameters, of the state vectors of the optimizer and the strategy, and of the best parameters.
+/// Returns a hash of the parameters, of the state vectors of the optimizer and the strategy, and of the best
+/// parameters.
 fn state_hash(state: &TrainingState) -> String {
     let parts: Vec<String> = std::iter::once(&state.parameters)
         .chain(&state.optimizer)
@@ -202,9 +203,9 @@ fn state_hash(state: &TrainingState) -> String {
     parts.join("+")
 }
 
-/// Returns a hash of all metadata except for [`METADATA_HASH`].
+/// Returns a hash of all metadata except for [`METADATA_HASH_KEY`].
 fn metadata_hash(metadata: &HashMap<String, String>) -> String {
-    let sorted: BTreeMap<_, _> = metadata.iter().filter(|(key, _)| *key != METADATA_HASH).collect();
+    let sorted: BTreeMap<_, _> = metadata.iter().filter(|(key, _)| *key != METADATA_HASH_KEY).collect();
     content_digest(&to_json(&sorted), &[])
 }
 
@@ -226,7 +227,7 @@ fn check_metadata(path: &Path, metadata: &HashMap<String, String>) -> Result<(),
             wanted: FORMAT.into(),
         });
     }
-    match metadata.get(METADATA_HASH) {
+    match metadata.get(METADATA_HASH_KEY) {
         None if format == FORMAT => Err(corrupt("its metadata_hash is missing")),
         Some(hash) if *hash != metadata_hash(metadata) => {
             Err(corrupt("its metadata does not match its hash"))
@@ -259,7 +260,7 @@ fn check_identity(
                 });
             }
         };
-        // Before the rule of `PyTorch` got the name `nesterov`, this was the name of the accelerated rule.
+        // Earlier versions called the accelerated rule `nesterov`.
         let was_renamed = *key == "optimizer" && found == "nesterov";
         let has_momentum = metadata.get("momentum").is_some_and(|momentum| momentum != "none");
         let found = if was_renamed && !has_momentum { Rule::Accelerated.name() } else { found };
@@ -312,7 +313,7 @@ pub(crate) fn load(
         Err(error) => Err(corrupt(error.to_string())),
     };
     let mut state = TrainingState::default();
-    for (name, shape, _) in network.tensors() {
+    for ParameterTensor { name, shape, .. } in network.parameter_tensors() {
         state.parameters.extend(tensor(&name, &shape)?);
     }
     for name in identity.optimizer_names {
@@ -322,9 +323,10 @@ pub(crate) fn load(
         state.strategy.push(tensor(name, &[network.parameter_count()])?);
     }
     if identity.keeps_best {
-        let record = serde_json::from_str(value(BEST_RECORD)?).map_err(|error| corrupt(error.to_string()))?;
-        let parameters = tensor(BEST_PARAMETERS, &[network.parameter_count()])?;
-        state.best = Some(Best { record, parameters });
+        let record =
+            serde_json::from_str(value(BEST_RECORD_KEY)?).map_err(|error| corrupt(error.to_string()))?;
+        let parameters = tensor(BEST_PARAMETERS_TENSOR, &[network.parameter_count()])?;
+        state.best = Some(BestParameters { record, parameters });
     }
     let mut words = [0; POSITION_KEYS.len()];
     for (word, key) in words.iter_mut().zip(POSITION_KEYS) {
@@ -355,7 +357,7 @@ fn read_file(path: &Path, tensor_bytes: u64) -> Result<Vec<u8>, CheckpointError>
     let mut len = file.metadata().map_err(read_error)?.len();
     let mut bytes = Vec::new();
     if len <= bytes_max {
-        // A file may be longer than its metadata says.
+        // Limit the read, because a file may be longer than `File::metadata` says.
         file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(read_error)?;
         len = bytes.len() as u64;
     }
@@ -370,9 +372,9 @@ fn read_file(path: &Path, tensor_bytes: u64) -> Result<Vec<u8>, CheckpointError>
     Ok(bytes)
 }
 
-/// Returns an error if no run with `steps_per_epoch` steps in an epoch reaches this state. This check is necessary because
-/// the checkpoints of earlier versions have no hash of their metadata. Checkpoints of the first version may have another
-/// `steps_total`, because they do not record the batch size.
+/// Returns an error if a run with `steps_per_epoch` steps in each epoch cannot have this state. Checkpoints of
+/// earlier versions have no hash of their metadata, so only this function finds a wrong position. Checkpoints of the
+/// first version may have another `steps_total`, because they do not record the batch size.
 fn check_ranges(state: &TrainingState, steps_per_epoch: u64, is_format_1: bool) -> Result<(), String> {
     let Position { epoch, step, steps_total, momentum_start, loss_sum, .. } = state.position;
     if step >= steps_per_epoch {

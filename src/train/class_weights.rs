@@ -9,7 +9,7 @@ use std::str::FromStr;
 use super::data::DataError;
 
 /// The maximum size in bytes of a file with class weights.
-const FILE_BYTES_MAX: u64 = 1 << 24;
+const CLASS_WEIGHTS_FILE_BYTES_MAX: u64 = 1 << 24;
 
 /// How much the samples of each class count.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -22,7 +22,8 @@ pub enum ClassWeights {
     Balanced,
     /// A weight for each class, in the order of the classes.
     List(Vec<f32>),
-    /// A CSV file with two columns: the name of a class and its weight. The first row may be the header `class,weight`.
+    /// A CSV file with two columns: the name of a class and its weight. The first row may be the header
+    /// `class,weight`.
     File(PathBuf),
 }
 
@@ -59,7 +60,11 @@ pub(crate) fn check_class_weights(weights: &[f32]) -> Result<(), String> {
 
 impl ClassWeights {
     /// Returns the weight of each class. `counts` holds the number of training samples of each class.
-    pub(crate) fn resolve(&self, classes: &[String], counts: &[u64]) -> Result<Vec<f32>, DataError> {
+    pub(crate) fn weight_of_each_class(
+        &self,
+        classes: &[String],
+        counts: &[u64],
+    ) -> Result<Vec<f32>, DataError> {
         match self {
             Self::Equal => Ok(vec![1.0; classes.len()]),
             Self::Balanced => {
@@ -76,38 +81,40 @@ impl ClassWeights {
                         "{} weights are given, but the target has {} classes, in this order: {}",
                         weights.len(),
                         classes.len(),
-                        shorten(classes),
+                        join_first_classes(classes),
                     )));
                 }
                 Ok(weights.clone())
             }
-            Self::File(path) => read_file(path, classes),
+            Self::File(path) => read_weights_file(path, classes),
         }
     }
 }
 
 /// Returns the names of the classes, or only the first names if there are many.
-fn shorten(classes: &[String]) -> String {
-    const NAMES_MAX: usize = 20;
-    let names = classes.iter().take(NAMES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
-    if classes.len() > NAMES_MAX { names + ", ..." } else { names }
+fn join_first_classes(classes: &[String]) -> String {
+    const CLASSES_SHOWN_MAX: usize = 20;
+    let names = classes.iter().take(CLASSES_SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if classes.len() > CLASSES_SHOWN_MAX { names + ", ..." } else { names }
 }
 
-fn read_file(path: &Path, classes: &[String]) -> Result<Vec<f32>, DataError> {
+fn read_weights_file(path: &Path, classes: &[String]) -> Result<Vec<f32>, DataError> {
     let unreadable = |error| DataError::unreadable(path, error);
     let mut text = Vec::new();
-    // The length in the file's metadata is not enough: a device or a pipe has no length.
+    // Limit the read itself, because a device or a pipe has no length that could be checked.
     let file = File::open(path).map_err(unreadable)?;
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(unreadable)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        let problem = format!("has more than {FILE_BYTES_MAX} bytes, which is the limit for class weights");
+    file.take(CLASS_WEIGHTS_FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > CLASS_WEIGHTS_FILE_BYTES_MAX {
+        let problem = format!(
+            "has more than {CLASS_WEIGHTS_FILE_BYTES_MAX} bytes, which is the limit for class weights"
+        );
         return Err(DataError::malformed(path, problem));
     }
-    parse_file(&text, classes).map_err(|problem| DataError::malformed(path, problem))
+    parse_weights_file(&text, classes).map_err(|problem| DataError::malformed(path, problem))
 }
 
 /// Parses the content of a file of weights. An error names the line and the column.
-fn parse_file(text: &[u8], classes: &[String]) -> Result<Vec<f32>, String> {
+fn parse_weights_file(text: &[u8], classes: &[String]) -> Result<Vec<f32>, String> {
     let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
     let mut weights: Vec<Option<f32>> = vec![None; classes.len()];
     let mut reader =
@@ -127,7 +134,7 @@ fn parse_file(text: &[u8], classes: &[String]) -> Result<Vec<f32>, String> {
         let Some(class) = classes.iter().position(|class| class == name) else {
             return Err(format!(
                 "line {line}, column 1: the target has no class `{name}`; its classes are {}",
-                shorten(classes)
+                join_first_classes(classes)
             ));
         };
         let number = weight.parse().map_err(|_| format!("`{weight}` is not a number")).and_then(check_weight);
@@ -140,7 +147,7 @@ fn parse_file(text: &[u8], classes: &[String]) -> Result<Vec<f32>, String> {
     let Some(complete) = complete else {
         let missing = classes.iter().zip(&weights).filter(|(_, weight)| weight.is_none());
         let missing: Vec<String> = missing.map(|(class, _)| class.clone()).collect();
-        return Err(format!("has no weight for {}; add a line for each class", shorten(&missing)));
+        return Err(format!("has no weight for {}; add a line for each class", join_first_classes(&missing)));
     };
     check_class_weights(&complete)?;
     Ok(complete)
@@ -165,10 +172,13 @@ mod tests {
     /// scikit-learn's `compute_class_weight("balanced", ...)` gives these weights.
     #[test]
     fn balanced_weights_are_those_of_scikit_learn() {
-        let weights = ClassWeights::Balanced.resolve(&classes(), &[6, 2, 4]).unwrap();
+        let weights = ClassWeights::Balanced.weight_of_each_class(&classes(), &[6, 2, 4]).unwrap();
         assert_eq!(weights, [12.0 / 18.0, 2.0, 1.0]);
-        assert_eq!(ClassWeights::Equal.resolve(&classes(), &[6, 2, 4]).unwrap(), [1.0; 3]);
-        assert_eq!(ClassWeights::Balanced.resolve(&classes(), &[3, 0, 1]).unwrap()[..1], [2.0 / 3.0]);
+        assert_eq!(ClassWeights::Equal.weight_of_each_class(&classes(), &[6, 2, 4]).unwrap(), [1.0; 3]);
+        assert_eq!(
+            ClassWeights::Balanced.weight_of_each_class(&classes(), &[3, 0, 1]).unwrap()[..1],
+            [2.0 / 3.0]
+        );
     }
 
     #[test]
@@ -186,7 +196,7 @@ mod tests {
     #[test]
     fn a_file_must_name_each_class_once() {
         let text = "\u{feff}class,weight\r\ndog, 2\r\n\"newt, red\",0\r\ncat,1e-3\r\n";
-        assert_eq!(parse_file(text.as_bytes(), &classes()).unwrap(), [1e-3, 2.0, 0.0]);
+        assert_eq!(parse_weights_file(text.as_bytes(), &classes()).unwrap(), [1e-3, 2.0, 0.0]);
         for (text, expected) in [
             ("cat,1\ndog\n", "line 2 has 1 cells"),
             ("cat,1\n\ncow,2\n", "line 3, column 1: the target has no class `cow`; its classes are cat, dog"),
@@ -199,17 +209,17 @@ mod tests {
             ("", "has no weight for cat, dog"),
             ("cat,\u{0}\n", "not a number"),
         ] {
-            let error = parse_file(text.as_bytes(), &classes()).unwrap_err();
+            let error = parse_weights_file(text.as_bytes(), &classes()).unwrap_err();
             assert!(error.contains(expected), "{text:?}: {error}");
         }
-        assert!(parse_file(b"cat,\xff\n", &classes()).is_err());
+        assert!(parse_weights_file(b"cat,\xff\n", &classes()).is_err());
     }
 
     /// Regression test: before the fix, a device was read without a limit.
     #[test]
     fn files_without_an_end_are_refused() {
         let weights = ClassWeights::File("/dev/zero".into());
-        let error = weights.resolve(&classes(), &[1; 3]).unwrap_err().to_string();
+        let error = weights.weight_of_each_class(&classes(), &[1; 3]).unwrap_err().to_string();
         assert_eq!(error, "/dev/zero: has more than 16777216 bytes, which is the limit for class weights");
     }
 
@@ -220,7 +230,8 @@ mod tests {
             (vec![0.0; 3], "all weights are 0"),
             (vec![1.0, f32::INFINITY, 1.0], "`inf` is not a weight"),
         ] {
-            let error = ClassWeights::List(list).resolve(&classes(), &[1; 3]).unwrap_err().to_string();
+            let error =
+                ClassWeights::List(list).weight_of_each_class(&classes(), &[1; 3]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -1,14 +1,15 @@
 //! Clips gradients by their global norm (Pascanu et al. 2013).
 //!
-//! The norm is that of the reduced gradients, which are the same on all ranks, bit for bit. Every rank computes the norm in the
-//! same order of additions, so the clipped gradients are the same on all ranks too, and no message is needed.
+//! The norm is computed from the reduced gradients, which have the same bits on all ranks. Every rank computes the
+//! norm in the same order of additions, so the clipped gradients are the same on all ranks too, and no message is
+//! needed.
 
 /// The number of partial sums. Each partial sum is a chain of dependent additions, and a processor can work on
 /// several chains at once.
 const LANES: usize = 8;
 
 /// Returns the Euclidean norm of `values`, computed in f64.
-pub(crate) fn norm(values: &[f32]) -> f64 {
+pub(crate) fn euclidean_norm(values: &[f32]) -> f64 {
     let (blocks, rest) = values.as_chunks::<LANES>();
     let mut sums = [0.0_f64; LANES];
     for block in blocks {
@@ -21,17 +22,16 @@ pub(crate) fn norm(values: &[f32]) -> f64 {
 }
 
 /// Scales `gradients` so that their norm is at most `norm_max`, and returns the norm that they had. `PyTorch`'s
-/// `clip_grad_norm_` has the same formula. If the norm is not finite, the gradients stay unchanged: the next loss is then not
-/// finite, which ends the run with an error.
-pub(crate) fn clip(gradients: &mut [f32], norm_max: f32) -> f64 {
-    let norm = norm(gradients);
-    scale(gradients, norm, norm_max);
+/// `clip_grad_norm_` has the same formula. If the norm is not finite, the gradients stay unchanged: the next loss
+/// will not be finite, which ends the run with an error.
+pub(crate) fn clip_to_norm(gradients: &mut [f32], norm_max: f32) -> f64 {
+    let norm = euclidean_norm(gradients);
+    scale_to_norm(gradients, norm, norm_max);
     norm
 }
 
-/// Scales `gradients`, which are a part of gradients with the given norm, so that this norm is at most `norm_max`:
-/// see [`clip`].
-pub(crate) fn scale(gradients: &mut [f32], norm: f64, norm_max: f32) {
+/// Scales a part of the gradients like [`clip_to_norm`]. `norm` is the norm of all gradients, not only of this part.
+pub(crate) fn scale_to_norm(gradients: &mut [f32], norm: f64, norm_max: f32) {
     let factor = f64::from(norm_max) / (norm + 1e-6);
     if norm.is_finite() && factor < 1.0 {
         let factor = factor as f32;
@@ -57,19 +57,19 @@ mod tests {
             (vec![1e30, 1e30], 1.0, 1e30 * 2.0_f64.sqrt(), 0.5_f32.sqrt()),
         ] {
             let mut clipped = gradients.clone();
-            let found = clip(&mut clipped, norm_max);
+            let found = clip_to_norm(&mut clipped, norm_max);
             assert!((found - expected_norm).abs() <= 1e-6 * expected_norm, "{gradients:?}: {found}");
             let last = clipped.last().copied().unwrap_or_default();
             assert!((last - expected_last).abs() < 1e-5, "{gradients:?}: {last}");
-            assert!(norm(&clipped) <= f64::from(norm_max) * (1.0 + 1e-6), "{gradients:?}");
+            assert!(euclidean_norm(&clipped) <= f64::from(norm_max) * (1.0 + 1e-6), "{gradients:?}");
         }
     }
 
     #[test]
     fn a_norm_that_is_not_finite_changes_nothing() {
         let mut gradients = [f32::INFINITY, 1.0];
-        assert_eq!(clip(&mut gradients, 1.0), f64::INFINITY);
+        assert_eq!(clip_to_norm(&mut gradients, 1.0), f64::INFINITY);
         assert_eq!(gradients, [f32::INFINITY, 1.0]);
-        assert!(clip(&mut [f32::NAN], 1.0).is_nan());
+        assert!(clip_to_norm(&mut [f32::NAN], 1.0).is_nan());
     }
 }

@@ -32,9 +32,9 @@ pub struct Config {
     pub task: Option<Task>,
     /// Whether features and numeric targets are scaled to mean 0 and standard deviation 1.
     pub standardize: bool,
-    /// The update rule of the optimizer. `None` selects [`Rule::Accelerated`] if the model has no hidden layers, the data is a
-    /// table of at most 2^24 values, no batch size is given, the strategy is [`StrategySpec::AllReduce`], and the recipe suits
-    /// this rule. Otherwise, `None` selects [`Rule::Adam`].
+    /// The update rule of the optimizer. `None` selects [`Rule::Accelerated`] if the model has no hidden layers, the
+    /// data is a table of at most 2^24 values, no batch size is given, the strategy is [`StrategySpec::AllReduce`],
+    /// and the recipe suits this rule. In all other runs, `None` selects [`Rule::Adam`].
     pub rule: Option<Rule>,
     /// The learning rate. If `None`, a resumed run uses the rate of the checkpoint, and a new run uses the default
     /// for the rule and the model.
@@ -43,17 +43,18 @@ pub struct Config {
     pub weight_decay: f32,
     /// Options that change how the model is trained.
     pub recipe: Recipe,
-    /// The number of samples that all ranks together process in a step; at least 1. `None` selects the whole training set for
-    /// [`Rule::Accelerated`], and [`BATCH_SIZE_DEFAULT`](super::BATCH_SIZE_DEFAULT) for other rules.
+    /// The number of samples that all ranks together process in a step; at least 1. `None` selects the whole training
+    /// set for [`Rule::Accelerated`], and [`BATCH_SIZE_DEFAULT`](super::BATCH_SIZE_DEFAULT) for other rules.
     pub batch_size: Option<usize>,
-    /// The number of micro-batches into which each rank divides its part of a batch. The rank computes their gradients one after
-    /// the other and adds them, so it needs memory only for the activations of one micro-batch. The batch, the step and the
-    /// number of messages stay the same; the result is the same except for rounding.
+    /// The number of micro-batches into which each rank divides its part of a batch. The rank computes the gradients
+    /// of the micro-batches one after the other and adds them, so it needs memory only for the activations of one
+    /// micro-batch. The batch, the step and the number of messages stay the same; the result is the same except for
+    /// rounding.
     pub micro_batches: NonZeroU32,
     /// The number of passes over the training set, including the passes before a resumption. If `None`, a run with
     /// [`Rule::Accelerated`] whose batch is the whole training set ends when the loss no longer falls. Any other run
-    /// takes [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs, or more epochs if `batch_size` is `None` and these
-    /// epochs have fewer than [`STEPS_DEFAULT_MIN`](super::STEPS_DEFAULT_MIN) steps.
+    /// takes [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs, or more epochs if `batch_size` is `None`, until the
+    /// run has [`STEPS_DEFAULT_MIN`](super::STEPS_DEFAULT_MIN) steps.
     pub epochs: Option<u64>,
     /// The seed for the initial parameters and the order of the samples.
     pub seed: u64,
@@ -63,12 +64,12 @@ pub struct Config {
     /// pipeline's part of a batch. `None` selects 4 for each stage. If the part has fewer samples, each sample is a
     /// micro-batch.
     pub pipeline_micro_batches: Option<NonZeroU32>,
-    /// Options of the strategies with a parameter server.
+    /// The options of the strategies with a parameter server.
     pub parameter_server: ServerSettings,
     /// The format in which gradients, or changes of parameters, are sent.
     pub compression: Compression,
-    /// The size in bytes of a bucket of gradients. Each bucket is reduced while the backward pass computes the next bucket.
-    /// `None` reduces all gradients after the backward pass.
+    /// The size in bytes of a bucket of gradients. Each bucket is reduced while the backward pass computes the next
+    /// bucket. `None` reduces all gradients after the backward pass.
     pub bucket_bytes: Option<usize>,
     /// Where to save checkpoints. `None` saves no checkpoints.
     pub checkpoint: Option<Checkpoint>,
@@ -89,11 +90,11 @@ pub struct ServerSettings {
     pub staleness_aware: bool,
 }
 
-/// The default number of micro-batches for each stage. With m micro-batches and S stages, a rank waits for a share of
-/// (S - 1) / (m + S - 1) of each step, so it waits for at most a fifth of a step.
+/// The default number of micro-batches for each stage. With m micro-batches and S stages, a rank is idle during
+/// (S - 1) / (m + S - 1) of each step: with m = 4S, less than a fifth.
 const MICRO_BATCHES_PER_STAGE: u32 = 4;
 
-/// The default bound of the staleness with [`StrategySpec::PsAsync`], divided by the number of workers.
+/// The default staleness limit of [`StrategySpec::PsAsync`] is this number times the number of workers.
 const STALENESS_PER_WORKER: u64 = 16;
 
 /// Returns the default model for a task.
@@ -107,15 +108,15 @@ pub fn default_model(task: Task) -> ModelSpec {
 /// With Adam and a linear model, runs with at least this many steps have a smaller default rate.
 const LONG_RUN_STEPS: u64 = 10_000;
 
-/// Returns the default learning rate of a run with this number of `steps`. A model without hidden layers is convex and allows a
-/// larger rate for Adam. With SGD or momentum, linear regression needs a smaller rate, because the curvature of its loss grows
-/// with the number of features.
+/// Returns the default learning rate of a run with this number of `steps`. A model without hidden layers is convex
+/// and allows a larger rate for Adam. With SGD or momentum, linear regression needs a smaller rate, because the
+/// curvature of its loss grows with the number of features.
 ///
-/// Near the optimum of linear regression, Adam with a constant rate leaves an error that grows with the rate. A long run has
-/// enough steps to reach the optimum with a smaller rate, and so uses a smaller rate.
+/// Near the optimum of linear regression, Adam with a constant rate leaves an error that grows with the rate. A long
+/// run has enough steps to reach the optimum with a smaller rate, and so uses a smaller rate.
 ///
-/// The returned rate is not used for [`Rule::Accelerated`] with a model without hidden layers. The rate of such a run
-/// is 1 / (the largest curvature of its loss).
+/// A run with [`Rule::Accelerated`] and a model without hidden layers does not use the returned rate. It uses 1 /
+/// (the largest curvature of its loss).
 pub fn default_learning_rate(rule: Rule, model: &ModelSpec, steps: u64) -> f32 {
     match (rule, model) {
         (Rule::Adam(_) | Rule::AdamW(_), ModelSpec::Linear) if steps >= LONG_RUN_STEPS => 0.001,
@@ -145,7 +146,7 @@ impl Config {
     pub fn check(&self) -> Result<(), String> {
         self.check_parameter_server()?;
         self.check_checkpoint()?;
-        divided_model_options::check(self)?;
+        divided_model_options::check_divided_model_options(self)?;
         match (self.rule, self.strategy) {
             (Some(Rule::Accelerated), _) if !self.recipe.suits_accelerated() => {
                 Err("--schedule, --warmup, --scale-lr and --clip-norm do not apply to --optimizer accelerated, which \
@@ -173,7 +174,7 @@ impl Config {
     ///
     /// Returns a sentence that says which options name the same file.
     pub fn check_paths(&self) -> Result<(), String> {
-        output_paths::check(self)
+        output_paths::check_output_paths(self)
     }
 
     fn check_checkpoint(&self) -> Result<(), String> {

@@ -23,8 +23,7 @@ pub struct ConsoleOptions {
     pub display: ProgressDisplay,
     /// Which lines to write.
     pub lines: ConsoleLines,
-    /// Write a line whenever this number of further steps is complete. `None` writes a line only at the end of each
-    /// epoch.
+    /// Write a line each time this number of steps is complete. `None` writes a line only at the end of each epoch.
     pub log_interval: Option<NonZeroU64>,
 }
 
@@ -33,8 +32,8 @@ pub struct ConsoleOptions {
 pub enum ProgressDisplay {
     /// A progress bar on standard error, if standard error is a terminal.
     Bar,
-    /// A progress bar on standard error, which is a pipe to a program such as `ringrun`. That program shows the bar
-    /// on its own terminal.
+    /// A progress bar that is sent through a pipe on standard error. The program that reads the pipe, such as
+    /// `ringrun`, shows the bar on its own terminal.
     RelayedBar {
         /// The width in characters.
         columns: u16,
@@ -71,13 +70,13 @@ struct EpochProgress {
     step: u64,
     steps: u64,
     /// The steps since the epoch began.
-    all: Interval,
+    all: LogInterval,
     /// The steps since the last line of `--log-interval`.
-    logged: Interval,
+    logged: LogInterval,
 }
 
 /// The totals of consecutive steps.
-struct Interval {
+struct LogInterval {
     started: Instant,
     steps: u64,
     samples: u64,
@@ -85,7 +84,7 @@ struct Interval {
     loss: f64,
 }
 
-impl Interval {
+impl LogInterval {
     fn start() -> Self {
         Self { started: Instant::now(), steps: 0, samples: 0, loss: 0.0 }
     }
@@ -106,9 +105,9 @@ impl Interval {
 }
 
 impl<W: Write> Console<W> {
-    /// Creates an observer that writes lines to `out`.
+    /// Creates a console that writes lines to `out`.
     pub fn new(options: ConsoleOptions, out: W) -> Self {
-        let (all, logged) = (Interval::start(), Interval::start());
+        let (all, logged) = (LogInterval::start(), LogInterval::start());
         let epoch = EpochProgress { epoch: 0, epochs: 0, step: 0, steps: 0, all, logged };
         Self { options, out: Some(out), failure: None, epoch, bar: None }
     }
@@ -145,7 +144,7 @@ impl<W: Write> Observer for Console<W> {
     }
 
     fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64) {
-        let (all, logged) = (Interval::start(), Interval::start());
+        let (all, logged) = (LogInterval::start(), LogInterval::start());
         self.epoch = EpochProgress { epoch, epochs, step, steps, all, logged };
         let target = match self.options.display {
             ProgressDisplay::None => return,
@@ -177,7 +176,7 @@ impl<W: Write> Observer for Console<W> {
             let line = format!(
                 "epoch {epoch}/{epochs}, step {taken}/{steps}: loss {loss:.4}, lr {rate}, {speed:.0} samples/s"
             );
-            progress.logged = Interval::start();
+            progress.logged = LogInterval::start();
             self.notice(&line);
         }
     }
@@ -247,7 +246,7 @@ mod tests {
         assert_eq!(console.failure().map(io::Error::kind), Some(ErrorKind::StorageFull));
     }
 
-    fn record(step_times: Option<StepTimes>) -> EpochRecord {
+    fn make_record(step_times: Option<StepTimes>) -> EpochRecord {
         EpochRecord {
             epoch: 2,
             train_loss: 0.25,
@@ -272,7 +271,7 @@ mod tests {
             (Some(times), ", step 500.00 ms (compute 250.00, communication 150.00, data 100.00)"),
         ] {
             let mut text = Vec::new();
-            Console::new(ConsoleOptions::default(), &mut text).epoch_ended(3, Some(&record(step_times)));
+            Console::new(ConsoleOptions::default(), &mut text).epoch_ended(3, Some(&make_record(step_times)));
             let line = "epoch 2/3: train loss 0.2500, test loss 0.5000, test accuracy 0.8750, 1234 samples/s";
             assert_eq!(String::from_utf8(text).unwrap(), format!("{line}{expected}\n"));
         }
@@ -313,7 +312,7 @@ mod tests {
         let mut console = Console::new(options, &mut text);
         console.notice("a notice");
         console.warning("the loss is large");
-        console.epoch_ended(3, Some(&record(None)));
+        console.epoch_ended(3, Some(&make_record(None)));
         assert_eq!(String::from_utf8(text).unwrap(), "warning: the loss is large\n");
     }
 }

@@ -8,12 +8,13 @@ const CONVERGED_FRACTION: f64 = 1e-6;
 /// For a convex model, a longer run is advised if more than this fraction of the loss's total fall took place in the
 /// last tenth of the run. This fraction is small, because the run should reach the optimum of the loss.
 const STILL_FALLING_FRACTION_CONVEX: f64 = 0.001;
-/// For other models, a longer run is advised if more than this fraction of the loss's total fall took place in the last
-/// tenth of the run. This fraction is larger, because the training loss of these models may fall forever, even if
-/// the test loss rises.
+/// For other models, a longer run is advised if more than this fraction of the loss's total fall took place in the
+/// last tenth of the run. This fraction is larger, because the training loss of these models may fall forever, even
+/// if the test loss rises.
 const STILL_FALLING_FRACTION: f64 = 0.01;
 
-/// Returns whether the training loss has stopped changing. `constant_loss` is the mean loss of the best constant prediction.
+/// Returns whether the training loss has stopped changing. `constant_loss` is the mean loss of the best constant
+/// prediction.
 pub(crate) fn has_converged(history: &[EpochRecord], constant_loss: f64) -> bool {
     let [.., before, last] = history else { return false };
     (before.train_loss - last.train_loss).abs() < CONVERGED_FRACTION * constant_loss
@@ -40,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn falling_losses_and_converged_losses_are_distinguished() {
+    fn a_falling_loss_is_improving_and_a_constant_loss_has_converged() {
         let slow = history(|epoch| 1.0 - 0.0001 * epoch);
         let unfinished = history(|epoch| 0.5 + 0.5 * (-epoch / 20.0).exp());
         let finished = history(|epoch| 0.5 + 0.5 * (-epoch).exp());

@@ -1,5 +1,5 @@
-//! The learning rate of [`Rule::Accelerated`](super::optimizer::Rule): 1 / (the largest curvature of the loss). All ranks compute
-//! this rate together.
+//! The learning rate of [`Rule::Accelerated`](super::optimizer::Rule): 1 / (the largest curvature of the loss). All
+//! ranks compute this rate together.
 
 use ndarray::{Array2, s};
 
@@ -16,7 +16,7 @@ use crate::types::ReduceOp;
 const ITERATIONS_MAX: usize = 50;
 /// The number of samples that are read at once.
 const BLOCK_ROWS: usize = 256;
-/// The factor by which the computed eigenvalue is multiplied, because the power method approaches the eigenvalue from
+/// The computed eigenvalue is multiplied by this factor, because the power method approaches the true eigenvalue from
 /// below.
 const MARGIN: f64 = 1.05;
 
@@ -24,8 +24,8 @@ const MARGIN: f64 = 1.05;
 /// significant digits. Without rounding, the last bits of the rate would depend on the number of ranks, because this
 /// number changes the order of additions.
 ///
-/// The curvature of the squared error is twice the covariance of the features. The curvature of the cross-entropy is at most half
-/// of the covariance (Böhning 1992). For models with hidden layers, the covariance gives no bound.
+/// The curvature of the squared error is twice the covariance of the features. The curvature of the cross-entropy is
+/// at most half of the covariance (Böhning 1992). For models with hidden layers, the covariance gives no bound.
 pub(crate) fn safe_learning_rate(
     group: &mut Group,
     setup: &Setup,
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_rounded_down_to_three_digits() {
+    fn round_down_keeps_three_digits() {
         assert_eq!([0.123_99, 4.567, 1e-5].map(round_down), [0.123, 4.56, 1e-5]);
         assert_eq!([0.0, f64::NAN].map(round_down), [f32::MIN_POSITIVE; 2]);
     }

@@ -5,13 +5,13 @@ use super::optimizer::Rule;
 use super::strategies::StrategySpec;
 use crate::codec::Compression;
 
-/// Checks that all options fit a strategy that divides the model. Other strategies must not have options of such a
+/// Checks that the options fit a strategy that divides the model. Refuses `--micro-batches` with every other
 /// strategy.
 ///
 /// # Errors
 ///
 /// Returns a sentence that says which options do not fit together and what to do.
-pub(super) fn check(config: &Config) -> Result<(), String> {
+pub(super) fn check_divided_model_options(config: &Config) -> Result<(), String> {
     let strategy = config.strategy;
     if strategy.pipeline_shape().is_none() && config.pipeline_micro_batches.is_some() {
         return Err(format!(

@@ -12,8 +12,8 @@ const SPLIT_SEED: u64 = 1998;
 /// When to stop a run early.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Patience {
-    /// The run ends if the validation loss has not reached a new minimum for this many records in a row; at least 1. There is a
-    /// record for each epoch that is reported.
+    /// The run ends after this many consecutive records without a new minimum of the validation loss. At least 1.
+    /// Each reported epoch makes one record.
     pub records: u64,
     /// The fraction of the training set that is held out for validation: above 0 and below 1.
     pub validation_fraction: f64,
@@ -25,27 +25,26 @@ pub const VALIDATION_FRACTION_DEFAULT: f64 = 0.1;
 /// The record with the lowest validation loss so far.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct BestRecord {
-    /// The validation loss of this record. `None` before the first record; an infinite loss could not be written as
-    /// JSON.
+    /// The validation loss of this record. `None` before the first record, because JSON cannot hold an infinite loss.
     pub(crate) loss: Option<f64>,
     /// The epoch of this record, counted from 1; 0 before the first record.
     pub(crate) epoch: u64,
-    /// The number of records since this record.
+    /// The number of records after the best record.
     pub(crate) records_since: u64,
-    /// Whether [`Best::exchange`] has replaced the parameters of the run by those of this record. The run has then ended.
+    /// Whether the run has ended and now uses the parameters of this record.
     pub(crate) selected: bool,
 }
 
 /// The best parameters so far.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Best {
+pub(crate) struct BestParameters {
     pub(crate) record: BestRecord,
-    /// The parameters of the best record. If `record.selected`, the parameters of the last step, from which a resumed run
-    /// continues.
+    /// While the run continues: the parameters of the best record. After [`BestParameters::swap_parameters`]: the
+    /// parameters of the last step, from which a resumed run continues.
     pub(crate) parameters: Vec<f32>,
 }
 
-impl Best {
+impl BestParameters {
     /// Returns the state before the first record.
     pub(crate) fn new(parameters: &[f32]) -> Self {
         let record = BestRecord { loss: None, epoch: 0, records_since: 0, selected: false };
@@ -54,7 +53,7 @@ impl Best {
 
     /// Records the validation loss after `epoch`. If `loss` is a new minimum, keeps a copy of `parameters`. All ranks
     /// pass the same loss.
-    pub(crate) fn observe(&mut self, loss: f64, epoch: u64, parameters: &[f32]) {
+    pub(crate) fn keep_if_lowest_loss(&mut self, loss: f64, epoch: u64, parameters: &[f32]) {
         if self.record.loss.is_none_or(|best| loss < best) {
             self.record = BestRecord { loss: Some(loss), epoch, records_since: 0, selected: false };
             self.parameters.copy_from_slice(parameters);
@@ -63,16 +62,16 @@ impl Best {
         }
     }
 
-    /// Exchanges the parameters of the run and those of the best record. Called when a run ends, and when a completed
-    /// run is resumed.
-    pub(crate) fn exchange(&mut self, parameters: &mut Vec<f32>) {
+    /// Swaps `parameters` with the parameters of the best record. The caller swaps when a run ends, and swaps back
+    /// when a completed run is resumed.
+    pub(crate) fn swap_parameters(&mut self, parameters: &mut Vec<f32>) {
         std::mem::swap(&mut self.parameters, parameters);
         self.record.selected = !self.record.selected;
     }
 }
 
-/// Moves a part of the samples out of a training set and returns this part. A fixed shuffle chooses the samples.
-/// `fraction` is the size of the part, relative to that of the training set. Both sets keep the order of the samples.
+/// Moves `fraction` of the samples out of a training set and returns them as the validation set. A shuffle with a
+/// fixed seed chooses these samples. Both sets keep the order of the samples.
 ///
 /// # Errors
 ///
@@ -84,8 +83,8 @@ pub(crate) fn hold_out(samples: &mut Samples, fraction: f64) -> Result<Samples, 
     Ok(held_out)
 }
 
-/// Chooses the held-out samples of a training set with `count` samples, as [`hold_out`] does. Returns the indices of the
-/// samples that remain for training and of those that are held out, each in ascending order.
+/// Chooses the held-out samples of a training set with `count` samples, as [`hold_out`] does. Returns the indices of
+/// the training samples and the indices of the held-out samples, each in ascending order.
 pub(crate) fn hold_out_rows(count: usize, fraction: f64) -> Result<(Vec<usize>, Vec<usize>), DataError> {
     let taken = (count as f64 * fraction).round() as usize;
     if taken == 0 || taken >= count {
@@ -107,7 +106,7 @@ pub(crate) fn hold_out_rows(count: usize, fraction: f64) -> Result<(Vec<usize>, 
     Ok((sorted(training), sorted(validation)))
 }
 
-/// Returns a copy of the samples with these indices.
+/// Returns a copy of the samples whose indices are in `rows`.
 fn select(samples: &Samples, rows: &[usize]) -> Samples {
     let targets = match &samples.targets {
         Targets::Numbers(values) => Targets::Numbers(rows.iter().map(|&row| values[row]).collect()),
@@ -151,7 +150,7 @@ mod tests {
 
     #[test]
     fn the_first_of_the_lowest_losses_is_kept() {
-        let mut best = Best::new(&[0.0]);
+        let mut best = BestParameters::new(&[0.0]);
         for (epoch, loss, expected) in [
             (1, 3.0, (1, 0)),
             (2, 2.0, (2, 0)),
@@ -160,14 +159,14 @@ mod tests {
             (5, 1.0, (5, 0)),
             (6, 9.0, (5, 1)),
         ] {
-            best.observe(loss, epoch, &[epoch as f32]);
+            best.keep_if_lowest_loss(loss, epoch, &[epoch as f32]);
             assert_eq!((best.record.epoch, best.record.records_since), expected, "{epoch}");
             assert_eq!(best.parameters, [expected.0 as f32]);
         }
         let mut last = vec![6.0];
-        best.exchange(&mut last);
+        best.swap_parameters(&mut last);
         assert_eq!((last[0], best.parameters[0], best.record.selected), (5.0, 6.0, true));
-        best.exchange(&mut last);
+        best.swap_parameters(&mut last);
         assert_eq!((last[0], best.parameters[0], best.record.selected), (6.0, 5.0, false));
     }
 }

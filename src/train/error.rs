@@ -13,7 +13,7 @@ use crate::types::{Rank, debug_as_display};
 pub enum Phase {
     /// Reading the data and creating the model.
     Data,
-    /// Computing the steps of the training.
+    /// Computing the training steps.
     Training,
     /// Reading or writing a checkpoint, a report or a model file.
     Storage,
@@ -66,7 +66,7 @@ pub enum TrainError {
         /// The name of the data.
         name: String,
     },
-    /// Ranks hold different parameters. The only possible causes are corrupted memory and corrupted messages.
+    /// Ranks hold different parameters. The cause is corrupted memory or a corrupted message.
     #[error(
         "{} after epoch {epoch}: the memory of a host or the network between the hosts corrupted a value; resume from the last \
          checkpoint without --no-checksum; if the error occurs again, test the memory of the hosts of these ranks",
@@ -80,8 +80,8 @@ pub enum TrainError {
         /// The number of completed epochs.
         epoch: u64,
     },
-    /// The training diverged: the loss or a parameter is NaN or infinite, or the loss far exceeds that of a constant
-    /// prediction.
+    /// The training diverged: the loss or a parameter is NaN or infinite, or the loss is far above the loss of a
+    /// constant prediction.
     #[error("{0}")]
     Diverged(String),
     /// The parameter server, or this rank's connection with it, failed.
@@ -92,7 +92,7 @@ pub enum TrainError {
     Group(#[from] group::Error),
 }
 
-/// Returns the part of the message of [`TrainError::ParametersDiffer`] that names the ranks.
+/// Returns the beginning of the message of [`TrainError::ParametersDiffer`], which names the ranks.
 fn describe_differing_ranks(ranks: &[Rank], majority: bool) -> String {
     let names: Vec<String> = ranks.iter().map(Rank::to_string).collect();
     let names = names.join(", ");

@@ -7,12 +7,12 @@ use ndarray::s;
 use super::data::{Samples, Standardizer};
 use super::model::{LossSums, Network, Workspace};
 
-/// All that a rank needs to evaluate samples.
+/// The inputs and the memory that a rank needs to evaluate samples.
 pub(crate) struct EvaluationWork<'a> {
     pub(crate) network: &'a Network,
-    /// The parameters that this rank holds.
+    /// This rank's parameters: all parameters, or a part of them if the strategy divides the model.
     pub(crate) parameters: &'a [f32],
-    /// Memory for the whole model. Has no rows if the strategy divides the model.
+    /// Memory for an evaluation with the whole model. Has no rows if the strategy divides the model.
     pub(crate) workspace: &'a mut Workspace,
     pub(crate) samples: &'a Samples,
     pub(crate) standardizer: Option<&'a Standardizer>,

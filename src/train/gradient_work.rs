@@ -1,4 +1,4 @@
-//! The gradient of one rank's samples, in one piece or accumulated over micro-batches.
+//! Computes the gradient of one rank's samples, at once or summed over micro-batches.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -9,36 +9,38 @@ use ndarray::s;
 use super::data::{Samples, Standardizer};
 use super::model::{EarlierGradients, LossSums, Network, StepSeed, TrainingBatch, Workspace};
 
-/// The computation of the gradient of one rank's samples.
+/// The inputs and the memory that a rank needs to compute the gradient of its samples.
 pub(crate) struct GradientWork<'a> {
     pub(crate) network: &'a Network,
     pub(crate) parameters: &'a [f32],
     /// The memory to which the gradient is written.
     pub(crate) gradients: &'a mut [f32],
-    /// Has at least [`micro_batch_rows`] rows.
+    /// A workspace with at least [`micro_batch_rows`] rows.
     pub(crate) workspace: &'a mut Workspace,
     pub(crate) train: &'a Samples,
     pub(crate) standardizer: Option<&'a Standardizer>,
     /// This rank's samples, as indices of `train`.
     pub(crate) samples: &'a [u32],
-    /// The number of samples of all ranks together in this step.
+    /// The size of the global batch: the number of samples of all ranks in this step.
     pub(crate) batch_len: usize,
     /// The number of micro-batches into which `samples` are divided.
     pub(crate) micro_batches: NonZeroU32,
     /// The seed and the number of the step.
     pub(crate) step: StepSeed,
-    /// The time for gathering the features of the samples is added here.
+    /// The total time for gathering features. [`differentiate`](Self::differentiate) adds to it.
     pub(crate) data_time: &'a mut Duration,
 }
 
-/// Returns the number of samples in the longest of `micro_batches` micro-batches of `len` samples: at least 1.
+/// Returns the number of samples in the longest micro-batch if `len` samples are divided into `micro_batches`. At
+/// least 1.
 pub(crate) fn micro_batch_rows(len: usize, micro_batches: NonZeroU32) -> usize {
     len.div_ceil(micro_batches.get() as usize).max(1)
 }
 
 impl GradientWork<'_> {
-    /// Computes the gradient of `weight` times the sum of the losses. The gradients of the micro-batches are added. During the
-    /// last micro-batch, calls `on_ready` with each range of final gradients: see [`Network::differentiate`].
+    /// Computes the gradient of `weight` times the sum of the losses. Adds the gradients of all micro-batches. During
+    /// the last micro-batch, calls `on_ready` for each range of gradients as soon as the range is final: see
+    /// [`Network::differentiate`].
     pub(crate) fn differentiate(
         self,
         weight: f32,
@@ -98,8 +100,8 @@ mod tests {
     use crate::train::model::Loss;
     use crate::train::random;
 
-    /// Micro-batches may have different lengths, and there may be fewer samples than micro-batches. In each case, the
-    /// gradient is that of all samples at once, and the ranges of final gradients are the same.
+    /// Tests micro-batches of different lengths, and fewer samples than micro-batches. The gradient and the ranges
+    /// must be the same as without micro-batches.
     #[test]
     fn the_gradients_of_micro_batches_add_up() {
         let mut stream = random::stream("test", 1, 2);

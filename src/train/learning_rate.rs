@@ -1,8 +1,8 @@
 //! The learning rate of each step: the schedule and the warm-up.
 //!
 //! The rate depends on the number of the step alone, so a resumed run has the same rates as an uninterrupted run. All
-//! ranks compute the same bits: the formulas use only operations that round in the same way on every host. (`cos` and
-//! `powi` may round differently.)
+//! hosts compute the same bits. The standard library's `cos` and `powi` are not used, because their rounding may
+//! differ between hosts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,20 +20,20 @@ pub enum RateSchedule {
     Step {
         /// The number of epochs between two changes; at least 1.
         epochs: u64,
-        /// The factor; above 0 and at most 1.
+        /// The rate is multiplied by this factor. Above 0 and at most 1.
         factor: f64,
     },
-    /// The rate falls to 0 at the end of the run, along half a period of a cosine (Loshchilov and Hutter 2017). The fall begins
-    /// after the warm-up.
+    /// After the warm-up, the rate falls along half a period of a cosine to 0 at the end of the run (Loshchilov and
+    /// Hutter 2017).
     Cosine,
 }
 
 /// The first steps of a run, in which the learning rate grows linearly to its full value (Goyal et al. 2017).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Warmup {
-    /// This number of steps. 0 means no warm-up.
+    /// The warm-up takes this number of steps. 0 means no warm-up.
     Steps(u64),
-    /// The steps of this number of epochs.
+    /// The warm-up takes this number of epochs.
     Epochs(u64),
 }
 
@@ -44,10 +44,10 @@ impl Default for Warmup {
 }
 
 /// The maximum number of steps or epochs of a schedule.
-const COUNT_MAX: u64 = 1 << 40;
+const SCHEDULE_COUNT_MAX: u64 = 1 << 40;
 
 fn parse_count(text: &str) -> Option<u64> {
-    text.parse().ok().filter(|count| (1..=COUNT_MAX).contains(count))
+    text.parse().ok().filter(|count| (1..=SCHEDULE_COUNT_MAX).contains(count))
 }
 
 impl FromStr for RateSchedule {
@@ -136,14 +136,14 @@ impl LearningRates {
     }
 
     /// Returns the rate of step `step`, counted from 0. `peak` is the rate after the warm-up.
-    pub(crate) fn rate(&self, peak: f32, step: u64) -> f32 {
+    pub(crate) fn rate_at_step(&self, peak: f32, step: u64) -> f32 {
         let factor = match self.schedule {
             RateSchedule::Constant => 1.0,
             RateSchedule::Step { epochs, factor } => power(factor, step / self.steps_per_epoch / epochs),
             RateSchedule::Cosine => {
                 let done = step.saturating_sub(self.warmup_steps);
                 let all = self.steps - self.warmup_steps;
-                0.5 * (1.0 + cosine_of_half_turns(done as f64 / all as f64))
+                0.5 * (1.0 + cosine_of_pi_times(done as f64 / all as f64))
             }
         };
         let warmth =
@@ -153,13 +153,13 @@ impl LearningRates {
 }
 
 /// Returns the cosine of `fraction` * pi, with an error of at most 1e-15. `fraction` is from 0 to 1.
-fn cosine_of_half_turns(fraction: f64) -> f64 {
+fn cosine_of_pi_times(fraction: f64) -> f64 {
     if fraction > 0.5 {
-        return -cosine_of_half_turns(1.0 - fraction.min(1.0));
+        return -cosine_of_pi_times(1.0 - fraction.min(1.0));
     }
     let angle = fraction * std::f64::consts::PI;
     let (mut term, mut sum) = (1.0, 1.0);
-    // The Taylor series. For angles of up to a quarter turn, the terms after the twelfth are below 1e-17.
+    // The Taylor series. For angles up to pi / 2, every term after the twelfth is below 1e-17.
     for index in 1..=12 {
         let n = f64::from(2 * index);
         term *= -angle * angle / (n * (n - 1.0));
@@ -190,7 +190,8 @@ mod tests {
         }
     }
 
-    /// The rates of these steps were computed by hand. `PyTorch`'s `StepLR` and `CosineAnnealingLR` give the same rates.
+    /// The expected rates were computed by hand. They equal the rates of `PyTorch`'s `StepLR` and
+    /// `CosineAnnealingLR`.
     #[test]
     fn each_schedule_gives_the_expected_rates() {
         let constant = RateSchedule::Constant;
@@ -216,7 +217,7 @@ mod tests {
         ];
         for (schedule, warmup, at, expected) in cases {
             let rates = LearningRates::new(schedule, warmup, 4, 5).unwrap();
-            let found = f64::from(rates.rate(2.0, at));
+            let found = f64::from(rates.rate_at_step(2.0, at));
             assert!((found - 2.0 * expected).abs() < 1e-7, "{schedule} {warmup} {at}: {found}");
         }
         let error = LearningRates::new(RateSchedule::Cosine, Warmup::Epochs(5), 4, 5).unwrap_err();
@@ -228,7 +229,7 @@ mod tests {
         for index in 0..=1000 {
             let fraction = f64::from(index) / 1000.0;
             let expected = (fraction * std::f64::consts::PI).cos();
-            assert!((cosine_of_half_turns(fraction) - expected).abs() < 2e-15, "{fraction}");
+            assert!((cosine_of_pi_times(fraction) - expected).abs() < 2e-15, "{fraction}");
         }
     }
 
@@ -236,6 +237,6 @@ mod tests {
     #[test]
     fn rates_stay_finite_after_the_planned_end() {
         let rates = LearningRates::new(RateSchedule::Cosine, Warmup::Steps(2), 4, 5).unwrap();
-        assert_eq!(rates.rate(1.0, u64::MAX), 0.0);
+        assert_eq!(rates.rate_at_step(1.0, u64::MAX), 0.0);
     }
 }

@@ -1,11 +1,12 @@
 //! Training: data, models, optimizers, the step loop and its checkpoints. This module communicates only through the public API
 //! of [`Group`](crate::Group).
 //!
-//! All ranks draw the same batches, and each rank computes the gradients of its part of every batch ([`Batches`], [`part`]).
-//! With the default strategy, these gradients are already divided by the size of the global batch. The ranks sum these
-//! gradients, and every rank takes the same step. So the result of a run does not depend on the number of ranks, except for
-//! rounding: the number of ranks changes the order in which floating-point numbers are added. With other strategies
-//! ([`StrategySpec`]), each rank takes steps alone, and the ranks average their parameters.
+//! All ranks draw the same batches, and each rank computes the gradients of its part of every batch ([`Batches`],
+//! [`part`]). With the default strategy, each rank divides its gradients by the size of the global batch. The ranks
+//! sum their gradients, and every rank takes the same step. So the result of a run does not depend on the number of
+//! ranks, except for rounding: the number of ranks changes the order in which floating-point numbers are added. Some
+//! other strategies ([`StrategySpec`]) let each rank take steps alone and average the parameters of the ranks, or
+//! divide the model over the ranks.
 
 pub(crate) mod atomic_file;
 mod batches;

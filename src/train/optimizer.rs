@@ -17,13 +17,12 @@ pub struct Optimizer {
     pub rule: Rule,
     /// The learning rate of the next step. A caller with a schedule changes the rate before each step.
     pub learning_rate: f32,
-    /// The weight decay, for biases too. [`Rule::AdamW`] subtracts `learning_rate * weight_decay` times a parameter
-    /// from this parameter, and [`Rule::Lamb`] adds `weight_decay` times a parameter to the step of this parameter.
-    /// All other rules add `weight_decay` times a parameter to its gradient (L2 regularization). `PyTorch`'s
-    /// optimizers of the same names do the same.
+    /// The weight decay, also of biases. For a parameter p, [`Rule::AdamW`] subtracts `learning_rate * weight_decay *
+    /// p` from p. [`Rule::Lamb`] adds `weight_decay * p` to the step before scaling. All other rules add
+    /// `weight_decay * p` to the gradient of p (L2 regularization), as `PyTorch` does.
     pub weight_decay: f32,
-    /// The maximum norm of the gradients of a step. [`step`](Self::step) scales gradients with a larger norm. A
-    /// caller of [`update`](Self::update) has to scale the gradients first.
+    /// The maximum norm of the gradients of a step. [`step`](Self::step) scales gradients with a larger norm.
+    /// [`update`](Self::update) does not scale gradients.
     pub clip_norm: Option<f32>,
     /// The number of steps taken.
     pub steps: u64,
@@ -31,8 +30,8 @@ pub struct Optimizer {
     pub momentum_start: u64,
     /// The dot product of velocity and gradient in the current step. This product is positive if the velocity points uphill.
     ascent: f64,
-    /// The range of each tensor in the vector of all parameters, in increasing order. [`Rule::Lamb`] scales the step
-    /// of each tensor. A new optimizer treats all parameters as one tensor.
+    /// The range of each tensor in the vector of all parameters, in increasing order. Used by [`Rule::Lamb`]. After
+    /// [`new`](Self::new), all parameters are one tensor.
     pub tensors: Vec<Range<usize>>,
     /// The vectors named by [`Rule::state_names`], each as long as the parameters.
     pub state: Vec<Vec<f32>>,
@@ -58,7 +57,7 @@ impl Optimizer {
     /// Clips the gradients and takes a step. May change `gradients`.
     pub fn step(&mut self, parameters: &mut [f32], gradients: &mut [f32]) {
         if let Some(norm_max) = self.clip_norm {
-            clipping::clip(gradients, norm_max);
+            clipping::clip_to_norm(gradients, norm_max);
         }
         self.begin();
         self.update(0..parameters.len(), parameters, gradients);
@@ -75,14 +74,14 @@ impl Optimizer {
     ///
     /// # Panics
     ///
-    /// If `range` exceeds the parameters or the state vectors, or if its length differs from the length of `gradients`.
+    /// If `range` exceeds the parameters or the state vectors, or if `gradients` does not have the length of `range`.
     pub fn update(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &mut [f32]) {
         assert_eq!(gradients.len(), range.len(), "there must be one gradient for each parameter");
         let parameters = &mut parameters[range.clone()];
         let (rate, decay) = (self.learning_rate, self.weight_decay);
         match self.rule {
             _ if decay == 0.0 => {}
-            Rule::AdamW(_) => kernels::shrink(parameters, rate, decay),
+            Rule::AdamW(_) => kernels::decay_weights(parameters, rate, decay),
             Rule::Lamb(_) => {}
             _ => gradients.iter_mut().zip(&*parameters).for_each(|(g, p)| *g += decay * p),
         }
@@ -112,8 +111,8 @@ impl Optimizer {
         }
     }
 
-    /// Finishes a step. [`Rule::Accelerated`] moves all parameters along the velocity. [`Rule::Lamb`] changes the
-    /// parameters only here, because the step of a parameter depends on the norms of its whole tensor.
+    /// Finishes a step. [`Rule::Accelerated`] moves all parameters along the velocity here. [`Rule::Lamb`] takes its
+    /// whole step here, because the step depends on the norm of each tensor.
     pub fn finish(&mut self, parameters: &mut [f32]) {
         match (self.rule, self.state.as_slice()) {
             (Rule::Accelerated, [_]) => self.finish_accelerated(parameters),
@@ -137,12 +136,12 @@ impl Optimizer {
     }
 }
 
-/// Returns the momentum of [`Rule::Accelerated`]. `steps` is the number of steps since the momentum was 0.
+/// Returns the momentum of [`Rule::Accelerated`]. `steps` counts from the last step with momentum 0.
 fn accelerated_momentum(steps: u64) -> f32 {
     (steps as f64 / (steps as f64 + 3.0)) as f32
 }
 
-/// Returns `base` to the power of `exponent`, computed by squaring, because `powi` may round differently on different hosts.
+/// Returns `base` to the power of `exponent`. Does not use `powi`, whose rounding may differ between hosts.
 pub(crate) fn power(base: f64, mut exponent: u64) -> f64 {
     let mut square = base;
     let mut result = 1.0;
@@ -185,8 +184,8 @@ mod tests {
             (Rule::Momentum { momentum: 0.9 }, 0.1, 0.0, [0.8, 0.46, 0.062]),
             (Rule::Momentum { momentum: 0.0 }, 0.1, 0.0, [0.8, 0.64, 0.512]),
             (Rule::Nesterov { momentum: 0.0 }, 0.1, 0.0, [0.8, 0.64, 0.512]),
-            // Each step first subtracts lr g from the parameter, which gives 0.8, 0.6 and 0.416 in the three steps. The
-            // step then adds m' v, where m' is 0.25, 0.4 and 0.5.
+            // Each step subtracts lr g from the parameter, which gives 0.8, 0.6 and 0.416. Then it adds momentum * v,
+            // with the momentum 0.25, 0.4 and 0.5.
             (Rule::Accelerated, 0.1, 0.0, [0.75, 0.52, 0.324]),
             (Rule::Adam(AdamOptions::DEFAULT), 0.1, 0.0, [0.9, 0.800_412, 0.701_586_5]),
         ];
@@ -215,8 +214,8 @@ mod tests {
         }
         parts.finish(&mut found);
         assert_eq!(found, expected);
-        // The first step of Adam is the sign of the gradient. The first tensor has two parameters and the norm 5, so
-        // the norm of its Adam step is sqrt 2.
+        // Each element of Adam's first step is 1 or -1. The tensor (3, 4) has the norm 5, and the norm of its Adam
+        // step is sqrt 2.
         let step = 0.1 * 5.0 / 2.0_f32.sqrt();
         for (found, expected) in found.iter().zip([3.0 - step, 4.0 + step, -0.1, -0.1, -7.7]) {
             assert!((found - expected).abs() < 1e-5, "{found} {expected}");
@@ -224,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn power_gives_the_expected_values() {
+    fn power_equals_powi_and_accepts_the_largest_exponent() {
         assert_eq!(power(0.5, 0), 1.0);
         assert_eq!(power(0.5, 13), 0.5_f64.powi(13));
         assert!(power(0.999, u64::MAX) == 0.0);

@@ -1,4 +1,4 @@
-//! Checks that a run does not write a file over another file of the same run.
+//! Checks that a run does not write two outputs to the same file, or an output over an input.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use super::class_weights::ClassWeights;
 use super::config::Config;
 use super::tensorboard::TensorBoard;
 
-/// Checks that the report, the model file, the checkpoint, the files with curves and the files that the run reads are
+/// Checks that the outputs of a run (report, model file, checkpoint, files with curves) and its input files are all
 /// different files.
 ///
 /// # Errors
 ///
-/// A sentence that names the options of two equal files and says what to do.
-pub(super) fn check(config: &Config) -> Result<(), String> {
+/// If two options name the same file. The error names both options and says what to do.
+pub(super) fn check_output_paths(config: &Config) -> Result<(), String> {
     let mut files: Vec<(&str, PathBuf)> = Vec::new();
     let mut add = |option, path: &Path| files.push((option, path.to_owned()));
     for path in config.source.files() {
@@ -34,7 +34,7 @@ pub(super) fn check(config: &Config) -> Result<(), String> {
     config.report.iter().for_each(|path| add("--report", path));
     config.model_file.iter().for_each(|path| add("--save-model", path));
     config.curves.plot.iter().for_each(|path| add("--plot", path));
-    // Checkpoints and the new files of --tensorboard may be in the same directory.
+    // The checkpoint directory may also be the directory of `--tensorboard`, which only adds files with new names.
     let checkpoint = config.checkpoint.as_ref().map(|checkpoint| resolve(&checkpoint.directory));
     if let Some(TensorBoard { directory, .. }) = &config.curves.tensorboard
         && checkpoint != Some(resolve(directory))
@@ -60,13 +60,13 @@ pub(crate) fn replaces(output: &Path, other: &Path) -> bool {
     is_replaced(output) && resolve(output) == resolve(other)
 }
 
-/// Returns whether writing to `path` replaces what was written before. This is not so for a pipe or a device, such as
+/// Returns whether writing to `path` replaces earlier content. Returns `false` for pipes and devices, such as
 /// `/dev/null`.
 fn is_replaced(path: &Path) -> bool {
     fs::metadata(path).map_or(true, |metadata| metadata.is_file() || metadata.is_dir())
 }
 
-/// Returns the absolute path without symbolic links. The end of the path may be missing.
+/// Returns the absolute path without symbolic links. The last components of the path need not exist.
 fn resolve(path: &Path) -> PathBuf {
     if let Ok(found) = fs::canonicalize(path) {
         return found;

@@ -1,8 +1,8 @@
-//! How the parameters of a model are divided over the ranks of a job.
+//! Divides the parameters of a model over the ranks of a job.
 //!
-//! A part is a set of parameters that one rank holds. Each parameter belongs to exactly one part, and several ranks
-//! may hold the same part: these ranks are the replicas of the part. With a strategy that does not divide the model,
-//! there is one part, and all ranks are its replicas.
+//! A part is a set of parameters that one rank holds. Each parameter belongs to exactly one part. Several ranks may
+//! hold the same part. These ranks are the replicas of the part. If the strategy does not divide the model, there is
+//! one part, and all ranks are replicas.
 
 use std::ops::Range;
 
@@ -13,20 +13,20 @@ use crate::group::Error;
 use crate::types::{Rank, WorldSize};
 
 /// The tag of the messages that carry parts.
-const TAG: u32 = 3;
+const MODEL_PART_TAG: u32 = 3;
 
 /// The parts of a model, and the part that this rank holds.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct ModelPartition {
-    /// For each part, the ranges of the parameters that belong to it, in increasing order. A rank keeps the
-    /// parameters of its part in one vector, in this order.
+    /// The ranges of the parameters of each part, in increasing order. A rank keeps the parameters of its part in one
+    /// vector, in the order of the ranges.
     parts: Vec<Vec<Range<usize>>>,
     parameter_count: usize,
     place: PartPlace,
 }
 
-/// The part that a rank holds, and the place of the rank among the replicas of this part. The replicas of a part have
-/// adjacent ranks, so that ranks of the same host sum the gradients of a part.
+/// The part that a rank holds, and the index of the rank among the replicas of this part. Replicas of a part have
+/// adjacent ranks, so that mostly ranks of the same host sum the gradients of a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PartPlace {
     pub(crate) part: usize,
@@ -36,13 +36,13 @@ pub(crate) struct PartPlace {
 }
 
 impl PartPlace {
-    /// Returns the place of `rank` if each part has this number of replicas.
+    /// Returns the place of `rank` if each part has `replicas` replicas.
     fn new(rank: Rank, replicas: WorldSize) -> Self {
         let replica = Rank::new(rank.get() % replicas.get());
         Self { part: rank.index() / replicas.as_usize(), replica, replicas }
     }
 
-    /// Returns the rank that holds another part for the same samples.
+    /// Returns the rank that holds part `part` and processes the same samples as this rank.
     pub(crate) fn rank_with_part(self, part: usize) -> Rank {
         Rank::new(part as u32 * self.replicas.get() + self.replica.get())
     }
@@ -53,7 +53,7 @@ impl ModelPartition {
     ///
     /// # Errors
     ///
-    /// Returns a sentence that says what to do, if the strategy needs another number of ranks or another model.
+    /// If the strategy cannot use this number of ranks or this model. The sentence says what to do.
     pub(crate) fn new(
         strategy: StrategySpec,
         network: &Network,
@@ -77,7 +77,7 @@ impl ModelPartition {
         Ok(Self { parts, parameter_count, place: PartPlace::new(rank, replicas) })
     }
 
-    /// Returns the place of this rank.
+    /// Returns the part and the replica of this rank.
     pub(crate) fn place(&self) -> PartPlace {
         self.place
     }
@@ -96,8 +96,8 @@ impl ModelPartition {
         self.parts[part].iter().map(Range::len).sum()
     }
 
-    /// Returns the ranges of this rank's vector that hold the parameters of each tensor. `tensors` has the ranges of
-    /// all tensors in the vector of all parameters, in increasing order.
+    /// Returns the range of each tensor in this rank's vector of parameters. `tensors` holds the ranges of all
+    /// tensors in the vector of the whole model, in increasing order.
     pub(crate) fn own_tensors(&self, tensors: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
         let mut start = 0;
         let mut own = Vec::new();
@@ -112,7 +112,8 @@ impl ModelPartition {
         own
     }
 
-    /// Returns the initial parameters of this rank. Needs memory for the largest layer in addition to the result.
+    /// Returns the initial parameters of this rank. If the model is divided, allocates temporary memory for only one
+    /// layer at a time.
     pub(crate) fn initialize(&self, network: &Network, seed: u64) -> Vec<f32> {
         if self.is_whole() {
             return network.initialize(seed);
@@ -131,28 +132,29 @@ impl ModelPartition {
         own
     }
 
-    /// Collects a vector with one value for each parameter: rank 0 returns the vector of the whole model, and the
-    /// other ranks return `None`. `own` has the values of this rank's part. All ranks must call this function.
+    /// Collects a vector with one value for each parameter of the model on rank 0. `own` holds the values of this
+    /// rank's part. Rank 0 returns the vector, and all other ranks return `None`. All ranks must call this function.
     pub(crate) fn gather(&self, runtime: &mut dyn Runtime, own: &[f32]) -> Result<Option<Vec<f32>>, Error> {
         let PartPlace { part, replica, .. } = self.place;
         if replica != Rank::ZERO {
             return Ok(None);
         }
         if part > 0 {
-            runtime.start_send(own.to_vec(), Rank::ZERO, TAG)?.wait()?;
+            runtime.start_send(own.to_vec(), Rank::ZERO, MODEL_PART_TAG)?.wait()?;
             return Ok(None);
         }
         let mut whole = vec![0.0; self.parameter_count];
         self.copy_part(0, own, &mut whole);
         for part in 1..self.parts.len() {
             let sender = self.place.rank_with_part(part);
-            let values = runtime.start_receive(vec![0.0; self.count(part)], sender, TAG)?.wait()?;
+            let values =
+                runtime.start_receive(vec![0.0; self.count(part)], sender, MODEL_PART_TAG)?.wait()?;
             self.copy_part(part, &values, &mut whole);
         }
         Ok(Some(whole))
     }
 
-    /// Copies the values of a part to their places in the vector of the whole model.
+    /// Copies the values of part `part` to their positions in the vector of the whole model.
     fn copy_part(&self, part: usize, values: &[f32], whole: &mut [f32]) {
         let mut rest = values;
         for range in &self.parts[part] {
@@ -162,29 +164,29 @@ impl ModelPartition {
         }
     }
 
-    /// Replaces `vector` by this rank's part of the vector of rank 0. On rank 0, `vector` has a value for each
-    /// parameter of the model. The other ranks pass a vector as long as their part. All ranks must call this
+    /// Replaces `vector` by this rank's part of the vector of rank 0. On rank 0, `vector` has one value for each
+    /// parameter of the model. All other ranks pass a vector of the length of their part. All ranks must call this
     /// function.
     pub(crate) fn distribute(&self, runtime: &mut dyn Runtime, vector: &mut Vec<f32>) -> Result<(), Error> {
         let (rank, size) = runtime.place();
         if rank != Rank::ZERO {
-            *vector = runtime.start_receive(std::mem::take(vector), Rank::ZERO, TAG)?.wait()?;
+            *vector = runtime.start_receive(std::mem::take(vector), Rank::ZERO, MODEL_PART_TAG)?.wait()?;
             return Ok(());
         }
         for other in size.ranks().skip(1) {
             let part = PartPlace::new(other, self.place.replicas).part;
-            runtime.start_send(self.select(part, vector), other, TAG)?.wait()?;
+            runtime.start_send(self.select(part, vector), other, MODEL_PART_TAG)?.wait()?;
         }
         *vector = self.select(0, vector);
         Ok(())
     }
 
-    /// Returns the values of a part, from the vector of the whole model.
+    /// Returns the values of part `part` from the vector of the whole model.
     fn select(&self, part: usize, whole: &[f32]) -> Vec<f32> {
         self.parts[part].iter().flat_map(|range| &whole[range.clone()]).copied().collect()
     }
 
-    /// Returns a line that says how many parameters each rank holds.
+    /// Returns a sentence for the user that says how many parameters each rank holds.
     pub(crate) fn describe(&self) -> String {
         let counts = || (0..self.parts.len()).map(|part| self.count(part));
         let (least, most) = (counts().min().unwrap_or_default(), counts().max().unwrap_or_default());
@@ -193,8 +195,7 @@ impl ModelPartition {
     }
 }
 
-/// Returns the range of the indices that are in both ranges. The result is an empty range within `second` if there
-/// are none.
+/// Returns the intersection of two ranges. If the intersection is empty, returns an empty range within `second`.
 fn overlap(first: &Range<usize>, second: &Range<usize>) -> Range<usize> {
     let start = first.start.clamp(second.start, second.end);
     start..first.end.clamp(start, second.end)

@@ -5,16 +5,16 @@ mod chart;
 
 use std::fmt::Write as _;
 
-use self::chart::{Area, Chart, Curve, write_text};
+use self::chart::{Chart, Curve, PlotArea, write_text};
 use super::data::Task;
 use super::report::{EpochRecord, Report};
 
-/// The width of a chart, and the height of the picture, in pixels.
+/// In pixels: the width of a chart, and the height of the picture.
 const CHART_WIDTH: f64 = 520.0;
-const HEIGHT: f64 = 420.0;
+const PICTURE_HEIGHT: f64 = 420.0;
 /// The height in pixels of the title line above the charts.
 const TITLE_HEIGHT: f64 = 34.0;
-/// The maximum number of characters of the title line for each chart below it.
+/// A picture with n charts has a title of at most n times this number of characters.
 const TITLE_CHARACTERS: usize = 70;
 
 /// Colors that people with color blindness can distinguish (Okabe and Ito 2008).
@@ -22,8 +22,8 @@ const BLUE: &str = "#0072b2";
 const ORANGE: &str = "#d55e00";
 const GREEN: &str = "#009e73";
 
-/// Draws the losses of the epochs, and the accuracy or R² of the test set if there is one. The picture is a complete SVG
-/// document.
+/// Draws the losses of all epochs, and the accuracy or R² of the test set if there is a test set. Returns a complete
+/// SVG document.
 pub(super) fn draw_curves(report: &Report, task: Task) -> String {
     let charts: Vec<Chart> = [loss_chart(report, task), metric_chart(report)]
         .into_iter()
@@ -33,7 +33,7 @@ pub(super) fn draw_curves(report: &Report, task: Task) -> String {
     let mut svg = String::new();
     let _ = writeln!(
         svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{HEIGHT}\" viewBox=\"0 0 {width} {HEIGHT}\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{PICTURE_HEIGHT}\" viewBox=\"0 0 {width} {PICTURE_HEIGHT}\" \
          font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">"
     );
     let _ = writeln!(svg, "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>");
@@ -41,7 +41,7 @@ pub(super) fn draw_curves(report: &Report, task: Task) -> String {
         &mut svg,
         (20.0, 24.0),
         "font-size=\"13\"",
-        &title(report, TITLE_CHARACTERS * charts.len().max(1)),
+        &make_title(report, TITLE_CHARACTERS * charts.len().max(1)),
     );
     if charts.is_empty() {
         write_text(&mut svg, (20.0, 60.0), "", "The run ended before an epoch was complete.");
@@ -50,7 +50,7 @@ pub(super) fn draw_curves(report: &Report, task: Task) -> String {
         let left = CHART_WIDTH * index as f64;
         chart.draw(
             &mut svg,
-            Area { left, top: TITLE_HEIGHT, width: CHART_WIDTH, height: HEIGHT - TITLE_HEIGHT },
+            PlotArea { left, top: TITLE_HEIGHT, width: CHART_WIDTH, height: PICTURE_HEIGHT - TITLE_HEIGHT },
         );
     }
     svg.push_str("</svg>\n");
@@ -58,7 +58,7 @@ pub(super) fn draw_curves(report: &Report, task: Task) -> String {
 }
 
 /// Describes the run in at most `characters` characters.
-fn title(report: &Report, characters: usize) -> String {
+fn make_title(report: &Report, characters: usize) -> String {
     let ranks =
         if report.world_size == 1 { "1 rank".to_owned() } else { format!("{} ranks", report.world_size) };
     let text = format!(
@@ -85,14 +85,17 @@ fn loss_chart(report: &Report, task: Task) -> Chart {
         title: "Mean loss".into(),
         y_label: y_label.into(),
         limit: f64::INFINITY,
-        curves: curves.into_iter().filter_map(|(name, color, get)| curve(report, name, color, get)).collect(),
+        curves: curves
+            .into_iter()
+            .filter_map(|(name, color, get)| make_curve(report, name, color, get))
+            .collect(),
         best_epoch: report.best_epoch,
     }
 }
 
 fn metric_chart(report: &Report) -> Chart {
-    let accuracy = curve(report, "test", ORANGE, |record| record.test_accuracy);
-    let r2 = curve(report, "test", ORANGE, |record| record.test_r2);
+    let accuracy = make_curve(report, "test", ORANGE, |record| record.test_accuracy);
+    let r2 = make_curve(report, "test", ORANGE, |record| record.test_r2);
     let (title, y_label) = if accuracy.is_some() {
         ("Accuracy", "fraction of correct predictions")
     } else {
@@ -107,8 +110,8 @@ fn metric_chart(report: &Report) -> Chart {
     }
 }
 
-/// Returns the curve of a metric, if at least one epoch has it.
-fn curve(
+/// Returns the curve of a metric. Returns `None` if no epoch has a finite value of the metric.
+fn make_curve(
     report: &Report,
     name: &'static str,
     color: &'static str,
@@ -125,8 +128,8 @@ fn curve(
 mod tests {
     use super::*;
 
-    /// A report whose epochs have these losses and this accuracy.
-    fn report(losses: &[f64], accuracy: Option<f64>) -> Report {
+    /// Returns a report with one epoch for each loss. Each epoch has the given accuracy.
+    fn make_report(losses: &[f64], accuracy: Option<f64>) -> Report {
         let record = |(index, &loss): (usize, &f64)| EpochRecord {
             epoch: index as u64 + 1,
             train_loss: loss,
@@ -142,14 +145,14 @@ mod tests {
     fn each_kind_of_curve_is_drawn_once() {
         for (report, polylines, texts) in [
             (
-                report(&[3.0, 2.0, 1.0], Some(0.5)),
+                make_report(&[3.0, 2.0, 1.0], Some(0.5)),
                 3,
                 &["cross-entropy in nats", "fraction of correct predictions"][..],
             ),
-            (report(&[3.0], None), 2, &["Mean loss"]),
-            (report(&[100.0, 0.1], None), 2, &["cross-entropy in nats, logarithmic"]),
-            (report(&[f64::NAN, 1.0], None), 2, &["Mean loss"]),
-            (report(&[], None), 0, &["The run ended before an epoch was complete."]),
+            (make_report(&[3.0], None), 2, &["Mean loss"]),
+            (make_report(&[100.0, 0.1], None), 2, &["cross-entropy in nats, logarithmic"]),
+            (make_report(&[f64::NAN, 1.0], None), 2, &["Mean loss"]),
+            (make_report(&[], None), 0, &["The run ended before an epoch was complete."]),
         ] {
             let svg = draw_curves(&report, Task::Classification);
             assert_eq!(svg.matches("<polyline").count(), polylines, "{svg}");
@@ -161,7 +164,7 @@ mod tests {
     #[test]
     fn a_long_title_is_cut_and_escaped() {
         let dataset = format!("<{}>", "é".repeat(300));
-        let svg = draw_curves(&Report { dataset, ..report(&[1.0], None) }, Task::Regression);
+        let svg = draw_curves(&Report { dataset, ..make_report(&[1.0], None) }, Task::Regression);
         assert!(
             svg.contains("mlp:2 on &lt;ééé") && svg.contains("é...</text>") && svg.contains("squared error"),
             "{svg}"

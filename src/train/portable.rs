@@ -1,7 +1,8 @@
-//! Functions that return the same bits on every host. Each rank decides with them alone, so all ranks must get the
-//! same result. The functions of the standard library, such as `ln`, may round differently on another host.
+//! Mathematical functions that return the same bits on every host. Ranks make the same decisions without
+//! communication, so their numbers must be equal. The standard library's functions, such as `ln`, may round
+//! differently on different hosts.
 
-/// The largest power of the series in [`ln`]. For a mantissa from 1/√2 to √2, the next term is below 2^-60.
+/// The largest exponent in the series of [`ln`]. For a mantissa from 1/√2 to √2, each omitted term is below 2^-60.
 const POWER_MAX: u32 = 23;
 
 /// Returns the natural logarithm of `value`, with an error of a few units in the last place. Uses only additions,
@@ -25,8 +26,8 @@ pub(crate) fn ln(value: f64) -> f64 {
     f64::from(exponent) * std::f64::consts::LN_2 + 2.0 * s * sum
 }
 
-/// Rounds `value` down to three decimal digits. If `value` is below a number with three digits by less than 1e-11 of
-/// `value`, it is rounded up to this number.
+/// Rounds `value` down to three significant digits, after rounding it to twelve: 0.29999 becomes 0.299, and
+/// 0.2999999999999 becomes 0.3.
 pub(crate) fn round_down_to_three_digits(value: f64) -> f64 {
     let text = format!("{value:.11e}");
     let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));

@@ -10,24 +10,23 @@ pub trait Observer {
     fn warning(&mut self, text: &str) {
         self.notice(&format!("warning: {text}"));
     }
-    /// Called when an epoch begins. `epoch` counts from 1 to `epochs`. The epoch has `steps` steps. If the run
-    /// resumes within the epoch, `steps_done` of these steps are already complete. Otherwise `steps_done` is 0.
+    /// Called when an epoch begins. `epoch` counts from 1 to `epochs`. The epoch has `steps` steps. `steps_done` is
+    /// 0, or the number of these steps that a resumed run took before the checkpoint.
     ///
-    /// Some runs report several epochs together: runs whose epochs have only one step, and runs that average
-    /// parameters only after several epochs. In these runs, `epoch` is the last of the epochs that are reported
-    /// together, and `steps_done` and `steps` are sums over these epochs.
+    /// Some runs report several epochs at once, for example if each epoch has only one step. `epoch` is then the last
+    /// of these epochs. `steps` and `steps_done` count the steps of all of them.
     fn epoch_started(&mut self, epoch: u64, epochs: u64, steps_done: u64, steps: u64);
-    /// Called before each step with the training samples that this rank processes in this step, as row numbers of the
-    /// training set. `epoch` and `batch` count from 0. Not called with a parameter server.
+    /// Called before each step. `samples` holds the rows of the training set that this rank processes in this step.
+    /// `epoch` and `batch` count from 0. This function is not called with a parameter server.
     fn batch_started(&mut self, _epoch: u64, _batch: u64, _samples: &[u32]) {}
     /// Called after each step.
     fn step_taken(&mut self, step: &CompletedStep);
     /// Called at the end of an epoch. `epochs` is the number of epochs in the run. `record` is `None` if a signal
     /// stopped the epoch.
     fn epoch_ended(&mut self, epochs: u64, record: Option<&EpochRecord>);
-    /// Called with the parameters at the end of each epoch, before the run tests and saves the parameters. A program can change
-    /// the parameters here, for example to clip them. The program must make the same changes on all ranks, because the run then
-    /// checks that all ranks have the same parameters.
+    /// Called with the parameters at the end of each epoch, before the run tests and saves the parameters. A program
+    /// can change the parameters here, for example to clip them. The program must make the same changes on all ranks,
+    /// because the run then checks that all ranks have the same parameters.
     fn adjust_parameters(&mut self, _parameters: &mut [f32]) {}
 }
 

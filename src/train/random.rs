@@ -1,9 +1,9 @@
 //! Seeded streams of random numbers. A stream gives the same numbers on every host, for every world size, and in
 //! every later version of ringtrain.
 //!
-//! The generator is xoshiro256++ (Blackman and Vigna 2021), seeded with the SHA-256 of the stream's purpose, seed and index.
-//! The shuffle and the conversion to floats are implemented here, because the functions of the crate `rand` may
-//! change between its releases, and the results of a resumed run must not change.
+//! The generator is xoshiro256++ (Blackman and Vigna 2021), seeded with the SHA-256 of the stream's purpose, seed and
+//! index. The shuffle and the conversion to floats are implemented here, because the functions of the crate `rand`
+//! may change between its releases, and the results of a resumed run must not change.
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{Rng, SeedableRng};
@@ -36,9 +36,9 @@ pub(crate) fn symmetric_uniform(stream: &mut RandomStream, bound: f32) -> f32 {
 pub(crate) struct SplitMix(u64);
 
 impl SplitMix {
-    /// Starts the stream `index` of those that belong to `key`.
+    /// Starts stream number `index` of the streams with this `key`.
     pub(crate) fn new(key: u64, index: u64) -> Self {
-        // The first number of a stream decides where the stream starts, so that streams do not overlap.
+        // Two hashes spread the starts, so that the streams of adjacent keys and indices do not overlap.
         Self(Self(key ^ Self(index).next_word()).next_word())
     }
 
@@ -82,7 +82,7 @@ mod tests {
 
     /// If these numbers changed, seeded and resumed runs would give different results.
     #[test]
-    fn the_streams_never_change() {
+    fn random_streams_give_the_recorded_numbers() {
         assert_eq!(permutation(&mut stream("test", 42, 7), 8), EXPECTED);
     }
 

@@ -1,7 +1,7 @@
 //! Checks that all ranks succeeded and that all ranks hold the same values.
 //!
-//! If only one rank returned an error, the other ranks would wait for this rank in the next collective. So the functions of
-//! this module report the error to all ranks, and every rank returns an error.
+//! If only one rank returned an error, the other ranks would wait for this rank in the next collective. So the
+//! functions of this module report the error to all ranks, and every rank returns an error.
 
 use sha2::{Digest, Sha256};
 
@@ -13,8 +13,8 @@ use crate::types::{Rank, ReduceOp, WORLD_SIZE_MAX, WorldSize};
 /// The maximum length in bytes of an error message that is sent to the other ranks.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// Returns `local` if `local` is `Ok` on every rank. Otherwise, a rank that failed returns its own error, and each other rank
-/// returns [`TrainError::OtherRankFailed`] with the message of the lowest rank that failed.
+/// Returns `local` if `local` is `Ok` on every rank, or if this rank failed. If only other ranks failed, returns
+/// [`TrainError::OtherRankFailed`] with the message of the lowest rank that failed.
 ///
 /// All ranks must call this function. A call costs a small all-reduce and, after a failure, a broadcast.
 pub(crate) fn check_all_succeeded<T>(
@@ -39,8 +39,8 @@ pub(crate) fn check_all_succeeded<T>(
     })
 }
 
-/// Compares the `digests` of all ranks with the digests of rank 0. Returns the lowest rank whose digests differ, and the
-/// indices of the digests that differ. All ranks must pass the same number of digests.
+/// Compares the `digests` of all ranks with the digests of rank 0. Returns the lowest rank whose digests differ, and
+/// the indices of the digests that differ. All ranks must pass the same number of digests.
 pub(crate) fn find_first_difference(
     group: &mut Group,
     digests: &[u64],
@@ -62,17 +62,18 @@ fn gather_rows(group: &mut Group, row: &[u64]) -> Result<Vec<u64>, TrainError> {
     Ok(table)
 }
 
-/// A hash of this rank's parameters at the end of an epoch. If the strategy says that the parameters agree, the hash
-/// must be the same on all ranks. A difference means that memory or the network corrupted a value.
+/// A hash of this rank's parameters at the end of an epoch. When the parameters agree according to
+/// [`Strategy::agreement`](super::strategies::Strategy::agreement), different hashes mean that memory or the network
+/// corrupted a value.
 pub(crate) struct ReplicaHash {
     epoch: u64,
-    /// Only ranks that hold the same part of the model have the same hash.
+    /// Only ranks with the same part of the model compare their hashes.
     place: PartPlace,
     hash: u64,
 }
 
 impl ReplicaHash {
-    /// Hashes the `parameters` at the end of `epoch`. Costs one pass over them.
+    /// Hashes the `parameters` at the end of `epoch`. Costs one pass over the parameters.
     pub(crate) fn new(epoch: u64, place: PartPlace, parameters: &[f32]) -> Self {
         Self { epoch, place, hash: hash(parameters) }
     }
@@ -81,8 +82,8 @@ impl ReplicaHash {
     /// hashes differ, the probability that both sums are 0 is about 2^-64. The sums can be part of another
     /// all-reduce, so the comparison needs no message of its own.
     ///
-    /// The first replica of a part contributes its hash once for each other replica, and each other replica subtracts
-    /// its own hash. A hash is split into halves of 32 bits, so that the sums are exact.
+    /// For example, with 3 replicas of a part, the first adds `2 * hash`, and each other replica adds `-hash`. A hash
+    /// is split into halves of 32 bits, so that the sums are exact.
     pub(crate) fn differences(&self) -> [f64; 2] {
         const _: () = assert!((WORLD_SIZE_MAX as u64) << 33 < 1 << f64::MANTISSA_DIGITS);
         let PartPlace { replica, replicas, .. } = self.place;
@@ -90,9 +91,8 @@ impl ReplicaHash {
         [self.hash >> 32, self.hash & u64::from(u32::MAX)].map(|half| weight * half as f64)
     }
 
-    /// Compares the hashes of all replicas of each part. If they are not all equal, returns
-    /// [`TrainError::ParametersDiffer`] for the first part with a difference. All ranks must call this function. A
-    /// call costs one short all-gather.
+    /// Compares the hashes of all replicas of each part. Returns [`TrainError::ParametersDiffer`] for the first part
+    /// whose hashes differ. All ranks must call this function. A call costs one short all-gather.
     pub(crate) fn check(&self, group: &mut Group) -> Result<(), TrainError> {
         if self.place.replicas == WorldSize::ONE {
             return Ok(());
@@ -118,7 +118,8 @@ impl ReplicaHash {
     }
 }
 
-/// Returns a hash of the bits of `values`. Every change of a single bit changes the hash. The hash is not cryptographic.
+/// Returns a hash of the bits of `values`. Every change of a single bit changes the hash. The hash is not
+/// cryptographic.
 fn hash(values: &[f32]) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     values

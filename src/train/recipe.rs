@@ -17,23 +17,24 @@ pub struct Recipe {
     /// The steps in which the learning rate grows to its full value.
     pub warmup: Warmup,
     /// Whether the learning rate is multiplied by the number of ranks (Goyal et al. 2017). A resumed run without
-    /// [`Config::learning_rate`](super::Config::learning_rate) continues with the rate of the checkpoint, also on another
-    /// number of ranks.
+    /// [`Config::learning_rate`](super::Config::learning_rate) continues with the rate of the checkpoint, even if the
+    /// number of ranks has changed.
     pub scale_learning_rate: bool,
-    /// The maximum norm of the gradients: gradients with a larger norm are scaled to this norm before each step. The norm is that
-    /// of all reduced gradients together. Finite and above 0.
+    /// The maximum norm of the gradient of the whole model: finite and above 0. A gradient with a larger norm is
+    /// scaled to this norm before the step.
     pub clip_norm: Option<f32>,
     /// The part of each target that is spread evenly over all classes: at least 0 and below 1.
     pub label_smoothing: f32,
     /// The weight of the samples of each class in the loss.
     pub class_weights: ClassWeights,
-    /// When to stop early. `None` uses the whole training set for training, and ends with the parameters of the last step.
+    /// When to stop early. With `None`, no samples are held out for validation, and the run ends with the parameters
+    /// of the last step.
     pub patience: Option<Patience>,
 }
 
 impl Recipe {
-    /// Returns whether every option suits [`Rule::Accelerated`](super::optimizer::Rule::Accelerated). This rule
-    /// computes its learning rate from the data and does not clip gradients.
+    /// Returns whether every option suits [`Rule::Accelerated`](super::optimizer::Rule::Accelerated).
+    /// `Rule::Accelerated` computes its learning rate from the data and does not clip gradients.
     pub fn suits_accelerated(&self) -> bool {
         self.schedule == RateSchedule::Constant
             && self.warmup == Warmup::default()
@@ -53,23 +54,23 @@ impl Recipe {
             ("--scale-lr", self.scale_learning_rate.to_string()),
             ("--clip-norm", format!("{:?}", self.clip_norm)),
             ("--label-smoothing", self.label_smoothing.to_string()),
-            // The ranks compare the content of a file after they have read it, because the file may have a different
-            // path on each host.
+            // Each host may have the file at a different path. After reading, the ranks compare the contents.
             ("--class-weights", class_weights),
             ("--patience or --validation-fraction", format!("{:?}", self.patience)),
         ]
     }
 
-    /// Returns the loss for classes with `counts` training samples of each class.
+    /// Returns the loss. `counts[i]` is the number of training samples of `classes[i]`.
     pub(crate) fn class_loss(&self, classes: &[String], counts: &[u64]) -> Result<Loss, DataError> {
         if self.label_smoothing == 0.0 && self.class_weights == ClassWeights::Equal {
             return Ok(Loss::CrossEntropy);
         }
-        let weights = self.class_weights.resolve(classes, counts)?;
+        let weights = self.class_weights.weight_of_each_class(classes, counts)?;
         Ok(Loss::WeightedCrossEntropy(ClassTargets::new(self.label_smoothing, weights)))
     }
 
-    /// Returns an error if an option is given that needs classes. Called if the target holds numbers.
+    /// Returns an error if `--label-smoothing` or `--class-weights` is set. Called for regression, which has no
+    /// classes.
     pub(crate) fn refuse_class_options(&self) -> Result<(), DataError> {
         for (flag, given) in [
             ("--label-smoothing", self.label_smoothing != 0.0),
@@ -84,7 +85,7 @@ impl Recipe {
         Ok(())
     }
 
-    /// Returns the options that must be the same when a run of `epochs` epochs with this loss resumes.
+    /// Returns the options that a resumed run must not change.
     pub(crate) fn identity(&self, epochs: u64, loss: &Loss) -> Vec<IdentityEntry> {
         let class_weights = match (&self.class_weights, loss) {
             (ClassWeights::Equal, _) => "none".into(),
@@ -94,7 +95,7 @@ impl Recipe {
             _ => "none".into(),
         };
         let schedule = match self.schedule {
-            // With another number of epochs, the rates of all steps would change.
+            // The cosine schedule computes the rate of every step from `epochs`.
             RateSchedule::Cosine => format!("cosine over {epochs} epochs"),
             other => other.to_string(),
         };

@@ -5,8 +5,8 @@ use sha2::{Digest, Sha256};
 
 use super::step_times::StepTimes;
 
-/// The results of an epoch. Metrics that do not apply are `None` (`null` in JSON). If the data set is small, only
-/// every N-th epoch has a record, for a number N that depends on the run.
+/// The results of an epoch. Metrics that do not apply are `None` (`null` in JSON). With a small data set, not every
+/// epoch has a record.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct EpochRecord {
     /// The epoch, counted from 1.
@@ -28,8 +28,8 @@ pub struct EpochRecord {
     pub samples_per_second: f64,
     /// The duration in seconds of the steps since the last record, without testing and saving.
     pub seconds: f64,
-    /// How long the parts of rank 0's steps took, for the steps since the previous record. `None` if rank 0 is a
-    /// parameter server. Records of earlier versions have `None` too.
+    /// How long the parts of rank 0's steps took, summed over the steps since the previous record. `None` if rank 0
+    /// is a parameter server, or if an earlier version wrote the record.
     #[serde(default)]
     pub step_times: Option<StepTimes>,
 }
@@ -80,7 +80,7 @@ pub struct Report {
     pub train_loss: f64,
     /// The mean loss of the test set with the final parameters.
     pub test_loss: Option<f64>,
-    /// The epoch after which the validation loss was lowest. The final parameters are those after this epoch.
+    /// The epoch after which the validation loss was lowest. The run ends with the parameters of this epoch.
     pub best_epoch: Option<u64>,
     /// The mean loss of the validation set with the final parameters.
     pub validation_loss: Option<f64>,
@@ -127,18 +127,18 @@ pub struct ServerReport {
     pub lost_workers: Vec<u32>,
     /// The number of gradients that the first server dropped because of their staleness.
     pub dropped: u64,
-    /// The mean staleness of the gradients that the first server applied: the number of updates between the pull of the
-    /// parameters and the push of the gradient.
+    /// The mean staleness of the gradients that the first server applied: the number of updates between the pull of
+    /// the parameters and the push of the gradient.
     pub staleness_mean: f64,
     /// The largest staleness of a gradient that the first server applied.
     pub staleness_max: u64,
-    /// The numbers of applied gradients with a staleness of 0, 1, 2, and so on. The number with index 1023 also counts all larger
-    /// values.
+    /// The numbers of applied gradients with a staleness of 0, 1, 2, and so on. `staleness[1023]` also counts all
+    /// gradients with a larger staleness.
     pub staleness: Vec<u64>,
 }
 
 impl ServerReport {
-    /// Returns a line that describes the staleness.
+    /// Returns a line such as `staleness of 90 updates: mean 1.20, largest 4; 0 gradients dropped`.
     pub(crate) fn describe_staleness(&self) -> String {
         let applied: u64 = self.staleness.iter().sum();
         format!(
@@ -167,7 +167,7 @@ pub fn parameters_hash(parameters: &[f32]) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_hash_is_the_sha256_of_the_little_endian_bytes() {
+    fn parameters_hash_is_the_sha256_of_the_little_endian_bytes() {
         // This command prints the expected hash:
         // python3 -c "import hashlib,struct; print(hashlib.sha256(struct.pack('<2f',1,-2)).hexdigest()[:32])"
         assert_eq!(super::parameters_hash(&[1.0, -2.0]), EXPECTED_HASH);

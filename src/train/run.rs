@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::checkpoint::{self, CheckpointError, CheckpointFiles, Existing, Position, TrainingState};
 use super::config::{Config, default_learning_rate};
 use super::data::Samples;
-use super::early_stopping::{Best, BestRecord};
+use super::early_stopping::{BestParameters, BestRecord};
 use super::optimizer::Rule;
 use super::partition::ModelPartition;
 use super::plot::draw_curves;
@@ -27,16 +27,16 @@ use crate::types::Rank;
 pub struct Summary {
     /// The results of the run. The times and the numbers of bytes were measured on this rank.
     pub report: Report,
-    /// The final parameters, the same on all ranks. With a strategy that divides the model, rank 0 has all
-    /// parameters, and each other rank has only those that it holds.
+    /// The final parameters, the same on all ranks. If the strategy divides the model, rank 0 has all parameters, and
+    /// each other rank has only its own part.
     pub parameters: Vec<f32>,
 }
 
-/// Trains the model that `config` describes. All ranks of `group` must call this function. The function reports progress to
-/// `observer`. Pass [`Silent`](super::Silent) on all ranks except rank 0.
+/// Trains the model that `config` describes. All ranks of `group` must call this function. The function reports
+/// progress to `observer`. Pass [`Silent`](super::Silent) on all ranks except rank 0.
 ///
-/// If `stop` becomes true on any rank, all ranks finish the current step, save a checkpoint, write the report and return,
-/// without another evaluation.
+/// If `stop` becomes true on any rank, all ranks finish the current step, save a checkpoint, write the report and
+/// return, without another evaluation.
 ///
 /// # Errors
 ///
@@ -81,8 +81,8 @@ pub fn run(
     conclude(group, (config, &setup, &mut trainer), (started, before), observer, |_| ())
 }
 
-/// Evaluates the model of a run that began at `started`, when the group's statistics were `before`. Writes the report and the
-/// model file. `complete` may change the report.
+/// Evaluates the model, and writes the report and the model file. `started` and `before` are the time and the group's
+/// statistics at the start of the run. `complete` sets the parts of the report that only some strategies have.
 pub(super) fn conclude(
     group: &mut Group,
     (config, setup, trainer): (&Config, &Setup, &mut Trainer<'_>),
@@ -119,15 +119,14 @@ pub(super) fn conclude(
     Ok(Summary { report, parameters })
 }
 
-/// Before the run, the check for free space assumes this size in bytes for the report and for the picture of the
-/// curves. Most of these files are smaller.
+/// At its start, a run checks that the disk has this number of bytes for the report, and again for the picture of the
+/// curves.
 const RESULT_BYTES_ASSUMED: u64 = 1 << 16;
 /// A run fails if its training loss is more than this many times the loss of the best constant prediction.
 const DIVERGED_RATIO: f64 = 10.0;
 
-/// Compares the training loss with the loss of the best constant prediction. If the training loss is larger, the
-/// model has learned nothing, and this function warns the user. If the training loss is more than [`DIVERGED_RATIO`]
-/// times the loss of that prediction, this function returns an error instead.
+/// Compares the training loss with `constant`, the loss of the best constant prediction. Warns the user if the
+/// training loss is larger. Returns an error if the training loss is more than [`DIVERGED_RATIO`] times `constant`.
 fn check_against_constant(
     setup: &Setup,
     trainer: &Trainer<'_>,
@@ -153,7 +152,8 @@ fn check_against_constant(
     Ok(())
 }
 
-/// Returns a line that says why training ended and what to do next. `is_saved` is false if the last checkpoint was not written.
+/// Returns a line that says why training ended and what to do next. `is_saved` is false if the last checkpoint was
+/// not written.
 fn closing_line(config: &Config, setup: &Setup, trainer: &Trainer<'_>, is_saved: bool) -> String {
     let position = trainer.state.position;
     let convex = setup.model.is_convex();
@@ -197,7 +197,8 @@ fn create_report(
 ) -> Report {
     let after = group.statistics();
     let communication = after.communication.saturating_sub(before.communication);
-    // The time in which callers wait includes the time to begin and to end operations, so `exposed` can exceed `communication`.
+    // The time in which callers wait includes the time to begin and to end operations, so `exposed` can exceed
+    // `communication`.
     let exposed = after.exposed.saturating_sub(before.exposed).min(communication);
     let metric = |metrics: Option<Metrics>, get: fn(Metrics) -> Option<f64>| metrics.and_then(get);
     let state = &trainer.state;
@@ -286,7 +287,7 @@ fn check_same_arguments(group: &mut Group, config: &Config) -> Result<(), TrainE
 }
 
 fn check_same_data(group: &mut Group, setup: &Setup) -> Result<(), TrainError> {
-    // The loss holds the class weights, which may come from a file.
+    // `loss` includes the class weights. If a file holds the weights, its content may differ between hosts.
     let loss = format!("{:?}", setup.network.loss());
     match find_first_difference(group, &[short_digest(&setup.digest), short_digest(loss.as_bytes())])? {
         None => Ok(()),
@@ -297,8 +298,8 @@ fn check_same_data(group: &mut Group, setup: &Setup) -> Result<(), TrainError> {
     }
 }
 
-/// Returns the state from which the run starts: the checkpoint that rank 0 read, or initial parameters. The state is the same
-/// on all ranks, except that its vectors have only the parameters that `partition` gives to this rank.
+/// Returns the state from which the run starts: the checkpoint that rank 0 read, or initial parameters. All ranks
+/// return the same state, but each rank's vectors hold only its own part of `partition`.
 fn starting_state(
     group: &mut Group,
     config: &Config,
@@ -385,14 +386,14 @@ fn broadcast_state(
         let mut parameters =
             state.best.take().map_or_else(|| state.parameters.clone(), |best| best.parameters);
         share(group, &mut parameters)?;
-        state.best = Some(Best { record, parameters });
+        state.best = Some(BestParameters { record, parameters });
     }
     state.history = group.broadcast_object(&state.history, Rank::ZERO)?;
     Ok(())
 }
 
-/// Checks that the report, the curves, the model file and checkpoints can be written, so that a run does not fail at the end of
-/// its first epoch. Returns the state of the checkpoint from which the run resumes.
+/// Checks that the report, the curves, the model file and checkpoints can be written, so that a run does not fail at
+/// the end of its first epoch. Returns the state of the checkpoint from which the run resumes.
 fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingState>, TrainError> {
     config.check_paths().map_err(TrainError::Options)?;
     for (path, what) in [(&config.report, WRITE_REPORT), (&config.curves.plot, WRITE_PLOT)] {
@@ -415,7 +416,7 @@ fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingStat
         Existing::Resume => checkpoint::load(&target.directory, &setup.network, &identity)?,
         Existing::Refuse => None,
     };
-    match (target.existing, CheckpointFiles::new(target).find_any()?) {
+    match (target.existing, CheckpointFiles::new(target).find_any_checkpoint()?) {
         (Existing::Refuse, Some(path)) => return Err(CheckpointError::Exists { path }.into()),
         (Existing::Resume, Some(path)) if found.is_none() => {
             return Err(CheckpointError::NoLatest { path }.into());

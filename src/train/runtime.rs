@@ -134,7 +134,8 @@ impl Runtime for Group {
     }
 }
 
-/// Returns a buffer of `count` elements: `reuse` if it has this length, or a new one. `count` must be the same on all ranks.
+/// Returns a buffer of `count` elements: `reuse` if it has this length, or a new one. `count` must be the same on all
+/// ranks.
 fn reuse_or_allocate<T: Element>(
     group: &mut Group,
     reuse: Option<SharedBuffer<T>>,
@@ -178,8 +179,8 @@ impl PendingSum {
 }
 
 impl PendingSum {
-    /// Waits for the sums and writes them to `target`, which must be as long as the values. Returns the buffer, which a later sum
-    /// may reuse.
+    /// Waits for the sums and writes them to `target`, which must be as long as the values. Returns the buffer, which
+    /// a later sum may reuse.
     pub(crate) fn wait_into(self, target: &mut [f32]) -> Result<SumBuffer, Error> {
         match self {
             Self::F32(handle) => {

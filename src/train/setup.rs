@@ -12,11 +12,11 @@ use super::recipe::Recipe;
 use super::report::parameters_hash;
 use super::strategies::StrategySpec;
 
-/// If the training set has at most this many values (rows times features), a convex model is by default trained with
-/// the whole training set as one batch.
+/// By default, a convex model trains with one batch per epoch if the training set has at most this many values (rows
+/// times features).
 const WHOLE_BATCH_VALUES_MAX: usize = 1 << 24;
-/// The approximate number of values that a whole-batch run reads in its default number of epochs. Reading these values
-/// takes a few seconds on one processor.
+/// The approximate number of values that a whole-batch run reads in its default number of epochs. Reading these
+/// values takes a few seconds on one processor.
 const WHOLE_BATCH_VALUES_READ: usize = 1 << 32;
 /// The number of records in a run with the default number of epochs. With each record, the run tests the model,
 /// prints a line and saves a checkpoint.
@@ -26,11 +26,11 @@ pub const BATCH_SIZE_DEFAULT: usize = 128;
 /// The default number of epochs. This default does not apply if the whole training set is one batch. On small data
 /// sets the default is larger, so that a run takes at least [`STEPS_DEFAULT_MIN`] steps.
 pub const EPOCHS_DEFAULT: u64 = 40;
-/// The minimum number of steps of a run without `--epochs` and `--batch-size`: the steps of
-/// 40 epochs on the built-in handwritten digits. With far fewer steps, Adam stops far from the optimum.
+/// The minimum number of steps of a run without `--epochs` and `--batch-size`. The built-in handwritten digits reach
+/// this number in 40 epochs. With far fewer steps, Adam stops far from the optimum.
 pub const STEPS_DEFAULT_MIN: u64 = 480;
-/// The number of inputs in a message about inputs that count as constant.
-const NAMES_SHOWN: usize = 8;
+/// A warning about inputs that count as constant names at most this many of them.
+const CONSTANT_INPUTS_SHOWN: usize = 8;
 
 /// The data, the model and the settings of a run.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub(crate) struct Setup {
     pub(crate) learning_rates: LearningRates,
 }
 
-/// The settings of the step loop: the given options, and the defaults of all other options for this model and data.
+/// The settings of the step loop: the user's options, and defaults for the options that the user did not set.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct TrainingSettings {
     pub(crate) rule: Rule,
@@ -122,12 +122,12 @@ impl Setup {
             None => None,
         };
         let model = config.model.clone().unwrap_or_else(|| default_model(dataset.task()));
-        // Pixels are standardized only for a linear model, which then converges faster. Other models do not need this, because
-        // pixels are from 0 to 1.
+        // Pixels are standardized only for a linear model, which then converges faster. Other models do not need
+        // this, because pixels are from 0 to 1.
         let standardize = config.standardize && (dataset.tabular || model == ModelSpec::Linear);
         let fitted = standardize.then(|| Standardizer::fit(&dataset.train.features));
         let (standardizer, ignored) = fitted.unzip();
-        dataset.notes.extend(ignored.and_then(|ignored| describe_ignored(&dataset, &ignored)));
+        dataset.notes.extend(ignored.and_then(|ignored| describe_ignored_inputs(&dataset, &ignored)));
         let (loss, outputs) = match &dataset.train.targets {
             Targets::Numbers(values) => {
                 config.recipe.refuse_class_options()?;
@@ -160,9 +160,9 @@ impl Setup {
         Ok(Self { dataset, validation, model, network, standardizer, digest, settings, learning_rates })
     }
 
-    /// Returns the properties that must be the same in a checkpoint and in a run that resumes from the checkpoint. These
-    /// properties decide which loss is minimized and which steps are taken. The learning rate, the number of epochs and the
-    /// format in which gradients are sent may change.
+    /// Returns the properties that a resumed run must have in common with its checkpoint, because they decide the
+    /// loss and the steps. The learning rate, the number of epochs and the format in which gradients are sent may
+    /// change.
     pub(crate) fn identity(&self, config: &Config) -> RunIdentity {
         let digest: Vec<f32> = self.digest.iter().map(|&byte| f32::from(byte)).collect();
         let task = if self.dataset.task() == Task::Classification { "classification" } else { "regression" };
@@ -201,7 +201,8 @@ impl Setup {
             entries.push(entry("image", "shape of the images", image.to_string()));
         }
         entries.extend(config.recipe.identity(self.settings.epochs, self.network.loss()));
-        // The sizes come last, so that an error names the option that changed a size.
+        // An error names the first entry that differs. The sizes come last, because other entries may explain a
+        // different size.
         entries.extend([
             entry("features", "number of features", self.dataset.train.features.columns().to_string()),
             entry("train_samples", "number of training samples", self.dataset.train.len().to_string()),
@@ -226,8 +227,8 @@ impl Setup {
         }
     }
 
-    /// Returns the mean training loss of the best constant prediction: the variance of numbers, or the entropy of classes
-    /// (with their weights and with label smoothing).
+    /// Returns the mean training loss of the best constant prediction. For regression, this is the variance of the
+    /// targets. For classification, it is the entropy of the classes, with class weights and label smoothing.
     pub(crate) fn constant_loss(&self) -> f64 {
         let samples = &self.dataset.train;
         let count = samples.len() as f64;
@@ -243,9 +244,9 @@ impl Setup {
     }
 }
 
-/// Returns a message for the user about inputs that count as constant although their values differ. Returns
-/// `None` for pixels.
-fn describe_ignored(dataset: &Dataset, ignored: &[usize]) -> Option<String> {
+/// Returns a warning about inputs whose values differ too little, so that they count as constant. Returns `None` for
+/// images.
+fn describe_ignored_inputs(dataset: &Dataset, ignored: &[usize]) -> Option<String> {
     if ignored.is_empty() || !dataset.tabular {
         return None;
     }
@@ -255,7 +256,7 @@ fn describe_ignored(dataset: &Dataset, ignored: &[usize]) -> Option<String> {
         .map(|encoding| encoding.columns.iter().flat_map(ColumnEncoding::input_names).collect());
     let name = |index: usize| names.as_ref().map_or_else(|| index.to_string(), |names| names[index].clone());
     let shown: Vec<String> =
-        ignored.iter().take(NAMES_SHOWN).map(|&index| format!("`{}`", name(index))).collect();
+        ignored.iter().take(CONSTANT_INPUTS_SHOWN).map(|&index| format!("`{}`", name(index))).collect();
     let more = if ignored.len() > shown.len() { ", ..." } else { "" };
     Some(format!(
         "inputs whose values differ too little for 32-bit floating-point numbers: {}{more}. They count as constant, so the model \

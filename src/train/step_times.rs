@@ -60,7 +60,7 @@ impl fmt::Display for StepTimes {
 /// Measures the times of steps.
 pub(crate) struct StepTimer {
     started: Instant,
-    /// The time for which this rank had waited for other ranks before the measurement began.
+    /// `group.statistics().exposed` at the start of the measurement.
     exposed: Duration,
     /// The time for shuffling the samples and gathering the features of batches.
     pub(crate) data: Duration,
@@ -77,11 +77,11 @@ impl StepTimer {
         self.data += started.elapsed();
     }
 
-    /// Returns the times since the start of the measurement, in which this rank took `steps` steps.
+    /// Returns the times since the start of the measurement. `steps` is the number of steps in this time.
     pub(crate) fn finish(&self, group: &Group, steps: u64) -> StepTimes {
         let total = self.started.elapsed();
         let data = self.data.min(total);
-        // The runtime estimates the duration of the shortest operations, so the estimate may exceed the time that remains.
+        // The runtime only estimates the time of very short operations, so `exposed` can be too large.
         let exposed = group.statistics().exposed.saturating_sub(self.exposed).min(total.saturating_sub(data));
         StepTimes {
             steps,
@@ -127,7 +127,7 @@ mod tests {
             times.data_seconds >= 1.0 && times.compute_seconds >= 0.5 && times.seconds() >= 2.0,
             "{times:?}"
         );
-        // A measured part never exceeds the whole.
+        // The data time of one minute is longer than the total time.
         timer.add_data(Instant::now().checked_sub(Duration::from_mins(1)).unwrap());
         let times = timer.finish(&group, 7);
         assert!(times.compute_seconds == 0.0 && times.seconds() < 60.0, "{times:?}");

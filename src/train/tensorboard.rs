@@ -16,21 +16,21 @@ use super::report::EpochRecord;
 pub const STEP_INTERVAL_DEFAULT: NonZeroU64 = NonZeroU64::new(50).unwrap();
 
 /// Before the run, the check for free space assumes that the curves need this number of bytes. Long runs write more.
-const BYTES_ASSUMED: u64 = 1 << 20;
+const EVENT_FILE_BYTES_ASSUMED: u64 = 1 << 20;
 
 /// Where and how often to record curves for `TensorBoard`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorBoard {
     /// The directory, which is created if it does not exist. Each run writes a new file.
     pub directory: PathBuf,
-    /// The mean loss of steps and the learning rate are recorded whenever this number of further steps is complete.
+    /// Every `step_interval` steps, the run records the mean loss of these steps and the learning rate.
     pub step_interval: NonZeroU64,
 }
 
 /// Checks that events can be written to `directory`.
 pub(super) fn check_before_training(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
-    atomic_file::check_space(&directory.join("events"), BYTES_ASSUMED)
+    atomic_file::check_space(&directory.join("events"), EVENT_FILE_BYTES_ASSUMED)
 }
 
 /// Records the events of a run, and passes them on to another observer.
@@ -40,17 +40,16 @@ pub(super) struct EventRecorder<'a> {
     file: EventSink,
     /// The number of steps since the run began.
     steps_total: u64,
-    /// Totals of the steps since the last recorded step: the number of steps, the sum of the losses of their samples,
-    /// and the number of samples.
+    /// Totals since the last recorded step: the number of steps, the sum of the losses, and the number of samples.
     interval: (u64, f64, u64),
 }
 
 /// The state of a recorder's file.
 enum EventSink {
-    /// The file does not exist yet. It is created at the first event.
+    /// The first event will create the file.
     New,
     Open(EventFile),
-    /// A write has failed, and the user was told.
+    /// A write failed, and the recorder warned the user.
     Failed,
 }
 
@@ -150,7 +149,6 @@ impl Observer for EventRecorder<'_> {
 mod tests {
     use super::*;
 
-    /// Collects the lines of a run.
     #[derive(Default)]
     struct CollectLines(Vec<String>);
 

@@ -14,7 +14,7 @@ use super::checkpoint::{CheckpointWriter, Position, TrainingState};
 use super::config::Config;
 use super::convergence;
 use super::data::Task;
-use super::early_stopping::Best;
+use super::early_stopping::BestParameters;
 use super::gradient_work::{GradientWork, micro_batch_rows};
 use super::model::{StepSeed, Workspace};
 use super::optimizer::Optimizer;
@@ -24,7 +24,7 @@ use super::rank_checks::ReplicaHash;
 use super::report::EpochRecord;
 use super::setup::Setup;
 use super::step_times::{StepTimer, StepTimes};
-use super::strategies::{self, Agreement, Replica, Strategy, Totals};
+use super::strategies::{self, Agreement, Replica, StepTotals, Strategy};
 use crate::group::Group;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
@@ -32,33 +32,33 @@ use crate::types::{Rank, ReduceOp, WorldSize};
 pub(crate) struct Trainer<'a> {
     config: &'a Config,
     setup: &'a Setup,
-    /// Writes checkpoints. `None` on all ranks except rank 0, and if the run saves no checkpoints.
+    /// Writes checkpoints. `Some` only on rank 0 of a run that saves checkpoints.
     writer: Option<CheckpointWriter>,
     /// Becomes true when this rank receives a stop signal.
     stop: &'a AtomicBool,
     optimizer: Optimizer,
-    /// The parameters, the position in the run and the history. The fields `state.optimizer` and `state.strategy` are empty,
-    /// except while a checkpoint is saved: at all other times, these state vectors are in the fields `optimizer` and `strategy`.
+    /// The parameters, the position in the run and the history. Except while a checkpoint is saved, `state.optimizer`
+    /// and `state.strategy` are empty: the fields `optimizer` and `strategy` hold these vectors.
     pub(crate) state: TrainingState,
     gradients: Vec<f32>,
     strategy: Box<dyn Strategy>,
-    /// The parameters that this rank holds. The vectors of `state`, `optimizer` and `gradients` have one value for
-    /// each of them.
+    /// The parameters that this rank holds. `gradients` and the vectors of `state` and `optimizer` have one value for
+    /// each of these parameters.
     partition: ModelPartition,
     /// Memory for the whole model. Has no rows if the strategy divides the model, because the strategy then has its
     /// own memory.
     workspace: Workspace,
     /// The number of samples that an evaluation processes at once.
     evaluation_rows: usize,
-    /// Whether any rank has received a stop signal. All ranks set this flag in the same step, or in the same block of an
-    /// evaluation.
+    /// Whether any rank has received a stop signal. All ranks set this flag in the same step, or in the same block of
+    /// an evaluation.
     pub(crate) stopped: bool,
     /// Whether a checkpoint is due within the epoch. Only used if the ranks hold parts of the model.
     is_save_due: bool,
     /// The hash of the parameters at the end of an epoch, if the ranks have not compared it yet.
     unchecked: Option<ReplicaHash>,
-    /// The sum of those losses of this epoch that this rank has computed and not yet added to
-    /// `state.position.loss_sum`. 0 if the strategy exchanges losses in every step.
+    /// The sum of this rank's losses that `state.position.loss_sum` does not include yet. 0 if the strategy exchanges
+    /// losses in every step.
     local_loss: f64,
     /// The mean loss of the last completed epoch.
     epoch_loss: f64,
@@ -73,8 +73,8 @@ pub(crate) struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    /// Creates a trainer that continues from `state`, which must be the same on all ranks, except that its vectors
-    /// have only the parameters that `partition` gives to this rank. All ranks must call this function.
+    /// Creates a trainer that continues from `state`. All ranks pass the same state, but each rank's vectors hold
+    /// only its own part of `partition`. All ranks must call this function.
     pub(crate) fn new(
         config: &'a Config,
         setup: &'a Setup,
@@ -88,18 +88,18 @@ impl<'a> Trainer<'a> {
         optimizer.steps = state.position.steps_total;
         optimizer.momentum_start = state.position.momentum_start;
         optimizer.clip_norm = config.recipe.clip_norm;
-        let tensors = setup.network.tensors();
-        optimizer.tensors = partition.own_tensors(tensors.into_iter().map(|(_, _, range)| range));
+        let tensors = setup.network.parameter_tensors();
+        optimizer.tensors = partition.own_tensors(tensors.into_iter().map(|tensor| tensor.range));
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }
         if setup.validation.is_some() && state.best.is_none() {
-            state.best = Some(Best::new(&state.parameters));
+            state.best = Some(BestParameters::new(&state.parameters));
         }
         if let Some(best) = &mut state.best
             && best.record.selected
         {
-            best.exchange(&mut state.parameters);
+            best.swap_parameters(&mut state.parameters);
         }
         let mut strategy = strategies::create(config, &setup.network, &partition, group)?;
         for (vector, saved) in strategy.state().into_iter().zip(std::mem::take(&mut state.strategy)) {
@@ -159,7 +159,7 @@ impl<'a> Trainer<'a> {
             self.train_until_next_record(group, observer)?;
         }
         if let (Some(best), false) = (&mut self.state.best, self.stopped) {
-            best.exchange(&mut self.state.parameters);
+            best.swap_parameters(&mut self.state.parameters);
             self.save(group, false, observer)?;
         }
         Ok(())
@@ -186,7 +186,7 @@ impl<'a> Trainer<'a> {
         let TrainingState { best, history, parameters, .. } = &mut self.state;
         if let (Some(best), Some(record)) = (best, history.last_mut()) {
             record.validation_loss = Some(metrics.loss);
-            best.observe(metrics.loss, record.epoch, parameters);
+            best.keep_if_lowest_loss(metrics.loss, record.epoch, parameters);
         }
         Ok(())
     }
@@ -197,8 +197,8 @@ impl<'a> Trainer<'a> {
             && convergence::has_converged(&self.state.history, self.setup.constant_loss())
     }
 
-    /// Returns the mean loss of the samples that the current epoch has used so far. Between two epochs, returns the mean loss of
-    /// the last epoch.
+    /// Returns the mean loss of the samples that the current epoch has used so far. Between two epochs, returns the
+    /// mean loss of the last epoch.
     pub(crate) fn running_loss(&self) -> f64 {
         let Position { loss_sum, samples, .. } = self.state.position;
         if samples > 0 { loss_sum / samples as f64 } else { self.epoch_loss }
@@ -254,7 +254,7 @@ impl<'a> Trainer<'a> {
         self.step_times.get_or_insert_default().add(&times);
         self.step_seconds += times.seconds();
         self.step_samples += samples;
-        // Compare now, because the parameters are tested and saved before the next step.
+        // Compare the hashes before the parameters are tested and saved.
         if let Some(replica) = self.unchecked.take().or_else(|| self.replica_hash()) {
             replica.check(group)?;
         }
@@ -268,8 +268,8 @@ impl<'a> Trainer<'a> {
         self.save(group, recorded, observer)
     }
 
-    /// Takes the steps of an epoch from step `first` on, until the epoch ends or the run is stopped. Saves checkpoints that
-    /// become due. Returns the number of samples that all ranks together processed.
+    /// Takes the steps of an epoch from step `first` on, until the epoch ends or the run is stopped. Saves
+    /// checkpoints that become due. Returns the number of samples that all ranks together processed.
     fn take_steps(
         &mut self,
         group: &mut Group,
@@ -298,7 +298,7 @@ impl<'a> Trainer<'a> {
             if self.stopped {
                 break;
             }
-            // The position after the last step of an epoch is valid only when the next epoch has begun.
+            // Do not save after the last step of an epoch, because the end of the epoch saves a checkpoint.
             if index + 1 < batches.count() {
                 self.save_if_due(group, observer)?;
             }
@@ -306,8 +306,8 @@ impl<'a> Trainer<'a> {
         Ok(samples)
     }
 
-    /// Tests the model and returns the record of the epochs since the last record. In these epochs, the ranks processed `samples`
-    /// samples in `seconds` seconds. `step_times` are the times of this rank's steps.
+    /// Tests the model and returns the record of the epochs since the last record. In these epochs, the ranks
+    /// processed `samples` samples in `seconds` seconds. `step_times` are the times of this rank's steps.
     fn test_epoch(
         &mut self,
         group: &mut Group,
@@ -330,8 +330,8 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// Makes the parameters agree on all ranks and completes the sum of the losses, if the strategy does not do both in every
-    /// step.
+    /// Makes the parameters agree on all ranks, and sums the losses over all ranks. Does nothing if the strategy does
+    /// this in every step.
     fn agree(&mut self, group: &mut Group) -> Result<(), TrainError> {
         if self.strategy.agreement() == Agreement::EveryStep {
             return Ok(());
@@ -353,8 +353,9 @@ impl<'a> Trainer<'a> {
         self.state.position = Position { epoch, steps_total, momentum_start, ..Position::default() };
     }
 
-    /// Takes one step on a global batch of `batch_len` samples, of which this rank processes `local_batch`. Returns the
-    /// mean loss of the batch, or of this rank's part of the batch if the ranks do not exchange losses in every step.
+    /// Takes one step on a global batch of `batch_len` samples, of which this rank processes `local_batch`. Returns
+    /// the mean loss of the batch, or of this rank's part of the batch if the ranks do not exchange losses in every
+    /// step.
     fn step(&mut self, group: &mut Group, local_batch: &[u32], batch_len: usize) -> Result<f64, TrainError> {
         let setup = self.setup;
         let work = GradientWork {
@@ -374,14 +375,14 @@ impl<'a> Trainer<'a> {
         if !outcome.loss.is_finite() {
             return Err(self.abort_diverged_run(group, outcome.loss));
         }
-        let own = Totals {
+        let own = StepTotals {
             loss: outcome.loss,
             stop_flags: self.stop_flag(),
             save_flags: f64::from(u8::from(self.is_save_due)),
             differences: self.unchecked.as_ref().map_or([0.0; 2], ReplicaHash::differences),
         };
         let steps_total = self.state.position.steps_total;
-        self.optimizer.learning_rate = setup.learning_rates.rate(self.learning_rate(), steps_total);
+        self.optimizer.learning_rate = setup.learning_rates.rate_at_step(self.learning_rate(), steps_total);
         let (is_stopping, steps) = (own.stop_flags > 0.0, self.state.position.step + 1);
         let (strategy, mut replica) = self.strategy_and_replica();
         let totals = strategy.after_gradient(group, &mut replica, own)?;
@@ -424,7 +425,7 @@ impl<'a> Trainer<'a> {
         several.then(|| ReplicaHash::new(self.state.position.epoch, place, &self.state.parameters))
     }
 
-    /// Returns 1 if this rank has received a stop signal, and otherwise 0. The ranks sum these flags.
+    /// Returns 1 if this rank has received a stop signal, and otherwise 0, so that a sum counts the stopping ranks.
     fn stop_flag(&self) -> f64 {
         f64::from(u8::from(self.stop.load(Ordering::Relaxed)))
     }
@@ -442,8 +443,8 @@ impl<'a> Trainer<'a> {
             self.learning_rate(),
             if self.config.standardize { "" } else { ", or do not pass --no-standardize" },
         );
-        // If another rank has aborted the job first, `abort` fails. Ignore this failure, so that this rank returns its own
-        // message.
+        // If another rank has aborted the job first, `abort` fails. Ignore this failure, so that this rank returns
+        // its own message.
         let _ = group.abort(&message);
         TrainError::Diverged(message)
     }

@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use mio::Token;
 
 /// The connections whose handshake is not complete, in the order in which they are closed. A rank sends its hello as
-/// soon as it is connected, so connections that have sent nothing come first. Among the connections that have sent
-/// nothing, the first to close is the oldest connection of the address with the most of these connections. The same
-/// rule orders the connections that have sent data. Each method takes time logarithmic in the number of connections.
+/// soon as it is connected, so connections that have sent nothing come first. Among these, the first is the oldest
+/// connection of the address with the most silent connections. The same rule orders the connections that have sent
+/// data. Each method takes time logarithmic in the number of connections.
 #[derive(Default)]
 pub(super) struct EvictionOrder {
     silent: ConnectionRanking,
@@ -105,8 +105,8 @@ mod tests {
             order.remove(token, address(last));
             closed.push(token.0);
         }
-        // Address 2 has two silent connections, 4 and 5. After 4 is closed, each address has one silent connection,
-        // and the oldest of these is closed.
+        // Address 2 has two silent connections, 4 and 5, so 4 is closed first. Then each address has one silent
+        // connection, and the oldest of them is closed: 2.
         assert_eq!(closed, [4, 2, 5, 7, 3, 6]);
         assert!(order.silent.by_address.is_empty() && order.talking.by_address.is_empty());
     }

@@ -1,5 +1,5 @@
-//! Performs [handshakes](crate::wire::handshake) on connections. Contains the handshake of the dialing side. Also
-//! contains `advance`, with which both sides send and receive the messages of a handshake.
+//! Performs [handshakes](crate::wire::handshake) on connections. Contains the dialing side's handshake, and
+//! `advance`, with which both sides send and receive messages.
 
 use std::io;
 
@@ -87,8 +87,8 @@ fn is_closed_by_peer(error: &io::Error) -> bool {
 
 /// Sends and receives a handshake's messages. Returns true if the handshake is complete, and false if it must wait
 /// for more data. The messages are smaller than any socket buffer and alternate strictly, so a write that would block
-/// is an error. On the acceptor's side, this function does not send the last message, the verdict that accepts the
-/// connection: the caller does.
+/// is an error. The last message of a handshake is the acceptor's verdict. This function does not send a verdict that
+/// accepts the connection: the caller sends it.
 pub(crate) fn advance<S: io::Read + io::Write>(
     stream: &mut S,
     handshake: &mut dyn Handshake,

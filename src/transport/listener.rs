@@ -32,8 +32,7 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// that is least likely to belong to a rank.
 pub const PENDING_MAX: usize = 256;
 /// While handshakes are in progress, a rank that is not busy calls [`Listener::serve`] again after at most this time.
-/// If the next call comes later, only this much of the time between the calls counts toward the time-out of the
-/// handshakes.
+/// If the rank calls later, for example after 60 s, only 1 s counts toward the time-out of the handshakes.
 const SERVE_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// The maximum number of connections that one call of [`Listener::serve`] accepts. Without this limit, programs that
 /// connect again and again could prevent the listener from serving its other connections. The limit is lower than
@@ -229,8 +228,8 @@ impl Listener {
         self.refused.iter()
     }
 
-    /// Call this method as soon as it is certain that the job runs or cannot start. From now on, each rank that
-    /// registers is sent the bytes that `reply` returns.
+    /// Call this method as soon as it is certain that the job runs or cannot start. From now on, sends the bytes that
+    /// `reply` returns to each rank that registers.
     pub fn reply_to_late_ranks(&mut self, reply: impl Fn(Rank) -> Vec<u8> + Send + 'static) {
         self.late_reply = Some(Box::new(reply));
     }
@@ -366,7 +365,7 @@ impl Listener {
         let Some(pending) = self.remove_pending(token) else { return };
         match progress {
             Ok(_) => self.finish_handshake(now, pending, token),
-            // Usually the dialer has chosen another connection to this rank.
+            // This is usually no error: the dialer has chosen another connection to this rank.
             Err(DialError::Io(error)) if pending.handshake.requests_link() => {
                 log::debug!("{address} closed its connection: {error}");
             }

@@ -21,7 +21,7 @@ use crate::types::Rank;
 /// The result of a send or a receive on a link.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TransferResult {
-    /// This many bytes were moved, at least one.
+    /// The number of bytes that were moved: at least 1.
     Bytes(usize),
     /// No bytes can be moved until the transport has handled a further event.
     Blocked,
@@ -51,8 +51,8 @@ pub trait Transport {
     /// Closes the sending direction of the link to `peer`. Data from the peer can still be received.
     fn finish(&mut self, peer: Rank);
 
-    /// Returns a peer that has opened a link to this rank although this rank did not request the link, or `None` if
-    /// there is no such peer. Each such link is returned once.
+    /// Returns a peer that has opened a link which this rank did not request. Returns `None` if there is no such
+    /// peer. Each such link is returned once.
     fn take_incoming(&mut self) -> Option<Rank>;
 
     /// Returns the name of the transport, as benchmarks print it.

@@ -1,5 +1,5 @@
-//! Limits the number of log lines about refused connections. Without a limit, any host that reaches the port could fill the
-//! log.
+//! Limits the number of log lines about refused connections. Without a limit, any host that reaches the port could
+//! fill the log.
 
 use std::fmt;
 use std::time::Duration;

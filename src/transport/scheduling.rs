@@ -9,12 +9,13 @@ const NO_FLAGS: libc::c_uint = 0;
 
 /// Asks the scheduler to give the calling thread short time slices, so that the thread runs soon after it is woken.
 ///
-/// A thread that moves bytes is woken often and runs for microseconds. Suppose that computing threads run on the
-/// same processor, with equally long slices. The thread that moves bytes then waits for the end of another thread's
-/// slice whenever it is woken, and the peers of this rank wait too. Short slices do not change the thread's share of
-/// the processor. From version 6.12 on, Linux gives a `SCHED_OTHER` thread slices of the requested length (sched(7);
-/// theory: Stoica and Abdel-Wahab, "Earliest eligible virtual deadline first", 1995). Earlier versions ignore the
-/// request. If the thread has another scheduling policy than `SCHED_OTHER`, this function changes nothing.
+/// A thread that moves bytes is woken often and runs for microseconds. If computing threads share its processor, it
+/// waits for the end of their long slices, and the peers of this rank wait too. Short slices do not change the
+/// thread's share of the processor.
+///
+/// Linux 6.12 and later gives a `SCHED_OTHER` thread slices of the requested length; see sched(7). Earlier versions
+/// ignore the request. For other scheduling policies, this function does nothing. Theory: Stoica and Abdel-Wahab,
+/// "Earliest eligible virtual deadline first", 1995.
 ///
 /// # Errors
 ///
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_time_slice_changes() {
+    fn request_short_slices_keeps_the_policy_and_the_nice_value() {
         let before = read_attributes().unwrap();
         for _ in 0..2 {
             request_short_slices().unwrap();

@@ -14,8 +14,7 @@ use crate::types::{Algorithm, Contract, DType, GROUP_FLAGS, Operation, Rank, Red
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// A process ended, or the network between two ranks failed. The rank that reports the failure cannot distinguish
-    /// these two cases.
+    /// A process ended, or the network between two ranks failed. The rank that reports the failure cannot tell which.
     #[error(
         "rank {seen_by}'s connection to rank {rank} on {host} was lost: {detail}; {}",
         advice(*seen_by, *rank, detail)
@@ -50,7 +49,8 @@ pub enum Cause {
     Mismatch {
         /// The number of the group.
         group: u32,
-        /// The operation's number within its group, counted from 0; for a point-to-point message, its number on the link.
+        /// The operation's number within its group, counted from 0; for a point-to-point message, its number on the
+        /// link.
         sequence: u64,
         /// The lower of the two ranks.
         first: Rank,
@@ -134,10 +134,11 @@ const TEXT_BYTES_MAX: u16 = 1024;
 const _: () = assert!(2 * (TEXT_BYTES_MAX as usize + 2) + 128 <= CONTROL_BYTES_MAX);
 
 impl Cause {
-    /// Combines this cause with a cause that a peer has sent. The order in which several causes are combined does not matter.
+    /// Combines this cause with a cause that a peer has sent. The order in which several causes are combined does not
+    /// matter.
     ///
-    /// Merges two causes about the same mismatch, and two missed deadlines. Otherwise keeps only one cause: the cause
-    /// whose kind more likely explains the other cause. Of two causes of the same kind, keeps the cause with the
+    /// Merges two causes about the same mismatch, and two missed deadlines. Of two causes of different kinds, keeps
+    /// the one that more likely explains the other. Of two other causes of the same kind, keeps the one with the
     /// lower rank.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
@@ -163,8 +164,8 @@ impl Cause {
         matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
     }
 
-    /// Adds `site`, the file and line of the call of `rank`, to a mismatch that names `rank` without a file and line.
-    /// Does nothing to any other cause.
+    /// If this cause is a mismatch that names `rank` without a file and line, adds `site`: the file and line of the
+    /// rank's call.
     pub fn add_site(&mut self, rank: Rank, site: &str) {
         if let Self::Mismatch { first, first_site, second, second_site, .. } = self {
             for (who, known) in [(*first, first_site), (*second, second_site)] {
@@ -175,8 +176,7 @@ impl Cause {
         }
     }
 
-    /// If both causes are about the same mismatch and only one of them has the file and line of a call, adds the file
-    /// and line to the other cause.
+    /// If both causes are about the same mismatch, each gets the files and lines that only the other one has.
     fn exchange_sites(&mut self, other: &mut Self) {
         if self.precedence() != other.precedence() || self.encoded_contracts() != other.encoded_contracts() {
             return;
@@ -407,8 +407,8 @@ mod tests {
         assert_eq!(message, "é".repeat(512));
     }
 
-    /// Regression test: before the fix, if a host did not answer, the error told the user to read the output of the rank
-    /// on this host.
+    /// Regression test: before the fix, if a host did not answer, the error told the user to read the output of the
+    /// rank on this host.
     #[test]
     fn only_the_network_is_suspect_if_a_host_does_not_answer() {
         let error = |error: Errno| std::io::Error::from(error).to_string();

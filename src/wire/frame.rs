@@ -30,12 +30,11 @@ pub enum FrameKind {
     Abort = 2,
     /// The sender leaves the job without a failure. A goodbye is the last frame of its sender.
     Goodbye = 3,
-    /// The sender of this frame has begun the operation. Of all steps in which the receiver of this frame sends to
-    /// the sender of this frame, the receiver may now send the data of the first `offset` steps. Credit does not
-    /// limit these data.
+    /// The sender of this frame has begun the operation. The receiver may now send the data of its first `offset`
+    /// steps to this sender. Credit does not limit these data.
     Ready = 4,
-    /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the number of bytes of
-    /// these data since the link was opened.
+    /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the total number of
+    /// consumed bytes since the link was opened.
     Credit = 5,
     /// The sender of this frame has data for the operation, but may not send the data on credit.
     Announce = 6,
@@ -72,8 +71,7 @@ pub struct FrameHeader {
     /// The arguments of the sender's call: operation, element type, count and so on. The receiver compares these
     /// arguments with those of its own call.
     pub contract: Contract,
-    /// The number of the step, counted from 0 among the operation's steps in which this sender sends to this
-    /// receiver.
+    /// The number of the step. Only the operation's steps in which this sender sends to this receiver count, from 0.
     pub message: u32,
     /// The index of the segment's first element within the data of the step. Ready and credit frames use this field
     /// differently: see [`FrameKind`].
@@ -162,7 +160,8 @@ impl FrameHeader {
     ///
     /// # Errors
     ///
-    /// [`HeaderError`] if the bytes are corrupt, a field has an unknown value, or the payload's length is above its limit.
+    /// [`HeaderError`] if the bytes are corrupt, a field has an unknown value, or the payload's length is above its
+    /// limit.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, HeaderError> {
         let (body, crc) = bytes.split_at(HEADER_BYTES - 4);
         let found = u32::from_le_bytes([crc[0], crc[1], crc[2], crc[3]]);

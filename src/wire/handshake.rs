@@ -1,11 +1,11 @@
-//! The handshake at the beginning of every connection. The dialer says which rank of which job it is, and each side proves that
-//! it knows the job's secret.
+//! The handshake at the beginning of every connection. The dialer says which rank of which job it is, and each side
+//! proves that it knows the job's secret.
 //!
 //! The dialer sends its hello with a nonce. The acceptor answers with its nonce and an HMAC-SHA256 over both hellos.
-//! The dialer then sends an HMAC under another label. Because the labels differ, a dialer cannot send the acceptor's
-//! proof back as its own. The acceptor answers with its verdict, which accepts or refuses the connection. No frame is
-//! read before the verdict. Both sides are state machines without IO: [`Handshake::wanted`] returns how many bytes a
-//! side needs next, and [`Handshake::feed`] processes received bytes.
+//! The dialer then sends its own HMAC, which uses another label. Because the labels differ, a dialer cannot send the
+//! acceptor's proof back as its own. The acceptor answers with its verdict, which accepts or refuses the connection.
+//! No frame is read before the verdict. Both sides are state machines without IO: [`Handshake::wanted`] returns how
+//! many bytes a side needs next, and [`Handshake::feed`] processes received bytes.
 
 use super::VERSION;
 use super::reader::{Excerpt, Reader};
@@ -177,8 +177,8 @@ pub trait Handshake {
     ///
     /// # Errors
     ///
-    /// [`HandshakeError`] if the handshake failed. Send the bytes that [`Handshake::take_output`] returns, and then close the
-    /// connection.
+    /// [`HandshakeError`] if the handshake failed. Send the bytes that [`Handshake::take_output`] returns, and then
+    /// close the connection.
     fn feed(&mut self, bytes: &[u8]) -> Result<(), HandshakeError>;
 
     /// Removes and returns the bytes to send now. The result may be empty.
@@ -243,8 +243,8 @@ impl Dialer {
         let (proved, proof) = input.split_at(ACCEPTOR_HELLO_PROVED_BYTES);
         let proof = proof.try_into().map_err(|_| HandshakeError::Unknown("length"))?;
         if !self.secret.verifies(&[ACCEPTOR_LABEL, &self.hello, proved], proof) {
-            // Zeros instead of a proof tell the acceptor that the secrets differ. A real proof would let an attacker test
-            // guesses of the secret.
+            // Zeros instead of a proof tell the acceptor that the secrets differ. A real proof would let an attacker
+            // test guesses of the secret.
             self.output = vec![0; PROOF_BYTES];
             return Err(HandshakeError::Secret);
         }
@@ -468,8 +468,8 @@ impl Handshake for Acceptor {
     }
 }
 
-/// Compares the received bytes with the magic bytes, even if not all have arrived. Another kind of program is refused
-/// at its first wrong byte.
+/// Compares the received bytes with the magic bytes, even if not all have arrived. For example, an HTTP client is
+/// refused at its first wrong byte.
 fn check_magic(input: &[u8]) -> Result<(), HandshakeError> {
     let received = input.len().min(MAGIC.len());
     if input[..received] == MAGIC[..received] {

@@ -1,5 +1,5 @@
-//! Records: the numbered pieces into which a link with several connections divides its stream of bytes. All bytes of a record
-//! are sent on one connection.
+//! Records: the numbered pieces into which a link with several connections divides its stream of bytes. All bytes of
+//! a record are sent on one connection.
 
 use std::array::from_fn;
 

@@ -1,5 +1,5 @@
-//! Runs `ringbench` as a process. Checks the error messages for wrong arguments, the table, the JSON report and the exit
-//! code.
+//! Runs `ringbench` as a process. Checks the error messages for wrong arguments, the table, the JSON report and the
+//! exit code.
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
@@ -109,7 +109,7 @@ fn a_single_rank_prints_the_table_and_writes_the_report() {
 }
 
 #[test]
-fn operations_accept_other_spellings() {
+fn ringbench_accepts_other_spellings_of_operations() {
     for name in ["alltoall", "All-Gather", "reduce", "scatter", "gather", "scan", "exscan", "barrier"] {
         let output = ringbench(&format!("{name} -b 8 -e 8 -n 1 -w 0"));
         let table = text(&output.stdout);
@@ -118,7 +118,7 @@ fn operations_accept_other_spellings() {
 }
 
 #[test]
-fn without_checks_the_table_says_not_applicable() {
+fn ringbench_without_checks_prints_na_for_wrong_values() {
     let output = ringbench("broadcast -b 8 -e 8 -n 1 -w 0 -c 0");
     let table = text(&output.stdout);
     assert!(output.status.success() && table.contains(" N/A "), "{table}");
@@ -128,7 +128,7 @@ fn without_checks_the_table_says_not_applicable() {
 /// Even if a reader such as `head` closes the pipe before `ringbench` has printed its table, `ringbench` must finish
 /// and exit with 0.
 #[test]
-fn a_closed_standard_output_is_ignored() {
+fn ringbench_exits_with_0_if_its_standard_output_is_closed() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ringbench"))
         .args(["all_reduce", "-e", "1K", "-n", "2"])
         .stdout(Stdio::piped())

@@ -1,5 +1,5 @@
-//! Tests of the processors to which ringrun binds its ranks. Other jobs (for example, of other tests) may run at the same
-//! time, so these tests do not assume which processors are free.
+//! Tests of the processors to which ringrun binds its ranks. Other jobs (for example, of other tests) may run at the
+//! same time, so these tests do not assume which processors are free.
 
 use std::fs;
 
@@ -39,7 +39,8 @@ fn run_job(arguments: &[&str]) -> FinishedProgram {
     run(ringrun_script(&all, SCRIPT).env_remove("OMP_NUM_THREADS"))
 }
 
-/// Ranks should not share a processor: a small message between two ranks takes 0.5 us on two processors, but 20 us on one.
+/// Ranks should not share a processor: a small message between two ranks takes 0.5 us on two processors, but 20 us on
+/// one.
 #[test]
 fn every_rank_is_bound_to_an_even_share() {
     let processors = allowed_processors().len();
@@ -108,10 +109,10 @@ fn omp_num_threads_of_the_user_is_kept() {
     assert_eq!(done.sorted_lines(), ["[0]<stdout>:5"]);
 }
 
-/// If a first job has claimed all processors, a second job shares every processor with the first job. The ranks of the second
-/// job must then not poll for messages.
+/// A first job has claimed all processors, so a second job shares them with the first job. The ranks of the second
+/// job must not poll for messages.
 #[test]
-fn a_job_finds_that_another_job_uses_all_processors() {
+fn a_job_counts_no_processors_that_another_job_has_claimed() {
     let folder = tempfile::tempdir().unwrap();
     let ranks = allowed_processors().len().to_string();
     let script = "echo $$ > \"$DIR/part.$RANK\" && mv \"$DIR/part.$RANK\" \"$DIR/pid.$RANK\"; sleep 1000";
@@ -123,8 +124,8 @@ fn a_job_finds_that_another_job_uses_all_processors() {
     finish(first);
 }
 
-/// Regression test: before the fix, the error did not say which value of `--bind-to` to use instead, but how to print
-/// the help.
+/// Regression test: before the fix, the error explained how to print the help, but not which value of `--bind-to` to
+/// use instead.
 #[test]
 fn a_bind_to_value_of_another_launcher_is_refused_with_one_sentence() {
     let done = run(&mut ringrun(&["-n", "2", "--bind-to", "socket", "true"]));
@@ -132,9 +133,10 @@ fn a_bind_to_value_of_another_launcher_is_refused_with_one_sentence() {
     assert_eq!((done.code(), done.stderr().as_str()), (Some(2), sentence));
 }
 
-/// A Python script that forbids the system call `sched_setaffinity` (203 on x86-64, 122 on aarch64), as a sandbox
-/// does, and then runs the command in its arguments. The instructions of the seccomp filter are: load the number of
-/// the system call; if it is the number of `sched_setaffinity`, return EPERM; otherwise allow the call.
+/// A Python script that forbids the system call `sched_setaffinity`, as a sandbox does, and then runs the command in
+/// its arguments. The call has the number 203 on x86-64, and 122 on aarch64. The instructions of the seccomp filter
+/// are: load the number of the system call; if it is the number of `sched_setaffinity`, return EPERM; otherwise allow
+/// the call.
 const SANDBOX: &str = "
 import ctypes, os, platform, struct, sys
 number = {'x86_64': 203, 'aarch64': 122}[platform.machine()]

@@ -273,7 +273,7 @@ fn commands_that_cannot_run_are_reported_once() {
 }
 
 #[test]
-fn bad_arguments_are_refused() {
+fn ringrun_refuses_bad_arguments() {
     for (arguments, code, part) in [
         (&["-n", "0", "true"][..], 2, "at least 1 rank"),
         (&["-n", "1000000", "true"], 2, "at most 1024"),
@@ -295,7 +295,7 @@ fn bad_arguments_are_refused() {
 }
 
 #[test]
-fn options_of_other_launchers_work() {
+fn ringrun_accepts_options_of_other_launchers() {
     for arguments in [
         &["-np=2", "--allow-run-as-root", "--oversubscribe", "-q"][..],
         &["--nproc_per_node=2", "--nnodes=1", "--standalone"],

@@ -1,5 +1,5 @@
-//! Tests of the error messages and exit codes of `ringtrain` and `ringbench` when a job cannot start or its ranks have
-//! different flags.
+//! Tests of the error messages and exit codes of `ringtrain` and `ringbench` when a job cannot start or its ranks
+//! have different flags.
 
 use std::fs;
 use std::io::{Read as _, Write as _};

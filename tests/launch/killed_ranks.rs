@@ -1,5 +1,5 @@
-//! Kills ranks by SIGKILL at different moments. The surviving ranks must name the killed rank, and no process, file or
-//! listening socket may be left behind.
+//! Kills ranks by SIGKILL at different moments. The surviving ranks must name the killed rank, and no process, file
+//! or listening socket may be left behind.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -60,7 +60,7 @@ fn transport_script(transport: &str) -> &'static str {
 }
 
 /// Kills `victim`, checks the messages of all survivors, and returns the time until the last survivor ended.
-fn kill_and_check(mut ranks: Vec<Child>, victim: usize, folder: &Path) -> Duration {
+fn kill_rank_and_check_survivors(mut ranks: Vec<Child>, victim: usize, folder: &Path) -> Duration {
     let mut killed = ranks.remove(victim);
     signal("KILL", killed.id());
     let killed_at = Instant::now();
@@ -69,7 +69,8 @@ fn kill_and_check(mut ranks: Vec<Child>, victim: usize, folder: &Path) -> Durati
     for survivor in ranks {
         let done = finish(survivor);
         let errors = done.stderr();
-        // If rank 0 ends before it has accepted a survivor's connection, this survivor only knows that rank 0 did not answer.
+        // If rank 0 ends before it has accepted a survivor's connection, this survivor only knows that rank 0 did not
+        // answer.
         if victim != 0 && done.code() == Some(Exit::Start as i32) && errors.contains("did not answer") {
             unaccepted += 1;
             continue;
@@ -106,13 +107,13 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_training() {
         wait_until("training is under way", || {
             fs::read_to_string(folder.path().join("0.out")).unwrap().contains("epoch 2/")
         });
-        let took = kill_and_check(ranks, victim, folder.path());
+        let took = kill_rank_and_check_survivors(ranks, victim, folder.path());
         println!("{transport}, rank {victim} killed: the last survivor ended after {took:?}");
     }
 }
 
-/// The test kills the victim after different delays, which cover the time from the rendezvous to the first epochs. The test
-/// cannot wait for a condition instead, because the victim prints nothing at these moments.
+/// The test kills the victim after different delays, which cover the time from the rendezvous to the first epochs.
+/// The test cannot wait for a condition instead, because the victim prints nothing at these moments.
 #[test]
 fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
     let moments = [(1, 0), (2, 3), (3, 8), (1, 15), (2, 25), (3, 40), (0, 30), (1, 80), (0, 120)];
@@ -145,7 +146,7 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
         while Instant::now() < moment {
             std::hint::spin_loop();
         }
-        let took = kill_and_check(ranks, victim, folder.path());
+        let took = kill_rank_and_check_survivors(ranks, victim, folder.path());
         println!(
             "{transport}, rank {victim} killed after {delay_ms} ms: the last survivor ended after {took:?}"
         );

@@ -36,8 +36,8 @@ fn write_with_folders(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// Makes a folder with three fake packages: `ringtrain`, the `mpi4py` of ringtrain, and an installed `mpi4py`. `module` is
-/// the source of `ringtrain.mpi.path`. Returns the folder and its path.
+/// Makes a folder with three fake packages: `ringtrain`, the `mpi4py` of ringtrain, and an installed `mpi4py`.
+/// `module` is the source of `ringtrain.mpi.path`. Returns the folder and its path.
 fn make_fake_packages(module: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().canonicalize().unwrap();
@@ -68,7 +68,7 @@ fn with_the_mpi4py_option_every_rank_imports_mpi4py_from_ringtrain() {
     let script = format!("exec python3 -c \"{PRINT_PACKAGE_SCRIPT}\"");
     let cases: [(&[&str], &[&str], String); 4] = [
         (&[], &["python3", "-c", PRINT_PACKAGE_SCRIPT], format!("ringtrain {shown}/shim:{shown}/packages")),
-        // In this case the command is a shell and not a Python interpreter.
+        // The command of the next case is a shell, not a Python interpreter.
         (&[], &["sh", "-c", &script], format!("ringtrain {shown}/shim:{shown}/packages")),
         (
             &["-x", "PYTHONPATH"],
@@ -149,8 +149,8 @@ fn without_the_mpi4py_option_single_ranks_and_mpiexec_use_the_installed_package(
         let done = run_with_fakes(&home, arguments);
         assert_eq!((done.code(), done.stdout().as_str()), (Some(0), expected), "{}", done.stderr());
     }
-    // In this case an MPI launcher has started ringrun, as in a scheduler's allocation. The ranks are still started
-    // by ringrun, so importing mpi4py must still be an error.
+    // `PMI_RANK` shows that an MPI launcher started ringrun. The ranks are still started by ringrun, so importing
+    // mpi4py must still be an error.
     let packages = home.join("packages");
     let arguments = ["-n", "2", "python3", "-c", script];
     let done = run(ringrun(&arguments).env("PYTHONPATH", packages).env("PMI_RANK", "0"));

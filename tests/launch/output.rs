@@ -58,7 +58,7 @@ fn a_rank_can_listen_on_the_master_port() {
 }
 
 #[test]
-fn variables_and_the_working_directory_are_set() {
+fn ranks_get_the_variables_and_the_directory_of_the_options() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().canonicalize().unwrap();
     let arguments = [
@@ -209,8 +209,8 @@ fn an_error_reports_that_the_device_of_stdout_is_full() {
     assert_eq!(done.code(), Some(1), "{}", done.stderr());
     let expected = "ringrun: standard output cannot be written: No space left on device";
     assert!(done.stderr().contains(expected), "{}", done.stderr());
-    // Neither job is stopped: the first ends before ringrun can stop it, and with --output-dir ringrun stops no job
-    // for a full device.
+    // ringrun stops neither job. The first job ends before ringrun can stop it. With --output-dir, a full device does
+    // not stop a job.
     let folder = tempfile::tempdir().unwrap();
     for arguments in [&["-n", "1"][..], &["-n", "1", "--output-dir", folder.path().to_str().unwrap()]] {
         let done = run(ringrun(arguments).args(["echo", "hello"]).stdout(open_full_device()));
@@ -220,7 +220,7 @@ fn an_error_reports_that_the_device_of_stdout_is_full() {
 }
 
 #[test]
-fn incomplete_files_are_reported_at_the_end() {
+fn incomplete_files_of_output_dir_are_reported_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let logs = folder.path().join("rank.1");
     fs::create_dir(&logs).unwrap();
@@ -302,7 +302,7 @@ fn a_rank_that_exits_before_it_joins_fails_the_start_at_once() {
 
 /// The test begins to read the output only when all pipes are full, and must then get all output.
 #[test]
-fn a_slow_reader_gets_all_output() {
+fn a_reader_that_starts_late_gets_all_output() {
     let folder = tempfile::tempdir().unwrap();
     let script = "head -c 300000 /dev/zero | tr '\\0' 'x' | fold -w 100; echo > \"$FILE.$RANK\"";
     let mut command = ringrun_script(&["-n", "2", "--no-tag-output"], script);

@@ -13,19 +13,19 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use crate::util::{TEST_TIMEOUT, finish, ringrun, ringrun_script, run};
 
 /// The control sequence that erases a line.
-const ERASE: &str = "\r\x1b[K";
+const ERASE_LINE_SEQUENCE: &str = "\r\x1b[K";
 
 /// A pseudo-terminal with 60 columns.
-struct Terminal {
-    /// The pieces that a thread reads from the terminal. The channel is closed at the end of the terminal.
+struct PseudoTerminal {
+    /// The pieces that a thread reads from the terminal. The thread closes the channel when the terminal has ended.
     pieces: Receiver<Vec<u8>>,
     /// The bytes that the program has written so far.
     bytes: Vec<u8>,
-    /// These bytes as text.
+    /// `bytes` as text.
     text: String,
 }
 
-impl Terminal {
+impl PseudoTerminal {
     /// Starts a program whose standard error is a new terminal.
     fn start(command: &mut Command) -> (Self, Child) {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
@@ -35,7 +35,7 @@ impl Terminal {
         let path = ptsname(&master, Vec::new()).unwrap();
         let slave = File::options().read(true).write(true).open(path.to_str().unwrap()).unwrap();
         let child = command.stdout(Stdio::piped()).stderr(slave).spawn().unwrap();
-        // The command holds the slave too. The terminal ends only when no process has it open.
+        // `command` also holds the slave. The terminal ends only when no process has the slave open.
         command.stderr(Stdio::null());
         let (sender, pieces) = channel();
         let mut master = File::from(master);
@@ -43,7 +43,7 @@ impl Terminal {
             let mut buffer = [0; 4096];
             // At the end of a pseudo-terminal, Linux returns an error.
             while let Ok(count @ 1..) = master.read(&mut buffer) {
-                // If the test has failed, it reads no more pieces.
+                // After a failed test, the receiver is dropped, and this send fails.
                 let _ = sender.send(buffer[..count].to_vec());
             }
         });
@@ -81,17 +81,21 @@ fn the_unfinished_line_of_rank_0_stays_below_the_lines_of_all_ranks() {
          else read x < 1; printf '\\rone\\rtwo\\n' >&2; echo three; fi",
         directory.path().display()
     );
-    let (mut terminal, child) = Terminal::start(&mut ringrun_script(&["-n", "2"], &script));
+    let (mut terminal, child) = PseudoTerminal::start(&mut ringrun_script(&["-n", "2"], &script));
     terminal.read_until(Some("50%"));
     fs::write(&fifos[1], "go\n").unwrap();
     // Only the status line of rank 0 is shown. A line of another rank is printed unchanged.
-    terminal.read_until(Some(&format!("{ERASE}[1]<stderr>:\rone\rtwo\r\n[0]<stderr>:50%")));
+    terminal.read_until(Some(&format!("{ERASE_LINE_SEQUENCE}[1]<stderr>:\rone\rtwo\r\n[0]<stderr>:50%")));
     fs::write(&fifos[0], "go\n").unwrap();
     terminal.read_until(None);
     let done = finish(child);
     assert_eq!((done.code(), done.stdout().as_str()), (Some(0), "[1]<stdout>:three\n"));
-    assert!(terminal.text.starts_with(&format!("{ERASE}[0]<stderr>:50%")), "{:?}", terminal.text);
-    assert!(terminal.text.ends_with(ERASE), "{:?}", terminal.text);
+    assert!(
+        terminal.text.starts_with(&format!("{ERASE_LINE_SEQUENCE}[0]<stderr>:50%")),
+        "{:?}",
+        terminal.text
+    );
+    assert!(terminal.text.ends_with(ERASE_LINE_SEQUENCE), "{:?}", terminal.text);
     assert_eq!(terminal.text.matches('\n').count(), 1, "{:?}", terminal.text);
 }
 
@@ -99,7 +103,7 @@ fn the_unfinished_line_of_rank_0_stays_below_the_lines_of_all_ranks() {
 fn ringtrain_shows_a_progress_bar_that_fits_and_leaves_standard_output_clean() {
     for (options, shows_bar) in [(&[][..], true), (&["--quiet"], false)] {
         let mut command = ringrun(&["-n", "2", "ringtrain", "--epochs", "1", "--data", "synthetic:1500x5"]);
-        let (mut terminal, child) = Terminal::start(command.args(options));
+        let (mut terminal, child) = PseudoTerminal::start(command.args(options));
         terminal.read_until(None);
         let done = finish(child);
         assert_eq!(done.code(), Some(0));
@@ -107,13 +111,13 @@ fn ringtrain_shows_a_progress_bar_that_fits_and_leaves_standard_output_clean() {
         assert_eq!(done.stdout().contains("epoch 1/1: train loss"), shows_bar, "{}", done.stdout());
         assert_eq!(terminal.text.contains("[0]<stderr>:epoch 1/1 "), shows_bar, "{:?}", terminal.text);
         assert!(!terminal.text.contains('\n'), "{:?}", terminal.text);
-        for line in terminal.text.split(ERASE) {
+        for line in terminal.text.split(ERASE_LINE_SEQUENCE) {
             assert!(line.chars().count() < 60, "{line:?}");
         }
     }
 }
 
-/// A log file or a pipe must not get progress bars, and neither must the files of `--output-dir`.
+/// Log files, pipes and the files of `--output-dir` must not get progress bars.
 #[test]
 fn only_rank_0_gets_the_width_of_a_progress_bar_and_only_on_a_terminal() {
     let directory = tempfile::tempdir().unwrap();
@@ -125,7 +129,7 @@ fn only_rank_0_gets_the_width_of_a_progress_bar_and_only_on_a_terminal() {
         (&["-n", "2"][..], ["[0]<stdout>:columns=47", "[1]<stdout>:columns="]),
         (&["-n", "2", "--output-dir", place], ["[0]<stdout>:columns=", "[1]<stdout>:columns="]),
     ] {
-        let (mut terminal, child) = Terminal::start(&mut ringrun_script(options, script));
+        let (mut terminal, child) = PseudoTerminal::start(&mut ringrun_script(options, script));
         terminal.read_until(None);
         assert_eq!(finish(child).sorted_lines(), expected, "{options:?}");
     }

@@ -69,8 +69,8 @@ fn killed_ranks_leave_no_shared_memory() {
     assert_eq!(names_in_dev_shm(), before);
 }
 
-/// A rank is killed while the ranks read and write each other's buffers. The survivors must name the killed rank, and no shared
-/// memory may be left.
+/// A rank is killed while the ranks read and write each other's buffers. The survivors must name the killed rank, and
+/// no shared memory may be left.
 #[test]
 fn a_rank_that_is_killed_during_an_all_reduce_in_shared_buffers_is_named() {
     let before = names_in_dev_shm();

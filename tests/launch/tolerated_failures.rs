@@ -1,7 +1,7 @@
 //! Checks `ringrun --tolerate-failures`: a rank that fails after the start of the job does not end the other ranks.
 //!
-//! Each rank runs this test program with a filter, so that only the test `program_of_a_rank` runs. Each rank joins the
-//! job, and then waits until the test tells the rank how to end.
+//! Each rank runs this test program with a filter, so that only the test `program_of_a_rank` runs. Each rank joins
+//! the job, and then waits until the test tells the rank how to end.
 
 use std::error::Error;
 use std::fs;
@@ -19,12 +19,12 @@ const FOLDER_VARIABLE: &str = "TOLERATED_FAILURES_FOLDER";
 
 /// How the test ends a rank.
 #[derive(Clone, Copy, Debug)]
-enum End {
+enum RankEnding {
     Exit(i32),
     Kill,
 }
 
-use End::{Exit, Kill};
+use RankEnding::{Exit, Kill};
 
 /// Writes a file. Other processes see the file only when it is complete.
 fn write_whole(path: &Path, text: &str) {
@@ -39,7 +39,7 @@ fn program_of_a_rank() -> Result<(), Box<dyn Error>> {
     let Some(folder) = std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from) else { return Ok(()) };
     let mut group = Group::from_environment()?;
     group.barrier()?;
-    // ringrun must kill this process, which leaves the process group of the rank.
+    // `setsid` moves this process out of the rank's process group. ringrun must kill it nevertheless.
     Command::new("sh").args(["-c", "setsid sleep 1000 &"]).status()?;
     let rank = group.rank();
     write_whole(&folder.join(format!("joined.{rank}")), &std::process::id().to_string());
@@ -47,8 +47,8 @@ fn program_of_a_rank() -> Result<(), Box<dyn Error>> {
     exit(wait_for("a command of the test", || fs::read_to_string(&command).ok()?.parse().ok()))
 }
 
-/// Starts a job of 3 ranks, and waits until all ranks have joined. Returns the process of ringrun, and the process ids
-/// of the ranks.
+/// Starts a job of 3 ranks, and waits until all ranks have joined. Returns the process of ringrun, and the process
+/// ids of the ranks.
 fn start_job(folder: &Path) -> (Child, Vec<u32>) {
     let program = std::env::current_exe().unwrap();
     let child = ringrun(&["-n", "3", "--tolerate-failures", "--", program.to_str().unwrap()])

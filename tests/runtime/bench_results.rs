@@ -60,7 +60,7 @@ fn every_operation_type_and_reduction_is_right_at_every_world_size() {
 }
 
 #[test]
-fn repeated_iterations_and_checks_give_right_results() {
+fn all_iterations_of_a_benchmark_give_right_results() {
     for operation in operations_for(3) {
         let flags = format!("{operation} -b 1 -e 300K -f 800 -t f64 -n 3 -w 2 -c 3 --root 2");
         for (report, _) in measure_on_ranks(3, flags.clone()) {

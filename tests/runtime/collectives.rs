@@ -55,7 +55,7 @@ fn compressed_sums_are_close_and_equal_on_all_ranks() {
 }
 
 #[test]
-fn arrays_are_reduced_in_place() {
+fn contiguous_arrays_are_reduced_in_place_and_others_refused() {
     let results = ranks::run(2, |mut group| {
         let rank = group.rank().get() as f32;
         let mut matrix = Array2::from_elem((3, 5), rank + 1.0);
@@ -91,9 +91,8 @@ fn statistics_count_operations_and_sent_bytes() {
         (after.bytes_sent - before.bytes_sent, after.operations - before.operations)
     });
     // Each rank sends 2(n-1) = 6 chunks of 1 MB. Each chunk has 4 segments of at most 256 KiB, and each segment has a
-    // header. Each rank also sends one ready frame, and any number of credit frames. A credit frame allows a peer to
-    // send more bytes before this rank is ready, so the number of credit frames depends on how many bytes arrived
-    // before this rank was ready, in this operation and while the group formed.
+    // header. Each rank also sends one ready frame, and any number of credit frames. The number of credit frames
+    // depends on how many bytes arrived before this rank was ready for them.
     let payload = 6_000_000;
     let headers = 6 * 4 + 1;
     let header_bytes = HEADER_BYTES as u64;

@@ -1,5 +1,4 @@
-//! Tests of operations that run at the same time, and must not delay or disturb each other: long and short
-//! operations, very many messages, cancelled receives, and reduction functions that own groups.
+//! Tests that operations in progress at the same time do not delay or disturb each other.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -164,9 +163,9 @@ fn a_reduction_function_may_own_groups_but_using_one_ends_the_job(transport: Tes
 }
 
 /// The credit of a link is the 1 MiB that a peer may send before this rank is ready. In a butterfly, partners are
-/// ready for each other from the start. So before a rank's own data have left, the rank may receive more data than
-/// the credit.
-fn butterfly_exchanges_that_exceed_the_credit_complete(transport: TestTransport) {
+/// ready for each other from the start. A rank may therefore receive more data than the credit before its own data
+/// have left.
+fn butterflies_with_more_data_than_the_credit_complete(transport: TestTransport) {
     let adjust = |options: &mut JoinOptions| options.algorithms = "butterfly".parse().unwrap();
     for &n in if_long_tests_else(&[2, 4, 8][..], &[4]) {
         transport.run_with(n, adjust, |mut group| {
@@ -183,8 +182,8 @@ fn butterfly_exchanges_that_exceed_the_credit_complete(transport: TestTransport)
     }
 }
 
-/// A thread that sleeps in a shared-memory collective also waits for the sockets. When this thread wakes up, the
-/// progress thread must wait for the sockets instead.
+/// A thread that sleeps in a shared-memory collective also waits for the sockets. When the sleeping thread wakes up,
+/// the progress thread must wait for the sockets in its place.
 #[test]
 fn background_operations_continue_after_a_thread_slept_in_shared_memory() {
     let (report, reports) = mpsc::channel();
@@ -226,5 +225,5 @@ on_every_transport! {
     a_barrier_completes_while_a_long_message_is_sent,
     short_operations_of_one_thread_complete_during_a_long_operation_of_another,
     a_reduction_function_may_own_groups_but_using_one_ends_the_job,
-    butterfly_exchanges_that_exceed_the_credit_complete,
+    butterflies_with_more_data_than_the_credit_complete,
 }

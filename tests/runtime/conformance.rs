@@ -98,7 +98,8 @@ fn part_range(counts: &[usize], rank: Rank) -> Range<usize> {
     start..start + counts[rank.index()]
 }
 
-/// Compares the elements one by one, so that a failure names the rank and the element instead of printing a million elements.
+/// Compares the elements one by one, so that a failure names the rank and the element instead of printing a million
+/// elements.
 #[track_caller]
 fn assert_elements<T: Element>(
     found: &[T],
@@ -209,7 +210,7 @@ fn check_unrooted_moves<T: Element>(group: &mut Group, count: usize, value: &dyn
     assert_elements(&group.all_gather_from(short).unwrap(), expected.into_iter(), "all_gather_from", group);
 }
 
-/// Checks the collectives with a root that only move elements.
+/// Checks broadcast, scatter and gather.
 fn check_rooted_moves<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
     let (size, rank) = (group.size(), group.rank());
     let root = Rank::new((count as u32 + 1) % size.get());

@@ -130,8 +130,8 @@ fn a_missed_deadline_names_the_late_rank(transport: TestTransport) {
                 thread::yield_now();
             }
         }
-        // The late rank may complete its first call with data that were sent before the failure. The next call of the late
-        // rank fails.
+        // The late rank may complete its first call with data that were sent before the failure. The next call of the
+        // late rank fails.
         loop {
             group.all_reduce(&mut [1f32; 10], ReduceOp::Sum)?;
         }
@@ -262,8 +262,8 @@ fn connect_as_stranger(address: SocketAddr, kind: usize, file: &ringtrain::rende
     }
 }
 
-/// Runs `work` on two ranks with different host ids, each behind a proxy. When both ranks have joined, the proxies begin to do
-/// `damage`.
+/// Runs `work` on two ranks with different host ids, each behind a proxy. When both ranks have joined, the proxies
+/// begin to do `damage`.
 fn run_over_damaged_network<R: Send>(damage: Damage, work: impl Fn(&mut Group) -> R + Sync) -> Vec<R> {
     let text = peers_text(2).replace("127.0.0.1", "127.0.0.9");
     let file = PeersFile::parse(std::path::Path::new("hosts.txt"), &text).unwrap();

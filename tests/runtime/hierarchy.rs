@@ -1,5 +1,5 @@
-//! Tests of groups whose ranks are on several simulated hosts. The ranks use shared memory within each host and sockets between
-//! hosts.
+//! Tests of groups whose ranks are on several simulated hosts. The ranks use shared memory within each host and
+//! sockets between hosts.
 
 use crate::util::{ranks, runs_long_tests};
 use ringtrain::group::{Algorithms, LocalTransport};
@@ -10,8 +10,8 @@ use ringtrain::{Group, JoinMethod, JoinOptions, Rank, ReduceOp};
 /// interleaved ranks, and equal or different numbers of ranks.
 const PLACEMENTS: [&[u32]; 5] =
     [&[0, 0, 1, 1], &[0, 1, 0, 1], &[0, 0, 0, 1], &[0, 1, 1, 2, 2, 2], &[0, 0, 1, 1, 2, 2, 3, 3]];
-/// The number of elements of a long buffer. Between hosts, each rank transfers one slice of the buffer. Each slice has more than
-/// 512 KiB, so the ranks transfer a slice in several blocks.
+/// The number of elements of a long buffer. Between hosts, each rank transfers one slice of the buffer. Each slice
+/// has more than 512 KiB, so the ranks transfer a slice in several blocks.
 const LONG_COUNT: usize = 1 << 20;
 
 fn run_with_placement<R: Send + 'static>(
@@ -84,8 +84,8 @@ fn collectives_of_all_lengths_are_right_on_all_placements() {
     }
 }
 
-/// Hierarchical operations and direct operations between ranks run at the same time, and the test waits for the operations
-/// in reverse order.
+/// Hierarchical operations and direct operations between ranks run at the same time, and the test waits for the
+/// operations in reverse order.
 #[test]
 fn hierarchical_and_direct_operations_run_at_the_same_time() {
     // Without `--full`, use only the placements in which hosts have different numbers of ranks.

@@ -18,8 +18,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 const RANKS: u32 = 4;
 /// The time within which all ranks must join while strangers are idle.
 const JOIN_TIME_MAX: Duration = Duration::from_secs(5);
-/// The time within which all ranks must join while strangers use the processors of this machine, because they connect
-/// again and again.
+/// The time within which all ranks must join while strangers connect again and again, which keeps the processors of
+/// this machine busy.
 const BUSY_JOIN_TIME_MAX: Duration = Duration::from_secs(15);
 
 /// The addresses from which strangers connect. The ranks connect from 127.0.0.1.

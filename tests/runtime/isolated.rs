@@ -7,7 +7,8 @@ use ringtrain::{Rank, ReduceOp};
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
-/// Rank 0 has an isolated group with rank 1 and another with rank 2. The failure of the first does not affect the second.
+/// Rank 0 has one isolated group with rank 1 and one with rank 2. A failure of the group with rank 1 does not affect
+/// the group with rank 2.
 fn a_failure_stays_in_its_isolated_group(transport: TestTransport) {
     transport.run(3, |mut group| {
         let rank = group.rank();
@@ -43,7 +44,8 @@ fn an_aborted_job_does_not_affect_an_isolated_group_of_its_ranks(transport: Test
         let rank = group.rank();
         let others = group.subgroup(&[R0, R1]).unwrap();
         let isolated = others.map(|mut others| others.isolated().unwrap());
-        // Ranks 0 and 1 exchange messages of the parent while they connect, so rank 2 waits before it aborts the parent.
+        // Ranks 0 and 1 exchange messages of the parent while they connect, so rank 2 waits before it aborts the
+        // parent.
         if rank.get() == 2 {
             for source in [R0, R1] {
                 group.receive(&mut [0u8], source, 1).unwrap();

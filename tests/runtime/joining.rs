@@ -153,8 +153,7 @@ fn a_second_process_with_the_same_rank_is_refused() {
         method: ringtrain::JoinMethod::Peers {
             file: file.clone(),
             rank: Rank::new(1),
-            // This process uses another address than the first process. With the same address, the error would be
-            // that the port is in use.
+            // With the address of the first process, the error would be that the port is in use.
             bind: Some("127.0.0.2".parse().unwrap()),
         },
         ..peers_file_options(&file, 1, &secret)
@@ -207,7 +206,8 @@ fn a_peer_with_another_version_is_reported() {
     server.join().unwrap();
 }
 
-/// If a rank dies between its registration and the start of the job, rank 0 names the dead rank before the start timeout.
+/// If a rank dies between its registration and the start of the job, rank 0 names the dead rank before the start
+/// timeout.
 #[test]
 fn a_rank_that_dies_while_others_wait_is_named() {
     let (file, secret) = (peers_file(3), secret("a secret for this test"));

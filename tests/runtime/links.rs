@@ -1,5 +1,5 @@
-//! Tests of opening links over real TCP: from the higher or the lower rank, from both ranks at once, and to a rank that is inside
-//! no call of the library.
+//! Tests of opening links over real TCP: from the higher or the lower rank, from both ranks at once, and to a rank
+//! that is inside no call of the library.
 //!
 //! In worlds of at most 16 ranks, joining opens all links to measure them. The worlds of these tests have more than
 //! 16 ranks: after joining, each rank has links only to the ranks at a distance of 1, 2, 4, 8 and 16.
@@ -73,7 +73,8 @@ fn all_pairs_may_open_their_links_from_both_sides_at_once() {
         ranks::run_with(n, set_short_timeout, move |mut group| {
             let own = group.rank();
             start.wait();
-            // The order of the peers: descending from the previous rank, ascending from the next rank, or ascending from rank 0.
+            // The order of the peers: descending from the previous rank, ascending from the next rank, or ascending
+            // from rank 0.
             let to_rank = |step: u32| match round / 2 % 3 {
                 0 => rank_at_distance(own, n - step, n),
                 1 => rank_at_distance(own, step, n),

@@ -1,5 +1,5 @@
-//! Tests of messages that a rank sends to itself, in jobs of one and of several ranks. Also tests calls that wait for
-//! one or all of several operations.
+//! Tests of messages that a rank sends to itself, in jobs of one and of several ranks. Tests also calls that wait for
+//! one or for all of several operations.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use ringtrain::{
     wait_any_timeout,
 };
 
-/// Runs `check` in every kind of group: a world of one, a group of one within a larger world, and groups of several ranks.
+/// Runs `check` in every kind of group: a world of one, a group of one within a larger world, and groups of several
+/// ranks.
 fn run_in_every_group(check: fn(&mut Group)) {
     check(&mut Group::solo());
     check(&mut Group::solo().duplicate().unwrap());

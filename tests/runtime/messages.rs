@@ -191,8 +191,8 @@ fn a_probe_describes_a_message_without_receiving_it(transport: TestTransport) {
             group.barrier().unwrap();
             return;
         }
-        // Messages begin to arrive in the order of their sends. When this message has arrived, each earlier message
-        // has therefore arrived at least in part.
+        // Messages begin to arrive in the order of their sends. After tag 19 has arrived, each earlier message has
+        // arrived at least in part.
         receive(&mut group, 1, R1, 19);
         let expected = Status { source: R1, tag: 17, dtype: DType::U64, count: 123 };
         assert_eq!(group.probe_now(R1, 17), Ok(Some(expected)));
@@ -372,8 +372,8 @@ fn wait_any_returns_each_message_once(transport: TestTransport) {
     });
 }
 
-/// Checks that both ranks fail with the same cause, and that its text contains `expected` and the source lines of
-/// both calls. `send` and `receive` each make one call, and return its source line and its result.
+/// Checks that both ranks fail with the same cause. The text of the cause must contain `expected` and the source
+/// lines of both calls. `send` and `receive` each make one call, and return its source line and its result.
 fn assert_mismatch(
     transport: TestTransport,
     send: impl Fn(&mut Group) -> (u32, Result<(), Error>) + Send + Sync + 'static,
@@ -381,8 +381,8 @@ fn assert_mismatch(
     expected: [&str; 2],
 ) {
     let reports = transport.run(2, move |mut group| {
-        // Collectives, messages to a rank and messages from a rank are numbered separately. Several operations
-        // therefore have the same number, and the error must name the right one.
+        // Collectives, messages to a rank and messages from a rank are numbered separately. So several operations
+        // have the same number. The error must name the right operation.
         let other = Rank::new(1 - group.rank().get());
         for _ in 0..10 {
             group.barrier().unwrap();

@@ -1,5 +1,5 @@
-//! Tests of ranks that call different operations, or call one operation with different arguments. Every rank that is inside a
-//! call soon fails with the same root cause, which names the calls and the lines of the program.
+//! Tests of ranks that call different operations, or call one operation with different arguments. Every rank that is
+//! inside a call soon fails with the same root cause, which names the calls and the lines of the program.
 
 use std::panic::Location;
 use std::sync::{Arc, Barrier};
@@ -16,9 +16,9 @@ use ringtrain::{Compression, Error, Group, JoinOptions, Rank, ReduceOp, Site};
 type CallResult = Result<(), Error>;
 type GroupCall = fn(&mut Group) -> CallResult;
 
-/// The deadline of each operation in tests in which a rank detects the mismatch before any deadline passes.
+/// The deadline of operations in tests whose mismatches are detected at once. No test waits for this deadline.
 const LONG_DEADLINE: Duration = Duration::from_secs(20);
-/// The deadline of each operation in tests in which the mismatch may be found only when this deadline passes.
+/// The deadline of operations in tests that may wait for it, because only a missed deadline shows the mismatch.
 const SHORT_DEADLINE: Duration = Duration::from_millis(300);
 /// The additional time that a test may take on a busy machine.
 const GRACE: Duration = Duration::from_secs(15);
@@ -26,8 +26,8 @@ const WORLDS: [u32; 4] = [2, 3, 4, 5];
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
-/// Returns a function that sets the deadline and, for certain numbers of ranks `n`, selects the ring algorithm,
-/// shared memory or several hosts. The reported causes must not depend on these options.
+/// Returns a function that sets the deadline. For some values of `n`, the number of ranks, it also selects the ring
+/// algorithm, shared memory or several hosts. The reported causes must not depend on these options.
 fn set_options_for(n: u32) -> impl Fn(&mut JoinOptions) {
     move |options| {
         options.operation_timeout = LONG_DEADLINE;
@@ -57,7 +57,7 @@ fn wait_for_cause(group: &mut Group, first: CallResult) -> Cause {
 fn causes(n: u32, differing_rank: u32, deadline: Duration, common: GroupCall, odd: GroupCall) -> Vec<Cause> {
     ranks::run_with(n, set_options_for(n), move |mut group| {
         let rank = group.rank().get();
-        // After this barrier all ranks have joined. If another rank fails early, the barrier may return the error already.
+        // After this barrier all ranks have joined. If another rank fails early, the barrier may fail.
         let joined = group.barrier();
         group.set_timeout(deadline);
         // Ranks make the call at different times.
@@ -98,8 +98,8 @@ fn assert_lines_of_calls(start: u32, common: &str, odd: &str, report: &str) {
     assert!(lines[0] < lines[1] || lines.into_iter().any(is_shared), "{report}");
 }
 
-/// Checks that all ranks report both calls and the lines of both calls as a mismatch. In each job one rank calls `odd` and the
-/// other ranks call `common`. For each world size there is a job for each choice of the rank that calls `odd`.
+/// Checks that all ranks report both calls and the lines of both calls as a mismatch. In each job, one rank calls
+/// `odd` and the other ranks call `common`. The jobs cover every world size and every choice of this rank.
 #[track_caller]
 fn assert_mismatch(what: &str, common: GroupCall, odd: GroupCall, expected_calls: [&str; 2]) {
     assert_mismatch_in(&WORLDS, what, common, odd, expected_calls);
@@ -135,8 +135,8 @@ fn assert_mismatch_in(
     }
 }
 
-/// Checks that all ranks report both calls and the lines of both calls. The cause is a mismatch or, if no rank detects a
-/// mismatch, a missed deadline.
+/// Checks that all ranks report both calls and the lines of both calls. The cause is a mismatch or, if no rank
+/// detects a mismatch, a missed deadline.
 fn assert_mismatch_or_timeout(what: &str, common: GroupCall, odd: GroupCall, expected_calls: [&str; 2]) {
     for n in WORLDS {
         for differing_rank in [0, n - 1] {
@@ -229,8 +229,8 @@ fn different_reductions_are_reported() {
         |group| group.all_reduce_scaled(&mut [0f32; 100], 0.5),
         ["all_reduce(sum, 100 x f32, ", "all_reduce(premulsum, 100 x f32, "],
     );
-    // This test leaves out the world of 5 ranks, which uses several hosts. On several hosts only one of the two calls is
-    // hierarchical, so no rank learns what rank 0 called.
+    // This test leaves out the world of 5 ranks, which uses several hosts. On several hosts only one of the two calls
+    // is hierarchical, so no rank learns what rank 0 called.
     assert_mismatch_in(
         &WORLDS[..3],
         "function",
@@ -269,7 +269,7 @@ fn different_roots_are_reported() {
     );
 }
 
-/// Returns the lengths of all parts and of this rank's part. `shift` elements move from the second part to the first one.
+/// Returns the lengths of all parts and of this rank's part. The first part gets `shift` elements of the second.
 fn uneven_counts(group: &Group, shift: usize) -> (Vec<usize>, usize) {
     let mut counts = vec![10; group.size().as_usize()];
     counts[0] += shift;
@@ -319,8 +319,8 @@ fn different_uneven_parts_are_reported() {
     );
 }
 
-/// Rank 1 sends a different count than its peers expect. In an uneven all-to-all the counts may differ between ranks, so the
-/// ranks cannot detect the mismatch by comparing the counts in frame headers.
+/// Rank 1 sends a different count than its peers expect. In an uneven all-to-all the counts may differ between ranks,
+/// so the ranks cannot detect the mismatch by comparing the counts in frame headers.
 #[test]
 fn different_counts_of_an_uneven_all_to_all_are_reported() {
     const LINE: u32 = line!() + 3;
@@ -332,8 +332,7 @@ fn different_counts_of_an_uneven_all_to_all_are_reported() {
         for n in WORLDS {
             let causes = ranks::run_with(n, set_options_for(n), move |mut group| {
                 let count = if group.rank() == R1 { odd } else { common };
-                // After this barrier all ranks have joined. If another rank fails early, the barrier may return the error
-                // already.
+                // After this barrier all ranks have joined. If another rank fails early, the barrier may fail.
                 let joined = group.barrier();
                 let called = joined.and_then(|()| exchange(&mut group, count));
                 wait_for_cause(&mut group, called)
@@ -387,7 +386,7 @@ fn an_additional_call_is_reported() {
     );
 }
 
-/// One rank calls an operation on a duplicate of the group. The other ranks call the same operation on the group itself.
+/// One rank calls an operation on a duplicate of the group, the other ranks on the group itself.
 #[test]
 fn calls_of_different_groups_are_reported() {
     for n in WORLDS {
@@ -411,7 +410,7 @@ fn calls_of_different_groups_are_reported() {
     }
 }
 
-/// The ranks that wait in an operation report the rank that never calls this operation, and the lines in which they wait.
+/// The error names the rank that never calls the operation, and the lines in which the other ranks wait.
 #[test]
 fn a_rank_that_never_calls_is_reported() {
     let calls: [(&str, GroupCall); 4] = [
@@ -481,7 +480,7 @@ fn lines_that_a_binding_passes_are_reported() {
     }
 }
 
-/// Each of two ranks waits for a message that the other rank never sends. At the deadline the error reports both receives.
+/// Two ranks wait for messages from each other. At the deadline the error reports both receives.
 #[test]
 fn two_receives_without_a_send_are_reported() {
     let causes = ranks::run_with(2, set_options_for(2), |mut group| {

@@ -1,4 +1,5 @@
-//! Tests of named tensors: submission in any order and from any thread, fusion, the response cache, `join`, stalls and errors.
+//! Tests of named tensors: submission in any order and from any thread, fusion, the response cache, `join`, stalls
+//! and errors.
 
 use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
@@ -47,7 +48,8 @@ const TENSORS: usize = 300;
 const STEPS: usize = 4;
 const THREADS: usize = 3;
 
-/// Each thread of a rank submits a third of the tensors in a random order, and then waits for these tensors in another order.
+/// Each thread of a rank submits a third of the tensors in a random order, and then waits for these tensors in
+/// another order.
 fn reduce_in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics> {
     transport.run(n, move |mut group| {
         let tensors = create_named_tensors(&mut group, |_| {});
@@ -302,14 +304,14 @@ fn a_stall_that_lasts_too_long_fails_every_rank_with_the_same_error(transport: T
     assert!(slow || other, "{text}");
 }
 
-/// Regression test: before the fix, a thread of rank 0 slept in the event queue after the abort until the stuck rank
-/// exited, and dropping the named tensors waited for this thread.
+/// Regression test: before the fix, the drop waited until the stuck rank exited, because a thread of rank 0 slept in
+/// the event queue.
 fn a_drop_after_a_stall_abort_does_not_wait_for_the_stuck_rank(transport: TestTransport) {
     let is_over = Barrier::new(2);
     transport.run(2, move |mut group| {
         if group.rank().get() == 1 {
-            // Rank 1 makes the two collective calls with which every rank creates its named tensors. Then it makes no
-            // further call, as if its process were stopped.
+            // Rank 1 makes the two collective calls with which every rank creates its named tensors. After these
+            // calls, rank 1 makes no further call, as if its process were stopped.
             let _groups = [group.duplicate().unwrap(), group.duplicate().unwrap()];
             is_over.wait();
             return;
@@ -342,7 +344,7 @@ fn a_rank_that_waits_alone_in_join_fails_the_job(transport: TestTransport) {
             return tensors.join().unwrap_err();
         }
         // Rank 1 has called `join`, so a maximum is impossible, but only this tensor fails. Rank 1 then waits alone
-        // in `join`, until the stall ends the job. The barrier of this rank then fails too.
+        // in `join`, until the stall ends the job. This makes the barrier below fail.
         let error = tensors.all_reduce("x", vec![1u8], ReduceOp::Max).unwrap().wait().unwrap_err();
         assert!(matches!(error, NamedError::WithoutJoined { .. }), "{error}");
         NamedError::Job(group.barrier().unwrap_err())

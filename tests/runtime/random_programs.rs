@@ -1,5 +1,5 @@
-//! Runs random programs with many operations in flight on several groups, and compares the results with a reference that each
-//! rank computes alone.
+//! Runs random programs with many operations in flight on several groups, and compares the results with a reference
+//! that each rank computes alone.
 //!
 //! `PROGRAM_SEED=17 cargo test --test runtime random_programs` runs only the program that seed 17 gives. If a
 //! sanitizer makes the tests slow, run fewer programs: for example, `PROGRAM_COUNT=5` runs 5.
@@ -20,8 +20,7 @@ use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 
 /// The number of programs that a test runs by default.
 const PROGRAM_COUNT: u64 = 5;
-/// A message of a [`Step::FromAnySource`] has this number plus the index of the step as its tag. All other tags are
-/// lower.
+/// The tag of a [`Step::FromAnySource`] message is this number plus the index of the step. All other tags are lower.
 const FIRST_STEP_TAG: u32 = 1000;
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::BitXor, ReduceOp::Max, ReduceOp::Min];
 
@@ -67,7 +66,7 @@ struct ProgramRunner {
     groups: Vec<Option<Group>>,
     rng: StdRng,
     waiting: Vec<ResultCheck>,
-    /// The checks that run only at the end of the program: see [`ProgramRunner::run_any_message`].
+    /// The checks that run only at the end of the program: see [`ProgramRunner::run_send_or_receive_from_any_source`].
     waiting_at_end: Vec<ResultCheck>,
     /// The handles of the receives with any source and any tag, in the order in which the receives were posted.
     any_receives: Vec<Handle<Received<u64>>>,
@@ -115,7 +114,7 @@ impl ProgramRunner {
     }
 
     /// Decides at random whether to check the result now, to check the result later, or to drop the handle.
-    fn check_or_drop<R: PartialEq + Debug + 'static>(
+    fn check_handle_result_or_drop_handle<R: PartialEq + Debug + 'static>(
         &mut self,
         handle: Handle<R>,
         expected: R,
@@ -141,7 +140,9 @@ impl ProgramRunner {
         match *step {
             Step::Split { parent, ref colours, ref keys } => self.run_split(parent, colours, keys),
             Step::Drop { group } => self.groups[group] = None,
-            Step::AnyMessage { from, to, tag, count } => self.run_any_message(index, from, to, tag, count),
+            Step::AnyMessage { from, to, tag, count } => {
+                self.run_send_or_receive_from_any_source(index, from, to, tag, count);
+            }
             Step::Collective { group, .. }
             | Step::Message { group, .. }
             | Step::FromAnySource { group, .. } => {
@@ -202,7 +203,7 @@ impl ProgramRunner {
                 group.send(&elements, to, tag).unwrap();
             } else {
                 let handle = group.send_async(elements.clone(), to, tag).unwrap();
-                self.check_or_drop(handle, elements, what);
+                self.check_handle_result_or_drop_handle(handle, elements, what);
             }
         } else if group.rank() == to {
             let room = count + self.rng.random_range(0..3);
@@ -227,7 +228,11 @@ impl ProgramRunner {
         if group.rank() != to {
             let elements = contributed_elements(step, self.own, count);
             let handle = group.send_async(elements.clone(), to, tag).unwrap();
-            return self.check_or_drop(handle, elements, format!("step {step}: {count} elements to {to}"));
+            return self.check_handle_result_or_drop_handle(
+                handle,
+                elements,
+                format!("step {step}: {count} elements to {to}"),
+            );
         }
         let mut missing: Vec<Rank> = group.size().ranks().filter(|&rank| rank != to).collect();
         while !missing.is_empty() {
@@ -242,9 +247,16 @@ impl ProgramRunner {
         }
     }
 
-    /// Sends a message, or posts a receive with any source and any tag. No rank waits for these operations before the end
-    /// of the program, because the receive may match a message that is sent much later.
-    fn run_any_message(&mut self, step: usize, from: usize, to: usize, tag: u32, count: usize) {
+    /// Sends a message, or posts a receive with any source and any tag. No rank waits for these operations before the
+    /// end of the program, because the receive may match a message that is sent much later.
+    fn run_send_or_receive_from_any_source(
+        &mut self,
+        step: usize,
+        from: usize,
+        to: usize,
+        tag: u32,
+        count: usize,
+    ) {
         let duplicate = self.groups[DUPLICATE].as_mut().expect("the duplicate is never dropped");
         if from == to {
             return;

@@ -1,5 +1,5 @@
 //! Tests of buffers from `Group::alloc`, which all-reduces reduce in place. With ordinary memory, the ranks copy the
-//! elements to slots in shared memory. Both ways give results with the same bits.
+//! elements to slots in shared memory. The results have the same bits in both cases.
 
 use std::time::Duration;
 
@@ -55,8 +55,9 @@ fn run(n: u32, transport: LocalTransport, work: impl Fn(Group) + Send + Sync + '
     ranks::run_with(n, adjust, work);
 }
 
-/// Checks that an all-reduce of a part of a group buffer gives the same bits as an all-reduce with slots. The part begins at a
-/// different element on each rank. Ranks for which `passes_group_buffer` returns false pass ordinary memory.
+/// Checks that an all-reduce of a part of a group buffer gives the same bits as an all-reduce with slots. The part
+/// begins at a different element on each rank. Ranks for which `passes_group_buffer` returns false pass ordinary
+/// memory.
 fn check<T: FromNumber>(
     group: &mut Group,
     count: usize,
@@ -184,8 +185,8 @@ fn buffers_can_be_allocated_and_dropped_in_any_order() {
         let mut buffers: Vec<Option<SharedBuffer<f32>>> =
             (0..6).map(|index| Some(group.alloc(5000 + index).unwrap())).collect();
         for round in 0..30u32 {
-            // Each rank drops one of its buffers and passes another one to the all-reduce. The indices of both
-            // buffers differ between ranks.
+            // Each rank drops one of its buffers and passes another one to the all-reduce. Different ranks drop and
+            // pass buffers with different indices.
             let dropped = (round as usize + rank.index()) % buffers.len();
             buffers[dropped] = None;
             let mut kept: Vec<&mut SharedBuffer<f32>> = buffers.iter_mut().flatten().collect();
@@ -240,8 +241,8 @@ fn asynchronous_all_reduces_return_the_buffer() {
                     buffer.copy_from_slice(&own);
                     handles.push(group.all_reduce_async(buffer, ReduceOp::Sum).unwrap());
                 }
-                // Make a blocking call while asynchronous operations are in progress, so that another thread may reduce the
-                // buffer of the blocking call.
+                // Make a blocking call while asynchronous operations are in progress, so that another thread may
+                // reduce the buffer of the blocking call.
                 let mut blocking = group.alloc(own.len()).unwrap();
                 blocking.copy_from_slice(&own);
                 group.all_reduce(&mut blocking, ReduceOp::Sum).unwrap();
@@ -289,7 +290,7 @@ fn a_buffer_that_exceeds_the_memory_is_refused_on_all_ranks() {
     run(2, LocalTransport::Tcp, |mut group| assert!(group.alloc::<f64>(usize::MAX).is_err()));
 }
 
-/// After the failure, no other rank uses the buffer. The elements outside the range of the operation are unchanged.
+/// A failed operation changes no elements outside its range. After the failure, no other rank uses the buffer.
 #[test]
 fn a_failed_operation_returns_the_buffer() {
     for is_busy in [false, true] {

@@ -71,9 +71,8 @@ impl FloatFormat {
         [0, a, b, c, d, e, infinity - 1, infinity, quiet, quiet | 3, infinity + 1, infinity + 2]
     }
 
-    /// Returns the contributions of each rank for one period. At each position of the period, the ranks draw their
-    /// contributions from one of four sets: zeros; finite numbers; finite numbers and infinities; or finite numbers,
-    /// infinities and NaNs.
+    /// Returns the contributions of each rank for one period. Indices 0, 4, 8, ... hold zeros; 1, 5, 9, ... finite
+    /// numbers; 2, 6, 10, ... also infinities; and 3, 7, 11, ... also NaNs.
     fn contributions(self, n: u32) -> Vec<Vec<u64>> {
         let mut random = StdRng::seed_from_u64(u64::from(n));
         let magnitudes = self.magnitudes();
@@ -117,7 +116,7 @@ struct Outcome {
     op: ReduceOp,
     /// The ranks whose contributions are reduced to this result.
     ranks: Range<usize>,
-    /// The index in the whole buffer of the first element of this result.
+    /// The index of the first element in the whole buffer.
     start: usize,
     bits: Vec<u64>,
 }
@@ -200,8 +199,8 @@ fn check_outcomes(of_ranks: &[&Outcome], context: &str) {
     }
 }
 
-/// Regression test: before the fix, the result of a reduction had different zeros and NaNs on different ranks. Also,
-/// equal contributions at different places of one buffer gave different zeros and NaNs.
+/// Regression test: before the fix, the result of a reduction had different zeros and NaNs on different ranks. Even
+/// at different places of one buffer, equal contributions gave different zeros and NaNs.
 #[test]
 fn every_algorithm_gives_special_values_the_same_bits() {
     use Algorithm::{Butterfly, Direct, DoubleTree, Doubling, Hierarchy, OneShot, Ring};
@@ -227,8 +226,8 @@ fn every_algorithm_gives_special_values_the_same_bits() {
             let results = transport.run_with(n, adjust, move |mut group| {
                 assert_eq!(group.algorithm(Operation::AllReduce, 4 * COUNTS[0]), algorithm);
                 let mut outcomes = run_reductions::<f32>(&mut group, COUNTS[0]);
-                // On 8 ranks the test uses only f32, because many ranks on few processors take long. All types have
-                // the same algorithms.
+                // On 8 ranks the test uses only f32, because many ranks on few processors take long. The algorithms
+                // are the same for all types.
                 if n < 8 {
                     if runs_long_tests() {
                         outcomes.extend(run_reductions::<f64>(&mut group, COUNTS[1]));

@@ -31,7 +31,8 @@ fn pattern(rank: Rank, length: usize) -> Vec<u32> {
     (0..length as u32).map(|index| index.wrapping_mul(2_654_435_761) ^ rank.get()).collect()
 }
 
-/// Checks all-reduces and messages. Some lengths are below, and some are above the sizes at which a link splits data.
+/// Checks all-reduces and messages. Some lengths are so short that a link sends the data on one connection. Longer
+/// data are divided over several connections.
 fn check_all_lengths(group: &mut Group) {
     let n = group.size().get();
     let lengths: [usize; 9] = [0, 1, 60, 1000, 4096, 16_400, 65_553, 300_001, 2_000_003];
@@ -159,10 +160,10 @@ fn all_ranks_use_the_number_of_connections_of_rank_0() {
     assert_eq!(streams, [3, 3, 3]);
 }
 
-/// The last frame of a rank is an abort, or a goodbye, which says that the rank has closed its group. This frame must
-/// arrive before the rank's connections close, whichever connection carries the frame.
+/// The last frame of a rank is an abort, or a goodbye, which says that the rank has closed its group. The last frame
+/// must arrive before the rank's connections close. It may be on any connection of the link.
 #[test]
-fn aborts_and_goodbyes_arrive_over_several_connections() {
+fn abort_and_goodbye_frames_arrive_on_links_of_several_connections() {
     for &count in stream_counts() {
         for round in 0..if runs_long_tests() { 5 } else { 2 } {
             let errors = ranks::run_with(3, with_streams(count), move |mut group| {

@@ -40,9 +40,10 @@ fn a_synchronous_send_completes_only_when_a_receive_has_matched_it(transport: Te
     });
 }
 
-/// Sparse data exchange (Hoefler, Siebert, Lumsdaine: Scalable communication protocols for dynamic sparse data exchange,
-/// 2010): a rank enters the barrier when its synchronous sends are complete, and all messages have been received when
-/// the barrier is over. With other sends, a rank could leave the barrier before it has received all messages.
+/// Sparse data exchange (Hoefler, Siebert, Lumsdaine: Scalable communication protocols for dynamic sparse data
+/// exchange, 2010): a rank enters the barrier when its synchronous sends are complete, and all messages have been
+/// received when the barrier is over. With other sends, a rank could leave the barrier before it has received all
+/// messages.
 fn a_sparse_exchange_by_synchronous_sends_and_a_barrier_loses_no_message(transport: TestTransport) {
     transport.run(4, |mut group| {
         for round in 0..40u64 {

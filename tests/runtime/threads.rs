@@ -1,5 +1,4 @@
-//! Tests of ranks with several threads, and of callbacks: messages during collectives, receives that fail without
-//! ending the job, and waits that an interrupt function ends.
+//! Tests of ranks with several threads, of interrupt functions and of reduction functions.
 
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,8 +14,8 @@ use ringtrain::{Error, Group, JoinOptions, Rank, ReduceOp};
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
-/// Rank 0 sends a message while its main thread is in the barrier. Rank 1 enters the barrier only after it has received the
-/// message.
+/// Rank 0 sends a message while its main thread is in the barrier. Rank 1 enters the barrier only after it has
+/// received the message.
 #[test]
 fn a_thread_can_send_while_another_thread_is_in_a_collective() {
     for transport in TestTransport::ALL {
@@ -100,8 +99,8 @@ fn is_interrupted() -> bool {
     *INTERRUPTED_THREAD.lock().unwrap() == Some(thread::current().id())
 }
 
-/// Bindings to other languages use an interrupt function for Ctrl-C: the interrupted rank stops waiting, and the errors of all
-/// ranks name this rank.
+/// Bindings to other languages use an interrupt function for Ctrl-C: the interrupted rank stops waiting, and the
+/// errors of all ranks name this rank.
 #[test]
 fn an_interrupted_wait_ends_the_job_and_names_the_rank() {
     for transport in TestTransport::ALL {
@@ -134,22 +133,22 @@ fn an_interrupted_wait_ends_the_job_and_names_the_rank() {
 }
 
 /// The thread whose interrupt function panics.
-static PANICKING_THREAD: Mutex<Option<ThreadId>> = Mutex::new(None);
+static THREAD_THAT_PANICS: Mutex<Option<ThreadId>> = Mutex::new(None);
 
-fn panic_in_one_thread() -> bool {
-    let panics = *PANICKING_THREAD.lock().unwrap() == Some(thread::current().id());
+fn panic_in_the_panicking_thread() -> bool {
+    let panics = *THREAD_THAT_PANICS.lock().unwrap() == Some(thread::current().id());
     assert!(!panics, "the interrupt function panics");
     false
 }
 
-/// Regression test: before the fix, the panic unwound through an operation while other ranks still wrote to the
-/// buffer of the operation.
+/// Regression test: before the fix, a panic in an interrupt function released the buffer of an operation to which
+/// other ranks still wrote.
 #[test]
 fn an_interrupt_function_that_panics_ends_the_job() {
     for transport in TestTransport::ALL {
         let adjust = move |options: &mut JoinOptions| {
             transport.apply(options);
-            options.interrupt = Some(panic_in_one_thread);
+            options.interrupt = Some(panic_in_the_panicking_thread);
         };
         let errors = ranks::run_with(2, adjust, move |mut group| {
             if group.rank() != R1 {
@@ -157,7 +156,7 @@ fn an_interrupt_function_that_panics_ends_the_job() {
                 return group.receive(&mut [0u8], R1, 9).unwrap_err();
             }
             let mut buffer = group.alloc::<f32>(10_000).unwrap();
-            *PANICKING_THREAD.lock().unwrap() = Some(thread::current().id());
+            *THREAD_THAT_PANICS.lock().unwrap() = Some(thread::current().id());
             group.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err()
         });
         for error in errors {

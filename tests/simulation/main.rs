@@ -1,8 +1,8 @@
 //! Tests of the engine over a simulated network in virtual time, for thousands of seeds, with and without faults.
 //!
 //! All ranks run the same random program: collectives and messages, several at once, in the group of all ranks and in
-//! smaller groups. The last call is a barrier. For every network, a rank that reports success has the right result,
-//! every rank ends before its deadline, and no rank completes the last barrier if a rank failed before that barrier.
+//! smaller groups. The last call is a barrier. On every network, a rank that reports success has the right result.
+//! Every rank ends before its deadline. If a rank fails before the last barrier, no rank completes this barrier.
 
 mod program;
 
@@ -281,7 +281,7 @@ impl Scenario {
                 break;
             }
             if network.borrow().bytes_moved() != moved_before {
-                // Continue at the same virtual time: a rank that has read bytes may have made room for bytes of another rank.
+                // Continue at the same virtual time: a rank that reads bytes makes room for further bytes.
                 continue;
             }
             let awake = ranks.iter().filter(|rank| !network.borrow().is_stalled(rank.rank));
@@ -350,17 +350,17 @@ fn random_fault(random: &mut StdRng, world: WorldSize) -> Fault {
     }
 }
 
-/// Returns the seed in the variable `SIM_SEED`, if that variable is set. Only this seed is then simulated.
+/// Returns the seed in the variable `SIM_SEED`. If `SIM_SEED` is set, the tests simulate only this seed.
 fn only_seed() -> Option<u64> {
     std::env::var("SIM_SEED").ok().map(|seed| seed.parse().expect("SIM_SEED must be a number"))
 }
 
-/// Returns the seeds to simulate: `SIM_SEED` if that variable is set, otherwise `count / network_count_divisor()` seeds.
+/// Returns the seeds to simulate: only `SIM_SEED` if it is set, or else `count / network_count_divisor()` seeds.
 fn seeds(count: u64) -> Range<u64> {
     only_seed().map_or(0..count.div_ceil(network_count_divisor()), |seed| seed..seed + 1)
 }
 
-/// Returns whether a test simulates enough networks that some programs must complete and others must fail.
+/// Returns whether a test simulates so many networks that some programs certainly complete and some certainly fail.
 fn has_many_seeds() -> bool {
     !cfg!(miri) && only_seed().is_none()
 }
@@ -374,7 +374,7 @@ fn every_program_completes_on_a_network_without_faults() {
     }
 }
 
-/// The receiver stores only the first part of each message. The sender sends the rest when the receiver is ready for it.
+/// The receiver stores only the first part of each message. The sender sends the rest of the message later.
 #[test]
 fn long_messages_complete_if_a_receive_waits_for_an_earlier_receive() {
     let cases = [
@@ -470,7 +470,7 @@ fn survivors_name_the_rank_that_died() {
     assert!(!has_many_seeds() || named > 1000 / network_count_divisor(), "only {named} failures");
 }
 
-/// A rank that stops without closing its links is detected at the deadline, and the errors of all other ranks name it.
+/// A rank stops without closing its links. At the deadline, the errors of all other ranks name this rank.
 #[test]
 fn a_stopped_rank_is_named_at_the_deadline() {
     let mut scenario = Scenario::random(1, false);

@@ -1,5 +1,5 @@
-//! Random programs of collectives and messages, in the group of all ranks and in smaller groups, and the expected result of
-//! each operation.
+//! Random programs of collectives and messages, in the group of all ranks and in smaller groups, and the expected
+//! result of each operation.
 
 use std::panic::Location;
 use std::time::Duration;
@@ -132,8 +132,8 @@ impl Call {
         reduces.then_some(self.op)
     }
 
-    /// In some algorithms every rank gets the elements of all ranks and reduces them itself, so its buffer has a slot for
-    /// each rank. Returns the rank whose elements are in the first slot, or `None` if the call has no slots.
+    /// In some algorithms every rank gets the elements of all ranks and reduces them itself, so its buffer has a slot
+    /// for each rank. Returns the rank whose elements are in the first slot, or `None` if the call has no slots.
     fn owner_of_first_slot(self, rank: Rank) -> Option<Rank> {
         match (self.operation, self.algorithm) {
             (Operation::AllReduce, Algorithm::OneShot) => Some(Rank::ZERO),

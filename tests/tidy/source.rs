@@ -97,7 +97,8 @@ impl Source {
     }
 }
 
-/// Reads all `.rs` files below the folders, sorted by path. In files that are compiled only for tests, `shipped` is blank.
+/// Reads all `.rs` files below the folders, sorted by path. In files that are compiled only for tests, `shipped` is
+/// blank.
 pub(crate) fn read_all(root: &Path, folders: &[&str]) -> Vec<Source> {
     let mut paths = Vec::new();
     for folder in folders {

@@ -23,14 +23,14 @@ use super::library::{config, train};
 use super::util::{FinishedProgram, ranks, ringrun, run as finish, runs_long_tests, wait_until};
 
 /// The number of training samples of [`small_config`].
-const SAMPLES: u32 = 96;
+const SAMPLE_COUNT: u32 = 96;
 /// The number of steps in an epoch of [`small_config`].
-const STEPS: u64 = 10;
+const STEP_COUNT: u64 = 10;
 
-/// Returns a run of 3 epochs with [`STEPS`] steps each. The last batch of an epoch has fewer samples than the others.
+/// Returns a run of 3 epochs with [`STEP_COUNT`] steps each. The last batch of an epoch has fewer samples than the others.
 fn small_config() -> Config {
     Config {
-        source: DataSource::Synthetic { rows: SAMPLES as usize, columns: 5 },
+        source: DataSource::Synthetic { rows: SAMPLE_COUNT as usize, columns: 5 },
         task: Some(Task::Regression),
         model: Some("mlp:7".parse().unwrap()),
         rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
@@ -51,7 +51,7 @@ fn with_checkpoint(checkpoint: Checkpoint, config: Config) -> Config {
 }
 
 /// Returns the sorted names of the files in a directory.
-fn names(directory: &Path) -> Vec<String> {
+fn sorted_file_names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap();
     let mut names: Vec<String> =
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -60,23 +60,23 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 /// The samples that all ranks used in each batch, by epoch and batch.
-type SamplesUsed = BTreeMap<(u64, u64), Vec<u32>>;
+type SamplesOfSteps = BTreeMap<(u64, u64), Vec<u32>>;
 
 /// Records the lines and the samples of a run, and calls `after_step` after each step.
-struct Recorder<'a> {
+struct BatchRecorder<'a> {
     lines: Vec<String>,
-    samples: SamplesUsed,
+    samples: SamplesOfSteps,
     steps: u64,
     after_step: Box<dyn FnMut(u64) + 'a>,
 }
 
-impl<'a> Recorder<'a> {
+impl<'a> BatchRecorder<'a> {
     fn new(after_step: impl FnMut(u64) + 'a) -> Self {
         Self { lines: Vec::new(), samples: BTreeMap::new(), steps: 0, after_step: Box::new(after_step) }
     }
 }
 
-impl Observer for Recorder<'_> {
+impl Observer for BatchRecorder<'_> {
     fn notice(&mut self, line: &str) {
         self.lines.push(line.to_owned());
     }
@@ -92,7 +92,7 @@ impl Observer for Recorder<'_> {
     fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
 }
 
-fn run_solo(config: &Config, observer: &mut Recorder<'_>) -> Result<Summary, TrainError> {
+fn run_solo(config: &Config, observer: &mut BatchRecorder<'_>) -> Result<Summary, TrainError> {
     run(&mut Group::solo(), config, &AtomicBool::new(false), observer)
 }
 
@@ -105,10 +105,10 @@ fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
         ..saving_every(4, directory.path())
     };
     let expected = train(&small_config()).unwrap();
-    let mut observer = Recorder::new(|_| {});
+    let mut observer = BatchRecorder::new(|_| {});
     let found = run_solo(&with_checkpoint(checkpoint.clone(), small_config()), &mut observer).unwrap();
     assert_eq!(found.parameters, expected.parameters);
-    let names = names(directory.path());
+    let names = sorted_file_names(directory.path());
     assert_eq!(names.len(), 4, "{names:?}");
     assert!(names.contains(&"checkpoint-best.safetensors".into()), "{names:?}");
     assert!(names.contains(&"checkpoint.safetensors".into()), "{names:?}");
@@ -116,13 +116,13 @@ fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
     for name in names {
         let copy = tempfile::tempdir().unwrap();
         fs::copy(directory.path().join(&name), copy.path().join("checkpoint.safetensors")).unwrap();
-        let mut observer = Recorder::new(|_| {});
+        let mut observer = BatchRecorder::new(|_| {});
         let config = with_checkpoint(Checkpoint::new(copy.path(), Existing::Resume), small_config());
         let found = run_solo(&config, &mut observer).unwrap();
         assert_eq!(found.parameters, expected.parameters, "{name}");
         let resumed = resumed_steps(&observer.lines);
         match name.as_str() {
-            "checkpoint.safetensors" | "checkpoint-best.safetensors" => assert_eq!(resumed, 3 * STEPS),
+            "checkpoint.safetensors" | "checkpoint-best.safetensors" => assert_eq!(resumed, 3 * STEP_COUNT),
             name => assert_eq!(name, format!("checkpoint-{resumed}.safetensors")),
         }
     }
@@ -145,7 +145,7 @@ fn resumed_steps(lines: &[String]) -> u64 {
     steps.unwrap_or(0)
 }
 
-/// Makes the next writes of a checkpoint fail, like a full disk, and returns the path that has to be removed.
+/// Makes the next writes of a checkpoint fail, as on a full disk, until the test removes the returned path.
 fn block_writes(directory: &Path) -> PathBuf {
     let blocked = directory.join(".checkpoint.safetensors.ringtrain-tmp");
     fs::create_dir(&blocked).unwrap();
@@ -159,7 +159,7 @@ fn a_save_that_fails_leaves_the_previous_checkpoint_and_training_continues() {
     let config = with_checkpoint(saving_every(4, directory.path()), small_config());
     train(&Config { epochs: Some(1), ..config.clone() }).unwrap();
     let first = fs::read(&path).unwrap();
-    let mut observer = Recorder::new(|steps| match steps {
+    let mut observer = BatchRecorder::new(|steps| match steps {
         1 => drop(block_writes(directory.path())),
         15 => {
             assert!(fs::read(&path).unwrap() == first, "the previous checkpoint changed");
@@ -183,7 +183,7 @@ fn a_run_whose_last_checkpoint_cannot_be_saved_fails_after_it_wrote_everything_e
     let model_file = directory.path().join("model");
     let config = with_checkpoint(Checkpoint::new(directory.path(), Existing::Resume), small_config());
     train(&Config { epochs: Some(1), ..config.clone() }).unwrap();
-    let mut observer = Recorder::new(|steps| {
+    let mut observer = BatchRecorder::new(|steps| {
         if steps == 1 {
             block_writes(directory.path());
         }
@@ -195,22 +195,26 @@ fn a_run_whose_last_checkpoint_cannot_be_saved_fails_after_it_wrote_everything_e
     assert!(error.contains("the latest checkpoint is that of step 10;"), "{error}");
     assert!(report.exists() && model_file.exists());
     fs::remove_dir(directory.path().join(".checkpoint.safetensors.ringtrain-tmp")).unwrap();
-    let mut observer = Recorder::new(|_| {});
+    let mut observer = BatchRecorder::new(|_| {});
     run_solo(&all_files, &mut observer).unwrap();
     assert_eq!(resumed_steps(&observer.lines), 10);
 }
 
-/// Runs `config` on `n` ranks. If `death` is given, that rank ends after that number of steps without a message to
-/// the others, as if it had been killed. Returns the result of rank 0, the samples that all ranks used, and the lines
-/// of rank 0.
-fn run_on(n: u32, config: &Config, death: Option<(u32, u64)>) -> (Option<Summary>, SamplesUsed, Vec<String>) {
-    let used = Arc::new(Mutex::new(SamplesUsed::new()));
+/// Runs `config` on `n` ranks. With `death` = `(rank, steps)`, this rank ends after this number of steps without a
+/// message, as if it had been killed. Returns the result of rank 0, the samples that all ranks used, and the lines of
+/// rank 0.
+fn run_on_ranks(
+    n: u32,
+    config: &Config,
+    death: Option<(u32, u64)>,
+) -> (Option<Summary>, SamplesOfSteps, Vec<String>) {
+    let used = Arc::new(Mutex::new(SamplesOfSteps::new()));
     let (config, shared) = (config.clone(), Arc::clone(&used));
     let mut results = ranks::run(n, move |mut group| {
         let rank = group.rank().get();
-        let mut observer = Recorder::new(move |steps| {
+        let mut observer = BatchRecorder::new(move |steps| {
             if death == Some((rank, steps)) {
-                // This panic prints nothing.
+                // Unlike `panic!`, this prints nothing.
                 resume_unwind(Box::new(()));
             }
         });
@@ -228,34 +232,34 @@ fn run_on(n: u32, config: &Config, death: Option<(u32, u64)>) -> (Option<Summary
     (summary, samples, lines)
 }
 
-/// A job of four ranks dies at a random step and resumes on two ranks: together, both jobs use each sample of each
-/// epoch exactly once, and train the same model as an uninterrupted run.
+/// A job of four ranks dies at a random step, and a job of two ranks resumes the run. Together, both jobs use each
+/// sample of each epoch exactly once. The final model is that of an uninterrupted run.
 #[test]
 fn a_killed_job_resumes_on_fewer_ranks_with_the_same_samples_and_the_same_result() {
-    let (expected, samples, _) = run_on(4, &small_config(), None);
+    let (expected, samples, _) = run_on_ranks(4, &small_config(), None);
     let expected = expected.unwrap();
-    assert_eq!(samples.len() as u64, 3 * STEPS);
+    assert_eq!(samples.len() as u64, 3 * STEP_COUNT);
     for seed in 0..if runs_long_tests() { 50 } else { 3 } {
         let mut random = StdRng::seed_from_u64(seed);
         let directory = tempfile::tempdir().unwrap();
-        let death = (random.random_range(0..4), random.random_range(1..3 * STEPS));
+        let death = (random.random_range(0..4), random.random_range(1..3 * STEP_COUNT));
         let config =
             with_checkpoint(saving_every(random.random_range(1..=6), directory.path()), small_config());
-        let (summary, before, _) = run_on(4, &config, Some(death));
+        let (summary, before, _) = run_on_ranks(4, &config, Some(death));
         assert!(summary.is_none(), "seed {seed}: the job should have died");
-        let (summary, after, lines) = run_on(2, &config, None);
+        let (summary, after, lines) = run_on_ranks(2, &config, None);
         let start = resumed_steps(&lines);
         assert!(start <= death.1 + 1, "seed {seed}: resumed at step {start}, died after {}", death.1);
         for epoch in 0..3 {
-            let batches = (0..STEPS).map(|batch| (epoch, batch));
+            let batches = (0..STEP_COUNT).map(|batch| (epoch, batch));
             let job = |&(epoch, batch): &(u64, u64)| {
-                if epoch * STEPS + batch < start { &before } else { &after }
+                if epoch * STEP_COUNT + batch < start { &before } else { &after }
             };
             let mut used: Vec<u32> = batches.flat_map(|batch| job(&batch)[&batch].clone()).collect();
             used.sort_unstable();
-            assert!(used.into_iter().eq(0..SAMPLES), "seed {seed}, epoch {epoch}");
+            assert!(used.into_iter().eq(0..SAMPLE_COUNT), "seed {seed}, epoch {epoch}");
         }
-        assert_eq!(after.len() as u64, 3 * STEPS - start, "seed {seed}: a batch was repeated");
+        assert_eq!(after.len() as u64, 3 * STEP_COUNT - start, "seed {seed}: a batch was repeated");
         let summary = summary.unwrap();
         let scale = expected.parameters.iter().fold(0.0, |scale: f32, value| scale.max(value.abs()));
         for (found, expected) in summary.parameters.iter().zip(&expected.parameters) {
@@ -279,19 +283,19 @@ fn a_parameter_server_saves_within_epochs() {
         let checkpoint =
             Checkpoint { keep: NonZeroU32::new(99).unwrap(), ..saving_every(3, directory.path()) };
         let config = Config { strategy, ..with_checkpoint(checkpoint, small_config()) };
-        let (summary, _, _) = run_on(3, &config, None);
-        assert_eq!(summary.unwrap().report.steps, 3 * STEPS, "{strategy}");
-        let names = names(directory.path());
+        let (summary, _, _) = run_on_ranks(3, &config, None);
+        assert_eq!(summary.unwrap().report.steps, 3 * STEP_COUNT, "{strategy}");
+        let names = sorted_file_names(directory.path());
         let steps = names.iter().filter_map(|name| {
             name.strip_prefix("checkpoint-")?.strip_suffix(".safetensors")?.parse::<u64>().ok()
         });
-        let within = steps.filter(|steps| steps % STEPS != 0).max();
+        let within = steps.filter(|steps| steps % STEP_COUNT != 0).max();
         let within = within.unwrap_or_else(|| panic!("{strategy}: only {names:?}"));
         let name = format!("checkpoint-{within}.safetensors");
         fs::copy(directory.path().join(name), directory.path().join("checkpoint.safetensors")).unwrap();
-        let (summary, _, lines) = run_on(2, &config, None);
+        let (summary, _, lines) = run_on_ranks(2, &config, None);
         let summary = summary.unwrap();
-        assert_eq!((resumed_steps(&lines), summary.report.steps), (within, 3 * STEPS), "{strategy}");
+        assert_eq!((resumed_steps(&lines), summary.report.steps), (within, 3 * STEP_COUNT), "{strategy}");
         if strategy == StrategySpec::PsSync {
             for (found, expected) in summary.parameters.iter().zip(&expected.parameters) {
                 assert!((found - expected).abs() <= 1e-5, "{found} {expected}");
@@ -335,10 +339,11 @@ fn a_process_that_is_killed_while_it_writes_leaves_a_complete_checkpoint() {
     assert_eq!((resumed.code(), uninterrupted.code()), (Some(0), Some(0)), "{resumed:?}");
     assert!(resumed.stdout().contains("resuming from the checkpoint"), "{resumed:?}");
     assert_eq!(hash(resumed.stdout()), hash(uninterrupted.stdout()));
-    assert_eq!(names(&place), ["checkpoint.safetensors", "config.toml"]);
+    assert_eq!(sorted_file_names(&place), ["checkpoint.safetensors", "config.toml"]);
 }
 
-/// A run resumes with no other option, on another number of ranks. Given options override those of the checkpoint.
+/// A run resumes without further options, even on another number of ranks. Options on the command line override those
+/// of the checkpoint.
 #[test]
 fn resume_takes_the_options_of_the_checkpoint() {
     let directory = tempfile::tempdir().unwrap();
@@ -383,8 +388,8 @@ fn resume_takes_the_options_of_the_checkpoint() {
     assert_eq!(loss(&repeated), loss(&whole), "{repeated:?}");
 }
 
-/// Fills a small disk during a run: the checkpoint remains complete, the run trains to its end and then fails with
-/// exit code 10, and continues from the checkpoint when the disk has space again.
+/// Fills a small disk during a run. The run trains to its end, and then fails with exit code 10. The last complete
+/// checkpoint remains, and a second run resumes from it.
 #[test]
 fn a_full_disk_leaves_the_checkpoint_and_training_continues() {
     if !rustix::process::geteuid().is_root() {

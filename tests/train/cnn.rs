@@ -1,5 +1,5 @@
-//! Tests of convolutional networks: training on one rank and on several ranks, resumption, saved models, and data that does not
-//! fit.
+//! Tests of convolutional networks: training on one rank and on several ranks, resumption, saved models, and data
+//! that does not fit the model.
 
 use std::fs;
 use std::path::Path;
@@ -11,10 +11,10 @@ use ringtrain::train::{Config, Existing, run};
 use serde_json::Value;
 
 use super::library::{StopAfter, checkpoint_in, config, train};
-use super::program::{run_ringtrain, run_to_success};
+use super::program::{ringtrain_stdout, run_ringtrain_in};
 use super::strategies::train_and_compare;
 
-fn cnn(layers: &str) -> Config {
+fn cnn_config(layers: &str) -> Config {
     Config {
         model: Some(format!("cnn:{layers}").parse().unwrap()),
         epochs: Some(2),
@@ -25,11 +25,11 @@ fn cnn(layers: &str) -> Config {
     }
 }
 
-/// If a random number of dropout, or a border of an image, depended on the place of a sample in the batch, the result
-/// would depend on the number of ranks. The run takes 30 steps.
+/// The index of a sample in the batch must affect neither its dropout nor the borders of its image. The run takes 30
+/// steps.
 #[test]
 fn the_parameters_do_not_depend_on_the_number_of_ranks() {
-    let config = cnn("conv4x3,pool2,dropout0.2,dense12,dropout0.3");
+    let config = cnn_config("conv4x3,pool2,dropout0.2,dense12,dropout0.3");
     let expected = train(&config).unwrap();
     assert!(expected.report.train_loss < 2.28, "{}", expected.report.train_loss);
     let found = train_and_compare(3, &config);
@@ -42,7 +42,7 @@ fn the_parameters_do_not_depend_on_the_number_of_ranks() {
 #[test]
 fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
     let directory = tempfile::tempdir().unwrap();
-    let uninterrupted = cnn("conv2x3,pool2,dropout0.5,dense8");
+    let uninterrupted = cnn_config("conv2x3,pool2,dropout0.5,dense8");
     let expected = train(&uninterrupted).unwrap();
     let stop = AtomicBool::new(false);
     let first = Config {
@@ -70,7 +70,7 @@ fn write_zeros(path: &Path, shape: &[usize]) {
 fn a_saved_model_predicts_evaluates_and_prints_its_images() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path();
-    run_to_success(
+    ringtrain_stdout(
         place,
         "--model cnn:conv8x3,pool2,conv8x3,pool2,dense32,dropout0.1 --lr 0.01 --epochs 1 --batch-size 32 --test-fraction 0 \
          --save-model m --report r",
@@ -79,19 +79,19 @@ fn a_saved_model_predicts_evaluates_and_prints_its_images() {
     let accuracy = report["train_accuracy"].as_f64().unwrap();
     assert!(accuracy > 0.7, "{accuracy}");
     let evaluation: Value =
-        serde_json::from_str(&run_to_success(place, "eval --model m --data digits --json")).unwrap();
+        serde_json::from_str(&ringtrain_stdout(place, "eval --model m --data digits --json")).unwrap();
     assert_eq!(evaluation["accuracy"], report["train_accuracy"]);
-    let text = run_to_success(place, "inspect m");
+    let text = ringtrain_stdout(place, "inspect m");
     assert!(text.contains("images         1x8x8 (channels, height, width)"), "{text}");
     assert!(text.contains("layers.0.weight      8 x 1 x 3 x 3"), "{text}");
     let write = |name: &str, shape: &[usize]| write_zeros(&place.join(name), shape);
     write("images.npy", &[3, 8, 8]);
     write("rows.npy", &[3, 64]);
     write("other.npy", &[3, 4, 16]);
-    let predictions = run_to_success(place, "predict --model m --data images.npy");
+    let predictions = ringtrain_stdout(place, "predict --model m --data images.npy");
     assert_eq!(predictions.lines().count(), 4);
-    assert_eq!(run_to_success(place, "predict --model m --data rows.npy"), predictions);
-    let output = run_ringtrain(place, "predict --model m --data other.npy");
+    assert_eq!(ringtrain_stdout(place, "predict --model m --data rows.npy"), predictions);
+    let output = run_ringtrain_in(place, "predict --model m --data other.npy");
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(4) && stderr.contains("images of the shape 1x4x16"), "{stderr}");
 }
@@ -117,7 +117,7 @@ fn data_without_images_is_refused_with_a_reason() {
         ),
         ("--model cnn:conv8x2", 2, "--model cnn:conv8x2: has `conv8x2`; the kernel must be an odd number"),
     ] {
-        let output = run_ringtrain(place, line);
+        let output = run_ringtrain_in(place, line);
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(code) && stderr.contains(expected), "{line}: {stderr}");
     }

@@ -177,7 +177,8 @@ fn an_unwritable_standard_output_is_reported_at_the_end() {
     assert!(text(&output.stderr).contains("could not be written: No space left"), "{output:?}");
 }
 
-/// After SIGTERM the program finishes the step, saves a checkpoint and exits with 0. `--resume` continues from the checkpoint.
+/// After SIGTERM the program finishes the step, saves a checkpoint and exits with 0. `--resume` continues from the
+/// checkpoint.
 #[test]
 fn a_stop_signal_saves_a_checkpoint_from_which_resume_continues() {
     use std::io::{BufRead, BufReader};

@@ -1,5 +1,5 @@
-//! Checks that the default settings reach the optimum of convex models, on any number of ranks. The tests compute the optimum
-//! with other methods.
+//! Checks that the default settings reach the optimum of convex models, on any number of ranks. The tests compute the
+//! optimum with other methods.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -222,7 +222,7 @@ impl Observer for FlipBit {
 }
 
 /// Trains on `count` ranks. Rank 1 flips a bit after epoch 2. Returns the errors of all ranks.
-fn errors_after_flipped_bit(count: u32, config: &Config) -> Vec<String> {
+fn errors_after_rank_1_flips_a_bit(count: u32, config: &Config) -> Vec<String> {
     let config = config.clone();
     ranks::run(count, move |mut group| {
         let stop = AtomicBool::new(false);
@@ -250,7 +250,7 @@ fn a_corrupted_parameter_ends_the_job_on_all_ranks() {
             (2, "ranks 0, 1 hold different parameters after epoch 2"),
             (3, "rank 1 holds different parameters than the other ranks after epoch 2"),
         ] {
-            let errors = errors_after_flipped_bit(count, &config);
+            let errors = errors_after_rank_1_flips_a_bit(count, &config);
             assert!(errors.iter().all(|error| error.starts_with(expected)), "{errors:?}");
             assert!(errors[0].contains("resume from the last checkpoint"), "{errors:?}");
         }

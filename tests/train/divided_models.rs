@@ -10,7 +10,7 @@ use ringtrain::{Compression, Rank};
 
 use super::library::train;
 use super::strategies::{
-    NONE, TestActions, assert_close, checkpoint_in, sgd_config, strategy, train_and_compare, train_on,
+    NONE, TestActions, assert_close, checkpoint_in, parse_strategy, sgd_config, train_and_compare, train_on,
 };
 use super::util::{ringrun, run as run_program, runs_long_tests};
 
@@ -26,7 +26,7 @@ fn small_config() -> Config {
     Config { source, batch_size: Some(40), learning_rate: Some(0.05), ..deep_config() }
 }
 
-fn micro_batches(count: u32) -> Option<NonZeroU32> {
+fn micro_batch_count(count: u32) -> Option<NonZeroU32> {
     NonZeroU32::new(count)
 }
 
@@ -62,8 +62,8 @@ fn runs_equal_a_single_process_after_100_steps() {
     for &(n, text, count, config) in if runs_long_tests() { all } else { &all[..2] } {
         let alone = train(config).unwrap();
         let divided = Config {
-            strategy: strategy(text),
-            pipeline_micro_batches: micro_batches(count),
+            strategy: parse_strategy(text),
+            pipeline_micro_batches: micro_batch_count(count),
             ..config.clone()
         };
         let found = train_and_compare(n, &divided);
@@ -85,10 +85,10 @@ fn a_pipeline_takes_the_same_steps_with_convolution_and_dropout() {
         if runs_long_tests() { &["pipeline:3", "hybrid:3x1", "pipeline:2"][..] } else { &["pipeline:3"] }
     {
         let n = if *text == "pipeline:2" { 2 } else { 3 };
-        let found = train_and_compare(n, &Config { strategy: strategy(text), ..config.clone() });
+        let found = train_and_compare(n, &Config { strategy: parse_strategy(text), ..config.clone() });
         assert_close(&found.parameters, &alone.parameters, text);
     }
-    let error = train(&Config { strategy: strategy("tensor"), ..config }).unwrap_err().to_string();
+    let error = train(&Config { strategy: parse_strategy("tensor"), ..config }).unwrap_err().to_string();
     assert!(error.contains("divides fully connected layers only"), "{error}");
 }
 
@@ -106,7 +106,7 @@ fn optimizers_with_a_state_take_the_same_steps() {
             ..small_config()
         };
         let alone = train(&config).unwrap();
-        let found = train_and_compare(2, &Config { strategy: strategy("pipeline:2"), ..config });
+        let found = train_and_compare(2, &Config { strategy: parse_strategy("pipeline:2"), ..config });
         // Adam divides by the square root of small numbers, so it magnifies the differences of rounding.
         let largest = alone.parameters.iter().fold(0.0, |max: f32, value| max.max(value.abs()));
         for (f, e) in found.parameters.iter().zip(&alone.parameters) {
@@ -117,8 +117,8 @@ fn optimizers_with_a_state_take_the_same_steps() {
 
 /// A rank holds the parameters of its stage only, and rank 0 has the whole model at the end.
 #[test]
-fn each_rank_holds_only_its_part() {
-    let config = Config { strategy: strategy("hybrid:2x2"), epochs: Some(1), ..deep_config() };
+fn each_rank_of_a_divided_model_holds_only_its_part() {
+    let config = Config { strategy: parse_strategy("hybrid:2x2"), epochs: Some(1), ..deep_config() };
     let summaries: Vec<Summary> =
         train_on(4, &config, NONE).into_iter().map(|result| result.unwrap()).collect();
     // The first stage has the first layer (64 inputs and 16 outputs), and the second stage has the other layers.
@@ -130,8 +130,8 @@ fn each_rank_holds_only_its_part() {
     assert_eq!(summaries[0].parameters[first..], summaries[3].parameters);
 }
 
-/// A checkpoint holds the whole model with the state of the optimizer and the best parameters, so a run continues on
-/// any number of ranks, and with another strategy that takes the same steps.
+/// A checkpoint holds the whole model, so a run can resume on another number of ranks, and with `allreduce`,
+/// `tensor`, `pipeline` or `hybrid`.
 #[test]
 fn a_run_continues_with_other_stages_and_without_stages() {
     let patience = Patience { records: 9, validation_fraction: 0.1 };
@@ -142,7 +142,7 @@ fn a_run_continues_with_other_stages_and_without_stages() {
     let directory = tempfile::tempdir().unwrap();
     let part = |epochs, text: &str, existing| Config {
         epochs: Some(epochs),
-        strategy: strategy(text),
+        strategy: parse_strategy(text),
         checkpoint: Some(checkpoint_in(directory.path(), existing)),
         ..whole.clone()
     };
@@ -158,11 +158,11 @@ fn a_run_continues_with_other_stages_and_without_stages() {
 
 /// A stop signal on one rank stops all ranks after the same step, and the checkpoint has the parts of all ranks.
 #[test]
-fn a_stopped_run_is_saved_and_continues() {
+fn a_stopped_divided_run_is_saved_and_continues() {
     let directory = tempfile::tempdir().unwrap();
     let config = |existing| Config {
         epochs: Some(2),
-        strategy: strategy("pipeline:3"),
+        strategy: parse_strategy("pipeline:3"),
         checkpoint: Some(checkpoint_in(directory.path(), existing)),
         ..small_config()
     };
@@ -187,7 +187,7 @@ fn a_checkpoint_within_an_epoch_has_the_whole_model() {
     };
     let config = |text: &str, checkpoint| Config {
         epochs: Some(1),
-        strategy: strategy(text),
+        strategy: parse_strategy(text),
         checkpoint: Some(checkpoint),
         ..small_config()
     };
@@ -205,8 +205,8 @@ fn a_checkpoint_within_an_epoch_has_the_whole_model() {
 
 /// The replicas of a stage compare hashes with each other, and not with ranks that hold another stage.
 #[test]
-fn a_corrupted_replica_is_named() {
-    let config = Config { strategy: strategy("hybrid:2x2"), epochs: Some(2), ..small_config() };
+fn an_error_names_the_rank_with_corrupted_parameters() {
+    let config = Config { strategy: parse_strategy("hybrid:2x2"), epochs: Some(2), ..small_config() };
     let corrupt = TestActions { parameter: Some((Rank::new(3), 0.5)), ..NONE };
     for result in train_on(4, &config, corrupt) {
         let error = result.unwrap_err().to_string();
@@ -215,8 +215,9 @@ fn a_corrupted_replica_is_named() {
 }
 
 #[test]
-fn divergence_ends_all_ranks() {
-    let config = Config { learning_rate: Some(1e30), strategy: strategy("pipeline:2"), ..deep_config() };
+fn divergence_of_a_divided_model_ends_all_ranks() {
+    let config =
+        Config { learning_rate: Some(1e30), strategy: parse_strategy("pipeline:2"), ..deep_config() };
     for result in train_on(2, &config, NONE) {
         let error = result.unwrap_err().to_string();
         assert!(error.contains("lower --lr"), "{error}");
@@ -238,7 +239,7 @@ fn wrong_numbers_of_ranks_and_stages_are_refused_before_training() {
     ] {
         let model = if text == "tensor" { "mlp:2" } else { "mlp:16,12,8" };
         let model = Some(model.parse().unwrap());
-        for result in train_on(n, &Config { strategy: strategy(text), model, ..deep_config() }, NONE) {
+        for result in train_on(n, &Config { strategy: parse_strategy(text), model, ..deep_config() }, NONE) {
             let error = result.unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");
         }
@@ -247,7 +248,7 @@ fn wrong_numbers_of_ranks_and_stages_are_refused_before_training() {
 
 #[test]
 fn options_that_do_not_fit_are_refused() {
-    let pipeline = Config { strategy: strategy("pipeline:1"), ..small_config() };
+    let pipeline = Config { strategy: parse_strategy("pipeline:1"), ..small_config() };
     let scaled = Recipe { scale_learning_rate: true, ..Recipe::default() };
     for (config, expected) in [
         (Config { micro_batches: NonZeroU32::new(4).unwrap(), ..pipeline.clone() }, "pass --micro-batches 4"),
@@ -255,7 +256,11 @@ fn options_that_do_not_fit_are_refused() {
         (Config { recipe: scaled, ..pipeline.clone() }, "leave out --scale-lr"),
         (Config { rule: Some(Rule::Accelerated), ..pipeline.clone() }, "pass --optimizer adam"),
         (
-            Config { rule: Some(Rule::Lamb(AdamOptions::DEFAULT)), strategy: strategy("tensor"), ..pipeline },
+            Config {
+                rule: Some(Rule::Lamb(AdamOptions::DEFAULT)),
+                strategy: parse_strategy("tensor"),
+                ..pipeline
+            },
             "or --strategy pipeline",
         ),
     ] {
@@ -264,13 +269,14 @@ fn options_that_do_not_fit_are_refused() {
     }
     // The pipelines of `hybrid` sum their gradients.
     let compression = Compression::Bf16;
-    let hybrid = Config { strategy: strategy("hybrid:2x1"), compression, epochs: Some(1), ..small_config() };
+    let hybrid =
+        Config { strategy: parse_strategy("hybrid:2x1"), compression, epochs: Some(1), ..small_config() };
     assert_eq!(train_and_compare(2, &hybrid).report.steps, 12);
 }
 
 /// The model file and the report of a run under `ringrun` have the whole model.
 #[test]
-fn the_program_saves_the_whole_model() {
+fn ringtrain_saves_the_whole_model_of_a_divided_run() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
     let options = "--model mlp:16 --epochs 2 --strategy pipeline:2 --micro-batches 3";

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::program::{run_to_failure, run_to_success};
+use super::program::{assert_fails, ringtrain_stdout};
 
 fn read_json(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
@@ -38,22 +38,22 @@ fn sparse_rows_give_the_same_model_as_a_table() {
     write("rows.libsvm", &sparse);
     write("rows", &sparse);
     let options = "--model mlp:4 --epochs 2 --report r.json --save-model";
-    run_to_success(place, &format!("--data rows.csv --target kind {options} table.model"));
+    ringtrain_stdout(place, &format!("--data rows.csv --target kind {options} table.model"));
     let hash = read_hash(&place.join("r.json"));
     for data in ["rows.libsvm", "rows --format libsvm"] {
-        let printed = run_to_success(place, &format!("--data {data} {options} m"));
+        let printed = ringtrain_stdout(place, &format!("--data {data} {options} m"));
         assert!(printed.contains("3 distinct integers in 60 rows: treated as classes"), "{printed}");
         assert_eq!(read_hash(&place.join("r.json")), hash);
     }
-    let evaluation = read_json(&run_to_success(place, "eval --model m --data rows.libsvm --json"));
-    let expected = read_json(&run_to_success(place, "eval --model table.model --data rows.csv --json"));
+    let evaluation = read_json(&ringtrain_stdout(place, "eval --model m --data rows.libsvm --json"));
+    let expected = read_json(&ringtrain_stdout(place, "eval --model table.model --data rows.csv --json"));
     assert_eq!(evaluation, expected);
 
-    // The targets of new rows may be unknown, and the last features may be 0 in all of them.
+    // `predict` ignores the targets. The last features may be missing in all rows, because they are 0.
     write("new.libsvm", "0 1:7\n0 1:9 2:1\n");
     write("new.csv", "a,b,c\n7,0,0\n9,1,0\n");
-    let predictions = run_to_success(place, "predict --model m --data new.libsvm");
-    assert_eq!(predictions, run_to_success(place, "predict --model table.model --data new.csv"));
+    let predictions = ringtrain_stdout(place, "predict --model m --data new.libsvm");
+    assert_eq!(predictions, ringtrain_stdout(place, "predict --model table.model --data new.csv"));
     write("wide.libsvm", "0 1:7 4:1\n");
     write("class.libsvm", "0 1:7\n# comment\n9 1:7\n");
     for (line, expected) in [
@@ -68,12 +68,12 @@ fn sparse_rows_give_the_same_model_as_a_table() {
         ("predict --model m --data absent.libsvm", "cannot read absent.libsvm"),
         ("--data rows.csv --format libsvm", "rows.csv: line 1, character 1: the target `a,b,c,kind`"),
     ] {
-        run_to_failure(place, line, 4, expected);
+        assert_fails(place, line, 4, expected);
     }
 }
 
 /// Returns a grey image in the PNG format, which has the same value in all pixels.
-fn png(width: u32, height: u32, value: u8) -> Vec<u8> {
+fn grey_png(width: u32, height: u32, value: u8) -> Vec<u8> {
     let chunk = |kind: &[u8; 4], data: &[u8]| {
         let body = [kind.as_slice(), data].concat();
         let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32IsoHdlc, &body) as u32;
@@ -99,32 +99,32 @@ fn images_in_folders_of_classes_are_learned_and_predicted() {
         fs::write(path, bytes).unwrap();
     };
     for index in 0..20_u8 {
-        write(&format!("train/dark/{index}.png"), png(4, 3, 2 * index));
-        write(&format!("train/light/{index}.png"), png(4, 3, 255 - 3 * index));
+        write(&format!("train/dark/{index}.png"), grey_png(4, 3, 2 * index));
+        write(&format!("train/light/{index}.png"), grey_png(4, 3, 255 - 3 * index));
     }
-    run_to_success(place, "--data train --model mlp:4 --epochs 30 --batch-size 8 --lr 0.05 --save-model m");
-    let evaluation = read_json(&run_to_success(place, "eval --model m --data train --json"));
+    ringtrain_stdout(place, "--data train --model mlp:4 --epochs 30 --batch-size 8 --lr 0.05 --save-model m");
+    let evaluation = read_json(&ringtrain_stdout(place, "eval --model m --data train --json"));
     assert_eq!((&evaluation["rows"], &evaluation["accuracy"]), (&40.into(), &1.0.into()));
-    let inspection = read_json(&run_to_success(place, "inspect m --json"));
+    let inspection = read_json(&ringtrain_stdout(place, "inspect m --json"));
     assert_eq!(inspection["description"]["classes"], serde_json::json!(["dark", "light"]));
     assert_eq!(inspection["description"]["pixel_divisor"], 255.0);
 
-    write("new/a.png", png(4, 3, 250));
-    write("new/b.png", png(4, 3, 5));
+    write("new/a.png", grey_png(4, 3, 250));
+    write("new/b.png", grey_png(4, 3, 5));
     for data in ["new", "new --format images"] {
-        let text = run_to_success(place, &format!("predict --model m --data {data}"));
+        let text = ringtrain_stdout(place, &format!("predict --model m --data {data}"));
         let classes: Vec<&str> = text.lines().skip(1).map(|line| line.split(',').next().unwrap()).collect();
         assert_eq!(classes, ["light", "dark"]);
     }
-    write("large/a.png", png(5, 3, 9));
-    write("classes/dark/a.png", png(4, 3, 9));
-    write("classes/red/a.png", png(4, 3, 9));
+    write("large/a.png", grey_png(5, 3, 9));
+    write("classes/dark/a.png", grey_png(4, 3, 9));
+    write("classes/red/a.png", grey_png(4, 3, 9));
     for (line, expected) in [
         ("predict --model m --data large", "large/a.png: has 5 x 3 pixels, but the model has 12 inputs"),
         ("eval --model m --data new", "new/a.png: the image is not in the folder of a class"),
         ("eval --model m --data classes", "classes/red/a.png: the class `red` did not occur in training"),
         ("--data new", "new: holds images that are not in the folder of a class"),
     ] {
-        run_to_failure(place, line, 4, expected);
+        assert_fails(place, line, 4, expected);
     }
 }

@@ -76,8 +76,8 @@ fn other_models_and_optimizers_learn_digits() {
     }
 }
 
-/// With SGD and the whole training set as one batch, regression must reach the least-squares solution. The loss must be in the
-/// squared unit of the target.
+/// With SGD and the whole training set as one batch, regression must reach the least-squares solution. The loss must
+/// be in the squared unit of the target.
 #[test]
 fn linear_regression_finds_the_least_squares_solution() {
     let directory = tempfile::tempdir().unwrap();
@@ -103,8 +103,8 @@ fn linear_regression_finds_the_least_squares_solution() {
         ..config()
     };
     let report = train(&config).unwrap().report;
-    // The variance of the noise is 1. The loss is slightly lower than this variance, because the fitted coefficients
-    // also follow a little of the noise.
+    // The variance of the noise is 1. The loss is slightly lower than 1, because the model also fits a little of the
+    // noise.
     assert!((0.9..1.0).contains(&report.train_loss), "{}", report.train_loss);
     assert!(report.train_r2.unwrap() > 0.999);
     assert_eq!((report.test_loss, report.test_accuracy, report.test_r2), (None, None, None));
@@ -122,7 +122,7 @@ fn an_mlp_learns_regression() {
     assert!(report.test_r2.unwrap() > 0.9, "{:?}", report.test_r2);
 }
 
-/// An observer that sets the stop flag, as the handler of a signal does, after a number of steps.
+/// An observer that sets the stop flag after `steps` steps, as a signal handler does.
 pub(crate) struct StopAfter<'a> {
     pub(crate) steps: usize,
     pub(crate) stop: &'a AtomicBool,
@@ -204,8 +204,8 @@ fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
 /// table, the launcher would kill the rank, and the report would be lost.
 #[test]
 fn a_stopped_run_saves_and_reports_without_another_evaluation() {
-    // An epoch of the digits, in batches of 100, has 15 steps. In the third case, the stop flag is set after the last step of
-    // the epoch and before the evaluation.
+    // An epoch of the digits, in batches of 100, has 15 steps. In the third case, the stop flag is set after the last
+    // step of the epoch and before the evaluation.
     for steps in [1, 7, 15] {
         let directory = tempfile::tempdir().unwrap();
         let stop = AtomicBool::new(false);

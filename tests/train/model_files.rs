@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::program::{run_to_failure, run_to_success};
+use super::program::{assert_fails, ringtrain_stdout};
 
 /// Returns a directory with three tables of two features. The target of `flowers.csv` is `kind`, which has three
 /// classes. The target of `numbers.csv` is the number `size`. `plain.csv` is `numbers.csv` without the header.
@@ -37,12 +37,12 @@ fn read_json(text: &str) -> Value {
 fn a_classifier_predicts_the_same_from_tables_in_any_order_and_from_standard_input() {
     let directory = directory_with_table();
     let place = directory.path();
-    run_to_success(
+    ringtrain_stdout(
         place,
         "--data flowers.csv --target kind --model softmax --test-fraction 0 --save-model m --report r.json",
     );
     let report = read_json(&fs::read_to_string(place.join("r.json")).unwrap());
-    let evaluation = read_json(&run_to_success(place, "eval --model m --data flowers.csv --json"));
+    let evaluation = read_json(&ringtrain_stdout(place, "eval --model m --data flowers.csv --json"));
     assert_eq!(evaluation["rows"], 90);
     assert_eq!(evaluation["accuracy"], report["train_accuracy"]);
     let difference = evaluation["log_loss"].as_f64().unwrap() - report["train_loss"].as_f64().unwrap();
@@ -56,7 +56,7 @@ fn a_classifier_predicts_the_same_from_tables_in_any_order_and_from_standard_inp
         .sum();
     assert_eq!(total, 90);
 
-    let text = run_to_success(place, "predict --model m --data flowers.csv");
+    let text = ringtrain_stdout(place, "predict --model m --data flowers.csv");
     let mut lines = text.lines();
     assert_eq!(lines.next(), Some("prediction,\"probability_iris, blue\",probability_lily,probability_rose"));
     let first: Vec<&str> = lines.next().unwrap().split(',').collect();
@@ -72,7 +72,7 @@ fn a_classifier_predicts_the_same_from_tables_in_any_order_and_from_standard_inp
     });
     let reordered: String = std::iter::once("length,extra,width\n".to_owned()).chain(rows).collect();
     fs::write(place.join("new.csv"), &reordered).unwrap();
-    run_to_success(place, "predict --model m --data new.csv --output out.csv");
+    ringtrain_stdout(place, "predict --model m --data new.csv --output out.csv");
     assert_eq!(fs::read_to_string(place.join("out.csv")).unwrap(), text);
     let mut child = Command::new(env!("CARGO_BIN_EXE_ringtrain"))
         .args(["predict", "--model", "m", "--data", "-"])
@@ -84,7 +84,7 @@ fn a_classifier_predicts_the_same_from_tables_in_any_order_and_from_standard_inp
     child.stdin.take().unwrap().write_all(reordered.as_bytes()).unwrap();
     assert_eq!(String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap(), text);
 
-    run_to_success(place, "predict --model m --data new.csv --output out.npy");
+    ringtrain_stdout(place, "predict --model m --data new.csv --output out.npy");
     let bytes = fs::read(place.join("out.npy")).unwrap();
     assert_eq!(bytes.len(), 128 + 90 * 3 * 4);
     assert!(String::from_utf8_lossy(&bytes[..128]).contains("'shape': (90, 3), }"));
@@ -97,39 +97,39 @@ fn a_regression_model_predicts_in_the_unit_of_the_target() {
     let directory = directory_with_table();
     let place = directory.path();
     let numbers = fs::read_to_string(place.join("plain.csv")).unwrap();
-    run_to_success(place, "--data numbers.csv --target size --save-model m");
+    ringtrain_stdout(place, "--data numbers.csv --target size --save-model m");
     assert_eq!(
-        run_to_success(place, "export --model m --output m.onnx"),
+        ringtrain_stdout(place, "export --model m --output m.onnx"),
         "input   width: float (rows, 1)\ninput   length: float (rows, 1)\noutput  prediction: double (rows)\n"
     );
     let onnx = fs::read(place.join("m.onnx")).unwrap();
     let mean = b"ringtrain/target.mean";
     assert!(onnx.windows(mean.len()).any(|window| window == mean));
-    let printed = run_to_success(place, "export --model m --output m.onnx --inputs matrix");
+    let printed = ringtrain_stdout(place, "export --model m --output m.onnx --inputs matrix");
     assert_eq!(printed, "input   x: float (rows, 2)\noutput  prediction: double (rows)\n");
-    run_to_failure(place, "export --model m --output absent/m.onnx", 1, "cannot write the ONNX file absent");
-    let evaluation = read_json(&run_to_success(place, "eval --model m --data numbers.csv --json"));
+    assert_fails(place, "export --model m --output absent/m.onnx", 1, "cannot write the ONNX file absent");
+    let evaluation = read_json(&ringtrain_stdout(place, "eval --model m --data numbers.csv --json"));
     assert!(evaluation["r2"].as_f64().unwrap() > 0.9999, "{evaluation}");
-    let text = run_to_success(place, "predict --model m --data numbers.csv");
+    let text = ringtrain_stdout(place, "predict --model m --data numbers.csv");
     for (line, row) in text.lines().skip(1).zip(numbers.lines()) {
         let wanted: f64 = row.rsplit(',').next().unwrap().parse().unwrap();
         assert!((line.parse::<f64>().unwrap() - wanted).abs() < 0.05, "{line} {row}");
     }
-    let output = run_to_success(place, "eval --model m --data numbers.csv");
+    let output = ringtrain_stdout(place, "eval --model m --data numbers.csv");
     assert!(output.contains("MAE") && output.contains("RMSE") && output.contains("R²"), "{output}");
     // Without a header, columns are found by position.
     assert_eq!(
-        run_to_success(place, "eval --model m --data plain.csv --no-header --target 2 --json"),
-        run_to_success(place, "eval --model m --data numbers.csv --json")
+        ringtrain_stdout(place, "eval --model m --data plain.csv --no-header --target 2 --json"),
+        ringtrain_stdout(place, "eval --model m --data numbers.csv --json")
     );
-    run_to_success(place, "--data plain.csv --no-header --target 2 --save-model plain");
+    ringtrain_stdout(place, "--data plain.csv --no-header --target 2 --save-model plain");
     for data in ["plain.csv --no-header", "numbers.csv"] {
-        assert_eq!(run_to_success(place, &format!("predict --model plain --data {data}")), text);
+        assert_eq!(ringtrain_stdout(place, &format!("predict --model plain --data {data}")), text);
     }
 }
 
-/// Regression test: before the fix, predictions for a table without a header used the column numbers of the training table,
-/// even if the new table lacked the target. Without the target, all later columns have other numbers.
+/// Regression test: before the fix, predictions for a table without a header used the column numbers of the training
+/// table, even if the new table lacked the target. Without the target, all later columns have other numbers.
 #[test]
 fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns() {
     let directory = tempfile::tempdir().unwrap();
@@ -155,12 +155,12 @@ fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns
     fs::write(place.join("named.csv"), format!("y,a,n,b\n{all}")).unwrap();
     fs::write(place.join("twice.csv"), format!("y,x,n,x\n{all}")).unwrap();
     for (train, drop) in [("all.csv --no-header", "2"), ("named.csv", "n"), ("twice.csv", "n")] {
-        run_to_success(
+        ringtrain_stdout(
             place,
             &format!("--data {train} --target 0 --drop {drop} --test-fraction 0 --save-model m"),
         );
         for data in ["all.csv", "no_target.csv", "features.csv"] {
-            let text = run_to_success(place, &format!("predict --model m --no-header --data {data}"));
+            let text = ringtrain_stdout(place, &format!("predict --model m --no-header --data {data}"));
             for (line, row) in text.lines().skip(1).zip(all.lines()) {
                 let wanted: f64 = row.split(',').next().unwrap().parse().unwrap();
                 assert!((line.parse::<f64>().unwrap() - wanted).abs() < 0.05, "{train} {data}: {line} {row}");
@@ -169,28 +169,28 @@ fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns
         for (data, target) in [("all.csv", 0), ("moved.csv", 2)] {
             let line = format!("eval --model m --no-header --data {data} --target {target} --json");
             assert!(
-                read_json(&run_to_success(place, &line))["r2"].as_f64().unwrap() > 0.999,
+                read_json(&ringtrain_stdout(place, &line))["r2"].as_f64().unwrap() > 0.999,
                 "{train} {line}"
             );
         }
-        run_to_failure(
+        assert_fails(
             place,
             "predict --model m --no-header --data one.csv",
             4,
             "has 1 columns, which are found",
         );
-        // The column with the target of this table is a feature of the model.
-        run_to_failure(place, "eval --model m --no-header --data all.csv --target 1", 4, "has 4 columns");
+        // Column 1, the given target, is a feature of the model.
+        assert_fails(place, "eval --model m --no-header --data all.csv --target 1", 4, "has 4 columns");
     }
 }
 
-/// Regression test: before the fix, `predict` and `eval` refused several files and patterns, which training accepts. They
-/// also read bytes of standard input again that another program had already read.
+/// Regression test: before the fix, `predict` and `eval` refused several files and patterns, which training accepts.
+/// From standard input, both also read bytes again that another program had already read.
 #[test]
 fn several_files_and_the_rest_of_standard_input_are_read() {
     let directory = directory_with_table();
     let place = directory.path();
-    run_to_success(place, "--data numbers.csv --target size --save-model m");
+    ringtrain_stdout(place, "--data numbers.csv --target size --save-model m");
     let (predict, eval) = ("predict --model m --data", "eval --model m --json --data");
     let whole = fs::read_to_string(place.join("numbers.csv")).unwrap();
     let (header, rows) = whole.split_once('\n').unwrap();
@@ -200,13 +200,13 @@ fn several_files_and_the_rest_of_standard_input_are_read() {
         fs::write(place.join(name).with_extension("tsv"), rows).unwrap();
     }
     let (predictions, evaluation) = (
-        run_to_success(place, &format!("{predict} numbers.csv")),
-        run_to_success(place, &format!("{eval} numbers.csv")),
+        ringtrain_stdout(place, &format!("{predict} numbers.csv")),
+        ringtrain_stdout(place, &format!("{eval} numbers.csv")),
     );
     for data in ["part-1.csv part-2.csv", "part-*.csv", "part-?.tsv --no-header"] {
-        assert_eq!(run_to_success(place, &format!("{predict} {data}")), predictions, "{data}");
+        assert_eq!(ringtrain_stdout(place, &format!("{predict} {data}")), predictions, "{data}");
         let data = data.replace("--no-header", "--no-header --target 2");
-        assert_eq!(run_to_success(place, &format!("{eval} {data}")), evaluation, "{data}");
+        assert_eq!(ringtrain_stdout(place, &format!("{eval} {data}")), evaluation, "{data}");
     }
     fs::write(place.join("skipped"), format!("other program{whole}")).unwrap();
     let mut input = fs::File::open(place.join("skipped")).unwrap();
@@ -216,7 +216,7 @@ fn several_files_and_the_rest_of_standard_input_are_read() {
         ("flowers.csv", "is `kind`, but in numbers.csv it is `size`"),
         ("nothing.csv", "nothing.csv: is empty"),
     ] {
-        run_to_failure(place, &format!("{predict} numbers.csv {second}"), 4, expected);
+        assert_fails(place, &format!("{predict} numbers.csv {second}"), 4, expected);
     }
     let output = Command::new(env!("CARGO_BIN_EXE_ringtrain"))
         .args(["predict", "--model", "m", "--data", "-"])
@@ -228,10 +228,10 @@ fn several_files_and_the_rest_of_standard_input_are_read() {
 }
 
 #[test]
-fn data_that_does_not_fit_the_model_is_refused() {
+fn predict_refuses_data_that_does_not_fit_the_model() {
     let directory = directory_with_table();
     let place = directory.path();
-    run_to_success(place, "--data flowers.csv --target kind --model softmax --epochs 3 --save-model m");
+    ringtrain_stdout(place, "--data flowers.csv --target kind --model softmax --epochs 3 --save-model m");
     let files = [
         ("missing.csv", "width,height\n1,2\n"),
         ("twice.csv", "width,length,length\n1,2,3\n"),
@@ -272,29 +272,30 @@ fn data_that_does_not_fit_the_model_is_refused() {
             "predict --data huge.csv",
             "huge.csv: line 3: the prediction is not finite; a value in this row is far outside",
         ),
-        // Regression test: before the fix, rows without a target were not counted, and no file was named.
+        // Regression test: before the fix, the line number did not count rows without a target, and the error did not
+        // name the file.
         ("eval --data sized.csv huge_sized.csv", "huge_sized.csv: line 4: the prediction is not finite"),
         ("eval --data unknown.csv", "line 3, column `kind`: the class `tulip` did not occur in training"),
         ("predict --data no_target.csv --separator ;", "has no columns width, length, which the model needs"),
         ("eval --data missing.csv", "has no column `kind`"),
         ("eval --data none.csv", "the data has no rows"),
     ] {
-        run_to_failure(place, &format!("{line} --model m"), 4, expected);
+        assert_fails(place, &format!("{line} --model m"), 4, expected);
     }
-    let evaluation = read_json(&run_to_success(place, "eval --model m --data no_target.csv --json"));
+    let evaluation = read_json(&ringtrain_stdout(place, "eval --model m --data no_target.csv --json"));
     assert_eq!((&evaluation["rows"], &evaluation["rows_without_target"]), (&1.into(), &1.into()));
-    run_to_failure(place, "predict --model flowers.csv --data flowers.csv", 10, "is not a model file");
+    assert_fails(place, "predict --model flowers.csv --data flowers.csv", 10, "is not a model file");
     // A failed command leaves the old output unchanged.
     fs::write(place.join("out.csv"), "old").unwrap();
-    run_to_failure(place, "predict --model m --data text.csv --output out.csv", 4, "long");
+    assert_fails(place, "predict --model m --data text.csv --output out.csv", 4, "long");
     assert_eq!(fs::read_to_string(place.join("out.csv")).unwrap(), "old");
-    run_to_failure(
+    assert_fails(
         place,
         "predict --model m --data none.csv --output absent/out.csv",
         1,
         "cannot write the predictions",
     );
-    run_to_failure(
+    assert_fails(
         place,
         "--data flowers.csv --target kind --save-model numbers.csv",
         10,
@@ -306,25 +307,25 @@ fn data_that_does_not_fit_the_model_is_refused() {
 fn models_of_pixels_are_inspected_and_checkpoints_become_models() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path();
-    run_to_success(place, "--epochs 2 --test-fraction 0 --model softmax --checkpoint c --report r.json");
-    let text = run_to_success(place, "inspect c/checkpoint.safetensors");
+    ringtrain_stdout(place, "--epochs 2 --test-fraction 0 --model softmax --checkpoint c --report r.json");
+    let text = ringtrain_stdout(place, "inspect c/checkpoint.safetensors");
     assert!(text.contains("checkpoint") && text.contains("layers.0.weight"), "{text}");
-    run_to_failure(
+    assert_fails(
         place,
         "eval --model c/checkpoint.safetensors --data digits",
         10,
         "--resume --save-model FILE",
     );
-    run_to_success(
+    ringtrain_stdout(
         place,
         "--epochs 2 --test-fraction 0 --model softmax --checkpoint c --resume --save-model m",
     );
     let report = read_json(&fs::read_to_string(place.join("r.json")).unwrap());
-    let inspection = read_json(&run_to_success(place, "inspect m --json"));
+    let inspection = read_json(&ringtrain_stdout(place, "inspect m --json"));
     assert_eq!(inspection["description"]["training"]["parameters_hash"], report["parameters_hash"]);
     assert_eq!((&inspection["kind"], &inspection["inputs"]), (&"model".into(), &64.into()));
     assert_eq!(inspection["description"]["pixel_divisor"], 16.0);
-    let text = run_to_success(place, "inspect m");
+    let text = ringtrain_stdout(place, "inspect m");
     for expected in [
         "model file, format version 1",
         "10 classes: 0, 1, 2",
@@ -333,10 +334,10 @@ fn models_of_pixels_are_inspected_and_checkpoints_become_models() {
     ] {
         assert!(text.contains(expected), "{text}");
     }
-    let evaluation = read_json(&run_to_success(place, "eval --model m --data digits --json"));
+    let evaluation = read_json(&ringtrain_stdout(place, "eval --model m --data digits --json"));
     assert_eq!(evaluation["accuracy"], report["train_accuracy"]);
     assert_eq!(evaluation["top_k"]["k"], 5);
-    let text = run_to_success(place, "eval --model m --data digits --top-k 3");
+    let text = ringtrain_stdout(place, "eval --model m --data digits --top-k 3");
     assert!(text.contains("top-3 accuracy") && text.contains("confusion matrix"), "{text}");
 }
 
@@ -356,7 +357,7 @@ fn rank_0_saves_the_model_under_ringrun() {
     };
     let output = ringrun("--data flowers.csv --target kind --model softmax --epochs 3 --save-model m");
     assert!(output.status.success(), "{output:?}");
-    run_to_success(place, "eval --model m --data flowers.csv");
+    ringtrain_stdout(place, "eval --model m --data flowers.csv");
     let output = ringrun("--data flowers.csv --target kind --epochs 1 --save-model absent/m");
     assert_eq!(output.status.code(), Some(10), "{output:?}");
 }
@@ -366,7 +367,7 @@ fn rank_0_saves_the_model_under_ringrun() {
 fn a_closed_pipe_ends_predictions_without_an_error() {
     let directory = directory_with_table();
     let place = directory.path();
-    run_to_success(place, "--data flowers.csv --target kind --model softmax --epochs 1 --save-model m");
+    ringtrain_stdout(place, "--data flowers.csv --target kind --model softmax --epochs 1 --save-model m");
     let program = env!("CARGO_BIN_EXE_ringtrain");
     for command in ["predict", "eval"] {
         let script = format!("({program} {command} --model m --data flowers.csv; echo code $? >&2) | true");
@@ -389,23 +390,26 @@ fn text_columns_and_missing_values_are_encoded_as_in_training() {
     }
     fs::write(place.join("t.csv"), &table).unwrap();
     let train = "--data t.csv --target price --model linear --test-fraction 0 --missing indicator --max-categories 5 --report r.json";
-    run_to_success(place, &format!("{train} --save-model m"));
+    ringtrain_stdout(place, &format!("{train} --save-model m"));
     let report = read_json(&fs::read_to_string(place.join("r.json")).unwrap());
-    let evaluation = read_json(&run_to_success(place, "eval --model m --data t.csv --json"));
+    let evaluation = read_json(&ringtrain_stdout(place, "eval --model m --data t.csv --json"));
     let difference = evaluation["r2"].as_f64().unwrap() - report["train_r2"].as_f64().unwrap();
     assert!(difference.abs() < 1e-9, "{evaluation} {report}");
-    let text = run_to_success(place, "inspect m");
+    let text = ringtrain_stdout(place, "inspect m");
     for expected in ["3 categories: , green, red", "text, hashed to 5 inputs", "and set a second input"] {
         assert!(text.contains(expected), "{text}");
     }
-    // A text that did not occur in training has no input.
+    // `predict` accepts a text that did not occur in training.
     fs::write(place.join("new.csv"), "colour,place,size\nblue,elsewhere,?\n").unwrap();
-    assert_eq!(run_to_success(place, "predict --model m --data new.csv").lines().count(), 2);
+    assert_eq!(ringtrain_stdout(place, "predict --model m --data new.csv").lines().count(), 2);
     let rows: Vec<&str> = table.lines().filter(|line| !line.contains("NA")).collect();
     fs::write(place.join("complete.csv"), rows.join("\n")).unwrap();
-    run_to_success(place, "--data complete.csv --target price --model linear --epochs 2 --save-model strict");
-    run_to_failure(place, "eval --model strict --data t.csv", 4, "column `size`: the value is missing");
-    run_to_failure(
+    ringtrain_stdout(
+        place,
+        "--data complete.csv --target price --model linear --epochs 2 --save-model strict",
+    );
+    assert_fails(place, "eval --model strict --data t.csv", 4, "column `size`: the value is missing");
+    assert_fails(
         place,
         "predict --model m --data synthetic:9x3",
         4,
@@ -413,21 +417,21 @@ fn text_columns_and_missing_values_are_encoded_as_in_training() {
     );
 }
 
-/// Regression test: before the fix, a model could not learn from times in seconds, because the differences between the times
-/// were lost.
+/// Regression test: before the fix, a model could not learn from times in seconds, because the differences between
+/// the times were lost.
 #[test]
-fn small_differences_between_times_are_used() {
+fn small_differences_between_large_times_are_learned() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path();
     let rows = (0..120).map(|row| format!("{},{}\n", 1_700_000_000 + row, f64::from(row) / 2.0 + 0.1));
     fs::write(place.join("t.csv"), "t,y\n".to_owned() + &rows.collect::<String>()).unwrap();
-    let text = run_to_success(place, "--data t.csv --target y --save-model m --report r.json");
+    let text = ringtrain_stdout(place, "--data t.csv --target y --save-model m --report r.json");
     assert!(text.contains("column `t` holds large numbers that differ little: 17000000"), "{text}");
     let report = read_json(&fs::read_to_string(place.join("r.json")).unwrap());
     assert!(report["test_r2"].as_f64().unwrap() > 0.999_999, "{report}");
-    let evaluation = read_json(&run_to_success(place, "eval --model m --data t.csv --json"));
+    let evaluation = read_json(&ringtrain_stdout(place, "eval --model m --data t.csv --json"));
     assert!(evaluation["r2"].as_f64().unwrap() > 0.999_999, "{evaluation}");
-    let text = run_to_success(place, "inspect m");
+    let text = ringtrain_stdout(place, "inspect m");
     assert!(text.contains("number - 17000000"), "{text}");
     fs::write(place.join("new.csv"), "t\n1700000200\n1700000201.5\n").unwrap();
     let times = [1_700_000_200.0_f64, 1_700_000_201.5];
@@ -437,9 +441,9 @@ fn small_differences_between_times_are_used() {
     npy.extend(times.iter().flat_map(|time| time.to_le_bytes()));
     fs::write(place.join("new.npy"), npy).unwrap();
     for data in ["new.csv", "new.npy"] {
-        let text = run_to_success(place, &format!("predict --model m --data {data}"));
+        let text = ringtrain_stdout(place, &format!("predict --model m --data {data}"));
         let found: Vec<f64> = text.lines().skip(1).map(|line| line.parse().unwrap()).collect();
         assert!((found[0] - 100.1).abs() < 0.01 && (found[1] - 100.85).abs() < 0.01, "{data}: {found:?}");
     }
-    run_to_failure(place, "predict --model m --data synthetic:9x1", 4, "converts column `t` of a table");
+    assert_fails(place, "predict --model m --data synthetic:9x1", 4, "converts column `t` of a table");
 }

@@ -11,14 +11,14 @@ use ringtrain::train::{Config, Existing, Patience, Recipe, ServerReport, ServerS
 
 use super::library::train;
 use super::strategies::{
-    NONE, TestActions, assert_close, checkpoint_in, convergence_config, sgd_config, strategy,
+    NONE, TestActions, assert_close, checkpoint_in, convergence_config, parse_strategy, sgd_config,
     train_and_compare, train_on,
 };
 use super::util::{
     TEST_TIMEOUT, finish, read_pid, ringrun_script, run as run_program, runs_long_tests, signal, wait_until,
 };
 
-fn servers(count: u32) -> ServerSettings {
+fn server_settings(count: u32) -> ServerSettings {
     ServerSettings { servers: NonZeroU32::new(count), staleness_aware: false }
 }
 
@@ -27,7 +27,7 @@ fn server_report(summary: &Summary) -> &ServerReport {
 }
 
 /// Returns the number of gradients that the servers have applied.
-fn updates(report: &ServerReport) -> u64 {
+fn update_count(report: &ServerReport) -> u64 {
     report.updates.iter().map(|(_, count)| count).sum()
 }
 
@@ -39,24 +39,31 @@ fn synchronous_runs_equal_a_single_process_after_100_steps() {
     let all = &[(4, 1, &clipped), (5, 2, &plain), (2, 1, &plain), (3, 1, &plain)][..];
     for &(n, count, config) in if runs_long_tests() { all } else { &all[..2] } {
         let alone = train(config).unwrap();
-        let config =
-            Config { strategy: strategy("ps-sync"), parameter_server: servers(count), ..config.clone() };
+        let config = Config {
+            strategy: parse_strategy("ps-sync"),
+            parameter_server: server_settings(count),
+            ..config.clone()
+        };
         let found = train_and_compare(n, &config);
         assert_close(&found.parameters, &alone.parameters, &format!("{n} ranks, {count} servers"));
         assert_eq!((found.report.steps, found.report.world_size), (105, n));
         let report = server_report(&found);
-        assert_eq!((updates(report), report.servers.len()), (105 * u64::from(n - count), count as usize));
+        assert_eq!(
+            (update_count(report), report.servers.len()),
+            (105 * u64::from(n - count), count as usize)
+        );
     }
 }
 
-/// LAMB needs the norms of whole tensors, so servers hold whole tensors. The sum of two gradients has the same bits in both
-/// orders, so two workers compute the same bits as two ranks with `allreduce`.
+/// LAMB needs the norms of whole tensors, so servers hold whole tensors. The sum of two gradients has the same bits
+/// in both orders, so two workers compute the same bits as two ranks with `allreduce`.
 #[test]
 fn two_synchronous_workers_compute_the_same_bits_as_two_ranks_with_allreduce() {
     for rule in [Rule::Lamb(AdamOptions::DEFAULT), Rule::Adam(AdamOptions::DEFAULT)] {
         let config = Config { rule: Some(rule), learning_rate: Some(0.01), epochs: Some(2), ..sgd_config() };
         let expected = train_and_compare(2, &config).parameters;
-        let config = Config { strategy: strategy("ps-sync"), parameter_server: servers(2), ..config };
+        let config =
+            Config { strategy: parse_strategy("ps-sync"), parameter_server: server_settings(2), ..config };
         assert_eq!(train_and_compare(4, &config).parameters, expected, "{rule:?}");
     }
 }
@@ -69,10 +76,10 @@ fn an_asynchronous_run_learns_digits_as_well_as_a_single_process() {
     let all = &[("ps-async", 4, 2), ("ps-async:4", 4, 1)][..];
     for &(text, n, count) in if runs_long_tests() { all } else { &all[..1] } {
         for &staleness_aware in if runs_long_tests() { &[false, true][..] } else { &[false] } {
-            let parameter_server = ServerSettings { staleness_aware, ..servers(count) };
+            let parameter_server = ServerSettings { staleness_aware, ..server_settings(count) };
             let summary = train_and_compare(
                 n,
-                &Config { strategy: strategy(text), parameter_server, ..config.clone() },
+                &Config { strategy: parse_strategy(text), parameter_server, ..config.clone() },
             );
             let (found, expected) = (summary.report.test_accuracy.unwrap(), alone.test_accuracy.unwrap());
             let report = server_report(&summary);
@@ -84,32 +91,32 @@ fn an_asynchronous_run_learns_digits_as_well_as_a_single_process() {
             let margin = if staleness_aware { 0.03 } else { 0.01 };
             assert!(found >= expected - margin, "{text}: {found}, alone {expected}");
             // Each batch is applied exactly once.
-            assert_eq!((summary.report.steps, updates(report)), (alone.steps, alone.steps));
+            assert_eq!((summary.report.steps, update_count(report)), (alone.steps, alone.steps));
             assert_eq!(report.staleness.iter().sum::<u64>(), alone.steps);
             assert!(report.lost_workers.is_empty());
         }
     }
 }
 
-/// A bound of 0 accepts only gradients that were computed with the current parameters. The server drops the other gradients,
-/// and workers compute the batches of these gradients again.
+/// A bound of 0 accepts only gradients that were computed with the current parameters. The server drops the other
+/// gradients, and workers compute the batches of these gradients again.
 #[test]
 fn every_applied_gradient_is_within_the_bound_of_the_staleness() {
-    let config = Config { strategy: strategy("ps-async:0"), epochs: Some(3), ..sgd_config() };
+    let config = Config { strategy: parse_strategy("ps-async:0"), epochs: Some(3), ..sgd_config() };
     let summary = train_and_compare(4, &config);
     let report = server_report(&summary);
     assert_eq!((report.staleness_max, report.staleness.as_slice()), (0, &[36][..]));
-    assert_eq!((updates(report), summary.report.steps), (36, 36));
+    assert_eq!((update_count(report), summary.report.steps), (36, 36));
 }
 
-/// A stopped run saves which batches are done. So the resumed run uses each batch exactly once, also with another number of
-/// ranks.
+/// A stopped run saves which batches are done. So the resumed run uses each batch exactly once, also with another
+/// number of ranks.
 #[test]
 fn a_stopped_run_resumes_with_other_servers_and_workers() {
     for text in ["ps-async", "ps-sync"] {
         let directory = tempfile::tempdir().unwrap();
         let first = Config {
-            strategy: strategy(text),
+            strategy: parse_strategy(text),
             rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
             learning_rate: Some(0.01),
             epochs: Some(6),
@@ -122,7 +129,7 @@ fn a_stopped_run_resumes_with_other_servers_and_workers() {
         assert!(stopped.stopped && (17..72).contains(&stopped.steps), "{text}: {stopped:?}");
         let resume = Config {
             checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)),
-            parameter_server: servers(2),
+            parameter_server: server_settings(2),
             ..first
         };
         let report = train_and_compare(3, &resume).report;
@@ -133,9 +140,9 @@ fn a_stopped_run_resumes_with_other_servers_and_workers() {
 
 #[test]
 fn wrong_numbers_of_ranks_and_diverged_runs_are_errors_on_all_ranks() {
-    let base = Config { strategy: strategy("ps-async"), epochs: Some(2), ..sgd_config() };
+    let base = Config { strategy: parse_strategy("ps-async"), epochs: Some(2), ..sgd_config() };
     let diverging = Config { learning_rate: Some(1e30), ..base.clone() };
-    let crowded = Config { parameter_server: servers(3), ..base.clone() };
+    let crowded = Config { parameter_server: server_settings(3), ..base.clone() };
     for (n, config, expected) in [
         (1, &base, "at least one server and one worker, but the number of ranks is 1"),
         (3, &crowded, "the number of ranks is 3 and the number of servers is 3"),
@@ -148,8 +155,8 @@ fn wrong_numbers_of_ranks_and_diverged_runs_are_errors_on_all_ranks() {
     }
 }
 
-/// Starts a run of 4 ranks, waits until rank 0 has saved a checkpoint, and kills the rank `victim`. Returns the exit code, the
-/// output and the report.
+/// Starts a run of 4 ranks, waits until rank 0 has saved a checkpoint, and kills the rank `victim`. Returns the exit
+/// code, the output and the report.
 fn kill_one_rank(victim: u32, strategy: &str) -> (Option<i32>, String, Option<serde_json::Value>) {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
@@ -175,7 +182,7 @@ fn the_other_workers_finish_an_asynchronous_run_after_a_worker_was_killed() {
     assert_eq!(output.matches("rank 2, a worker, is lost: the connection failed").count(), 1, "{output}");
     let report = report.unwrap();
     assert_eq!(report["parameter_server"]["lost_workers"], serde_json::json!([2]));
-    // Each batch is applied exactly once in spite of the loss.
+    // Each batch is applied exactly once, although a worker was lost.
     let updates = report["parameter_server"]["updates"].as_array().unwrap();
     let total: u64 = updates.iter().map(|entry| entry[1].as_u64().unwrap()).sum();
     assert_eq!((total, report["steps"].as_u64()), (2400, Some(2400)));
@@ -201,7 +208,7 @@ fn a_run_that_stops_early_ends_without_waiting_for_a_deadline() {
     for text in ["ps-sync", "ps-async"] {
         let patience = Patience { records: 1, validation_fraction: 0.3 };
         let config = Config {
-            strategy: strategy(text),
+            strategy: parse_strategy(text),
             recipe: Recipe { patience: Some(patience), ..Recipe::default() },
             learning_rate: Some(1.0),
             epochs: Some(200),
@@ -212,19 +219,20 @@ fn a_run_that_stops_early_ends_without_waiting_for_a_deadline() {
         assert!(summary.report.epochs < 200 && !summary.report.stopped, "{text}: {:?}", summary.report);
         assert!(started.elapsed() < TEST_TIMEOUT, "{text}: {:?}", started.elapsed());
         let workers = if text == "ps-sync" { 2 } else { 1 };
-        assert_eq!(updates(server_report(&summary)), workers * summary.report.steps, "{text}");
+        assert_eq!(update_count(server_report(&summary)), workers * summary.report.steps, "{text}");
     }
 }
 
-/// If no other batches are left, idle workers compute the batches in progress again. Only the first result of a batch may
-/// change the parameters of each server.
+/// If no other batches are left, idle workers compute the batches in progress again. Only the first result of a batch
+/// may change the parameters of each server.
 #[test]
 fn a_batch_that_several_workers_compute_is_applied_once_on_every_server() {
     let source = DataSource::Synthetic { rows: 2000, columns: 20 };
     let config =
         Config { source, batch_size: Some(2000), epochs: Some(3), learning_rate: Some(0.1), ..sgd_config() };
     let alone = train(&config).unwrap();
-    let config = Config { strategy: strategy("ps-async"), parameter_server: servers(2), ..config };
+    let config =
+        Config { strategy: parse_strategy("ps-async"), parameter_server: server_settings(2), ..config };
     let found = train_and_compare(6, &config);
     assert_eq!(found.report.steps, 3);
     if server_report(&found).staleness_max == 0 {
@@ -232,7 +240,8 @@ fn a_batch_that_several_workers_compute_is_applied_once_on_every_server() {
     }
 }
 
-/// A stop signal on rank 1, a server, or on rank 3, a worker, stops the run. The report has the loss of the last epoch.
+/// A stop signal on rank 1, a server, or on rank 3, a worker, stops the run. The report has the loss of the last
+/// epoch.
 #[test]
 fn a_stop_signal_on_any_rank_stops_the_run() {
     for signalled in [1, 3] {
@@ -259,7 +268,7 @@ fn a_stop_signal_on_any_rank_stops_the_run() {
 }
 
 #[test]
-fn the_program_prints_the_staleness() {
+fn ringtrain_prints_the_staleness_of_gradients() {
     let script =
         format!("exec {} --strategy ps-async --servers 2 --epochs 2", env!("CARGO_BIN_EXE_ringtrain"));
     let done = run_program(&mut ringrun_script(&["-n", "4"], &script));

@@ -91,8 +91,8 @@ fn a_run_is_not_resumed_with_another_recipe() {
     }
 }
 
-/// With class weights, the loss of a model that is good for a rare class can be far above the entropy of the classes.
-/// A run with such a loss must not count as diverged.
+/// With class weights, a good model for a rare class can have a loss far above the entropy of the classes. The run
+/// must not count as diverged nevertheless.
 #[test]
 fn a_rare_class_with_balanced_weights_is_found() {
     let directory = tempfile::tempdir().unwrap();
@@ -185,7 +185,7 @@ fn the_learning_rate_is_scaled_once_with_the_number_of_ranks() {
 
 /// Returns the configuration of a run that overfits, because it trains a large model on few samples. `records` is the
 /// patience of the run.
-fn overfitting_config(records: u64) -> Config {
+fn config_that_overfits(records: u64) -> Config {
     Config {
         epochs: Some(30),
         batch_size: Some(50),
@@ -209,7 +209,7 @@ fn epoch_with_lowest_loss(summary: &Summary) -> u64 {
 
 #[test]
 fn the_best_parameters_are_the_result_and_a_resumption_gives_the_same_bits() {
-    let config = overfitting_config(3);
+    let config = config_that_overfits(3);
     let expected = train(&config).unwrap();
     let report = &expected.report;
     let best = report.best_epoch.unwrap();
@@ -224,9 +224,9 @@ fn the_best_parameters_are_the_result_and_a_resumption_gives_the_same_bits() {
     let found = train_in_parts(&config, directory.path(), &[3, 6, 6]);
     assert_eq!(found.parameters, expected.parameters);
     // A completed run continues from the parameters of its last step if the patience is raised.
-    let uninterrupted = train(&overfitting_config(100)).unwrap();
+    let uninterrupted = train(&config_that_overfits(100)).unwrap();
     let checkpoint = Some(checkpoint_in(directory.path(), Existing::Resume));
-    let continued = train(&Config { checkpoint, ..overfitting_config(100) }).unwrap();
+    let continued = train(&Config { checkpoint, ..config_that_overfits(100) }).unwrap();
     let losses = |summary: &Summary| -> Vec<f64> {
         summary.report.history.iter().map(|record| record.train_loss).collect()
     };
@@ -236,7 +236,7 @@ fn the_best_parameters_are_the_result_and_a_resumption_gives_the_same_bits() {
 
 #[test]
 fn all_ranks_stop_early_after_the_same_epoch() {
-    let config = overfitting_config(2);
+    let config = config_that_overfits(2);
     let expected = train(&config).unwrap().report;
     for summary in train_on_ranks(3, &config) {
         assert_eq!(

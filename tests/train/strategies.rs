@@ -28,14 +28,14 @@ pub(crate) struct TestActions {
 pub(crate) const NONE: TestActions = TestActions { stop: None, parameter: None };
 
 /// Performs the [`TestActions`] of one rank.
-struct Actor {
+struct ActingObserver {
     rank: Rank,
     actions: TestActions,
     steps: usize,
     stop: Arc<AtomicBool>,
 }
 
-impl Observer for Actor {
+impl Observer for ActingObserver {
     fn notice(&mut self, _: &str) {}
     fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
     fn step_taken(&mut self, _: &CompletedStep) {
@@ -57,12 +57,13 @@ pub(crate) fn train_on(n: u32, config: &Config, actions: TestActions) -> Vec<Res
     let config = config.clone();
     ranks::run(n, move |mut group| {
         let stop = Arc::new(AtomicBool::new(false));
-        let mut actor = Actor { rank: group.rank(), actions, steps: 0, stop: Arc::clone(&stop) };
+        let mut actor = ActingObserver { rank: group.rank(), actions, steps: 0, stop: Arc::clone(&stop) };
         run(&mut group, &config, &stop, &mut actor)
     })
 }
 
-/// Runs the configuration on `n` ranks. Checks that the final parameters agree on all ranks, and returns the summary of rank 0.
+/// Runs the configuration on `n` ranks. Checks that the final parameters agree on all ranks, and returns the summary
+/// of rank 0.
 pub(crate) fn train_and_compare(n: u32, config: &Config) -> Summary {
     let mut summaries: Vec<Summary> =
         train_on(n, config, NONE).into_iter().map(|result| result.unwrap()).collect();
@@ -72,7 +73,7 @@ pub(crate) fn train_and_compare(n: u32, config: &Config) -> Summary {
     summaries.swap_remove(0)
 }
 
-pub(crate) fn strategy(text: &str) -> StrategySpec {
+pub(crate) fn parse_strategy(text: &str) -> StrategySpec {
     text.parse().unwrap()
 }
 
@@ -111,7 +112,8 @@ fn each_strategy_learns_digits_as_well_as_a_single_process() {
     let mut bytes_sent = Vec::new();
     let all: &[&str] = &["allreduce", "local-sgd:4", "diloco:6", "model-average", "model-average:1"];
     for text in if_long_tests_else(all, &all[..4]) {
-        let report = train_and_compare(4, &Config { strategy: strategy(text), ..config.clone() }).report;
+        let report =
+            train_and_compare(4, &Config { strategy: parse_strategy(text), ..config.clone() }).report;
         let (found, expected) = (report.test_accuracy.unwrap(), alone.test_accuracy.unwrap());
         println!("{text}: accuracy {found}, alone {expected}; {} bytes", report.bytes_sent);
         assert!(found >= expected - 0.01, "{text}: {found}, alone {expected}");
@@ -125,9 +127,9 @@ fn each_strategy_learns_digits_as_well_as_a_single_process() {
     assert!(bytes_sent[1..].iter().all(|&bytes| bytes < bytes_sent[0]), "{bytes_sent:?}");
 }
 
-/// With SGD, an average of the parameters after each step equals a step with the average gradient. A wrong weight
-/// would therefore give other parameters. The test also covers ranks whose parts have different lengths, and micro-batches
-/// whose gradients are added and then reduced in buckets.
+/// With SGD, an average of the parameters after each step equals a step with the average gradient. A wrong weight in
+/// the average would give other parameters. The test also covers ranks whose parts have different lengths, and
+/// micro-batches whose gradients are added and then reduced in buckets.
 #[test]
 fn synchronous_runs_equal_a_single_process_after_100_steps() {
     // An epoch has 15 steps. Batches of 100 samples give 3 ranks parts of 34, 33 and 33 samples.
@@ -143,7 +145,7 @@ fn synchronous_runs_equal_a_single_process_after_100_steps() {
     ];
     for (n, text, micro_batches) in if_long_tests_else(all, &all[..2]) {
         let config = Config {
-            strategy: strategy(text),
+            strategy: parse_strategy(text),
             micro_batches: NonZeroU32::new(*micro_batches).unwrap(),
             bucket_bytes: (*micro_batches > 1).then_some(1000),
             ..config.clone()
@@ -160,7 +162,7 @@ fn a_single_rank_computes_the_same_bits_with_every_averaging_strategy() {
     let config = Config { epochs: Some(2), rule: Some(Rule::Adam(AdamOptions::DEFAULT)), ..sgd_config() };
     let expected = train(&config).unwrap().parameters;
     for text in ["local-sgd:3", "model-average:1", "model-average"] {
-        let found = train(&Config { strategy: strategy(text), ..config.clone() }).unwrap().parameters;
+        let found = train(&Config { strategy: parse_strategy(text), ..config.clone() }).unwrap().parameters;
         assert_eq!(found, expected, "{text}");
     }
 }
@@ -168,11 +170,11 @@ fn a_single_rank_computes_the_same_bits_with_every_averaging_strategy() {
 /// Ranks without a sample take no step. If ranks without samples had the same weight as the other ranks, their old
 /// parameters would distort the average.
 #[test]
-fn ranks_without_samples_have_no_weight() {
+fn ranks_without_samples_do_not_change_the_average() {
     let source = DataSource::Synthetic { rows: 200, columns: 4 };
     let config = Config { source, batch_size: Some(2), epochs: Some(1), ..sgd_config() };
-    let two = train_and_compare(2, &Config { strategy: strategy("local-sgd:7"), ..config.clone() });
-    let four = train_and_compare(4, &Config { strategy: strategy("local-sgd:7"), ..config });
+    let two = train_and_compare(2, &Config { strategy: parse_strategy("local-sgd:7"), ..config.clone() });
+    let four = train_and_compare(4, &Config { strategy: parse_strategy("local-sgd:7"), ..config });
     assert_close(&four.parameters, &two.parameters, "4 ranks share batches of 2 samples");
 }
 
@@ -183,7 +185,7 @@ fn a_stopped_run_resumes_on_another_number_of_ranks() {
     for text in ["local-sgd:4", "diloco:4", "model-average:2", "model-average"] {
         let directory = tempfile::tempdir().unwrap();
         let first = Config {
-            strategy: strategy(text),
+            strategy: parse_strategy(text),
             epochs: Some(4),
             rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
             learning_rate: Some(0.01),
@@ -202,21 +204,21 @@ fn a_stopped_run_resumes_on_another_number_of_ranks() {
         let report = train_and_compare(2, &resume).report;
         assert_eq!((report.steps, report.epochs), (48, 4), "{text}");
         assert!(report.test_accuracy.unwrap() > 0.8, "{text}: {:?}", report.test_accuracy);
-        let other = Config { strategy: strategy("allreduce"), ..resume };
+        let other = Config { strategy: parse_strategy("allreduce"), ..resume };
         let error = train(&other).unwrap_err().to_string();
         assert!(error.contains(&format!("saved with --strategy {text}, but this run has")), "{error}");
     }
 }
 
-/// If a checkpoint did not contain the outer velocity, or if the state of the optimizers differed between ranks when a
-/// checkpoint is saved, the resumed run would give other parameters.
+/// Checkpoints must contain the outer velocity of `diloco`, and the averaged state of the ranks' optimizers.
 #[test]
 fn a_run_that_is_resumed_between_epochs_gives_the_same_bits() {
     for text in ["local-sgd:5", "diloco:5"] {
         let directory = tempfile::tempdir().unwrap();
-        // Two ranks give the same bits with every algorithm, because a sum of two numbers does not depend on their order.
+        // Two ranks give the same bits with every algorithm, because a sum of two numbers does not depend on their
+        // order.
         let whole = Config {
-            strategy: strategy(text),
+            strategy: parse_strategy(text),
             rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
             epochs: Some(2),
             ..sgd_config()
@@ -235,7 +237,7 @@ fn a_run_that_is_resumed_between_epochs_gives_the_same_bits() {
 fn divergence_on_one_rank_ends_all_ranks() {
     for text in ["local-sgd:4", "model-average"] {
         // The parameter becomes NaN at the end of the first epoch on rank 1 only.
-        let config = Config { strategy: strategy(text), ..sgd_config() };
+        let config = Config { strategy: parse_strategy(text), ..sgd_config() };
         let results = train_on(3, &config, TestActions { parameter: Some((Rank::new(1), f32::NAN)), ..NONE });
         for (rank, result) in results.into_iter().enumerate() {
             let error = result.unwrap_err().to_string();
@@ -247,18 +249,22 @@ fn divergence_on_one_rank_ends_all_ranks() {
 
 #[test]
 fn options_that_do_not_fit_a_strategy_are_refused() {
-    let accelerated = Config { rule: Some(Rule::Accelerated), strategy: strategy("local-sgd:2"), ..config() };
+    let accelerated =
+        Config { rule: Some(Rule::Accelerated), strategy: parse_strategy("local-sgd:2"), ..config() };
     let recipe =
         Recipe { patience: Some(Patience { records: 1, validation_fraction: 0.1 }), ..Recipe::default() };
     let early_stopping = Config { recipe, epochs: Some(8), ..config() };
     for (config, expected) in [
         (accelerated, Some("pass --optimizer adam")),
         (
-            Config { strategy: strategy("model-average"), ..early_stopping.clone() },
+            Config { strategy: parse_strategy("model-average"), ..early_stopping.clone() },
             Some("model-average:EPOCHS"),
         ),
-        (Config { strategy: strategy("model-average:8"), ..early_stopping.clone() }, Some("only at its end")),
-        (Config { strategy: strategy("model-average:4"), ..early_stopping }, None),
+        (
+            Config { strategy: parse_strategy("model-average:8"), ..early_stopping.clone() },
+            Some("only at its end"),
+        ),
+        (Config { strategy: parse_strategy("model-average:4"), ..early_stopping }, None),
     ] {
         let found = run(&mut ringtrain::Group::solo(), &config, &AtomicBool::new(false), &mut Silent);
         match (found, expected) {
@@ -270,7 +276,7 @@ fn options_that_do_not_fit_a_strategy_are_refused() {
 }
 
 #[test]
-fn the_program_accepts_a_strategy() {
+fn ringtrain_trains_with_the_option_strategy() {
     let arguments = "-n 2 ringtrain --strategy local-sgd:3 --epochs 2 --compression bf16";
     let done = run_program(&mut ringrun(&arguments.split(' ').collect::<Vec<_>>()));
     assert_eq!(done.code(), Some(0), "{done:?}");

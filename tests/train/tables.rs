@@ -99,9 +99,10 @@ fn a_run_on_a_table_resumes_only_with_the_same_columns() {
     }
 }
 
-/// Regression test: before the fix, means and categories were fitted also on the rows that are held out for validation.
+/// Regression test: before the fix, means and categories were fitted also on the rows that are held out for
+/// validation.
 #[test]
-fn encodings_do_not_see_validation_rows() {
+fn columns_are_encoded_without_the_validation_rows() {
     let directory = tempfile::tempdir().unwrap();
     let text = |fill: &dyn Fn(u32) -> String| {
         let rows = (0..40).map(|row| format!("{},c{row},{}\n", fill(row), f64::from(row) / 3.0));
@@ -132,7 +133,7 @@ fn encodings_do_not_see_validation_rows() {
         encoding.columns[0].inputs,
         ColumnInputs::Number { fill: Some(mean as f32), indicator: false }
     );
-    // Other values in the rows that are not fitted change nothing.
+    // The rows that are held out for validation do not change the encoding.
     let other = |row: u32| match row {
         0 => String::new(),
         row if fitted.contains(&row) => row.to_string(),

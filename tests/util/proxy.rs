@@ -12,8 +12,8 @@ use std::thread;
 pub enum Damage {
     /// The proxy forwards all bytes unchanged.
     None,
-    /// The proxy flips one bit in the middle of the next read of more than 4 KiB. After this read, the proxy forwards
-    /// all bytes unchanged.
+    /// The proxy flips one bit in the middle of the next read of more than 4 KiB, and then forwards all bytes
+    /// unchanged.
     FlipBit,
     /// The proxy resets every connection.
     Reset,

@@ -1,4 +1,5 @@
-//! Runs a job inside the test program. Each rank is a thread. The ranks use real sockets and the rendezvous of the launcher.
+//! Runs a job inside the test program. Each rank is a thread. The ranks use real sockets and the rendezvous of the
+//! launcher.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -20,8 +21,8 @@ pub enum TestTransport {
     Streams,
     /// Shared memory.
     Shm,
-    /// Simulated hosts of two ranks each; if the number of ranks is odd, the last host has one rank. The ranks use shared
-    /// memory within a host and TCP between hosts.
+    /// Simulated hosts of two ranks each; if the number of ranks is odd, the last host has one rank. The ranks use
+    /// shared memory within a host and TCP between hosts.
     Hosts,
 }
 
@@ -43,8 +44,8 @@ impl TestTransport {
         };
     }
 
-    /// Does the same as the function [`run_with`], over this transport. `adjust` is called after the options for the transport
-    /// are set.
+    /// Does the same as the function [`run_with`], over this transport. `adjust` is called after the options for the
+    /// transport are set.
     pub fn run_with<R: Send + 'static>(
         self,
         n: u32,
@@ -75,8 +76,8 @@ pub fn server_options(
     ServerOptions { host, world, secret, job_id, start_timeout, notices: Notices::LowestRank }
 }
 
-/// Runs `work` on every rank of a job of `n` ranks, and returns the results in rank order. `adjust` can change the options of
-/// each rank.
+/// Runs `work` on every rank of a job of `n` ranks, and returns the results in rank order. `adjust` can change the
+/// options of each rank.
 pub fn run_with<R: Send + 'static>(
     n: u32,
     adjust: impl Fn(&mut JoinOptions),
@@ -140,7 +141,8 @@ pub fn peers_file(n: usize) -> PeersFile {
     PeersFile::parse(Path::new("hosts.txt"), &peers_text(n)).expect("the peers file is valid")
 }
 
-/// Returns the text of a peers file of `n` ranks, with loopback ports that were free when this function looked for them.
+/// Returns the text of a peers file of `n` ranks, with loopback ports that were free when this function looked for
+/// them.
 pub fn peers_text(n: usize) -> String {
     // All listeners stay open until the last one is bound, so that no port is used twice.
     let listeners: Vec<TcpListener> =

@@ -14,7 +14,7 @@ def median_interval(values):
     """Returns the median of `values`, and the 95% confidence interval of the median. With fewer than six values, the
     interval is None.
 
-    The ends of the interval are two of the values. A sign test chooses these two, so the interval is valid for every
+    The ends of the interval are two of the values. The interval is that of a sign test, so it is valid for every
     distribution.
     """
     ordered = sorted(values)

@@ -1,7 +1,6 @@
 """Draws the results as an SVG: time against size on two logarithmic axes, and bus bandwidth against size.
 
-This module uses no plotting library, because each compared program runs in its own Python environment, and no plotting
-library is installed in all of these environments.
+This module uses no plotting library, because not every Python environment of the compared programs has one.
 """
 
 import math

@@ -44,9 +44,9 @@ def run(commands, stall_s, scratch, variables=({},), ending_s=0):
     """Runs the commands together until all have ended, one has failed, or the first command has printed nothing for `stall_s`
     seconds.
 
-    The result contains the output of the first command only. `variables` contains environment variables: one dictionary for all
-    commands, or one for each command. At the end, processes that still run are killed. If `ending_s` is not 0, these processes
-    first get SIGTERM, and have `ending_s` seconds to end.
+    The result contains the output of the first command only. `variables` contains environment variables: one
+    dictionary for all commands, or one for each command. At the end, the function kills the processes that still run.
+    If `ending_s` is not 0, it first sends them SIGTERM and waits for up to `ending_s` seconds.
     """
     outputs = [tempfile.NamedTemporaryFile(dir=scratch, delete=False) for _ in range(2 * len(commands))]
     before = _children_cpu_s()
@@ -123,7 +123,8 @@ def _terminate(pids, within_s):
 
 
 def _is_running(pid):
-    """Returns whether the child process `pid` still runs. Returns False if the child has been reaped."""
+    """Returns whether the child process `pid` still runs. Returns False also if this program has already waited for
+    the child."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:

@@ -56,7 +56,7 @@ def busbw_factor(operation, world):
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What a measured time belongs to: the operation, its element type and size, the number of ranks, and the program."""
+    """Identifies a measured time: the operation, its element type and size, the number of ranks, and the program."""
 
     operation: str
     dtype: str
@@ -161,10 +161,11 @@ class Rounds:
             self.record_stall(program, case, control, number, [size for size, _ in sizes if size not in measurement.rows])
 
     def record_stall(self, program, case, control, number, sizes):
-        """Counts a stall of the program. If the program has stalled before in this case, drops the unfinished
+        """Counts a stall of the program. From the second stall of the program in this case on, drops the unfinished
         `sizes`.
 
-        After the first stall the sizes are kept, because the program has measured them in its trial.
+        After a program's first stall in a case, the comparison keeps the sizes, because the program has measured them
+        in its trial.
         """
         self.stalls[case, program.key] = times = self.stalls.get((case, program.key), 0) + 1
         self.say(f"STALLED in round {number + 1} under {control}: {program.name}, {case.world} ranks, at {sizes[0]} bytes")
@@ -172,8 +173,8 @@ class Rounds:
             self.drop_sizes(program, case, sizes)
 
     def measure_undisturbed(self, program, case, sizes, stall_s):
-        """Measures until the machine was idle before and after a measurement, but at most `REPEATS_MAX` times.
-        Returns the last measurement.
+        """Repeats a measurement until the machine was idle before and after it, at most `REPEATS_MAX` times. Returns
+        the last measurement.
         """
         for _ in range(REPEATS_MAX):
             machine.wait_until_idle(self.args.wait_idle, self.say)

@@ -5,10 +5,12 @@
 
 Rank 0 is the server, and three ranks are workers. In each step, a worker waits (in place of the computation of a gradient), sends
 its gradient, and receives the new parameters. One worker waits ten times as long as the others. For each number of parameters,
-the program prints the median and the range of the updates per second of the two fast workers together. It also prints this median
-divided by the median of two workers that only wait. All systems run in turns, so that other programs disturb all of them.
+the program prints the median and the range of the updates per second of the two fast workers together. The program also prints
+this median divided by the median of two workers that only wait. The systems run alternately, so that other programs disturb all
+of them.
 
-The program needs Open MPI and mpi4py for the comparison with MPI, and torch for torch RPC. It says which systems it skips.
+The program needs Open MPI and mpi4py for the comparison with MPI, and torch for torch RPC. The program prints which systems it
+skips.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ IMAGES = 12_000
 EPOCHS = {"mlp:256,128": 8, "cnn": 1}
 
 
-def create(name: str) -> nn.Sequential:
+def create_torch_model(name: str) -> nn.Sequential:
     """Returns the model of `--model NAME` in PyTorch."""
     if name.startswith("mlp"):
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -43,15 +43,15 @@ def create(name: str) -> nn.Sequential:
     )
 
 
-def read(folder: Path, name: str, header: int) -> np.ndarray:
+def read_idx_file(folder: Path, name: str, header: int) -> np.ndarray:
     with gzip.open(folder / name) as file:
         return np.frombuffer(file.read(), np.uint8, offset=header)
 
 
-def torch_speed(name: str, x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
+def measure_torch_speed(name: str, x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
     """Trains in PyTorch, and returns the samples per second of processor time."""
     torch.manual_seed(1)
-    model = create(name)
+    model = create_torch_model(name)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loss = nn.CrossEntropyLoss()
     start = time.process_time()
@@ -63,7 +63,7 @@ def torch_speed(name: str, x: torch.Tensor, y: torch.Tensor, epochs: int) -> flo
     return epochs * len(x) / (time.process_time() - start)
 
 
-def run_ringtrain(program: str, name: str, data: str, epochs: int) -> float:
+def measure_ringtrain_speed(program: str, name: str, data: str, epochs: int) -> float:
     """Returns the seconds of processor time of a run of `ringtrain`."""
     options = ["--task", "classification", "--test-fraction", 0, "--batch-size", BATCH, "--epochs", epochs]
     command = [program, "--data", data, "--model", name, *options]
@@ -81,22 +81,22 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    images = read(options.data, "train-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28)[:IMAGES]
-    labels = read(options.data, "train-labels-idx1-ubyte.gz", 8).astype(np.int64)[:IMAGES]
+    images = read_idx_file(options.data, "train-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28)[:IMAGES]
+    labels = read_idx_file(options.data, "train-labels-idx1-ubyte.gz", 8).astype(np.int64)[:IMAGES]
     x, y = torch.from_numpy(images.copy()).unsqueeze(1).float() / 255, torch.from_numpy(labels)
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/x.npy", images)
         np.save(f"{folder}/y.npy", labels)
-        compare(options, f"{folder}/x.npy,{folder}/y.npy", x, y)
+        print_comparison(options, f"{folder}/x.npy,{folder}/y.npy", x, y)
 
 
-def compare(options: argparse.Namespace, data: str, x: torch.Tensor, y: torch.Tensor) -> None:
+def print_comparison(options: argparse.Namespace, data: str, x: torch.Tensor, y: torch.Tensor) -> None:
     for name, epochs in EPOCHS.items():
         rows = []
         for _ in range(options.rounds):
-            first = run_ringtrain(options.ringtrain, name, data, 1)
-            more = run_ringtrain(options.ringtrain, name, data, epochs + 1)
-            rows.append((epochs * len(x) / (more - first), torch_speed(name, x, y, epochs)))
+            first = measure_ringtrain_speed(options.ringtrain, name, data, 1)
+            more = measure_ringtrain_speed(options.ringtrain, name, data, epochs + 1)
+            rows.append((epochs * len(x) / (more - first), measure_torch_speed(name, x, y, epochs)))
         for program, speeds in zip(("ringtrain", "PyTorch"), zip(*rows, strict=True), strict=True):
             middle = statistics.median(speeds)
             print(f"{name}: {program} {middle:.0f} samples/s ({min(speeds):.0f} - {max(speeds):.0f})")

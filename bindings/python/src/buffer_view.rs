@@ -1,5 +1,5 @@
-//! A view of an object through the buffer protocol. `PyO3`'s own view refuses arrays without dimensions, such as numpy's
-//! scalars.
+//! A view of an object through the buffer protocol. `PyO3`'s own view refuses arrays without dimensions, such as
+//! numpy's scalars.
 
 use std::ffi::CStr;
 
@@ -9,7 +9,8 @@ use pyo3::prelude::*;
 /// A view of an object's memory. The memory stays valid and is not moved until the view is dropped.
 pub(crate) struct BufferView(Box<ffi::Py_buffer>);
 
-// SAFETY: the memory stays valid for every thread, and the thread that releases the view holds the interpreter's lock.
+// SAFETY: the memory stays valid for every thread, and the thread that releases the view holds the interpreter's
+// lock.
 unsafe impl Send for BufferView {}
 // SAFETY: shared references only read the view.
 unsafe impl Sync for BufferView {}

@@ -1,7 +1,8 @@
 //! Collectives of bytes, such as pickled objects, in which each rank knows only the length of its own bytes.
 //!
-//! A rank that cannot contribute, for example because it could not pickle an object, *refuses*: it sends a reason instead
-//! of its data. Then all ranks get an error that names the rank and the reason, and the group can still be used.
+//! A rank that cannot contribute, for example because it could not pickle an object, *refuses*: it sends a reason
+//! instead of its data. Then all ranks get an error that names the rank and the reason, and the group can still be
+//! used.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -12,8 +13,8 @@ use crate::errors;
 use crate::group::PyGroup;
 use crate::region::Region;
 
-/// The bit that a rank sets in its header if the rank refuses. The other bits of that header are the length of the
-/// rank's reason.
+/// A rank refuses with a header in which this bit is set. In the header of a refusal, the low 63 bits are the length
+/// of the reason in bytes.
 const REFUSED: u64 = 1 << 63;
 /// The maximum length of a reason in bytes. Longer reasons are cut.
 const REASON_BYTES_MAX: usize = 4096;
@@ -29,15 +30,16 @@ struct RankRefusal {
 /// The result of a collective in which a rank may refuse.
 type UnlessRefused<T> = Result<Result<T, RankRefusal>, Error>;
 
-/// What this rank contributes: its data or, if it refuses, the reason that the other ranks get. If this rank raises
-/// an error of its own, `error` is this error.
+/// The data that this rank contributes, or the reason why it refuses. `error` is the Python exception for which this
+/// rank refuses, if there is one.
 struct Contribution<T> {
     data: Result<T, String>,
     error: Option<PyErr>,
 }
 
 impl<T: Default> Contribution<T> {
-    /// Returns the contribution that `read` returns. If `read` fails, or if `refusal` is a reason, this rank refuses.
+    /// Calls `read` to get the data of this rank. If `read` fails, or if the caller passes a `refusal`, this rank
+    /// refuses.
     fn new(py: Python<'_>, refusal: Option<String>, read: impl FnOnce() -> PyResult<T>) -> Self {
         if let Some(reason) = refusal {
             return Self { data: Err(shorten(reason)), error: None };
@@ -69,8 +71,8 @@ fn header<T>(data: &Result<T, String>, length: impl FnOnce(&T) -> usize) -> u64 
     }
 }
 
-/// Returns a header for each of `n` ranks. The header is the length of the part for that rank, or zero if this rank has no parts.
-/// If this rank refuses, all headers are [`REFUSED`] and the length of the reason.
+/// Returns a header for each of `n` ranks. The header is the length of the part for that rank, or zero if this rank
+/// has no parts. If this rank refuses, all headers are [`REFUSED`] and the length of the reason.
 fn part_headers(data: &Result<(Vec<u8>, Vec<usize>), String>, n: usize) -> Vec<u64> {
     match data {
         Ok((_, lengths)) if !lengths.is_empty() => lengths.iter().map(|&length| length as u64).collect(),
@@ -83,8 +85,8 @@ fn reason_bytes(header: u64) -> Option<usize> {
     (header & REFUSED != 0).then_some(((header & !REFUSED) as usize).min(REASON_BYTES_MAX))
 }
 
-/// Returns the lengths in the headers of all ranks. If some ranks refuse, exchanges the reasons, and returns the
-/// refusal of the lowest of these ranks.
+/// Returns the lengths of all ranks' data. If some ranks refuse, exchanges the reasons and returns the refusal of the
+/// lowest rank that refuses.
 fn lengths_or_refusal<T>(
     group: &mut ringtrain::Group,
     headers: &[u64],
@@ -129,7 +131,7 @@ fn check_lengths(lengths: &[u64]) -> Result<Vec<usize>, Error> {
     Ok(lengths)
 }
 
-/// Divides `all` into Python `bytes` objects of these lengths.
+/// Divides `all` into Python `bytes` objects. `lengths[i]` is the length of object i.
 fn divide<'py>(py: Python<'py>, mut all: &[u8], lengths: &[usize]) -> Vec<Bound<'py, PyBytes>> {
     let mut part = |&length: &usize| {
         let (one, rest) = all.split_at(length);
@@ -167,8 +169,8 @@ fn concatenate(
 }
 
 impl PyGroup {
-    /// Runs a collective in which a rank may refuse. If some ranks refuse, each of these ranks returns its own error,
-    /// and every other rank returns an error that names the lowest of these ranks.
+    /// Runs a collective in which a rank may refuse. A rank that refuses returns its own error. Every other rank
+    /// returns an error that names the lowest rank that refuses.
     fn run_unless_refused<R: Send>(
         &self,
         py: Python<'_>,
@@ -185,8 +187,8 @@ impl PyGroup {
         }
     }
 
-    /// Sends the length of this rank's bytes to all ranks. Then calls `gather` with this rank's bytes and the lengths
-    /// of the bytes of all ranks. Returns the gathered bytes and the lengths.
+    /// Exchanges the lengths of the ranks' bytes, and calls `gather` with this rank's bytes and all lengths. Returns
+    /// the gathered bytes and the lengths.
     fn exchange_lengths(
         &self,
         py: Python<'_>,

@@ -1,5 +1,5 @@
-//! Messages of bytes. A receive either allocates memory of the length that the sender chose, or writes the bytes to a buffer
-//! of any type.
+//! Messages of bytes. A receive either allocates memory of the length that the sender chose, or writes the bytes to a
+//! buffer of any type.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::handle::{OperationResult, PyHandle};
 use crate::messages::{send_options, source_and_tag};
 use crate::region::Region;
 
-/// The maximum length of received data in bytes. The receiver allocates at most this many bytes for a message, even if
-/// the sender announces a greater length.
+/// The maximum length of received data in bytes. The receiver allocates at most this many bytes for a message, even
+/// if the sender announces a greater length.
 pub(crate) const BYTES_MAX: usize = 1 << 34;
 
 #[pymethods]
@@ -52,7 +52,7 @@ impl PyGroup {
         let handle = self.receive_bytes_async(py, source, tag)?;
         let received = handle.wait_for(py, None);
         if received.is_err() {
-            // Cancel the receive: if the receive matched a message after this error, that message would be lost.
+            // Cancel the failed receive: if it matched a message later, this message would be lost.
             handle.cancel(py)?;
         }
         received?.ok_or_else(|| errors::base_error(py, "the message has not arrived"))

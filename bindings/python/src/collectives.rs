@@ -1,4 +1,4 @@
-//! Helper functions for the collectives whose data are in buffers.
+//! Functions that several collectives on buffers use.
 
 use pyo3::prelude::*;
 use ringtrain::{DType, Element, Error, ForeignBuffer, ReduceOp};
@@ -13,8 +13,7 @@ use crate::region::Region;
 /// A buffer argument.
 pub(crate) type BufferArg<'a, 'py> = &'a Bound<'py, PyAny>;
 
-/// Returns how the library reduces elements of this kind: the type as which it reduces the elements, and the
-/// reduction that it applies to values of that type. `op` is the name of the reduction that the caller asked for.
+/// Returns the element type and the reduction that the library uses for elements of `kind` and the reduction `op`.
 pub(crate) fn reduction_for(py: Python<'_>, kind: ElementKind, op: &str) -> PyResult<(DType, ReduceOp)> {
     let op = parse_reduction(py, op)?;
     kind.reduction(op)
@@ -48,8 +47,7 @@ pub(crate) fn output_and_input(
     Ok((output, Some(input)))
 }
 
-/// Converts counts of elements to counts of the values that the library sends: multiplies them by `scale`. The
-/// library sends each element of the caller's buffer as `scale` values.
+/// Multiplies each count by `scale`, because the library sends each element of the caller's buffer as `scale` values.
 pub(crate) fn scale_counts(
     py: Python<'_>,
     counts: Option<Vec<i64>>,
@@ -73,7 +71,7 @@ pub(crate) fn copy_result_to<T: Element>(
     }
 }
 
-/// Drops the result of an operation. This function is the last step of each operation that returns no value to the
+/// Discards the result of an operation. This function is the last step of each operation that returns no value to the
 /// program.
 #[expect(clippy::unnecessary_wraps, reason = "the last step of other operations can fail")]
 pub(crate) fn discard_result<R>(_: R) -> Result<OperationResult, Error> {

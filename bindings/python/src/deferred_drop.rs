@@ -1,10 +1,8 @@
-//! References to Python objects that a thread can drop without the interpreter's lock. When a reference of this type
-//! is dropped, its object is put on a list. The next call that holds the interpreter's lock drops the objects of the
-//! list.
+//! References to Python objects that a thread can drop without the interpreter's lock. Dropping a [`DeferredDrop`]
+//! puts its object on a list. The next call that holds the interpreter's lock drops the objects on the list.
 //!
-//! `PyO3` has a list for the same purpose. But every call through `PyO3` locks the list of `PyO3`, and in a forked
-//! child this lock may stay locked forever. A forked child does not lock the list of this module: it never frees the
-//! objects.
+//! Every call through `PyO3` locks a similar list of `PyO3`, and in a forked child, that list may stay locked
+//! forever. A forked child never locks the list of this module, and never frees the objects.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};

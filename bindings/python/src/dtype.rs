@@ -66,7 +66,8 @@ impl ElementKind {
         }
     }
 
-    /// Returns the type with which the library sends the elements, and how many values of that type represent one element.
+    /// Returns the type with which the library sends the elements, and how many values of that type represent one
+    /// element.
     pub(crate) fn wire_type(self) -> (DType, usize) {
         match self {
             Self::Number(dtype) => (dtype, 1),
@@ -75,8 +76,8 @@ impl ElementKind {
         }
     }
 
-    /// Returns the type with which the library reduces the elements, and the reduction on that type. Returns `None` if `op` is
-    /// not defined on the elements.
+    /// Returns the type with which the library reduces the elements, and the reduction on that type. Returns `None`
+    /// if `op` is not defined on the elements.
     pub(crate) fn reduction(self, op: ReduceOp) -> Option<(DType, ReduceOp)> {
         match self {
             Self::Number(dtype) => Some((dtype, op)),

@@ -79,7 +79,7 @@ pub(crate) fn base_error(py: Python<'_>, message: impl Into<String>) -> PyErr {
     exception(py, "Error", message.into())
 }
 
-/// Makes the exception for a collective of objects to which another rank, `rank`, did not contribute. `reason` says why.
+/// Makes the exception that says that `rank` did not contribute to a collective of objects, and why.
 pub(crate) fn no_contribution(py: Python<'_>, rank: u32, reason: &str) -> PyErr {
     let error = base_error(py, format!("rank {rank} did not contribute to this collective: {reason}"));
     with_attribute(py, error, "rank", rank)
@@ -162,8 +162,8 @@ fn with_culprit(py: Python<'_>, error: PyErr, cause: &Cause) -> PyErr {
     }
 }
 
-/// Makes the exception for an error of a parameter server. `members[r]` is the rank in the job of rank r of the group in
-/// which the parameter server was started.
+/// Makes the exception for an error of a parameter server. Rank r of the parameter server's group is rank
+/// `members[r]` of the job.
 pub(crate) fn from_parameter_server(py: Python<'_>, error: &ParameterServerError, members: &[u32]) -> PyErr {
     let message = error.to_string();
     let lost = |rank: &Rank, message| {

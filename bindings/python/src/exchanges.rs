@@ -297,9 +297,8 @@ impl PyGroup {
         }
     }
 
-    /// Returns what must be copied before an all-gather: `input`, and the offset in bytes of this rank's part of
-    /// `output`, to which the input must be copied. An all-gather of equal parts runs in place and needs this copy.
-    /// Returns `None` if the caller passed no `input`, or passed `counts`, the lengths of unequal parts.
+    /// Returns `input` and the offset in bytes within `output` to which it must be copied before an all-gather of
+    /// equal parts. Returns `None` for unequal parts (`counts`), and if the caller passed no `input`.
     fn own_part_and_offset<'a>(
         &self,
         py: Python<'_>,

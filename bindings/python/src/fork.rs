@@ -14,8 +14,8 @@ use crate::errors;
 
 /// Whether this process was forked from a rank.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
-/// Whether this process has ever had a group. Before a process has its first group, it can fork children that become
-/// ranks: `IS_FORKED` stays false in these children.
+/// Whether this process has ever had a group. If a process forks before it has a group, the child can still become a
+/// rank: in this child `IS_FORKED` stays false.
 static HAS_HAD_GROUPS: AtomicBool = AtomicBool::new(false);
 /// The groups that this process has.
 static GROUPS: Mutex<Vec<Weak<Messenger>>> = Mutex::new(Vec::new());
@@ -54,24 +54,24 @@ pub(crate) fn after_fork() {
     if !HAS_HAD_GROUPS.load(Ordering::Acquire) || IS_FORKED.swap(true, Ordering::AcqRel) {
         return;
     }
-    // Only `before_fork` takes this lock. The thread that forked this process had released the lock before the fork.
+    // Only `before_fork` takes this lock, and it releases the lock before the fork.
     let Ok(sockets) = SOCKETS.try_lock() else { return };
-    // Replace each socket by `/dev/null` instead of closing it. The number of the descriptor must stay in use, because the
-    // child also has copies of the Rust objects that own the descriptors.
+    // Replace each socket by `/dev/null` instead of closing it. The number of the descriptor must stay in use,
+    // because the child also has copies of the Rust objects that own the descriptors.
     let Ok(dev_null) = rustix::fs::open("/dev/null", rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
     else {
         return;
     };
     for &socket in &*sockets {
-        // SAFETY: `fstat` changes nothing. If the descriptor has been closed in the meantime, `fstat` returns an error, or
-        // the status of another file that now has this number.
+        // SAFETY: `fstat` changes nothing. If the descriptor has been closed in the meantime, `fstat` returns an
+        // error, or the status of another file that now has this number.
         let status = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(socket) });
         let is_socket = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
         if !status.is_ok_and(is_socket) {
             continue;
         }
-        // SAFETY: `fstat` has just shown that the descriptor is an open socket, which the child inherited from its parent.
-        // Nothing else in the child uses the socket, and `ManuallyDrop` keeps it open.
+        // SAFETY: `fstat` has just shown that the descriptor is an open socket, which the child inherited from its
+        // parent. Nothing else in the child uses the socket, and `ManuallyDrop` keeps it open.
         let mut socket = std::mem::ManuallyDrop::new(unsafe { std::os::fd::FromRawFd::from_raw_fd(socket) });
         let _ = rustix::io::dup3(&dev_null, &mut socket, rustix::io::DupFlags::CLOEXEC);
     }

@@ -129,8 +129,8 @@ impl GroupLock {
         matches!(*lock(&self.holder), Holder::Closed | Holder::Thread { is_closing: true, .. })
     }
 
-    /// Forgets the group without closing its connections. A forked process calls this function, because the
-    /// connections belong to its parent.
+    /// Forgets the group without closing its connections. A forked process must not close the connections, because
+    /// they belong to its parent.
     pub(crate) fn leak(&mut self) {
         let holder = self.holder.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::replace(holder, Holder::Closed));

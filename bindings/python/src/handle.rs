@@ -25,8 +25,8 @@ pub(crate) enum OperationResult {
 }
 
 impl OperationResult {
-    /// Returns the result of a receive into a buffer. Each element of the buffer was sent as `scale` elements, and
-    /// `status.count` is the number of sent elements.
+    /// Returns the result of a receive into a buffer. The sender sends each element of the buffer as `scale` values,
+    /// and `status.count` is the number of these values.
     pub(crate) fn message(status: Status, scale: usize) -> Self {
         Self::Message(Status { count: status.count / scale.max(1), ..status })
     }
@@ -48,8 +48,8 @@ impl OperationResult {
 
 enum PyHandleState {
     Running(ringtrain::Handle<OperationResult>),
-    /// One thread has taken the handle and waits for the operation. Other threads wait until that thread returns the
-    /// handle.
+    /// One thread has taken the handle and waits for the operation. Other threads wait until the first thread puts
+    /// the handle back.
     Waiting,
     Ended(Result<OperationResult, Error>),
     Cancelled,
@@ -145,7 +145,7 @@ impl PyHandle {
         Ok(py.detach(|| {
             let has_ended = match &*self.lock() {
                 PyHandleState::Running(handle) => handle.test(),
-                // Another thread waits for the operation. When the operation ends, that thread changes the state.
+                // Another thread waits for the operation, and will change this state.
                 PyHandleState::Waiting => false,
                 PyHandleState::Ended(_) | PyHandleState::Cancelled => true,
             };
@@ -179,8 +179,8 @@ impl Drop for PyHandle {
         if fork::is_forked() {
             std::mem::forget(state);
         } else if matches!(state, PyHandleState::Running(_)) {
-            // Dropping the handle takes a lock. Another thread with this lock may wait for the interpreter's lock to
-            // drop Python objects, so this thread must not hold the interpreter's lock meanwhile.
+            // Detach first, because dropping the handle waits for a lock, and the thread that holds this lock may
+            // wait for the interpreter's lock.
             Python::try_attach(|py| {
                 py.detach(move || drop(state));
                 deferred_drop::drop_all(py);
@@ -189,8 +189,8 @@ impl Drop for PyHandle {
     }
 }
 
-/// Waits until one of the operations has ended, for at most `patience`. If another thread waits for one of the
-/// operations, this function returns after [`POLL_INTERVAL`].
+/// Waits at most `patience` until one of the operations has ended. If another thread waits for one of the operations,
+/// this function returns after [`POLL_INTERVAL`].
 fn wait_for_any(handles: &[&PyHandle], patience: Duration) {
     let (mut owners, mut running) = (Vec::new(), Vec::new());
     for &handle in handles {

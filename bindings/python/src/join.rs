@@ -1,4 +1,5 @@
-//! The functions with which Python joins a job, and the class with which Python starts the rendezvous server of a job.
+//! The functions with which Python joins a job, and the class with which Python starts the rendezvous server of a
+//! job.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -85,8 +86,8 @@ pub(crate) fn solo(py: Python<'_>) -> PyResult<PyGroup> {
     Ok(PyGroup::new(ringtrain::Group::solo()))
 }
 
-/// Joins a job. Without arguments, joins the job for which ringrun started this process. If ringrun did not start this
-/// process, makes a job of one rank.
+/// Joins a job. Without arguments, joins the job for which ringrun started this process. If ringrun did not start
+/// this process, makes a job of one rank.
 #[pyfunction]
 #[pyo3(signature = (*, rank = None, size = None, rendezvous = None, job_id = None, secret = None, peers = None,
     start_timeout = None, timeout = None, algorithm = None, transport = None, congestion = None, streams = None,

@@ -1,5 +1,5 @@
-//! The class of a parameter server. `ringtrain/parameter_server.py` converts arrays and tensors to vectors, and calls this
-//! class.
+//! `_core.ParameterServer`, which works on vectors of f32. `ringtrain/parameter_server.py` converts arrays and
+//! tensors to vectors.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -21,14 +21,14 @@ use crate::{deferred_drop, errors, fork, site};
 /// The result of a push on each server: whether the server applied the gradient, and the staleness of the gradient.
 type Outcomes = Vec<(bool, u64)>;
 
-/// The parameter server of the library. If Python closes it during calls, the last of these calls drops it. A call on a
-/// worker locks it for writing, and a call on a server locks it for reading.
+/// The library's parameter server. If Python closes the parameter server during calls, the last call to return drops
+/// it. On a worker, a call takes the write lock. On a server, a call takes the read lock.
 type SharedServer = Arc<RwLock<ParameterServer>>;
 
-/// A parameter server, as this rank uses it.
+/// This rank's part of a parameter server: the rank is a worker or a server.
 #[pyclass(name = "ParameterServer", frozen, module = "ringtrain._core")]
 pub(crate) struct PyParameterServer {
-    /// The server and the messengers of its connections. `None` if it is closed.
+    /// The parameter server, and the messengers of its connections. `None` after `close`.
     server: Mutex<Option<(SharedServer, Vec<Arc<Messenger>>)>>,
     #[pyo3(get)]
     is_server: bool,
@@ -40,7 +40,7 @@ pub(crate) struct PyParameterServer {
     /// The names of the optimizer's state vectors.
     #[pyo3(get)]
     state_names: Vec<&'static str>,
-    /// The number of all parameters.
+    /// The number of parameters on all servers together.
     len: usize,
     is_synchronous: bool,
     /// The ranks of the group's members in the job.
@@ -94,8 +94,8 @@ fn writable_f32(object: &Bound<'_, PyAny>, count: usize) -> PyResult<Region> {
     Ok(region)
 }
 
-/// Returns the ranges of pairs (first element, length), which must ascend, must not overlap, and must lie within
-/// `len` elements.
+/// Converts pairs (first element, length) to ranges. The ranges must ascend without overlap and end at `len` or
+/// before.
 fn parse_ranges(py: Python<'_>, pairs: &Bound<'_, PyAny>, len: usize) -> PyResult<Vec<Range<usize>>> {
     let region = Region::readable(pairs)?;
     if region.kind != ElementKind::Number(DType::I64) {
@@ -122,7 +122,7 @@ fn convert_outcomes(outcomes: &[PushOutcome]) -> Outcomes {
 }
 
 impl PyParameterServer {
-    /// Returns the object of the library. Fails if this object is closed or this process was forked.
+    /// Returns the library's parameter server. Fails after `close`, and in a forked process.
     fn shared(&self, py: Python<'_>) -> PyResult<SharedServer> {
         fork::fail_if_forked(py)?;
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,7 +147,7 @@ impl PyParameterServer {
                 Err(TryLockError::Poisoned(poisoned)) => Some(work(&mut poisoned.into_inner())),
                 Err(TryLockError::WouldBlock) => None,
             };
-            // If another thread closed the server during `work`, this closes the connections.
+            // If another thread closed the parameter server during `work`, this drop closes the connections.
             drop(shared);
             result
         });
@@ -254,7 +254,7 @@ impl PyParameterServer {
         })
     }
 
-    /// The first parameter of this server, and the number of its parameters.
+    /// The index of this server's first parameter, and the number of parameters on this server.
     #[getter]
     fn part(&self) -> (usize, usize) {
         (self.range.start, self.range.len())
@@ -349,7 +349,8 @@ impl PyParameterServer {
         self.on_server(py, ParameterServer::staleness_counts)
     }
 
-    /// Copies the parameters of this server and the state vectors of its optimizer. Returns the number of updates.
+    /// Copies this server's parameters and its optimizer's state vectors to the buffers. Returns the number of
+    /// optimizer steps.
     fn read_state(
         &self,
         py: Python<'_>,
@@ -370,7 +371,7 @@ impl PyParameterServer {
         Ok(steps.unwrap_or_default())
     }
 
-    /// Restores what `read_state` has copied.
+    /// Copies the buffers to this server's parameters and to its optimizer's state vectors.
     fn write_state(
         &self,
         py: Python<'_>,
@@ -394,7 +395,7 @@ impl PyParameterServer {
 
     fn abort(&self, py: Python<'_>, message: &str) -> PyResult<()> {
         fork::fail_if_forked(py)?;
-        // The messengers work even while another thread is in a call.
+        // `Messenger::abort` works even while another thread is in a call.
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let messengers = server.as_ref().map(|(_, messengers)| messengers.clone()).unwrap_or_default();
         drop(server);
@@ -412,7 +413,7 @@ impl PyParameterServer {
 }
 
 impl PyParameterServer {
-    /// Returns the memory of the vectors for the state of the optimizer.
+    /// Returns the memory of the buffers for the optimizer's state vectors.
     fn state_regions(&self, py: Python<'_>, state: Vec<Bound<'_, PyAny>>) -> PyResult<Vec<Region>> {
         if state.len() != self.state_names.len() {
             let expected = self.state_names.len();
@@ -441,7 +442,7 @@ impl Drop for PyParameterServer {
         if fork::is_forked() {
             std::mem::forget(server);
         } else if server.is_some() {
-            // Closing waits for the servers and for threads, so detach from the interpreter.
+            // The drop waits for the servers and for threads, so let other Python threads run.
             Python::try_attach(|py| py.detach(move || drop(server)));
         }
     }

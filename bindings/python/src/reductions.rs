@@ -12,8 +12,7 @@ use crate::group::PyGroup;
 use crate::handle::{OperationResult, PyHandle};
 use crate::region::Region;
 
-/// Parses the name of the format in which the ranks send the elements. Returns an error if elements of `kind` cannot
-/// be sent in this format.
+/// Parses the name of a compression. Returns an error if the compression does not support elements of `kind`.
 fn parse_compression(py: Python<'_>, name: Option<&str>, kind: ElementKind) -> PyResult<Compression> {
     let Some(name) = name else { return Ok(Compression::None) };
     let compression: Compression = name.parse().map_err(|error: String| errors::invalid(py, error))?;

@@ -53,8 +53,7 @@ impl PyMemory {
     }
 }
 
-/// A Python object that owns a view. Any thread can drop a reference to a Python object: if the thread does not hold
-/// the interpreter's lock, another thread that holds the lock frees the object later.
+/// A Python object that owns a view. A thread may drop this object without the interpreter's lock, but not a view.
 #[pyclass(frozen, module = "ringtrain._core")]
 struct ViewOwner(#[expect(dead_code, reason = "it only keeps the view alive")] BufferView);
 
@@ -150,8 +149,8 @@ impl Region {
     ///
     /// # Panics
     ///
-    /// If `T` is neither the type with which the library sends the elements nor `u8`. A slice of another type could be
-    /// unaligned, or hold bit patterns that are not valid for the type.
+    /// If `T` is neither the type with which the library sends the elements nor `u8`. A slice of another type could
+    /// be unaligned, or hold bit patterns that are not valid for the type.
     fn count_as<T: Element>(&self) -> usize {
         let wire = self.kind.wire_type().0;
         assert!(T::DTYPE == wire || T::DTYPE == DType::U8, "{} is not {}", self.kind.name(), T::DTYPE);
@@ -186,7 +185,8 @@ impl Region {
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), count) }
     }
 
-    /// Returns the elements for an operation that also writes to `output`: a copy if this region overlaps with `output`.
+    /// Returns the elements for an operation that also writes to `output`: a copy if this region overlaps with
+    /// `output`.
     pub(crate) fn elements_outside<'a, T: Element>(&'a self, output: &Self) -> Cow<'a, [T]> {
         let elements = self.elements::<T>();
         if self.overlaps(output) { Cow::Owned(elements.to_vec()) } else { Cow::Borrowed(elements) }
@@ -199,7 +199,8 @@ impl Region {
         !is_empty && own < others + other.bytes() && others < own + self.bytes()
     }
 
-    /// Returns the elements to pass to a broadcast, even if the region is read-only: the root only reads the elements.
+    /// Returns the elements to pass to a broadcast, even if the region is read-only: the root only reads the
+    /// elements.
     pub(crate) fn elements_to_broadcast<T: Element>(&mut self) -> &mut [T] {
         let is_writable = std::mem::replace(&mut self.is_writable, true);
         let start = std::ptr::from_mut(self.elements_mut::<T>());
@@ -208,26 +209,28 @@ impl Region {
         unsafe { &mut *start }
     }
 
-    /// Copies the elements of `input`, if there is one, to this region. Both regions have the same length, and they may
-    /// overlap.
+    /// Copies the elements of `input`, if there is one, to this region. Both regions have the same length, and they
+    /// may overlap.
     pub(crate) fn copy_from(&mut self, input: Option<&Self>) {
         if let Some(input) = input {
             self.copy_part(0, input);
         }
     }
 
-    /// Copies the elements of `input`, which may overlap with this region, to the position `offset_bytes` in this region. If
-    /// `input` is too long, copies only the part that fits.
+    /// Copies the elements of `input`, which may overlap with this region, to the position `offset_bytes` in this
+    /// region. If `input` is too long, copies only the part that fits.
     pub(crate) fn copy_part(&mut self, offset_bytes: usize, input: &Self) {
         let bytes = input.bytes().min(self.bytes().saturating_sub(offset_bytes));
         let target = self.start.wrapping_add(offset_bytes);
         if bytes > 0 && self.is_writable && target != input.start {
-            // SAFETY: `input` has `bytes` bytes, and so has this region from `target` on. `copy` allows an overlap.
+            // SAFETY: `input` has at least `bytes` bytes, and this region has at least `bytes` bytes after `target`.
+            // `copy` allows an overlap.
             unsafe { std::ptr::copy(input.start, target, bytes) };
         }
     }
 
-    /// Converts the region to a buffer for an asynchronous operation. The buffer keeps the owner of the elements alive.
+    /// Converts the region to a buffer for an asynchronous operation. The buffer keeps the owner of the elements
+    /// alive.
     pub(crate) fn into_foreign<T: Element>(self, py: Python<'_>) -> PyResult<ForeignBuffer<T>> {
         let (start, count) = (self.start.cast(), self.count_as::<T>());
         let owner: Py<PyAny> = match self.owner {
@@ -247,8 +250,8 @@ unsafe impl Send for Region {}
 // SAFETY: shared references only read the elements.
 unsafe impl Sync for Region {}
 
-/// Returns whether items of this format hold references to Python objects (`O`). The format contains names of fields
-/// between colons. An `O` in such a name is not an item.
+/// Returns whether items of this format hold references to Python objects (`O`). An `O` between two colons belongs to
+/// the name of a field, for example in `i:Offset:`.
 fn has_objects(format: &[u8]) -> bool {
     let mut is_name = false;
     format.iter().any(|&byte| {

@@ -34,8 +34,7 @@ impl PyGroup {
         let kind = ElementKind::from_name(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is not an element type of ringtrain")))?;
         let bytes = count.checked_mul(kind.bytes()).filter(|&bytes| isize::try_from(bytes).is_ok());
-        // `usize::MAX` stands for every length that is too large. `Group::alloc` refuses this length, and informs the
-        // other ranks, so that `alloc` fails on all ranks.
+        // If the length is too large, pass `usize::MAX`: then `Group::alloc` fails on all ranks.
         let words = bytes.map_or(usize::MAX, |bytes| bytes.div_ceil(size_of::<u64>()));
         let mut buffer = self.collective(py, |group| group.alloc::<u64>(words))?;
         let start = buffer.as_mut_ptr() as usize;

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 WAIT_LIMIT_S = 60.0
-"""The default limit in seconds for every wait of a test. Most waits take far less time, but the machine may be
-busy."""
+"""The default limit in seconds for every wait of a test. The limit is long because the machine may be busy."""
 
 _MARK = "RINGTRAIN_TESTS"
 """The environment variable that marks the processes of a test run. The value of the variable identifies the run."""
@@ -77,8 +76,8 @@ def is_asleep(thread: int, pid: int | None = None) -> bool:
 
 
 def wait_until_asleep(thread: int, pid: int | None = None) -> None:
-    """Waits until a thread is asleep in 25 consecutive checks. Such a thread is blocked. A thread that waits for a
-    lock for a short time is not asleep in all 25 checks."""
+    """Waits until a thread is asleep in 25 consecutive checks. A thread that waits only shortly for a lock wakes
+    before the 25th check."""
     consecutive = 0
 
     def is_blocked() -> bool:

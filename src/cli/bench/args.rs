@@ -12,15 +12,15 @@ use crate::types::{DType, ReduceOp};
 const EXAMPLES: &str = "\
 Examples:
   ringrun -n 4 ringbench all_reduce -b 4 -e 64M -f 4
-      measure latency and bandwidth of all-reduce between 4 processes on this machine
+      measure latency and bandwidth of all-reduce between 4 ranks on this machine
   ringrun -n 2 ringbench all_reduce -b 64M -e 64M -n 50 --json out.json
       measure one size with 50 timed iterations, and write the results to out.json
   ringrun -n 3 ringbench reduce_scatter -t all -o all -b 1K -e 1M -f 32
       measure and check every element type with every reduction
   ringrun -n 2 ringbench ping_pong -e 4M
-      measure latency and bandwidth of messages between 2 processes
+      measure latency and bandwidth of messages between 2 ranks
   ringbench broadcast --root 1 --peers hosts.txt --rank 0
-      start rank 0 of a job without a launcher; start the other ranks with the same command, each with its own --rank
+      start rank 0 without ringrun; start rank 1 with --rank 1, and so on
 
 Exit codes:
   0   all results are correct
@@ -35,10 +35,10 @@ docs/benchmarking.md defines size, algbw and busbw, and says how to measure reli
 #[allow(clippy::doc_markdown, reason = "help texts")]
 /// Measures collectives in the same way as nccl-tests, and checks every element of the results.
 ///
-/// Start all ranks with the same options. Rank 0 prints a row for each size. A row shows the size of the whole buffer
-/// in bytes and in elements, the number of wrong elements, and the algorithm. The time of an operation is its time on
-/// the slowest rank. The row shows the minimum, the median and the 99th percentile of the times. The row also shows
-/// the algorithm bandwidth and the bus bandwidth, both computed from the median.
+/// Start all ranks with the same options. Rank 0 prints a row for each size. Each row shows the size of the whole
+/// buffer in bytes and in elements, the number of wrong elements, and the algorithm. The time of an operation is its
+/// time on the slowest rank. Each row shows the minimum, the median and the 99th percentile of the times. Each row
+/// also shows the algorithm bandwidth and the bus bandwidth, both computed from the median time.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "ringbench", version, after_help = EXAMPLES)]
 pub struct BenchArgs {
@@ -54,9 +54,9 @@ pub struct BenchArgs {
     #[arg(value_name = "OPERATION")]
     pub operation: BenchOperation,
 
-    /// The size of the smallest buffer in bytes. The suffixes K, M, G (or KiB, MiB, GiB) are powers of 1024. Sizes
-    /// are rounded down to a whole number of elements, but at least one. For gather, scatter and all_to_all, they are
-    /// rounded down further, so that all ranks have equally many elements, but at least one [default: 4]
+    /// The size of the smallest buffer in bytes. The suffixes K, M, G (or KiB, MiB, GiB) are powers of 1024.
+    /// ringbench rounds each size down to whole elements, but to at least one element. For gather, scatter and
+    /// all_to_all, each rank has the same number of elements, at least one [default: 4]
     #[arg(short = 'b', long = "min-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes_min: Option<usize>,
 
@@ -65,28 +65,29 @@ pub struct BenchArgs {
     #[arg(short = 'e', long = "max-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes_max: Option<usize>,
 
-    /// The factor between one size and the next [default: 4]
+    /// Each size is the previous size times this factor [default: 4]
     #[arg(short = 'f', long = "step-factor", value_name = "FACTOR")]
     pub step_factor: Option<usize>,
 
-    /// Increase each size by this number of bytes instead of by a factor. Accepts the suffixes of -b
+    /// Each size is the previous size plus this number of bytes. Accepts the suffixes of -b. This option replaces -f
     #[arg(short = 'i', long = "step-bytes", value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "step_factor")]
     pub step_bytes: Option<usize>,
 
-    /// The number of timed iterations for each row. The column iters shows this number [default: as many as fit into
-    /// half a second, from 5 to 1000; fewer if there are many rows]
+    /// The number of timed iterations for each row. The output shows this number in the column iters. Without this
+    /// option, ringbench measures each row for about half a second, or less if there are many rows [default: from 5
+    /// to 1000]
     #[arg(short = 'n', long = "iters", value_name = "COUNT",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iterations: Option<u32>,
 
-    /// The number of iterations before the timed iterations
+    /// The number of untimed iterations before the timed iterations
     #[arg(short = 'w', long = "warmup-iters", value_name = "COUNT", default_value_t = 5,
           value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub warm_up: u32,
 
     /// The element types, separated by commas, or all: f16 bf16 f32 f64 i8 u8 i16 u16 i32 u32 i64 u64 (or half
-    /// bfloat16 float double int8 uint8 int16 uint16 int32 uint32 int64 uint64). An element of f32_loc f64_loc
-    /// i32_loc i64_loc is a pair of a value and an index, for the reductions minloc and maxloc
+    /// bfloat16 float double int8 uint8 int16 uint16 int32 uint32 int64 uint64). The types f32_loc f64_loc i32_loc
+    /// i64_loc are for the reductions minloc and maxloc. Their elements are pairs of a value and an index
     #[arg(short = 't', visible_short_alias = 'd', long = "dtype", value_name = "TYPE",
           default_value = "f32", value_delimiter = ',', value_parser = parse_dtype)]
     pub dtypes: Vec<ListItem<DType>>,
@@ -98,13 +99,13 @@ pub struct BenchArgs {
           value_parser = parse_reduction)]
     pub reductions: Vec<ListItem<ReduceOp>>,
 
-    /// The number of checked iterations for each row, in addition to the timed iterations. In a checked iteration,
-    /// every rank checks every element of its result. With 0, nothing is checked
+    /// The number of checked iterations for each row. ringbench does not time these iterations. In a checked
+    /// iteration, every rank checks every element of its result. With 0, no result is checked
     #[arg(short = 'c', long = "check", value_name = "COUNT", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(0..=1_000))]
     pub checks: u32,
 
-    /// The root: the rank with the data to send in broadcast and scatter, and with the result in reduce and gather
+    /// The rank that sends the data in broadcast and scatter, and gets the result in reduce and gather
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub root: u32,
 
@@ -112,9 +113,9 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 
-    /// Print below each row how much of the time went into sending, receiving, reducing, waiting and other work. The
-    /// times for sending and receiving cover system calls, and copies to and from shared memory. The JSON report has
-    /// these times for each rank. Profiling slows the run down, so quote only figures of runs without --profile
+    /// Below each row, print the time for sending, receiving, reducing, waiting and other work. Sending and receiving
+    /// include system calls, and copies to and from shared memory. The JSON report has these times for each rank.
+    /// Profiling slows the run down, so do not publish the results of runs with --profile
     #[arg(long)]
     pub profile: bool,
 

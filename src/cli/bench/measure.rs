@@ -19,8 +19,7 @@ use crate::types::{Rank, ReduceOp, WorldSize};
 const ITERATIONS_MIN: u32 = 5;
 /// The greatest number of timed iterations, unless `-n` gives the number.
 const ITERATIONS_MAX: u32 = 1000;
-/// The delay after which the last rank enters a checked barrier. The delay is so long that all other ranks already
-/// wait in the barrier.
+/// The barrier check delays the last rank by this time, so that all other ranks already wait in the barrier.
 const LAST_RANK_DELAY: Duration = Duration::from_millis(2);
 /// The timeout for the operations of a rank that does not take part in the measured operation.
 const IDLE_RANK_TIMEOUT: Duration = Duration::from_hours(24);
@@ -252,9 +251,9 @@ fn count_wrong_elements<T: Sample>(
     Ok(wrong[0])
 }
 
-/// Runs `checks` barriers, and returns how many times a rank left a barrier before the last rank entered this
-/// barrier. In each round, a different rank enters last. Returns `None` if the ranks are on several hosts, because
-/// these hosts have no common clock.
+/// Runs `checks` barriers. Counts the ranks that left a barrier before its last rank entered it. In each round, a
+/// different rank enters last. Returns `None` if the ranks are on several hosts, because these hosts have no common
+/// clock.
 fn check_barrier(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
     if group.local_size() != group.size() {
         return Ok(None);

@@ -139,8 +139,9 @@ impl BenchOperation {
         self != Self::PingPong || rank.get() < 2
     }
 
-    /// Returns the memory in bytes that `ranks` ranks on one host need if the whole buffer has `bytes` bytes. The memory holds
-    /// the inputs and the results of all ranks, the library's copies, and the results of the previous iteration.
+    /// Returns the memory in bytes that `ranks` ranks on one host need if the whole buffer has `bytes` bytes. The
+    /// memory holds the inputs and the results of all ranks, the library's copies, and the results of the previous
+    /// iteration.
     pub fn memory_bytes(self, bytes: u64, ranks: u32) -> u64 {
         let buffers = match self {
             Self::AllReduce
@@ -161,10 +162,11 @@ impl BenchOperation {
         bytes.saturating_mul(buffers)
     }
 
-    /// Returns the ratio of bus bandwidth to algorithm bandwidth. This ratio is the number of bytes that each rank must send
-    /// for each byte of the buffer, independent of the algorithm (nccl-tests, `doc/PERFORMANCE.md`).
+    /// Returns the ratio of bus bandwidth to algorithm bandwidth. This ratio is the number of bytes that each rank
+    /// must send for each byte of the buffer, independent of the algorithm (nccl-tests, `doc/PERFORMANCE.md`).
     ///
-    /// nccl-tests has no scan and no ping-pong. In a scan along a chain of ranks, each rank sends each byte once, as in a reduce.
+    /// nccl-tests has no scan and no ping-pong. In a scan along a chain of ranks, each rank sends each byte once, as
+    /// in a reduce.
     pub fn bus_factor(self, world: WorldSize) -> f64 {
         let n = f64::from(world.get());
         match self {

@@ -1,8 +1,7 @@
 //! The contents of buffers before a checked iteration, and the expected contents of the result.
 //!
-//! The contents are pseudo-random: they depend on a seed, the rank and the index. The contents are chosen so that a
-//! reduction in any order gives the same result, which is known exactly (see [`sample`](super::sample)). The check
-//! therefore finds every wrong bit.
+//! The contents are pseudo-random: they depend on a seed, the rank and the index. [`sample`](super::sample) draws
+//! values whose reduction is exact in any order, so the check compares every bit of the result.
 
 use std::ops::Range;
 
@@ -12,8 +11,8 @@ use super::sample::{Sample, SamplePosition};
 use crate::schedule::partition::chunk;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
-/// The number of elements after which the contents repeat. This number is a prime, so data that is shifted by the length
-/// of a segment or a chunk (usually a power of two) differs from the expected data.
+/// The number of elements after which the contents repeat. This number is a prime, so data that is shifted by the
+/// length of a segment or a chunk (usually a power of two) differs from the expected data.
 const PATTERN_PERIOD: usize = 8191;
 
 /// The input and the expected result of one rank in a checked iteration.
@@ -22,8 +21,7 @@ pub struct TestPattern<T> {
     world: WorldSize,
     rank: Rank,
     seed: u64,
-    /// One period of the reduction of the contributions of all ranks; for a scan, of the ranks up to this rank. Empty
-    /// if the operation does not reduce.
+    /// One period of the expected reduction, which repeats. Empty if the operation does not reduce.
     reduced: Vec<T>,
 }
 
@@ -49,8 +47,8 @@ impl<T: Sample> TestPattern<T> {
         pattern
     }
 
-    /// Writes the contribution of this rank to `input`. If a rank contributes only a part of `input`, this function
-    /// fills the rest with zeros. The correct result of an operation with such inputs contains no zeros.
+    /// Writes the contribution of this rank to `input`. In an all-gather or a broadcast, fills the rest of `input`
+    /// with zeros. A correct result contains no zeros, so the check finds elements that no rank sent.
     pub fn fill(&self, input: &mut [T]) {
         let chunk = chunk(self.case.count, self.world, self.rank);
         let (own, start) = match self.case.operation {
@@ -81,8 +79,8 @@ impl<T: Sample> TestPattern<T> {
         }
     }
 
-    /// Returns the number of elements of the result that are missing or wrong. Ignores elements that the operation leaves
-    /// unspecified.
+    /// Returns the number of elements of the result that are missing or wrong. Ignores elements that the operation
+    /// leaves unspecified.
     pub fn count_wrong(&self, result: &[T]) -> u64 {
         let mut wrong = 0;
         for ExpectedPart { range, start, tile } in self.expected_parts() {
@@ -204,8 +202,7 @@ mod tests {
         BenchCase { operation, dtype, reduction, root: Rank::ZERO, count }
     }
 
-    /// Reduces the contributions in rank order and rounds after each step. The ring algorithm also rounds after each
-    /// step.
+    /// Reduces the contributions in rank order. Like the ring algorithm, rounds after each step.
     fn reduce_in_rank_order<T: Sample>(op: ReduceOp, contributions: &[Vec<T>]) -> Vec<T> {
         let kernels = crate::reduce::kernels(T::DTYPE, op).expect("a defined reduction");
         let world = contributions.len();
@@ -238,7 +235,8 @@ mod tests {
 
     #[test]
     fn every_reduction_of_every_type_is_exact_in_small_and_large_worlds() {
-        // Large worlds take seconds. Results with 16 bits are the first that are not exact.
+        // Large worlds take seconds, so without `TEST_FULL` worlds of more than 127 ranks check only `f16` and
+        // `bf16`.
         let is_full = std::env::var_os("TEST_FULL").is_some();
         for ranks in [2, 3, 8, 127, 300, 2100] {
             check_reductions::<f16>(ranks);

@@ -12,9 +12,9 @@ use crate::types::{DType, Rank, ReduceOp, WorldSize};
 const BYTES_MIN_DEFAULT: usize = 4;
 /// The default size of the largest buffer, in bytes.
 const BYTES_MAX_DEFAULT: usize = 64 << 20;
-/// The default factor between one size and the next.
+/// By default, each size is the previous size times this factor.
 const STEP_FACTOR_DEFAULT: usize = 4;
-/// The maximum number of rows in one run. If the flags ask for more rows, they probably contain a typing error.
+/// The maximum number of rows in one run. More rows probably come from a typing error in the flags.
 pub(super) const ROWS_MAX: usize = 10_000;
 
 /// The number of timed iterations.
@@ -47,8 +47,8 @@ impl BenchCase {
         self.count * self.dtype.size_bytes()
     }
 
-    /// Returns the number of elements in the input buffer of `rank`. An operation that works in place has the whole
-    /// buffer as its input buffer.
+    /// Returns the number of elements in the input buffer of `rank`. If the operation works in place, its input is
+    /// the whole buffer.
     pub fn input_count(&self, world: WorldSize, rank: Rank) -> usize {
         match self.operation {
             BenchOperation::AllReduce
@@ -243,7 +243,7 @@ impl std::fmt::Display for SizeStep {
 fn list_sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, BenchPlanError> {
     let next = |size: &usize| match step {
         SizeStep::Bytes(bytes) => size.checked_add(bytes),
-        // With a factor, the size after 0 bytes is 1 byte.
+        // 0 bytes times the factor would stay 0, so the next size is 1 byte.
         SizeStep::Factor(factor) => size.checked_mul(factor).map(|next| next.max(1)),
     };
     let mut sizes = Vec::new();
@@ -259,8 +259,8 @@ fn list_sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, Benc
 }
 
 /// Returns a case for every element type, reduction and size. Sizes are rounded to whole elements, and equal sizes
-/// are merged. A reduction that is not defined for a type is skipped. But if the flags name both the reduction and
-/// the type explicitly, the function returns an error.
+/// are merged. Skips a reduction that is not defined for a type. Returns an error if the flags name a type and a
+/// reduction that is not defined for it.
 fn list_cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>, BenchPlanError> {
     let operation = args.operation;
     if operation == BenchOperation::Barrier {

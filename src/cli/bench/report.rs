@@ -231,8 +231,8 @@ impl BenchReport {
         out.flush()
     }
 
-    /// Writes the report in JSON. Writes a new file and renames this file to `path`, so that no reader sees half a report. If
-    /// `path` is not a regular file but, for example, a pipe, writes directly to `path`.
+    /// Writes the report in JSON. Writes a new file and renames this file to `path`, so that no reader sees half a
+    /// report. If `path` is not a regular file but, for example, a pipe, writes directly to `path`.
     ///
     /// # Errors
     ///
@@ -261,8 +261,8 @@ pub(super) fn check_writable(path: &Path) -> io::Result<()> {
         }
         // A named pipe is not opened, because opening it would wait for a reader.
         Ok(kind) if !kind.is_file() => Ok(()),
-        // `save` writes a new file in the same directory. A temporary file shows whether this directory is writable
-        // and has space.
+        // `save` writes a new file in the directory of the report. Write a temporary file there, to find out whether
+        // the directory is writable and has space.
         _ => {
             let mut name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
             name.push(format!(".{}.trial", std::process::id()));

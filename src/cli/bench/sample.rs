@@ -19,7 +19,8 @@ use crate::types::{Element, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp, WorldSize}
 pub struct SamplePosition {
     /// Pseudo-random bits for this position.
     pub(super) bits: u64,
-    /// The sum of rank and index. If only some ranks may contribute to an element, this sum decides which ranks contribute.
+    /// The sum of rank and index. If only some ranks may contribute to an element, this sum decides which ranks
+    /// contribute.
     pub(super) rank_plus_index: usize,
     /// The number of ranks.
     pub(super) world: usize,
@@ -33,8 +34,8 @@ impl SamplePosition {
         (self.world.div_ceil(stride), self.rank_plus_index.is_multiple_of(stride))
     }
 
-    /// Returns an integer of `width` bits with one random bit set, or with no bit set. All ranks together set about half of the
-    /// bits.
+    /// Returns an integer of `width` bits with one random bit set, or with no bit set. All ranks together set about
+    /// half of the bits.
     fn sparse_bit(self, width: u32) -> u64 {
         let stride = self.world.div_ceil(width as usize / 2) as u64;
         let sets_bit = (self.bits >> 8).is_multiple_of(stride);
@@ -53,8 +54,8 @@ impl SamplePosition {
         if is_true { 1 + (self.bits % 127) as u8 } else { 0 }
     }
 
-    /// Returns a rank's contribution as a float. The float type represents whole numbers exactly up to `exact_max`, and powers of
-    /// two up to the exponent `exponent_max`.
+    /// Returns a rank's contribution as a float. The float type represents whole numbers exactly up to `exact_max`,
+    /// and powers of two up to the exponent `exponent_max`.
     fn float_contribution(self, op: Option<ReduceOp>, exact_max: usize, exponent_max: usize) -> f64 {
         let Self { bits, .. } = self;
         match op {
@@ -174,8 +175,8 @@ macro_rules! located {
                 let index = (position.bits >> 16) as $index;
                 match op {
                     None => Self::new((1 + position.bits % 127) as $value, index),
-                    // Only five different values are drawn. So several ranks often have the smallest or largest
-                    // value, and the reduction must choose the lowest index among them.
+                    // Draw only the values -2 to 2, so that several ranks often share the minimum or the maximum, and
+                    // the reduction must choose the lowest index.
                     Some(_) => Self::new((position.bits % 5) as $value - 2 as $value, index),
                 }
             }

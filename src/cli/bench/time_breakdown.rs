@@ -1,4 +1,5 @@
-//! `--profile`: the time that each rank spent in sending, receiving, reducing and waiting during the timed iterations of a row.
+//! `--profile`: the time that each rank spent in sending, receiving, reducing and waiting during the timed iterations
+//! of a row.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -10,8 +11,8 @@ use crate::types::Rank;
 
 /// The number of durations that each rank sends to the other ranks.
 const DURATION_COUNT: usize = 5;
-/// The maximal number of ranks for which each rank gets a line. A larger job gets three lines: one for the mean of
-/// all ranks, and one each for two selected ranks.
+/// Jobs of at most this many ranks get a line for each rank. Larger jobs get three lines: the mean of all ranks, and
+/// two selected ranks.
 const LISTED_RANKS_MAX: usize = 2;
 
 /// A rank and its time breakdown.
@@ -38,8 +39,8 @@ pub struct TimeBreakdown {
     pub reduce_us: f64,
     /// The mean of [`Spent::wait`] per iteration.
     pub wait_us: f64,
-    /// The rest of the time. This part includes planning schedules, matching messages, allocating results, waiting for
-    /// locks, and the work of `ringbench` between two calls.
+    /// The rest of the time. This part includes planning schedules, matching messages, allocating results, waiting
+    /// for locks, and the work of `ringbench` between two calls.
     pub other_us: f64,
 }
 
@@ -62,8 +63,7 @@ impl RankProfile {
 }
 
 impl TimeBreakdown {
-    /// Makes a breakdown of a mean iteration. The arguments are the durations of all iterations together, in
-    /// nanoseconds.
+    /// Returns the mean durations of one iteration. The given durations are sums over all iterations, in nanoseconds.
     fn new([wall, parts @ ..]: [u64; DURATION_COUNT], iterations: u32) -> Self {
         let mean_us = |nanoseconds: u64| nanoseconds as f64 / f64::from(iterations.max(1)) / 1e3;
         let other_us = mean_us(wall.saturating_sub(parts.iter().sum()));
@@ -111,8 +111,8 @@ pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Writes a line for each rank if there are at most two ranks. Otherwise writes three lines: the mean of all ranks,
-/// the rank that waits least, and the rank that waits most. The rank that waits least is probably the one for which
-/// the other ranks wait.
+/// the rank that waits least, and the rank that waits most. The rank that waits least probably delays the other
+/// ranks.
 pub(super) fn write(out: &mut dyn Write, ranks: &[RankProfile]) -> io::Result<()> {
     if ranks.len() <= LISTED_RANKS_MAX {
         return ranks.iter().try_for_each(|rank| rank.parts.write(out, &format!("rank {}", rank.rank)));

@@ -15,7 +15,7 @@ use crate::types::WorldSize;
 const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Returns the number of ranks. If no option gives this number, it is the sum of the hosts' slots. Returns an error
-/// if an option names another host.
+/// if `--host` or the hostfile names another host than this one.
 pub(super) fn count_ranks(args: &RunArgs) -> Result<WorldSize, String> {
     let slots = match &args.hostfile {
         Some(path) => sum_slots_of_file(path)?,

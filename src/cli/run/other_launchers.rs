@@ -12,8 +12,8 @@ enum Translation {
     SameAs(&'static str),
     /// ringrun drops the option, because ringrun always behaves as the option asks.
     Dropped,
-    /// ringrun drops the option if its value is in the list in the first field, because ringrun always behaves as
-    /// these values ask. ringrun refuses any other value, with the error message in the second field.
+    /// ringrun drops the option if the list has its value, because ringrun always behaves as this value asks. For any
+    /// other value, ringrun prints the error message.
     DroppedFor(&'static [&'static str], &'static str),
     /// ringrun replaces the option and its values `NAME VALUE` by `-x NAME=VALUE`.
     Variable,
@@ -195,8 +195,7 @@ pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<O
             translated.extend(command);
             return Ok(translated);
         }
-        // Leave an argument that is not UTF-8 unchanged. If this argument is the value of an option such as `-x`,
-        // clap accepts it, otherwise clap refuses it.
+        // Leave an argument that is not UTF-8 to clap, which accepts it only as the value of an option such as `-x`.
         let Some(text) = argument.to_str() else {
             translated.push(argument);
             continue;
@@ -267,8 +266,8 @@ fn translate_option(
 
 /// Returns an option of ringrun in the form that clap expects, and whether its value is the next argument.
 ///
-/// clap would read an unknown option such as `-hfoo` as `-h`, print the help and exit with 0. So this function
-/// returns an error for an argument with one dash that is not an option of ringrun.
+/// Returns an error for an unknown argument with one dash: clap would read `-hfoo` as `-h`, print the help and exit
+/// with 0.
 fn rewrite_own_option(own: &Command, typed: &str, value: Option<&str>) -> Result<(String, bool), String> {
     let unknown = || format!("unknown option {typed}; `ringrun --help` lists the options");
     let joined = |name: &str| value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));

@@ -20,8 +20,8 @@ use crate::train::data::{DataSource, Task};
 use crate::train::model::ModelSpec;
 use crate::train::{BUCKET_BYTES, Config, StrategySpec};
 
-/// Trains a model on all ranks of a job. Each rank computes the gradients of its part of every batch, and the ranks sum
-/// these gradients.
+/// Trains a model on all ranks of a job. Each rank computes the gradients of its part of every batch, and the ranks
+/// sum these gradients.
 #[derive(Parser, Debug)]
 #[command(name = "ringtrain", version, after_help = AFTER_OPTIONS)]
 pub(super) struct TrainArgs {
@@ -29,9 +29,9 @@ pub(super) struct TrainArgs {
     #[command(flatten)]
     pub(super) group: GroupArgs,
 
-    /// The model: linear (least squares), softmax (logistic regression), mlp:WIDTH,WIDTH,... (hidden layers with relu), cnn
-    /// (convolutional network with the layers conv16x3,pool2,conv32x3,pool2,dense128), or cnn:LAYER,LAYER,... (see Layers below)
-    /// [default: see below]
+    /// The model. linear: least squares. softmax: logistic regression. mlp:WIDTH,WIDTH,...: hidden layers of these
+    /// widths with relu. cnn: convolutional network with the layers conv16x3,pool2,conv32x3,pool2,dense128.
+    /// cnn:LAYER,LAYER,...: convolutional network with these layers (see Layers below) [default: see Defaults below]
     #[arg(long, value_name = "MODEL", help_heading = "Training")]
     model: Option<String>,
 
@@ -47,12 +47,13 @@ pub(super) struct TrainArgs {
     #[command(flatten)]
     table: TableArgs,
 
-    /// The fraction of the rows to use for testing. The choice of these rows does not depend on --seed. This option does
-    /// not apply to IDX data, which has its own test set [default: 0.2]
+    /// The fraction of the rows to use for testing. The choice of these rows does not depend on --seed. IDX data has
+    /// its own test set, so this option does not apply to IDX data [default: 0.2]
     #[arg(long, value_name = "FRACTION", help_heading = "Data")]
     test_fraction: Option<f64>,
 
-    /// Whether to predict classes or numbers. auto decides by the target; see Defaults below
+    /// What the model predicts: classes (classification) or numbers (regression). auto decides by the target; see
+    /// Defaults below
     #[arg(
         long,
         value_name = "auto|classification|regression",
@@ -61,24 +62,24 @@ pub(super) struct TrainArgs {
     )]
     task: String,
 
-    /// Do not scale features and numeric targets. By default, ringtrain scales numeric targets and the columns of a
-    /// table (for --model linear also pixels) to mean 0 and standard deviation 1. Reported losses are always those of
-    /// the unscaled target
+    /// Do not scale features and numeric targets. By default, ringtrain scales the columns of a table and numeric
+    /// targets to mean 0 and standard deviation 1. With --model linear, it also scales pixels. Reported losses are
+    /// always those of the unscaled target
     #[arg(long, help_heading = "Data")]
     no_standardize: bool,
 
-    /// The number of samples in one step, summed over all ranks [default: see below]
+    /// The number of samples that all ranks together use in one step [default: see Defaults below]
     #[arg(long, value_name = "SAMPLES", help_heading = "Training")]
     batch_size: Option<u64>,
 
-    /// Divide the part of a batch that a rank computes into COUNT micro-batches. The rank computes their gradients one after the
-    /// other and adds them, which needs less memory. The batch keeps its size: the number of messages stays the same, and the
-    /// result is the same except for rounding
+    /// Divide each rank's part of a batch into COUNT micro-batches. A rank computes the gradients of one micro-batch
+    /// at a time, which needs less memory, and adds these gradients. The number of messages does not change, and the
+    /// result changes only by rounding
     #[arg(long, value_name = "COUNT", default_value = "1", help_heading = "Training")]
     accumulate: NonZeroU32,
 
-    /// The number of passes over the training set. With --resume, this number includes the passes before the checkpoint
-    /// [default: see below]
+    /// The number of passes over the training set. A resumed run counts the passes before the checkpoint too
+    /// [default: see Defaults below]
     #[arg(long, value_name = "COUNT", help_heading = "Training")]
     epochs: Option<u64>,
 
@@ -94,14 +95,8 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 0, help_heading = "Training")]
     seed: u64,
 
-    /// How ranks divide the work: allreduce (the ranks sum their gradients in each step), model-average[:EPOCHS]
-    /// (each rank trains alone; the ranks average their models after EPOCHS epochs, or at the end), local-sgd:STEPS
-    /// (each rank takes STEPS steps alone, then the ranks average their models), diloco:STEPS (as local-sgd, but an
-    /// outer optimizer with momentum applies the average), ps-sync (parameter servers apply the sum of the gradients
-    /// of all workers in each step), ps-async[:STALENESS] (parameter servers apply each gradient as soon as it
-    /// arrives, and drop gradients with a larger staleness than STALENESS), tensor (each rank holds a part of each
-    /// layer), pipeline:STAGES (each rank holds some layers), hybrid:PIPELINESxSTAGES (several pipelines share each
-    /// batch). The staleness is the number of updates since the worker received the parameters. See Strategies below
+    /// How ranks divide the work: allreduce, model-average[:EPOCHS], local-sgd:STEPS, diloco:STEPS, ps-sync,
+    /// ps-async[:STALENESS], tensor, pipeline:STAGES or hybrid:PIPELINESxSTAGES. Strategies below explains each value
     #[arg(long, value_name = "STRATEGY", default_value = "allreduce", help_heading = "Training")]
     strategy: String,
 
@@ -111,12 +106,13 @@ pub(super) struct TrainArgs {
     #[command(flatten)]
     pipeline: PipelineArgs,
 
-    /// The format in which gradients, or changes of parameters, are sent: none (4 bytes per parameter), fp16 or bf16 (2 bytes)
+    /// The format in which ranks send gradients and changes of parameters. none: f32, 4 bytes per number. fp16 or
+    /// bf16: 2 bytes per number
     #[arg(long, value_name = "none|fp16|bf16", default_value = "none", help_heading = "Training")]
     compression: String,
 
-    /// Divide the gradients into buckets of this size in bytes. Each bucket is reduced while the backward pass
-    /// computes the next bucket. Another size may change the last bits of the sums
+    /// Divide the gradients into buckets of this size in bytes. The ranks reduce a bucket while the backward pass
+    /// computes the next bucket. Another size can change the last bits of the sums
     #[arg(long, value_name = "BYTES", default_value_t = BUCKET_BYTES, conflicts_with = "no_overlap", help_heading = "Training")]
     bucket_bytes: usize,
 
@@ -128,9 +124,9 @@ pub(super) struct TrainArgs {
     #[command(flatten)]
     pub(super) checkpoint: CheckpointArgs,
 
-    /// Read options from FILE, in TOML: one line for each option, such as epochs = 20. Options on the command line
-    /// override those of FILE. With --checkpoint DIR, ringtrain writes the options of the run to DIR/config.toml in
-    /// this format
+    /// Read options from the TOML file FILE, one option per line, such as epochs = 20. Options on the command line
+    /// override the options in FILE. With --checkpoint DIR, ringtrain writes the options of the run to
+    /// DIR/config.toml, which --config can read
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(super) config: Option<PathBuf>,
 

@@ -11,16 +11,15 @@ use super::optimizer_args::check_number;
 use crate::train::{Checkpoint, Existing};
 
 /// The maximum of `--checkpoint-minutes`: a month of 30 days.
-const MINUTES_MAX: f64 = 43_200.0;
+const CHECKPOINT_MINUTES_MAX: f64 = 43_200.0;
 
 /// Where and when to save checkpoints.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Output")]
 pub(super) struct CheckpointArgs {
-    /// Save a checkpoint to DIR/checkpoint.safetensors after each epoch that is reported and after a stop signal.
-    /// Rank 0 writes the checkpoint while training continues. If a checkpoint cannot be written, for example because
-    /// the disk is full, the previous checkpoint remains and training continues; the run fails at its end if the last
-    /// checkpoint cannot be written
+    /// Save a checkpoint to DIR/checkpoint.safetensors after each reported epoch and after a stop signal. Rank 0
+    /// writes the checkpoint while training continues. If a write fails, for example on a full disk, the previous
+    /// checkpoint remains and training continues. If the last write fails, the run fails at its end
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
 
@@ -32,21 +31,20 @@ pub(super) struct CheckpointArgs {
     #[arg(long, value_name = "M", allow_negative_numbers = true)]
     checkpoint_minutes: Option<f64>,
 
-    /// Keep the last K checkpoints. The name of an earlier checkpoint is checkpoint-STEPS.safetensors, where STEPS is
-    /// the number of steps that the run had taken [default: 1]
+    /// Keep the last K checkpoints. The newest checkpoint is checkpoint.safetensors. An older checkpoint is, for
+    /// example, checkpoint-500.safetensors if it was saved after 500 steps [default: 1]
     #[arg(long, value_name = "K")]
     keep_checkpoints: Option<NonZeroU32>,
 
-    /// Also keep the checkpoint of the best reported epoch, as DIR/checkpoint-best.safetensors. With --patience, the best
-    /// epoch has the lowest validation loss; otherwise, the lowest test loss; without test samples, the lowest training
-    /// loss
+    /// Also keep the checkpoint of the best reported epoch as DIR/checkpoint-best.safetensors. With --patience, the
+    /// best epoch has the lowest validation loss. Otherwise, it has the lowest test loss, or without test samples the
+    /// lowest training loss
     #[arg(long)]
     keep_best: bool,
 
-    /// Continue from the checkpoint in DIR, with the options of the checkpoint. Options that you pass override those
-    /// of the checkpoint. If you pass another value of an option that must not change, an error names the option. The
-    /// run saves its checkpoints in DIR too. With --checkpoint DIR --resume, a new run starts if DIR has no
-    /// checkpoint
+    /// Continue from the checkpoint in DIR, with the options of the checkpoint. Options that you pass override the
+    /// options of the checkpoint. Some options, such as --model, must keep their values. The run saves its
+    /// checkpoints in DIR too. If DIR has no checkpoint, --checkpoint DIR --resume starts a new run
     #[arg(long, value_name = "DIR", num_args = 0..=1)]
     #[allow(clippy::option_option, reason = "clap: the option is absent, has no value, or has a value")]
     resume: Option<Option<PathBuf>>,
@@ -99,8 +97,8 @@ impl CheckpointArgs {
             };
         };
         if let Some(minutes) = self.checkpoint_minutes {
-            let is_allowed = minutes > 0.0 && minutes <= MINUTES_MAX;
-            let range = format!("above 0 and at most {MINUTES_MAX}");
+            let is_allowed = minutes > 0.0 && minutes <= CHECKPOINT_MINUTES_MAX;
+            let range = format!("above 0 and at most {CHECKPOINT_MINUTES_MAX}");
             check_number("--checkpoint-minutes", minutes, is_allowed, &range)?;
         }
         Ok(Some(Checkpoint {
@@ -119,7 +117,7 @@ mod tests {
     use crate::cli::train::args::tests::parse_config;
 
     #[test]
-    fn options_of_checkpoints_are_checked() {
+    fn checkpoint_options_need_a_directory_and_valid_values() {
         for (line, expected) in [
             ("--checkpoint-steps 5", "--checkpoint-steps needs --checkpoint"),
             ("--checkpoint-minutes 5", "--checkpoint-minutes needs --checkpoint"),

@@ -1,5 +1,5 @@
-//! The commands `ringtrain predict`, `ringtrain eval`, `ringtrain inspect` and `ringtrain export`, which use a trained
-//! model in one process.
+//! The commands `ringtrain predict`, `ringtrain eval`, `ringtrain inspect` and `ringtrain export`, which use a
+//! trained model in one process.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -9,7 +9,7 @@ use clap::{Args, Parser};
 
 use super::data_args::DataFormatArgs;
 use super::table_args::TableFormatArgs;
-use super::{ProgramFailure, usage_failure};
+use super::{ProgramFailure, usage_error};
 use crate::exit::Exit;
 use crate::train::data::HeaderRow;
 use crate::train::model_file::{Inspection, ModelFileError, SavedModel};
@@ -109,12 +109,12 @@ struct EvalArgs {
     #[command(flatten)]
     input: ModelDataArgs,
 
-    /// The table column that holds the targets: its name, or its number counted from 0 [default: the name of the target in
-    /// training]
+    /// The table column that holds the targets: its name, or its number counted from 0 [default: the name of the
+    /// target in training]
     #[arg(long, value_name = "COLUMN")]
     target: Option<String>,
 
-    /// Count a prediction as right for the top-k accuracy if the class of the row is among the K most probable
+    /// The K of the top-k accuracy, which counts a prediction as right if the true class is among the K most probable
     /// classes [default: 5]
     #[arg(long, value_name = "K")]
     top_k: Option<u64>,
@@ -145,8 +145,8 @@ struct ExportArgs {
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
 
-    /// How the ONNX model takes the columns: columns (an input for each column, with the name of the column) or matrix
-    /// (one input `x` with all columns, which must hold numbers) [default: columns if the columns have names or hold
+    /// The inputs of the ONNX model: columns (an input for each column, with the name of the column) or matrix (one
+    /// input `x` with all columns, which must hold numbers) [default: columns if the columns have names or hold
     /// texts, otherwise matrix]
     #[arg(long, value_name = "columns|matrix")]
     inputs: Option<String>,
@@ -168,8 +168,8 @@ pub(super) fn run(args: &[OsString]) -> Result<Result<(), ProgramFailure>, clap:
     })
 }
 
-/// Returns the failure of a command that `ringrun` should start on several ranks, because a command runs in one
-/// process. `Err` is an error in the arguments, or the text of `--help`.
+/// Returns the error for a command that `ringrun` starts on several ranks, because a command runs in one process.
+/// `Err` is an error in the arguments, or the text of `--help`.
 pub(super) fn refuse_several_ranks(args: &[OsString]) -> Result<ProgramFailure, clap::Error> {
     ModelCommand::try_parse_from(args)?;
     let name = args.get(1).map(|name| name.to_string_lossy()).unwrap_or_default();
@@ -205,17 +205,17 @@ impl From<ExportError> for ProgramFailure {
 
 impl ModelDataArgs {
     fn input_options(&self, target: TargetColumn) -> Result<InputOptions, ProgramFailure> {
-        let data = self.data_format.new_data(&self.data).map_err(usage_failure)?;
-        let (header, separator) = self.format.parse().map_err(usage_failure)?;
+        let data = self.data_format.new_data(&self.data).map_err(usage_error)?;
+        let (header, separator) = self.format.parse().map_err(usage_error)?;
         if !matches!(data, NewData::Table(_) | NewData::StandardInput) {
             let name = self.data.join(" ");
             if header != HeaderRow::Expected || separator.is_some() {
-                return Err(usage_failure(format!(
+                return Err(usage_error(format!(
                     "--header, --no-header and --separator are for tables; --data {name} is not a table"
                 )));
             }
             if let TargetColumn::Named(_) = target {
-                return Err(usage_failure(format!(
+                return Err(usage_error(format!(
                     "--target is for tables; --data {name} has its target built in"
                 )));
             }
@@ -227,7 +227,7 @@ impl ModelDataArgs {
 fn predict_new_rows(args: PredictArgs) -> Result<(), ProgramFailure> {
     let input = args.input.input_options(TargetColumn::Unread)?;
     if let Some(output) = &args.output {
-        check_output(output, &args.input.model, &input.data).map_err(usage_failure)?;
+        check_output(output, &args.input.model, &input.data).map_err(usage_error)?;
     }
     let mut model = SavedModel::load(&args.input.model)?;
     let output = args.output.map_or(PredictionOutput::StandardOutput, PredictionOutput::from_path);
@@ -235,7 +235,7 @@ fn predict_new_rows(args: PredictArgs) -> Result<(), ProgramFailure> {
     Ok(())
 }
 
-/// Checks that the predictions do not replace a file from which they are computed.
+/// Checks that `output` is neither the model file nor a data file.
 fn check_output(output: &Path, model: &Path, data: &NewData) -> Result<(), String> {
     let mut files: Vec<(&str, &Path)> = vec![("--model", model)];
     match data {
@@ -264,17 +264,16 @@ fn compare_with_targets(args: EvalArgs) -> Result<(), ProgramFailure> {
     let target = args.target.map_or(TargetColumn::SameName, TargetColumn::Named);
     let input = args.input.input_options(target)?;
     if args.top_k == Some(0) {
-        return Err(usage_failure("--top-k 0: it must be at least 1".into()));
+        return Err(usage_error("--top-k 0: it must be at least 1".into()));
     }
     let top_k = args.top_k.map(|k| usize::try_from(k).unwrap_or(usize::MAX));
     let mut model = SavedModel::load(&args.input.model)?;
-    check_top_k(top_k, model.description().classes.len()).map_err(usage_failure)?;
+    check_top_k(top_k, model.description().classes.len()).map_err(usage_error)?;
     let evaluation = evaluate(&mut model, &input, top_k)?;
     print(&if args.json { to_json(&evaluation) } else { evaluation.to_string() })
 }
 
-/// Checks that `--top-k` has an effect on the results of a model with so many classes. A model without classes
-/// predicts numbers.
+/// Checks that `--top-k` is less than the number of classes. `classes` is 0 for a model that predicts numbers.
 fn check_top_k(top_k: Option<usize>, classes: usize) -> Result<(), String> {
     match top_k {
         Some(k) if classes == 0 => {
@@ -296,10 +295,10 @@ fn inspect(args: &InspectArgs) -> Result<(), ProgramFailure> {
 fn export(args: &ExportArgs) -> Result<(), ProgramFailure> {
     let parse_inputs = |text: &String| text.parse().map_err(|why| format!("--inputs {text}: it {why}"));
     let inputs: Option<OnnxInputs> =
-        args.inputs.as_ref().map(parse_inputs).transpose().map_err(usage_failure)?;
+        args.inputs.as_ref().map(parse_inputs).transpose().map_err(usage_error)?;
     if replaces(&args.output, &args.model) {
         let message = format!("--output would replace {}, the model file", args.output.display());
-        return Err(usage_failure(message + "; pass another path to --output"));
+        return Err(usage_error(message + "; pass another path to --output"));
     }
     let exported = OnnxModel::new(&SavedModel::load(&args.model)?, inputs)?;
     exported.save(&args.output)?;
@@ -385,7 +384,7 @@ mod tests {
         }
     }
 
-    /// Regression test: before the fix, a --top-k without an effect was ignored without a message.
+    /// Regression test: ringtrain silently ignored a `--top-k` that has no effect.
     #[test]
     fn a_top_k_without_an_effect_is_refused() {
         for (k, classes, expected) in [

@@ -23,7 +23,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// # Errors
 ///
 /// Returns a sentence that names the file, the line and what to do.
-pub(super) fn read(command: &Command, path: &Path) -> Result<OptionSet, String> {
+pub(super) fn read_config_file(command: &Command, path: &Path) -> Result<OptionSet, String> {
     let place = path.display().to_string();
     let fail = |problem: String| format!("cannot read the configuration file {place}: {problem}");
     let mut text = String::new();
@@ -32,15 +32,15 @@ pub(super) fn read(command: &Command, path: &Path) -> Result<OptionSet, String> 
     if bytes.map_err(|error| fail(error.to_string()))? as u64 > FILE_BYTES_MAX {
         return Err(fail(format!("it has more than {FILE_BYTES_MAX} bytes")));
     }
-    parse(command, &text, |line| OptionOrigin::File { path: place.clone(), line })
+    parse_toml_options(command, &text, |line| OptionOrigin::File { path: place.clone(), line })
 }
 
-/// Parses options in TOML. `origin` returns the origin of an option from the number of its line, counted from 1.
+/// Parses options in TOML. `origin(n)` is the origin of an option in line n, counted from 1.
 ///
 /// # Errors
 ///
-/// Returns a sentence that names the origin of the wrong line and what to do.
-pub(super) fn parse(
+/// Returns a sentence that names the file and the line of the wrong option, and says what to do.
+pub(super) fn parse_toml_options(
     command: &Command,
     text: &str,
     origin: impl Fn(usize) -> OptionOrigin,
@@ -62,7 +62,7 @@ pub(super) fn parse(
         let name = written.replace('_', "-");
         let fail = |problem: String| format!("{origin}: {problem}");
         let arg = known.get(name.as_str()).filter(|_| name != "config");
-        let arg = arg.ok_or_else(|| fail(describe_unknown(command, written, value.get_ref())))?;
+        let arg = arg.ok_or_else(|| fail(describe_unknown_option(command, written, value.get_ref())))?;
         if let Some((_, first)) = found.options.get(&name) {
             return Err(fail(format!(
                 "`{written}` is given twice, first in {first}; remove one of the lines"
@@ -77,7 +77,7 @@ pub(super) fn parse(
 }
 
 /// Describes a key that is not an option of `ringtrain`.
-fn describe_unknown(command: &Command, key: &str, value: &DeValue<'_>) -> String {
+fn describe_unknown_option(command: &Command, key: &str, value: &DeValue<'_>) -> String {
     if matches!(value, DeValue::Table(_)) {
         return format!("`{key}` is a table; write all options at the top level, without [{key}]");
     }
@@ -97,8 +97,8 @@ fn describe_unknown(command: &Command, key: &str, value: &DeValue<'_>) -> String
     }
 }
 
-/// Converts a value of TOML to the value of an option. An error is the rest of a sentence whose subject is the name
-/// of the option.
+/// Converts a value of TOML to the value of an option. The text of an error, such as "must be true or false", follows
+/// the name of the option.
 fn convert(arg: &Arg, value: &DeValue<'_>) -> Result<OptionValue, String> {
     let takes_nothing = arg.get_num_args().is_some_and(|range| range.min_values() == 0);
     match value {
@@ -108,17 +108,17 @@ fn convert(arg: &Arg, value: &DeValue<'_>) -> Result<OptionValue, String> {
         DeValue::Boolean(false) if takes_nothing => Ok(OptionValue::Flag(false)),
         DeValue::Array(values) if is_list(arg) => {
             let values: Result<Vec<_>, _> =
-                values.iter().map(|value| convert_one(arg, value.get_ref())).collect();
+                values.iter().map(|value| convert_single_value(arg, value.get_ref())).collect();
             match values? {
                 values if values.is_empty() => Err("is an empty list; remove the line".into()),
                 values => Ok(OptionValue::Values(values)),
             }
         }
-        value => Ok(OptionValue::Values(vec![convert_one(arg, value)?])),
+        value => Ok(OptionValue::Values(vec![convert_single_value(arg, value)?])),
     }
 }
 
-fn convert_one(arg: &Arg, value: &DeValue<'_>) -> Result<OsString, String> {
+fn convert_single_value(arg: &Arg, value: &DeValue<'_>) -> Result<OsString, String> {
     let wanted = if is_number(arg) { "a number" } else { "a string" };
     match value {
         DeValue::String(text) if !is_number(arg) => Ok(text.as_ref().into()),
@@ -129,7 +129,7 @@ fn convert_one(arg: &Arg, value: &DeValue<'_>) -> Result<OsString, String> {
     }
 }
 
-/// Describes the type of a value of TOML, for messages.
+/// Returns the type of a TOML value in words, for error messages.
 fn describe_type(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",
@@ -156,7 +156,7 @@ pub(super) fn is_number(arg: &Arg) -> bool {
     numbers.iter().any(|number| found == *number)
 }
 
-/// Checks the value of one option, and not whether other options that this option needs are given.
+/// Checks the value of one option. Does not check which other options this option requires.
 fn check_value(command: &Command, options: &OptionSet, name: &str) -> Result<(), String> {
     let only = options.options.get(name).map(|value| (name.to_owned(), value.clone()));
     let arguments = OptionSet { options: only.into_iter().collect() }.to_arguments(command);

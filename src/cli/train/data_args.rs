@@ -9,12 +9,12 @@ use crate::train::predict::NewData;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Data")]
 pub(super) struct TrainingDataArgs {
-    /// The data. One of: digits (1,797 built-in handwritten digits; UCI, CC BY 4.0); a directory of IDX files such as
-    /// MNIST or Fashion-MNIST, plain or .gz; a .csv or .tsv table, plain or .gz, .zip or .zst (see Tables; needs
-    /// --target); several files of one table, such as a.csv b.csv or 'part-*.csv'; two files
-    /// FEATURES.npy,TARGETS.npy, where features may be images (samples, height, width) or (samples, channels, height,
-    /// width); a .libsvm file (sparse rows), plain or compressed; a directory with a folder of PNG or JPEG images for
-    /// each class; synthetic:ROWSxFEATURES (random data of this shape)
+    /// The training data. digits: 1,797 built-in handwritten digits (UCI, CC BY 4.0). DIR: a directory of IDX files
+    /// such as MNIST, plain or .gz, or a directory with a folder of PNG or JPEG images for each class. FILE.csv or
+    /// FILE.tsv: a table, plain or .gz, .zip or .zst (needs --target). Several such files, as in a.csv b.csv or
+    /// 'part-*.csv': one table. FEATURES.npy,TARGETS.npy: two arrays; features may be images of the shape (samples,
+    /// height, width) or (samples, channels, height, width). FILE.libsvm: sparse rows, plain or compressed.
+    /// synthetic:ROWSxFEATURES: random data of this shape
     #[arg(long, value_name = "DATA", num_args = 1.., default_value = "digits", help_heading = "Data")]
     data: Vec<String>,
 
@@ -36,10 +36,10 @@ impl TrainingDataArgs {
 /// The format of the data.
 #[derive(Args, Debug)]
 pub(super) struct DataFormatArgs {
-    /// The format of --data: table, libsvm (sparse rows of the form TARGET INDEX:VALUE ..., with indices from 1), idx
-    /// (a directory of IDX files) or images (a directory with a folder of images for each class). By default, the
-    /// name of the data determines the format: libsvm for .libsvm, .svmlight and .svm, images for a directory of
-    /// images or folders, idx for any other directory, table for all other files
+    /// The format of --data. table: rows of cells. libsvm: sparse rows of the form TARGET INDEX:VALUE ..., with
+    /// indices from 1. idx: a directory of IDX files. images: a directory with a folder of images for each class.
+    /// Without this option, .libsvm, .svmlight and .svm files have the format libsvm, and other files the format
+    /// table. A directory of images or folders has the format images, and other directories the format idx
     #[arg(long, value_name = "table|libsvm|idx|images")]
     format: Option<String>,
 }

@@ -13,7 +13,7 @@ use super::output_args::OutputArgs;
 use crate::cli::group_args::GroupArgs;
 use crate::train::{CHECKPOINT_FILE_NAME, Config, read_options};
 
-/// The options of one start of the program.
+/// The options with which the user started `ringtrain`.
 pub(super) struct Invocation {
     command: Command,
     /// The options of the command line and of the configuration file.
@@ -67,7 +67,10 @@ impl Invocation {
         let mut args = TrainArgs::from_arg_matches(&matches).map_err(ArgumentError::Clap)?;
         let mut options = OptionSet::from_matches(&command, &matches);
         if let Some(path) = &args.config {
-            options.add_missing(&command, config_file::read(&command, path).map_err(ArgumentError::Wrong)?);
+            options.add_missing(
+                &command,
+                config_file::read_config_file(&command, path).map_err(ArgumentError::Wrong)?,
+            );
             args = parse_options(&command, &options).map_err(ArgumentError::Wrong)?;
         }
         Ok(Self { command, options, args })
@@ -95,7 +98,7 @@ impl Invocation {
         let directory = self.resume_source().map(|source| source.directory.display().to_string());
         if let (Some(text), Some(directory)) = (stored, directory) {
             let origin = |_| OptionOrigin::Checkpoint(directory.clone());
-            let stored = config_file::parse(&self.command, text, origin)?;
+            let stored = config_file::parse_toml_options(&self.command, text, origin)?;
             options.add_missing(&self.command, stored.without_learning_rate());
         }
         let args = parse_options(&self.command, &options)?;
@@ -108,7 +111,7 @@ impl Invocation {
     }
 }
 
-/// Parses options that come from several places.
+/// Parses options from the command line, a configuration file and a checkpoint together.
 fn parse_options(command: &Command, options: &OptionSet) -> Result<TrainArgs, String> {
     TrainArgs::try_parse_from(options.to_arguments(command)).map_err(|error| {
         let text = error.to_string();
@@ -136,7 +139,7 @@ mod tests {
         })
     }
 
-    /// Returns the configuration of a command line in which `run.toml` is the name of a file that holds `text`.
+    /// Parses `line`, in which `run.toml` names a file with the contents `text`.
     fn parse_with_file(line: &str, text: &str) -> Result<Config, String> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run.toml");

@@ -9,13 +9,13 @@ use crate::train::optimizer::{AdamOptions, Rule};
 /// The optimizer and its constants.
 #[derive(Args, Debug)]
 pub(super) struct OptimizerArgs {
-    /// The optimizer: auto, sgd, momentum, nesterov, accelerated, adam, adamw or lamb; see Defaults below. nesterov
-    /// is torch.optim.SGD with nesterov=True. accelerated is Nesterov's method with restarts, for the whole training
-    /// set as one batch. lamb is for large batches
+    /// The optimizer: auto, sgd, momentum, nesterov, accelerated, adam, adamw or lamb. auto: see Defaults below.
+    /// nesterov: torch.optim.SGD with nesterov=True. accelerated: Nesterov's method with restarts, for the whole
+    /// training set as one batch. lamb: for large batches
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Training")]
     optimizer: String,
 
-    /// The learning rate [default: see below]
+    /// The learning rate [default: see Defaults below]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     lr: Option<f32>,
 
@@ -31,9 +31,9 @@ pub(super) struct OptimizerArgs {
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, help_heading = "Training")]
     epsilon: Option<f64>,
 
-    /// The weight decay, as in torch.optim. adamw subtracts lr * RATE times each parameter from this parameter. lamb
-    /// adds RATE times each parameter to the step of this parameter. Other optimizers add RATE times each parameter
-    /// to the gradient of this parameter (L2 regularisation) [default: adamw and lamb 0.01, others 0]
+    /// The weight decay, as in torch.optim. In each step, adamw subtracts lr * RATE * p from each parameter p. lamb
+    /// adds RATE * p to the update of p. Other optimizers add RATE * p to the gradient of p (L2 regularisation)
+    /// [default: 0.01 for adamw and lamb, otherwise 0]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     weight_decay: Option<f32>,
 }
@@ -121,7 +121,7 @@ impl OptimizerArgs {
         Ok(options)
     }
 
-    /// Returns an error if an option does not belong to the chosen optimizer.
+    /// Returns an error if `--momentum`, `--betas` or `--epsilon` does not apply to the chosen optimizer.
     fn check_constants(&self, rule: Option<Rule>) -> Result<(), String> {
         let has_momentum = rule.is_some_and(|rule| rule.momentum().is_some());
         let has_moments = rule.is_some_and(|rule| rule.adam_options().is_some());

@@ -11,12 +11,12 @@ use clap::{Arg, ArgAction, ArgMatches, Args as _, Command, CommandFactory as _};
 use super::args::TrainArgs;
 use crate::cli::group_args::GroupArgs;
 
-/// Options that concern one start of the program and are not stored in checkpoints. The options that join a job are
-/// not stored either.
-const NEVER_STORED: [&str; 3] = ["checkpoint", "resume", "config"];
+/// Checkpoints store neither these options nor the options of `GroupArgs`, because both apply to one start of the
+/// program.
+const OPTIONS_NEVER_STORED: [&str; 3] = ["checkpoint", "resume", "config"];
 /// The option for the learning rate. A resumed run takes the learning rate from the state of the run in the
 /// checkpoint, because `--scale-lr` may have multiplied the rate by the number of ranks.
-const STORED_IN_STATE: &str = "lr";
+const OPTION_STORED_IN_STATE: &str = "lr";
 
 /// The place where an option was given.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,7 +27,7 @@ pub(super) enum OptionOrigin {
         path: String,
         line: usize,
     },
-    /// The checkpoint in a directory.
+    /// The checkpoint in this directory.
     Checkpoint(String),
 }
 
@@ -111,8 +111,8 @@ impl OptionSet {
         self.options.get(name).is_some_and(|(value, _)| *value != OptionValue::Flag(false))
     }
 
-    /// Adds the options of `other`, except for those that are given in this set, or that conflict with an option of
-    /// this set.
+    /// Adds the options of `other`. Skips options that this set already has, and options that conflict with an option
+    /// of this set.
     pub(super) fn add_missing(&mut self, command: &Command, other: Self) {
         let args: BTreeMap<&str, &Arg> = known_options(command).collect();
         let conflicts = |a: &str, b: &str| {
@@ -133,7 +133,7 @@ impl OptionSet {
 
     /// Removes the option for the learning rate, because a resumed run takes the rate from the state of the run.
     pub(super) fn without_learning_rate(mut self) -> Self {
-        self.options.remove(STORED_IN_STATE);
+        self.options.remove(OPTION_STORED_IN_STATE);
         self
     }
 
@@ -165,8 +165,8 @@ impl OptionSet {
         arguments
     }
 
-    /// Adds to an error message where each option that the message names was given. Options of the command line get
-    /// no such addition.
+    /// Appends to an error message the origin of each option in it, such as ` (--lr is given in run.toml, line 3)`.
+    /// Skips options from the command line.
     pub(super) fn add_origins(&self, message: &str) -> String {
         let is_named = |name: &str| {
             let flag = format!("--{name}");
@@ -184,8 +184,8 @@ impl OptionSet {
         text
     }
 
-    /// Returns the options that a checkpoint stores, as lines of TOML. The defaults of all other options follow as
-    /// comments.
+    /// Returns the options that a checkpoint stores, as lines of TOML. All other options follow as comments with
+    /// their defaults.
     ///
     /// # Errors
     ///
@@ -193,7 +193,8 @@ impl OptionSet {
     pub(super) fn to_toml(&self, command: &Command) -> Result<String, String> {
         let joining = GroupArgs::augment_args(Command::new("ringtrain"));
         let is_stored = |name: &str| {
-            !NEVER_STORED.contains(&name) && !joining.get_arguments().any(|arg| arg.get_long() == Some(name))
+            !OPTIONS_NEVER_STORED.contains(&name)
+                && !joining.get_arguments().any(|arg| arg.get_long() == Some(name))
         };
         let (mut given, mut defaults) = (String::new(), String::new());
         for (name, arg) in known_options(command).filter(|(name, _)| is_stored(name)) {
@@ -219,12 +220,13 @@ impl OptionSet {
     }
 }
 
-/// Writes the values of an option as a TOML string or an array of strings. A value of a numeric option is a number.
+/// Writes the values of an option as a TOML string or an array of strings. The value of a numeric option becomes a
+/// TOML number.
 fn toml_values(name: &str, arg: &Arg, values: &[OsString]) -> Result<String, String> {
     let is_number = super::config_file::is_number(arg);
     let quote = |value: &OsString| match value.to_str() {
         Some(text) if is_number => Ok(text.to_owned()),
-        // The escapes of a JSON string are also those of a TOML string.
+        // JSON escapes are valid in TOML, but TOML also requires an escape for U+007F.
         Some(text) => Ok(serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007F")),
         None => Err(format!(
             "--{name}: {} is not valid Unicode, so a checkpoint cannot store it; rename it",

@@ -11,36 +11,36 @@ use crate::train::{
 
 #[derive(Args, Clone, Debug)]
 pub(super) struct OutputArgs {
-    /// Write a report in JSON to FILE. Rank 0 writes the report
+    /// Write a JSON report of the run to FILE. Rank 0 writes FILE
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(super) report: Option<PathBuf>,
 
-    /// Write the trained model to FILE (safetensors), also after a stop signal. Rank 0 writes FILE, and replaces an older model.
-    /// See Commands below
+    /// Write the trained model to FILE in the safetensors format at the end of the run. A stop signal also ends the
+    /// run. Rank 0 writes FILE, and replaces an existing file. The commands below read FILE
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(super) save_model: Option<PathBuf>,
 
-    /// At the end of the run, draw the losses and the accuracy or R² of all epochs as a picture. Rank 0 writes FILE.svg
+    /// At the end of the run, draw the losses and the accuracy or R² of all epochs as a picture in the SVG format.
+    /// Rank 0 writes FILE.svg
     #[arg(long, value_name = "FILE.svg", help_heading = "Output")]
     plot: Option<PathBuf>,
 
-    /// During the run, record the losses, metrics, learning rate and speed in DIR, so that `tensorboard --logdir DIR`
-    /// shows them. Rank 0 writes a new file in DIR. The mean loss of steps is recorded every 50 steps; --log-interval
-    /// changes this number
+    /// Record the losses, metrics, learning rate and speed for `tensorboard --logdir DIR`. Rank 0 writes a new file
+    /// in DIR. ringtrain records the mean loss of every 50 steps, or of every --log-interval steps
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     tensorboard: Option<PathBuf>,
 
-    /// Print only warnings and errors, and show no progress bar. --report has the results
+    /// Print only warnings and errors, and show no progress bar. For the results, pass --report
     #[arg(long, short, help_heading = "Output")]
     quiet: bool,
 
-    /// Every STEPS steps, print the mean loss and the speed of these steps, and the learning rate
+    /// Every STEPS steps, print the mean loss of these steps, their speed, and the learning rate
     #[arg(long, value_name = "STEPS", help_heading = "Output")]
     log_interval: Option<NonZeroU64>,
 }
 
 impl OutputArgs {
-    /// Returns what rank 0 prints. `display` is the progress bar that standard error can show.
+    /// Returns the options for what rank 0 prints. `display` says where the progress bar appears.
     pub(super) fn console_options(&self, display: ProgressDisplay) -> ConsoleOptions {
         if self.quiet {
             return ConsoleOptions {

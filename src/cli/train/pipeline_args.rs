@@ -7,8 +7,7 @@ use clap::Args;
 #[derive(Args, Clone, Debug)]
 pub(super) struct PipelineArgs {
     /// With pipeline and hybrid, the number of micro-batches into which a pipeline divides its part of a batch. With
-    /// more micro-batches, ranks wait less for other stages, but each micro-batch has its own messages [default: 4 for
-    /// each stage]
+    /// more micro-batches, ranks wait less for other stages, but send more messages [default: 4 for each stage]
     #[arg(long, value_name = "COUNT", help_heading = "Training")]
     micro_batches: Option<NonZeroU32>,
 }

@@ -8,8 +8,8 @@ use crate::train::{ClassWeights, Patience, Recipe, VALIDATION_FRACTION_DEFAULT, 
 /// The options of a [`Recipe`].
 #[derive(Args, Debug)]
 pub(super) struct RecipeArgs {
-    /// How the learning rate changes: constant; step:EPOCHS,FACTOR (multiply it by FACTOR after every EPOCHS epochs);
-    /// cosine (lower it along a cosine to 0 at the end of the run)
+    /// How the learning rate changes. constant: it does not change. step:EPOCHS,FACTOR: after every EPOCHS epochs,
+    /// multiply it by FACTOR. cosine: lower it along a cosine to 0 at the end of the run
     #[arg(
         long,
         value_name = "constant|step:EPOCHS,FACTOR|cosine",
@@ -18,8 +18,8 @@ pub(super) struct RecipeArgs {
     )]
     schedule: String,
 
-    /// Raise the learning rate linearly during the first STEPS steps, or during the first COUNT epochs if an e follows, as in
-    /// 5e
+    /// Raise the learning rate linearly at the start of the run. 500 means during the first 500 steps. 5e means
+    /// during the first 5 epochs
     #[arg(
         long,
         value_name = "STEPS|COUNTe",
@@ -29,13 +29,13 @@ pub(super) struct RecipeArgs {
     )]
     warmup: String,
 
-    /// Multiply the learning rate by the number of ranks. Use this option if you raise --batch-size with the number
-    /// of ranks. A resumed run continues with the rate of the checkpoint
+    /// Multiply the learning rate by the number of ranks. Use this option if --batch-size also grows with the number
+    /// of ranks. A resumed run continues with the learning rate of the checkpoint, and does not multiply it again
     #[arg(long, help_heading = "Training")]
     scale_lr: bool,
 
-    /// If the norm of all gradients together is larger than NORM, scale the gradients to this norm before the step,
-    /// as `torch.nn.utils.clip_grad_norm_` does
+    /// Scale the gradients down before a step if the norm of all gradients together is larger than NORM, as
+    /// `torch.nn.utils.clip_grad_norm_` does
     #[arg(long, value_name = "NORM", allow_negative_numbers = true, help_heading = "Training")]
     clip_norm: Option<f32>,
 
@@ -50,19 +50,19 @@ pub(super) struct RecipeArgs {
     )]
     label_smoothing: f32,
 
-    /// The weights of the classes in the loss: balanced (every class has the same total weight), one weight for each class in
-    /// sorted order, as in 1,2.5, or a CSV file with the columns class,weight. Reported
-    /// losses include the weights
+    /// The weights of the classes in the loss. balanced: every class has the same total weight. W,W,...: one weight
+    /// for each class in sorted order, as in 1,2.5. FILE: a CSV file with the columns class,weight. Reported losses
+    /// include the weights
     #[arg(long, value_name = "balanced|W,W,...|FILE", allow_hyphen_values = true, help_heading = "Training")]
     class_weights: Option<String>,
 
-    /// Hold out a part of the training set, and stop if the loss on this part has not reached a new minimum for COUNT
-    /// reported epochs in a row. The result and the last checkpoint have the parameters with the lowest loss on this
-    /// part
+    /// Hold out a part of the training set for validation. Stop if the validation loss has not reached a new minimum
+    /// for COUNT reported epochs in a row. The result and the last checkpoint have the parameters with the lowest
+    /// validation loss
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true, help_heading = "Training")]
     patience: Option<u64>,
 
-    /// The fraction of the training set that --patience holds out [default: 0.1]
+    /// The fraction of the training set that --patience holds out for validation [default: 0.1]
     #[arg(long, value_name = "FRACTION", allow_negative_numbers = true, help_heading = "Training")]
     validation_fraction: Option<f64>,
 }

@@ -8,13 +8,13 @@ use crate::train::ServerSettings;
 
 #[derive(Args, Clone, Debug)]
 pub(super) struct ServerArgs {
-    /// With ps-sync and ps-async, the number of ranks that are parameter servers. These are the first ranks. The other ranks are
+    /// The number of parameter servers with ps-sync and ps-async. Ranks 0 to N - 1 are servers, the other ranks are
     /// workers [default: 1]
     #[arg(long, value_name = "N", help_heading = "Training")]
     servers: Option<NonZeroU32>,
 
-    /// With ps-async, divide the learning rate of an update by the staleness of its gradient. Gradients with a staleness of 0 or
-    /// 1 keep the full rate
+    /// With ps-async, divide the learning rate of an update by the staleness of its gradient. Gradients with a
+    /// staleness of 0 or 1 keep the full learning rate
     #[arg(long, help_heading = "Training")]
     staleness_aware: bool,
 }

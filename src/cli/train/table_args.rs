@@ -7,18 +7,18 @@ use crate::train::data::{DataSource, HeaderRow, Separator, TableOptions};
 /// How rows and cells are separated, and whether the table has a header.
 #[derive(Args, Debug)]
 pub(super) struct TableFormatArgs {
-    /// Read the first row of the table as data. In training, give --target as the number of a column. In predict and
-    /// eval, the table must have all columns of the training table, or all but the target, or only the features, in
-    /// the same order
+    /// Read the first row of the table as data, not as column names. In training, give --target as a column number.
+    /// In predict and eval, the columns must have the same order as in training. The table must have all columns, all
+    /// columns but the target, or only the features
     #[arg(long, conflicts_with = "header")]
     no_header: bool,
 
-    /// Read the first row of the table as a header, even if it holds numbers
+    /// Read the first row of the table as column names, even if the row holds numbers
     #[arg(long)]
     header: bool,
 
-    /// The character between the cells of a row: comma, tab, semicolon, pipe, space, or any other character [default:
-    /// the one of comma, tab, semicolon, pipe and space that occurs equally often in each of the first rows]
+    /// The character between two cells of a row: comma, tab, semicolon, pipe, space, or any other character [default:
+    /// the first rows decide between comma, tab, semicolon, pipe and space]
     #[arg(long, value_name = "CHARACTER")]
     separator: Option<String>,
 }
@@ -48,10 +48,10 @@ pub(super) struct TableArgs {
     #[command(flatten)]
     format: TableFormatArgs,
 
-    /// What to do with missing values in features: empty cells, ?, NA, N/A, NaN and null. With error, ringtrain
-    /// stops. drop leaves out the row. mean replaces a missing number by the mean of its column in the training rows.
-    /// indicator does the same as mean, and adds an input that is 1 if the number is missing. With mean and
-    /// indicator, a missing text is a category of its own. Rows without a target are always left out
+    /// What to do with missing values in features: empty cells, ?, NA, N/A, NaN and null. error: stop. drop: leave
+    /// out the row. mean: replace a missing number by the mean of its column in the training rows. indicator: as
+    /// mean, and add an input that is 1 if the number is missing, otherwise 0. With mean and indicator, a missing
+    /// text is a category of its own. Rows without a target are always left out
     #[arg(long, value_name = "error|drop|mean|indicator", default_value = "error")]
     missing: String,
 
@@ -59,17 +59,18 @@ pub(super) struct TableArgs {
     #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
     features: Vec<String>,
 
-    /// Leave out these columns
+    /// Do not use these columns as features: their names, or their numbers counted from 0
     #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
     drop: Vec<String>,
 
-    /// Read these columns as text, even if they hold numbers. By default, a column holds text if at least half of its first
-    /// values are not numbers
+    /// Read these columns as text, even if they hold numbers. By default, a column is text if at least half of its
+    /// first values are not numbers
     #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
     categorical: Vec<String>,
 
-    /// A text column with at most COUNT distinct values gives the model one input for each value: 1 in the rows with
-    /// this value, 0 in all other rows. The values of other text columns are hashed to COUNT inputs
+    /// The maximal number of inputs for one text column. Each distinct value of the column has an input, which is 1
+    /// in the rows with this value and 0 in all other rows. If a column has more than COUNT distinct values,
+    /// ringtrain hashes them to COUNT inputs
     #[arg(long, value_name = "COUNT", default_value_t = 256)]
     max_categories: u32,
 }
@@ -102,7 +103,7 @@ impl TableArgs {
             categorical: self.categorical,
             categories_max: self.max_categories as usize,
         };
-        match options.first_given() {
+        match options.name_of_first_given_option() {
             Some(name) if source.table_files().is_none() => {
                 Err(format!("{name} is for tables; --data {source} is not a table"))
             }

@@ -54,7 +54,7 @@ fn direct_all_gather_gives_every_rank_every_part() {
 }
 
 #[test]
-fn doubling_gives_every_rank_every_slot() {
+fn recursive_doubling_gives_every_rank_every_part() {
     // The elements of a slot have the indices that they would have in a buffer with all slots in rank order.
     let slot = |rank: Rank, count: usize| (0..count).map(move |e| Value::own(rank, rank.index() * count + e));
     let proof = Proof { receives_may_wait: true, ..Proof::new() };
@@ -73,7 +73,7 @@ fn doubling_gives_every_rank_every_slot() {
 }
 
 #[test]
-fn one_shot_is_a_direct_all_gather_of_whole_buffers() {
+fn direct_all_gather_gives_every_rank_every_whole_buffer() {
     let slots = |world: WorldSize, count| Partition::from_counts(&vec![count; world.as_usize()]).unwrap();
     Proof { worlds: small_worlds(), ..Proof::new() }.run(
         |world, rank, count| direct::all_gather(world, rank, &slots(world, count)),
@@ -83,7 +83,7 @@ fn one_shot_is_a_direct_all_gather_of_whole_buffers() {
 }
 
 #[test]
-fn a_butterfly_gives_every_rank_every_contribution_once() {
+fn butterfly_all_reduce_gives_every_rank_every_contribution_once() {
     let build = |world: WorldSize, rank, count| {
         // There is a butterfly only for worlds whose size is a power of two.
         if world.get().is_power_of_two() {

@@ -30,8 +30,7 @@ fn neighbours(schedule: &Schedule, count: usize) -> [Neighbours; 2] {
 
 /// Returns the neighbours of every rank in each of the two trees.
 fn trees(world: WorldSize) -> Vec<[Neighbours; 2]> {
-    // The schedules are those of a reduce to an additional rank as the root, because these schedules contain only
-    // steps that send data up the trees of `world`.
+    // Use the schedules of a reduce to an additional root rank, because they only send data up the trees of `world`.
     let with_root = WorldSize::new(world.get() + 1).unwrap();
     let root = Rank::new(world.get());
     let schedule = |rank| reduce(with_root, rank, root, 2, 1);

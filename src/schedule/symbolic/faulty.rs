@@ -39,7 +39,7 @@ fn a_receive_that_overwrites_unsent_data_is_found() {
 
 #[test]
 #[should_panic(expected = "the message is for another step")]
-fn ranges_of_different_lengths_are_found() {
+fn a_send_that_is_longer_than_its_receive_is_found() {
     run(exchange_schedules([2, 1], [1, 1], Action::Copy), &mut MoveOrder::Lockstep);
 }
 
@@ -66,7 +66,7 @@ fn a_contribution_that_is_reduced_twice_is_found() {
 /// The chain to root 0 begins at rank 1 and adds the contribution of rank 0 last, which is not the rank order.
 #[test]
 #[should_panic(expected = "out of rank order")]
-fn a_chain_that_does_not_begin_at_rank_0_is_not_in_rank_order() {
+fn a_chain_to_root_0_is_found_to_reduce_out_of_rank_order() {
     let build = |world, rank, count| reduce(world, rank, Rank::ZERO, count);
     Proof { worlds: 3..=3, in_rank_order: true, ..Proof::new() }.run(
         build,
@@ -77,7 +77,7 @@ fn a_chain_that_does_not_begin_at_rank_0_is_not_in_rank_order() {
 
 #[test]
 #[should_panic(expected = "a receive waits for another receive")]
-fn a_tree_is_not_accepted_for_long_messages() {
+fn a_receive_that_waits_for_another_receive_is_found() {
     let build = |world, rank, count| reduce_tree(world, rank, Rank::ZERO, count);
     Proof { worlds: 3..=3, ..Proof::new() }.run(build, own_contribution, |_, _, _, _| ());
 }
@@ -85,7 +85,7 @@ fn a_tree_is_not_accepted_for_long_messages() {
 /// Rank 0 reduces the contributions of the other two ranks as they arrive.
 #[test]
 #[should_panic(expected = "contributions are reduced in the order of arrival")]
-fn a_reduction_in_the_order_of_arrival_is_found() {
+fn reducing_contributions_in_their_order_of_arrival_is_found() {
     let build = |world: WorldSize, rank: Rank, count| {
         let send_to = |peer| Outbound { peer, range: 0..count, after: None };
         let reduce_from = |peer| Inbound { peer, range: 0..count, action: Action::Reduce, after: None };

@@ -1,7 +1,7 @@
-//! Proofs of the collectives in shared memory. In each round, a rank *posts* elements in its slot and *takes* elements
-//! from the slots of other ranks. In the simulation, all ranks post before any rank takes. Real ranks may be one round
-//! apart. The results cannot depend on this difference, because a rank takes only data that were posted in the same
-//! round.
+//! Proofs of the collectives in shared memory. In each round, a rank *posts* elements in its slot and *takes*
+//! elements from the slots of other ranks. In the simulation, all ranks post before any rank takes. Real ranks may be
+//! one round apart. The results cannot depend on this difference, because a rank takes only data that were posted in
+//! the same round.
 
 use super::super::Action;
 use super::super::CollectiveSpec;
@@ -202,8 +202,8 @@ fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
     }
 }
 
-/// Only some ranks have buffers that all ranks can access. The operation then uses slots. But in the first round, the
-/// other ranks read the data of such a rank from the rank's buffer, and not from a slot.
+/// The operation uses slots, because only some ranks have a buffer that all ranks can access. In the first round, a
+/// rank with a shared buffer posts the buffer's address and leaves its slot empty.
 #[test]
 fn all_reduce_uses_slots_if_only_some_buffers_are_shared() {
     for ranks in 2..=RANKS_MAX {

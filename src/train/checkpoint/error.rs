@@ -60,7 +60,7 @@ pub enum CheckpointError {
         /// The reason.
         source: Box<CheckpointError>,
     },
-    /// A checkpoint cannot hold the names of the columns, the categories and the classes.
+    /// The names of the columns, the categories and the classes are too long for a checkpoint.
     #[error(
         "cannot save checkpoints to {}: the names of the columns, categories and classes need {bytes} bytes, but a checkpoint \
          holds at most {bytes_max}; leave out columns of text (--drop), or leave out --checkpoint",
@@ -134,7 +134,7 @@ pub enum CheckpointError {
         path.display()
     )]
     NoLatest {
-        /// A checkpoint that the directory has.
+        /// One of the checkpoints in the directory.
         path: PathBuf,
     },
     /// A checkpoint exists, and `--resume` was not given.

@@ -13,15 +13,15 @@ pub const FILE_NAME: &str = "checkpoint.safetensors";
 /// The name of the best checkpoint in the checkpoint directory.
 pub(crate) const BEST_FILE_NAME: &str = "checkpoint-best.safetensors";
 /// The temporary name of a file that becomes the best checkpoint.
-const BEST_TEMPORARY: &str = ".checkpoint-best.safetensors.ringtrain-link";
+const TEMPORARY_BEST_FILE_NAME: &str = ".checkpoint-best.safetensors.ringtrain-link";
 /// The temporary name of the files that show whether the file system has hard links.
-const LINK_TEST: &str = ".link-test.ringtrain-tmp";
+const LINK_TEST_FILE_NAME: &str = ".link-test.ringtrain-tmp";
 
 /// The checkpoint files of a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct CheckpointFiles {
     directory: PathBuf,
-    /// The number of checkpoints to keep, including the latest. The best checkpoint does not count.
+    /// The number of checkpoints to keep, with the latest but without the best checkpoint.
     keep: u32,
     keeps_best: bool,
 }
@@ -33,40 +33,41 @@ impl CheckpointFiles {
     }
 
     /// Returns the path of the latest checkpoint.
-    pub(crate) fn latest(&self) -> PathBuf {
+    pub(crate) fn latest_path(&self) -> PathBuf {
         self.directory.join(FILE_NAME)
     }
 
     /// Returns the path of the best checkpoint.
-    pub(crate) fn best(&self) -> PathBuf {
+    pub(crate) fn best_path(&self) -> PathBuf {
         self.directory.join(BEST_FILE_NAME)
     }
 
     /// Returns the path of the earlier checkpoint after `steps` steps.
-    fn earlier(&self, steps: u64) -> PathBuf {
+    fn path_of_steps(&self, steps: u64) -> PathBuf {
         self.directory.join(format!("checkpoint-{steps}.safetensors"))
     }
 
     /// Returns a checkpoint that the directory contains. If there are several, prefers the latest.
-    pub(crate) fn find_any(&self) -> Result<Option<PathBuf>, CheckpointError> {
-        let latest = self.latest();
+    pub(crate) fn find_any_checkpoint(&self) -> Result<Option<PathBuf>, CheckpointError> {
+        let latest = self.latest_path();
         if exists(&latest)? {
             return Ok(Some(latest));
         }
-        let earlier = self.steps_of_earlier().map_err(|error| self.list_error(error))?;
+        let earlier = self.steps_of_earlier_checkpoints().map_err(|error| self.directory_error(error))?;
         if let Some(&steps) = earlier.last() {
-            return Ok(Some(self.earlier(steps)));
+            return Ok(Some(self.path_of_steps(steps)));
         }
-        let best = self.best();
+        let best = self.best_path();
         Ok(exists(&best)?.then_some(best))
     }
 
-    /// Returns the largest number of files that [`replace_latest`](Self::replace_latest) will add to the directory. While
-    /// a file is being written, the old file with the same name still exists.
-    pub(crate) fn files_to_add(&self) -> Result<u64, CheckpointError> {
-        let earlier = self.steps_of_earlier().map_err(|error| self.list_error(error))?.len() as u64;
-        let found = earlier.min(u64::from(self.keep) - 1) + u64::from(exists(&self.latest())?);
-        let best_to_add = self.keeps_best && !exists(&self.best())?;
+    /// Returns the largest number of files that [`replace_latest`](Self::replace_latest) will add to the directory.
+    /// While a file is being written, the old file with the same name still exists.
+    pub(crate) fn count_files_to_add(&self) -> Result<u64, CheckpointError> {
+        let earlier =
+            self.steps_of_earlier_checkpoints().map_err(|error| self.directory_error(error))?.len() as u64;
+        let found = earlier.min(u64::from(self.keep) - 1) + u64::from(exists(&self.latest_path())?);
+        let best_to_add = self.keeps_best && !exists(&self.best_path())?;
         Ok(u64::from(self.keep) + 1 + u64::from(best_to_add) - found)
     }
 
@@ -75,7 +76,7 @@ impl CheckpointFiles {
         if self.keep == 1 && !self.keeps_best {
             return Ok(());
         }
-        let (file, link) = (self.directory.join(LINK_TEST), self.best_temporary());
+        let (file, link) = (self.directory.join(LINK_TEST_FILE_NAME), self.temporary_best_path());
         let result = atomic_file::write(&file, &[]).and_then(|()| link_over(&file, &link));
         for path in [&file, &link] {
             // A file that remains does no harm: the next run removes it.
@@ -85,12 +86,13 @@ impl CheckpointFiles {
     }
 
     /// Replaces the latest checkpoint by `bytes`, the checkpoint after `steps` steps. `previous` is the number of
-    /// steps of the checkpoint that is now the latest. Keeps and removes earlier checkpoints. If `is_best`, the new
-    /// checkpoint also replaces the best one.
+    /// steps of the checkpoint that is now the latest. Keeps the previous checkpoint if `keep` is more than 1, and
+    /// removes the oldest checkpoints. If `is_best`, the new checkpoint also replaces the best one.
     ///
     /// # Errors
     ///
-    /// Any error of the operating system. The latest checkpoint is then either unchanged or completely replaced.
+    /// Any error of the operating system. After an error, the latest checkpoint is either unchanged or completely
+    /// replaced.
     pub(crate) fn replace_latest(
         &self,
         bytes: &[u8],
@@ -98,41 +100,41 @@ impl CheckpointFiles {
         previous: Option<u64>,
         is_best: bool,
     ) -> io::Result<()> {
-        let latest = self.latest();
+        let latest = self.latest_path();
         if let Some(previous) = previous.filter(|&previous| self.keep > 1 && previous < steps) {
-            match link_over(&latest, &self.earlier(previous)) {
-                // A program may have moved the latest checkpoint away.
+            match link_over(&latest, &self.path_of_steps(previous)) {
+                // The user may have moved the latest checkpoint to another directory.
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
         }
         atomic_file::write(&latest, bytes)?;
         if is_best && self.keeps_best {
-            let temporary = self.best_temporary();
+            let temporary = self.temporary_best_path();
             link_over(&latest, &temporary)?;
-            fs::rename(&temporary, self.best())?;
+            fs::rename(&temporary, self.best_path())?;
         }
-        self.remove_old(steps)
+        self.remove_old_checkpoints(steps)
     }
 
-    fn best_temporary(&self) -> PathBuf {
-        self.directory.join(BEST_TEMPORARY)
+    fn temporary_best_path(&self) -> PathBuf {
+        self.directory.join(TEMPORARY_BEST_FILE_NAME)
     }
 
-    /// Removes the oldest of the checkpoints before `steps`. Checkpoints of later steps remain: the user has gone back to an
-    /// earlier checkpoint, and may need the later ones again.
-    fn remove_old(&self, steps: u64) -> io::Result<()> {
-        let mut earlier = self.steps_of_earlier()?;
+    /// Removes the oldest of the checkpoints before `steps`. Checkpoints of later steps remain: the user has gone
+    /// back to an earlier checkpoint, and may need the later ones again.
+    fn remove_old_checkpoints(&self, steps: u64) -> io::Result<()> {
+        let mut earlier = self.steps_of_earlier_checkpoints()?;
         earlier.retain(|&found| found < steps);
         let excess = earlier.len().saturating_sub(self.keep as usize - 1);
         for &old in &earlier[..excess] {
-            fs::remove_file(self.earlier(old))?;
+            fs::remove_file(self.path_of_steps(old))?;
         }
         Ok(())
     }
 
     /// Returns the numbers of steps of the earlier checkpoints, in ascending order.
-    fn steps_of_earlier(&self) -> io::Result<Vec<u64>> {
+    fn steps_of_earlier_checkpoints(&self) -> io::Result<Vec<u64>> {
         let mut found = Vec::new();
         let entries = match fs::read_dir(&self.directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(found),
@@ -150,7 +152,7 @@ impl CheckpointFiles {
         Ok(found)
     }
 
-    fn list_error(&self, error: io::Error) -> CheckpointError {
+    fn directory_error(&self, error: io::Error) -> CheckpointError {
         CheckpointError::io("list the files of", &self.directory, error)
     }
 }
@@ -181,12 +183,12 @@ mod tests {
     use super::super::Existing;
     use super::*;
 
-    fn files(directory: &Path, keep: u32, keeps_best: bool) -> CheckpointFiles {
+    fn make_checkpoint_files(directory: &Path, keep: u32, keeps_best: bool) -> CheckpointFiles {
         let keep = NonZeroU32::new(keep).unwrap();
         CheckpointFiles::new(&Checkpoint { keep, keeps_best, ..Checkpoint::new(directory, Existing::Refuse) })
     }
 
-    fn content(directory: &Path) -> Vec<(String, String)> {
+    fn list_names_and_texts(directory: &Path) -> Vec<(String, String)> {
         let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
         let read = |path: PathBuf| fs::read_to_string(path).unwrap();
         let mut found: Vec<_> = entries
@@ -206,10 +208,10 @@ mod tests {
             (3, true, &[("c", "50"), ("c-30", "30"), ("c-40", "40"), ("c-best", "20")]),
         ] {
             let directory = tempfile::tempdir().unwrap();
-            let files = files(directory.path(), keep, keeps_best);
+            let files = make_checkpoint_files(directory.path(), keep, keeps_best);
             files.check_links().unwrap();
-            assert_eq!(content(directory.path()), []);
-            assert_eq!(files.files_to_add().unwrap(), u64::from(keep) + 1 + u64::from(keeps_best));
+            assert_eq!(list_names_and_texts(directory.path()), []);
+            assert_eq!(files.count_files_to_add().unwrap(), u64::from(keep) + 1 + u64::from(keeps_best));
             let mut previous = None;
             // A run may save twice after the same step.
             for steps in [10, 20, 30, 40, 50, 50] {
@@ -217,10 +219,10 @@ mod tests {
                 files.replace_latest(steps.to_string().as_bytes(), steps, previous, is_best).unwrap();
                 previous = Some(steps);
             }
-            let found = content(directory.path());
+            let found = list_names_and_texts(directory.path());
             let found: Vec<_> = found.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
             assert_eq!(found, expected, "{keep} {keeps_best}");
-            assert_eq!(files.files_to_add().unwrap(), 1);
+            assert_eq!(files.count_files_to_add().unwrap(), 1);
         }
     }
 
@@ -228,27 +230,28 @@ mod tests {
     #[test]
     fn checkpoints_of_later_steps_are_not_removed() {
         let directory = tempfile::tempdir().unwrap();
-        let files = files(directory.path(), 2, false);
+        let files = make_checkpoint_files(directory.path(), 2, false);
         for name in ["checkpoint-90.safetensors", "checkpoint-07.safetensors", "checkpoint-x.safetensors"] {
             fs::write(directory.path().join(name), "own").unwrap();
         }
         for (steps, previous) in [(10, None), (20, Some(10)), (30, Some(20))] {
             files.replace_latest(b"new", steps, previous, false).unwrap();
         }
-        let names: Vec<String> = content(directory.path()).into_iter().map(|(name, _)| name).collect();
+        let names: Vec<String> =
+            list_names_and_texts(directory.path()).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["c", "c-07", "c-20", "c-90", "c-x"]);
     }
 
     #[test]
     fn any_checkpoint_of_a_directory_is_found() {
         let directory = tempfile::tempdir().unwrap();
-        let files = files(&directory.path().join("new"), 2, true);
-        assert_eq!(files.find_any().unwrap(), None);
+        let files = make_checkpoint_files(&directory.path().join("new"), 2, true);
+        assert_eq!(files.find_any_checkpoint().unwrap(), None);
         fs::create_dir(directory.path().join("new")).unwrap();
         for name in ["checkpoint-best.safetensors", "checkpoint-5.safetensors", "checkpoint.safetensors"] {
             let path = directory.path().join("new").join(name);
             fs::write(&path, "").unwrap();
-            assert_eq!(files.find_any().unwrap(), Some(path));
+            assert_eq!(files.find_any_checkpoint().unwrap(), Some(path));
         }
     }
 }

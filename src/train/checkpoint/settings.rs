@@ -16,18 +16,18 @@ pub struct Checkpoint {
     pub existing: Existing,
     /// Also save a checkpoint when the number of steps of the run is a multiple of this number.
     pub steps: Option<NonZeroU64>,
-    /// Also save a checkpoint when this time has passed since the last one.
+    /// Also save a checkpoint when this time has passed since the last save.
     pub interval: Option<Duration>,
-    /// The number of checkpoints to keep. The latest one is always
-    /// [`CHECKPOINT_FILE_NAME`](crate::train::CHECKPOINT_FILE_NAME). The name of an earlier one is
-    /// `checkpoint-STEPS.safetensors`, with the number of steps of the run when it was saved.
+    /// The number of checkpoints to keep. The latest checkpoint is always
+    /// [`CHECKPOINT_FILE_NAME`](crate::train::CHECKPOINT_FILE_NAME). The name of an earlier checkpoint is
+    /// `checkpoint-STEPS.safetensors`, where STEPS is the number of steps before it.
     pub keep: NonZeroU32,
     /// Whether to keep the checkpoint of the best reported epoch as `checkpoint-best.safetensors`. The best epoch has
     /// the lowest validation loss. Without validation samples it has the lowest test loss, and without test samples
     /// the lowest training loss.
     pub keeps_best: bool,
-    /// A text that each checkpoint contains, such as the options of the program. The metadata of the checkpoint holds this
-    /// text under the key `options`.
+    /// A text that each checkpoint contains, such as the options of the program. The metadata of the checkpoint holds
+    /// this text under the key `options`.
     pub options: Option<String>,
 }
 

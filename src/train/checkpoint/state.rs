@@ -1,7 +1,7 @@
 //! The state of a run, and the properties of a run that do not change.
 
 use crate::train::data::Standardizer;
-use crate::train::early_stopping::Best;
+use crate::train::early_stopping::BestParameters;
 use crate::train::model::Scale;
 use crate::train::report::EpochRecord;
 
@@ -46,7 +46,7 @@ pub(crate) struct TrainingState {
     /// The state vectors of the optimizer.
     pub(crate) optimizer: Vec<Vec<f32>>,
     /// The best parameters so far, if the run keeps them.
-    pub(crate) best: Option<Best>,
+    pub(crate) best: Option<BestParameters>,
     /// The state vectors of the strategy.
     pub(crate) strategy: Vec<Vec<f32>>,
     /// The numbers of the batches after `position` that are already done. Only `ps-async` does batches out of order.
@@ -115,7 +115,7 @@ pub(crate) struct RunIdentity {
 pub(crate) struct IdentityEntry {
     /// The key in the checkpoint's metadata.
     pub(crate) key: &'static str,
-    /// The name in messages: that of the command-line option, or that of the size.
+    /// The name of the option or of the size in error messages, for example `--batch-size`.
     pub(crate) option: &'static str,
     pub(crate) value: String,
 }

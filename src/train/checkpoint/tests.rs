@@ -47,8 +47,8 @@ fn sample_run() -> (Network, RunIdentity, TrainingState) {
         Position { epoch: 3, step: 2, steps_total: 13, momentum_start: 5, loss_sum: 0.1, samples: 64 };
     let learning_rate = Some(0.05);
     let history = Vec::new();
-    let mut best = Best::new(&parameters);
-    best.observe(0.1, 2, &vec![0.25; parameters.len()]);
+    let mut best = BestParameters::new(&parameters);
+    best.keep_if_lowest_loss(0.1, 2, &vec![0.25; parameters.len()]);
     let best = Some(best);
     (
         network,
@@ -119,8 +119,8 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
     assert!(matches!(load(directory.path(), &wider, &identity), Err(CheckpointError::Unfit { .. })));
 }
 
-/// Regression test: before the fix, the check did not count the encoding of a table. The first checkpoint of a run could
-/// then fail after an epoch.
+/// Regression test: the check before the training did not count the encoding of a table, so the first checkpoint
+/// could fail after a whole epoch.
 #[test]
 fn an_encoding_that_is_too_long_is_refused_before_training() {
     let directory = tempfile::tempdir().unwrap();
@@ -177,8 +177,8 @@ fn edit(bytes: &mut [u8], edits: &[(&str, &str)]) {
     }
 }
 
-/// A checkpoint of version 2 has no hash of its position. Before the check of the position, a wrong position caused an
-/// endless loop or skipped epochs.
+/// A checkpoint of version 2 has no hash of its position. Without a check, a wrong position would cause an endless
+/// loop or skip epochs.
 #[test]
 fn a_position_of_version_2_that_no_run_reaches_is_refused() {
     let directory = tempfile::tempdir().unwrap();
@@ -186,7 +186,7 @@ fn a_position_of_version_2_that_no_run_reaches_is_refused() {
     save(directory.path(), &network, &identity, &state).unwrap();
     let path = directory.path().join(FILE_NAME);
     let complete = fs::read(&path).unwrap();
-    let version_2 = [(FORMAT, FORMAT_2), (METADATA_HASH, "metadata_none")];
+    let version_2 = [(FORMAT, FORMAT_2), (METADATA_HASH_KEY, "metadata_none")];
     for (from, to, expected) in [
         ("\"step\":\"2\"", "\"step\":\"9\"", Some("its step is 9, but an epoch has 3 steps")),
         ("[12,14]", "[12,10]", Some("its done_ahead is [12, 10]")),
@@ -226,7 +226,7 @@ fn a_checkpoint_of_version_1_can_be_resumed() {
         &mut bytes,
         &[
             (FORMAT, FORMAT_1),
-            (METADATA_HASH, "metadata_none"),
+            (METADATA_HASH_KEY, "metadata_none"),
             ("weight_decay", "weight_other"),
             ("momentum_start", "momentum_other"),
             ("learning_rate", "learning_none"),

@@ -55,7 +55,7 @@ impl WritePlan {
         previous: Option<u64>,
         is_best: bool,
     ) -> Result<(), CheckpointError> {
-        let path = self.files.latest();
+        let path = self.files.latest_path();
         let fail = |error| CheckpointError::io("write", &path, error);
         let bytes = serialize(&self.network, &self.identity, state).map_err(fail)?;
         self.files.replace_latest(&bytes, state.position.steps_total, previous, is_best).map_err(fail)
@@ -63,8 +63,8 @@ impl WritePlan {
 }
 
 impl CheckpointWriter {
-    /// Creates the writer of a run that starts after `steps_total` steps. If this number is not 0, the directory has
-    /// a checkpoint.
+    /// Creates the writer of a run that starts after `steps_total` steps. If `steps_total` is not 0, the directory
+    /// has a checkpoint.
     pub(crate) fn new(
         settings: &Checkpoint,
         (network, identity): (Network, RunIdentity),
@@ -98,8 +98,8 @@ impl CheckpointWriter {
         self.failed.is_some()
     }
 
-    /// Copies `state`, and starts a thread that writes the copy. No other write may be in progress. Returns a line for the
-    /// user if the thread cannot start.
+    /// Copies `state`, and starts a thread that writes the copy. No other write may be in progress. Returns a line
+    /// for the user if the thread cannot start.
     pub(crate) fn begin(&mut self, state: &TrainingState, is_best: bool, now: Instant) -> Option<String> {
         debug_assert!(self.current.is_none(), "only one write is in progress at a time");
         let steps = state.position.steps_total;
@@ -110,7 +110,7 @@ impl CheckpointWriter {
         let (plan, previous) = (Arc::clone(&self.plan), self.saved);
         let started = thread::Builder::new().name("checkpoint".into()).spawn(move || {
             let result = plan.write(&copy, previous, is_best);
-            // The receiver is gone if the run has ended without this checkpoint.
+            // Sending fails if the run has ended without waiting for this checkpoint.
             let _ = sender.send((copy, result));
         });
         match started {
@@ -119,14 +119,15 @@ impl CheckpointWriter {
                 None
             }
             Err(error) => {
-                let error = CheckpointError::io("start a thread to write", &self.plan.files.latest(), error);
+                let error =
+                    CheckpointError::io("start a thread to write", &self.plan.files.latest_path(), error);
                 self.record(steps, Err(error), now)
             }
         }
     }
 
-    /// Waits for the end of the write that is in progress, at most for `timeout`. Returns a line for the user if the write
-    /// failed, or if it succeeded after failed writes.
+    /// Waits for the end of the write that is in progress, at most for `timeout`. Returns a line for the user if the
+    /// write failed, or if it succeeded after failed writes.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Option<String> {
         let Write { steps, result } = self.current.as_ref()?;
         let steps = *steps;
@@ -138,15 +139,15 @@ impl CheckpointWriter {
             Err(RecvTimeoutError::Timeout) => return None,
             Err(RecvTimeoutError::Disconnected) => {
                 let error = io::Error::other("the thread that writes checkpoints has panicked");
-                Err(CheckpointError::io("write", &self.plan.files.latest(), error))
+                Err(CheckpointError::io("write", &self.plan.files.latest_path(), error))
             }
         };
         self.current = None;
         self.record(steps, result, Instant::now())
     }
 
-    /// Records that the save after `steps` steps could not begin, because the previous write is still in progress. May
-    /// return a line for the user.
+    /// Records that the save after `steps` steps could not begin, because the previous write is still in progress.
+    /// May return a line for the user.
     pub(crate) fn skip(&mut self, steps: u64, now: Instant) -> Option<String> {
         self.record(steps, Err(self.still_writing()), now)
     }
@@ -165,7 +166,7 @@ impl CheckpointWriter {
     fn still_writing(&self) -> CheckpointError {
         let problem = "the disk has not completed the previous write in time";
         let error = io::Error::new(io::ErrorKind::TimedOut, problem);
-        CheckpointError::io("write", &self.plan.files.latest(), error)
+        CheckpointError::io("write", &self.plan.files.latest_path(), error)
     }
 
     /// Records the result of the save after `steps` steps.
@@ -241,7 +242,7 @@ impl FailureNotices {
 mod tests {
     use super::*;
 
-    /// A run may try to save in every step. On a full disk, a message for each of these saves would fill the log.
+    /// A run may try to save in every step. On a full disk, a message for each failed save would fill the log.
     #[test]
     fn failures_are_announced_once_a_minute() {
         let start = Instant::now();

@@ -15,14 +15,14 @@ use super::DataError;
 use super::file::stream_error;
 
 /// The size in bytes of the buffer through which a file is read.
-const BUFFER_BYTES: usize = 1 << 18;
-/// The number of names in a message about an archive with several files.
-const NAMES_SHOWN: usize = 5;
+const READ_BUFFER_BYTES: usize = 1 << 18;
+/// If an archive has several files, the error message shows at most this number of names.
+const ARCHIVED_NAMES_SHOWN: usize = 5;
 
 /// The compression of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FileCompression {
-    /// One or more gzip streams. Zeros may follow each stream, as after a copy in whole blocks.
+    /// One or more gzip streams. Zeros may follow each stream, for example padding to a whole block.
     Gzip,
     /// A zip archive that holds one file.
     Zip,
@@ -32,7 +32,7 @@ pub(crate) enum FileCompression {
 
 impl FileCompression {
     /// Returns the compression that the extension of a file's name stands for. Returns `None` for other extensions.
-    pub(crate) fn of_name(path: &Path) -> Option<Self> {
+    pub(crate) fn from_file_name(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
             "gz" => Some(Self::Gzip),
             "zip" => Some(Self::Zip),
@@ -42,7 +42,7 @@ impl FileCompression {
     }
 
     /// Returns the compression of a file that starts with `bytes`. Returns `None` if the file is not compressed.
-    pub(crate) fn of_content(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn from_file_content(bytes: &[u8]) -> Option<Self> {
         match bytes {
             [0x1f, 0x8b, 8, ..] => Some(Self::Gzip),
             [b'P', b'K', 3, 4, ..] => Some(Self::Zip),
@@ -65,14 +65,14 @@ impl FileCompression {
 ///
 /// # Errors
 ///
-/// If a zip archive is damaged, is encrypted, or does not hold exactly one file. If a file in another format is
+/// If a zip archive is damaged, is encrypted, or does not hold exactly one file. If a gzip or Zstandard file is
 /// damaged, reading the stream returns an error.
 pub(crate) fn decompress(
     path: &Path,
     file: File,
     compression: Option<FileCompression>,
 ) -> Result<Box<dyn Read>, DataError> {
-    let reader = BufReader::with_capacity(BUFFER_BYTES, file);
+    let reader = BufReader::with_capacity(READ_BUFFER_BYTES, file);
     match compression {
         None => Ok(Box::new(reader)),
         Some(FileCompression::Gzip) => Ok(Box::new(GzipReader { stream: Some(GzDecoder::new(reader)) })),
@@ -132,7 +132,7 @@ fn find_only_file(path: &Path, archive: &mut ZipArchive<BufReader<File>>) -> Res
     if let [(index, _)] = found.as_slice() {
         return Ok(*index);
     }
-    let names: Vec<&str> = found.iter().take(NAMES_SHOWN).map(|(_, name)| name.as_str()).collect();
+    let names: Vec<&str> = found.iter().take(ARCHIVED_NAMES_SHOWN).map(|(_, name)| name.as_str()).collect();
     let problem = match found.len() {
         0 => "is a zip archive without a file".to_owned(),
         count => {
@@ -156,7 +156,9 @@ impl Read for ArchivedFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.content.read(buffer)?;
         if count == 0 && !buffer.is_empty() && self.content.crc().sum() != self.checksum {
-            return Err(invalid("the checksum in the zip archive differs from that of the content"));
+            return Err(invalid_data_error(
+                "the checksum in the zip archive differs from that of the content",
+            ));
         }
         Ok(count)
     }
@@ -229,7 +231,7 @@ impl<R: BufRead> ZstandardReader<R> {
                 })) => {
                     io::copy(&mut self.source.by_ref().take(length.into()), &mut io::sink())?;
                 }
-                Err(error) => return Err(invalid(&error.to_string())),
+                Err(error) => return Err(invalid_data_error(&error.to_string())),
             }
         }
     }
@@ -239,7 +241,7 @@ impl<R: BufRead> ZstandardReader<R> {
         self.in_frame = false;
         match (self.decoder.get_checksum_from_data(), self.decoder.get_calculated_checksum()) {
             (Some(expected), Some(found)) if expected != found => {
-                Err(invalid("the checksum of a Zstandard frame differs from that of its content"))
+                Err(invalid_data_error("the checksum of a Zstandard frame differs from that of its content"))
             }
             _ => Ok(()),
         }
@@ -267,14 +269,14 @@ impl<R: BufRead> Read for ZstandardReader<R> {
             } else {
                 self.decoder
                     .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBlocks(1))
-                    .map_err(|error| invalid(&error.to_string()))?;
+                    .map_err(|error| invalid_data_error(&error.to_string()))?;
             }
         }
     }
 }
 
 /// Returns an error that reports damage in a file.
-fn invalid(problem: &str) -> io::Error {
+fn invalid_data_error(problem: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
 }
 
@@ -295,13 +297,13 @@ mod tests {
         (0..50_000_u32).flat_map(|index| format!("{},{}\n", index % 97, index).into_bytes()).collect()
     }
 
-    fn gzip(bytes: &[u8]) -> Vec<u8> {
+    fn compress_with_gzip(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
         encoder.write_all(bytes).unwrap();
         encoder.finish().unwrap()
     }
 
-    fn zip_stored(files: &[(&str, &[u8])]) -> Vec<u8> {
+    fn make_stored_zip(files: &[(&str, &[u8])]) -> Vec<u8> {
         let mut writer = ZipWriter::new(io::Cursor::new(Vec::new()));
         for (name, bytes) in files {
             let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
@@ -313,7 +315,7 @@ mod tests {
 
     /// Returns an archive with one compressed file. Python's `zipfile` writes the same fields. This function does not
     /// use the crate `zip`, because this package builds that crate without compression.
-    fn zip_deflated(bytes: &[u8]) -> Vec<u8> {
+    fn make_deflated_zip(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = DeflateEncoder::new(Vec::new(), Compression::fast());
         encoder.write_all(bytes).unwrap();
         let packed = encoder.finish().unwrap();
@@ -356,17 +358,21 @@ mod tests {
         let archive = [("__MACOSX/._a.csv", &b"x"[..]), ("folder/a.csv", &content), (".DS_Store", b"y")];
         for (name, bytes) in [
             ("a.csv", content.clone()),
-            ("a.csv.gz", gzip(&content)),
-            ("b.csv.GZ", [gzip(first), gzip(second)].concat()),
+            ("a.csv.gz", compress_with_gzip(&content)),
+            ("b.csv.GZ", [compress_with_gzip(first), compress_with_gzip(second)].concat()),
             // Regression test: before the fix, zeros at the end caused an error.
-            ("c.csv.gz", [gzip(first), vec![0; 700], gzip(second), vec![0; 1 << 19]].concat()),
+            (
+                "c.csv.gz",
+                [compress_with_gzip(first), vec![0; 700], compress_with_gzip(second), vec![0; 1 << 19]]
+                    .concat(),
+            ),
             ("a.csv.zst", zst(&content)),
             ("b.csv.zst", [&zst(first)[..], &skipped, &zst(second)].concat()),
-            ("a.csv.zip", zip_stored(&archive)),
-            ("b.csv.zip", zip_deflated(&content)),
-            // Regression test: before the fix, these files were taken for hidden files.
-            ("c.csv.zip", zip_stored(&[("./a.csv", &content), ("./.hidden", b"x")])),
-            ("d.csv.zip", zip_stored(&[("../folder/a.csv", &content)])),
+            ("a.csv.zip", make_stored_zip(&archive)),
+            ("b.csv.zip", make_deflated_zip(&content)),
+            // Regression test: `./a.csv` was taken for a hidden file.
+            ("c.csv.zip", make_stored_zip(&[("./a.csv", &content), ("./.hidden", b"x")])),
+            ("d.csv.zip", make_stored_zip(&[("../folder/a.csv", &content)])),
         ] {
             assert!(read(directory.path(), name, &bytes).as_ref() == Ok(&content), "{name}");
         }
@@ -377,22 +383,22 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let content = content();
         let (zst, deflated) =
-            (compress_to_vec(&content[..], CompressionLevel::Fastest), zip_deflated(&content));
-        let mut flipped = zip_stored(&[("a.csv", &content)]);
+            (compress_to_vec(&content[..], CompressionLevel::Fastest), make_deflated_zip(&content));
+        let mut flipped = make_stored_zip(&[("a.csv", &content)]);
         let middle = flipped.len() / 2;
         flipped[middle] ^= 1;
         for (name, bytes, expected) in [
-            ("a.gz", &gzip(&content)[..999], "truncated"),
+            ("a.gz", &compress_with_gzip(&content)[..999], "truncated"),
             ("b.gz", b"", "truncated"),
-            ("c.gz", &[gzip(&content), vec![0, 0, 1]].concat(), "truncated or corrupt"),
+            ("c.gz", &[compress_with_gzip(&content), vec![0, 0, 1]].concat(), "truncated or corrupt"),
             ("a.zst", &zst[..zst.len() / 2], "truncated"),
             ("b.zst", b"", "truncated"),
             ("c.zst", b"plain text", "truncated or corrupt"),
             ("a.zip", &deflated[..999], "not a valid zip"),
             ("b.zip", b"", "not a valid zip"),
             ("c.zip", &flipped, "checksum"),
-            ("d.zip", &zip_stored(&[("a.csv", b"1"), ("b.csv", b"2")]), "holds 2 files (a.csv, b.csv)"),
-            ("e.zip", &zip_stored(&[]), "without a file"),
+            ("d.zip", &make_stored_zip(&[("a.csv", b"1"), ("b.csv", b"2")]), "holds 2 files (a.csv, b.csv)"),
+            ("e.zip", &make_stored_zip(&[]), "without a file"),
         ] {
             let error = read(directory.path(), name, bytes).unwrap_err();
             assert!(error.contains(expected) && error.contains(name), "{name}: {error}");
@@ -402,14 +408,14 @@ mod tests {
     #[test]
     fn the_compression_is_recognised_by_name_and_by_content() {
         for (compression, bytes) in [
-            (FileCompression::Gzip, gzip(b"a")),
-            (FileCompression::Zip, zip_stored(&[("a", b"a")])),
+            (FileCompression::Gzip, compress_with_gzip(b"a")),
+            (FileCompression::Zip, make_stored_zip(&[("a", b"a")])),
             (FileCompression::Zstandard, compress_to_vec(&b"a"[..], CompressionLevel::Fastest)),
         ] {
-            assert_eq!(FileCompression::of_content(&bytes), Some(compression));
+            assert_eq!(FileCompression::from_file_content(&bytes), Some(compression));
             let name = format!("a.csv{}", compression.extension());
-            assert_eq!(FileCompression::of_name(Path::new(&name)), Some(compression));
+            assert_eq!(FileCompression::from_file_name(Path::new(&name)), Some(compression));
         }
-        assert_eq!(FileCompression::of_content(b"a,b"), None);
+        assert_eq!(FileCompression::from_file_content(b"a,b"), None);
     }
 }

@@ -22,7 +22,7 @@ const PIXEL_MAX: f32 = 16.0;
 /// # Panics
 ///
 /// If the compiled-in data is corrupt. A test checks that this data is correct.
-pub(crate) fn load() -> Table {
+pub(crate) fn load_digits() -> Table {
     let mut text = String::new();
     GzDecoder::new(DIGITS)
         .read_to_string(&mut text)
@@ -45,12 +45,12 @@ mod tests {
 
     #[test]
     fn each_digit_occurs_as_often_as_published() {
-        let table = load();
+        let table = load_digits();
         let Column::Numbers(labels) = &table.target else { panic!("the digits are not numbers") };
         assert_eq!((table.features.rows(), table.features.columns(), labels.len()), (1797, 64, 1797));
         let counts: Vec<usize> =
             (0..10).map(|digit| labels.iter().filter(|&&label| label == f64::from(digit)).count()).collect();
-        // These counts are published at https://archive.ics.uci.edu/dataset/80.
+        // https://archive.ics.uci.edu/dataset/80 publishes these numbers of samples of each digit.
         assert_eq!(counts, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]);
     }
 }

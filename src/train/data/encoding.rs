@@ -23,8 +23,8 @@ pub enum MissingPolicy {
     Drop,
     /// Replace a missing number by the mean of the column in the training rows. A missing text is a category of its own.
     Mean,
-    /// Like [`Mean`](Self::Mean). In addition, each column of numbers with missing values in the training rows has a second
-    /// input, which is 1 if the value is missing and otherwise 0.
+    /// Do the same as [`Mean`](Self::Mean). In addition, give each column that lacks numbers in the training rows a
+    /// second input: 1 if the number is missing, otherwise 0.
     Indicator,
 }
 
@@ -79,29 +79,30 @@ pub struct ColumnEncoding {
 pub enum ColumnInputs {
     /// One input: the number.
     Number {
-        /// The value for missing numbers: the mean of the column in the training rows. If `None`, no number may be missing.
+        /// The input if the number is missing: the mean of the column in the training rows. If `None`, no number may
+        /// be missing.
         fill: Option<f32>,
-        /// Whether there is a second input, which is 1 if the number is missing and otherwise 0.
+        /// Whether there is a second input: 1 if the number is missing, otherwise 0.
         indicator: bool,
     },
-    /// One input: the difference between the number and a constant. The difference is computed as f64 and then
-    /// rounded to f32, so that differences between large numbers are not lost.
+    /// One input: the number minus `offset`. The subtraction uses f64, so that small differences between large
+    /// numbers are kept.
     ShiftedNumber {
-        /// The constant: the mean of the column in the training rows.
+        /// The mean of the column in the training rows.
         offset: f64,
-        /// As for [`Number`](Self::Number), but for the difference.
+        /// The input if the number is missing. If `None`, no number may be missing.
         fill: Option<f32>,
-        /// As for [`Number`](Self::Number).
+        /// Whether there is a second input: 1 if the number is missing, otherwise 0.
         indicator: bool,
     },
-    /// One input for each category, which is 1 for the category of the text and otherwise 0. For a text that does not occur in
+    /// One input for each category: 1 for the category of the text, 0 for all others. If the text does not occur in
     /// the training rows, all inputs are 0.
     OneHot {
         /// The distinct texts of the training rows in sorted order. The empty text stands for a missing value.
         categories: Vec<String>,
     },
-    /// One input for each bucket, which is 1 for the bucket of the text and otherwise 0. The bucket is the first 8 bytes of the
-    /// SHA-256 of the text, as a little-endian number, modulo the number of buckets.
+    /// One input for each bucket: 1 for the bucket of the text, 0 for all others. The bucket is the first 8 bytes of
+    /// the SHA-256 of the text, as a little-endian number, modulo the number of buckets.
     Hashed {
         /// The number of buckets.
         buckets: u32,
@@ -163,8 +164,8 @@ impl ColumnEncoding {
         }
     }
 
-    /// Returns the input for missing numbers. Returns `None` if no number may be missing, or if this is a column of
-    /// texts.
+    /// Returns the input that replaces a missing number. Returns `None` if no number may be missing, or if this is a
+    /// column of texts.
     pub(crate) fn fill(&self) -> Option<f32> {
         match self.inputs {
             ColumnInputs::Number { fill, .. } | ColumnInputs::ShiftedNumber { fill, .. } => fill,
@@ -184,7 +185,8 @@ impl TableEncoding {
         self.columns.iter().map(ColumnEncoding::width).sum()
     }
 
-    /// Returns whether each cell, after missing numbers are filled, is itself the only input of its column.
+    /// Returns whether every column holds numbers and has a single input. Cells are then used as inputs without
+    /// change.
     pub fn is_plain(&self) -> bool {
         let is_plain = |column: &ColumnEncoding| column.is_number() && column.width() == 1;
         self.columns.iter().all(is_plain)
@@ -195,7 +197,7 @@ impl TableEncoding {
         hasher.update(self.to_json());
     }
 
-    /// Returns the encoding as JSON, from which serde reads the same encoding.
+    /// Returns the encoding as JSON.
     pub(crate) fn to_json(&self) -> String {
         serde_json::to_string(self).expect("strings and finite numbers are valid JSON")
     }
@@ -204,7 +206,8 @@ impl TableEncoding {
     ///
     /// # Panics
     ///
-    /// If `inputs` is shorter than [`width`](Self::width), or if a cell is not the index of a category or a bucket.
+    /// If `inputs` is shorter than [`width`](Self::width), or if the index of a category or bucket lies outside
+    /// `inputs`.
     pub fn expand(&self, cells: &ArrayView1<'_, f32>, mut inputs: ArrayViewMut1<'_, f32>) {
         inputs.fill(0.0);
         let mut at = 0;
@@ -251,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_expanded_to_inputs() {
+    fn cells_become_one_or_several_inputs() {
         let encoding = encoding();
         assert!(!encoding.is_plain());
         let names: Vec<String> = encoding.columns.iter().flat_map(ColumnEncoding::input_names).collect();

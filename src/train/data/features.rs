@@ -18,11 +18,11 @@ pub enum Features {
     Pixels {
         /// The bytes.
         values: Array2<u8>,
-        /// The divisor of every byte: a byte with this value is scaled to 1.
+        /// Every byte is divided by this number. A byte with this value becomes 1.
         divisor: f32,
     },
-    /// Columns of a table, at least one of which becomes several features. A cell of each column is stored. The features are
-    /// computed when a batch is gathered, because they need much more memory than the cells.
+    /// The cells of a table for which [`TableEncoding::is_plain`] is `false`. The features need much more memory than
+    /// the cells, so [`gather`](Self::gather) computes them for each batch.
     Encoded {
         /// A row of cells for each sample; see [`ColumnInputs`](super::ColumnInputs).
         cells: Array2<f32>,
@@ -58,7 +58,7 @@ impl Features {
     ///
     /// # Panics
     ///
-    /// If an index is not that of a sample.
+    /// If an index in `rows` is out of range.
     #[must_use]
     pub fn select(&self, rows: &[usize]) -> Self {
         match self {
@@ -73,12 +73,12 @@ impl Features {
         }
     }
 
-    /// Copies the samples whose indices are in `rows` to the first rows of `out`. If the caller passes a
-    /// `standardizer`, standardizes the copies.
+    /// Copies the samples whose indices are in `rows` to the first rows of `out`. Standardizes the copies if there is
+    /// a `standardizer`.
     ///
     /// # Panics
     ///
-    /// If an index is not that of a sample, or if `out` has a different number of columns than the samples.
+    /// If an index in `rows` is out of range, or if `out` does not have one column for each feature.
     pub fn gather(
         &self,
         rows: impl Iterator<Item = usize>,
@@ -152,9 +152,9 @@ pub struct Standardizer {
 }
 
 impl Standardizer {
-    /// Computes the mean and the deviation of each feature. The computation uses f64 and two passes, so that large
-    /// means do not reduce the precision. Also returns the indices of features whose values differ too little to be
-    /// scaled: these features become 0, as if they were constant.
+    /// Computes the mean and the standard deviation of each feature. The computation uses f64 and two passes, so that
+    /// large means do not reduce the precision. Also returns the indices of the features that differ too little to be
+    /// scaled. Like constant features, these features become 0.
     pub fn fit(features: &Features) -> (Self, Vec<usize>) {
         let (rows, columns) = (features.rows(), features.columns());
         let mut row_values = Array2::<f32>::zeros((1, columns));
@@ -188,8 +188,7 @@ impl Standardizer {
     }
 }
 
-/// Returns 1 / `deviation`, or 0 if a column with this deviation has to be treated as constant: because rounding can
-/// cause the deviation in a constant column, or because the inverse is not finite as f32.
+/// Returns 1 / `deviation`. Returns 0 if `deviation` may be a rounding error, or if the inverse is not finite as f32.
 fn invert_deviation(deviation: f64, mean: f64) -> f32 {
     let inverse = (1.0 / deviation) as f32;
     if deviation <= 1e-7 * mean.abs() || !inverse.is_finite() { 0.0 } else { inverse }
@@ -233,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn gathering_scales_pixels() {
+    fn gather_divides_pixels_by_their_divisor() {
         let features = Features::Pixels { values: array![[0, 255], [51, 102]], divisor: 255.0 };
         let mut out = Array2::zeros((2, 2));
         features.gather([1, 0].into_iter(), None, out.view_mut());

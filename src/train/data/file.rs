@@ -7,7 +7,7 @@ use std::path::Path;
 use super::compression::{FileCompression, decompress};
 use super::{DataError, ELEMENTS_MAX};
 
-/// Opens a file as a stream, which is decompressed if the name of the file ends in `.gz`, `.zip` or `.zst`.
+/// Opens a file as a stream. Decompresses the stream if the name of the file ends in `.gz`, `.zip` or `.zst`.
 ///
 /// # Errors
 ///
@@ -19,19 +19,19 @@ pub(crate) fn open(path: &Path) -> Result<Box<dyn Read>, DataError> {
     if metadata.is_dir() {
         return Err(DataError::malformed(path, "is a directory, but a file is needed"));
     }
-    decompress(path, file, FileCompression::of_name(path))
+    decompress(path, file, FileCompression::from_file_name(path))
 }
 
 /// Returns the extension of a file's name in lower case, without the extension of its compression: `csv` for `a.CSV.gz`.
 pub(crate) fn extension(path: &Path) -> Option<String> {
-    let name = match FileCompression::of_name(path) {
+    let name = match FileCompression::from_file_name(path) {
         Some(_) => Path::new(path.file_stem()?),
         None => path,
     };
     Some(name.extension()?.to_str()?.to_ascii_lowercase())
 }
 
-/// Reads the rest of a stream. Returns an error unless the rest has exactly `len` bytes.
+/// Reads the rest of a stream. Returns an error if the rest does not have exactly `len` bytes.
 ///
 /// This function allocates memory only for bytes that it has read, because the header of a malformed file may announce any
 /// length.
@@ -63,8 +63,8 @@ pub(crate) fn checked_element_count(dimensions: &[u64], path: &Path) -> Result<u
     })
 }
 
-/// Converts an error that a read returned. Damage in a compressed file is an error in the file. Other errors come from the
-/// operating system.
+/// Converts an error of a read: damaged compressed data to [`DataError::Malformed`], other errors to
+/// [`DataError::Unreadable`].
 pub(crate) fn stream_error(path: &Path, error: std::io::Error) -> DataError {
     use std::io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     if matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof) {

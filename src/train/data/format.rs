@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::DataSource;
-use super::source::expand_pattern;
+use super::source::expand_file_pattern;
 
 /// A format of the files or the directory that `--data` names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,8 +26,8 @@ impl DataFormat {
 }
 
 impl DataSource {
-    /// Creates the data source for the values of `--data` when `--format` names the format. Patterns are replaced by
-    /// the names of files as in [`from_values`](Self::from_values).
+    /// Creates a data source from the values of `--data` and the format that `--format` names. Patterns are replaced
+    /// by the names of files as in [`from_values`](Self::from_values).
     ///
     /// # Errors
     ///
@@ -35,7 +35,7 @@ impl DataSource {
     pub fn from_values_with_format(values: &[String], format: DataFormat) -> Result<Self, String> {
         let mut paths: Vec<PathBuf> = Vec::new();
         for value in values {
-            let names = expand_pattern(value).map_err(|why| format!("--data {value}: {why}"))?;
+            let names = expand_file_pattern(value).map_err(|why| format!("--data {value}: {why}"))?;
             paths.extend(names.into_iter().map(PathBuf::from));
         }
         match (format, paths.len()) {

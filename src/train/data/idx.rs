@@ -21,9 +21,9 @@ const LABELS_MAGIC: u32 = 0x0000_0801;
 ///
 /// If a file is missing, truncated, too long or of another format, if the numbers of images and labels differ, or if the
 /// training images and the test images have different shapes.
-pub(crate) fn load(directory: &Path) -> Result<(Table, Table, ImageShape), DataError> {
-    let (train, shape) = load_pair(directory, "train")?;
-    let (test, test_shape) = load_pair(directory, "t10k")?;
+pub(crate) fn load_idx_directory(directory: &Path) -> Result<(Table, Table, ImageShape), DataError> {
+    let (train, shape) = load_images_and_labels(directory, "train")?;
+    let (test, test_shape) = load_images_and_labels(directory, "t10k")?;
     if shape != test_shape {
         let size = |shape: ImageShape| format!("{} x {} pixels", shape.height, shape.width);
         let problem =
@@ -34,7 +34,7 @@ pub(crate) fn load(directory: &Path) -> Result<(Table, Table, ImageShape), DataE
 }
 
 /// Reads the images and the labels of the training set (`part` is `train`) or the test set (`part` is `t10k`).
-fn load_pair(directory: &Path, part: &str) -> Result<(Table, ImageShape), DataError> {
+fn load_images_and_labels(directory: &Path, part: &str) -> Result<(Table, ImageShape), DataError> {
     let images_path = find_file(directory, part, "images", 3)?;
     let labels_path = find_file(directory, part, "labels", 1)?;
     let (images, shape) = read(&images_path, IMAGES_MAGIC)?;
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn plain_and_compressed_files_give_the_same_features() {
         let directory = data_directory();
-        let (train, test, shape) = load(directory.path()).unwrap();
+        let (train, test, shape) = load_idx_directory(directory.path()).unwrap();
         assert_eq!(shape, ImageShape { channels: 1, height: 2, width: 3 });
         assert_eq!(train.features, test.features);
         assert_eq!((train.features.rows(), train.features.columns()), (2, 6));
@@ -147,9 +147,9 @@ mod tests {
         encoder.write_all(&images_file()).unwrap();
         encoder.finish().unwrap();
         fs::remove_file(plain).unwrap();
-        assert_eq!(load(directory.path()).unwrap().0.features, train.features);
+        assert_eq!(load_idx_directory(directory.path()).unwrap().0.features, train.features);
         fs::remove_file(directory.path().join("t10k-labels.idx1-ubyte")).unwrap();
-        let error = load(directory.path()).unwrap_err().to_string();
+        let error = load_idx_directory(directory.path()).unwrap_err().to_string();
         assert!(error.contains("t10k-labels-idx1-ubyte"), "{error}");
     }
 
@@ -168,7 +168,7 @@ mod tests {
         for (bytes, expected) in cases {
             let directory = data_directory();
             fs::write(directory.path().join("train-images-idx3-ubyte"), &bytes).unwrap();
-            let error = load(directory.path()).unwrap_err().to_string();
+            let error = load_idx_directory(directory.path()).unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains("train"), "{error} / {expected}");
         }
     }
@@ -186,7 +186,7 @@ mod tests {
                 idx_file(LABELS_MAGIC, &[2], &[7, 3]),
             )
             .unwrap();
-            let error = load(directory.path()).unwrap_err().to_string();
+            let error = load_idx_directory(directory.path()).unwrap_err().to_string();
             assert!(error.contains("truncated"), "{len}: {error}");
         }
     }

@@ -16,7 +16,7 @@ use super::DataError;
 /// The maximum size of a file in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 28;
 /// The maximum width and height of an image in pixels.
-const SIDE_MAX: usize = 1 << 14;
+const IMAGE_SIDE_MAX: usize = 1 << 14;
 
 /// A decoded image with one byte for each channel of each pixel.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,13 +29,13 @@ pub(crate) struct DecodedImage {
     pub(crate) pixels: Vec<u8>,
 }
 
-/// Reads an image. The first bytes of the file, and not its name, tell whether the image is PNG or JPEG. Transparency
-/// is ignored. If values have 16 bits, only their higher 8 bits are used.
+/// Reads an image. The first bytes of the file tell whether the image is PNG or JPEG. The name of the file does not
+/// matter. Transparency is ignored. If values have 16 bits, only their higher 8 bits are used.
 ///
 /// # Errors
 ///
 /// If the file cannot be read, is not a PNG or JPEG image, or is damaged.
-pub(crate) fn read(path: &Path) -> Result<DecodedImage, DataError> {
+pub(crate) fn read_image_file(path: &Path) -> Result<DecodedImage, DataError> {
     let unreadable = |error| DataError::unreadable(path, error);
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(unreadable)?;
@@ -43,10 +43,10 @@ pub(crate) fn read(path: &Path) -> Result<DecodedImage, DataError> {
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(DataError::malformed(path, format!("has more than {FILE_BYTES_MAX} bytes")));
     }
-    decode(&bytes).map_err(|problem| DataError::malformed(path, problem))
+    decode_image(&bytes).map_err(|problem| DataError::malformed(path, problem))
 }
 
-fn decode(bytes: &[u8]) -> Result<DecodedImage, String> {
+fn decode_image(bytes: &[u8]) -> Result<DecodedImage, String> {
     if bytes.starts_with(b"\x89PNG") {
         decode_png(bytes)
     } else if bytes.starts_with(b"\xff\xd8") {
@@ -58,25 +58,25 @@ fn decode(bytes: &[u8]) -> Result<DecodedImage, String> {
     }
 }
 
-/// Returns options with which damaged files and images that are too large cause errors.
+/// Returns options that make the decoder refuse damaged files and images that are too large.
 fn strict_options() -> DecoderOptions {
     DecoderOptions::default()
         .set_strict_mode(true)
-        .set_max_width(SIDE_MAX)
-        .set_max_height(SIDE_MAX)
+        .set_max_width(IMAGE_SIDE_MAX)
+        .set_max_height(IMAGE_SIDE_MAX)
         .png_set_strip_to_8bit(true)
         .png_set_confirm_crc(true)
         .inflate_set_confirm_adler(true)
         .png_set_decode_animated(false)
 }
 
-fn damaged(format: &str, error: impl std::fmt::Debug) -> String {
+fn describe_damage(format: &str, error: impl std::fmt::Debug) -> String {
     let text = format!("{error:?}");
     format!("is damaged, or is not a supported {format} image ({})", text.trim().trim_matches('"'))
 }
 
 fn decode_png(bytes: &[u8]) -> Result<DecodedImage, String> {
-    let fail = |error| damaged("PNG", error);
+    let fail = |error| describe_damage("PNG", error);
     let mut decoder = PngDecoder::new_with_options(ZCursor::new(bytes), strict_options());
     let pixels = decoder.decode_raw().map_err(fail)?;
     let (Some((width, height)), Some(colors)) = (decoder.dimensions(), decoder.colorspace()) else {
@@ -89,7 +89,7 @@ fn decode_png(bytes: &[u8]) -> Result<DecodedImage, String> {
 }
 
 fn decode_jpeg(bytes: &[u8]) -> Result<DecodedImage, String> {
-    let fail = |error| damaged("JPEG", error);
+    let fail = |error| describe_damage("JPEG", error);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), strict_options());
     decoder.decode_headers().map_err(fail)?;
     let colors = match decoder.input_colorspace() {
@@ -134,8 +134,8 @@ fn to_image(
 mod tests {
     use super::*;
 
-    /// The name of each image, its file, and the expected channels of each of its pixels (empty if the image is
-    /// refused). Pillow wrote these images of 3 x 2 pixels: `Image.new(MODE, (3, 2), COLOUR).save(FILE)`, with
+    /// Each image: its name, its file, and the expected channels of every pixel. The channels are empty if decoding
+    /// must fail. Pillow wrote these images of 3 x 2 pixels: `Image.new(MODE, (3, 2), COLOUR).save(FILE)`, with
     /// `quality=95, optimize=True` for JPEG.
     const SAMPLES: [(&str, &[u8], &[u8]); 10] = [
         ("grey.jpg", include_bytes!("images/grey.jpg"), &[100]),
@@ -153,11 +153,11 @@ mod tests {
     #[test]
     fn each_kind_of_image_is_decoded() {
         for (name, bytes, expected) in SAMPLES.iter().filter(|(_, _, expected)| !expected.is_empty()) {
-            let image = decode(bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let image = decode_image(bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
             assert_eq!((image.width, image.height, image.channels), (3, 2, expected.len()), "{name}");
             assert_eq!(image.pixels.len(), 6 * expected.len(), "{name}");
             for (found, expected) in image.pixels.iter().zip(expected.iter().cycle()) {
-                // JPEG decoders round differently.
+                // The values of JPEG decoders may differ by 2.
                 let tolerance = if name.ends_with("jpg") { 2 } else { 0 };
                 assert!(found.abs_diff(*expected) <= tolerance, "{name}: {:?}", image.pixels);
             }
@@ -171,26 +171,25 @@ mod tests {
             (b"GIF89a", "is not a PNG or JPEG image"),
             (SAMPLES[9].1, "colours CMYK; convert it to RGB"),
         ] {
-            let error = decode(bytes).unwrap_err();
+            let error = decode_image(bytes).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
         for (name, bytes, _) in SAMPLES {
             for len in (0..bytes.len() - 2).step_by(9) {
-                // A file that lacks only its last bytes may still hold all pixels. Decoding a shorter file never
-                // panics.
-                let result = decode(&bytes[..len]);
+                // Decoding a truncated file must not panic. It may succeed if more than half of the bytes are left.
+                let result = decode_image(&bytes[..len]);
                 assert!(result.is_err() || len > bytes.len() / 2, "{name} {len}");
             }
             if name.ends_with("png") {
                 for index in (0..bytes.len()).step_by(3) {
                     let mut changed = bytes.to_vec();
                     changed[index] ^= 1 << (index % 8);
-                    let _ = decode(&changed);
+                    let _ = decode_image(&changed);
                 }
                 let middle = bytes.len() - 20;
                 let mut changed = bytes.to_vec();
                 changed[middle] ^= 4;
-                assert!(decode(&changed).is_err(), "{name}");
+                assert!(decode_image(&changed).is_err(), "{name}");
             }
         }
     }

@@ -11,9 +11,9 @@ use super::loaded_rows::{LoadedRows, RowPlaces};
 use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, Table};
 
 /// The endings of the names of images, in lower case.
-const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
+const IMAGE_FILE_ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
 /// Bytes are divided by this number, so that 255 becomes 1.
-const DIVISOR: f32 = 255.0;
+const PIXEL_DIVISOR: f32 = 255.0;
 
 /// The images in a directory, in the order in which they are read.
 struct ImageList {
@@ -40,10 +40,10 @@ pub(crate) fn is_image_folder(directory: &Path) -> bool {
 ///
 /// # Errors
 ///
-/// - The directory has no folders, or images beside its folders.
+/// - The directory has no folders, or has images beside its folders.
 /// - A folder has no images, or holds another folder.
 /// - An image cannot be read or has another size than the first image.
-pub(crate) fn load(directory: &Path) -> Result<(LoadedRows, ImageShape), DataError> {
+pub(crate) fn load_image_folder(directory: &Path) -> Result<(LoadedRows, ImageShape), DataError> {
     let list = list_images(directory)?;
     if list.images.iter().any(|(_, class)| class.is_empty()) {
         let problem = "holds images that are not in the folder of a class; move each image to a folder that has the name of its \
@@ -58,7 +58,7 @@ pub(crate) fn load(directory: &Path) -> Result<(LoadedRows, ImageShape), DataErr
 pub(crate) struct WantedImages {
     /// The number of inputs of the model.
     pub(crate) inputs: usize,
-    /// The shape of the training images. `None` if the model file does not have the shape.
+    /// The shape of the training images. `None` if the model file does not hold the shape.
     pub(crate) shape: Option<ImageShape>,
 }
 
@@ -90,7 +90,7 @@ fn sorted_entries(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
 
 fn has_image_name(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
-    extension.is_some_and(|extension| ENDINGS.contains(&extension.to_ascii_lowercase().as_str()))
+    extension.is_some_and(|extension| IMAGE_FILE_ENDINGS.contains(&extension.to_ascii_lowercase().as_str()))
 }
 
 fn list_images(directory: &Path) -> Result<ImageList, DataError> {
@@ -122,7 +122,7 @@ fn list_images(directory: &Path) -> Result<ImageList, DataError> {
     }
 }
 
-/// Adds the images of the folder of a class.
+/// Adds the images in the folder of one class to `list`.
 fn list_class(folder: &Path, list: &mut ImageList) -> Result<(), DataError> {
     let Some(class) = folder.file_name().and_then(|name| name.to_str()) else {
         return Err(DataError::malformed(
@@ -149,11 +149,12 @@ fn list_class(folder: &Path, list: &mut ImageList) -> Result<(), DataError> {
     Ok(())
 }
 
-/// Reads all images. Grey images are converted to colours if other images have colours, or if the model needs colours.
+/// Reads all images. Converts grey images to colour images if any image has colours, or if the model takes colour
+/// images.
 fn read_images(list: ImageList, wanted: Option<WantedImages>) -> Result<(LoadedRows, ImageShape), DataError> {
     let mut pixels: Option<PixelRows> = None;
     for (path, _) in &list.images {
-        let image = image_file::read(path)?;
+        let image = image_file::read_image_file(path)?;
         let rows = match &mut pixels {
             Some(rows) => rows,
             None => pixels.insert(PixelRows::new(path, &image, wanted, list.images.len())?),
@@ -166,7 +167,7 @@ fn read_images(list: ImageList, wanted: Option<WantedImages>) -> Result<(LoadedR
         .expect("all images have the same number of values");
     let target = Column::Text(list.images.iter().map(|(_, class)| class.as_str()).collect());
     let notes = describe_other_files(&list.other_files).into_iter().collect();
-    let table = Table { features: Features::Pixels { values, divisor: DIVISOR }, target };
+    let table = Table { features: Features::Pixels { values, divisor: PIXEL_DIVISOR }, target };
     let places = RowPlaces::Files(list.images.into_iter().map(|(path, _)| path).collect());
     Ok((LoadedRows { table, places, notes }, shape))
 }
@@ -180,20 +181,20 @@ fn describe_other_files(files: &[PathBuf]) -> Option<String> {
     ))
 }
 
-/// The values of images, channel by channel.
+/// The values of the images that were read so far. The values of an image are ordered as [`ImageShape`] says.
 struct PixelRows {
     shape: ImageShape,
     /// The file of the first image.
     first: PathBuf,
     values: Vec<u8>,
-    /// Whether grey images stay grey, because the model has inputs for grey images.
+    /// Whether images with colours are refused, because the model takes grey images.
     only_grey: bool,
     /// The number of all images.
     count: usize,
 }
 
 impl PixelRows {
-    /// Prepares for `count` images. `image` is the first of them, and determines the size of all.
+    /// Creates an empty list for `count` images of the size of `image`.
     fn new(
         path: &Path,
         image: &DecodedImage,
@@ -262,7 +263,7 @@ impl PixelRows {
             if self.only_grey {
                 return Err("has colours, but the model was trained on grey images".into());
             }
-            self.add_colours()?;
+            self.convert_rows_to_colour()?;
         }
         for channel in 0..self.shape.channels {
             let from = channel.min(image.channels - 1);
@@ -272,7 +273,7 @@ impl PixelRows {
     }
 
     /// Converts the grey images that were read so far to images with three equal channels.
-    fn add_colours(&mut self) -> Result<(), String> {
+    fn convert_rows_to_colour(&mut self) -> Result<(), String> {
         let grey = std::mem::take(&mut self.values);
         self.shape.channels = 3;
         self.check_size()?;
@@ -287,10 +288,10 @@ impl PixelRows {
 mod tests {
     use super::*;
 
-    const GREY: &[u8] = include_bytes!("images/grey.jpg");
-    const COLOUR: &[u8] = include_bytes!("images/palette.png");
+    const GREY_JPEG: &[u8] = include_bytes!("images/grey.jpg");
+    const COLOUR_PNG: &[u8] = include_bytes!("images/palette.png");
 
-    fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+    fn make_image_folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         for (name, bytes) in files {
             let path = directory.path().join(name);
@@ -302,14 +303,14 @@ mod tests {
 
     #[test]
     fn grey_images_get_three_channels_if_another_image_has_colours() {
-        let directory = folder(&[
-            ("b/2.PNG", COLOUR),
-            ("b/10.jpeg", GREY),
-            ("a/x.jpg", GREY),
+        let directory = make_image_folder(&[
+            ("b/2.PNG", COLOUR_PNG),
+            ("b/10.jpeg", GREY_JPEG),
+            ("a/x.jpg", GREY_JPEG),
             ("a/Thumbs.db", b""),
             (".hidden/x", b""),
         ]);
-        let (loaded, shape) = load(directory.path()).unwrap();
+        let (loaded, shape) = load_image_folder(directory.path()).unwrap();
         assert_eq!(shape, ImageShape { channels: 3, height: 2, width: 3 });
         let Features::Pixels { values, .. } = &loaded.table.features else { panic!("images are pixels") };
         let grey = vec![100_u8; 18];
@@ -325,7 +326,7 @@ mod tests {
 
     #[test]
     fn images_are_converted_to_the_channels_of_the_model() {
-        let directory = folder(&[("2.jpg", GREY), ("1.jpg", GREY)]);
+        let directory = make_image_folder(&[("2.jpg", GREY_JPEG), ("1.jpg", GREY_JPEG)]);
         for (inputs, expected) in [(6, 6), (18, 18)] {
             let loaded = load_for_model(directory.path(), WantedImages { inputs, shape: None }).unwrap();
             assert_eq!((loaded.table.features.rows(), loaded.table.features.columns()), (2, expected));
@@ -339,32 +340,45 @@ mod tests {
                 load_for_model(directory.path(), WantedImages { inputs, shape }).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
-        let directory = folder(&[("2.png", COLOUR)]);
+        let directory = make_image_folder(&[("2.png", COLOUR_PNG)]);
         let error = load_for_model(directory.path(), WantedImages { inputs: 6, shape: None })
             .unwrap_err()
             .to_string();
         assert!(error.contains("2.png: has colours, but the model was trained on grey images"), "{error}");
-        assert!(load(directory.path()).unwrap_err().to_string().contains("not in the folder of a class"));
+        assert!(
+            load_image_folder(directory.path())
+                .unwrap_err()
+                .to_string()
+                .contains("not in the folder of a class")
+        );
     }
 
     #[test]
     fn wrong_folders_are_errors_that_name_the_file() {
         let other_size: &[u8] = include_bytes!("images/other_size.png");
         for (files, expected) in [
-            (&[("a/1.jpg", GREY), ("b/1.png", other_size)][..], "b/1.png: has 4 x 2 pixels, but"),
+            (&[("a/1.jpg", GREY_JPEG), ("b/1.png", other_size)][..], "b/1.png: has 4 x 2 pixels, but"),
             (
-                &[("a/1.jpg", GREY), ("b/x.txt", b"")],
+                &[("a/1.jpg", GREY_JPEG), ("b/x.txt", b"")],
                 "b: holds no images (.png, .jpg, .jpeg); remove the folder",
             ),
-            (&[("a/1.jpg", GREY), ("a/c/1.jpg", GREY)], "a/c: is a folder in the folder of a class"),
-            (&[("a/1.jpg", GREY), ("1.jpg", GREY)], "1.jpg: is not in a folder, but other images are"),
+            (
+                &[("a/1.jpg", GREY_JPEG), ("a/c/1.jpg", GREY_JPEG)],
+                "a/c: is a folder in the folder of a class",
+            ),
+            (
+                &[("a/1.jpg", GREY_JPEG), ("1.jpg", GREY_JPEG)],
+                "1.jpg: is not in a folder, but other images are",
+            ),
             (&[("a/1.jpg", b"text")], "a/1.jpg: is not a PNG or JPEG image"),
             (&[("x.txt", b"")], "holds no images; ringtrain reads images from folders"),
         ] {
-            let directory = folder(files);
-            let error = load(directory.path()).unwrap_err().to_string();
+            let directory = make_image_folder(files);
+            let error = load_image_folder(directory.path()).unwrap_err().to_string();
             assert!(error.contains(expected), "{error} / {expected}");
         }
-        assert!(load(Path::new("/absent")).unwrap_err().to_string().contains("cannot read /absent"));
+        assert!(
+            load_image_folder(Path::new("/absent")).unwrap_err().to_string().contains("cannot read /absent")
+        );
     }
 }

@@ -4,8 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The shape of the images of a data set. The features of a sample are the values of its image: channel by channel, in
-/// each channel row by row, in each row from left to right. This is the order of `PyTorch` (channels, height, width).
+/// The shape of the images of a data set. The features of a sample are the values of its image: channel by channel,
+/// in each channel row by row, in each row from left to right. `PyTorch` uses the same order: (channels, height,
+/// width).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ImageShape {
     /// The number of channels: 1 for grey images, 3 for colour images.
@@ -17,7 +18,7 @@ pub struct ImageShape {
 }
 
 impl ImageShape {
-    /// Returns the number of values of an image. The number is `usize::MAX` if it does not fit `usize`.
+    /// Returns the number of values of an image. Returns `usize::MAX` if the number does not fit `usize`.
     pub fn values(&self) -> usize {
         self.channels.saturating_mul(self.height).saturating_mul(self.width)
     }

@@ -9,12 +9,12 @@ pub struct TableLayout {
     pub columns: usize,
     /// The number of the column with the target.
     pub target: usize,
-    /// The numbers of the feature columns, in increasing order. This is also the order of the model.
+    /// The numbers of the feature columns, in increasing order. The model takes the features in this order.
     pub features: Vec<usize>,
 }
 
 impl TableLayout {
-    /// Returns the numbers that the feature columns have if the column with the target is left out of the table.
+    /// Returns the numbers of the feature columns in a table without the target column.
     pub fn features_without_target(&self) -> Vec<usize> {
         self.features.iter().map(|&column| column - usize::from(column > self.target)).collect()
     }

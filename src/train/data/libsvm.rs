@@ -14,18 +14,19 @@ use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
 
 /// The maximum length of a line in bytes.
 const LINE_BYTES_MAX: usize = 1 << 26;
-/// The maximum index of a feature. A model holds a number for each feature, even if the feature is 0 in most rows.
+/// The maximum index of a feature. The limit bounds the size of a model, which has parameters for every index up to
+/// the largest.
 const INDEX_MAX: u32 = 1 << 22;
 /// The maximum number of characters of a token in a message.
-const TOKEN_SHOWN: usize = 40;
+const TOKEN_CHARACTERS_SHOWN: usize = 40;
 
 /// Reads all rows of a file. The number of features is the largest index in the file.
 ///
 /// # Errors
 ///
-/// If the file cannot be read, holds no rows, or is malformed. The message names the line and the character, both
+/// If the file cannot be read, holds no rows, or is malformed. An error names the line and the character, both
 /// counted from 1.
-pub(crate) fn load(path: &Path) -> Result<LoadedRows, DataError> {
+pub(crate) fn load_libsvm_file(path: &Path) -> Result<LoadedRows, DataError> {
     let mut reader = BufReader::new(open(path)?);
     let mut lines = LineParser::default();
     let mut line = Vec::new();
@@ -73,8 +74,8 @@ struct LineParser {
 }
 
 impl LineParser {
-    /// Adds the row of a line. A line without a row is ignored. An error consists of the position of a character and a
-    /// sentence that says what is wrong with the token at this position.
+    /// Adds the row of a line. Ignores an empty line and a line that holds only a comment. An error consists of the
+    /// position of a character and a sentence that says what is wrong with the token at this position.
     fn add(&mut self, number: u64, line: &[u8]) -> Result<(), (usize, String)> {
         let end = line.iter().position(|&byte| byte == b'#').unwrap_or(line.len());
         let mut tokens = Tokens { line: &line[..end], at: 0 };
@@ -127,13 +128,16 @@ impl<'a> Iterator for Tokens<'a> {
 
 fn parse_target(token: &[u8]) -> Result<f64, String> {
     if token.contains(&b':') {
-        return Err(format!("the line starts with `{}`, but it must start with the target", show(token)));
+        return Err(format!(
+            "the line starts with `{}`, but it must start with the target",
+            quote_start_of_token(token)
+        ));
     }
     let mut parts = token.split(|&byte| byte == b',');
     if token.contains(&b',') && parts.all(|part| parse_number(part).is_ok()) {
         return Err(format!(
             "`{}` is a list of targets; ringtrain reads one target for each row",
-            show(token)
+            quote_start_of_token(token)
         ));
     }
     parse_number(token).map_err(|problem| format!("the target {problem}"))
@@ -142,12 +146,18 @@ fn parse_target(token: &[u8]) -> Result<f64, String> {
 fn parse_feature(token: &[u8]) -> Result<(u32, f32), String> {
     let colon = token.iter().position(|&byte| byte == b':');
     let Some((index, value)) = colon.map(|colon| (&token[..colon], &token[colon + 1..])) else {
-        return Err(format!("`{}` is not a feature; a feature is written INDEX:VALUE", show(token)));
+        return Err(format!(
+            "`{}` is not a feature; a feature is written INDEX:VALUE",
+            quote_start_of_token(token)
+        ));
     };
     let number = std::str::from_utf8(index).ok().and_then(|text| text.parse::<u64>().ok());
     let index = match number {
         None => {
-            return Err(format!("`{}` is not an index; an index is an integer of at least 1", show(index)));
+            return Err(format!(
+                "`{}` is not an index; an index is an integer of at least 1",
+                quote_start_of_token(index)
+            ));
         }
         Some(0) => {
             return Err("the index is 0, but indices start at 1; write the file with indices from 1 (in scikit-learn, \
@@ -163,12 +173,12 @@ fn parse_feature(token: &[u8]) -> Result<(u32, f32), String> {
 }
 
 /// Returns the beginning of a token for a message.
-fn show(token: &[u8]) -> String {
+fn quote_start_of_token(token: &[u8]) -> String {
     let text = String::from_utf8_lossy(token);
-    if text.chars().count() <= TOKEN_SHOWN {
+    if text.chars().count() <= TOKEN_CHARACTERS_SHOWN {
         return text.into_owned();
     }
-    text.chars().take(TOKEN_SHOWN).chain("...".chars()).collect()
+    text.chars().take(TOKEN_CHARACTERS_SHOWN).chain("...".chars()).collect()
 }
 
 #[cfg(test)]
@@ -179,17 +189,17 @@ mod tests {
 
     use super::*;
 
-    fn load_text(text: &[u8]) -> Result<LoadedRows, DataError> {
+    fn load_libsvm_text(text: &[u8]) -> Result<LoadedRows, DataError> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.libsvm");
         fs::write(&path, text).unwrap();
-        load(&path)
+        load_libsvm_file(&path)
     }
 
     #[test]
     fn features_that_a_line_does_not_name_are_0() {
         let text = b"\xef\xbb\xbf+1 1:0.5 3:-2 # first\r\n\n# only a comment\n-1\t2:1e2\n2 qid:7 4:0\n0.5";
-        let loaded = load_text(text).unwrap();
+        let loaded = load_libsvm_text(text).unwrap();
         let Features::Sparse(rows) = &loaded.table.features else { panic!("the features are sparse") };
         assert_eq!((rows.rows(), rows.columns(), rows.stored_values()), (4, 4, 3));
         let mut gathered = Array2::from_elem((4, 4), 9.0);
@@ -221,7 +231,7 @@ mod tests {
             ("1,3 1:2", "`1,3` is a list of targets"),
             ("1 1:2 qid:3", "`qid` is not an index"),
         ] {
-            let error = load_text(text.as_bytes()).unwrap_err().to_string();
+            let error = load_libsvm_text(text.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");
         }
     }

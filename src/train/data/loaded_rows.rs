@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::{DataError, Table};
 
-/// All rows of a source, with the place of each row for messages.
+/// All rows of a data source, and where each row comes from.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct LoadedRows {
     pub(crate) table: Table,
@@ -27,7 +27,7 @@ impl RowPlaces {
     ///
     /// # Panics
     ///
-    /// If there is no such row.
+    /// If `row` is out of range.
     pub(crate) fn error(&self, row: usize, problem: &str) -> DataError {
         match self {
             Self::Lines(path, lines) => DataError::malformed(path, format!("line {}: {problem}", lines[row])),

@@ -105,7 +105,8 @@ pub struct Dataset {
     pub image: Option<ImageShape>,
     /// How the columns of a table become features. `None` if the data is not a table with named columns.
     pub encoding: Option<Arc<TableEncoding>>,
-    /// Where these columns and the target are in the table. `None` if the data is not a table with named columns.
+    /// Where the feature columns and the target are in the table. `None` if the data is not a table with named
+    /// columns.
     pub layout: Option<TableLayout>,
     /// Messages for the user. Each message names a property of the data that was guessed, and the option that overrides the
     /// guess.

@@ -1,8 +1,7 @@
 //! Reads numpy's `.npy` files: one file with features and one file with targets.
 //!
-//! This module does not use the crate `ndarray-npy`. Before that crate reads the data of a file, that crate allocates
-//! as much memory as the file's header demands. The crate's parser of Python literals recurses as deeply as the file
-//! demands. Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
+//! This module does not use the crate `ndarray-npy`, because a malformed header can make that crate allocate all
+//! memory or overflow the stack. Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 
 use std::io::Read;
 use std::path::Path;
@@ -17,7 +16,7 @@ use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, Table};
 const HEADER_BYTES_MAX: u32 = 1 << 16;
 
 /// A message about rounded numbers names at most this many columns of the data.
-const COLUMNS_SHOWN: usize = 8;
+const ROUNDED_COLUMNS_SHOWN: usize = 8;
 
 /// The content of a file of features and a file of targets.
 #[derive(Debug)]
@@ -40,9 +39,9 @@ pub(crate) struct NpyDataset {
 /// - A file is missing, truncated, too long, or of another format or type.
 /// - A file holds NaN or infinity.
 /// - The two files have different numbers of rows.
-pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<NpyDataset, DataError> {
-    let features = read(features_path)?;
-    let targets = read(targets_path)?;
+pub(crate) fn load_array_pair(features_path: &Path, targets_path: &Path) -> Result<NpyDataset, DataError> {
+    let features = read_npy_file(features_path)?;
+    let targets = read_npy_file(targets_path)?;
     let FeatureShape { rows, image, .. } =
         FeatureShape::new(&features.shape).map_err(|why| DataError::malformed(features_path, why))?;
     if !matches!(targets.shape.as_slice(), [_] | [_, 1]) {
@@ -95,7 +94,7 @@ impl FeatureShape {
     ///
     /// A text that says which shapes are possible.
     pub(crate) fn new(shape: &[u64]) -> Result<Self, String> {
-        // Without this check, the lengths of an array without elements could overflow.
+        // A length of 0 counts as 1, so that a shape such as (0, 2^40, 2^40) is refused.
         let count = shape.iter().try_fold(1_u64, |count, &length| count.checked_mul(length.max(1)));
         if count.is_none_or(|count| count > ELEMENTS_MAX) {
             return Err(format!("has shape {shape:?}; the limit is {ELEMENTS_MAX} elements"));
@@ -122,7 +121,7 @@ impl FeatureShape {
     }
 }
 
-/// Returns a message for the user about columns in which different numbers become equal, or lose digits, as f32.
+/// Returns a message for the user that names the columns whose differences f32 cannot represent.
 fn describe_rounding(values: &Array2<f64>, path: &Path) -> Option<String> {
     let mut ranges = vec![NumberRange::EMPTY; values.ncols()];
     for row in values.rows() {
@@ -130,8 +129,8 @@ fn describe_rounding(values: &Array2<f64>, path: &Path) -> Option<String> {
     }
     let rounded = ranges.iter().enumerate().filter(|(_, range)| range.needs_f64());
     let columns: Vec<String> = rounded.map(|(column, _)| column.to_string()).collect();
-    let shown = columns.iter().take(COLUMNS_SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
-    let more = if columns.len() > COLUMNS_SHOWN { ", ..." } else { "" };
+    let shown = columns.iter().take(ROUNDED_COLUMNS_SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = if columns.len() > ROUNDED_COLUMNS_SHOWN { ", ..." } else { "" };
     (!columns.is_empty()).then(|| {
         format!(
             "{}, column {shown}{more} (counted from 0): large numbers that differ little lose their differences as 32-bit \
@@ -186,7 +185,12 @@ impl NpyStream {
     }
 
     /// Reads the next `count` elements. If `is_last`, checks that the file ends after these elements.
-    pub(crate) fn read(&mut self, count: u64, is_last: bool, path: &Path) -> Result<Vec<f64>, DataError> {
+    pub(crate) fn read_values(
+        &mut self,
+        count: u64,
+        is_last: bool,
+        path: &Path,
+    ) -> Result<Vec<f64>, DataError> {
         let len = count * self.element_bytes();
         let bytes = if is_last {
             read_exactly(&mut *self.reader, len, path)?
@@ -214,10 +218,10 @@ impl NpyStream {
 }
 
 /// Reads a whole file.
-pub(crate) fn read(path: &Path) -> Result<NpyArray, DataError> {
+pub(crate) fn read_npy_file(path: &Path) -> Result<NpyArray, DataError> {
     let mut stream = open_stream(path)?;
     let count = stream.shape.iter().product();
-    let values = stream.read(count, true, path)?;
+    let values = stream.read_values(count, true, path)?;
     let NpyStream { shape, fortran_order, element, .. } = stream;
     Ok(NpyArray { shape, fortran_order, is_bytes: element == "|u1", values })
 }
@@ -319,7 +323,7 @@ mod tests {
         Columns,
     }
 
-    /// Regression test: before the fix, columns lost the differences between their numbers without a message.
+    /// Regression test: before the fix, different numbers of a column became equal as f32 without a message.
     #[test]
     fn columns_that_lose_differences_are_named() {
         let directory = tempfile::tempdir().unwrap();
@@ -330,7 +334,7 @@ mod tests {
             (Order::Columns, [1.0, 2.0, 1.7e9, 1.7e9 + 1.0, 3.0, 4.0]),
         ] {
             write_npy(&x, "<f8", order, "(2, 3)", &values);
-            let notes = load(&x, &y).unwrap().notes;
+            let notes = load_array_pair(&x, &y).unwrap().notes;
             assert!(notes.len() == 1 && notes[0].contains("x.npy, column 1 (counted from 0)"), "{notes:?}");
         }
     }
@@ -342,7 +346,7 @@ mod tests {
         let values = array![[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]];
         write_npy(&y, "<i8", Order::Rows, "(2,)", &[7_i64, -8]);
         let load_x = || {
-            let NpyDataset { table, image, notes } = load(&x, &y).unwrap();
+            let NpyDataset { table, image, notes } = load_array_pair(&x, &y).unwrap();
             assert!(notes.is_empty() && image.is_none(), "{notes:?}");
             assert_eq!(table.target, Column::Numbers(vec![7.0, -8.0]));
             assert_eq!(table.features, Features::Numbers(values.clone()));
@@ -363,7 +367,7 @@ mod tests {
         let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
         write_npy(&y, "<i8", Order::Rows, "(2,)", &[7_i64, -8]);
         let pixels: Vec<u8> = (0..12).collect();
-        // The element with the index (i, j, k) of an array in column-major order is at the place i + 2 j + 4 k.
+        // In column-major order, element (i, j, k) of an array of shape (2, 2, 3) is at index i + 2 j + 4 k.
         let by_columns: Vec<u8> = [0, 6, 3, 9, 1, 7, 4, 10, 2, 8, 5, 11].into();
         for (shape, order, bytes, channels, height) in [
             ("(2, 2, 3)", Order::Rows, &pixels, 1, 2),
@@ -371,13 +375,13 @@ mod tests {
             ("(2, 2, 1, 3)", Order::Rows, &pixels, 2, 1),
         ] {
             write_npy(&x, "|u1", order, shape, bytes);
-            let NpyDataset { table, image, .. } = load(&x, &y).unwrap();
+            let NpyDataset { table, image, .. } = load_array_pair(&x, &y).unwrap();
             assert_eq!(image, Some(ImageShape { channels, height, width: 3 }));
             let values = Array2::from_shape_vec((2, 6), pixels.clone()).unwrap();
             assert_eq!(table.features, Features::Pixels { values, divisor: 255.0 });
         }
         write_npy(&x, "<f4", Order::Rows, "(2, 1, 2)", &[1.0_f32, 2.0, 3.0, 4.0]);
-        let loaded = load(&x, &y).unwrap();
+        let loaded = load_array_pair(&x, &y).unwrap();
         assert_eq!(loaded.table.features, Features::Numbers(array![[1.0, 2.0], [3.0, 4.0]]));
         assert_eq!(loaded.image, Some(ImageShape { channels: 1, height: 1, width: 2 }));
     }
@@ -406,14 +410,14 @@ mod tests {
         cases.push((edit("NUMPY", "numpy"), "not a .npy"));
         for (bytes, expected) in cases {
             fs::write(&x, &bytes).unwrap();
-            let error = load(&x, &y).unwrap_err().to_string();
+            let error = load_array_pair(&x, &y).unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains("x.npy"), "{error} / {expected}");
         }
         write_npy(&x, "<f4", Order::Rows, "(2, 1)", &[1.0_f32, f32::NAN]);
-        assert!(load(&x, &y).unwrap_err().to_string().contains("row 1, column 0"));
+        assert!(load_array_pair(&x, &y).unwrap_err().to_string().contains("row 1, column 0"));
         write_npy(&x, "<f4", Order::Rows, "(2,)", &[0.0_f32; 2]);
-        assert!(load(&x, &y).unwrap_err().to_string().contains("two dimensions"));
+        assert!(load_array_pair(&x, &y).unwrap_err().to_string().contains("two dimensions"));
         write_npy(&x, "<f4", Order::Rows, "(3, 1)", &[1.0_f32, 2.0, 3.0]);
-        assert!(load(&x, &y).unwrap_err().to_string().contains("2 targets for the 3 rows"));
+        assert!(load_array_pair(&x, &y).unwrap_err().to_string().contains("2 targets for the 3 rows"));
     }
 }

@@ -1,17 +1,17 @@
 //! Collects the numbers of a column without losing small differences between large numbers.
 //!
-//! The inputs of a model are f32 numbers, which have 24 significant bits. Times in seconds since 1970, for example,
-//! are rounded to multiples of 128 s. Therefore a column whose numbers are much closer to each other than to 0 is
-//! stored as f64 until the encoding is chosen. The encoding subtracts a constant from such a column before the
-//! numbers become f32.
+//! The inputs of a model are f32 numbers, which have 24 significant bits. As f32, times in seconds since 1970 are
+//! rounded to multiples of 128 s. A column whose numbers are much closer to each other than to 0 is stored as f64
+//! until its encoding is chosen. The encoding `ShiftedNumber` subtracts the mean before the numbers become f32.
 
 /// A column is narrow if its range times this factor is less than its largest magnitude. In a column that is not narrow,
 /// rounding to f32 changes the numbers by at most 2^-14 of their range.
 const NARROW_RATIO: f64 = 1024.0;
-/// The same factor for columns whose numbers are all exact as f32. In a narrower column, rounding the mean to f32 would
-/// shift all numbers by too large a part of their range.
+/// Replaces [`NARROW_RATIO`] for a column whose numbers are all exact as f32, because only the mean of the column
+/// must be rounded.
 const VERY_NARROW_RATIO: f64 = (1_u64 << 20) as f64;
-/// The same factor for differences that the rounding of f64 numbers may have caused. A narrower column counts as constant.
+/// A column counts as constant if its range times this factor is less than its largest magnitude: rounding of f64
+/// numbers may have caused the differences.
 const NOISE_RATIO: f64 = (1_u64 << 44) as f64;
 
 /// The numbers of a column. NaN represents a missing value.
@@ -53,8 +53,8 @@ impl NumberRange {
         self.is_exact &= f64::from(value as f32) == value;
     }
 
-    /// Returns whether the range times `ratio` is less than the largest magnitude. If a range is not narrow, it is still not
-    /// narrow after more numbers are added.
+    /// Returns whether the range times `ratio` is less than the largest magnitude. A result of `false` stays `false`
+    /// when more numbers are added.
     fn is_narrow(&self, ratio: f64) -> bool {
         (self.high - self.low) * ratio < self.low.abs().max(self.high.abs())
     }
@@ -71,7 +71,7 @@ impl NumberRange {
     }
 }
 
-/// Collects the numbers of a column. They are stored as f64 only while their range is narrow.
+/// Collects the numbers of a column. Stores the numbers as f64 while their range is narrow, and otherwise as f32.
 #[derive(Debug)]
 pub(crate) struct NumberCollector {
     numbers: Numbers,
@@ -128,7 +128,7 @@ mod tests {
         for values in [
             &[1_700_000_000.0, f64::NAN, 1_700_000_001.0][..],
             &[-16_777_217.0, -16_777_216.0],
-            // Exact as f32, but the mean is not.
+            // The numbers are exact as f32, but their mean is not.
             &[16_777_215.0, 16_777_216.0],
             &[1000.1, 1000.2],
             &[1e-3, 1.000_001e-3],
@@ -143,9 +143,9 @@ mod tests {
             &[0.0],
             &[7.7, 7.7, f64::NAN],
             &[0.1, 0.2],
-            // Exact as f32.
+            // The numbers are exact as f32.
             &[2013.0, 2014.0],
-            // The last number is far from the numbers before it. Then the first number is far from the later numbers.
+            // The last number, or the first number, is far from the others.
             &[1_700_000_000.0, 1_700_000_001.0, f64::NAN, 0.0],
             &[0.0, f64::NAN, 1_700_000_000.0, 1_700_000_001.0],
         ] {

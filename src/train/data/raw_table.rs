@@ -10,7 +10,7 @@ use super::encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding
 use super::numbers::{NumberRange, Numbers};
 use super::{Column, DataError, Features, Table, TableLayout, Texts};
 
-/// The maximum number of bytes of the categories of a column. The model file and the checkpoint hold the categories.
+/// The maximum number of bytes of all category names of a column. The model file and the checkpoint hold these names.
 const CATEGORY_BYTES_MAX: usize = 1 << 24;
 
 /// A table as it was read from files.
@@ -46,9 +46,9 @@ pub(crate) enum RawValues {
 
 /// The indices of the rows of a table, divided into sets.
 pub(crate) struct RowSets {
-    /// The training rows on which the encoding is fitted: those that early stopping does not hold out for validation.
+    /// The training rows on which the encoding is fitted. Rows that early stopping holds out are not included.
     pub(crate) fitted: Vec<usize>,
-    /// The training rows, including those that are held out.
+    /// All training rows, including the rows that early stopping holds out.
     pub(crate) train: Vec<usize>,
     /// The test rows.
     pub(crate) test: Vec<usize>,
@@ -71,8 +71,8 @@ impl RawTable {
     }
 
     /// Fits the encoding on the rows `fitted`, and encodes the rows `train` and `test`. A text column with at most
-    /// `categories_max` distinct texts in the fitted rows has an input for each text. The texts of other columns are
-    /// hashed to `categories_max` inputs.
+    /// `categories_max` distinct texts in the fitted rows has an input for each text. A text column with more
+    /// distinct texts is hashed to `categories_max` inputs.
     pub(crate) fn encode(
         self,
         RowSets { fitted, train, test }: &RowSets,
@@ -147,7 +147,7 @@ impl RawColumn {
         missing: MissingPolicy,
     ) -> Result<ColumnInputs, DataError> {
         let (mut range, mut sum, mut count) = (NumberRange::EMPTY, 0.0, 0_usize);
-        // Without the first number, the sum of large numbers keeps more digits.
+        // The sum keeps more digits if the first number is subtracted from each large number.
         let mut first = None;
         for value in rows.iter().map(|&row| numbers.get(row)).filter(|value| !value.is_nan()) {
             range.add(value);
@@ -177,7 +177,7 @@ impl RawColumn {
         Ok(ColumnInputs::Number { fill: is_filled.then_some(mean as f32), indicator })
     }
 
-    /// Returns a message for the user about a text column or a column of numbers that are close to each other.
+    /// Returns a message for the user if the column holds text, or numbers that are stored as f64.
     fn describe(&self, inputs: &ColumnInputs) -> Option<String> {
         let name = &self.name;
         let count = match &self.values {

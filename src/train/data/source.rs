@@ -31,7 +31,8 @@ pub enum DataSource {
     Images(PathBuf),
     /// A table whose cells are separated by commas, tabs or another character, plain or compressed (`.gz`, `.zip`, `.zst`).
     Csv(PathBuf),
-    /// Several files with the rows of one table. All files have the same columns in the same order. There is at least one file.
+    /// Several files with the rows of one table. All files have the same columns in the same order. The list of files
+    /// is never empty.
     CsvFiles(Vec<PathBuf>),
     /// A file with features and a file with targets in numpy's `.npy` format.
     Npy(PathBuf, PathBuf),
@@ -73,8 +74,8 @@ impl FromStr for DataSource {
             _ if image_folder::is_image_folder(path) => Ok(Self::Images(text.into())),
             _ if path.is_dir() => Ok(Self::Idx(text.into())),
             Some("txt" | "data" | "dat") => Ok(Self::Csv(text.into())),
-            // The name of an archive may lack the extension of the file in it.
-            None if FileCompression::of_name(path).is_some() => Ok(Self::Csv(text.into())),
+            // A file such as `a.gz`, whose name does not say the format, is read as a table.
+            None if FileCompression::from_file_name(path).is_some() => Ok(Self::Csv(text.into())),
             Some(extension) if OTHER_COMPRESSIONS.contains(&extension) => Err(format!(
                 "has the compression .{extension}, which ringtrain cannot read; decompress it, or compress the table as .gz, .zst \
                  or .zip"
@@ -82,7 +83,7 @@ impl FromStr for DataSource {
             Some(extension) if OTHER_FORMATS.contains(&extension) => Err(format!(
                 "has the format .{extension}, which ringtrain cannot read; save the table as .csv"
             )),
-            // Data in IDX format are a directory, so an existing file is a table.
+            // IDX data is always a directory, so a path to a file is a table.
             _ if path.exists() => check_text(path).map(|()| Self::Csv(text.into())),
             _ => Ok(Self::Idx(text.into())),
         }
@@ -94,22 +95,21 @@ const OTHER_COMPRESSIONS: [&str; 10] = ["bz2", "xz", "lzma", "lz4", "br", "z", "
 /// The extensions of tables in a format that ringtrain cannot read.
 const OTHER_FORMATS: [&str; 10] =
     ["xlsx", "xls", "ods", "parquet", "feather", "arrow", "json", "jsonl", "npz", "pkl"];
-/// The size in bytes of the beginning of a file that is checked for text.
-const TEXT_BYTES: u64 = 1 << 16;
+/// At most this many bytes at the beginning of a file are checked for text.
+const TEXT_CHECK_BYTES: u64 = 1 << 16;
 
-/// Returns an error if a regular file whose name has an unknown extension does not hold text. Other files, such as
-/// pipes, cannot be read twice, and so are not checked.
+/// Returns an error if a regular file does not hold text. Pipes are not checked, because they cannot be read twice.
 fn check_text(path: &Path) -> Result<(), String> {
-    if !path.is_file() || FileCompression::of_name(path).is_some() {
+    if !path.is_file() || FileCompression::from_file_name(path).is_some() {
         return Ok(());
     }
     let mut start = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(TEXT_BYTES).read_to_end(&mut start));
+    let read = File::open(path).and_then(|file| file.take(TEXT_CHECK_BYTES).read_to_end(&mut start));
     read.map_err(|error| format!("cannot be read ({error})"))?;
-    // A byte-order mark of UTF-16 and compressed content have errors of their own.
+    // UTF-16 text and compressed content are refused later, with more specific errors.
     let is_known = start.starts_with(b"\xff\xfe")
         || start.starts_with(b"\xfe\xff")
-        || FileCompression::of_content(&start).is_some();
+        || FileCompression::from_file_content(&start).is_some();
     if start.contains(&0) && !is_known {
         return Err("is a file that does not hold text; ringtrain reads tables of text (.csv, .tsv), pairs of .npy files and \
                     directories of IDX files"
@@ -118,9 +118,9 @@ fn check_text(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the names of the files that match a pattern, or the `value` itself if it is not a pattern. A pair of
-/// `.npy` files is not a pattern.
-pub(super) fn expand_pattern(value: &str) -> Result<Vec<String>, String> {
+/// If `value` is a pattern, returns the names of the matching files. Otherwise returns `value`. A pair of `.npy`
+/// files is not a pattern.
+pub(super) fn expand_file_pattern(value: &str) -> Result<Vec<String>, String> {
     let is_pattern = value.contains(['*', '?', '[']) && !value.contains(".npy,");
     if !is_pattern || Path::new(value).exists() {
         return Ok(vec![value.to_owned()]);
@@ -179,17 +179,17 @@ pub struct LoadOptions {
     pub table: TableOptions,
     /// The fraction of the rows to use for testing. This field has no effect if the source has a test set of its own.
     pub test_fraction: f64,
-    /// Whether to predict classes or numbers. If `None`, the task is chosen by the values of the target; see
+    /// Whether to predict classes or numbers. If `None`, the values of the target decide; see
     /// [`Targets`](super::Targets).
     pub task: Option<Task>,
-    /// The fraction of the training rows that early stopping will hold out for validation. The encoding of a table is
-    /// fitted on the other training rows. The rows are still a part of the training set that [`DataSource::load`] returns.
+    /// The fraction of the training rows that early stopping will hold out for validation. [`DataSource::load`]
+    /// returns these rows in the training set, but does not fit the encoding of a table on them.
     pub validation_fraction: Option<f64>,
 }
 
 impl LoadOptions {
-    /// Divides the rows of a table.
-    fn choose_rows(&self, rows: usize) -> Result<RowSets, DataError> {
+    /// Divides the indices `0..rows` into fitted, training and test rows.
+    fn choose_row_sets(&self, rows: usize) -> Result<RowSets, DataError> {
         let (train, test) = split::split_rows(rows, self.test_fraction)?;
         let fitted = match self.validation_fraction {
             Some(fraction) => {
@@ -223,8 +223,7 @@ impl DataSource {
     }
 
     /// Reads all rows of a directory of images or of a file of sparse rows, without interpreting the targets.
-    /// `images` describes the images that a model takes. Returns `None` for other kinds of source, which other
-    /// functions read.
+    /// `images` describes the images that a model takes. Returns `None` for other kinds of source.
     ///
     /// # Errors
     ///
@@ -232,7 +231,7 @@ impl DataSource {
     pub(crate) fn load_rows(&self, images: WantedImages) -> Option<Result<LoadedRows, DataError>> {
         match self {
             Self::Images(directory) => Some(image_folder::load_for_model(directory, images)),
-            Self::Libsvm(path) => Some(libsvm::load(path)),
+            Self::Libsvm(path) => Some(libsvm::load_libsvm_file(path)),
             Self::Digits
             | Self::Idx(_)
             | Self::Csv(_)
@@ -252,7 +251,7 @@ impl DataSource {
     pub fn from_values(values: &[String]) -> Result<Self, String> {
         let mut names = Vec::new();
         for value in values {
-            names.extend(expand_pattern(value).map_err(|why| format!("--data {value}: {why}"))?);
+            names.extend(expand_file_pattern(value).map_err(|why| format!("--data {value}: {why}"))?);
         }
         let mut sources = Vec::new();
         for name in &names {
@@ -273,9 +272,9 @@ impl DataSource {
         let target = options.target.as_deref().ok_or_else(|| {
             DataError::Unsuitable(format!("{self} is a table: name the column to predict with --target"))
         })?;
-        let table = csv::load(self.table_files().unwrap_or_default(), target, &options.table)?;
+        let table = csv::load_csv_files(self.table_files().unwrap_or_default(), target, &options.table)?;
         let TableOptions { missing, categories_max, .. } = options.table;
-        let rows = options.choose_rows(table.rows())?;
+        let rows = options.choose_row_sets(table.rows())?;
         table.encode(&rows, missing, categories_max)
     }
 
@@ -291,10 +290,10 @@ impl DataSource {
         let (train, test) = match self {
             Self::Digits => {
                 image = Some(digits::IMAGE);
-                split(digits::load())?
+                split(digits::load_digits())?
             }
             Self::Idx(directory) => {
-                let (train, test, shape) = idx::load(directory)?;
+                let (train, test, shape) = idx::load_idx_directory(directory)?;
                 image = Some(shape);
                 (train, test)
             }
@@ -305,17 +304,17 @@ impl DataSource {
                 (encoded.train, encoded.test)
             }
             Self::Images(directory) => {
-                let (loaded, shape) = image_folder::load(directory)?;
+                let (loaded, shape) = image_folder::load_image_folder(directory)?;
                 (notes, image) = (loaded.notes, Some(shape));
                 split(loaded.table)?
             }
             Self::Libsvm(path) => {
-                let loaded = libsvm::load(path)?;
+                let loaded = libsvm::load_libsvm_file(path)?;
                 notes = loaded.notes;
                 split(loaded.table)?
             }
             Self::Npy(features, targets) => {
-                let loaded = npy::load(features, targets)?;
+                let loaded = npy::load_array_pair(features, targets)?;
                 (notes, image) = (loaded.notes, loaded.image);
                 split(loaded.table)?
             }
@@ -325,7 +324,7 @@ impl DataSource {
                 } else {
                     SyntheticTarget::Classes
                 };
-                split(synthetic::load(rows, columns, kind))?
+                split(synthetic::generate_table(rows, columns, kind))?
             }
         };
         if train.features.rows() == 0 || train.features.columns() == 0 {
@@ -338,7 +337,7 @@ impl DataSource {
                 notes.push(note);
                 task
             }
-            // The targets of the other sources are classes.
+            // Digits, IDX files, images and synthetic data have classes as targets.
             (_, None) => Task::Classification,
         };
         let is_pixels = matches!(train.features, Features::Pixels { .. });
@@ -363,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_sources_are_parsed() {
+    fn data_source_names_are_parsed() {
         let cases = [
             ("digits", Ok(DataSource::Digits)),
             ("/data/mnist", Ok(DataSource::Idx("/data/mnist".into()))),
@@ -430,8 +429,8 @@ mod tests {
         }
     }
 
-    /// Regression test: before the fix, a text file with another ending counted as IDX data, and a pair of arrays counted
-    /// as a pattern.
+    /// Regression test: before the fix, a text file with an unknown ending counted as IDX data, and a pair of arrays
+    /// counted as a pattern.
     #[test]
     fn files_with_other_endings_are_tables_if_they_hold_text() {
         let directory = tempfile::tempdir().unwrap();
@@ -483,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn the_target_of_synthetic_data_follows_the_task() {
+    fn synthetic_data_has_classes_or_numbers_as_the_task_requires() {
         let source = DataSource::Synthetic { rows: 100, columns: 4 };
         let load = |task, test_fraction| {
             source.load(&LoadOptions { test_fraction, task, ..LoadOptions::default() }).unwrap()

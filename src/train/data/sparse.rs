@@ -27,11 +27,11 @@ impl SparseRows {
         self.values.len()
     }
 
-    /// Returns the stored values of a row, each after its column.
+    /// Returns the column and the value of each stored element of a row.
     ///
     /// # Panics
     ///
-    /// If there is no such row.
+    /// If `row` is out of range.
     pub fn row(&self, row: usize) -> impl Iterator<Item = (usize, f32)> + '_ {
         let range = self.starts[row]..self.starts[row + 1];
         self.indices[range.clone()]
@@ -44,7 +44,7 @@ impl SparseRows {
     ///
     /// # Panics
     ///
-    /// If there is no row with one of these indices.
+    /// If an index in `rows` is out of range.
     #[must_use]
     pub fn select(&self, rows: &[usize]) -> Self {
         let mut selected = SparseRowsBuilder::default();
@@ -94,12 +94,12 @@ impl SparseRowsBuilder {
         self.starts.push(self.values.len());
     }
 
-    /// Returns the number of values that are not 0.
+    /// Returns the number of values that were added so far, without zeros.
     pub(crate) fn stored_values(&self) -> usize {
         self.values.len()
     }
 
-    /// Returns the rows. All columns must be below `columns`.
+    /// Returns the collected rows with `columns` columns. Each index of a column must be below `columns`.
     pub(crate) fn finish(self, columns: usize) -> SparseRows {
         let Self { starts, indices, values } = self;
         SparseRows { columns, starts, indices, values }

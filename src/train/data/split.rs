@@ -38,8 +38,8 @@ pub(crate) fn split(table: &Table, fraction: f64) -> Result<(Table, Table), Data
     Ok((select(&train), select(&test)))
 }
 
-/// Divides a table with this number of rows as [`split`] does. Returns the indices of the rows of the training set
-/// and of the test set.
+/// Splits a table with `rows` rows as [`split`] does. Returns the indices of the rows of the training set and of the
+/// test set.
 pub(crate) fn split_rows(rows: usize, fraction: f64) -> Result<(Vec<usize>, Vec<usize>), DataError> {
     let test_rows = (rows as f64 * fraction).round() as usize;
     if rows == test_rows {
@@ -64,8 +64,8 @@ mod tests {
     use crate::train::data::digits;
 
     #[test]
-    fn a_fifth_of_the_digits_is_used_for_testing() {
-        let table = digits::load();
+    fn split_moves_the_given_fraction_of_the_digits_to_the_test_set() {
+        let table = digits::load_digits();
         let (train, test) = split(&table, 0.2).unwrap();
         assert_eq!((train.features.rows(), test.features.rows()), (1438, 359));
         assert_eq!(split(&table, 0.2).unwrap().1, test);

@@ -19,7 +19,7 @@ pub(crate) enum SyntheticTarget {
 
 /// Returns `rows` samples with `columns` independent, uniformly distributed features of variance 1. The data does not depend on
 /// `--seed`.
-pub(crate) fn load(rows: usize, columns: usize, target: SyntheticTarget) -> Table {
+pub(crate) fn generate_table(rows: usize, columns: usize, target: SyntheticTarget) -> Table {
     let mut stream = random::stream("synthetic", 0, (rows as u64) << 32 | columns as u64);
     let unit = 3.0_f32.sqrt();
     let values: Vec<f32> =

@@ -10,13 +10,13 @@ use super::{Column, DataError, Texts};
 
 /// The maximum number of classes in a target.
 pub(crate) const CLASSES_MAX: usize = 10_000;
-/// The maximum number of distinct integers that [`guess_task`] still takes for classes.
+/// If a target holds more distinct integers than this, [`guess_task`] chooses regression.
 const CLASSES_GUESSED_MAX: usize = 100;
-/// [`guess_task`] takes integers for classes only if there are, on average, at least this many samples of each
-/// distinct integer. This limit does not apply to one or two distinct values, which are always classes.
+/// If a distinct integer has, on average, fewer samples than this, [`guess_task`] chooses regression. This limit does
+/// not apply to one or two distinct values, which are always classes.
 const SAMPLES_PER_CLASS_MIN: usize = 10;
 
-/// The smallest integer that an f64 does not distinguish from the next one. Classes are smaller.
+/// The smallest integer n for which n and n + 1 are the same f64. Class numbers must be smaller.
 pub(crate) const CLASS_END: f64 = (1_u64 << 53) as f64;
 
 /// The kind of value that a model predicts.
@@ -54,7 +54,7 @@ impl Targets {
     }
 }
 
-/// Returns the task for a target, according to the rule in the documentation of [`Targets`], and a message for the user with the
+/// Guesses the task by the rule that [`Targets`] documents. Also returns a message for the user that gives the
 /// reason. If the other task is possible too, the message names the option that chooses it.
 pub(crate) fn guess_task(train_target: &Column, test_target: &Column) -> (Task, String) {
     let (mut distinct, mut samples) = (BTreeSet::new(), 0);
@@ -138,7 +138,8 @@ pub(crate) fn interpret_targets(
             let sets = [train, test].map(to_texts);
             let classes = sort_classes(sets.iter().flat_map(|set| set.distinct_in(0..set.indices.len())))?;
             let targets = sets.each_ref().map(|texts| {
-                // A text that no row has is no class. Its place in this list is not used.
+                // A distinct text that occurs in no row has no class. `unwrap_or_default` gives 0, which is never
+                // used.
                 let class = |text: &Arc<str>| classes.binary_search(&&**text).unwrap_or_default() as u32;
                 let class_of: Vec<u32> = texts.distinct.iter().map(class).collect();
                 Targets::Classes(texts.indices.iter().map(|&index| class_of[index as usize]).collect())
@@ -148,8 +149,8 @@ pub(crate) fn interpret_targets(
     }
 }
 
-/// Converts a column to text. After a split, the target of one set may hold only numbers, although the target of the
-/// other set holds text.
+/// Converts a column to text. The target of one set may hold only numbers while the target of the other set holds
+/// text.
 fn to_texts(column: Column) -> Texts {
     match column {
         Column::Text(texts) => texts,
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sets_use_the_same_sorted_classes() {
+    fn training_and_test_set_use_the_same_sorted_classes() {
         let (targets, names) =
             interpret_targets(numbers(&[10.0, 9.0]), numbers(&[-1.0]), Task::Classification).unwrap();
         assert_eq!(names, ["-1", "9", "10"]);
@@ -231,7 +232,7 @@ mod tests {
             (text(), Task::Regression, "holds text"),
             (numbers(&[1.5]), Task::Classification, "holds 1.5"),
             (numbers(&[1.0, 1.0]), Task::Classification, "only one class"),
-            // Regression test: before the fix, this class and the next integer were merged to one class.
+            // Regression test: before the fix, 2^53 and 2^53 + 1 became one class.
             (
                 numbers(&[5.0, 9_007_199_254_740_992.0]),
                 Task::Classification,

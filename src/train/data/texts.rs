@@ -7,20 +7,20 @@ use std::sync::Arc;
 const DISTINCT_TEXTS_MAX: usize = 1 << 24;
 /// The maximum memory in bytes for the distinct texts of all columns of a table.
 pub(crate) const TEXT_BYTES_MAX: usize = 1 << 31;
-/// The approximate memory in bytes that a distinct text needs besides its own bytes.
-const OVERHEAD_BYTES: usize = 64;
+/// The approximate overhead in bytes of a stored text.
+const TEXT_OVERHEAD_BYTES: usize = 64;
 
 /// The texts of a column.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Texts {
     /// The index in `distinct` of the text of each row.
     pub(crate) indices: Vec<u32>,
-    /// The distinct texts. If rows were left out, it is possible that no row has some of these texts.
+    /// The distinct texts. After rows are left out, a distinct text may occur in no row.
     pub(crate) distinct: Vec<Arc<str>>,
 }
 
 impl Texts {
-    /// Returns a copy of the texts of some rows.
+    /// Returns a copy of the texts of `rows`.
     pub(crate) fn select(&self, rows: &[usize]) -> Self {
         let indices = rows.iter().map(|&row| self.indices[row]).collect();
         Self { indices, distinct: self.distinct.clone() }
@@ -63,7 +63,7 @@ impl TextCollector {
     ///
     /// # Errors
     ///
-    /// If the text is new, and a limit does not allow another text. The error is a sentence for the user.
+    /// If the text is new and exceeds a limit on distinct texts. The error is a sentence for the user.
     pub(crate) fn push(&mut self, text: &str, budget: &mut TextBudget) -> Result<(), String> {
         let index = match self.index_of.get(text) {
             Some(index) => *index,
@@ -77,7 +77,7 @@ impl TextCollector {
         if self.texts.distinct.len() == DISTINCT_TEXTS_MAX {
             return Err(format!("the column holds more than {DISTINCT_TEXTS_MAX} distinct texts"));
         }
-        budget.0 = budget.0.checked_sub(text.len().saturating_add(OVERHEAD_BYTES)).ok_or_else(|| {
+        budget.0 = budget.0.checked_sub(text.len().saturating_add(TEXT_OVERHEAD_BYTES)).ok_or_else(|| {
             format!("the distinct texts of the table need more than {TEXT_BYTES_MAX} bytes of memory")
         })?;
         let (index, text) = (self.texts.distinct.len() as u32, Arc::<str>::from(text));
@@ -106,7 +106,7 @@ mod tests {
     /// Regression test: before the fix, nothing limited the memory for the texts of a small compressed file.
     #[test]
     fn the_memory_for_texts_is_limited() {
-        let mut budget = TextBudget(2 * OVERHEAD_BYTES + 8);
+        let mut budget = TextBudget(2 * TEXT_OVERHEAD_BYTES + 8);
         let mut collectors = [TextCollector::default(), TextCollector::default()];
         collectors[0].push("four", &mut budget).unwrap();
         assert!(collectors[1].push("+four", &mut budget).unwrap_err().contains("need more than"));

@@ -12,9 +12,9 @@ use super::{CnnSpec, ModelSpec};
 use crate::train::data::ImageShape;
 
 /// The maximum number of values that the layers of a model compute for a sample.
-const VALUES_MAX: usize = 1 << 24;
+const LAYER_VALUES_MAX: usize = 1 << 24;
 
-/// The inputs of a model: their number, and their shape if they are images.
+/// The number of inputs of a model, and the shape of the images if the samples are images.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InputShape {
     /// The number of features of a sample.
@@ -23,7 +23,7 @@ pub struct InputShape {
     pub image: Option<ImageShape>,
 }
 
-/// Returns the shape of samples that are not images.
+/// Converts the number of features of samples that are not images.
 impl From<usize> for InputShape {
     fn from(features: usize) -> Self {
         Self { features, image: None }
@@ -40,7 +40,7 @@ pub(super) fn build(
     input: InputShape,
     outputs: usize,
 ) -> Result<Vec<Arc<dyn Layer>>, String> {
-    let mut builder = Builder { layers: Vec::new(), features: input.features, image: input.image };
+    let mut builder = LayerStackBuilder { layers: Vec::new(), features: input.features, image: input.image };
     match spec {
         ModelSpec::Linear | ModelSpec::Softmax => {}
         ModelSpec::Mlp(widths) => widths.iter().for_each(|&width| builder.add_dense(width)),
@@ -49,23 +49,23 @@ pub(super) fn build(
     builder.add_output(outputs);
     let values: usize =
         builder.layers.iter().fold(input.features, |sum, layer| sum.saturating_add(layer.outputs()));
-    // The layers of other models are limited by their number and their widths.
-    if matches!(spec, ModelSpec::Cnn(_)) && values > VALUES_MAX {
-        return Err(format!("computes {values} values for each sample; the maximum is {VALUES_MAX}"));
+    // Other models have limits on the number of layers and on their widths.
+    if matches!(spec, ModelSpec::Cnn(_)) && values > LAYER_VALUES_MAX {
+        return Err(format!("computes {values} values for each sample; the maximum is {LAYER_VALUES_MAX}"));
     }
     Ok(builder.layers)
 }
 
 /// The layers of a model that is being built.
-struct Builder {
+struct LayerStackBuilder {
     layers: Vec<Arc<dyn Layer>>,
     /// The number of outputs of the last layer.
     features: usize,
-    /// The shape of the output of the last layer. `None` if this output is not an image.
+    /// The shape of the output of the last layer. `None` if the output is not an image.
     image: Option<ImageShape>,
 }
 
-impl Builder {
+impl LayerStackBuilder {
     fn add(&mut self, layer: impl Layer + 'static, image: Option<ImageShape>) {
         self.features = layer.outputs();
         self.image = image;

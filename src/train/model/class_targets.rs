@@ -10,9 +10,9 @@ use crate::train::portable::ln;
 /// K classes and probabilities p, the loss of a sample of class y is
 /// `w_y ((1 - s) (-ln p_y) + s / K sum_k (-ln p_k))`.
 ///
-/// The smoothing is that of `PyTorch`'s `CrossEntropyLoss` (Szegedy et al. 2016). The weights are those of
-/// scikit-learn's `class_weight`: the loss of each sample is multiplied by the weight of its class, and a mean loss
-/// is divided by the number of samples, not by the sum of their weights.
+/// Label smoothing works as in `PyTorch`'s `CrossEntropyLoss` (Szegedy et al. 2016). Class weights work as
+/// scikit-learn's `class_weight`: they multiply the losses of samples, and the mean loss is the sum divided by the
+/// number of samples.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ClassTargets {
     smoothing: f32,
@@ -20,7 +20,7 @@ pub struct ClassTargets {
 }
 
 impl ClassTargets {
-    /// `smoothing` is at least 0 and below 1. `weights` holds a finite number for each class, at least 0.
+    /// `smoothing` is at least 0 and below 1. `weights` holds one number for each class: finite and at least 0.
     pub fn new(smoothing: f32, weights: Vec<f32>) -> Self {
         Self { smoothing, weights: weights.into() }
     }
@@ -35,15 +35,15 @@ impl ClassTargets {
         self.weights.iter().copied().fold(0.0, f32::max)
     }
 
-    /// Returns the loss of a sample of class `class`. `own` is -ln p of this class, and `mean` is the mean of -ln p of all
-    /// classes.
+    /// Returns the loss of a sample of class `class`. `own` is -ln p of `class`, and `mean` is the mean of -ln p over
+    /// all classes.
     pub(crate) fn loss(&self, class: usize, own: f64, mean: f64) -> f64 {
         let smoothing = f64::from(self.smoothing);
         f64::from(self.weights[class]) * ((1.0 - smoothing) * own + smoothing * mean)
     }
 
-    /// Replaces the probabilities of a sample of class `class` by the derivative of its loss with respect to the
-    /// outputs, times `weight`.
+    /// Replaces the `probabilities` of a sample of class `class` by `weight` times the derivative of the sample's
+    /// loss with respect to the outputs.
     pub(crate) fn differentiate(&self, mut probabilities: ArrayViewMut1<'_, f32>, class: usize, weight: f32) {
         let weight = weight * self.weights[class];
         let share = self.smoothing / probabilities.len() as f32;
@@ -51,8 +51,8 @@ impl ClassTargets {
         probabilities[class] -= weight * (1.0 - self.smoothing);
     }
 
-    /// Returns the mean loss of the best constant prediction for a set of samples with `counts` samples of each class: the
-    /// entropy of the smoothed and weighted targets.
+    /// Returns the mean loss of the best constant prediction for a set with `counts[c]` samples of each class c. This
+    /// loss is the entropy of the smoothed and weighted targets.
     pub(crate) fn constant_loss(&self, counts: &[u64]) -> f64 {
         let smoothing = f64::from(self.smoothing);
         let masses: Vec<f64> = counts
@@ -87,7 +87,7 @@ mod tests {
                     (0..3).map(|class| counts[class] as f64 * targets.loss(class, logs[class], mean));
                 losses.sum::<f64>() / 8.0
             };
-            // Search the best constant prediction on a grid.
+            // Find the lowest mean loss over a grid of constant predictions.
             let mut best = f64::INFINITY;
             for first in 0..=200 {
                 for second in 0..=200 - first {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::pooling::WINDOW_MAX;
 use super::spec::{LAYERS_MAX, WIDTH_MAX};
 
-/// The layers of `--model cnn`.
+/// The layers of `--model cnn` without a list of layers.
 const DEFAULT: &str = "conv16x3,pool2,conv32x3,pool2,dense128";
 /// The maximum height and width of a kernel.
 const KERNEL_MAX: usize = 31;
@@ -43,15 +43,15 @@ impl CnnSpec {
     }
 }
 
-/// The layers of `--model cnn`, which suit images of 28 x 28 and of 8 x 8 pixels. They are similar to those of `LeNet`
-/// (`LeCun` et al., "Gradient-based learning applied to document recognition", 1998).
+/// The layers of `--model cnn` suit images of 28 x 28 and of 8 x 8 pixels. The layers are similar to `LeNet` (`LeCun`
+/// et al., "Gradient-based learning applied to document recognition", 1998).
 impl Default for CnnSpec {
     fn default() -> Self {
         DEFAULT.parse().expect("a test parses the default layers")
     }
 }
 
-/// Parses the layers, separated by commas.
+/// Parses a list of layers, separated by commas.
 impl FromStr for CnnSpec {
     type Err = String;
 

@@ -1,6 +1,6 @@
-//! A convolution of images: y = f(W * x + b), where * is the cross-correlation and f is the activation. The stride is
-//! 1, and the image is padded with zeros, so that the output has the height and the width of the input. W has the
-//! shape (output channels, input channels, kernel, kernel), as in `PyTorch`.
+//! A convolution of images: y = f(W * x + b), where * is the cross-correlation and f is the activation. The
+//! stride is one pixel. Zeros pad the image, so that the output has the height and the width of the input. W has the shape
+//! (output channels, input channels, kernel, kernel), as in `PyTorch`.
 //!
 //! For each sample, the layer copies the pixels under each position of the kernel to a matrix of patches, and multiplies
 //! W by this matrix. Source: Chellapilla, Puri and Simard, "High performance convolutional neural networks for document
@@ -21,12 +21,12 @@ pub(crate) struct Convolution {
     /// The height and the width of the kernel: an odd number.
     pub(crate) kernel: usize,
     pub(crate) activation: Activation,
-    /// The initial weights are uniform random numbers from minus this number to this number.
+    /// The initial weights are uniform random numbers from `-weight_bound` to `weight_bound`.
     pub(crate) weight_bound: f32,
 }
 
 impl Convolution {
-    /// Returns the number of values under one position of the kernel.
+    /// Returns the number of input values that the kernel covers at one position, in all channels.
     fn patch_len(&self) -> usize {
         self.input.channels * self.kernel * self.kernel
     }
@@ -44,7 +44,7 @@ impl Convolution {
             .expect("the range has channels x patch_len elements")
     }
 
-    /// Returns the height and the width of an image with its padding.
+    /// Returns the height and the width of a padded image.
     fn padded(&self) -> (usize, usize) {
         (self.input.height + self.kernel - 1, self.input.width + self.kernel - 1)
     }
@@ -59,14 +59,15 @@ impl Convolution {
         memory.values.split_at_mut(self.padded_len())
     }
 
-    /// Returns the index of the first pixel of row `y` of a channel in a padded image, for the element (`ky`, `kx`) of
-    /// the kernel.
+    /// Returns the index in a padded image of the value that element (`ky`, `kx`) of the kernel multiplies for the
+    /// first output pixel of row `y`.
     fn padded_index(&self, channel: usize, y: usize, (ky, kx): (usize, usize)) -> usize {
         let (height, width) = self.padded();
         (channel * height + y + ky) * width + kx
     }
 
-    /// Calls `each` with the channel and the element of the kernel of each row of the matrix of patches.
+    /// For each row of the matrix of patches, calls `each` with the input channel and the element (ky, kx) of the
+    /// kernel.
     fn for_each_patch_row(&self, mut each: impl FnMut(usize, (usize, usize))) {
         for channel in 0..self.input.channels {
             for ky in 0..self.kernel {
@@ -97,8 +98,8 @@ impl Convolution {
         });
     }
 
-    /// Adds each element of the matrix of patches to the pixel of the padded image from which
-    /// [`copy_patches`](Self::copy_patches) copies it. Then copies the image without its padding.
+    /// Reverses [`copy_patches`](Self::copy_patches) for derivatives: adds each element of `patches` to its pixel of
+    /// `padded`. Then copies `padded` to `image` without the padding.
     fn add_patches(&self, patches: &[f32], padded: &mut [f32], image: &mut [f32]) {
         let (border, width) = (self.kernel / 2, self.input.width);
         padded.fill(0.0);
@@ -126,7 +127,7 @@ impl Layer for Convolution {
         self.channels * self.pixels()
     }
 
-    fn tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
         let weight = vec![self.channels, self.input.channels, self.kernel, self.kernel];
         vec![("weight", weight), ("bias", vec![self.channels])]
     }
@@ -181,7 +182,7 @@ impl Layer for Convolution {
             let mut delta = delta.row_mut(index);
             let delta = delta.as_slice_mut().expect(CONTIGUOUS);
             self.activation.differentiate(delta, output.to_slice().expect(CONTIGUOUS));
-            // The previous sample may have left derivatives in the padding.
+            // The backward pass of the previous sample wrote derivatives to the padding.
             padded.fill(0.0);
             self.pad(input.to_slice().expect(CONTIGUOUS), padded);
             self.copy_patches(padded, patches);
@@ -206,7 +207,7 @@ impl Layer for Convolution {
     }
 }
 
-/// Returns the sum of the values, computed as several partial sums, so that the compiler uses vector instructions.
+/// Returns the sum of the values. Several partial sums let the compiler use vector instructions.
 fn sum(values: &[f32]) -> f32 {
     let (chunks, rest) = values.as_chunks::<16>();
     let mut sums = [0.0; 16];

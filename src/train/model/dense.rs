@@ -12,9 +12,9 @@ pub(crate) struct Dense {
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
     pub(crate) activation: Activation,
-    /// The initial weights are uniform random numbers from minus this number to this number.
+    /// The initial weights are uniform random numbers from `-weight_bound` to `weight_bound`.
     pub(crate) weight_bound: f32,
-    /// Whether the layer adds biases. Of a layer that is divided over ranks, only one rank adds the biases.
+    /// Whether the layer adds biases. If a layer is divided over ranks, only one rank adds the biases.
     pub(crate) has_biases: bool,
 }
 
@@ -33,7 +33,8 @@ impl Dense {
             .expect("the range has outputs x inputs elements")
     }
 
-    /// Computes the gradient of the parameters. Reports slices from the last parameter to the first.
+    /// Computes the gradient of the parameters. Reports ranges of final gradients from the last parameter to the
+    /// first.
     fn backward_parameters(
         &self,
         input: &ArrayView2<'_, f32>,
@@ -52,7 +53,7 @@ impl Dense {
         let rows_at_once =
             (gradients.elements_per_report() / self.inputs.max(1)).clamp(1, self.outputs.max(1));
         let mut row_end = self.outputs;
-        // The first slice contains the biases and the last rows of the weights.
+        // The first range that is reported contains the biases and the last rows of the weights.
         let mut ready_end = end;
         while row_end > 0 {
             let rows = row_end.saturating_sub(rows_at_once)..row_end;
@@ -77,7 +78,7 @@ impl Layer for Dense {
         self.outputs
     }
 
-    fn tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
         let mut tensors = vec![("weight", vec![self.outputs, self.inputs])];
         if self.has_biases {
             tensors.push(("bias", vec![self.outputs]));

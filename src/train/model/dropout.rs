@@ -1,5 +1,5 @@
 //! Dropout: in a training step, each input becomes 0 with a probability p, and the other inputs are divided by 1 - p.
-//! In an evaluation, the outputs are the inputs.
+//! In an evaluation, the layer returns its inputs unchanged.
 //!
 //! Source: Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", JMLR 15 (2014).
 
@@ -16,7 +16,7 @@ pub(crate) struct Dropout {
     pub(crate) width: usize,
     /// The probability with which an input becomes 0: at least 0 and below 1.
     pub(crate) probability: f32,
-    /// The number of this layer among the layers of dropout. Two layers use different random numbers.
+    /// The index of this layer among the dropout layers, so that each layer draws different random numbers.
     pub(crate) number: u64,
 }
 
@@ -72,7 +72,7 @@ impl Layer for Dropout {
     }
 }
 
-/// Returns the factors of the inputs of the first rows.
+/// Returns the factors of the inputs, 0 or 1 / (1 - p), for the first `rows` samples.
 fn factors(memory: &LayerMemory, (rows, width): (usize, usize)) -> ArrayView2<'_, f32> {
     ArrayView2::from_shape((rows, width), &memory.values[..rows * width])
         .expect("the memory has a factor for each input")

@@ -1,4 +1,4 @@
-//! The layers of a network: what each kind of layer implements, and what a layer gets in a forward and a backward pass.
+//! The trait that each kind of layer implements, and the arguments of its forward and backward passes.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -7,9 +7,9 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 
 use super::dense::Dense;
 
-/// A function of a batch of samples and of the layer's parameters.
+/// A layer of a network: computes outputs from a batch of samples and from parameters.
 ///
-/// Arrays of samples have a row for each sample, and are contiguous. The parameters of a layer are one flat slice.
+/// Arrays of samples are contiguous and have one row for each sample. The parameters of a layer are one flat slice.
 pub(crate) trait Layer: Debug + Send + Sync {
     /// Returns the number of inputs for each sample.
     fn inputs(&self) -> usize;
@@ -18,13 +18,13 @@ pub(crate) trait Layer: Debug + Send + Sync {
     fn outputs(&self) -> usize;
 
     /// Returns the name and the shape of each tensor of parameters, in the order of the parameters.
-    fn tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
         Vec::new()
     }
 
     /// Returns the number of parameters, or `usize::MAX` if the number does not fit `usize`.
     fn parameter_count(&self) -> usize {
-        let tensors = self.tensors();
+        let tensors = self.tensor_names_and_shapes();
         let lengths = tensors.iter().map(|(_, shape)| shape.iter().copied().fold(1, usize::saturating_mul));
         lengths.fold(0, usize::saturating_add)
     }
@@ -57,8 +57,8 @@ pub(crate) trait Layer: Debug + Send + Sync {
         mode: Mode<'_>,
     );
 
-    /// Computes the gradient of the parameters, and the derivative of the loss with respect to the layer's inputs. The
-    /// last forward pass used the same batch.
+    /// Computes the gradient of the parameters, and the derivative of the loss with respect to the layer's inputs.
+    /// The caller must have called [`forward`](Self::forward) with the same batch.
     fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>);
 }
 
@@ -78,8 +78,8 @@ pub(crate) enum Mode<'a> {
     Training(StepSeed, &'a [u32]),
 }
 
-/// The seed and the number of a training step. The random numbers that the step draws for a sample depend only on these
-/// numbers and on the index of the sample. So they do not depend on the number of ranks.
+/// The seed and the number of a training step. The random numbers for a sample depend only on the seed, the step and
+/// the index of the sample. They do not depend on the number of ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StepSeed {
     /// The seed of the run.
@@ -94,9 +94,10 @@ pub(crate) struct BackwardPass<'a> {
     pub(crate) input: ArrayView2<'a, f32>,
     /// The outputs of the forward pass.
     pub(crate) output: ArrayView2<'a, f32>,
-    /// The derivative of the loss with respect to the outputs. The layer may overwrite it.
+    /// The derivative of the loss with respect to the outputs. The layer may overwrite this array.
     pub(crate) delta: ArrayViewMut2<'a, f32>,
-    /// Where the layer writes the derivative of the loss with respect to its inputs. `None` if no layer needs it.
+    /// The layer writes the derivative of the loss with respect to its inputs here. `None` if no layer needs this
+    /// derivative.
     pub(crate) input_delta: Option<ArrayViewMut2<'a, f32>>,
     pub(crate) memory: &'a mut LayerMemory,
 }
@@ -117,7 +118,7 @@ pub(crate) struct GradientSink<'a> {
     earlier: EarlierGradients,
     /// The range of this layer's parameters.
     range: Range<usize>,
-    /// The number of gradients after which a layer reports a final range, if it can.
+    /// The number of gradients in a range after which a layer should report the range as final.
     slice: usize,
     on_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
 }
@@ -132,14 +133,13 @@ impl<'a> GradientSink<'a> {
         Self { gradients, earlier, range, slice, on_ready }
     }
 
-    /// Returns the gradients of the layer's parameters with the indices `range`, counted from the layer's first
-    /// parameter.
+    /// Returns the gradients of the parameters `range` of the layer. Indices count from the layer's first parameter.
     pub(crate) fn slice_mut(&mut self, range: Range<usize>) -> &mut [f32] {
         &mut self.gradients[self.range.clone()][range]
     }
 
-    /// Returns the factor of the gradients that are already in memory: 1 if the layer adds its gradients to them, and
-    /// otherwise 0.
+    /// Returns the factor of the earlier gradients: 1 for [`EarlierGradients::Keep`], 0 for
+    /// [`EarlierGradients::Replace`].
     pub(crate) fn earlier_factor(&self) -> f32 {
         match self.earlier {
             EarlierGradients::Replace => 0.0,
@@ -147,37 +147,38 @@ impl<'a> GradientSink<'a> {
         }
     }
 
-    /// Sets the gradients of the layer to 0, unless they are kept. Then the layer can add its gradients.
+    /// Sets the gradients of the layer to 0 for [`EarlierGradients::Replace`], so that the layer can add to them.
     pub(crate) fn prepare_to_add(&mut self) {
         if self.earlier == EarlierGradients::Replace {
             self.gradients[self.range.clone()].fill(0.0);
         }
     }
 
-    /// Returns the number of gradients after which a layer should report a final range.
+    /// Returns the number of gradients in a range after which a layer should report the range as final.
     pub(crate) fn elements_per_report(&self) -> usize {
         self.slice
     }
 
-    /// Reports that the gradients of the layer's parameters with the indices `range` are final. A layer reports its
-    /// ranges from the last parameter to the first.
+    /// Reports that the gradients of the parameters `range` of the layer are final. A layer reports ranges from its
+    /// last parameter to its first.
     pub(crate) fn report(&mut self, range: Range<usize>) {
         if !range.is_empty() {
             (self.on_ready)(self.range.start + range.start..self.range.start + range.end, self.gradients);
         }
     }
 
-    /// Reports the gradients of the layer for a batch without samples.
+    /// For a batch without samples: calls [`prepare_to_add`](Self::prepare_to_add), and reports all gradients of the
+    /// layer as final.
     pub(crate) fn report_no_samples(&mut self) {
         self.prepare_to_add();
         self.report(0..self.range.len());
     }
 }
 
-/// What a layer does with the results of its linear function.
+/// The activation function of a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Activation {
-    /// The results are the outputs.
+    /// The output is the result of the linear function.
     Identity,
     /// Negative results become 0 (`ReLU`).
     Rectifier,
@@ -194,8 +195,8 @@ impl Activation {
         }
     }
 
-    /// Replaces the derivative of the loss with respect to the outputs by the derivative with respect to the results
-    /// of the linear function.
+    /// Converts `delta` from the derivative with respect to the layer's outputs to the derivative with respect to the
+    /// results of the linear function.
     pub(crate) fn differentiate(self, delta: &mut [f32], output: &[f32]) {
         if self == Self::Rectifier {
             for (delta, output) in delta.iter_mut().zip(output) {
@@ -205,5 +206,5 @@ impl Activation {
     }
 }
 
-/// Says why the rows of an array of samples are one slice.
+/// The message of `expect` where a row of an array of samples becomes a slice.
 pub(crate) const CONTIGUOUS: &str = "arrays of samples are contiguous";

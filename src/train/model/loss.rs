@@ -7,7 +7,7 @@ use crate::train::data::Targets;
 
 /// The scale of the output of a regression model. The output predicts (target - mean) / deviation.
 ///
-/// Reported losses are those of the unscaled targets.
+/// Reported losses are in the unit of the unscaled targets.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Scale {
     /// The mean of the training targets.
@@ -52,7 +52,7 @@ pub struct LossSums {
 }
 
 impl LossSums {
-    /// Adds the results of other samples.
+    /// Adds the sums over other samples.
     pub(crate) fn add(&mut self, other: Self) {
         self.loss += other.loss;
         self.correct += other.correct;
@@ -96,9 +96,8 @@ impl Loss {
         total
     }
 
-    /// Replaces `outputs` by the derivative of the sum of the losses with respect to the outputs, multiplied by
-    /// `weight`. For regression, the derivative is that of the squared difference between the output and the scaled
-    /// target.
+    /// Replaces `outputs` by `weight` times the derivative of the sum of the losses with respect to the outputs. For
+    /// regression, the derivative is that of the squared difference between the output and the scaled target.
     pub(crate) fn differentiate(
         &self,
         mut outputs: ArrayViewMut2<'_, f32>,

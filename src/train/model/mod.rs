@@ -21,7 +21,7 @@ pub(crate) use layer::Mode;
 pub use layer::{EarlierGradients, StepSeed};
 pub use loss::{Loss, LossSums, Scale};
 pub(crate) use network::PARAMETERS_MAX;
-pub use network::{Network, TrainingBatch};
+pub use network::{Network, ParameterTensor, TrainingBatch};
 pub use spec::ModelSpec;
 pub(crate) use stage::Stage;
 pub use stage::Workspace;

@@ -14,7 +14,8 @@ use crate::train::random;
 
 /// The maximum number of parameters of a model.
 pub(crate) const PARAMETERS_MAX: usize = 1 << 30;
-/// The maximum number of values that an evaluation computes at once. A single sample may need more values.
+/// The maximum number of values that an evaluation computes at once. An evaluation of a single sample may exceed this
+/// maximum.
 const EVALUATION_VALUES_MAX: usize = 1 << 26;
 /// The maximum number of samples that an evaluation processes at once.
 const EVALUATION_ROWS_MAX: usize = 256;
@@ -28,14 +29,25 @@ pub struct Network {
     loss: Loss,
 }
 
-/// The samples of a training step whose gradient a rank computes.
+/// A tensor of parameters, such as the weights of a layer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ParameterTensor {
+    /// The name: `layers.I.weight` or `layers.I.bias`, where I counts the layers with parameters.
+    pub name: String,
+    /// The shape.
+    pub shape: Vec<usize>,
+    /// The range of the elements in the flat vector of parameters.
+    pub range: Range<usize>,
+}
+
+/// One rank's samples in a training step.
 #[derive(Clone, Copy, Debug)]
 pub struct TrainingBatch<'a> {
     /// The targets of all samples of the training set.
     pub targets: &'a Targets,
     /// The samples, as indices of `targets`. The features of these samples are in the first rows of [`Workspace::input`].
     pub samples: &'a [u32],
-    /// The factor of the sum of the losses.
+    /// The sum of the losses is multiplied by this factor.
     pub weight: f32,
     /// The seed and the number of the step.
     pub step: StepSeed,
@@ -44,7 +56,7 @@ pub struct TrainingBatch<'a> {
 }
 
 impl Network {
-    /// Creates the network that `spec` describes, for inputs of this shape, with `outputs` outputs.
+    /// Creates the network that `spec` describes, with inputs of the given shape and with `outputs` outputs.
     ///
     /// # Errors
     ///
@@ -68,7 +80,7 @@ impl Network {
         self.stage.parameter_count()
     }
 
-    /// Returns the stage with all layers.
+    /// Returns all layers as one stage.
     pub(crate) fn stage(&self) -> &Stage {
         &self.stage
     }
@@ -85,23 +97,26 @@ impl Network {
         (EVALUATION_VALUES_MAX / values.sum::<usize>().max(1)).clamp(1, EVALUATION_ROWS_MAX)
     }
 
-    /// Returns the name and the shape of each tensor, and the range of its elements in the flat vector of parameters. The
-    /// names are `layers.I.weight` and `layers.I.bias`, where I counts the layers with parameters.
-    pub fn tensors(&self) -> Vec<(String, Vec<usize>, Range<usize>)> {
+    /// Returns all tensors of parameters, in the order of the parameters.
+    pub fn parameter_tensors(&self) -> Vec<ParameterTensor> {
         let mut tensors = Vec::new();
         for (index, PlacedLayer { layer, range }) in self.layers_with_parameters().enumerate() {
             let mut start = range.start;
-            for (name, shape) in layer.tensors() {
+            for (name, shape) in layer.tensor_names_and_shapes() {
                 let end = start + shape.iter().product::<usize>();
-                tensors.push((format!("layers.{index}.{name}"), shape, start..end));
+                tensors.push(ParameterTensor {
+                    name: format!("layers.{index}.{name}"),
+                    shape,
+                    range: start..end,
+                });
                 start = end;
             }
         }
         tensors
     }
 
-    /// Returns initial parameters, which do not depend on the world size. Biases are 0. Without hidden layers, weights are 0
-    /// too. With hidden layers, weights are uniform random numbers.
+    /// Returns initial parameters, which do not depend on the world size. Biases are 0. Weights are 0 if the model
+    /// has no hidden layers, and otherwise uniform random numbers.
     pub fn initialize(&self, seed: u64) -> Vec<f32> {
         let layers = 0..self.stage.layers().len();
         layers.flat_map(|index| self.initialize_layer(index, seed)).collect()
@@ -130,7 +145,7 @@ impl Network {
     ///
     /// # Panics
     ///
-    /// If the workspace has fewer rows.
+    /// If the workspace has fewer than `rows` rows.
     pub(crate) fn outputs<'a>(
         &self,
         parameters: &[f32],
@@ -163,15 +178,16 @@ impl Network {
         self.loss.evaluate(&workspace.output(count), targets, rows)
     }
 
-    /// Computes the losses of the samples of a training step, and returns their sum and the number of correct predictions.
-    /// Writes the gradient of the sum of the losses times [`TrainingBatch::weight`] to `gradients`, or adds it to the
-    /// gradient in `gradients` (see [`TrainingBatch::earlier`]). For regression, the gradient is divided by the square of
-    /// [`Scale::deviation`](super::Scale). Without samples, the gradient is 0.
+    /// Computes the losses of the samples of a training step, and returns their sum and the number of correct
+    /// predictions. Computes the gradient of the sum of the losses times [`TrainingBatch::weight`].
+    /// [`TrainingBatch::earlier`] says whether this gradient replaces the content of `gradients` or is added to it.
+    /// For regression, the gradient is divided by the square of [`Scale::deviation`](super::Scale). Without samples,
+    /// the gradient is 0.
     ///
     /// The backward pass goes from the last parameter to the first. As soon as a range of `gradients` is final, the
-    /// pass calls the function of `ranges` for this range. So the caller can reduce the range while the pass computes the
-    /// next ranges. A range of a fully connected layer has about `slice` elements. The gradients of any other layer are
-    /// one range, and those of each layer if there are no samples.
+    /// pass calls the function in `ranges` with this range, so that the caller can reduce it while the pass
+    /// continues. A range of a fully connected layer has about as many elements as the number in `ranges`. Every
+    /// other layer has one range. Without samples, every layer has one range.
     ///
     /// # Panics
     ///

@@ -1,5 +1,5 @@
 //! Max pooling: each output is the largest value of a square window of an image. The windows do not overlap. Rows and
-//! columns that do not fill a window are left out, as in `PyTorch`.
+//! columns that do not fill a window are ignored, as in `PyTorch`.
 
 use ndarray::{ArrayView2, ArrayViewMut2};
 
@@ -13,7 +13,7 @@ pub(super) const WINDOW_MAX: usize = 8;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct MaxPooling {
     pub(crate) input: ImageShape,
-    /// The height and the width of a window, from 1 to [`WINDOW_MAX`] and at most those of the image.
+    /// The height and the width of a window: from 1 to [`WINDOW_MAX`], and not larger than the image.
     pub(crate) window: usize,
 }
 
@@ -24,8 +24,8 @@ impl MaxPooling {
         ImageShape { channels, height: height / self.window, width: width / self.window }
     }
 
-    /// Divides each channel of an image into bands of rows. A band has the height of a window, and one row of outputs
-    /// is computed from it. Rows at the bottom of the image that do not fill a band are left out.
+    /// Divides each channel of an image into bands of rows. A band has the height of a window and gives one row of
+    /// outputs. Rows at the bottom of the image that do not fill a band are ignored.
     fn bands<'a>(&self, image: &'a [f32]) -> impl Iterator<Item = &'a [f32]> {
         let ImageShape { height, width, .. } = self.input;
         let band = self.window * width;
@@ -34,14 +34,14 @@ impl MaxPooling {
 }
 
 /// Computes a row of outputs from a band of `WINDOW` input rows with `width` values each. Writes the index of the
-/// largest value within each window to `indices`. Compares integers, because the compiler turns these comparisons
-/// into vector instructions without branches.
+/// largest value within each window to `indices`. Compares the integers of [`order_key`], because the compiler turns
+/// integer comparisons into vector instructions.
 fn pool_row<const WINDOW: usize>(band: &[f32], width: usize, output: &mut [f32], indices: &mut [u32]) {
     output.fill(f32::from_bits(i32::MIN.cast_unsigned()));
     for (y, row) in band.chunks_exact(width).enumerate() {
         let windows = row.as_chunks::<WINDOW>().0;
         for ((best, best_index), window) in output.iter_mut().zip(&mut *indices).zip(windows) {
-            // Until the last row, the outputs hold keys.
+            // During the loop, `output` holds the keys of [`order_key`] in place of values.
             let (mut key, mut index) = (best.to_bits().cast_signed(), *best_index);
             for (x, &value) in window.iter().enumerate() {
                 let candidate = order_key(value);
@@ -57,22 +57,22 @@ fn pool_row<const WINDOW: usize>(band: &[f32], width: usize, output: &mut [f32],
     }
 }
 
-/// Returns an integer for comparisons: a larger value has a larger integer. NaN has the largest integer, so that
-/// pooling does not hide that a layer has diverged.
+/// Returns an integer that is larger for a larger value. NaN gives the largest integer, so that pooling does not hide
+/// a NaN of an earlier layer.
 fn order_key(value: f32) -> i32 {
     let bits = value.to_bits().cast_signed();
     let is_nan = bits & i32::MAX > f32::INFINITY.to_bits().cast_signed();
     if is_nan { i32::MAX } else { flip_negative(bits) }
 }
 
-/// Flips all bits except the sign if the sign bit is set. Without the flip, negative floating-point numbers, compared
-/// as integers, would be in reverse order.
+/// If the sign bit is set, flips all other bits. Without the flip, the bits of negative floating-point numbers would
+/// sort in reverse order as integers.
 fn flip_negative(bits: i32) -> i32 {
     bits ^ (bits >> 31) & i32::MAX
 }
 
-/// Writes the derivative of each output of a row to the input that had the largest value in the window. Writes 0 to
-/// the other inputs of the band.
+/// For one row of outputs, writes the derivative of each output to the input that was the largest of its window.
+/// Writes 0 to the other inputs of the band.
 fn spread_row<const WINDOW: usize>(delta: &[f32], indices: &[u32], width: usize, band: &mut [f32]) {
     for (y, row) in band.chunks_exact_mut(width).enumerate() {
         let (windows, rest) = row.as_chunks_mut::<WINDOW>();
@@ -85,7 +85,7 @@ fn spread_row<const WINDOW: usize>(delta: &[f32], indices: &[u32], width: usize,
     }
 }
 
-/// Calls `$function` with the window size as a constant, so that the compiler knows the lengths of the loops.
+/// Calls `$function` with the window size as a constant, so that the compiler can unroll the loops.
 macro_rules! with_window {
     ($window:expr, $function:ident($($argument:expr),*)) => {
         match $window {

@@ -72,7 +72,7 @@ impl fmt::Display for ModelSpec {
                 let widths: Vec<String> = widths.iter().map(usize::to_string).collect();
                 write!(f, "mlp:{}", widths.join(","))
             }
-            // The layers of `cnn` may differ in a later version, so the name of a model has all layers.
+            // The name lists all layers, because a later version may change the default layers of `cnn`.
             Self::Cnn(cnn) => write!(f, "cnn:{cnn}"),
         }
     }

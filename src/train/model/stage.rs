@@ -1,6 +1,6 @@
 //! A stage: consecutive layers of a model. The forward pass computes the output of the last layer from the input of
-//! the first layer. The backward pass computes the gradient of the parameters, and the derivative of the loss with
-//! respect to the input.
+//! the first layer. The backward pass computes the gradient of the stage's parameters, and the derivative of the loss
+//! with respect to the stage's input.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::layer::{BackwardPass, EarlierGradients, GradientSink, Layer, LayerMem
 #[derive(Clone, Debug)]
 pub(crate) struct Stage {
     layers: Vec<PlacedLayer>,
-    /// Whether the backward pass computes the derivative with respect to the input. The first stage of a model does
-    /// not need this derivative.
+    /// Whether the backward pass computes the derivative of the loss with respect to the input. The first stage of a
+    /// model does not compute this derivative.
     differentiates_input: bool,
 }
 
@@ -29,14 +29,14 @@ pub(crate) struct PlacedLayer {
 /// The memory for the forward and the backward pass of a stage. This memory is allocated once, for the largest batch.
 #[derive(Debug)]
 pub struct Workspace {
-    /// The input of the first layer. The caller writes a row for each sample into the first rows.
+    /// The input of the first layer. The caller writes the features of each sample to one of the first rows.
     pub input: Array2<f32>,
     /// The output of each layer.
     outputs: Vec<Array2<f32>>,
     /// What each layer stores between its forward and its backward pass.
     memories: Vec<LayerMemory>,
-    /// The derivatives of the loss with respect to the outputs of two successive layers. Before a backward pass, the first
-    /// vector has the derivative with respect to the output of the last layer.
+    /// The derivatives of the loss with respect to the output and to the input of the layer that the backward pass
+    /// computes. Before the pass, `deltas[0]` holds the derivative with respect to the output of the last layer.
     deltas: [Vec<f32>; 2],
 }
 
@@ -46,7 +46,8 @@ impl Workspace {
         self.outputs.last().expect("a stage has at least one layer").slice(s![..rows, ..])
     }
 
-    /// Returns where the caller writes the derivative of the loss with respect to the output, before the backward pass.
+    /// Returns the memory to which the caller writes the derivative of the loss with respect to the output before the
+    /// backward pass.
     pub(crate) fn output_delta_mut(&mut self, rows: usize) -> ArrayViewMut2<'_, f32> {
         let columns = self.output(rows).ncols();
         rows_mut(&mut self.deltas[0], (rows, columns))
@@ -58,22 +59,22 @@ impl Workspace {
         rows_mut(&mut self.deltas[0], output.dim()).assign(&output);
     }
 
-    /// Returns the output of the last layer for the first `rows` samples, so that the caller can change it.
+    /// Returns the output of the last layer for the first `rows` samples as a mutable array.
     pub(crate) fn output_mut(&mut self, rows: usize) -> ArrayViewMut2<'_, f32> {
         self.outputs.last_mut().expect("a stage has at least one layer").slice_mut(s![..rows, ..])
     }
 
-    /// Returns the derivative of the loss with respect to the input, after a backward pass of a stage that computes
-    /// it.
+    /// Returns the derivative of the loss with respect to the input. Valid after a backward pass if the stage was
+    /// created by [`Stage::with_input_derivative`].
     pub(crate) fn input_delta_mut(&mut self, rows: usize) -> ArrayViewMut2<'_, f32> {
-        // Each layer of a backward pass exchanges the two vectors.
+        // After each layer, the backward pass swaps the two vectors.
         let last = self.outputs.len() % self.deltas.len();
         rows_mut(&mut self.deltas[last], (rows, self.input.ncols()))
     }
 }
 
 impl Stage {
-    /// Creates a stage. The parameters of the layers follow each other, from index 0.
+    /// Creates a stage. The parameters of the layers are stored one after the other, from index 0.
     pub(crate) fn new(layers: Vec<Arc<dyn Layer>>) -> Self {
         let mut start = 0_usize;
         let place = |layer: Arc<dyn Layer>| {
@@ -84,19 +85,19 @@ impl Stage {
         Self { layers: layers.into_iter().map(place).collect(), differentiates_input: false }
     }
 
-    /// Returns the same stage, whose backward pass computes the derivative with respect to the input.
+    /// Makes the backward pass also compute the derivative of the loss with respect to the stage's input.
     pub(crate) fn with_input_derivative(self) -> Self {
         Self { differentiates_input: true, ..self }
     }
 
-    /// Returns the stage with a range of the layers of this stage. The indices of its parameters begin at 0.
+    /// Returns a new stage with the layers `layers` of this stage. The parameters of the new stage begin at index 0.
     pub(crate) fn select(&self, layers: Range<usize>) -> Self {
         let differentiates_input = self.differentiates_input || layers.start > 0;
         let layers = self.layers[layers].iter().map(|layer| Arc::clone(&layer.layer)).collect();
         Self { differentiates_input, ..Self::new(layers) }
     }
 
-    /// Returns the range of the parameters of these layers.
+    /// Returns the range of the parameters of the layers `layers`.
     pub(crate) fn parameter_range(&self, layers: Range<usize>) -> Range<usize> {
         match &self.layers[layers] {
             [] => 0..0,
@@ -105,8 +106,8 @@ impl Stage {
         }
     }
 
-    /// Divides the layers into blocks. Each block has one layer with parameters, and the layers without parameters
-    /// that follow it. The first block also has the layers without parameters before it.
+    /// Divides the layers into blocks. Each block starts with a layer with parameters, and also holds the layers
+    /// without parameters that follow. Layers without parameters at the start of the stage belong to the first block.
     pub(crate) fn blocks(&self) -> Vec<Range<usize>> {
         let with_parameters = self.layers.iter().enumerate().filter(|(_, layer)| !layer.range.is_empty());
         let mut starts: Vec<usize> = with_parameters.map(|(index, _)| index).skip(1).collect();
@@ -115,7 +116,7 @@ impl Stage {
         starts.windows(2).map(|pair| pair[0]..pair[1]).collect()
     }
 
-    /// Returns the approximate number of multiplications of a forward pass of these layers, for each sample.
+    /// Returns the approximate number of multiplications for each sample in a forward pass of the layers `layers`.
     pub(crate) fn cost(&self, layers: Range<usize>) -> u64 {
         self.layers[layers].iter().fold(0, |sum, layer| sum.saturating_add(layer.layer.cost()))
     }
@@ -154,7 +155,7 @@ impl Stage {
     ///
     /// # Panics
     ///
-    /// If the workspace has fewer rows.
+    /// If the workspace has fewer than `rows` rows.
     pub(crate) fn forward(&self, parameters: &[f32], workspace: &mut Workspace, rows: usize, mode: Mode<'_>) {
         let Workspace { input, outputs, memories, .. } = workspace;
         for (index, PlacedLayer { layer, range }) in self.layers.iter().enumerate() {
@@ -165,13 +166,13 @@ impl Stage {
         }
     }
 
-    /// Computes the gradient of the parameters from [`Workspace::output_delta_mut`], and
-    /// [`Workspace::input_delta_mut`]. The forward pass for the same `rows` samples must be the last pass that used
-    /// this workspace. Without samples, the gradient is 0.
+    /// Reads [`Workspace::output_delta_mut`], and computes `gradients` and [`Workspace::input_delta_mut`]. The last
+    /// pass with this workspace must have been the forward pass for the same `rows` samples. Without samples, the
+    /// gradient is 0.
     ///
     /// The backward pass goes from the last parameter to the first. As soon as a range of `gradients` is final, the
-    /// pass calls `on_gradient_ready` for this range. A range of a fully connected layer has about `slice` elements. The
-    /// gradients of any other layer are one range, and those of each layer if there are no samples.
+    /// pass calls `on_gradient_ready` for this range. A range of a fully connected layer has about `slice` elements.
+    /// Every other layer has one range. Without samples, every layer has one range.
     pub(crate) fn backward(
         &self,
         parameters: &[f32],
@@ -204,7 +205,7 @@ impl Stage {
     }
 }
 
-/// Returns the first rows of an array of samples.
+/// Returns the first `rows` rows of an array with `columns` columns.
 fn rows_mut(values: &mut [f32], (rows, columns): (usize, usize)) -> ArrayViewMut2<'_, f32> {
     ArrayViewMut2::from_shape((rows, columns), &mut values[..rows * columns])
         .expect("the workspace has memory for the widest layer")
@@ -218,7 +219,8 @@ mod tests {
     use crate::train::model::{Loss, Network, TrainingBatch};
     use crate::train::random;
 
-    /// The stages compute the same bits as the whole network, wherever the network is cut.
+    /// Wherever the network is divided into two stages, the results have the same bits as the results of the whole
+    /// network.
     #[test]
     fn stages_one_after_the_other_compute_the_gradient_of_the_network() {
         let network = Network::new(&"mlp:6,5,4".parse().unwrap(), 7, 3, Loss::CrossEntropy).unwrap();

@@ -1,10 +1,10 @@
 //! Divides each fully connected layer of a model over ranks.
 //!
-//! The layers alternate between two kinds. A layer that is divided by its outputs has some rows of the weights on
-//! each rank: each rank needs the whole input, and computes a part of the outputs. A layer that is divided by its
-//! inputs has some columns of the weights on each rank: each rank needs a part of the inputs, and the sum of the
-//! results of all ranks is the output. So the output of a layer of the first kind is the input of one of the second
-//! kind, without communication in between. The last layer is of the second kind.
+//! Layers are divided by outputs and by inputs in turn. If a layer is divided by its outputs, each rank has some rows
+//! of the weights, reads all inputs, and computes a part of the outputs. If a layer is divided by its inputs, each
+//! rank has some columns of the weights and reads a part of the inputs; the output is the sum of the results of all
+//! ranks. A layer that is divided by its outputs passes them to the next layer without communication. The last layer
+//! is divided by its inputs.
 //!
 //! Source: Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using model parallelism",
 //! 2019.
@@ -18,11 +18,11 @@ use super::stage::{PlacedLayer, Stage};
 use crate::train::batches::part;
 use crate::types::{Rank, WorldSize};
 
-/// One or two layers of a rank's part of the model. The sum of the outputs of all ranks is the output of these
-/// layers, before the rectifier.
+/// One rank's part of one or two layers of the model. The sum of the outputs of all ranks is the output of the layers
+/// before the activation.
 pub(crate) struct TensorSegment {
     pub(crate) stage: Stage,
-    /// The range of the segment's parameters in the vector of this rank.
+    /// The range of the segment's parameters in this rank's vector of parameters.
     pub(crate) parameters: Range<usize>,
     /// The inputs that this rank reads.
     pub(crate) inputs: Range<usize>,
@@ -32,9 +32,9 @@ pub(crate) struct TensorSegment {
 
 /// The part of a layer on one rank.
 enum LayerPart {
-    /// The rows of the weights with these numbers, and the biases of the same outputs.
+    /// The rows `range` of the weights, and the biases of the same outputs.
     Outputs(Range<usize>),
-    /// The columns of the weights with these numbers, and on the first rank all biases.
+    /// The columns `range` of the weights. Rank 0 also has all biases.
     Inputs(Range<usize>),
 }
 
@@ -51,13 +51,13 @@ impl LayerPart {
 /// A layer of the whole model.
 struct DividedLayer<'a> {
     dense: &'a Dense,
-    /// The index of its first parameter.
+    /// The index of the layer's first parameter.
     start: usize,
     is_divided_by_inputs: bool,
 }
 
-/// Returns the fully connected layers of the model. The last layer, and every second layer before it, is divided by
-/// its inputs.
+/// Returns the fully connected layers of the model. Counted from the last layer, the first, third, fifth and so on
+/// are divided by their inputs.
 fn divided_layers(stage: &Stage) -> impl Iterator<Item = DividedLayer<'_>> {
     let count = stage.layers().len();
     stage.layers().iter().enumerate().filter_map(move |(index, PlacedLayer { layer, range })| {
@@ -66,7 +66,7 @@ fn divided_layers(stage: &Stage) -> impl Iterator<Item = DividedLayer<'_>> {
     })
 }
 
-/// Checks that all layers are fully connected, and that each rank gets a part of each layer.
+/// Checks that all layers are fully connected, and wide enough to be divided over all ranks.
 ///
 /// # Errors
 ///
@@ -164,7 +164,7 @@ mod tests {
         Network::new(&spec.parse().unwrap(), 7, 3, Loss::CrossEntropy).unwrap().stage().clone()
     }
 
-    /// Each parameter belongs to exactly one rank, and the segments of a rank have the parameters that it holds.
+    /// Each parameter must belong to exactly one rank, and a rank's segments must have exactly the rank's parameters.
     #[test]
     fn the_parts_of_all_ranks_are_the_whole_model() {
         for spec in ["softmax", "mlp:6", "mlp:6,5", "mlp:9,4,8"] {

@@ -1,4 +1,4 @@
-//! Describes the model of a training run for its model file.
+//! Describes the model of a training run in the form that a model file holds.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,15 +12,16 @@ use crate::train::model::{Loss, Scale};
 use crate::train::report::Report;
 use crate::train::setup::Setup;
 
-/// The size in bytes that is assumed for the names of the tensors and for the results of the training.
+/// The assumed size in bytes of the names of the tensors and of the training results, which are not known before
+/// training.
 const HEADER_BYTES_ASSUMED: u64 = 1 << 16;
 
-/// Returns the trained model of a run. Errors name `path`, the file to which the caller saves the model.
+/// Returns the trained model of a run. `path`, to which the caller will save the model, appears only in errors.
 ///
 /// # Errors
 ///
-/// If the model exceeds a limit of the format. [`check_before_training`] has already checked the limits that are
-/// known before training.
+/// If the model exceeds a limit of the format. [`check_before_training`] has already checked the limits that do not
+/// depend on the results of training.
 pub(crate) fn describe(
     path: &Path,
     config: &Config,
@@ -80,7 +81,7 @@ fn describe_run(config: &Config, setup: &Setup, training: TrainingRecord) -> Mod
     }
 }
 
-/// Returns where the names of the feature columns come from, and the feature columns.
+/// Returns the origin of the names of the feature columns, and the columns with their names.
 fn describe_columns(config: &Config, setup: &Setup) -> (ColumnOrigin, Vec<ColumnEncoding>) {
     let Some(encoding) = &setup.dataset.encoding else {
         let column = |index: usize| ColumnEncoding {
@@ -95,7 +96,7 @@ fn describe_columns(config: &Config, setup: &Setup) -> (ColumnOrigin, Vec<Column
         let has_header = config.table.header != HeaderRow::Absent;
         return (if has_header { ColumnOrigin::Header } else { ColumnOrigin::Position }, columns);
     }
-    // Two columns have the same name, so columns are found by number.
+    // If two columns have the same name, the number of each column becomes its name.
     let numbers = setup.dataset.layout.iter().flat_map(|layout| &layout.features);
     let number = |(number, column)| ColumnEncoding { name: usize::to_string(number), ..column };
     (ColumnOrigin::Position, numbers.zip(columns).map(number).collect())
@@ -126,7 +127,7 @@ pub(crate) fn check_before_training(
     atomic_file::check_space(path, bytes).map_err(|source| ModelFileError::io("write", path, source))
 }
 
-/// Checks that a model file can hold a description. Returns the maximum size in bytes of the header of this file.
+/// Checks that a model file can hold a description. Returns the maximum size in bytes of the file's header.
 fn check_description(description: &ModelDescription, bytes_max: u64) -> Result<u64, String> {
     description.check()?;
     let bytes = header_bytes(description);
@@ -155,7 +156,7 @@ mod tests {
     use super::super::tests::{description, model};
     use super::*;
 
-    /// Regression test: before the fix, the check did not count the names of the classes. A run could then train a model that
+    /// Regression test: before the fix, the check ignored the lengths of class names. A run could train a model that
     /// no model file can hold.
     #[test]
     fn names_that_do_not_fit_are_refused_before_training() {
@@ -171,7 +172,7 @@ mod tests {
             let name = "\"".repeat(name_bytes);
             let classes = (0..class_count).map(|index| format!("{name}{index}")).collect();
             match (check_description(&ModelDescription { classes, ..description() }, bytes_max), expected) {
-                // Each quotation mark becomes four characters.
+                // Each quotation mark in a name becomes `\\\"`, four characters, because the JSON is escaped twice.
                 (Ok(found), None) => assert!(found > bytes + 40_000),
                 (Err(error), Some(expected)) => assert!(error.contains(expected), "{error}"),
                 (found, _) => panic!("{found:?}"),

@@ -10,7 +10,7 @@ use crate::train::data::{
 };
 use crate::train::model::{InputShape, Loss, ModelSpec, Network, Scale};
 
-/// The maximum number of categories of a one-hot column, and of buckets of a hashed column.
+/// The maximum number of categories of a one-hot column, and the maximum number of buckets of a hashed column.
 const CATEGORIES_MAX: usize = 1 << 16;
 
 /// The description of a model. `ModelDescription::check` checks the limits of all fields.
@@ -22,18 +22,18 @@ pub struct ModelDescription {
     pub task: Task,
     /// The architecture, as `--model` names it: `linear`, `softmax`, `mlp:WIDTH,WIDTH,...` or `cnn:LAYER,LAYER,...`.
     pub model: String,
-    /// Where the names of the columns come from.
+    /// The origin of the names of the columns.
     pub columns_from: ColumnOrigin,
     /// The feature columns, in the order in which the model uses them.
     pub columns: Vec<ColumnEncoding>,
-    /// Where the columns are in the training table. `None` if the training data was not a table, and in files of
-    /// earlier versions.
+    /// Where the columns are in the training table. `None` if the training data was not a table, or if an earlier
+    /// version wrote the file.
     pub layout: Option<TableLayout>,
-    /// What training did with missing values. With `error` and `drop`, a missing value in new data is an error.
+    /// How training handled missing values. With `error` and `drop`, a missing value in new data is an error.
     pub missing: MissingPolicy,
-    /// The value of a pixel that is scaled to 1: inputs are divided by this number. `None` if the columns are not pixels.
+    /// Pixels are divided by this number, such as 255. `None` if the inputs are not pixels.
     pub pixel_divisor: Option<f32>,
-    /// The shape of the images. `None` if the training data was not images, and in files of earlier versions.
+    /// The shape of the images. `None` if the training data was not images, or if an earlier version wrote the file.
     #[serde(default)]
     pub image: Option<ImageShape>,
     /// The target.
@@ -50,8 +50,8 @@ pub struct ModelDescription {
 pub enum ColumnOrigin {
     /// The names come from the header of a table. New data need columns with these names, in any order.
     Header,
-    /// The training data had no names, or a name occurred twice. The name of a column is then its number, counted
-    /// from 0. New data need the same columns in the same order.
+    /// The name of each column is its number, counted from 0, because the training data had no names or used a name
+    /// twice. New data need the same columns in the same order.
     Position,
 }
 
@@ -59,11 +59,11 @@ pub enum ColumnOrigin {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TargetDescription {
     /// The name of the column, or its number if the training table had no header. `None` if the training data was not
-    /// a table, or if two feature columns had the same name.
+    /// a table.
     pub name: Option<String>,
     /// A regression model predicts `mean + deviation * output`. The mean is 0 for classification.
     pub mean: f64,
-    /// See `mean`. The deviation is above 0. For classification, the deviation is 1.
+    /// The `deviation` in `mean + deviation * output`. Above 0. For classification, the deviation is 1.
     pub deviation: f64,
 }
 
@@ -88,13 +88,13 @@ pub struct TrainingRecord {
     pub stopped: bool,
     /// The mean loss of the training set.
     pub train_loss: f64,
-    /// The mean loss of the test set. `None` if there is no test set, or after a signal.
+    /// The mean loss of the test set. `None` if there is no test set, or if a signal ended the training early.
     pub test_loss: Option<f64>,
     /// The fraction of correct predictions on the test set. `None` for regression.
     pub test_accuracy: Option<f64>,
     /// The coefficient of determination (R²) on the test set. `None` for classification.
     pub test_r2: Option<f64>,
-    /// The hash of the parameters that `ringtrain` printed.
+    /// The hash of the parameters. `ringtrain` prints this hash after training.
     pub parameters_hash: String,
 }
 
@@ -104,7 +104,7 @@ impl ModelDescription {
         self.columns.iter().map(ColumnEncoding::width).sum()
     }
 
-    /// Returns how a row becomes inputs, before pixels are divided and inputs are standardized.
+    /// Returns the encoding of a row. After encoding, pixels are divided and inputs are standardized.
     pub fn encoding(&self) -> TableEncoding {
         let target = self.target.name.clone().unwrap_or_default();
         TableEncoding { target, missing: self.missing, columns: self.columns.clone() }
@@ -175,7 +175,7 @@ impl ModelDescription {
     }
 }
 
-/// Checks the inputs of a column.
+/// Checks the description of a column's inputs.
 fn check_inputs(ColumnEncoding { name, inputs }: &ColumnEncoding) -> Result<(), String> {
     match inputs {
         ColumnInputs::ShiftedNumber { offset, .. } if !offset.is_finite() => {

@@ -4,15 +4,23 @@ use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
-/// Returns the SHA-256, in hexadecimal, of the description and of all tensors. Each tensor is a name, a shape and bytes. The
-/// order of `tensors` does not matter.
-pub(crate) fn content_digest(description: &str, tensors: &[(String, Vec<usize>, &[u8])]) -> String {
+/// A tensor of f32 numbers in a model file.
+#[derive(Debug)]
+pub(crate) struct StoredTensor<'a> {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: &'a [u8],
+}
+
+/// Returns the SHA-256, in hexadecimal, of the description and of all tensors. The digest does not depend on the order
+/// of `tensors`.
+pub(crate) fn content_digest(description: &str, tensors: &[StoredTensor<'_>]) -> String {
     let mut hasher = Sha256::new();
     hasher.update(description);
     hasher.update("\n");
     let mut sorted: Vec<_> = tensors.iter().collect();
-    sorted.sort_by(|a, b| a.0.cmp(&b.0));
-    for (name, shape, bytes) in sorted {
+    sorted.sort_by(|a, b| a.name.cmp(&b.name));
+    for StoredTensor { name, shape, bytes } in sorted {
         let lengths: Vec<String> = shape.iter().map(usize::to_string).collect();
         hasher.update(format!("{name} F32 {}\n", lengths.join("x")));
         hasher.update(bytes);

@@ -61,12 +61,12 @@ pub enum ModelFileError {
         /// The version of the file.
         version: u64,
     },
-    /// The model of a run cannot be saved in this format.
+    /// The format of model files cannot hold the model.
     #[error("cannot save the model to {}: {problem}", path.display())]
     Unsuitable {
         /// The file.
         path: PathBuf,
-        /// The limit of the format that the model exceeds.
+        /// Why the model cannot be saved.
         problem: String,
     },
     /// The file to write exists, and is not a model file.

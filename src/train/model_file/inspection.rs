@@ -1,4 +1,4 @@
-//! The content of a model file or a checkpoint, for people and as JSON.
+//! Prints the content of a model file or a checkpoint as text or as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -7,14 +7,15 @@ use std::path::Path;
 use safetensors::Dtype;
 use serde::Serialize;
 
-use super::storage::{FileEntries, INVERSE_DEVIATION, MEAN, VERSION, read_entries};
+use super::storage::{FileEntries, FileTensor, INVERSE_DEVIATION_TENSOR, MEAN_TENSOR, VERSION, read_entries};
 use super::{ColumnOrigin, ModelDescription, ModelFileError, SavedModel};
 use crate::train::data::{ColumnEncoding, ColumnInputs, Standardizer, Task};
 
 /// The maximum number of columns, classes or tensors that [`Inspection`] prints. JSON has all of them.
 const LISTED_MAX: usize = 20;
 
-/// The content of a file that ringtrain wrote. [`Display`](fmt::Display) prints the content for people.
+/// The content of a file that ringtrain wrote. [`Display`](fmt::Display) prints the content as text, and `Serialize`
+/// as JSON.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 #[non_exhaustive]
@@ -42,7 +43,8 @@ pub enum Inspection {
     Checkpoint {
         /// The path.
         path: String,
-        /// The metadata. [`Inspection::read`] does not check the checksum of a checkpoint. `ringtrain --resume` does.
+        /// The metadata. [`Inspection::read`] does not compare the content with the checksum, but `ringtrain
+        /// --resume` does.
         metadata: BTreeMap<String, String>,
         /// The tensors.
         tensors: Vec<TensorSummary>,
@@ -77,13 +79,13 @@ impl Inspection {
     ///
     /// # Errors
     ///
-    /// As [`SavedModel::load`], except that a checkpoint is not an error.
+    /// The errors of [`SavedModel::load`], except that the file may be a checkpoint.
     pub fn read(path: &Path) -> Result<Self, ModelFileError> {
         let file = path.display().to_string();
         let FileEntries { metadata, tensors } = read_entries(path)?;
         let summaries = tensors
             .iter()
-            .map(|(name, dtype, shape, bytes)| TensorSummary::new(name, *dtype, shape, bytes))
+            .map(|FileTensor { name, dtype, shape, bytes }| TensorSummary::new(name, *dtype, shape, bytes))
             .collect();
         match SavedModel::load(path) {
             Ok(model) => Ok(Self::Model {
@@ -135,7 +137,7 @@ impl fmt::Display for Inspection {
     }
 }
 
-/// Returns the text with its control characters escaped, so that a file cannot control the terminal.
+/// Escapes the control characters in a text, so that names from a file cannot control the terminal.
 fn printable(text: &str) -> String {
     text.chars().fold(String::new(), |mut line, character| {
         match character {
@@ -260,12 +262,13 @@ fn write_tensors(f: &mut fmt::Formatter<'_>, tensors: &[TensorSummary]) -> fmt::
     write_rest(f, tensors.len())
 }
 
-/// Returns whether the tensor holds the scaling of the inputs, which is printed with the columns.
+/// Returns whether the tensor holds the scaling of the inputs. The scaling is printed with the columns, not with the
+/// tensors.
 fn is_scaling(tensor: &TensorSummary) -> bool {
-    [MEAN, INVERSE_DEVIATION].contains(&tensor.name.as_str())
+    [MEAN_TENSOR, INVERSE_DEVIATION_TENSOR].contains(&tensor.name.as_str())
 }
 
-/// Writes how many of `count` entries are not listed.
+/// Writes how many of `count` entries were left out after the first [`LISTED_MAX`].
 fn write_rest(f: &mut fmt::Formatter<'_>, count: usize) -> fmt::Result {
     match count.saturating_sub(LISTED_MAX) {
         0 => Ok(()),

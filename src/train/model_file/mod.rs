@@ -1,6 +1,6 @@
-//! Model files. A model file is a safetensors file with all that predictions need: the parameters, the names and encodings of
-//! the feature columns, the scaling, the names of the classes, the architecture and the task. `docs/model-format.md` describes
-//! each field.
+//! Model files. A model file is a safetensors file. It contains the architecture, the parameters, the task, the names
+//! and encodings of the feature columns, the scaling of the inputs, and the names of the classes.
+//! `docs/model-format.md` describes each field.
 
 mod describe;
 mod description;
@@ -15,7 +15,7 @@ mod tests;
 
 pub(crate) use describe::{check_before_training, describe};
 pub use description::{ColumnOrigin, ModelDescription, TargetDescription, TrainingRecord};
-pub(crate) use digest::content_digest;
+pub(crate) use digest::{StoredTensor, content_digest};
 pub use error::ModelFileError;
 pub use inspection::{Inspection, TensorSummary};
 pub use saved_model::{Prediction, SavedModel};

@@ -9,7 +9,7 @@ use super::{ModelDescription, ModelFileError, storage};
 use crate::train::data::{Standardizer, Task};
 use crate::train::model::{Network, Workspace};
 
-/// A trained model, with all that predictions need.
+/// A trained model with the data for predictions: description, network, scaling and parameters.
 pub struct SavedModel {
     description: ModelDescription,
     network: Network,
@@ -25,8 +25,8 @@ pub enum Prediction {
     Number(f64),
     /// A predicted class.
     Class {
-        /// The index in [`ModelDescription::classes`] of the class with the highest probability. If several classes have the
-        /// highest probability, the first of these classes.
+        /// The class with the highest probability, as an index into [`ModelDescription::classes`]. If several classes
+        /// have the same highest probability, the first of them.
         class: usize,
         /// The probability of each class, in the order of [`ModelDescription::classes`].
         probabilities: Vec<f64>,
@@ -40,7 +40,7 @@ impl fmt::Debug for SavedModel {
 }
 
 impl SavedModel {
-    /// Creates a model. Returns a text that says what is wrong if the parts do not fit together.
+    /// Creates a model. Returns an error text if the arguments do not fit each other.
     pub(crate) fn new(
         description: ModelDescription,
         standardizer: Option<Standardizer>,
@@ -73,7 +73,7 @@ impl SavedModel {
         &self.description
     }
 
-    /// Returns the layers of the model. The network does not contain the parameters.
+    /// Returns the layers of the model. The returned network does not contain the parameters.
     pub fn network(&self) -> &Network {
         &self.network
     }
@@ -83,12 +83,12 @@ impl SavedModel {
         self.standardizer.as_ref()
     }
 
-    /// Returns the parameters, in the order of [`Network::tensors`].
+    /// Returns the parameters, in the order of [`Network::parameter_tensors`].
     pub fn parameters(&self) -> &[f32] {
         &self.parameters
     }
 
-    /// Returns the inputs of a block of rows. The caller writes encoded values to the first rows before it calls
+    /// Returns the array of inputs. Write the encoded rows to the first rows of this array, then call
     /// [`predict`](Self::predict).
     pub(crate) fn inputs_mut(&mut self) -> ArrayViewMut2<'_, f32> {
         self.workspace.input.view_mut()
@@ -111,7 +111,7 @@ impl SavedModel {
                 let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let powers: Vec<f64> = output.iter().map(|&value| f64::from(value - max).exp()).collect();
                 let sum: f64 = powers.iter().sum();
-                // An output may be NaN if an input is extremely large. The first class is then the prediction, as in numpy.
+                // If an output is NaN, which extremely large inputs can cause, the prediction is class 0.
                 let class = output.iter().position(|&value| value == max).unwrap_or_default();
                 Prediction::Class { class, probabilities: powers.iter().map(|power| power / sum).collect() }
             }

@@ -8,35 +8,39 @@ use std::path::Path;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use super::{ModelDescription, ModelFileError, SavedModel, content_digest};
+use super::{ModelDescription, ModelFileError, SavedModel, StoredTensor, content_digest};
 use crate::train::atomic_file;
 use crate::train::data::Standardizer;
-use crate::train::model::PARAMETERS_MAX;
+use crate::train::model::{PARAMETERS_MAX, ParameterTensor};
 
 /// The name of the format in the metadata of a model file.
 pub(crate) const FORMAT: &str = "ringtrain-model";
-/// The version of the format that this program writes. The program reads this version and all earlier versions.
+/// The version of the format that this program writes. This program also reads all earlier versions.
 pub(crate) const VERSION: u64 = 1;
 /// The maximum length in bytes of the header of a safetensors file.
 pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The maximum length in bytes of a model file.
 const FILE_BYTES_MAX: u64 = HEADER_BYTES_MAX + 4 * (PARAMETERS_MAX as u64 + (2 * super::COLUMNS_MAX) as u64);
-/// The names of the tensors that hold the standardization.
-pub(super) const MEAN: &str = "features.mean";
-pub(super) const INVERSE_DEVIATION: &str = "features.inverse_deviation";
+/// The names of the two tensors that hold the scaling of the inputs.
+pub(super) const MEAN_TENSOR: &str = "features.mean";
+pub(super) const INVERSE_DEVIATION_TENSOR: &str = "features.inverse_deviation";
 
-/// Returns the name, the shape and the values of each tensor of a model.
-fn tensors(model: &SavedModel) -> Vec<(String, Vec<usize>, &[u8])> {
+/// Returns the tensors that a model file stores: the parameters, and the scaling of the inputs.
+fn stored_tensors(model: &SavedModel) -> Vec<StoredTensor<'_>> {
     let bytes = |values| bytemuck::cast_slice::<f32, u8>(values);
     let mut tensors: Vec<_> = model
         .network()
-        .tensors()
+        .parameter_tensors()
         .into_iter()
-        .map(|(name, shape, range)| (name, shape, bytes(&model.parameters()[range])))
+        .map(|tensor| {
+            let ParameterTensor { name, shape, range } = tensor;
+            StoredTensor { name, shape, bytes: bytes(&model.parameters()[range]) }
+        })
         .collect();
     if let Some(Standardizer { mean, inverse_deviation }) = model.standardizer() {
-        tensors.push((MEAN.into(), vec![mean.len()], bytes(mean)));
-        tensors.push((INVERSE_DEVIATION.into(), vec![inverse_deviation.len()], bytes(inverse_deviation)));
+        for (name, values) in [(MEAN_TENSOR, mean), (INVERSE_DEVIATION_TENSOR, inverse_deviation)] {
+            tensors.push(StoredTensor { name: name.into(), shape: vec![values.len()], bytes: bytes(values) });
+        }
     }
     tensors
 }
@@ -44,11 +48,11 @@ fn tensors(model: &SavedModel) -> Vec<(String, Vec<usize>, &[u8])> {
 /// Returns the bytes of a model file.
 pub(super) fn to_bytes(model: &SavedModel) -> Result<Vec<u8>, String> {
     let description = serde_json::to_string(model.description()).map_err(|error| error.to_string())?;
-    assemble(description, &tensors(model))
+    assemble_file(description, &stored_tensors(model))
 }
 
-/// Returns the bytes of a model file with a description and tensors.
-fn assemble(description: String, tensors: &[(String, Vec<usize>, &[u8])]) -> Result<Vec<u8>, String> {
+/// Returns the bytes of a model file with the given description and tensors.
+fn assemble_file(description: String, tensors: &[StoredTensor<'_>]) -> Result<Vec<u8>, String> {
     let digest = content_digest(&description, tensors);
     let metadata = HashMap::from([
         ("format".to_owned(), FORMAT.to_owned()),
@@ -56,28 +60,36 @@ fn assemble(description: String, tensors: &[(String, Vec<usize>, &[u8])]) -> Res
         ("description".to_owned(), description),
         ("sha256".to_owned(), digest),
     ]);
-    let views = tensors.iter().map(|(name, shape, bytes)| {
+    let views = tensors.iter().map(|StoredTensor { name, shape, bytes }| {
         let view = TensorView::new(Dtype::F32, shape.clone(), bytes);
         (name.as_str(), view.expect("the number of bytes of a tensor matches its shape"))
     });
     safetensors::serialize(views, Some(metadata)).map_err(|error| error.to_string())
 }
 
-/// Writes a model file. The file at `path` is replaced only after the new file is on the disk.
+/// Writes a model file. Replaces an earlier file at `path` only after the new file is on the disk.
 pub(crate) fn save(path: &Path, model: &SavedModel) -> Result<(), ModelFileError> {
     let fail = |source| ModelFileError::io("write", path, source);
     let bytes = to_bytes(model).map_err(|problem| fail(io::Error::other(problem)))?;
     atomic_file::write(path, &bytes).map_err(fail)
 }
 
-/// The parts of a safetensors file: its metadata and its tensors.
+/// The metadata and the tensors of a safetensors file.
 pub(crate) struct FileEntries {
     pub(crate) metadata: HashMap<String, String>,
-    /// The name, the type, the shape and the bytes of each tensor, sorted by name.
-    pub(crate) tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)>,
+    /// All tensors, sorted by name.
+    pub(crate) tensors: Vec<FileTensor>,
 }
 
-/// Reads a safetensors file of any format.
+/// A tensor of any type in a safetensors file.
+pub(crate) struct FileTensor {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Reads a safetensors file, which need not be a model file.
 pub(crate) fn read_entries(path: &Path) -> Result<FileEntries, ModelFileError> {
     let fail = |source| ModelFileError::io("read", path, source);
     let file = File::open(path).map_err(fail)?;
@@ -95,8 +107,8 @@ pub(crate) fn read_entries(path: &Path) -> Result<FileEntries, ModelFileError> {
     parse_entries(path, &bytes)
 }
 
-/// Returns an error if a file does not start like a safetensors file: with the length of the header, and then the
-/// header, a JSON object.
+/// Returns an error if a file does not start with the length of a header and the `{` of a JSON object, as every
+/// safetensors file does.
 fn check_start(path: &Path, bytes: &[u8]) -> Result<(), ModelFileError> {
     match bytes {
         [] => Err(ModelFileError::corrupt(path, "it is empty")),
@@ -107,7 +119,7 @@ fn check_start(path: &Path, bytes: &[u8]) -> Result<(), ModelFileError> {
     }
 }
 
-/// Parses the bytes of a safetensors file of any format.
+/// Parses the bytes of a safetensors file, which need not be a model file.
 fn parse_entries(path: &Path, bytes: &[u8]) -> Result<FileEntries, ModelFileError> {
     check_start(path, bytes)?;
     let corrupt = |error: safetensors::SafeTensorError| ModelFileError::corrupt(path, error.to_string());
@@ -116,13 +128,18 @@ fn parse_entries(path: &Path, bytes: &[u8]) -> Result<FileEntries, ModelFileErro
     let mut tensors: Vec<_> = views
         .tensors()
         .into_iter()
-        .map(|(name, view)| (name, view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+        .map(|(name, view)| FileTensor {
+            name,
+            dtype: view.dtype(),
+            shape: view.shape().to_vec(),
+            bytes: view.data().to_vec(),
+        })
         .collect();
-    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(FileEntries { metadata: header.metadata().clone().unwrap_or_default(), tensors })
 }
 
-/// Returns an error if the metadata name another format than that of model files, or a newer version.
+/// Returns an error if the metadata do not name the format [`FORMAT`], or name a version newer than [`VERSION`].
 fn check_format(path: &Path, metadata: &HashMap<String, String>) -> Result<(), ModelFileError> {
     match metadata.get("format").map(String::as_str) {
         Some(FORMAT) => {}
@@ -143,12 +160,12 @@ fn check_format(path: &Path, metadata: &HashMap<String, String>) -> Result<(), M
     }
 }
 
-/// Reads a model file, and checks all of its content.
+/// Reads a model file, and checks the content.
 pub(super) fn load(path: &Path) -> Result<SavedModel, ModelFileError> {
     to_model(path, &read_entries(path)?)
 }
 
-/// Parses the bytes of a model file, and checks all of the content.
+/// Parses the bytes of a model file, and checks the content.
 #[cfg(test)]
 pub(super) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<SavedModel, ModelFileError> {
     to_model(path, &parse_entries(path, bytes)?)
@@ -161,12 +178,16 @@ fn to_model(
     check_format(path, metadata)?;
     let corrupt = |problem: String| ModelFileError::corrupt(path, problem);
     let value = |key: &str| metadata.get(key).ok_or_else(|| corrupt(format!("its {key} is missing")));
-    if let Some((name, dtype, ..)) = tensors.iter().find(|(_, dtype, ..)| *dtype != Dtype::F32) {
+    if let Some(FileTensor { name, dtype, .. }) = tensors.iter().find(|tensor| tensor.dtype != Dtype::F32) {
         return Err(corrupt(format!("the tensor {name} holds {dtype:?} and not F32")));
     }
-    let parts: Vec<(String, Vec<usize>, &[u8])> = tensors
+    let parts: Vec<StoredTensor<'_>> = tensors
         .iter()
-        .map(|(name, _, shape, bytes)| (name.clone(), shape.clone(), bytes.as_slice()))
+        .map(|FileTensor { name, shape, bytes, .. }| StoredTensor {
+            name: name.clone(),
+            shape: shape.clone(),
+            bytes,
+        })
         .collect();
     let description = value("description")?;
     if *value("sha256")? != content_digest(description, &parts) {
@@ -176,7 +197,7 @@ fn to_model(
         .map_err(|error| corrupt(format!("its description is not valid: {error}")))?;
     let network = description.check().map_err(corrupt)?;
     let mut found: HashMap<String, (Vec<usize>, &[u8])> =
-        parts.into_iter().map(|(name, shape, bytes)| (name, (shape, bytes))).collect();
+        parts.into_iter().map(|part| (part.name, (part.shape, part.bytes))).collect();
     let mut take = |name: &str, wanted: &[usize]| match found.remove(name) {
         None => Err(corrupt(format!("the tensor {name} is missing"))),
         Some((shape, _)) if shape != wanted => {
@@ -192,13 +213,14 @@ fn to_model(
         }
     };
     let mut parameters = Vec::with_capacity(network.parameter_count().min(tensors.len() << 20));
-    for (name, shape, _) in network.tensors() {
+    for ParameterTensor { name, shape, .. } in network.parameter_tensors() {
         parameters.extend(take(&name, &shape)?);
     }
     let inputs = [description.inputs()];
-    let has_standardizer = tensors.iter().any(|(name, ..)| name == MEAN);
+    let has_standardizer = tensors.iter().any(|tensor| tensor.name == MEAN_TENSOR);
     let standardizer = if has_standardizer {
-        let (mean, inverse_deviation) = (take(MEAN, &inputs)?, take(INVERSE_DEVIATION, &inputs)?);
+        let (mean, inverse_deviation) =
+            (take(MEAN_TENSOR, &inputs)?, take(INVERSE_DEVIATION_TENSOR, &inputs)?);
         Some(Standardizer { mean, inverse_deviation })
     } else {
         None
@@ -213,8 +235,8 @@ fn to_model(
 pub(super) mod tests {
     use super::*;
 
-    /// Writes a file with any description and the tensors of `model`, with the right checksum.
+    /// Writes a model file with the text `description`, the tensors of `model`, and a checksum that fits.
     pub(crate) fn write(path: &Path, description: &str, model: &SavedModel) {
-        std::fs::write(path, assemble(description.to_owned(), &tensors(model)).unwrap()).unwrap();
+        std::fs::write(path, assemble_file(description.to_owned(), &stored_tensors(model)).unwrap()).unwrap();
     }
 }

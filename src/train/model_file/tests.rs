@@ -9,7 +9,7 @@ fn column(name: &str) -> ColumnEncoding {
     ColumnEncoding { name: name.into(), inputs: ColumnInputs::Number { fill: None, indicator: false } }
 }
 
-/// The entry of the second column in the JSON text of [`description`].
+/// The JSON object of the second column in [`description`].
 const COLUMN_B: &str = "{\"name\":\"b\",\"inputs\":{\"number\":{\"fill\":null,\"indicator\":false}}}";
 
 /// Returns the description of a classifier with two columns and two classes.
@@ -105,7 +105,7 @@ fn errors_name_the_format_or_the_version_of_a_file_that_cannot_be_read() {
     assert!(SavedModel::load(&path.join("absent")).unwrap_err().to_string().contains("cannot read"));
 }
 
-/// The checksum of these files is right, so the error has to come from the check of the field.
+/// The files have the right checksum, so only the check of a field can refuse them.
 #[test]
 fn every_field_of_the_description_is_checked() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,16 +1,18 @@
-//! Adds the inputs of the graph, and the nodes that encode the inputs as `ColumnEncoding` does.
+//! Adds the inputs of the graph, and the nodes that encode the inputs. `ColumnEncoding` says how.
 
 use super::ExportError;
-use super::graph::{ConstantValues, GraphBuilder, integer, integers, texts, to_type};
+use super::graph::{
+    ConstantValues, GraphBuilder, integer_attribute, integers_attribute, target_type_attribute,
+    texts_attribute,
+};
 use super::onnx_proto::tensor_proto::DataType;
 use crate::train::data::{ColumnEncoding, ColumnInputs, missing_spellings};
 
-/// Adds an input for each column. Returns the name of the encoded values, which have the shape (rows, inputs of the
-/// model).
+/// Adds an input for each column. Returns the name of the encoded values. Their shape is (rows, inputs of the model).
 pub(super) fn add_columns(graph: &mut GraphBuilder, columns: &[ColumnEncoding]) -> String {
     let mut parts = Vec::new();
     for (index, column) in columns.iter().enumerate() {
-        // In ONNX, the empty name stands for an input that is absent.
+        // In ONNX, an empty name would mean that the input is absent.
         let name = if column.name.is_empty() { format!("column_{index}") } else { column.name.clone() };
         match &column.inputs {
             ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. } => {
@@ -23,8 +25,8 @@ pub(super) fn add_columns(graph: &mut GraphBuilder, columns: &[ColumnEncoding]) 
     concatenate(graph, parts)
 }
 
-/// Adds one input `x` with a column for each column of the model, which must all hold numbers. Returns the name of
-/// the encoded values, which have the shape (rows, inputs of the model).
+/// Adds one input `x` of the shape (rows, columns of the model). All columns must hold numbers. Returns the name of
+/// the encoded values. Their shape is (rows, inputs of the model).
 pub(super) fn add_matrix(
     graph: &mut GraphBuilder,
     columns: &[ColumnEncoding],
@@ -39,12 +41,12 @@ pub(super) fn add_matrix(
     if order.iter().copied().eq(0..joined_count as i64) {
         return Ok(joined);
     }
-    let order = graph.constant("order", &[order.len()], ConstantValues::Integers(&order));
-    Ok(graph.node("Gather", &[&joined, &order], vec![integer("axis", 1)]))
+    let order = graph.add_constant("order", &[order.len()], ConstantValues::Integers(&order));
+    Ok(graph.add_node("Gather", &[&joined, &order], vec![integer_attribute("axis", 1)]))
 }
 
-/// [`add_numbers`] puts the values of all columns before all indicators. In the inputs of a model, an indicator
-/// follows the value of its own column. Returns, for each input of the model, where [`add_numbers`] puts this input.
+/// Returns the index of each input of the model in the result of [`add_numbers`], which holds all values before all
+/// indicators. In the model, each indicator follows the value of its column.
 fn order_of_inputs(columns: &[ColumnEncoding]) -> Vec<i64> {
     let mut order = Vec::new();
     for (index, column) in columns.iter().enumerate() {
@@ -56,9 +58,9 @@ fn order_of_inputs(columns: &[ColumnEncoding]) -> Vec<i64> {
     order
 }
 
-/// Adds an input for one or more columns of numbers. Returns the names of one or two values. Each value has a column for
-/// each of `columns`. The first value holds the numbers. The second value is 1 for each missing number; it exists only if
-/// a column has an indicator.
+/// Adds an input for one or more columns of numbers. Returns the name of an array with the numbers. If a column has
+/// an indicator, also returns the name of an array that is 1 for each missing number, otherwise 0. Both arrays have
+/// the shape (rows, `columns.len()`).
 fn add_numbers(graph: &mut GraphBuilder, name: String, columns: &[ColumnEncoding]) -> Vec<String> {
     let count = columns.len();
     let offset = |column: &ColumnEncoding| match column.inputs {
@@ -70,30 +72,31 @@ fn add_numbers(graph: &mut GraphBuilder, name: String, columns: &[ColumnEncoding
     let fills: Vec<f32> = columns.iter().map(|column| column.fill().unwrap_or(f32::NAN)).collect();
     let is_filled = fills.iter().any(|fill| !fill.is_nan());
     let missing = if is_filled { "NaN stands for a missing number" } else { "NaN is not allowed" };
-    let mut value = graph.input(name, element_type, count, format!("Numbers; {missing}."));
+    let mut value = graph.add_input(name, element_type, count, format!("Numbers; {missing}."));
     if is_shifted {
         let offsets: Vec<f64> = columns.iter().map(offset).collect();
-        let offsets = graph.constant("offset", &[count], ConstantValues::Doubles(&offsets));
-        let difference = graph.node("Sub", &[&value, &offsets], Vec::new());
-        value = graph.node("Cast", &[&difference], to_type(DataType::Float));
+        let offsets = graph.add_constant("offset", &[count], ConstantValues::Doubles(&offsets));
+        let difference = graph.add_node("Sub", &[&value, &offsets], Vec::new());
+        value = graph.add_node("Cast", &[&difference], target_type_attribute(DataType::Float));
     }
     if !is_filled {
         return vec![value];
     }
-    let is_missing = graph.node("IsNaN", &[&value], Vec::new());
-    let fills = graph.constant("fill", &[count], ConstantValues::Floats(&fills));
-    let mut parts = vec![graph.node("Where", &[&is_missing, &fills, &value], Vec::new())];
+    let is_missing = graph.add_node("IsNaN", &[&value], Vec::new());
+    let fills = graph.add_constant("fill", &[count], ConstantValues::Floats(&fills));
+    let mut parts = vec![graph.add_node("Where", &[&is_missing, &fills, &value], Vec::new())];
     if columns.iter().any(|column| column.width() > 1) {
-        parts.push(graph.node("Cast", &[&is_missing], to_type(DataType::Float)));
+        parts.push(graph.add_node("Cast", &[&is_missing], target_type_attribute(DataType::Float)));
     }
     parts
 }
 
-/// Adds an input for a column of texts. The result is 1 for the category of the text, and 0 for the other categories.
+/// Adds an input for a column of texts. The result has a column for each category: 1 for the category of the text, 0
+/// for all others.
 fn add_categories(graph: &mut GraphBuilder, name: String, categories: &[String]) -> String {
     let documentation =
         "Texts without spaces at the beginning or the end; the empty text stands for a missing value.";
-    let value = graph.input(name, DataType::String, 1, documentation.into());
+    let value = graph.add_input(name, DataType::String, 1, documentation.into());
     let mut keys = categories.to_vec();
     let mut indices: Vec<i64> = (0..categories.len() as i64).collect();
     if let Ok(missing) = categories.binary_search(&String::new()) {
@@ -101,36 +104,39 @@ fn add_categories(graph: &mut GraphBuilder, name: String, categories: &[String])
         indices.resize(keys.len() + spellings.len(), missing as i64);
         keys.extend(spellings);
     }
-    let attributes =
-        vec![texts("keys_strings", &keys), integers("values_int64s", indices), integer("default_int64", -1)];
-    let index = graph.ml_node("LabelEncoder", &[&value], attributes);
+    let attributes = vec![
+        texts_attribute("keys_strings", &keys),
+        integers_attribute("values_int64s", indices),
+        integer_attribute("default_int64", -1),
+    ];
+    let index = graph.add_ml_node("LabelEncoder", &[&value], attributes);
     compare_with_numbers(graph, &index, categories.len())
 }
 
-/// Adds an input for the buckets of a column of texts. The result is 1 for the bucket, and 0 for the other buckets.
+/// Adds an input for the bucket numbers of a hashed column. The result has a column for each bucket: 1 for the bucket
+/// of the text, 0 for all others.
 fn add_buckets(graph: &mut GraphBuilder, name: String, buckets: u32) -> String {
     let documentation = format!(
         "Numbers of buckets. In Python, the bucket of a text is int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], \
          \"little\") % {buckets}. The text has no spaces at the beginning or the end, and a missing value is the empty text."
     );
-    let index = graph.input(name, DataType::Int64, 1, documentation);
+    let index = graph.add_input(name, DataType::Int64, 1, documentation);
     compare_with_numbers(graph, &index, buckets as usize)
 }
 
-/// Compares the value `index` of each row with the numbers from 0 to `count` - 1. The result is 1 for the equal
-/// number, and 0 for the other numbers.
+/// Converts the integer `index` of each row to `count` columns: column `index` is 1, all others are 0.
 fn compare_with_numbers(graph: &mut GraphBuilder, index: &str, count: usize) -> String {
     let numbers: Vec<i64> = (0..count as i64).collect();
-    let numbers = graph.constant("numbers", &[1, count], ConstantValues::Integers(&numbers));
-    let is_equal = graph.node("Equal", &[index, &numbers], Vec::new());
-    graph.node("Cast", &[&is_equal], to_type(DataType::Float))
+    let numbers = graph.add_constant("numbers", &[1, count], ConstantValues::Integers(&numbers));
+    let is_equal = graph.add_node("Equal", &[index, &numbers], Vec::new());
+    graph.add_node("Cast", &[&is_equal], target_type_attribute(DataType::Float))
 }
 
-/// Puts the columns of several values beside each other.
+/// Joins several arrays along the axis of columns.
 fn concatenate(graph: &mut GraphBuilder, mut parts: Vec<String>) -> String {
     if parts.len() == 1 {
         return parts.remove(0);
     }
     let names: Vec<&str> = parts.iter().map(String::as_str).collect();
-    graph.node("Concat", &names, vec![integer("axis", 1)])
+    graph.add_node("Concat", &names, vec![integer_attribute("axis", 1)])
 }

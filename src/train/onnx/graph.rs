@@ -1,4 +1,4 @@
-//! Builds an ONNX graph: inputs, constants, nodes and outputs. Values of the graph are referred to by their names.
+//! Builds an ONNX graph: inputs, constants, nodes and outputs. A name identifies each value of the graph.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +13,8 @@ use super::onnx_proto::{
 };
 use super::{ML_OPERATORS, OnnxValue};
 
-/// The name of the number of rows in the shapes of inputs and outputs.
-const ROWS: &str = "rows";
+/// The symbolic dimension for the number of rows in the shapes of inputs and outputs.
+const ROWS_DIMENSION: &str = "rows";
 
 /// The elements of a constant.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,7 @@ pub(super) enum ConstantValues<'a> {
     Texts(&'a [String]),
 }
 
-/// A graph to which nodes are added in the order in which they run.
+/// A graph under construction. Nodes must be added in the order in which they run.
 #[derive(Debug)]
 pub(super) struct GraphBuilder {
     graph: GraphProto,
@@ -36,7 +36,7 @@ pub(super) struct GraphBuilder {
 }
 
 impl GraphBuilder {
-    /// Creates an empty graph. No other value gets one of the names of the `outputs`.
+    /// Creates an empty graph. The names in `outputs` are reserved for the outputs.
     pub(super) fn new(outputs: &[&str]) -> Self {
         Self {
             graph: GraphProto { name: "ringtrain".into(), ..GraphProto::default() },
@@ -54,7 +54,7 @@ impl GraphBuilder {
         &self.outputs
     }
 
-    /// Returns the name, with underscores at its end if another value has this name.
+    /// Appends underscores to `name` until no other value has the name.
     fn unused_name(&mut self, mut name: String) -> String {
         while !self.taken.insert(name.clone()) {
             name.push('_');
@@ -63,7 +63,7 @@ impl GraphBuilder {
     }
 
     /// Adds an input with the shape (rows, `columns`). Returns its name.
-    pub(super) fn input(
+    pub(super) fn add_input(
         &mut self,
         name: String,
         element_type: DataType,
@@ -79,7 +79,12 @@ impl GraphBuilder {
     }
 
     /// Adds a constant with the dimensions `dims`, and returns its name.
-    pub(super) fn constant(&mut self, name: &str, dims: &[usize], elements: ConstantValues<'_>) -> String {
+    pub(super) fn add_constant(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        elements: ConstantValues<'_>,
+    ) -> String {
         let name = self.unused_name(format!("ringtrain/{name}"));
         let (data_type, raw_data, string_data) = match elements {
             ConstantValues::Floats(values) => {
@@ -104,7 +109,7 @@ impl GraphBuilder {
     }
 
     /// Adds a node, and returns the name of its result.
-    pub(super) fn node(
+    pub(super) fn add_node(
         &mut self,
         operator: &str,
         inputs: &[&str],
@@ -115,7 +120,7 @@ impl GraphBuilder {
     }
 
     /// Adds a node with an operator of `ai.onnx.ml`, and returns the name of its result.
-    pub(super) fn ml_node(
+    pub(super) fn add_ml_node(
         &mut self,
         operator: &str,
         inputs: &[&str],
@@ -125,8 +130,8 @@ impl GraphBuilder {
         self.push_node(operator, ML_OPERATORS.0, inputs, attributes, result)
     }
 
-    /// Adds a node whose result is the output `output`.
-    pub(super) fn output_node(
+    /// Adds a node whose result is the output `output` of the graph.
+    pub(super) fn add_output_node(
         &mut self,
         operator: &str,
         inputs: &[&str],
@@ -169,8 +174,8 @@ impl GraphBuilder {
     }
 }
 
-/// Returns the attribute `name` with an integer.
-pub(super) fn integer(name: &str, value: i64) -> AttributeProto {
+/// Returns an attribute with an integer.
+pub(super) fn integer_attribute(name: &str, value: i64) -> AttributeProto {
     AttributeProto {
         name: name.into(),
         r#type: AttributeType::Int.into(),
@@ -179,8 +184,8 @@ pub(super) fn integer(name: &str, value: i64) -> AttributeProto {
     }
 }
 
-/// Returns the attribute `name` with a list of integers.
-pub(super) fn integers(name: &str, values: Vec<i64>) -> AttributeProto {
+/// Returns an attribute with a list of integers.
+pub(super) fn integers_attribute(name: &str, values: Vec<i64>) -> AttributeProto {
     AttributeProto {
         name: name.into(),
         r#type: AttributeType::Ints.into(),
@@ -189,8 +194,8 @@ pub(super) fn integers(name: &str, values: Vec<i64>) -> AttributeProto {
     }
 }
 
-/// Returns the attribute `name` with a list of texts.
-pub(super) fn texts(name: &str, values: &[String]) -> AttributeProto {
+/// Returns an attribute with a list of texts.
+pub(super) fn texts_attribute(name: &str, values: &[String]) -> AttributeProto {
     AttributeProto {
         name: name.into(),
         r#type: AttributeType::Strings.into(),
@@ -200,8 +205,8 @@ pub(super) fn texts(name: &str, values: &[String]) -> AttributeProto {
 }
 
 /// Returns the attribute `to` of the operator `Cast`.
-pub(super) fn to_type(data_type: DataType) -> Vec<AttributeProto> {
-    vec![integer("to", i64::from(i32::from(data_type)))]
+pub(super) fn target_type_attribute(data_type: DataType) -> Vec<AttributeProto> {
+    vec![integer_attribute("to", i64::from(i32::from(data_type)))]
 }
 
 fn to_bytes(texts: &[String]) -> Vec<Vec<u8>> {
@@ -219,7 +224,7 @@ fn type_name(data_type: DataType) -> &'static str {
 }
 
 fn value_info(value: &OnnxValue, data_type: DataType, doc_string: String) -> ValueInfoProto {
-    let rows = Length::DimParam(ROWS.into());
+    let rows = Length::DimParam(ROWS_DIMENSION.into());
     let lengths = std::iter::once(rows).chain(value.columns.map(|columns| Length::DimValue(columns as i64)));
     let dim = lengths.map(|length| Dimension { length: Some(length) }).collect();
     let tensor = TensorTypeProto { elem_type: data_type.into(), shape: Some(TensorShapeProto { dim }) };

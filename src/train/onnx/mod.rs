@@ -4,7 +4,7 @@
 mod columns;
 mod graph;
 mod layers;
-/// The messages of the format. These commands generate the file:
+/// The Protobuf messages of ONNX. These commands generate `onnx_proto.rs`:
 ///
 /// ```sh
 /// cargo install protoc-gen-prost
@@ -29,23 +29,23 @@ use super::atomic_file;
 use super::model_file::{ColumnOrigin, ModelDescription, SavedModel};
 use crate::types::debug_as_display;
 
-/// The version of the ONNX file format. Programs since 2021 read this version.
+/// The version of the ONNX file format. ONNX 1.10 (2021) introduced this version.
 const IR_VERSION: i64 = 8;
-/// The version of the standard operators.
+/// The version of the standard ONNX operators.
 const OPERATORS_VERSION: i64 = 17;
-/// The set of operators for texts, and its version.
+/// The domain of the ONNX operators for texts, and its version.
 const ML_OPERATORS: (&str, i64) = ("ai.onnx.ml", 3);
 /// The maximum size in bytes of an ONNX file, which is a single Protobuf message.
 const FILE_BYTES_MAX: u64 = i32::MAX as u64;
-/// The key of the model's description in the metadata of an ONNX file.
+/// In the metadata of an ONNX file, this key holds the description of the model.
 const DESCRIPTION_KEY: &str = "ringtrain.description";
-/// The maximum number of inputs in the text that describes an exported model.
+/// The maximum number of inputs that [`Display`](fmt::Display) prints for an exported model.
 const INPUTS_SHOWN: usize = 20;
 
 /// How an exported model takes the values of the feature columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnnxInputs {
-    /// An input for each column. The input has the name of the column and the shape (rows, 1).
+    /// One input for each column. Each input has the name of its column and the shape (rows, 1).
     Columns,
     /// One input `x` with the shape (rows, columns). All columns must hold numbers.
     Matrix,
@@ -115,13 +115,13 @@ pub enum ExportError {
 debug_as_display!(ExportError);
 
 impl OnnxModel {
-    /// Converts a trained model. The graph contains all steps from the values of the columns to the prediction:
-    /// encoding, scaling, the layers of the model, and the softmax or the scale of the target. If `inputs` is `None`,
-    /// the model has an input for each column if the columns have names or hold texts, and otherwise one matrix.
+    /// Converts a trained model. The graph contains the encoding and scaling of the columns, the layers of the model,
+    /// and the softmax or the scale of the target. If `inputs` is `None`, chooses [`OnnxInputs::Columns`] if the
+    /// columns have names or hold texts, and otherwise [`OnnxInputs::Matrix`].
     ///
     /// # Errors
     ///
-    /// If the caller asks for a matrix and a column holds texts, or if the model is too large for the format.
+    /// If `inputs` asks for a matrix but a column holds texts, or if the model is too large for the format.
     pub fn new(model: &SavedModel, inputs: Option<OnnxInputs>) -> Result<Self, ExportError> {
         check_size(4 * model.parameters().len() as u64)?;
         let description = model.description();
@@ -153,7 +153,7 @@ impl OnnxModel {
         &self.bytes
     }
 
-    /// Writes an ONNX file. A file at `path` is replaced only after the new file is on the disk.
+    /// Writes an ONNX file. Replaces an earlier file at `path` only after the new file is on the disk.
     ///
     /// # Errors
     ///
@@ -164,7 +164,7 @@ impl OnnxModel {
     }
 }
 
-/// Writes a line for each output and for each of the first inputs.
+/// Writes a line for each output and for each of the first `INPUTS_SHOWN` inputs.
 impl fmt::Display for OnnxModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for input in self.inputs.iter().take(INPUTS_SHOWN) {

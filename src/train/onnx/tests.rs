@@ -6,18 +6,24 @@ use super::onnx_proto::type_proto::Kind;
 use super::onnx_proto::{GraphProto, ModelProto, TensorProto, ValueInfoProto};
 use super::*;
 use crate::train::data::{ColumnEncoding, ColumnInputs, ImageShape, MissingPolicy, Standardizer, Task};
+use crate::train::model::ParameterTensor;
 use crate::train::model_file::{TargetDescription, TrainingRecord};
 
-fn column(name: &str, inputs: ColumnInputs) -> ColumnEncoding {
+fn make_column(name: &str, inputs: ColumnInputs) -> ColumnEncoding {
     ColumnEncoding { name: name.into(), inputs }
 }
 
-fn plain(name: &str) -> ColumnEncoding {
-    column(name, ColumnInputs::Number { fill: None, indicator: false })
+fn plain_number_column(name: &str) -> ColumnEncoding {
+    make_column(name, ColumnInputs::Number { fill: None, indicator: false })
 }
 
-/// Returns a model with random-looking parameters. A model with classes is a classifier.
-fn model(spec: &str, columns: Vec<ColumnEncoding>, classes: &[&str], origin: ColumnOrigin) -> SavedModel {
+/// Returns a model with varied parameters. The model is a classifier if `classes` is not empty.
+fn make_model(
+    spec: &str,
+    columns: Vec<ColumnEncoding>,
+    classes: &[&str],
+    origin: ColumnOrigin,
+) -> SavedModel {
     let task = if classes.is_empty() { Task::Regression } else { Task::Classification };
     let target = match task {
         Task::Regression => TargetDescription { name: None, mean: 1000.5, deviation: 0.25 },
@@ -44,14 +50,14 @@ fn model(spec: &str, columns: Vec<ColumnEncoding>, classes: &[&str], origin: Col
     SavedModel::new(description, Some(standardizer), parameters).unwrap()
 }
 
-fn export(model: &SavedModel, inputs: Option<OnnxInputs>) -> (OnnxModel, GraphProto) {
+fn export_graph(model: &SavedModel, inputs: Option<OnnxInputs>) -> (OnnxModel, GraphProto) {
     let exported = OnnxModel::new(model, inputs).unwrap();
     let message = ModelProto::decode(exported.bytes()).unwrap();
     (exported, message.graph.unwrap())
 }
 
-/// Returns the name, the type and the shape of an input or an output as a text.
-fn describe(info: &ValueInfoProto) -> String {
+/// Returns a text with the name, the type and the shape of an input or an output.
+fn describe_value(info: &ValueInfoProto) -> String {
     let Some(Kind::TensorType(tensor)) = info.r#type.clone().unwrap().kind else { panic!("{info:?}") };
     let dims = tensor.shape.unwrap().dim.into_iter().map(|dim| match dim.length.unwrap() {
         Length::DimValue(value) => value.to_string(),
@@ -61,26 +67,26 @@ fn describe(info: &ValueInfoProto) -> String {
     format!("{}: {element_type} ({})", info.name, dims.collect::<Vec<_>>().join(", "))
 }
 
-fn operators(graph: &GraphProto) -> String {
+fn operator_names(graph: &GraphProto) -> String {
     graph.node.iter().map(|node| node.op_type.as_str()).collect::<Vec<_>>().join(" ")
 }
 
-fn constant<'a>(graph: &'a GraphProto, name: &str) -> &'a TensorProto {
+fn find_constant<'a>(graph: &'a GraphProto, name: &str) -> &'a TensorProto {
     graph.initializer.iter().find(|tensor| tensor.name == format!("ringtrain/{name}")).unwrap()
 }
 
 #[test]
 fn a_classifier_has_an_input_for_each_column_and_two_outputs() {
     let inputs = vec![
-        column("width", ColumnInputs::Number { fill: Some(2.5), indicator: true }),
-        column("time", ColumnInputs::ShiftedNumber { offset: 1.7e9, fill: Some(0.0), indicator: false }),
-        column("colour", ColumnInputs::OneHot { categories: vec![String::new(), "red".into()] }),
-        column("", ColumnInputs::Hashed { buckets: 3 }),
-        plain("prediction"),
+        make_column("width", ColumnInputs::Number { fill: Some(2.5), indicator: true }),
+        make_column("time", ColumnInputs::ShiftedNumber { offset: 1.7e9, fill: Some(0.0), indicator: false }),
+        make_column("colour", ColumnInputs::OneHot { categories: vec![String::new(), "red".into()] }),
+        make_column("", ColumnInputs::Hashed { buckets: 3 }),
+        plain_number_column("prediction"),
     ];
-    let model = model("mlp:2", inputs, &["no", "yes", "maybe"], ColumnOrigin::Header);
-    let (exported, graph) = export(&model, None);
-    let found: Vec<String> = graph.input.iter().chain(&graph.output).map(describe).collect();
+    let model = make_model("mlp:2", inputs, &["no", "yes", "maybe"], ColumnOrigin::Header);
+    let (exported, graph) = export_graph(&model, None);
+    let found: Vec<String> = graph.input.iter().chain(&graph.output).map(describe_value).collect();
     let expected = [
         "width: float (rows, 1)",
         "time: double (rows, 1)",
@@ -94,7 +100,7 @@ fn a_classifier_has_an_input_for_each_column_and_two_outputs() {
     let printed = exported.to_string();
     assert_eq!(printed.lines().map(|line| &line[8..]).collect::<Vec<_>>(), expected);
     assert_eq!(
-        operators(&graph),
+        operator_names(&graph),
         "IsNaN Where Cast Sub Cast IsNaN Where LabelEncoder Equal Cast Equal Cast Concat Sub Mul Gemm Relu Gemm ArgMax \
          Gather Softmax"
     );
@@ -114,8 +120,13 @@ fn a_classifier_has_an_input_for_each_column_and_two_outputs() {
 /// Each value must be defined before a node uses it, and no two values may have the same name.
 #[test]
 fn the_graph_is_sorted_and_its_constants_are_the_tensors_of_the_model() {
-    let model = model("mlp:4", vec![plain("a"), plain("b")], &[], ColumnOrigin::Header);
-    let (_, graph) = export(&model, None);
+    let model = make_model(
+        "mlp:4",
+        vec![plain_number_column("a"), plain_number_column("b")],
+        &[],
+        ColumnOrigin::Header,
+    );
+    let (_, graph) = export_graph(&model, None);
     let mut defined: Vec<&str> = graph.input.iter().map(|info| info.name.as_str()).collect();
     defined.extend(graph.initializer.iter().map(|tensor| tensor.name.as_str()));
     for node in &graph.node {
@@ -127,79 +138,89 @@ fn the_graph_is_sorted_and_its_constants_are_the_tensors_of_the_model() {
             defined.push(name);
         }
     }
-    assert_eq!(describe(&graph.output[0]), "prediction: double (rows)");
-    for (name, shape, range) in model.network().tensors() {
-        let tensor = constant(&graph, &name);
+    assert_eq!(describe_value(&graph.output[0]), "prediction: double (rows)");
+    for ParameterTensor { name, shape, range } in model.network().parameter_tensors() {
+        let tensor = find_constant(&graph, &name);
         let shape: Vec<i64> = shape.iter().map(|&length| length as i64).collect();
         assert_eq!(tensor.dims, shape);
         assert_eq!(tensor.raw_data, bytemuck::cast_slice::<f32, u8>(&model.parameters()[range]));
     }
-    assert_eq!(constant(&graph, "features.mean").raw_data, bytemuck::cast_slice::<f32, u8>(&[1.5, 1.5]));
-    assert_eq!(constant(&graph, "target.mean").raw_data, 1000.5_f64.to_le_bytes());
+    assert_eq!(find_constant(&graph, "features.mean").raw_data, bytemuck::cast_slice::<f32, u8>(&[1.5, 1.5]));
+    assert_eq!(find_constant(&graph, "target.mean").raw_data, 1000.5_f64.to_le_bytes());
 }
 
 #[test]
 fn a_matrix_has_a_column_for_each_column_of_the_model() {
     let filled = |indicator| ColumnInputs::Number { fill: Some(0.5), indicator };
     for (columns, expected, operators_expected, order) in [
-        (vec![plain("0"), plain("1")], "x: float (rows, 2)", "Sub Mul Gemm", None),
         (
-            vec![column("0", filled(false)), column("1", filled(true))],
+            vec![plain_number_column("0"), plain_number_column("1")],
+            "x: float (rows, 2)",
+            "Sub Mul Gemm",
+            None,
+        ),
+        (
+            vec![make_column("0", filled(false)), make_column("1", filled(true))],
             "x: float (rows, 2)",
             "IsNaN Where Cast Concat Gather Sub Mul Gemm",
             Some(vec![0_i64, 1, 3]),
         ),
         (
-            vec![column("0", filled(true)), column("1", filled(true))],
+            vec![make_column("0", filled(true)), make_column("1", filled(true))],
             "x: float (rows, 2)",
             "IsNaN Where Cast Concat Gather Sub Mul Gemm",
             Some(vec![0, 2, 1, 3]),
         ),
         (
             vec![
-                plain("0"),
-                column("1", ColumnInputs::ShiftedNumber { offset: 5.0, fill: None, indicator: false }),
+                plain_number_column("0"),
+                make_column("1", ColumnInputs::ShiftedNumber { offset: 5.0, fill: None, indicator: false }),
             ],
             "x: double (rows, 2)",
             "Sub Cast Sub Mul Gemm",
             None,
         ),
     ] {
-        let model = model("linear", columns, &[], ColumnOrigin::Position);
-        let (_, graph) = export(&model, None);
-        assert_eq!(graph.input.iter().map(describe).collect::<Vec<_>>(), [expected]);
-        assert_eq!(operators(&graph), format!("{operators_expected} Squeeze Cast Mul Add"));
+        let model = make_model("linear", columns, &[], ColumnOrigin::Position);
+        let (_, graph) = export_graph(&model, None);
+        assert_eq!(graph.input.iter().map(describe_value).collect::<Vec<_>>(), [expected]);
+        assert_eq!(operator_names(&graph), format!("{operators_expected} Squeeze Cast Mul Add"));
         if let Some(order) = order {
-            assert_eq!(constant(&graph, "order").raw_data, bytemuck::cast_slice::<i64, u8>(&order));
+            assert_eq!(find_constant(&graph, "order").raw_data, bytemuck::cast_slice::<i64, u8>(&order));
         }
-        let (_, graph) = export(&model, Some(OnnxInputs::Columns));
+        let (_, graph) = export_graph(&model, Some(OnnxInputs::Columns));
         assert_eq!(graph.input.len(), 2);
     }
 }
 
 #[test]
 fn a_convolutional_network_has_nodes_of_convolution_and_pooling() {
-    let columns: Vec<ColumnEncoding> = (0..36).map(|index| plain(&index.to_string())).collect();
+    let columns: Vec<ColumnEncoding> = (0..36).map(|index| plain_number_column(&index.to_string())).collect();
     let image = ImageShape { channels: 1, height: 6, width: 6 };
     for (layers, expected) in [
         ("cnn:conv2x3,pool2,dropout0.5,dense3", "Reshape Conv Relu MaxPool Flatten Gemm Relu Gemm"),
         ("cnn:pool2,conv2x1", "Reshape MaxPool Conv Relu Flatten Gemm"),
     ] {
-        let template = model("linear", columns.clone(), &[], ColumnOrigin::Position);
+        let template = make_model("linear", columns.clone(), &[], ColumnOrigin::Position);
         let description =
             ModelDescription { model: layers.into(), image: Some(image), ..template.description().clone() };
         let parameters = vec![0.5; description.check().unwrap().parameter_count()];
         let model = SavedModel::new(description, None, parameters).unwrap();
-        let (_, graph) = export(&model, None);
-        assert_eq!(operators(&graph), format!("{expected} Squeeze Cast Mul Add"));
+        let (_, graph) = export_graph(&model, None);
+        assert_eq!(operator_names(&graph), format!("{expected} Squeeze Cast Mul Add"));
     }
 }
 
 #[test]
 fn models_that_do_not_fit_are_refused() {
     let texts = ColumnInputs::OneHot { categories: vec!["a".into()] };
-    let model = model("linear", vec![plain("0"), column("1", texts)], &[], ColumnOrigin::Position);
-    assert_eq!(export(&model, None).1.input.len(), 2);
+    let model = make_model(
+        "linear",
+        vec![plain_number_column("0"), make_column("1", texts)],
+        &[],
+        ColumnOrigin::Position,
+    );
+    assert_eq!(export_graph(&model, None).1.input.len(), 2);
     let error = OnnxModel::new(&model, Some(OnnxInputs::Matrix)).unwrap_err().to_string();
     assert!(error.contains("column `1` holds texts"), "{error}");
     assert!(check_size(1 << 31).unwrap_err().to_string().contains("needs 2147483648 bytes"));

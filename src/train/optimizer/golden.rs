@@ -21,7 +21,7 @@
 //! run("adamw default", lambda p: torch.optim.AdamW(p, lr=0.1))
 //! ```
 //!
-//! `PyTorch` has no LAMB. The numbers of LAMB are those of its paper's formulas, in `f64`:
+//! `PyTorch` has no LAMB. The expected numbers of LAMB were computed in float64 from the formulas of the paper:
 //!
 //! ```python
 //! p = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
@@ -36,11 +36,11 @@
 
 use super::{AdamOptions, Optimizer, Rule};
 
-/// A rule, its learning rate, its weight decay, and the three parameters after each of 20 steps.
+/// A rule, the learning rate, the weight decay, and the expected values of three parameters after each of 20 steps.
 type Case = (Rule, f32, f32, &'static str);
 
-/// Returns the three parameters after each of 20 steps.
-fn steps(rule: Rule, rate: f32, decay: f32) -> Vec<f32> {
+/// Takes 20 steps, and returns the three parameters after each step.
+fn take_20_steps(rule: Rule, rate: f32, decay: f32) -> Vec<f32> {
     let mut parameters = [1.0, -2.0, 0.5];
     let mut optimizer = Optimizer::new(rule, rate, decay, parameters.len());
     let mut found = Vec::new();
@@ -54,10 +54,12 @@ fn steps(rule: Rule, rate: f32, decay: f32) -> Vec<f32> {
 
 #[test]
 fn the_first_20_steps_of_each_rule_are_those_of_pytorch() {
-    for (rule, rate, decay, expected) in CASES {
+    for (rule, rate, decay, expected) in REFERENCE_CASES {
         let expected: Vec<f32> = expected.split_whitespace().map(|word| word.parse().unwrap()).collect();
         assert_eq!(expected.len(), 60);
-        for (index, (found, expected)) in steps(rule, rate, decay).into_iter().zip(expected).enumerate() {
+        for (index, (found, expected)) in
+            take_20_steps(rule, rate, decay).into_iter().zip(expected).enumerate()
+        {
             assert!(
                 (found - expected).abs() <= 1e-5 * expected.abs().max(0.1),
                 "{rule:?} step {}: {found} {expected}",
@@ -70,7 +72,7 @@ fn the_first_20_steps_of_each_rule_are_those_of_pytorch() {
 const OPTIONS: AdamOptions = AdamOptions { beta_1: 0.8, beta_2: 0.99, epsilon: 1e-3 };
 
 #[rustfmt::skip]
-const CASES: [Case; 8] = [
+const REFERENCE_CASES: [Case; 8] = [
     (Rule::Sgd, 0.01, 0.1,
      "1.01900005 -1.69799995 0.497999996 1.03779101 -1.42650199 0.496003985 1.05637527 -1.18242526 0.494011968 1.07475519 \
       -0.963000298 0.492023945 1.09293294 -0.765737295 0.490039885 1.11091065 -0.588397801 0.488059819 1.1286906 \

@@ -1,17 +1,17 @@
-//! The loops of the optimizers. In each loop, p is a parameter, g its gradient, and v, m its state. All slices of a call have
-//! the same length.
+//! The loops of the optimizers. In each loop, p is a parameter, g is the gradient of p, and m and v are the optimizer
+//! state of p. All slices of a call have the same length.
 
 use super::{AdamOptions, power};
 
 /// Multiplies each parameter by 1 - `rate` * `decay`.
-pub(super) fn shrink(parameters: &mut [f32], rate: f32, decay: f32) {
+pub(super) fn decay_weights(parameters: &mut [f32], rate: f32, decay: f32) {
     let factor = (1.0 - f64::from(rate) * f64::from(decay)) as f32;
     for p in parameters {
         *p *= factor;
     }
 }
 
-/// The numbers that all parameters share in one step of a rule with a velocity.
+/// The coefficients of one step of [`Rule::Momentum`](super::Rule::Momentum) and its variants.
 pub(super) struct MomentumStep {
     pub(super) momentum: f32,
     pub(super) rate: f32,
@@ -34,8 +34,9 @@ impl MomentumStep {
         }
     }
 
-    /// Takes the first half of the step of [`Rule::Accelerated`](super::Rule::Accelerated): updates the velocity, and moves the
-    /// parameters along the gradients. Returns the dot product of the new velocity and the gradients.
+    /// Takes the first half of the step of [`Rule::Accelerated`](super::Rule::Accelerated): updates the velocity, and
+    /// subtracts the gradients, times the learning rate, from the parameters. Returns the dot product of the new
+    /// velocity and the gradients.
     pub(super) fn begin_accelerated(
         &self,
         parameters: &mut [f32],
@@ -52,8 +53,8 @@ impl MomentumStep {
     }
 }
 
-/// The numbers that all parameters share in one step of Adam. These numbers are computed in f64 and then rounded, as
-/// in `PyTorch`. In f32, 1 - 0.999 would have a relative error of 5e-5.
+/// The coefficients of one step of Adam, computed in f64 and then rounded, as in `PyTorch`. In f32, 1 - 0.999 would
+/// have a relative error of 5e-5.
 pub(super) struct AdamStep {
     beta_1: f32,
     beta_2: f32,
@@ -61,11 +62,11 @@ pub(super) struct AdamStep {
     one_minus_beta_2: f32,
     epsilon: f32,
     rate: f32,
-    /// `1 - beta_1^step`. Dividing the first moment by this number corrects the bias of this moment.
+    /// `1 - beta_1^step`. The first moment divided by `first_bias` has no bias.
     first_bias: f32,
     /// The learning rate divided by `first_bias`.
     step_size: f32,
-    /// `sqrt(1 - beta_2^step)`. Dividing the root of the second moment by this number corrects the bias of this root.
+    /// `sqrt(1 - beta_2^step)`. The root of the second moment divided by `second_root` has no bias.
     second_root: f32,
 }
 
@@ -94,15 +95,15 @@ impl AdamStep {
         }
     }
 
-    /// Takes the step of Adam with updated moments.
+    /// Takes the step of Adam. Call [`update_moments`](Self::update_moments) first.
     pub(super) fn apply(&self, parameters: &mut [f32], first: &[f32], second: &[f32]) {
         for ((p, m), v) in parameters.iter_mut().zip(first).zip(second) {
             *p -= self.step_size * m / (v.sqrt() / self.second_root + self.epsilon);
         }
     }
 
-    /// Takes the step of LAMB on a tensor: the step of Adam plus `decay` times the parameters, scaled to the norm of
-    /// the parameters. The norms are sums in f64 in the order of the elements, so they are the same on all ranks.
+    /// Takes the step of LAMB on one tensor. The step is Adam's step plus `decay` times the parameters, scaled to the
+    /// norm of the parameters. Norms are summed in f64 in a fixed order, so all ranks compute the same norms.
     pub(super) fn apply_scaled(&self, parameters: &mut [f32], first: &[f32], second: &[f32], decay: f32) {
         let direction = |p: f32, m: f32, v: f32| {
             m / self.first_bias / (v.sqrt() / self.second_root + self.epsilon) + decay * p
@@ -113,7 +114,7 @@ impl AdamStep {
             parameter_sum += f64::from(p) * f64::from(p);
             step_sum += step * step;
         }
-        // A tensor of zeros, such as an initial bias, takes the step of Adam.
+        // The step of a tensor of zeros, such as an initial bias, is not scaled: its norm would be 0.
         let is_scaled = parameter_sum > 0.0 && step_sum > 0.0;
         let ratio = if is_scaled { (parameter_sum / step_sum).sqrt() } else { 1.0 };
         let factor = (f64::from(self.rate) * ratio) as f32;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The rule by which parameters are updated. In the formulas, p is a parameter, g its gradient, v its velocity, and lr the
-/// learning rate. `docs/optimizers.md` has all formulas.
+/// The rule by which parameters are updated. In the formulas, p is a parameter, g its gradient, v its velocity, and
+/// lr the learning rate. See `docs/optimizers.md` for all formulas.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Rule {
     /// p -= lr g.
@@ -19,33 +19,33 @@ pub enum Rule {
         /// The fraction of the velocity that each step keeps: at least 0 and below 1.
         momentum: f32,
     },
-    /// Nesterov's accelerated gradient method: v = m v - lr g; p += m' v - lr g, where m' is the momentum of the next step. The
-    /// momentum grows with the number of steps k as k / (k + 3), and is reset to 0 when v points uphill (O'Donoghue and
-    /// Candès 2015). Use this rule for convex losses with the whole training set as one batch. The rule then needs no tuning,
-    /// because the learning rate is 1 / (the largest curvature).
+    /// Nesterov's accelerated gradient method: v = m v - lr g; p += m' v - lr g. m is the momentum of this step, and
+    /// m' the momentum of the next step. After k steps, the momentum is k / (k + 3). It is reset to 0 when v points
+    /// uphill (O'Donoghue and Candès 2015). Use this rule for convex losses with the whole training set as one batch.
+    /// The default learning rate is 1 / (the largest curvature) and needs no tuning.
     Accelerated,
-    /// Adam (Kingma and Ba 2015). The weight decay is added to the gradient.
+    /// Adam (Kingma and Ba 2015). Weight decay adds `weight_decay * p` to the gradient.
     Adam(AdamOptions),
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
     AdamW(AdamOptions),
-    /// LAMB (You et al. 2020): Adam, but the step of each tensor is scaled to the norm of the tensor. For large
-    /// batches.
+    /// LAMB (You et al. 2020), for large batches: Adam with the step of each tensor scaled to the norm of the tensor.
     Lamb(AdamOptions),
 }
 
 /// The constants of [`Rule::Adam`], [`Rule::AdamW`] and [`Rule::Lamb`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AdamOptions {
-    /// The fraction of the mean gradient that each step keeps: at least 0 and below 1.
+    /// The decay rate of the moving average of gradients: at least 0 and below 1.
     pub beta_1: f64,
-    /// The fraction of the mean squared gradient that each step keeps: at least 0 and below 1.
+    /// The decay rate of the moving average of squared gradients: at least 0 and below 1.
     pub beta_2: f64,
-    /// The number that is added to the root of the mean squared gradient: above 0.
+    /// This number is added to the root of the moving average of squared gradients, so that no step divides by 0.
+    /// Above 0.
     pub epsilon: f64,
 }
 
 impl AdamOptions {
-    /// The constants of the paper, which `PyTorch` uses too.
+    /// The constants of the paper by Kingma and Ba, and the defaults of `PyTorch`.
     pub const DEFAULT: Self = Self { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-8 };
 }
 
@@ -87,7 +87,7 @@ impl Rule {
         }
     }
 
-    /// Returns the momentum factor of the rules that have one.
+    /// Returns the momentum of [`Rule::Momentum`] and [`Rule::Nesterov`], and `None` for other rules.
     pub fn momentum(self) -> Option<f32> {
         match self {
             Self::Momentum { momentum } | Self::Nesterov { momentum } => Some(momentum),
@@ -95,7 +95,7 @@ impl Rule {
         }
     }
 
-    /// Returns the constants of the rules that keep moments of the gradient.
+    /// Returns the constants of [`Rule::Adam`], [`Rule::AdamW`] and [`Rule::Lamb`], and `None` for other rules.
     pub fn adam_options(self) -> Option<AdamOptions> {
         match self {
             Self::Adam(options) | Self::AdamW(options) | Self::Lamb(options) => Some(options),
@@ -103,7 +103,8 @@ impl Rule {
         }
     }
 
-    /// Returns the default weight decay: 0.01 for `AdamW`, as in `PyTorch`, and for LAMB, as in its paper; 0 for the other rules.
+    /// Returns the default weight decay: 0.01 for `AdamW` (as in `PyTorch`) and LAMB (as in the paper), and 0 for the
+    /// other rules.
     pub fn default_weight_decay(self) -> f32 {
         match self {
             Self::AdamW(_) | Self::Lamb(_) => 0.01,

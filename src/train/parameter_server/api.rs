@@ -10,31 +10,31 @@ use super::client::ServerClient;
 use super::error::ParameterServerError;
 use super::links::{Links, PairLink, ShardLayout, connect};
 use super::message::Note;
-use super::server::{Handler, LinkOutcome, ShardServer, Synchrony};
+use super::server::{LinkOutcome, RequestHandler, ShardServer, Synchrony};
 use super::shard::{PushOutcome, Shard, StalenessRule};
 use crate::group::{Group, Messenger};
 use crate::train::optimizer::{Optimizer, Rule};
 use crate::types::Rank;
 
-/// The settings of a [`ParameterServer`]. They must be the same on all ranks.
+/// The settings of a [`ParameterServer`]. All ranks must pass the same settings.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ParameterServerOptions {
-    /// The number of ranks that hold parameters. These are the first ranks. The other ranks are workers.
+    /// The number of servers: ranks `0..servers` hold parameters. All other ranks are workers.
     pub servers: NonZeroU32,
-    /// The rule with which servers apply gradients. [`Rule::Accelerated`] is refused.
+    /// The rule with which servers apply gradients. [`ParameterServer::start`] refuses [`Rule::Accelerated`].
     pub rule: Rule,
     /// The learning rate.
     pub learning_rate: f32,
-    /// The weight decay: see [`Optimizer`].
+    /// The weight decay, as in [`Optimizer::weight_decay`].
     pub weight_decay: f32,
     /// If true, a server waits in each step for the gradients of all workers, and applies their mean. If false, a server
     /// applies each gradient as soon as the gradient arrives.
     pub synchronous: bool,
-    /// The largest staleness that the servers accept. The staleness is the number of updates between the pull of the
-    /// parameters and the push of the gradient. The servers drop gradients with a larger staleness. `None` accepts all
-    /// gradients. The setting has no effect on synchronous servers, because all their gradients have a staleness of 0.
+    /// The maximum staleness of a gradient. The staleness is the number of updates between the pull of the parameters
+    /// and the push of the gradient. Servers drop gradients with a larger staleness. `None` means no maximum.
+    /// Synchronous servers ignore this setting, because their gradients always have a staleness of 0.
     pub staleness: Option<u64>,
-    /// If true, a server divides the learning rate of an update by the staleness of the gradient. Gradients with a
+    /// If true, a server divides the learning rate by the staleness of the gradient that it applies. Gradients with a
     /// staleness of 0 or 1 keep the full learning rate.
     pub staleness_aware: bool,
 }
@@ -54,10 +54,11 @@ impl Default for ParameterServerOptions {
     }
 }
 
-/// A parameter server, as this rank uses it. The first ranks are servers: they hold parameters and apply gradients. The
-/// other ranks are workers: they compute gradients. `docs/parameter-server.md` describes the protocol for users.
+/// This rank's part of a parameter server. Ranks `0..servers` are servers: they hold parameters and apply gradients.
+/// All other ranks are workers: they compute gradients. `docs/parameter-server.md` describes the protocol for users.
 ///
-/// With asynchronous servers, no worker waits for another, and the loss of a worker does not affect the other ranks.
+/// If the servers are asynchronous, no worker waits for another worker, and all other ranks continue if a worker
+/// fails.
 ///
 /// # Example
 ///
@@ -94,11 +95,12 @@ struct RunningServer {
     clients: Arc<Vec<PairLink>>,
     outcomes: Arc<LinkOutcomes>,
     threads: Vec<JoinHandle<LinkOutcome>>,
-    /// The connections in which this server is the client. Rank 0 and each other server are clients of each other.
+    /// The links in which this server is the client. Rank 0 is a client of every other server, and every other server
+    /// is a client of rank 0.
     others: ServerClient,
 }
 
-/// How the link with each client ended. The first clients are other servers.
+/// How the link with each client ended. Clients that are servers come first.
 struct LinkOutcomes {
     /// The outcome of each client's link, or `None` while the link is open.
     links: Mutex<Vec<Option<LinkOutcome>>>,
@@ -107,8 +109,8 @@ struct LinkOutcomes {
     changed: Condvar,
 }
 
-impl Handler for LinkOutcomes {
-    fn ended(&self, client: usize, outcome: &LinkOutcome) {
+impl RequestHandler for LinkOutcomes {
+    fn note_link_end(&self, client: usize, outcome: &LinkOutcome) {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)[client] = Some(outcome.clone());
         self.changed.notify_all();
     }
@@ -171,7 +173,7 @@ impl ParameterServer {
         let synchrony = if options.synchronous {
             Synchrony::Synchronous { workers, factor: 1.0 / workers as f32 }
         } else {
-            // The first server decides which gradients are dropped.
+            // Only rank 0 decides which gradients are dropped.
             let max = options.staleness.filter(|_| rank == Rank::ZERO).unwrap_or(u64::MAX);
             Synchrony::Asynchronous(StalenessRule { max, scales_rate: options.staleness_aware })
         };
@@ -180,7 +182,8 @@ impl ParameterServer {
             other_servers: links.clients.len() - workers,
             changed: Condvar::new(),
         });
-        let server = Arc::new(ShardServer::new(shard, synchrony, Arc::clone(&outcomes) as Arc<dyn Handler>));
+        let server =
+            Arc::new(ShardServer::new(shard, synchrony, Arc::clone(&outcomes) as Arc<dyn RequestHandler>));
         let clients = Arc::new(links.clients);
         let spawn = |client: usize| {
             let (server, clients) = (Arc::clone(&server), Arc::clone(&clients));
@@ -204,8 +207,8 @@ impl ParameterServer {
         self.layout.workers().collect()
     }
 
-    /// On a server, waits until every worker has closed its connections or is lost. Returns `true` then, or `false` if
-    /// `timeout` has passed before. Without a `timeout`, the wait has no limit. On a worker, returns `false` at once.
+    /// On a server, waits until every worker has closed its connections or is lost, and returns `true`. Returns
+    /// `false` if `timeout` passes first. On a worker, returns `false` at once.
     pub fn wait_for_workers(&self, timeout: Option<Duration>) -> bool {
         let Some(RunningServer { outcomes, .. }) = &self.server else { return false };
         let is_open = |links: &mut Vec<Option<LinkOutcome>>| links[outcomes.other_servers..].contains(&None);
@@ -249,8 +252,8 @@ impl ParameterServer {
         self.client().pull(parameters)
     }
 
-    /// Sends the gradient of all parameters. The gradient must have been computed with the parameters that this worker
-    /// received last. Returns what each server did with its part of the gradient.
+    /// Sends the gradient of all parameters. Compute the gradient with the parameters that this worker received last.
+    /// Returns what each server did with its part of the gradient.
     ///
     /// # Errors
     ///
@@ -264,9 +267,9 @@ impl ParameterServer {
         Ok(self.client().push(gradient, Note::default(), None)?.outcomes)
     }
 
-    /// Does the same as [`push`](Self::push) and then [`pull`](Self::pull), with a single message to each server. The gradient
-    /// must have been computed with the parameters that this worker received last. Returns what each server did with its
-    /// part of the gradient.
+    /// Does the same as [`push`](Self::push) and then [`pull`](Self::pull), but with one request to each server
+    /// instead of two. Compute the gradient with the parameters that this worker received last. Returns what each
+    /// server did with its part of the gradient.
     ///
     /// # Errors
     ///
@@ -288,9 +291,9 @@ impl ParameterServer {
         Ok(self.client().push(gradient, Note::default(), Some(parameters))?.outcomes)
     }
 
-    /// Sends the gradients of some ranges of the parameters, such as some rows of an embedding. The state of the optimizer
-    /// changes only in these ranges. The ranges must be ascending and must not overlap. `gradients` holds the gradients of
-    /// the first range, then those of the second range, and so on.
+    /// Sends the gradients of some ranges of the parameters, such as some rows of an embedding. Servers update the
+    /// parameters and the state of the optimizer only in these ranges. The ranges must be ascending and must not
+    /// overlap. `gradients` holds the gradients of all ranges, in the order of `ranges`.
     ///
     /// # Errors
     ///
@@ -298,8 +301,8 @@ impl ParameterServer {
     ///
     /// # Panics
     ///
-    /// If the ranges are not ascending, overlap, exceed the parameters, or do not have as many elements as `gradients`. Also
-    /// if this rank is a server.
+    /// If this rank is a server. If the ranges are not ascending, overlap, or exceed the parameters. If the ranges
+    /// together do not have as many elements as `gradients`.
     pub fn push_ranges(
         &mut self,
         ranges: &[Range<usize>],
@@ -309,8 +312,7 @@ impl ParameterServer {
         Ok(self.client().push_ranges(ranges, gradients, Note::default())?.outcomes)
     }
 
-    /// Receives the current parameters of some ranges. Writes those of the first range to `values`, then those of the second
-    /// range, and so on.
+    /// Receives the current parameters of some ranges, and writes them to `values` in the order of `ranges`.
     ///
     /// # Errors
     ///
@@ -342,9 +344,9 @@ impl ParameterServer {
         );
     }
 
-    /// On a server, calls `use_shard` with the range of parameters that this server holds, with these parameters and with
-    /// their optimizer. No worker changes them during the call, so `use_shard` can save or restore them. On a worker,
-    /// returns `None`.
+    /// On a server, calls `use_shard` with the server's range of parameters, with these parameters and with their
+    /// optimizer. The server applies no gradient during the call, so `use_shard` can save or restore this state. On a
+    /// worker, returns `None`.
     pub fn with_shard<R>(
         &self,
         use_shard: impl FnOnce(Range<usize>, &mut [f32], &mut Optimizer) -> R,
@@ -357,19 +359,19 @@ impl ParameterServer {
         )
     }
 
-    /// On a server, returns the numbers of gradients that were applied, by staleness: the numbers with a staleness of 0, 1,
-    /// 2, and so on. The last possible number, with index 1023, also counts all larger values. The second result is the
-    /// number of gradients that were dropped because of their staleness.
+    /// Returns `(applied, dropped)`. `applied[s]` is the number of gradients with a staleness of s that this server
+    /// applied; `applied[1023]` also counts all larger values. `dropped` is the number of gradients that this server
+    /// dropped because of their staleness. On a worker, returns an empty vector and 0.
     pub fn staleness_counts(&self) -> (Vec<u64>, u64) {
         let counts =
             self.server.as_ref().map(|running| running.server.with_shard(|shard| shard.staleness.clone()));
         counts.map(|counts| (counts.accepted, counts.dropped)).unwrap_or_default()
     }
 
-    /// Ends all connections of this rank, because this rank has failed. The errors that the other ranks get contain
-    /// `message`. All later requests of this rank fail.
+    /// Ends all connections because this rank has failed. The errors on the other ranks contain `message`. All later
+    /// requests of this rank fail.
     pub fn abort(&self, message: &str) {
-        // If a connection has already failed, the connection keeps its first cause.
+        // A connection that has already failed keeps its first error.
         if let Some(client) = &self.client {
             client.abort(message);
         }
@@ -379,8 +381,8 @@ impl ParameterServer {
         }
     }
 
-    /// Returns messengers of all connections. If the program forks, its child should close the file descriptors of
-    /// these messengers: see [`Group::descriptors`]. Drop the messengers to let this object close its connections.
+    /// Returns a messenger for each connection. After a fork, the child process should close the file descriptors of
+    /// the messengers: see [`Group::descriptors`]. The connections stay open until the messengers are dropped.
     pub fn messengers(&self) -> Vec<Messenger> {
         let clients = self.server.iter().flat_map(|running| running.clients.iter());
         let of_clients = clients.map(|link| link.group.messenger());

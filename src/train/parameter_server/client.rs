@@ -1,4 +1,4 @@
-//! A client: pushes gradients to all servers and pulls parameters from them.
+//! A client pushes gradients to all servers and pulls parameters from all servers.
 
 use std::ops::Range;
 
@@ -7,13 +7,13 @@ use super::links::{PairLink, ShardLayout};
 use super::message::{
     HEADER_WORDS, Note, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, payload_words_max,
 };
-use super::server::TAG;
+use super::server::PARAMETER_SERVER_TAG;
 use super::shard::PushOutcome;
 use crate::group::Messenger;
 use crate::types::Rank;
 
 /// The rank of the server in a [`PairLink`].
-const SERVER: Rank = Rank::ZERO;
+const SERVER_RANK: Rank = Rank::ZERO;
 
 /// The connections of a client with its servers.
 pub(crate) struct ServerClient {
@@ -25,19 +25,19 @@ struct ServerLink {
     link: PairLink,
     /// The parameters that the server holds.
     range: Range<usize>,
-    /// The version of the last parameters that the server sent.
+    /// The version of the parameters that the server sent last.
     version: u64,
-    /// Whether the reply to the push in progress contains parameters.
+    /// Whether the reply to the current push contains parameters.
     wants_parameters: bool,
     buffer: Vec<u32>,
 }
 
 /// The result of a push.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Pushed {
+pub(crate) struct PushReply {
     /// What each server did with its part of the gradient.
     pub(crate) outcomes: Vec<PushOutcome>,
-    /// The note of the first server's reply.
+    /// The note in the reply of the first server.
     pub(crate) note: Note,
 }
 
@@ -57,7 +57,8 @@ impl ServerClient {
         Self { links: links.into_iter().map(server_link).collect(), is_synchronous }
     }
 
-    /// Receives the current parameters of all servers to which this rank sends requests. The other parameters stay unchanged.
+    /// Receives the current parameters from each server to which this rank is connected. Parameters of other servers
+    /// stay unchanged.
     pub(crate) fn pull(&mut self, parameters: &mut [f32]) -> Result<(), ParameterServerError> {
         for server in &mut self.links {
             server.request(RequestKind::Pull, Note::default(), 0)?;
@@ -68,26 +69,26 @@ impl ServerClient {
         Ok(())
     }
 
-    /// Sends a gradient to all servers. The gradient must have been computed with the parameters that this client received
-    /// last. If the first server drops the gradient, the other servers do not receive the gradient. If `parameters` is
-    /// given, receives the new parameters.
+    /// Sends a gradient to all servers. Compute the gradient with the parameters that this client received last. If
+    /// the first server drops the gradient, the client does not send it to the other servers. If there are
+    /// `parameters`, also receives the new parameters.
     pub(crate) fn push(
         &mut self,
         gradient: &[f32],
         note: Note,
         mut parameters: Option<&mut [f32]>,
-    ) -> Result<Pushed, ParameterServerError> {
-        let mut pushed = Pushed { outcomes: Vec::with_capacity(self.links.len()), note };
+    ) -> Result<PushReply, ParameterServerError> {
+        let mut pushed = PushReply { outcomes: Vec::with_capacity(self.links.len()), note };
         let (first, others) = self.links.split_first_mut().expect("a client has a server");
         first.start_push(gradient, note, parameters.is_some())?;
         if self.is_synchronous {
-            // A synchronous server drops no gradient. It replies when all workers have pushed.
+            // Synchronous servers drop no gradient, and reply only when all workers have pushed.
             for server in &mut *others {
                 server.start_push(gradient, note, parameters.is_some())?;
             }
         }
         let header = first.receive_parameters(note, parameters.as_deref_mut())?;
-        pushed.outcomes.push(outcome(&header));
+        pushed.outcomes.push(outcome_of_push(&header));
         pushed.note = header.note;
         let is_applied = header.status == ReplyStatus::Done;
         if !self.is_synchronous {
@@ -105,20 +106,20 @@ impl ServerClient {
                 continue;
             }
             let header = server.receive_parameters(note, parameters.as_deref_mut())?;
-            pushed.outcomes.push(if is_applied { outcome(&header) } else { pushed.outcomes[0] });
+            pushed.outcomes.push(if is_applied { outcome_of_push(&header) } else { pushed.outcomes[0] });
         }
         Ok(pushed)
     }
 
-    /// Sends the gradients of some ranges of the parameters. The ranges must be ascending and must not overlap. `gradients`
-    /// holds the gradients of the first range, then those of the second range, and so on.
+    /// Sends the gradients of some ranges of the parameters. The ranges must be ascending and must not overlap.
+    /// `gradients` holds the gradients of all ranges, in the order of `ranges`.
     pub(crate) fn push_ranges(
         &mut self,
         ranges: &[Range<usize>],
         gradients: &[f32],
         note: Note,
-    ) -> Result<Pushed, ParameterServerError> {
-        let mut pushed = Pushed { outcomes: Vec::with_capacity(self.links.len()), note };
+    ) -> Result<PushReply, ParameterServerError> {
+        let mut pushed = PushReply { outcomes: Vec::with_capacity(self.links.len()), note };
         for (index, server) in self.links.iter_mut().enumerate() {
             if index > 0 && !matches!(pushed.outcomes[0], PushOutcome::Applied { .. }) {
                 pushed.outcomes.push(pushed.outcomes[0]);
@@ -126,7 +127,7 @@ impl ServerClient {
             }
             server.start_push_of_ranges(ranges, gradients, note)?;
             let header = server.receive_parameters(note, None)?;
-            pushed.outcomes.push(outcome(&header));
+            pushed.outcomes.push(outcome_of_push(&header));
             if index == 0 {
                 pushed.note = header.note;
             }
@@ -134,8 +135,8 @@ impl ServerClient {
         Ok(pushed)
     }
 
-    /// Receives the current parameters of some ranges. Writes those of the first range to `values`, then those of the second
-    /// range, and so on. The ranges must be ascending and must not overlap.
+    /// Receives the current parameters of some ranges, and writes them to `values` in the order of `ranges`. The
+    /// ranges must be ascending and must not overlap.
     pub(crate) fn pull_ranges(
         &mut self,
         ranges: &[Range<usize>],
@@ -143,12 +144,12 @@ impl ServerClient {
     ) -> Result<(), ParameterServerError> {
         let mut wanted = Vec::with_capacity(self.links.len());
         for server in &mut self.links {
-            let parts = parts_within(ranges, &server.range);
+            let parts = shard_parts_of_ranges(ranges, &server.range);
             if 2 * parts.len() > server.range.len() {
                 server.request(RequestKind::Pull, Note::default(), 0)?;
                 wanted.push((true, parts));
             } else {
-                let words = server.put_ranges(&parts) - HEADER_WORDS;
+                let words = server.append_ranges(&parts) - HEADER_WORDS;
                 server.request_ranges(RequestKind::PullRanges, Note::default(), parts.len(), words)?;
                 wanted.push((false, parts));
             }
@@ -161,25 +162,25 @@ impl ServerClient {
             for part in parts {
                 let len = part.values.len();
                 let source = if is_dense { part.range.clone() } else { at..at + len };
-                let source = payload.get(source).ok_or_else(|| wrong_length(rank))?;
+                let source = payload.get(source).ok_or_else(|| wrong_length_error(rank))?;
                 values[part.values.clone()].copy_from_slice(source);
                 at += len;
             }
-            // The gradients of the next push are computed with these parameters.
+            // The next push sends this version to the server.
             server.version = header.version;
         }
         Ok(())
     }
 
-    /// Sends a note to the first server, and returns the note of its reply.
+    /// Sends a note to the first server, and returns the note in the reply.
     pub(crate) fn send_note(&mut self, note: Note) -> Result<Note, ParameterServerError> {
         let server = &mut self.links[0];
         server.request(RequestKind::Note, note, 0)?;
         Ok(server.receive()?.0.note)
     }
 
-    /// Receives the words that the first server publishes at the end of the run, at most `words_max`. Asks until the server
-    /// has published them.
+    /// Receives the words that the first server publishes at the end of the run. Repeats the request until they are
+    /// published.
     pub(crate) fn receive_publication(&mut self, words_max: usize) -> Result<Vec<u32>, ParameterServerError> {
         let server = &mut self.links[0];
         let words = words_max.max(payload_words_max(server.range.len()));
@@ -193,8 +194,8 @@ impl ServerClient {
         }
     }
 
-    /// Receives the state of the optimizer from all servers to which this rank sends requests. `state` holds the state
-    /// vectors of the optimizer. Each of them has one value for each parameter.
+    /// Receives the optimizer state from each server to which this rank is connected. Each vector of `state` has one
+    /// value for each parameter of the model.
     pub(crate) fn pull_optimizer_state(
         &mut self,
         state: &mut [Vec<f32>],
@@ -207,7 +208,7 @@ impl ServerClient {
             let (_, payload) = server.receive()?;
             let payload: &[f32] = bytemuck::cast_slice(payload);
             if payload.len() != len * state.len() {
-                return Err(wrong_length(rank));
+                return Err(wrong_length_error(rank));
             }
             for (vector, part) in state.iter_mut().zip(payload.chunks_exact(len)) {
                 vector[range.clone()].copy_from_slice(part);
@@ -217,8 +218,8 @@ impl ServerClient {
         Ok(())
     }
 
-    /// Tells all servers that this client sends no more requests. Ignores errors, because the client does not need the
-    /// servers any more.
+    /// Tells all servers that this client sends no more requests. Ignores errors, because the client needs no server
+    /// any more.
     pub(crate) fn close(&mut self) {
         for server in &mut self.links {
             if server.request(RequestKind::Close, Note::default(), 0).is_ok() {
@@ -230,19 +231,19 @@ impl ServerClient {
     /// Ends the links to all servers because this client has failed.
     pub(crate) fn abort(&self, message: &str) {
         for server in &self.links {
-            // If a group has already failed, the group keeps its first cause.
+            // A group that has already failed keeps its first error.
             drop(server.link.group.abort(message));
         }
     }
 
-    /// Returns messengers of the connections to all servers.
+    /// Returns a messenger for the connection to each server.
     pub(crate) fn messengers(&self) -> Vec<Messenger> {
         self.links.iter().map(|server| server.link.group.messenger()).collect()
     }
 }
 
 impl ServerLink {
-    /// Sends the part of a gradient that belongs to the parameters of this server.
+    /// Sends the part of the gradient that belongs to this server's parameters.
     fn start_push(
         &mut self,
         gradient: &[f32],
@@ -255,24 +256,24 @@ impl ServerLink {
         self.request(RequestKind::Push, note, payload.len())
     }
 
-    /// Sends the gradients of those parts of the ranges that this server holds.
+    /// Sends the gradients of the parameters that are in `ranges` and on this server.
     fn start_push_of_ranges(
         &mut self,
         ranges: &[Range<usize>],
         gradients: &[f32],
         note: Note,
     ) -> Result<(), ParameterServerError> {
-        let parts = parts_within(ranges, &self.range);
+        let parts = shard_parts_of_ranges(ranges, &self.range);
         self.wants_parameters = false;
-        if let [Part { range, values }] = &parts[..]
+        if let [RangeInShard { range, values }] = &parts[..]
             && range.len() == self.range.len()
         {
-            // One range that covers all parameters of the server is a dense push. A dense push needs fewer words.
+            // If one range covers all parameters of the server, a push without ranges needs fewer words.
             let values: &[u32] = bytemuck::cast_slice(&gradients[values.clone()]);
             self.buffer[HEADER_WORDS..][..values.len()].copy_from_slice(values);
             return self.request(RequestKind::Push, note, self.range.len());
         }
-        let mut at = self.put_ranges(&parts);
+        let mut at = self.append_ranges(&parts);
         for part in &parts {
             let values: &[u32] = bytemuck::cast_slice(&gradients[part.values.clone()]);
             self.buffer[at..at + values.len()].copy_from_slice(values);
@@ -281,13 +282,13 @@ impl ServerLink {
         self.request_ranges(RequestKind::PushRanges, note, parts.len(), at - HEADER_WORDS)
     }
 
-    /// Sends a request without ranges. Its payload is the first `words` words behind the header in the buffer.
+    /// Sends a request without ranges. The payload is the `words` words after the header in `buffer`.
     fn request(&mut self, kind: RequestKind, note: Note, words: usize) -> Result<(), ParameterServerError> {
         self.request_ranges(kind, note, 0, words)
     }
 
-    /// Sends a request whose payload begins with `ranges` ranges. The payload is the first `words` words behind the header
-    /// in the buffer.
+    /// Sends a request. The payload is the `words` words after the header in `buffer`, and begins with `ranges`
+    /// ranges.
     fn request_ranges(
         &mut self,
         kind: RequestKind,
@@ -300,12 +301,12 @@ impl ServerLink {
         header.encode(&mut self.buffer);
         self.link
             .group
-            .send(&self.buffer[..HEADER_WORDS + words], SERVER, TAG)
-            .map_err(|error| self.lost(&describe_link_failure(&error)))
+            .send(&self.buffer[..HEADER_WORDS + words], SERVER_RANK, PARAMETER_SERVER_TAG)
+            .map_err(|error| self.server_lost_error(&describe_link_failure(&error)))
     }
 
-    /// Writes the ranges behind the header in the buffer. Returns the position of the next word in the buffer.
-    fn put_ranges(&mut self, parts: &[Part]) -> usize {
+    /// Writes the ranges to `buffer` after the header. Returns the index of the word after the ranges.
+    fn append_ranges(&mut self, parts: &[RangeInShard]) -> usize {
         let mut at = HEADER_WORDS;
         for part in parts {
             self.buffer[at] = part.range.start as u32;
@@ -318,10 +319,10 @@ impl ServerLink {
     /// Receives a reply.
     fn receive(&mut self) -> Result<(ReplyHeader, &[u32]), ParameterServerError> {
         let server = self.link.peer;
-        let received = self.link.group.receive(&mut self.buffer, SERVER, TAG);
-        let count = received.map_err(|error| self.lost(&describe_link_failure(&error)))?.count;
+        let received = self.link.group.receive(&mut self.buffer, SERVER_RANK, PARAMETER_SERVER_TAG);
+        let count = received.map_err(|error| self.server_lost_error(&describe_link_failure(&error)))?.count;
         let Some((header, payload)) = ReplyHeader::decode(&self.buffer[..count]) else {
-            return Err(wrong_length(server));
+            return Err(wrong_length_error(server));
         };
         if header.status == ReplyStatus::Refused {
             let bytes: &[u8] = bytemuck::cast_slice(payload);
@@ -333,7 +334,7 @@ impl ServerLink {
         Ok((header, payload))
     }
 
-    /// Receives the reply to a push or a pull. If the server still waits for other workers, asks again.
+    /// Receives the reply to a push or a pull. While the server waits for other workers, repeats the request.
     fn receive_parameters(
         &mut self,
         note: Note,
@@ -348,7 +349,7 @@ impl ServerLink {
             }
             if let Some(parameters) = parameters {
                 if payload.len() != range.len() {
-                    return Err(wrong_length(server));
+                    return Err(wrong_length_error(server));
                 }
                 parameters[range].copy_from_slice(bytemuck::cast_slice(payload));
                 self.version = header.version;
@@ -357,17 +358,17 @@ impl ServerLink {
         }
     }
 
-    fn lost(&self, problem: &str) -> ParameterServerError {
+    fn server_lost_error(&self, problem: &str) -> ParameterServerError {
         ParameterServerError::ServerLost { server: self.link.peer, problem: problem.to_owned() }
     }
 }
 
-fn wrong_length(server: Rank) -> ParameterServerError {
+fn wrong_length_error(server: Rank) -> ParameterServerError {
     let problem = "its reply does not have the expected length".to_owned();
     ParameterServerError::ServerLost { server, problem }
 }
 
-fn outcome(header: &ReplyHeader) -> PushOutcome {
+fn outcome_of_push(header: &ReplyHeader) -> PushOutcome {
     let staleness = header.staleness;
     match header.status {
         ReplyStatus::Stale => PushOutcome::Stale { staleness },
@@ -377,17 +378,18 @@ fn outcome(header: &ReplyHeader) -> PushOutcome {
 }
 
 /// The part of a range that one server holds.
-struct Part {
+struct RangeInShard {
     /// The range of the parameters, counted from the server's first parameter.
     range: Range<usize>,
-    /// The positions of the values of this range among the values of all ranges.
+    /// The indices of this part's values in the caller's `gradients` or `values`.
     values: Range<usize>,
 }
 
-/// Returns the parts of `ranges` that lie in `shard`. If a range begins where the previous range ends, both are one part.
-fn parts_within(ranges: &[Range<usize>], shard: &Range<usize>) -> Vec<Part> {
+/// Returns the parts of `ranges` that lie in `shard`. Merges a part with the next part if there is no gap between
+/// them.
+fn shard_parts_of_ranges(ranges: &[Range<usize>], shard: &Range<usize>) -> Vec<RangeInShard> {
     let mut at = 0;
-    let mut parts: Vec<Part> = Vec::new();
+    let mut parts: Vec<RangeInShard> = Vec::new();
     for range in ranges {
         let (start, end) = (range.start.max(shard.start), range.end.min(shard.end));
         if start < end {
@@ -398,7 +400,7 @@ fn parts_within(ranges: &[Range<usize>], shard: &Range<usize>) -> Vec<Part> {
                     last.range.end = range.end;
                     last.values.end = values.end;
                 }
-                _ => parts.push(Part { range, values }),
+                _ => parts.push(RangeInShard { range, values }),
             }
         }
         at += range.len();

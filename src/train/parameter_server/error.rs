@@ -6,7 +6,7 @@ use crate::group;
 use crate::group::Cause;
 use crate::types::{Rank, debug_as_display};
 
-/// The reason why an operation with a parameter server failed.
+/// The reason why a call of a parameter server function failed.
 #[derive(thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParameterServerError {
@@ -21,7 +21,7 @@ pub enum ParameterServerError {
         /// The number of servers.
         servers: u32,
     },
-    /// A parameter server cannot use these options.
+    /// A parameter server does not support these options.
     #[error("{0}")]
     Unsupported(String),
     /// This rank could not start a thread.
@@ -42,7 +42,7 @@ pub enum ParameterServerError {
     ServerLost {
         /// The server.
         server: Rank,
-        /// What this rank knows about the cause.
+        /// The cause, as far as this rank knows it.
         problem: String,
     },
     /// A server refused a request.
@@ -55,7 +55,7 @@ pub enum ParameterServerError {
         /// The reason in words.
         problem: String,
     },
-    /// A worker was lost in a synchronous run, which needs all workers.
+    /// A worker is lost in a synchronous run, which needs all workers.
     #[error(
         "rank {worker}, a worker, is lost: {problem}; with ps-sync, each step needs the gradients of all workers"
     )]
@@ -65,15 +65,15 @@ pub enum ParameterServerError {
         /// The cause of its loss.
         problem: String,
     },
-    /// All workers were lost before the run ended.
+    /// All workers are lost, but the run has not ended.
     #[error("all workers are lost; the last of them was rank {worker}: {problem}")]
     AllWorkersLost {
-        /// The worker that was lost last.
+        /// The last worker that was lost.
         worker: Rank,
         /// The cause of its loss.
         problem: String,
     },
-    /// An operation between all ranks failed.
+    /// A collective operation of all ranks failed.
     #[error(transparent)]
     Group(#[from] group::Error),
 }
@@ -86,7 +86,7 @@ pub enum RefusalReason {
     Other,
     /// The training diverged.
     Diverged,
-    /// The servers cannot continue without a rank that is lost.
+    /// A rank is lost, and the servers cannot continue without it.
     RankLost,
     /// The first server cannot write a file.
     Storage,
@@ -112,8 +112,8 @@ impl RefusalReason {
     }
 }
 
-/// Describes why the link with another rank failed. The group of the link numbers its two ranks 0 and 1. These are not the
-/// ranks of the job, so the text leaves them out.
+/// Describes why the link with another rank failed. The text names no rank, because the link's group has its own rank
+/// numbers, 0 and 1.
 pub(super) fn describe_link_failure(error: &group::Error) -> String {
     match error.cause() {
         Some(Cause::PeerLost { detail, .. }) => format!("the connection failed ({detail})"),

@@ -1,4 +1,4 @@
-//! Which ranks are servers, which parameters each server holds, and the connections between clients and servers.
+//! Chooses the servers, divides the parameters among them, and connects clients to servers.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -9,15 +9,15 @@ use crate::group::Group;
 use crate::train::batches::part;
 use crate::types::{Rank, WorldSize};
 
-/// The longest time that a server waits for the next request of a client: one year, because a worker may compute for any
-/// time between two requests. If the machine of a worker does not answer, TCP keepalive ends the wait.
+/// A server waits at most this long for the next request of a client. A year stands for no limit, because a worker
+/// may compute for any time between two requests. If a worker's machine fails, TCP keepalive ends the wait.
 const REQUEST_TIMEOUT: Duration = Duration::from_hours(24 * 365);
 
-/// The shortest timeout of a client that waits for a reply. A server that waits for other workers replies after half a
-/// second, so a timeout below half a second would fail in a healthy run.
+/// The minimum timeout of a client that waits for a reply. It must be longer than 500 ms, after which a server
+/// replies that it waits for other workers.
 const REPLY_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 
-/// Which ranks are servers, and which parameters each server holds. The servers are the first ranks.
+/// The range of parameters that each server holds. With n servers, ranks 0 to n - 1 are the servers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ShardLayout {
     world: WorldSize,
@@ -25,8 +25,8 @@ pub(crate) struct ShardLayout {
 }
 
 impl ShardLayout {
-    /// Divides `count` parameters evenly among the first `servers` ranks. If `tensors` gives the ranges of the tensors, each
-    /// server holds whole tensors, because the optimizer needs their norms.
+    /// Divides `count` parameters evenly among the first `servers` ranks. If there are `tensors` (ranges of the
+    /// parameters), no tensor is divided, because the optimizer needs the norm of each tensor.
     pub(crate) fn new(
         world: WorldSize,
         servers: NonZeroU32,
@@ -61,7 +61,7 @@ impl ShardLayout {
         rank.index() < self.ranges.len()
     }
 
-    /// Returns the parameters that the server `rank` holds.
+    /// Returns the range of the parameters that the server `rank` holds.
     pub(crate) fn range(&self, rank: Rank) -> Range<usize> {
         self.ranges[rank.index()].clone()
     }
@@ -76,16 +76,17 @@ impl ShardLayout {
         (self.ranges.len() as u32..self.world.get()).map(Rank::new)
     }
 
-    /// Returns the ranks that send requests to the server `server`. All other ranks send requests to rank 0. Rank 0 and the
-    /// workers send requests to the other servers: rank 0 saves and tests the whole model.
+    /// Returns the ranks that send requests to `server`. The clients of rank 0 are all other ranks. The clients of
+    /// every other server are rank 0, which saves and tests the whole model, and the workers.
     fn clients(&self, server: Rank) -> impl Iterator<Item = Rank> + use<> {
         let other_servers = if server == Rank::ZERO { 1..self.ranges.len() as u32 } else { 0..1 };
         other_servers.map(Rank::new).chain(self.workers())
     }
 }
 
-/// Divides whole tensors among servers. Returns the range of the parameters of each server. Each server gets at least one
-/// tensor, and its range ends near the end of its range in `even`, which divides the parameters without regard to tensors.
+/// Divides whole tensors among servers, and returns the range of parameters of each server. Each server gets at least
+/// one tensor. `even` divides the parameters without regard to tensors. Each returned range ends near the end of the
+/// server's range in `even`.
 fn whole_tensors(tensors: &[Range<usize>], even: &[Range<usize>]) -> Vec<Range<usize>> {
     let (mut next, even_len) = (0, even.len());
     let place = |(server, even): (usize, &Range<usize>)| {
@@ -102,17 +103,17 @@ fn whole_tensors(tensors: &[Range<usize>], even: &[Range<usize>]) -> Vec<Range<u
     even.iter().enumerate().map(place).collect()
 }
 
-/// A connection with one other rank.
+/// A connection between a server and a client.
 pub(crate) struct PairLink {
     /// The other rank.
     pub(crate) peer: Rank,
-    /// An isolated group of two ranks. The server is rank 0 of this group, and the client is rank 1.
+    /// An isolated group of two ranks: the server is rank 0, and the client is rank 1.
     pub(crate) group: Group,
 }
 
 /// The connections of this rank.
 pub(crate) struct Links {
-    /// The connections with the clients of this rank, if it is a server.
+    /// The connections with this rank's clients. Empty on a worker.
     pub(crate) clients: Vec<PairLink>,
     /// The connections with the servers to which this rank sends requests, in rank order.
     pub(crate) servers: Vec<PairLink>,

@@ -1,48 +1,49 @@
 //! The requests of clients and the replies of servers.
 //!
-//! Every message is a vector of 32-bit words: a header of [`HEADER_WORDS`] words, and a payload. The payload of a dense
-//! push or of a pull has one word for each parameter of the shard, with the bits of an f32.
+//! Every message is a vector of 32-bit words: a header of [`HEADER_WORDS`] words, and a payload. A push or a pull
+//! without ranges has a payload of one word, the bits of an f32, for each parameter of the shard.
 
 /// The number of words of a header.
 pub(super) const HEADER_WORDS: usize = 16;
 /// The number of words of a [`Note`].
 pub(crate) const NOTE_WORDS: usize = 4;
 
-/// The largest number of words of the text in a reply with [`ReplyStatus::Refused`].
+/// The maximum length, in words, of the text in a reply with [`ReplyStatus::Refused`].
 pub(super) const TEXT_WORDS_MAX: usize = 256;
 
-/// Returns the largest number of words of a payload for a shard of `len` parameters. A push of k ranges needs two
-/// words for each range, and one for each gradient. There is a gap of at least one parameter between two ranges, so k
-/// is at most len / 2, rounded up, and there are at most len - (k - 1) gradients.
+/// Returns the maximum number of words of a payload for a shard of `len` parameters. A push of k ranges needs two
+/// words for each range and one word for each gradient. There is a gap of at least one parameter between two ranges.
+/// So k is at most len / 2, rounded up, and the number of gradients is at most len - (k - 1).
 pub(super) const fn payload_words_max(len: usize) -> usize {
     let words = len + len.div_ceil(2) + 1;
     if words > TEXT_WORDS_MAX { words } else { TEXT_WORDS_MAX }
 }
 
-/// Numbers that a training strategy attaches to a request or to a reply. The parameter server does not interpret them.
+/// Numbers that a training strategy attaches to a request or to a reply. The parameter server does not interpret
+/// these numbers.
 pub(crate) type Note = [u64; NOTE_WORDS];
 
 /// What a client requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum RequestKind {
-    /// The current parameters.
+    /// Return the current parameters.
     Pull = 1,
-    /// An update with the gradient in the payload, and the parameters after this update.
+    /// Apply the gradient in the payload. The reply may contain the new parameters.
     Push = 2,
-    /// The reply to a push that the server answered with [`ReplyStatus::Waiting`].
+    /// Wait further for a push that the server answered with [`ReplyStatus::Waiting`].
     Await = 3,
-    /// An update of some ranges of the parameters. The payload has the ranges and then their gradients.
+    /// Apply the gradients of some ranges of the parameters. The payload holds the ranges, then their gradients.
     PushRanges = 4,
-    /// A request for the current parameters of some ranges. The payload has the ranges.
+    /// Return the current parameters of some ranges. The payload holds the ranges.
     PullRanges = 5,
-    /// Only the note of the server's reply.
+    /// Return a note. The reply has no payload.
     Note = 6,
-    /// The state vectors of the optimizer, one after the other.
+    /// Return the state vectors of the optimizer, one after the other.
     State = 7,
-    /// The words that the handler of the server has published.
+    /// Return the words that the server's [`RequestHandler`](super::RequestHandler) has published.
     Publication = 8,
-    /// The client sends no more requests.
+    /// End the link. The client sends no more requests.
     Close = 9,
 }
 
@@ -79,13 +80,13 @@ pub(super) struct RequestHeader {
 pub(super) enum ReplyStatus {
     /// The request is done.
     Done = 1,
-    /// The gradient was too old, so the server has dropped it.
+    /// The server dropped the gradient because of its staleness.
     Stale = 2,
-    /// The handler of the server did not want the gradient, so the server has dropped it.
+    /// The server dropped the gradient because its [`RequestHandler`](super::RequestHandler) did not want the gradient.
     Unwanted = 3,
-    /// The push still waits for the gradients of other workers. Ask again with [`RequestKind::Await`].
+    /// The push waits for the gradients of other workers. The client sends [`RequestKind::Await`] next.
     Waiting = 4,
-    /// The server refused the request. The payload has the reason as text.
+    /// The server refused the request. The payload holds the reason as text.
     Refused = 5,
 }
 
@@ -97,11 +98,11 @@ impl ReplyStatus {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ReplyHeader {
     pub(super) status: ReplyStatus,
-    /// The number of bytes of the text in the payload, if the status is [`ReplyStatus::Refused`].
+    /// For [`ReplyStatus::Refused`], the length of the text in the payload in bytes. Otherwise 0.
     pub(super) text_bytes: u32,
     /// The version of the parameters in the payload.
     pub(super) version: u64,
-    /// The staleness of the gradient in the request.
+    /// The staleness of the gradient that the client pushed. 0 for other requests.
     pub(super) staleness: u64,
     pub(super) note: Note,
 }
@@ -114,7 +115,8 @@ impl RequestHeader {
         HeaderFields { code: kind as u32, count: ranges, version, note, extra }.encode(words);
     }
 
-    /// Reads a header and the payload behind it. Returns `None` if the message is too short or has an unknown kind.
+    /// Returns the header and the payload of a message. Returns `None` if the message is too short or has an unknown
+    /// kind.
     pub(super) fn decode(words: &[u32]) -> Option<(Self, &[u32])> {
         let (HeaderFields { code, count, version, note, extra }, payload) = HeaderFields::decode(words)?;
         let kind = RequestKind::ALL.into_iter().find(|&kind| kind as u32 == code)?;
@@ -130,7 +132,8 @@ impl ReplyHeader {
             .encode(words);
     }
 
-    /// Reads a header and the payload behind it. Returns `None` if the message is too short or has an unknown status.
+    /// Returns the header and the payload of a message. Returns `None` if the message is too short or has an unknown
+    /// status.
     pub(super) fn decode(words: &[u32]) -> Option<(Self, &[u32])> {
         let (HeaderFields { code, count, version, note, extra }, payload) = HeaderFields::decode(words)?;
         let status = ReplyStatus::ALL.into_iter().find(|&status| status as u32 == code)?;
@@ -138,16 +141,16 @@ impl ReplyHeader {
     }
 }
 
-/// The fields of a header in the order of their words: code, count, version (2 words), note (8 words), extra (2 words). Two
-/// words of zeros follow. The low word of a 64-bit number comes first.
+/// The fields of a header in the order of their words: code, count, version (2 words), note (8 words), extra (2
+/// words), zero (2 words). The low word of a 64-bit number comes first.
 struct HeaderFields {
     /// The kind of a request or the status of a reply.
     code: u32,
-    /// The number of ranges of a request, or the number of bytes of the text of a reply.
+    /// In a request, the number of ranges. In a reply, the length of the text in bytes.
     count: u32,
     version: u64,
     note: Note,
-    /// Whether a request wants parameters, or the staleness in a reply.
+    /// In a request, 1 if the client wants parameters, otherwise 0. In a reply, the staleness.
     extra: u64,
 }
 
@@ -177,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_survive_encoding() {
+    fn decoded_headers_equal_the_encoded_headers() {
         for kind in RequestKind::ALL {
             let (wants_parameters, note) = (kind == RequestKind::Push, [1, 2 << 40, 3, 4]);
             let header = RequestHeader { kind, ranges: 7, wants_parameters, version: u64::MAX - 1, note };

@@ -1,4 +1,4 @@
-//! A server: holds a shard of the parameters, and answers the requests of clients.
+//! A server holds a shard of the parameters, and answers the requests of clients.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,12 +14,12 @@ use super::shard::{PushOutcome, Shard, StalenessRule};
 use crate::types::Rank;
 
 /// The rank of the client in a [`PairLink`].
-const CLIENT: Rank = Rank::new(1);
+const CLIENT_RANK: Rank = Rank::new(1);
 /// The tag of all messages.
-pub(super) const TAG: u32 = 0;
-/// If a server cannot complete a request within this time, the server replies with [`ReplyStatus::Waiting`]. So a client
-/// that gets no reply knows that the server does not run any more.
-const WAIT_MAX: Duration = Duration::from_millis(500);
+pub(super) const PARAMETER_SERVER_TAG: u32 = 0;
+/// If a server cannot complete a request within this time, the server replies with [`ReplyStatus::Waiting`]. A client
+/// that gets no reply for longer can treat the server as lost.
+const REPLY_DELAY_MAX: Duration = Duration::from_millis(500);
 
 /// When a server applies gradients.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -36,19 +36,19 @@ pub(crate) enum Synchrony {
     Asynchronous(StalenessRule),
 }
 
-/// The decisions and answers of a server that depend on the training strategy. Clients are numbered from 0 in the order of
-/// their ranks.
-pub(crate) trait Handler: Send + Sync {
-    /// Returns whether the server should apply a gradient that a client has pushed with this note. Called while the shard is
-    /// locked.
-    fn wants(&self, _client: usize, _note: &Note) -> bool {
+/// The decisions and answers of a server that depend on the training strategy. The argument `client` is the index of
+/// a client in the order of ranks.
+pub(crate) trait RequestHandler: Send + Sync {
+    /// Returns whether the server should apply a gradient that a client has pushed with the note `note`. The shard is
+    /// locked during the call.
+    fn wants_gradient(&self, _client: usize, _note: &Note) -> bool {
         true
     }
 
-    /// Called after the server has applied or dropped the gradient of a client, while the shard is locked.
-    fn pushed(&self, _client: usize, _note: &Note, _outcome: PushOutcome) {}
+    /// Called after the server has applied or dropped the gradient of a client. The shard is locked during the call.
+    fn note_push_outcome(&self, _client: usize, _note: &Note, _outcome: PushOutcome) {}
 
-    /// Returns the note of the reply to a request. This function may wait for at most half a second.
+    /// Returns the note of the reply to a request. May block for at most 500 ms.
     fn answer(&self, _client: usize, _kind: AnsweredRequest, _note: &Note) -> Note {
         Note::default()
     }
@@ -58,14 +58,14 @@ pub(crate) trait Handler: Send + Sync {
         None
     }
 
-    /// Called when a client has closed its link, or is lost.
-    fn ended(&self, _client: usize, _outcome: &LinkOutcome) {}
+    /// Called after a client has closed its link or is lost.
+    fn note_link_end(&self, _client: usize, _outcome: &LinkOutcome) {}
 }
 
-/// The kind of request that [`Handler::answer`] answers.
+/// The kind of request that [`RequestHandler::answer`] answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AnsweredRequest {
-    /// A push. The server has called [`Handler::pushed`] for this push.
+    /// A push, after the server has called [`RequestHandler::note_push_outcome`] for it.
     Push,
     /// A request that has only a note.
     Note,
@@ -76,36 +76,36 @@ pub(crate) enum AnsweredRequest {
 pub(crate) enum LinkOutcome {
     /// The client has closed its link.
     Closed,
-    /// The client is lost, or sent an invalid request.
+    /// The client is lost or sent an invalid request. The text says what happened.
     Lost(String),
 }
 
-/// A server of one shard. Each client is served by a thread of its own.
+/// A server of one shard. A separate thread serves each client.
 pub(crate) struct ShardServer<'a> {
     state: Mutex<ServerState<'a>>,
     /// Notified when a synchronous step ends, and when the server fails.
     changed: Condvar,
     synchrony: Synchrony,
-    handler: Arc<dyn Handler + 'a>,
+    handler: Arc<dyn RequestHandler + 'a>,
 }
 
 struct ServerState<'a> {
     shard: Shard<'a>,
-    /// The gradients of the synchronous step in progress, by client.
+    /// The gradient and the note of each client in the current synchronous step.
     gradients: Vec<Option<(Vec<f32>, Note)>>,
-    /// Why the server refuses all requests.
+    /// If present, the server refuses all requests for this reason.
     failure: Option<(RefusalReason, String)>,
-    /// The lost client because of which a synchronous server refuses pushes, in words.
+    /// If present, a synchronous server refuses pushes because a client is lost, which this text names.
     lost_client: Option<String>,
 }
 
 impl<'a> ShardServer<'a> {
-    pub(crate) fn new(shard: Shard<'a>, synchrony: Synchrony, handler: Arc<dyn Handler + 'a>) -> Self {
+    pub(crate) fn new(shard: Shard<'a>, synchrony: Synchrony, handler: Arc<dyn RequestHandler + 'a>) -> Self {
         let state = ServerState { shard, gradients: Vec::new(), failure: None, lost_client: None };
         Self { state: Mutex::new(state), changed: Condvar::new(), synchrony, handler }
     }
 
-    /// Calls `use_shard` while no client changes the shard.
+    /// Calls `use_shard` with the shard locked.
     pub(crate) fn with_shard<R>(&self, use_shard: impl FnOnce(&mut Shard<'a>) -> R) -> R {
         use_shard(&mut self.lock().shard)
     }
@@ -120,12 +120,12 @@ impl<'a> ShardServer<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves the client with the number `client` until the client closes its link or is lost.
+    /// Answers the requests of the client with the index `client` until the client closes its link or is lost.
     pub(crate) fn serve(&self, client: usize, link: &PairLink) -> LinkOutcome {
         let outcome = self.serve_until_end(client, link);
-        // The handler learns about the loss of this client before other clients do. Otherwise, another client that ends
-        // because of this loss could reach the handler first, and the handler would name the wrong client.
-        self.handler.ended(client, &outcome);
+        // First tell the handler, then the other clients. Other clients may end because of this loss, and the handler
+        // must see the original loss first.
+        self.handler.note_link_end(client, &outcome);
         if let (LinkOutcome::Lost(problem), Synchrony::Synchronous { .. }) = (&outcome, self.synchrony) {
             let lost_client = format!("rank {} is lost: {problem}", link.peer);
             self.lock().lost_client.get_or_insert(lost_client);
@@ -139,7 +139,7 @@ impl<'a> ShardServer<'a> {
         let mut request = vec![0_u32; HEADER_WORDS + payload_words_max(len)];
         let mut reply = Vec::new();
         loop {
-            let received = match link.group.receive(&mut request, CLIENT, TAG) {
+            let received = match link.group.receive(&mut request, CLIENT_RANK, PARAMETER_SERVER_TAG) {
                 Ok(status) => status.count,
                 Err(error) => return LinkOutcome::Lost(describe_link_failure(&error)),
             };
@@ -150,7 +150,7 @@ impl<'a> ShardServer<'a> {
             if let Err(problem) = self.answer(client, header, payload, &mut reply) {
                 return end_link(link, &problem);
             }
-            if let Err(error) = link.group.send(&reply, CLIENT, TAG) {
+            if let Err(error) = link.group.send(&reply, CLIENT_RANK, PARAMETER_SERVER_TAG) {
                 return LinkOutcome::Lost(describe_link_failure(&error));
             }
             if header.kind == RequestKind::Close {
@@ -159,7 +159,7 @@ impl<'a> ShardServer<'a> {
         }
     }
 
-    /// Writes the reply to a request. Returns an error if the request is invalid.
+    /// Performs a request and writes the reply to `reply`. Returns an error if the request is invalid.
     fn answer(
         &self,
         client: usize,
@@ -230,7 +230,8 @@ impl<'a> ShardServer<'a> {
         Ok(())
     }
 
-    /// Updates some ranges of the shard. Returns the status and the staleness of the gradients.
+    /// Applies the gradients of some ranges of the shard. Returns the status of the reply and the staleness of the
+    /// gradients.
     fn push_ranges(
         &self,
         shard: &mut Shard<'a>,
@@ -248,17 +249,18 @@ impl<'a> ShardServer<'a> {
                 "a synchronous server needs the gradients of all parameters, not of some ranges".into()
             );
         };
-        let outcome = if self.handler.wants(client, &header.note) {
+        let outcome = if self.handler.wants_gradient(client, &header.note) {
             shard.push_ranges(&ranges, gradients, header.version, rule)
         } else {
             PushOutcome::Unwanted
         };
-        self.handler.pushed(client, &header.note, outcome);
+        self.handler.note_push_outcome(client, &header.note, outcome);
         Ok(status_of(outcome))
     }
 
-    /// An asynchronous server applies the gradient. A synchronous server stores the gradient, and waits until the step is
-    /// complete; if `gradient` is `None`, it continues to wait. Returns the status and the staleness of the gradient.
+    /// An asynchronous server applies the gradient. A synchronous server stores the gradient (if there is one) and
+    /// waits up to [`REPLY_DELAY_MAX`] until the step is complete. Returns the status of the reply and the staleness of the
+    /// gradient.
     fn push<'s>(
         &'s self,
         mut state: MutexGuard<'s, ServerState<'a>>,
@@ -271,12 +273,12 @@ impl<'a> ShardServer<'a> {
         }
         let (workers, factor) = match (self.synchrony, gradient) {
             (Synchrony::Asynchronous(rule), Some(gradient)) => {
-                let outcome = if self.handler.wants(client, &header.note) {
+                let outcome = if self.handler.wants_gradient(client, &header.note) {
                     state.shard.push(gradient, header.version, rule)
                 } else {
                     PushOutcome::Unwanted
                 };
-                self.handler.pushed(client, &header.note, outcome);
+                self.handler.note_push_outcome(client, &header.note, outcome);
                 let (status, staleness) = status_of(outcome);
                 return Ok((state, status, staleness));
             }
@@ -307,7 +309,7 @@ impl<'a> ShardServer<'a> {
             let version = shard.version();
             let outcome = shard.push(&mut sum, version, StalenessRule { max: 0, scales_rate: false });
             for (client, note) in notes {
-                self.handler.pushed(client, &note, outcome);
+                self.handler.note_push_outcome(client, &note, outcome);
             }
             self.changed.notify_all();
         }
@@ -316,7 +318,7 @@ impl<'a> ShardServer<'a> {
         };
         let (state, timeout) = self
             .changed
-            .wait_timeout_while(state, WAIT_MAX, is_pending)
+            .wait_timeout_while(state, REPLY_DELAY_MAX, is_pending)
             .unwrap_or_else(PoisonError::into_inner);
         let is_waiting = timeout.timed_out() || state.shard.version() <= header.version;
         let status = if is_waiting { ReplyStatus::Waiting } else { ReplyStatus::Done };
@@ -325,7 +327,8 @@ impl<'a> ShardServer<'a> {
 }
 
 impl ServerState<'_> {
-    /// Returns the reason if the server refuses a request of this kind. `status` is the status that the reply has otherwise.
+    /// If the server refuses a request of the kind `kind`, returns the reason. `status` is the status of the reply
+    /// without a refusal.
     fn refusal(&self, kind: RequestKind, status: ReplyStatus) -> Option<(RefusalReason, String)> {
         if kind == RequestKind::Close {
             return None;
@@ -371,7 +374,8 @@ fn end_link(link: &PairLink, problem: &str) -> LinkOutcome {
     LinkOutcome::Lost(problem)
 }
 
-/// Replaces the payload of a reply by a text. Cuts a text that is too long. Returns the number of its bytes in the reply.
+/// Replaces the payload of a reply by a text, which is cut after [`TEXT_WORDS_MAX`] words. Returns the length of the
+/// cut text in bytes.
 fn put_text(reply: &mut Vec<u32>, text: &str) -> u32 {
     let text = &text.as_bytes()[..text.len().min(4 * TEXT_WORDS_MAX)];
     reply.truncate(HEADER_WORDS);
@@ -391,8 +395,8 @@ fn status_of(outcome: PushOutcome) -> (ReplyStatus, u64) {
     }
 }
 
-/// Reads the ranges at the start of a payload. They must not be empty, must lie within `len` parameters, must be ascending
-/// and must not overlap. So at most `len` ranges are accepted.
+/// Reads the ranges at the start of a payload. Refuses ranges that are empty, overlap, are not ascending or exceed
+/// the `len` parameters.
 fn decode_ranges(header: &RequestHeader, payload: &[u32], len: usize) -> Result<Vec<Range<usize>>, String> {
     let count = header.ranges as usize;
     let words = payload.get(..2 * count).ok_or("the payload has fewer ranges than the header says")?;

@@ -4,16 +4,16 @@ use std::ops::Range;
 
 use crate::train::optimizer::Optimizer;
 
-/// Each staleness below this number has a count of its own. This number and all larger values have one common count.
+/// Each staleness below this number is counted separately. This number and all larger numbers are counted together.
 const STALENESS_COUNTED_MAX: usize = 1023;
 
-/// What a server does with gradients that were computed with old parameters.
+/// How a server treats gradients that were computed with old parameters.
 ///
 /// The staleness of a gradient is the number of updates of the shard between the pull of the parameters and the push of the
 /// gradient.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct StalenessRule {
-    /// The largest staleness that the server accepts. The server drops gradients with a larger staleness.
+    /// The maximum staleness: the server drops gradients with a larger staleness.
     pub(crate) max: u64,
     /// Whether the server divides the learning rate by the staleness of the gradient. Gradients with a staleness of 0 or 1
     /// keep the full rate. Source: Zhang et al., "Staleness-aware async-SGD for distributed deep learning", IJCAI 2016.
@@ -33,7 +33,8 @@ pub enum PushOutcome {
         /// The staleness of the gradient.
         staleness: u64,
     },
-    /// The server dropped the gradient because the run did not need it any more. A [`ParameterServer`] never returns this.
+    /// The server dropped the gradient because the run needs no more gradients. A [`ParameterServer`] never returns
+    /// this variant.
     ///
     /// [`ParameterServer`]: crate::train::ParameterServer
     Unwanted,
@@ -67,17 +68,18 @@ impl StalenessCounts {
 
 /// A part of the parameters, and the state of the optimizer for this part.
 pub(crate) struct Shard<'a> {
-    /// The position of this part in the vector of all parameters.
+    /// The range of this shard in the vector of all parameters.
     pub(crate) range: Range<usize>,
     pub(crate) parameters: Vec<f32>,
     pub(crate) optimizer: Optimizer,
-    /// Returns the learning rate of the update that follows the given number of updates.
+    /// `rate(n)` is the learning rate of the update that follows n updates.
     rate: Box<dyn Fn(u64) -> f32 + Send + 'a>,
     pub(crate) staleness: StalenessCounts,
 }
 
 impl<'a> Shard<'a> {
-    /// Creates a shard that holds the parameters in `range`. The state of `optimizer` must have the length of the range.
+    /// Creates a shard that holds the parameters in `range`. The state vectors of `optimizer` must have the length of
+    /// `range`.
     pub(crate) fn new(
         range: Range<usize>,
         parameters: Vec<f32>,
@@ -93,15 +95,14 @@ impl<'a> Shard<'a> {
         self.optimizer.steps
     }
 
-    /// Updates the parameters with a gradient that was computed with the parameters of version `pulled`. May change
-    /// `gradient`.
+    /// Applies a gradient that was computed with version `pulled` of the parameters. May change `gradient`.
     pub(crate) fn push(&mut self, gradient: &mut [f32], pulled: u64, rule: StalenessRule) -> PushOutcome {
         self.push_with(pulled, rule, |optimizer, parameters| optimizer.step(parameters, gradient))
     }
 
-    /// Updates only the parameters in `ranges`, and only their state of the optimizer. The ranges must be ascending and must
-    /// not overlap. `gradients` holds the gradients of the first range, then those of the second range, and so on. `pulled`
-    /// is the version of the parameters with which the gradients were computed.
+    /// Updates only the parameters in `ranges`, and the optimizer state of these parameters. The ranges must be
+    /// ascending and must not overlap. `gradients` holds the gradients of all ranges, in the order of `ranges`. They
+    /// were computed with version `pulled` of the parameters.
     pub(crate) fn push_ranges(
         &mut self,
         ranges: &[Range<usize>],
@@ -127,7 +128,7 @@ impl<'a> Shard<'a> {
         rule: StalenessRule,
         update: impl FnOnce(&mut Optimizer, &mut [f32]),
     ) -> PushOutcome {
-        // If a client claims a version that does not exist yet, its gradient has a staleness of 0.
+        // A gradient for a version that does not exist yet has a staleness of 0.
         let staleness = self.version().saturating_sub(pulled);
         if staleness > rule.max {
             self.staleness.dropped += 1;
@@ -166,7 +167,8 @@ mod tests {
         let mut plain = shard(Rule::Sgd, &[8.0]);
         let mut aware = shard(Rule::Sgd, &[8.0]);
         let scaling = StalenessRule { scales_rate: true, ..LENIENT };
-        // The rates are 1, 1/2, 1/4 and 1/8. The staleness is 0, 1, 2 and 3, because every gradient has version 0.
+        // The learning rates of the four updates are 1, 1/2, 1/4 and 1/8. All gradients are for version 0, so their
+        // staleness is 0, 1, 2 and 3.
         for (expected_plain, expected_aware) in
             [(7.0, 7.0), (6.5, 6.5), (6.25, 6.375), (6.125, 6.375 - 0.125 / 3.0)]
         {
@@ -191,7 +193,7 @@ mod tests {
         assert_eq!(shard.push(&mut [0.5], 0, rule), PushOutcome::Stale { staleness: 2 });
         assert_eq!((shard.parameters.clone(), shard.optimizer.clone()), before);
         assert_eq!((shard.version(), shard.staleness.dropped), (2, 1));
-        // The next gradient is fresh again.
+        // The server accepts a gradient for the current version 2.
         assert_eq!(shard.push(&mut [0.5], 2, rule), PushOutcome::Applied { staleness: 0 });
     }
 

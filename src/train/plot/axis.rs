@@ -7,8 +7,8 @@ pub(super) struct Axis {
     low: f64,
     high: f64,
     ticks: Vec<f64>,
-    /// The distance between ticks, which determines the number of decimals of their labels. `None` if the distances
-    /// differ.
+    /// The distance between ticks, which determines the number of decimals of the labels. `None` on a logarithmic
+    /// axis.
     tick_step: Option<f64>,
 }
 
@@ -18,14 +18,15 @@ enum AxisScale {
     Logarithmic,
 }
 
-/// Positive values use a logarithmic axis if the largest is more than this many times the smallest.
+/// The axis is logarithmic if all values are positive and the largest value is more than this many times the
+/// smallest.
 const LOGARITHMIC_RATIO: f64 = 30.0;
 
 /// A linear axis has about this number of ticks.
-const TICKS: f64 = 7.0;
+const TICK_COUNT: f64 = 7.0;
 
 impl Axis {
-    /// Returns an axis for finite values. `limit` is the largest value that the axis may show.
+    /// Returns an axis for finite values. The margin of a linear axis does not extend beyond `limit`.
     pub(super) fn for_values(values: impl Iterator<Item = f64>, limit: f64) -> Self {
         let (low, high) = values
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
@@ -47,10 +48,10 @@ impl Axis {
     }
 
     fn linear(low: f64, high: f64, step_min: f64) -> Self {
-        let step = round_step((high - low) / TICKS).max(step_min);
+        let step = round_step((high - low) / TICK_COUNT).max(step_min);
         let (first, last) = ((low / step).ceil(), (high / step).floor());
-        // Each tick is a multiple of the step, and not a sum of steps, so that rounding errors do not add up.
-        let count = (last - first).clamp(0.0, 4.0 * TICKS) as u32;
+        // Each tick is computed as a multiple of `step`. Adding `step` repeatedly would add up rounding errors.
+        let count = (last - first).clamp(0.0, 4.0 * TICK_COUNT) as u32;
         let ticks = (0..=count).map(|index| (first + f64::from(index)) * step).collect();
         Self { scale: AxisScale::Linear, low, high, ticks, tick_step: Some(step) }
     }
@@ -91,7 +92,7 @@ impl Axis {
         let step = self.tick_step.unwrap_or(tick);
         let is_small = self.tick_step.map_or(self.low < 1e-4, |step| step < 1e-5);
         if largest >= 1e6 || is_small {
-            // Two digits after the point distinguish ticks that differ by at least 1% of the largest value.
+            // With `.2e`, labels differ if ticks differ by at least 1% of the largest value.
             return if tick == 0.0 { "0".into() } else { shorten_exponent(&format!("{tick:.2e}")) };
         }
         let decimals = (-step.log10().floor()).max(0.0) as usize;

@@ -10,9 +10,9 @@ const RIGHT_MARGIN: f64 = 20.0;
 const TOP_MARGIN: f64 = 62.0;
 const BOTTOM_MARGIN: f64 = 50.0;
 
-/// The maximum number of points that are drawn for a curve. Some points of longer curves are left out.
+/// The maximum number of points that are drawn for a curve. Longer curves lose some points.
 const POINTS_MAX: usize = 1000;
-/// A curve with at most this number of points has a dot at each point.
+/// If a curve has at most this many points, a dot marks each point.
 const DOTS_MAX: usize = 30;
 
 /// A line chart over the epochs of a run.
@@ -21,7 +21,7 @@ pub(super) struct Chart {
     pub(super) title: String,
     /// The text beside the vertical axis.
     pub(super) y_label: String,
-    /// The largest value that the vertical axis may show.
+    /// The margin of the vertical axis does not extend beyond this value, such as 1 for an accuracy.
     pub(super) limit: f64,
     pub(super) curves: Vec<Curve>,
     /// The epoch with the lowest validation loss.
@@ -32,15 +32,15 @@ pub(super) struct Chart {
 pub(super) struct Curve {
     /// The name in the legend.
     pub(super) name: &'static str,
-    /// A color in the notation of SVG.
+    /// An SVG color, such as `#0072b2`.
     pub(super) color: &'static str,
-    /// The epoch and the finite value of each point.
+    /// The epoch and the value of each point. All values are finite.
     pub(super) points: Vec<(u64, f64)>,
 }
 
 /// A rectangle in pixels.
 #[derive(Clone, Copy)]
-pub(super) struct Area {
+pub(super) struct PlotArea {
     pub(super) left: f64,
     pub(super) top: f64,
     pub(super) width: f64,
@@ -49,8 +49,8 @@ pub(super) struct Area {
 
 impl Chart {
     /// Appends the chart to an SVG document.
-    pub(super) fn draw(&self, svg: &mut String, area: Area) {
-        let plot = Area {
+    pub(super) fn draw(&self, svg: &mut String, area: PlotArea) {
+        let plot = PlotArea {
             left: area.left + LEFT_MARGIN,
             top: area.top + TOP_MARGIN,
             width: area.width - LEFT_MARGIN - RIGHT_MARGIN,
@@ -72,7 +72,7 @@ impl Chart {
     }
 
     /// Draws the title, the legend and the names of the axes.
-    fn draw_labels(&self, svg: &mut String, plot: Area, y: &Axis) {
+    fn draw_labels(&self, svg: &mut String, plot: PlotArea, y: &Axis) {
         let (middle, bottom) = (plot.left + plot.width / 2.0, plot.top + plot.height);
         write_text(svg, (plot.left, plot.top - 38.0), "font-weight=\"bold\" font-size=\"14\"", &self.title);
         write_text(svg, (middle, bottom + 38.0), "text-anchor=\"middle\"", "epoch");
@@ -101,7 +101,7 @@ impl Chart {
 }
 
 impl Curve {
-    fn draw(&self, svg: &mut String, plot: Area, (x, y): (&Axis, &Axis)) {
+    fn draw(&self, svg: &mut String, plot: PlotArea, (x, y): (&Axis, &Axis)) {
         let mut positions = String::new();
         let mut dots = String::new();
         for (epoch, value) in thin_out(&self.points) {
@@ -125,8 +125,8 @@ impl Curve {
     }
 }
 
-fn draw_grid(svg: &mut String, plot: Area, x: &Axis, y: &Axis) {
-    let Area { left, top, width, height } = plot;
+fn draw_grid(svg: &mut String, plot: PlotArea, x: &Axis, y: &Axis) {
+    let PlotArea { left, top, width, height } = plot;
     let (right, bottom) = (left + width, top + height);
     for (position, label) in y.labels() {
         let at = bottom - height * position;
@@ -158,7 +158,7 @@ fn draw_dashed_line(svg: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64)
     );
 }
 
-/// Appends a text element to the document. `attributes` are attributes of this element in SVG.
+/// Appends a text element to the document. `attributes` holds SVG attributes of the element.
 pub(super) fn write_text(svg: &mut String, (x, y): (f64, f64), attributes: &str, text: &str) {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     // XML does not allow control characters.
@@ -167,8 +167,8 @@ pub(super) fn write_text(svg: &mut String, (x, y): (f64, f64), attributes: &str,
     let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" {attributes}>{text}</text>");
 }
 
-/// Returns at most [`POINTS_MAX`] of the points. If there are more, divides the points into ranges of equal length,
-/// and keeps the lowest and the highest point of each range, so that a peak remains visible.
+/// Returns at most [`POINTS_MAX`] of the points. Divides longer curves into ranges of equal length, and keeps the
+/// lowest and the highest point of each range, so that peaks remain visible.
 fn thin_out(points: &[(u64, f64)]) -> Vec<(u64, f64)> {
     if points.len() <= POINTS_MAX {
         return points.to_vec();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_escaped() {
+    fn special_characters_in_texts_become_xml_entities() {
         let mut svg = String::new();
         write_text(&mut svg, (1.0, 2.0), "", "a<b> & \u{7}");
         assert_eq!(svg, "<text x=\"1.0\" y=\"2.0\" >a&lt;b&gt; &amp; \u{fffd}</text>\n");

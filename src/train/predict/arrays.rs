@@ -1,4 +1,4 @@
-//! Reads the rows of arrays: files of numpy, and data sets that [`DataSource`] reads.
+//! Reads rows of new data from `.npy` files, and from data sets that [`DataSource`] reads.
 
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,7 @@ pub(super) fn check_columns(
     }
 }
 
-/// Returns an error if the data are images whose shape differs from that of the images on which the model was trained.
+/// Returns an error if the images do not have the shape of the images on which the model was trained.
 fn check_image(
     name: &str,
     found: Option<ImageShape>,
@@ -48,7 +48,8 @@ fn check_image(
     }
 }
 
-/// Returns an error if the model needs a table: a column holds texts, is shifted, or has an input for missing values.
+/// Returns an error if the model needs a table, because a column holds texts, is shifted, or has an input for missing
+/// values.
 pub(super) fn check_unconverted(name: &str, description: &ModelDescription) -> Result<(), DataError> {
     let is_input =
         |column: &ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { indicator: false, .. });
@@ -61,7 +62,7 @@ pub(super) fn check_unconverted(name: &str, description: &ModelDescription) -> R
     }
 }
 
-/// Encodes the cells of a row as inputs, and divides the inputs by `divisor` if they come from pixels.
+/// Encodes the cells of a row as inputs. If there is a `divisor` (for pixels), divides the inputs by it.
 fn encode(
     encoding: &TableEncoding,
     divisor: Option<f32>,
@@ -84,15 +85,15 @@ pub(super) struct NpyRows {
     position: usize,
     /// The number of all rows.
     rows: usize,
-    /// The number of rows of the last call of `read_rows`.
+    /// The number of rows that the last call of `read_rows` returned.
     block_rows: usize,
-    /// The file and the values of the targets, and the converter of these values.
+    /// The file of the targets, the targets, and the parser that converts targets.
     truths: Option<(PathBuf, Vec<f64>, TruthParser)>,
 }
 
 enum NpyData {
     Stream(NpyStream),
-    /// An array in column-major order, which is read at once.
+    /// The values of an array in column-major order. The file is read at once.
     Whole(Array2<f64>),
 }
 
@@ -109,7 +110,7 @@ impl NpyRows {
         check_image(&name, image, description)?;
         check_columns(&name, columns, description)?;
         let data = if stream.fortran_order {
-            let rows = npy::read(path)?.into_rows();
+            let rows = npy::read_npy_file(path)?.into_rows();
             NpyData::Whole(rows.map_err(|why| DataError::malformed(path, why))?)
         } else {
             NpyData::Stream(stream)
@@ -117,7 +118,7 @@ impl NpyRows {
         let truths = match targets {
             None => None,
             Some(targets) => {
-                let array = npy::read(targets)?;
+                let array = npy::read_npy_file(targets)?;
                 if !matches!(array.shape.as_slice(), [_] | [_, 1]) || array.values.len() != rows {
                     let problem = format!(
                         "has shape {:?}, but it needs one value for each of {rows} rows",
@@ -156,7 +157,8 @@ impl RowReader for NpyRows {
         let rows = self.position..self.position + count;
         let values = match &mut self.data {
             NpyData::Stream(stream) => {
-                let values = stream.read((count * columns) as u64, rows.end == self.rows, &self.path)?;
+                let values =
+                    stream.read_values((count * columns) as u64, rows.end == self.rows, &self.path)?;
                 Array2::from_shape_vec((count, columns), values).expect("so many values were read")
             }
             NpyData::Whole(array) => array.slice(s![rows.clone(), ..]).to_owned(),
@@ -199,13 +201,13 @@ pub(super) struct DatasetRows {
     classes: Vec<String>,
     pixel_divisor: Option<f32>,
     position: usize,
-    /// The number of rows of the last call of `read_rows`.
+    /// The number of rows that the last call of `read_rows` returned.
     block_rows: usize,
     truths: Option<TruthParser>,
 }
 
 impl DatasetRows {
-    /// Reads the test set of IDX data, and all rows of other data.
+    /// For IDX data, reads the test set. For other data, reads all rows.
     pub(super) fn open(
         source: &DataSource,
         needs_target: bool,
@@ -238,7 +240,7 @@ impl RowReader for DatasetRows {
         let count = inputs.nrows().min(self.samples.len() - self.position);
         let rows = self.position..self.position + count;
         self.samples.features.gather(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
-        // If the features are pixels of images, `gather` has already divided them.
+        // `gather` has already divided the values of `Features::Pixels`.
         if let (Some(divisor), Features::Numbers(_)) = (self.pixel_divisor, &self.samples.features) {
             inputs.mapv_inplace(|value| value / divisor);
         }

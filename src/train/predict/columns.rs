@@ -5,12 +5,12 @@ use crate::train::model_file::{ColumnOrigin, ModelDescription};
 /// The maximum number of names in a message.
 const NAMES_MAX: usize = 20;
 
-/// Returns, for each column of the model, the index of the same column in the table. `header` has the names of the
-/// columns of the table. `target` is the index of the target column of the table, if targets are read.
+/// Returns the index in the table of each column of the model. `header` holds the names of the table's columns.
+/// `target` is the index of the table's target column, or `None` if no targets are read.
 ///
-/// If both the model and the table have names, columns are found by name, and other columns of the table are ignored.
-/// Otherwise columns are found by position: the table must have all columns of the training table, or all of them but
-/// the target, or only the columns of the model.
+/// If both the model and the table have names, finds columns by name and ignores all other columns of the table.
+/// Otherwise finds columns by position. The table must then have one of these sets of columns: all columns of the
+/// training table, all except the target, or only the columns of the model.
 ///
 /// # Errors
 ///
@@ -40,7 +40,7 @@ pub(super) fn find_columns(
     Err(describe_positions(description, header.len()))
 }
 
-/// Returns an error about a table of `found` columns, which are found by position.
+/// Returns the error for a table with `found` columns if the columns must be found by position.
 fn describe_positions(description: &ModelDescription, found: usize) -> String {
     let count = description.columns.len();
     let names = join_first_names(description.columns.iter().map(|column| column.name.as_str()), count);
@@ -83,7 +83,7 @@ fn find_by_name(description: &ModelDescription, header: &[String]) -> Result<Vec
     ))
 }
 
-/// Returns the first names, separated by commas.
+/// Returns the first [`NAMES_MAX`] names, separated by commas.
 fn join_first_names<'a>(names: impl Iterator<Item = &'a str>, count: usize) -> String {
     let listed: Vec<&str> = names.take(NAMES_MAX).collect();
     let more = if count > listed.len() { ", ..." } else { "" };

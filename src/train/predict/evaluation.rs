@@ -9,12 +9,12 @@ use super::{PredictError, Truth, for_each_row};
 use crate::train::data::DataError;
 use crate::train::model_file::{Prediction, SavedModel};
 
-/// The maximum number of classes for which [`Evaluation`] has a confusion matrix.
+/// With more classes than this, [`Evaluation`] has no confusion matrix.
 const MATRIX_CLASSES_MAX: usize = 100;
 /// The default of `k` in the top-k accuracy.
 const TOP_K_DEFAULT: usize = 5;
 
-/// The results of comparing predictions with targets.
+/// Metrics that compare predictions with targets.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(tag = "task", rename_all = "lowercase")]
 #[non_exhaustive]
@@ -29,19 +29,19 @@ pub enum Evaluation {
         accuracy: f64,
         /// The mean cross-entropy in nats. Probabilities of 0 count as 2.2e-308.
         log_loss: f64,
-        /// The mean of the F1 scores of all classes that occur in the targets or in the predictions.
+        /// The mean F1 score of all classes that occur in the targets or in the predictions.
         macro_f1: f64,
         /// The fraction of rows whose class is among the k most probable classes. `None` if the model has at most k classes.
         top_k: Option<TopK>,
-        /// The area under the ROC curve, where the second class is the positive class. `None` if the model has more than two
-        /// classes, or if only one class occurs.
+        /// The area under the ROC curve. The second class is the positive class. `None` if the model has more than
+        /// two classes, or if only one class occurs in the targets.
         auc: Option<f64>,
         /// The results of each class, in the order of the model.
         classes: Vec<ClassReport>,
         /// Element (i, j) is the number of samples of class i that are predicted as class j. `None` if there are more
         /// than 100 classes.
         confusion_matrix: Option<Vec<Vec<u64>>>,
-        /// The most frequent wrong predictions: the class, the prediction and the number of rows, the most frequent first.
+        /// The most frequent wrong predictions as (class, predicted class, number of rows), the most frequent first.
         confusions: Vec<(String, String, u64)>,
     },
     /// The model predicts numbers.
@@ -62,7 +62,7 @@ pub enum Evaluation {
 /// A top-k accuracy.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct TopK {
-    /// The number of the most probable classes that are considered.
+    /// A prediction counts as right if the class is among this many most probable classes.
     pub k: usize,
     /// The fraction of rows whose class is among the k most probable classes.
     pub accuracy: f64,
@@ -77,19 +77,21 @@ pub struct ClassReport {
     pub support: u64,
     /// The fraction of right predictions among the predictions of this class. `None` if the class was never predicted.
     pub precision: Option<f64>,
-    /// The fraction of right predictions among the rows of this class. `None` if the class does not occur.
+    /// The fraction of right predictions among the rows of this class. `None` if the class does not occur in the
+    /// targets.
     pub recall: Option<f64>,
-    /// The harmonic mean of precision and recall. `None` if the class neither occurs nor was predicted.
+    /// The harmonic mean of precision and recall. `None` if the class occurs neither in the targets nor in the
+    /// predictions.
     pub f1: Option<f64>,
 }
 
-/// Computes a prediction for each row of data and compares it with the target. `top_k` is the k of the top-k accuracy; the
-/// default is 5. Memory does not grow with the number of rows, except for models of two classes, which need 16 bytes for each
-/// row.
+/// Computes a prediction for each row of data and compares it with the target. `top_k` is the k of the top-k accuracy
+/// (default: 5). A model with two classes needs 16 bytes of memory for each row. For other models, memory does not
+/// grow with the number of rows.
 ///
 /// # Errors
 ///
-/// See [`PredictError`]. A target whose class did not occur in training is an error.
+/// See [`PredictError`]. If a target is a class that did not occur in training.
 pub fn evaluate(
     model: &mut SavedModel,
     input: &InputOptions,
@@ -101,7 +103,7 @@ pub fn evaluate(
     };
     let mut reader = open(&InputOptions { target, ..input.clone() }, model.description())?;
     let classes = model.description().classes.clone();
-    let mut sums = Sums::new(&classes, top_k);
+    let mut sums = EvaluationSums::new(&classes, top_k);
     let rows = for_each_row(model, &mut *reader, |prediction, truth| {
         if let Some(truth) = truth {
             sums.add(prediction, truth);
@@ -117,12 +119,12 @@ pub fn evaluate(
 }
 
 /// The sums over all rows.
-enum Sums {
+enum EvaluationSums {
     Classification(ClassificationSums),
     Regression(RegressionSums),
 }
 
-impl Sums {
+impl EvaluationSums {
     fn new(classes: &[String], top_k: Option<usize>) -> Self {
         if classes.is_empty() {
             return Self::Regression(RegressionSums::default());
@@ -201,8 +203,8 @@ struct ClassificationSums {
     /// The k of the top-k accuracy. `None` if the model has at most k classes.
     k: Option<usize>,
     among_top_k: u64,
-    /// For models of two classes, a pair for each row: the probability of the second class, and whether the second
-    /// class is the class of the row.
+    /// For models of two classes, two values for each row: the probability of the second class, and whether the row
+    /// belongs to the second class.
     scores: Option<Vec<(f64, bool)>>,
 }
 
@@ -211,7 +213,7 @@ impl ClassificationSums {
         let probability = probabilities[target];
         self.log_loss -= probability.max(f64::MIN_POSITIVE).ln();
         *self.pairs.entry((target, prediction)).or_default() += 1;
-        // Of several classes with the same probability, the first class counts as more probable.
+        // If two classes have the same probability, the first counts as more probable.
         let rank = probabilities
             .iter()
             .enumerate()
@@ -283,8 +285,8 @@ fn class_reports(pairs: &BTreeMap<(usize, usize), u64>, names: &[String]) -> Vec
     names.iter().enumerate().map(report).collect()
 }
 
-/// Returns the area under the ROC curve, computed as the Mann-Whitney statistic: the probability that a random row of
-/// the positive class has a higher score than a random row of the other class. Equal scores count as one half.
+/// Returns the area under the ROC curve. It equals the probability that a random row of the positive class has a
+/// higher score than a random row of the other class (Mann-Whitney statistic). Equal scores count as one half.
 fn area_under_curve(mut scores: Vec<(f64, bool)>) -> Option<f64> {
     scores.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (mut below, mut wins) = (0.0, 0.0);
@@ -302,12 +304,12 @@ fn area_under_curve(mut scores: Vec<(f64, bool)>) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// The F1 score is that of scikit-learn's `f1_score(average="macro")`: a class that occurs only in predictions
-    /// has the score 0.
+    /// The expected F1 score is the result of scikit-learn's `f1_score(average="macro")`, where a class that occurs
+    /// only in predictions has the score 0.
     #[test]
     fn classification_metrics_are_computed_from_their_definitions() {
         let names = ["a".to_owned(), "b".to_owned(), "c".to_owned()];
-        let mut sums = Sums::new(&names, Some(2));
+        let mut sums = EvaluationSums::new(&names, Some(2));
         for (target, probabilities) in
             [(0, [0.7, 0.2, 0.1]), (0, [0.4, 0.5, 0.1]), (1, [0.1, 0.8, 0.1]), (1, [0.2, 0.2, 0.6])]
         {
@@ -356,17 +358,17 @@ mod tests {
 
     #[test]
     fn regression_metrics_are_computed_from_their_definitions() {
-        let mut sums = Sums::new(&[], None);
+        let mut sums = EvaluationSums::new(&[], None);
         for (prediction, target) in [(2.5, 3.0), (0.0, -0.5), (2.0, 2.0), (8.0, 7.0)] {
             sums.add(&Prediction::Number(prediction), Truth::Number(target));
         }
         let Evaluation::Regression { mae, rmse, r2, .. } = sums.finish((4, 0), &[]) else {
             panic!("the evaluation is not of numbers")
         };
-        // This is the result of the example in the documentation of scikit-learn's `r2_score`.
+        // The documentation of scikit-learn's `r2_score` gives this result.
         assert!((r2.unwrap() - 0.948_608_137_044_967_9).abs() < 1e-12);
         assert_eq!((mae, rmse), (0.5, 0.375_f64.sqrt()));
-        let mut constant = Sums::new(&[], None);
+        let mut constant = EvaluationSums::new(&[], None);
         constant.add(&Prediction::Number(1.0), Truth::Number(2.0));
         assert!(matches!(constant.finish((1, 0), &[]), Evaluation::Regression { r2: None, .. }));
     }

@@ -1,4 +1,4 @@
-//! New data: where the rows come from.
+//! The sources of new data for predictions.
 
 use std::path::{Path, PathBuf};
 
@@ -18,39 +18,39 @@ pub enum NewData {
     Table(Vec<PathBuf>),
     /// A table on standard input.
     StandardInput,
-    /// An array of features in numpy's format, and perhaps an array of targets.
+    /// A `.npy` file with features, and optionally a `.npy` file with targets.
     Npy(PathBuf, Option<PathBuf>),
-    /// Data that [`DataSource`] reads.
+    /// Any other data that [`DataSource`] can read.
     Source(DataSource),
 }
 
-/// Where to read new data, and how.
+/// The source of new data, and the options for reading it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InputOptions {
     /// The data.
     pub data: NewData,
     /// Whether the first row of a table holds the names of the columns.
     pub header: HeaderRow,
-    /// The character between the cells of a table. If `None`, the first rows decide.
+    /// The character between the cells of a table. If `None`, the separator is detected from the first rows.
     pub separator: Option<Separator>,
-    /// Whether to read targets, and from which column of a table.
+    /// The column of a table from which targets are read.
     pub target: TargetColumn,
 }
 
-/// Whether to read targets, and from which column of a table.
+/// The column of a table from which targets are read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TargetColumn {
     /// Read no targets.
     Unread,
-    /// Read the targets from the column that has the name of the target column of the training data.
+    /// Read the targets from the column with the same name as the target column of the training data.
     SameName,
     /// Read the targets from the column with this name or number.
     Named(String),
 }
 
 impl NewData {
-    /// Parses the values of `--data`. Accepts the values that [`DataSource::from_values`] accepts, and also `-` and an array
-    /// without targets.
+    /// Parses the values of `--data`. Accepts the values of [`DataSource::from_values`], `-` (standard input), and a
+    /// `.npy` file without targets.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl NewData {
         DataSource::from_values(values).map(Self::from_source)
     }
 
-    /// Returns the data of a source.
+    /// Converts a data source to new data.
     pub fn from_source(source: DataSource) -> Self {
         match source {
             DataSource::Csv(path) => Self::Table(vec![path]),
@@ -82,16 +82,15 @@ impl NewData {
 
 /// Reads rows and encodes their features.
 pub(super) trait RowReader {
-    /// Reads the next rows, at most as many as `inputs` has rows. Writes the encoded features of each row to a row of
-    /// `inputs`, and pushes the target of each row if targets are read. Returns the number of rows, which is 0 at the
-    /// end.
+    /// Reads up to `inputs.nrows()` rows. Writes the encoded features of each row to a row of `inputs`. Pushes the
+    /// target of each row if targets are read. Returns the number of rows: 0 at the end of the data.
     fn read_rows(
         &mut self,
         inputs: ArrayViewMut2<'_, f32>,
         truths: &mut Vec<Truth>,
     ) -> Result<usize, DataError>;
 
-    /// Returns an error that names the place of row `index` of the last call of [`read_rows`](Self::read_rows).
+    /// Returns an error that says where row `index` of the last call of [`read_rows`](Self::read_rows) comes from.
     fn row_error(&self, index: usize, problem: &str) -> DataError;
 
     /// Returns the number of rows that were left out because their target is missing.

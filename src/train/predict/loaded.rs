@@ -1,4 +1,4 @@
-//! Rows of new data that were loaded into memory as a whole.
+//! Reads rows of new data from memory, after the whole data was loaded.
 
 use ndarray::{ArrayViewMut2, s};
 
@@ -8,7 +8,7 @@ use super::truth::{Truth, TruthParser};
 use crate::train::data::{Column, DataError, Features, LoadedRows};
 use crate::train::model_file::ModelDescription;
 
-/// Rows in memory, with the place of each row.
+/// Rows of new data in memory, and where each row comes from.
 pub(super) struct RowsInMemory {
     loaded: LoadedRows,
     pixel_divisor: Option<f32>,

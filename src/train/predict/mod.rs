@@ -20,8 +20,8 @@ pub(crate) use truth::Truth;
 
 use input::RowReader;
 
-/// Calls `each` with the prediction and the target of each row. The target is `None` if the reader reads no targets. Returns the
-/// number of rows.
+/// Calls `each` with the prediction and the target of each row. The target is `None` if `reader` reads no targets.
+/// Returns the number of rows.
 fn for_each_row<E: From<DataError>>(
     model: &mut SavedModel,
     reader: &mut dyn RowReader,

@@ -11,7 +11,7 @@ use crate::train::data::DataError;
 use crate::train::model_file::{ModelDescription, Prediction, SavedModel};
 use crate::types::debug_as_display;
 
-/// The length in bytes of the header of an array in numpy's format. This length leaves room for any number of rows.
+/// The length in bytes of the header of a `.npy` file. Any number of rows fits into a header of this length.
 const NPY_HEADER_BYTES: usize = 128;
 
 /// Where to write predictions.
@@ -25,7 +25,7 @@ pub enum PredictionOutput {
     Npy(PathBuf),
 }
 
-/// The predictions cannot be written.
+/// An error of the operating system while predictions are written.
 #[derive(thiserror::Error)]
 #[error("cannot write the predictions to {target}: {source}")]
 pub struct OutputError {
@@ -49,8 +49,7 @@ pub enum PredictError {
 }
 
 impl PredictionOutput {
-    /// Returns the output for a path: a file in numpy's format if the name ends in `.npy`, otherwise a file with comma-separated
-    /// values.
+    /// Returns [`Npy`](Self::Npy) if the name of the file ends in `.npy`, otherwise [`Csv`](Self::Csv).
     pub fn from_path(path: PathBuf) -> Self {
         let is_npy = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"));
         if is_npy { Self::Npy(path) } else { Self::Csv(path) }
@@ -65,9 +64,9 @@ impl PredictionOutput {
 }
 
 /// Computes a prediction for each row of new data, and writes the predictions in the same order. Returns the number
-/// of rows. Memory does not grow with the number of rows of a table or of an array in row-major order. A file at the
-/// path of the output is replaced only after all predictions are written. If standard output is a pipe and its reader
-/// closes the pipe, this function ends without an error.
+/// of rows. Memory does not grow with the number of rows of a table or of an array in row-major order. Replaces an
+/// earlier file only after all predictions are written. If the reader of standard output closes the pipe, returns
+/// without an error.
 ///
 /// # Errors
 ///
@@ -150,7 +149,7 @@ impl PredictionWriter {
             (Format::Npy(buffer), Prediction::Class { probabilities, .. }) => {
                 probabilities.iter().try_for_each(|&value| buffer.write_all(&(value as f32).to_le_bytes()))
             }
-            // `Debug` writes very small and very large numbers with an exponent.
+            // `Debug` writes very small and very large numbers with an exponent, unlike `Display`.
             (Format::Csv(writer), Prediction::Number(value)) => {
                 writer.write_record([format!("{value:?}")]).map_err(to_io_error)
             }
@@ -164,7 +163,7 @@ impl PredictionWriter {
         }
     }
 
-    /// Writes what is buffered, and completes the file.
+    /// Writes the buffered predictions and the number of rows, and replaces the output file.
     fn finish(self, rows: u64) -> io::Result<()> {
         match self.format {
             Format::Csv(mut writer) => writer.flush()?,
@@ -179,7 +178,8 @@ impl PredictionWriter {
     }
 }
 
-/// Returns the error of the operating system. Unlike the conversion of the crate `csv`, keeps the kind of the error.
+/// Converts an error of the crate `csv` to the error of the operating system in it. `From` would lose the error's
+/// kind.
 fn to_io_error(error: csv::Error) -> io::Error {
     match error.into_kind() {
         csv::ErrorKind::Io(error) => error,
@@ -187,8 +187,8 @@ fn to_io_error(error: csv::Error) -> io::Error {
     }
 }
 
-/// Leaves room for the header of an array in numpy's format. The header contains the number of rows, so it is written
-/// last.
+/// Starts a `.npy` file with space for the header. The header is written last, because it contains the number of
+/// rows.
 fn begin_npy(file: &File) -> io::Result<BufWriter<File>> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::other(
@@ -200,8 +200,8 @@ fn begin_npy(file: &File) -> io::Result<BufWriter<File>> {
     Ok(buffer)
 }
 
-/// Returns the header of an array in numpy's format. With `columns`, the array has two dimensions and holds `f32`.
-/// Without `columns`, the array has one dimension and holds `f64`. Format:
+/// Returns the header of a `.npy` file. If there are `columns`, the array has the shape (rows, columns) and holds
+/// `f32`. Otherwise the array has the shape (rows) and holds `f64`. Format:
 /// <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 fn npy_header(rows: u64, columns: Option<usize>) -> Vec<u8> {
     let (element, shape) = match columns {

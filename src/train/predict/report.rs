@@ -1,10 +1,10 @@
-//! Prints the results of an evaluation for people.
+//! Formats an [`Evaluation`] as text.
 
 use std::fmt;
 
 use super::{ClassReport, Evaluation};
 
-/// The maximum number of classes for which the confusion matrix and the results of each class are printed.
+/// With more classes, the confusion matrix and the results of each class are not printed.
 const CLASSES_PRINTED_MAX: usize = 20;
 
 impl fmt::Display for Evaluation {

@@ -19,15 +19,15 @@ const SAMPLE_ROWS: usize = 1000;
 
 /// The rows of a table.
 pub(super) struct TableRows {
-    /// The names of the files, in their order.
+    /// The paths of the files of the table, in reading order.
     files: Vec<PathBuf>,
     /// The index of the current file.
     file: usize,
     records: Records,
     format: (HeaderRow, Option<Separator>),
-    /// The index of the file and the line of each row of the last block.
+    /// For each row of the last block, the index of its file in `files` and its line number.
     places: Vec<(usize, u64)>,
-    /// Whether the current row of `records` is the next row to read, because the table has no header.
+    /// Whether `records` has already read the first row of data, because the table has no header.
     has_pending_row: bool,
     /// The names of the columns of the table.
     header: Vec<String>,
@@ -103,7 +103,8 @@ impl TableRows {
         })
     }
 
-    /// Reads the next row, of this file or of the next file. Returns `false` at the end of the last file.
+    /// Reads the next row. After the last row of a file, opens the next file. Returns `false` at the end of the last
+    /// file.
     fn advance(&mut self) -> Result<bool, DataError> {
         loop {
             if std::mem::take(&mut self.has_pending_row) || self.records.advance()? {
@@ -167,7 +168,7 @@ impl TableRows {
         mut inputs: ArrayViewMut1<'_, f32>,
         truths: &mut Vec<Truth>,
     ) -> Result<bool, DataError> {
-        self.records.check_length(self.header.len())?;
+        self.records.check_cell_count(self.header.len())?;
         if let Some((index, parser)) = &self.target {
             let cell = self.records.row()[*index].trim_ascii();
             if is_missing(cell) {

@@ -8,7 +8,7 @@ use crate::train::model_file::ModelDescription;
 /// The target of a row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Truth {
-    /// A number in the unit of the data, not scaled.
+    /// The number from the table, not scaled.
     Number(f64),
     /// The index of a class of the model.
     Class(usize),
@@ -19,7 +19,7 @@ pub(crate) enum Truth {
 pub(crate) struct TruthParser {
     task: Task,
     classes: BTreeMap<String, usize>,
-    /// The names of the first classes, for messages.
+    /// The names of the first 10 classes, for error messages.
     known: String,
 }
 
@@ -85,7 +85,7 @@ mod tests {
             ("03.0", Some(0)),
             ("red", Some(2)),
             ("9007199254740992", Some(1)),
-            // Regression test: before the fix, this integer was converted to f64, and was found as the integer above.
+            // As an `f64`, this integer is rounded to 9007199254740992.
             ("9007199254740993", None),
             ("3.5", None),
         ] {

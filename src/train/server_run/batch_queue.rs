@@ -1,8 +1,8 @@
 //! Hands out the batches of a run to workers.
 //!
-//! Batches are numbered from 0, over all epochs of the run. A worker takes a batch, computes its gradient and pushes it.
-//! If the worker is lost, or its gradient is too old, another worker gets the batch. So each batch is applied exactly
-//! once.
+//! Batches are numbered from 0, over all epochs of the run. A worker takes a batch, computes its gradient and pushes
+//! it. If the worker is lost, or its gradient is too old, another worker gets the batch. So each batch is applied
+//! exactly once.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 pub(super) enum Assignment {
     /// The worker computes the gradient of the batch with this number.
     Batch(u64),
-    /// All batches are in progress on other workers. The worker asks again.
+    /// The worker asks again later, because all batches that are left are in progress on other workers.
     Wait,
     /// The run has ended.
     Finished,
@@ -56,9 +56,9 @@ impl BatchQueue {
         queue
     }
 
-    /// Assigns a batch to a worker. If all batches that are left are in progress and `is_idle` is true, assigns one of these
-    /// batches again, because the worker that computes the batch may be slow. The first result of the batch counts. Source
-    /// of these backup tasks: Dean and Ghemawat, "`MapReduce`", OSDI 2004.
+    /// Assigns a batch to a worker. If all remaining batches are in progress, an idle worker also computes the first
+    /// of them, because the other worker may be slow. Only the first result of a batch counts. Source of these backup
+    /// tasks: Dean and Ghemawat, "`MapReduce`", OSDI 2004.
     pub(super) fn take(&mut self, worker: usize, is_idle: bool) -> Assignment {
         self.give_back(worker);
         if self.has_stopped || self.done_before == self.end {
@@ -89,7 +89,7 @@ impl BatchQueue {
         self.taken[worker] == Some(batch) && self.done_before <= batch && !self.done_ahead.contains(&batch)
     }
 
-    /// Marks the batch of a worker as done. Returns the batch, if no other worker has completed it before.
+    /// Marks the batch of a worker as done. Returns `None` if another worker has already completed the batch.
     pub(super) fn complete(&mut self, worker: usize) -> Option<u64> {
         let batch = self.taken[worker].take()?;
         let is_new = self.done_before <= batch && self.done_ahead.insert(batch);

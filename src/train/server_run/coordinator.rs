@@ -1,4 +1,4 @@
-//! The handler of the first server: hands out batches, sums losses and records lost workers.
+//! Answers the workers' requests to the first server: hands out batches, sums losses and records lost workers.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use super::batch_queue::{Assignment, BatchQueue};
 use super::note::{WorkReply, WorkRequest};
 use crate::train::checkpoint::Position;
-use crate::train::parameter_server::{AnsweredRequest, Handler, LinkOutcome, Note, PushOutcome};
+use crate::train::parameter_server::{AnsweredRequest, LinkOutcome, Note, PushOutcome, RequestHandler};
 use crate::types::Rank;
 
-/// The longest time that a request of a worker waits for an answer. If there is no answer yet, the worker asks again.
-const ANSWER_MAX: Duration = Duration::from_millis(400);
+/// A request of an idle worker waits at most this long for a free batch.
+const BATCH_REPLY_DELAY_MAX: Duration = Duration::from_millis(400);
 
 /// The state of a run, as the first server knows it.
 pub(super) struct BatchCoordinator {
     state: Mutex<RunState>,
-    /// Notified when a thread may have waited for the new state.
+    /// Notified after each change of `state`.
     changed: Condvar,
     /// The ranks of the clients, in the order of their numbers. The first clients are the other servers.
     clients: Vec<Rank>,
@@ -38,9 +38,9 @@ struct RunState {
     outcomes: Vec<Option<LinkOutcome>>,
     /// What all workers do next, in a synchronous run.
     next: Assignment,
-    /// A synchronous run pauses when this number of batches is done, so that all servers have the same version.
+    /// A synchronous run pauses when this number of batches is done. All servers then have the same version.
     pause_at: u64,
-    /// For each worker, whether it has no push in progress, and waits for work or for the end of the run.
+    /// `is_quiet[worker]` is true if the worker has no push in progress and waits for a reply.
     is_quiet: Vec<bool>,
     /// The number of workers whose gradients of the current synchronous step have been applied.
     applied_in_step: usize,
@@ -48,7 +48,7 @@ struct RunState {
     last_loss: f64,
     /// Why the run failed.
     failure: Option<RunFailure>,
-    /// Whether the first server has taken its last snapshot, and needs no client any more.
+    /// Whether the first server has taken its last snapshot. After this, the loss of a client is not an error.
     needs_no_client: bool,
     publication: Option<Vec<u32>>,
 }
@@ -68,7 +68,7 @@ pub(super) enum RunFailure {
 
 /// The progress of a run.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Progress {
+pub(super) struct TrainingProgress {
     /// All batches below this number are done.
     pub(super) batches: u64,
     /// The number of gradients that were applied.
@@ -90,8 +90,8 @@ pub(super) struct Start<'a> {
 }
 
 impl BatchCoordinator {
-    /// Creates the coordinator of a run. `clients` holds the ranks of the clients of the first server; the first
-    /// `other_servers` of these clients are servers.
+    /// Creates the coordinator of a run. `clients` holds the ranks of the first server's clients. The first
+    /// `other_servers` of these ranks are servers.
     pub(super) fn new(
         start: &Start<'_>,
         clients: Vec<Rank>,
@@ -133,7 +133,7 @@ impl BatchCoordinator {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands out no more batches.
+    /// Stops the run: workers get no more batches.
     pub(super) fn stop(&self) {
         let mut state = self.lock();
         state.queue.stop();
@@ -144,19 +144,20 @@ impl BatchCoordinator {
         self.changed.notify_all();
     }
 
-    /// Makes `words` available to the clients.
+    /// Stores the results of the run, which the clients then fetch.
     pub(super) fn publish(&self, words: Vec<u32>) {
         self.lock().publication = Some(words);
         self.changed.notify_all();
     }
 
     /// Returns the progress of the run.
-    pub(super) fn progress(&self) -> Progress {
+    pub(super) fn progress(&self) -> TrainingProgress {
         self.progress_in(&self.lock())
     }
 
-    /// Waits until the number of applied gradients differs from `updates`, the run has ended, or `timeout` has passed.
-    pub(super) fn wait_for_progress(&self, updates: u64, timeout: Duration) -> Progress {
+    /// Waits until the number of applied gradients differs from `updates`, the run has ended, or `timeout` has
+    /// passed.
+    pub(super) fn wait_for_progress(&self, updates: u64, timeout: Duration) -> TrainingProgress {
         let is_unchanged = |state: &mut RunState| {
             let applied: u64 = state.updates.iter().sum();
             applied == updates && !state.queue.is_finished() && state.failure.is_none()
@@ -165,13 +166,13 @@ impl BatchCoordinator {
         self.progress_in(&waited.unwrap_or_else(PoisonError::into_inner).0)
     }
 
-    fn progress_in(&self, state: &RunState) -> Progress {
+    fn progress_in(&self, state: &RunState) -> TrainingProgress {
         let workers = state.outcomes.iter().zip(&self.clients).skip(self.other_servers);
         let lost = workers.filter_map(|(outcome, &rank)| match outcome {
             Some(LinkOutcome::Lost(problem)) => Some((rank, problem.clone())),
             _ => None,
         });
-        Progress {
+        TrainingProgress {
             batches: state.queue.done_before(),
             updates: state.updates.iter().sum(),
             last_loss: state.last_loss,
@@ -181,7 +182,7 @@ impl BatchCoordinator {
         }
     }
 
-    /// Makes a synchronous run pause when `batches` batches are done. If the run has paused, continues the run.
+    /// Continues a paused synchronous run. The run pauses again when `batches` batches are done.
     pub(super) fn continue_until(&self, batches: u64) {
         let mut state = self.lock();
         state.pause_at = batches;
@@ -192,15 +193,16 @@ impl BatchCoordinator {
         self.changed.notify_all();
     }
 
-    /// Makes a synchronous run pause after the batch that is in progress. Returns the number of batches that are then done.
+    /// Makes a synchronous run pause after the batch that is in progress. Returns the number of batches that will be
+    /// done at the pause.
     pub(super) fn pause_soon(&self) -> u64 {
         let mut state = self.lock();
         state.pause_at = state.pause_at.min(state.queue.done_before() + 1);
         state.pause_at
     }
 
-    /// Waits until no worker has a push in progress. The run must have paused or ended. If `timeout` passes before, returns a
-    /// worker that has a push in progress.
+    /// Waits until no worker has a push in progress. After `timeout`, returns a worker whose push is still in
+    /// progress. The run must have paused or ended.
     pub(super) fn wait_until_quiet(&self, timeout: Duration) -> Option<Rank> {
         let find_busy = |state: &RunState| {
             let workers = state.is_quiet.iter().zip(&state.outcomes[self.other_servers..]);
@@ -213,13 +215,13 @@ impl BatchCoordinator {
         if timeout.timed_out() { find_busy(&state) } else { None }
     }
 
-    /// Records that the first server has taken its last snapshot. A later loss of a client is no failure of the run.
+    /// Records that the first server has taken its last snapshot. After this, the loss of a client is not an error.
     pub(super) fn release_clients(&self) {
         self.lock().needs_no_client = true;
     }
 
-    /// Returns the position of the run, and the batches after this position that are done. Call this function while the
-    /// shard is locked. Otherwise, the parameters may include later batches than the position.
+    /// Returns the position of the run, and the batches after this position that are done. Lock the shard first, so
+    /// that the parameters do not change until you have copied them.
     pub(super) fn position(&self, steps_total: u64) -> (Position, Vec<u64>) {
         let state = self.lock();
         let batches = state.queue.done_before();
@@ -229,7 +231,8 @@ impl BatchCoordinator {
         (position, state.queue.done_ahead())
     }
 
-    /// Returns the mean loss of the samples of an epoch (counted from 0) so far, and forgets all epochs before it.
+    /// Returns the mean loss of the samples of `epoch` so far. Deletes the losses of earlier epochs. `epoch` counts
+    /// from 0.
     pub(super) fn epoch_loss(&self, epoch: u64) -> f64 {
         let mut state = self.lock();
         state.losses = state.losses.split_off(&epoch);
@@ -247,8 +250,8 @@ impl BatchCoordinator {
         self.lock().updates.clone()
     }
 
-    /// Waits until the links of all clients have ended, at most for `timeout`. Returns the numbers of the clients whose links
-    /// have not ended.
+    /// Waits at most `timeout` until the links of all clients have ended. Returns the clients whose links are still
+    /// open.
     pub(super) fn wait_for_ends(&self, timeout: Duration) -> Vec<usize> {
         let is_open = |state: &mut RunState| state.outcomes.contains(&None);
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_open);
@@ -256,21 +259,21 @@ impl BatchCoordinator {
         (0..state.outcomes.len()).filter(|&client| state.outcomes[client].is_none()).collect()
     }
 
-    /// Returns the number of a client among the workers, or `None` if the client is a server.
+    /// Returns the client's index among the workers. Returns `None` if the client is a server.
     fn worker(&self, client: usize) -> Option<usize> {
         client.checked_sub(self.other_servers)
     }
 
-    /// Returns what a worker does next. An idle worker waits for a batch that another worker may give back.
+    /// Returns what a worker does next. If no batch is free, an idle worker waits up to [`BATCH_REPLY_DELAY_MAX`].
     fn assign(&self, worker: usize, is_idle: bool) -> Assignment {
-        let until = Instant::now() + ANSWER_MAX;
+        let until = Instant::now() + BATCH_REPLY_DELAY_MAX;
         let mut state = self.lock();
         if self.is_synchronous {
             if is_idle && state.next == Assignment::Wait {
                 state.is_quiet[worker] = true;
                 self.changed.notify_all();
                 let is_paused = |state: &mut RunState| state.next == Assignment::Wait;
-                let waited = self.changed.wait_timeout_while(state, ANSWER_MAX, is_paused);
+                let waited = self.changed.wait_timeout_while(state, BATCH_REPLY_DELAY_MAX, is_paused);
                 (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
             }
             return state.next;
@@ -279,7 +282,7 @@ impl BatchCoordinator {
             let timeout = until.saturating_duration_since(Instant::now());
             let assignment = state.queue.take(worker, is_idle && timeout.is_zero());
             if assignment != Assignment::Wait || !is_idle || timeout.is_zero() {
-                // Other workers may wait for a batch that this worker gave back, or for the end of the run.
+                // This worker may have given a batch back, for which another worker waits.
                 self.changed.notify_all();
                 return assignment;
             }
@@ -287,10 +290,10 @@ impl BatchCoordinator {
         }
     }
 
-    /// Waits for the publication. Returns its number of words, if it is available.
+    /// Waits at most [`BATCH_REPLY_DELAY_MAX`] for the results of the run. Returns their length in words.
     fn await_publication(&self) -> Option<usize> {
         let is_missing = |state: &mut RunState| state.publication.is_none();
-        let waited = self.changed.wait_timeout_while(self.lock(), ANSWER_MAX, is_missing);
+        let waited = self.changed.wait_timeout_while(self.lock(), BATCH_REPLY_DELAY_MAX, is_missing);
         waited.unwrap_or_else(PoisonError::into_inner).0.publication.as_ref().map(Vec::len)
     }
 
@@ -302,13 +305,13 @@ impl BatchCoordinator {
     }
 }
 
-impl Handler for BatchCoordinator {
-    fn wants(&self, client: usize, note: &Note) -> bool {
+impl RequestHandler for BatchCoordinator {
+    fn wants_gradient(&self, client: usize, note: &Note) -> bool {
         let batch = WorkRequest::decode(note).batch;
         self.worker(client).is_some_and(|worker| self.lock().queue.is_open(worker, batch))
     }
 
-    fn pushed(&self, client: usize, note: &Note, outcome: PushOutcome) {
+    fn note_push_outcome(&self, client: usize, note: &Note, outcome: PushOutcome) {
         let Some(worker) = self.worker(client) else { return };
         let request = WorkRequest::decode(note);
         let mut state = self.lock();
@@ -329,7 +332,8 @@ impl Handler for BatchCoordinator {
         if !self.is_synchronous {
             state.queue.complete(worker);
         } else if state.applied_in_step == state.updates.len() {
-            // In a synchronous run, all workers compute the same batch. The queue records it as the batch of worker 0.
+            // In a synchronous run, all workers compute the same batch. The queue records this batch for worker 0
+            // only.
             state.applied_in_step = 0;
             state.queue.complete(0);
             let pauses = state.queue.done_before() == state.pause_at && !state.queue.is_finished();
@@ -368,7 +372,7 @@ impl Handler for BatchCoordinator {
         self.lock().publication.clone()
     }
 
-    fn ended(&self, client: usize, outcome: &LinkOutcome) {
+    fn note_link_end(&self, client: usize, outcome: &LinkOutcome) {
         let mut state = self.lock();
         state.outcomes[client] = Some(outcome.clone());
         let worker = self.worker(client);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::coordinator::{BatchCoordinator, Progress, RunFailure, Start};
+use super::coordinator::{BatchCoordinator, RunFailure, Start, TrainingProgress};
 use super::{RunContext, encode_summary, refusal_reason, shard};
 use crate::group::{Group, Statistics};
 use crate::train::TrainError;
@@ -20,13 +20,13 @@ use crate::train::run::{Summary, conclude};
 use crate::train::trainer::Trainer;
 use crate::types::{Rank, WorldSize};
 
-/// The longest time between two checks of the first server whether it has received a stop signal.
+/// The first server checks at least this often whether it has received a stop signal.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// At the end of an asynchronous run, the first server waits at most this long for pushes that are in progress.
 const LAST_PUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs the first server until the end of a run that starts with `state`.
+/// Runs the first server until the end of the run. The run starts with `state`.
 pub(super) fn lead(
     context: &RunContext<'_>,
     links: Links,
@@ -83,7 +83,8 @@ pub(super) fn lead(
         }
         result.map(|(_, summary)| summary)
     });
-    // All ranks close their links in the order of the servers, because each close waits for the other rank.
+    // Each close waits for the rank at the other end. To avoid a deadlock, all ranks close their links in the order
+    // of the servers.
     drop(client_links);
     drop(leader);
     result
@@ -98,7 +99,7 @@ struct Leader<'r, 'a> {
     others: ServerClient,
     batches_per_epoch: u64,
     trainer: Trainer<'a>,
-    /// The lost workers about which the user was informed.
+    /// The lost workers that a warning to the user has named.
     announced: BTreeSet<Rank>,
     /// The time of the last snapshot, and the number of samples that the workers had processed at that time.
     last_snapshot: (Instant, u64),
@@ -147,8 +148,8 @@ impl Leader<'_, '_> {
         self.trainer.finish_steps_of_others(&mut solo, observer)
     }
 
-    /// Waits until all batches of the first `last` epochs are done, or until the run stops. Then takes a snapshot of the
-    /// model.
+    /// Waits until all batches of the first `last` epochs are done, or until the run stops. Then takes a snapshot of
+    /// the model.
     fn wait_for_epochs(&mut self, last: u64, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let epochs = self.context.setup.settings.epochs;
         let end = last.saturating_mul(self.batches_per_epoch);
@@ -187,9 +188,9 @@ impl Leader<'_, '_> {
         }
     }
 
-    /// Saves a checkpoint within an epoch if one is due. Returns whether a save began. `batches` is the number of batches
-    /// that are done. A synchronous run pauses for the copy: when a checkpoint is due, this function sets `pause` to the
-    /// number of done batches at which the run will pause.
+    /// Saves a checkpoint within an epoch if one is due. Returns whether the save has begun. `batches` is the number
+    /// of batches that are done. A synchronous run first pauses: this function sets `pause` to the number of batches
+    /// that will be done at the pause.
     fn save_if_due(
         &mut self,
         batches: u64,
@@ -219,13 +220,13 @@ impl Leader<'_, '_> {
         CompletedStep {
             steps_total: steps_before + 1,
             loss,
-            learning_rate: setup.learning_rates.rate(self.trainer.learning_rate(), steps_before),
+            learning_rate: setup.learning_rates.rate_at_step(self.trainer.learning_rate(), steps_before),
             samples: setup.settings.batch_size.min(setup.dataset.train.len()) as u64,
         }
     }
 
-    /// Waits until no push is in progress. Otherwise, a worker could have updated some servers and not the others. An
-    /// asynchronous run waits only at its end, and at most for [`LAST_PUSH_TIMEOUT`].
+    /// Waits until no push is in progress, because a push updates the servers one after the other. An asynchronous
+    /// run waits only at its end, and at most for [`LAST_PUSH_TIMEOUT`].
     fn wait_until_quiet(&self, is_finished: bool) -> Result<(), TrainError> {
         if !self.context.is_synchronous {
             if is_finished {
@@ -249,9 +250,9 @@ impl Leader<'_, '_> {
         }
     }
 
-    fn announce_lost_workers(&mut self, progress: &Progress, observer: &mut dyn Observer) {
+    fn announce_lost_workers(&mut self, progress: &TrainingProgress, observer: &mut dyn Observer) {
         if self.context.is_synchronous {
-            // The loss of a worker ends the run with an error that names the worker.
+            // A lost worker ends a synchronous run with an error that names the worker.
             return;
         }
         for (rank, problem) in &progress.lost {

@@ -1,16 +1,16 @@
 //! Runs with a parameter server: `--strategy ps-sync` and `--strategy ps-async`.
 //!
-//! The first ranks are servers, and the other ranks are workers. Rank 0, the first server, also hands out batches, and
-//! tests and saves the model. `docs/parameter-server.md` describes both strategies for users.
+//! The first ranks are servers, and the other ranks are workers. Rank 0, the first server, also hands out batches,
+//! and tests and saves the model. `docs/parameter-server.md` describes both strategies for users.
 //!
 //! **`ps-sync`**: in each step, every worker computes the gradient of its part of the batch. A server applies the sum
 //! when it has the gradients of all workers: `p -= update(1/B * (g_1 + ... + g_n))`, the same as `allreduce`.
 //!
-//! **`ps-async`**: each worker computes the gradient of a whole batch with the parameters that it pulled last, and the server
-//! applies this gradient as soon as it arrives: `p_(t+1) = p_t - update(g(p_(t-s)))`, where s is the staleness. Source:
-//! Dean et al., "Large scale distributed deep networks", NIPS 2012. The bound of s follows Ho et al., "More effective
-//! distributed ML via a stale synchronous parallel parameter server", NIPS 2013, but no worker waits: the server drops a
-//! gradient beyond the bound.
+//! **`ps-async`**: each worker computes the gradient of a whole batch with the parameters that it pulled last, and
+//! the server applies this gradient as soon as it arrives: `p_(t+1) = p_t - update(g(p_(t-s)))`, where s is the
+//! staleness. Source: Dean et al., "Large scale distributed deep networks", NIPS 2012. The bound of s follows Ho et
+//! al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013. Unlike there,
+//! no worker waits: the server drops a gradient beyond the bound.
 
 mod batch_queue;
 mod coordinator;
@@ -28,8 +28,8 @@ use super::checkpoint::TrainingState;
 use super::config::Config;
 use super::optimizer::{Optimizer, Rule};
 use super::parameter_server::{
-    Handler, LinkOutcome, Links, ParameterServerError, RefusalReason, ServerClient, Shard, ShardLayout,
-    ShardServer, StalenessRule, Synchrony, connect,
+    LinkOutcome, Links, ParameterServerError, RefusalReason, RequestHandler, ServerClient, Shard,
+    ShardLayout, ShardServer, StalenessRule, Synchrony, connect,
 };
 use super::progress::Observer;
 use super::report::Report;
@@ -39,7 +39,7 @@ use super::strategies::StrategySpec;
 use crate::group::Group;
 use crate::types::{Rank, WorldSize};
 
-/// The largest report of a run, in words of 4 bytes.
+/// The largest report that a rank accepts, in words of 4 bytes.
 const REPORT_WORDS_MAX: usize = 1 << 28;
 
 /// After a failure, a server waits at most this long until its clients have noticed the failure.
@@ -65,7 +65,8 @@ impl RunContext<'_> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Returns how long a server waits for its clients to end, after a run with this result.
+    /// Returns how long a server waits until its clients have closed their links. The time is shorter if the run
+    /// failed.
     fn timeout_after<T, E>(&self, result: &Result<T, E>) -> Duration {
         if result.is_ok() { self.timeout } else { self.timeout.min(FAILED_TIMEOUT_MAX) }
     }
@@ -79,7 +80,7 @@ struct WorkerPlace {
     workers: u32,
 }
 
-/// Trains with a parameter server, from `state`, which is the same on all ranks. All ranks of `group` must call this function.
+/// Trains with a parameter server. All ranks of `group` must call this function with the same `state`.
 pub(super) fn run(
     group: &mut Group,
     (config, setup): (&Config, &Setup),
@@ -88,7 +89,7 @@ pub(super) fn run(
     observer: &mut dyn Observer,
 ) -> Result<Summary, TrainError> {
     let started = Instant::now();
-    let tensors: Vec<_> = setup.network.tensors().into_iter().map(|(_, _, range)| range).collect();
+    let tensors: Vec<_> = setup.network.parameter_tensors().into_iter().map(|tensor| tensor.range).collect();
     let needs_tensors = matches!(setup.settings.rule, Rule::Lamb(_));
     let count = setup.network.parameter_count();
     let layout =
@@ -181,21 +182,21 @@ struct OpenLinks {
 }
 
 impl OpenLinks {
-    /// Waits until all links have ended, at most for `timeout`.
+    /// Waits at most `timeout` until all links have ended.
     fn wait_for_none(&self, timeout: Duration) {
         let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.changed.wait_timeout_while(count, timeout, |count| *count > 0));
     }
 }
 
-impl Handler for OpenLinks {
-    fn ended(&self, _: usize, _: &LinkOutcome) {
+impl RequestHandler for OpenLinks {
+    fn note_link_end(&self, _: usize, _: &LinkOutcome) {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         self.changed.notify_all();
     }
 }
 
-/// Returns the reason with which a server refuses all requests after this error.
+/// Returns the reason that a server sends when it refuses requests after `error`.
 fn refusal_reason(error: &TrainError) -> RefusalReason {
     match error {
         TrainError::Diverged(_) => RefusalReason::Diverged,
@@ -216,7 +217,7 @@ fn shard<'a>(context: &RunContext<'a>, rank: Rank, state: &TrainingState) -> Sha
     if context.is_synchronous {
         optimizer.clip_norm = config.recipe.clip_norm;
     }
-    let tensors = setup.network.tensors().into_iter().map(|(_, _, tensor)| tensor);
+    let tensors = setup.network.parameter_tensors().into_iter().map(|tensor| tensor.range);
     optimizer.tensors = tensors
         .filter(|tensor| range.start <= tensor.start && tensor.end <= range.end)
         .map(|tensor| tensor.start - range.start..tensor.end - range.start)
@@ -224,7 +225,7 @@ fn shard<'a>(context: &RunContext<'a>, rank: Rank, state: &TrainingState) -> Sha
     for (vector, saved) in optimizer.state.iter_mut().zip(&state.optimizer) {
         vector.copy_from_slice(&saved[range.clone()]);
     }
-    let rates = move |updates| setup.learning_rates.rate(rate, updates);
+    let rates = move |updates| setup.learning_rates.rate_at_step(rate, updates);
     Shard::new(range.clone(), state.parameters[range].to_vec(), optimizer, Box::new(rates))
 }
 
@@ -248,8 +249,8 @@ fn await_summary(
     })
 }
 
-/// Encodes the results of a run as words: the bits of the parameters, the length of the report in bytes, and the report as
-/// JSON.
+/// Encodes the results of a run as words: the bits of the parameters, the length of the report in bytes, and the
+/// report as JSON.
 fn encode_summary(summary: &Summary) -> Result<Vec<u32>, TrainError> {
     let text = serde_json::to_vec(&summary.report).map_err(|error| TrainError::Options(error.to_string()))?;
     let mut words: Vec<u32> = summary.parameters.iter().map(|value| value.to_bits()).collect();

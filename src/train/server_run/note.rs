@@ -3,9 +3,9 @@
 use super::batch_queue::Assignment;
 use crate::train::parameter_server::Note;
 
-const IS_STOPPING: u64 = 1;
-const HAS_DIVERGED: u64 = 2;
-const AWAITS_END: u64 = 4;
+const IS_STOPPING_FLAG: u64 = 1;
+const HAS_DIVERGED_FLAG: u64 = 2;
+const AWAITS_END_FLAG: u64 = 4;
 
 /// The note of a request.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -18,7 +18,7 @@ pub(super) struct WorkRequest {
     pub(super) awaits_end: bool,
     /// The sum of the losses of the worker's samples.
     pub(super) loss: f64,
-    /// The number of these samples.
+    /// The number of samples in `loss`.
     pub(super) samples: u64,
     /// The number of the batch.
     pub(super) batch: u64,
@@ -27,17 +27,17 @@ pub(super) struct WorkRequest {
 impl WorkRequest {
     pub(super) fn encode(self) -> Note {
         let flag = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
-        let flags = flag(self.is_stopping, IS_STOPPING)
-            | flag(self.has_diverged, HAS_DIVERGED)
-            | flag(self.awaits_end, AWAITS_END);
+        let flags = flag(self.is_stopping, IS_STOPPING_FLAG)
+            | flag(self.has_diverged, HAS_DIVERGED_FLAG)
+            | flag(self.awaits_end, AWAITS_END_FLAG);
         [flags, self.loss.to_bits(), self.samples, self.batch]
     }
 
     pub(super) fn decode(&[flags, loss, samples, batch]: &Note) -> Self {
         Self {
-            is_stopping: flags & IS_STOPPING != 0,
-            has_diverged: flags & HAS_DIVERGED != 0,
-            awaits_end: flags & AWAITS_END != 0,
+            is_stopping: flags & IS_STOPPING_FLAG != 0,
+            has_diverged: flags & HAS_DIVERGED_FLAG != 0,
+            awaits_end: flags & AWAITS_END_FLAG != 0,
             loss: f64::from_bits(loss),
             samples,
             batch,
@@ -45,36 +45,36 @@ impl WorkRequest {
     }
 }
 
-const BATCH: u64 = 1;
-const WAIT: u64 = 2;
-const FINISHED: u64 = 3;
-const PUBLISHED: u64 = 4;
+const BATCH_CODE: u64 = 1;
+const WAIT_CODE: u64 = 2;
+const FINISHED_CODE: u64 = 3;
+const PUBLISHED_CODE: u64 = 4;
 
 /// The note of a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WorkReply {
     /// What the worker does next.
     Work(Assignment),
-    /// The results of the run can be fetched. They have this number of words.
+    /// The client can fetch the results of the run, which have this number of 4-byte words.
     Published(usize),
 }
 
 impl WorkReply {
     pub(super) fn encode(self) -> Note {
         match self {
-            Self::Work(Assignment::Batch(batch)) => [BATCH, batch, 0, 0],
-            Self::Work(Assignment::Wait) => [WAIT, 0, 0, 0],
-            Self::Work(Assignment::Finished) => [FINISHED, 0, 0, 0],
-            Self::Published(words) => [PUBLISHED, words as u64, 0, 0],
+            Self::Work(Assignment::Batch(batch)) => [BATCH_CODE, batch, 0, 0],
+            Self::Work(Assignment::Wait) => [WAIT_CODE, 0, 0, 0],
+            Self::Work(Assignment::Finished) => [FINISHED_CODE, 0, 0, 0],
+            Self::Published(words) => [PUBLISHED_CODE, words as u64, 0, 0],
         }
     }
 
-    /// Reads a note. If its code is unknown, the client waits and asks again.
+    /// Reads a note. A note with an unknown code means that the worker asks again.
     pub(super) fn decode(&[code, number, ..]: &Note) -> Self {
         match code {
-            BATCH => Self::Work(Assignment::Batch(number)),
-            FINISHED => Self::Work(Assignment::Finished),
-            PUBLISHED => Self::Published(number as usize),
+            BATCH_CODE => Self::Work(Assignment::Batch(number)),
+            FINISHED_CODE => Self::Work(Assignment::Finished),
+            PUBLISHED_CODE => Self::Published(number as usize),
             _ => Self::Work(Assignment::Wait),
         }
     }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_survive_encoding() {
+    fn decoded_notes_equal_the_encoded_notes() {
         for bits in 0..8 {
             let request = WorkRequest {
                 is_stopping: bits & 1 > 0,

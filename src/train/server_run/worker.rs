@@ -46,7 +46,7 @@ pub(super) fn work(
             WorkReply::Work(Assignment::Wait) => {
                 let request = WorkRequest { is_stopping: context.is_stopping(), ..WorkRequest::default() };
                 reply = client.send_note(request.encode())?;
-                // The parameters may have changed during the wait.
+                // The servers may have updated the parameters during the wait.
                 client.pull(parameters)?;
                 continue;
             }
@@ -71,7 +71,8 @@ pub(super) fn work(
             step: StepSeed { seed: context.config.seed, step: number },
             data_time: &mut Duration::default(),
         };
-        // A synchronous server sums the gradients of all workers, so each worker divides by the size of the whole batch.
+        // A synchronous server sums the gradients of all workers, so each worker divides by the size of the whole
+        // batch.
         let sums = work.differentiate(1.0 / whole.len() as f32, (usize::MAX, |_, _: &mut [f32]| {}));
         let request = WorkRequest {
             is_stopping: context.is_stopping(),
@@ -86,7 +87,7 @@ pub(super) fn work(
             continue;
         }
         if let (Some(norm_max), false) = (context.config.recipe.clip_norm, context.is_synchronous) {
-            clipping::clip(&mut gradient, norm_max);
+            clipping::clip_to_norm(&mut gradient, norm_max);
         }
         reply = client.push(&gradient, request.encode(), Some(parameters))?.note;
         done.samples += samples.len() as u64;

@@ -8,7 +8,7 @@
 //!
 //! Source: Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
 
-use super::{Agreement, Replica, Strategy, Totals};
+use super::{Agreement, Replica, StepTotals, Strategy};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::buckets::Buckets;
@@ -25,15 +25,15 @@ pub(crate) struct AllReduce {
 }
 
 impl AllReduce {
-    /// Creates the strategy for a model of `parameter_count` parameters. `bucket_bytes` is the size of a bucket of gradients.
+    /// Creates the strategy for a model of `parameter_count` parameters. `bucket_bytes` is the size of a bucket of
+    /// gradients.
     pub(crate) fn new(
         size: WorldSize,
         parameter_count: usize,
         bucket_bytes: Option<usize>,
         compression: Compression,
     ) -> Self {
-        // Use buckets only if the gradients fill more than one bucket. The all-reduce of a single bucket would start
-        // after the backward pass, so communication would not overlap with computation.
+        // A single bucket has no advantage, because its all-reduce starts only after the backward pass.
         let is_divided =
             |&bytes: &usize| size != WorldSize::ONE && bytes < size_of::<f32>() * parameter_count;
         let bytes = bucket_bytes.filter(is_divided);
@@ -73,14 +73,14 @@ impl Strategy for AllReduce {
         &mut self,
         runtime: &mut dyn Runtime,
         Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
-        own: Totals,
-    ) -> Result<Option<Totals>, Error> {
+        own: StepTotals,
+    ) -> Result<Option<StepTotals>, Error> {
         let mut totals = own.to_array();
         if let Some(buckets) = &mut self.buckets {
             buckets.flush(runtime, gradients)?;
             let pending = runtime.start_totals(totals.to_vec())?;
             if optimizer.clip_norm.is_some() {
-                // The norm is known only when all buckets have been reduced.
+                // Clipping needs the norm of the whole gradient, so it waits for all buckets.
                 buckets.drain_into(gradients)?;
                 optimizer.step(parameters, gradients);
             } else {
@@ -95,7 +95,7 @@ impl Strategy for AllReduce {
             runtime.sum(Values::Totals(&mut totals))?;
             optimizer.step(parameters, gradients);
         }
-        Ok(Some(Totals::from_array(totals)))
+        Ok(Some(StepTotals::from_array(totals)))
     }
 
     fn bucket_bytes(&self) -> Option<usize> {

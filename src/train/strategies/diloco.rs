@@ -65,8 +65,8 @@ impl Averaging for DiLoCo {
 mod tests {
     use super::*;
 
-    /// The expected numbers are those of `torch.optim.SGD(lr=0.7, momentum=0.9, nesterov=True)` with the gradients -1 and -2,
-    /// computed from its formulas by hand.
+    /// The expected numbers were computed by hand with the formulas of `torch.optim.SGD(lr=0.7, momentum=0.9,
+    /// nesterov=True)`. The gradients are -1 and -2.
     #[test]
     fn the_outer_steps_are_those_of_sgd_with_nesterov_momentum() {
         let mut diloco = DiLoCo::new(1.try_into().unwrap(), 1);

@@ -1,7 +1,7 @@
 //! What strategies that divide the model share: the inputs of their passes, and the step of the optimizer, in which each
 //! rank updates the parameters that it holds.
 
-use super::{Replica, Totals};
+use super::{Replica, StepTotals};
 use crate::group::Error;
 use crate::train::clipping;
 use crate::train::data::{Samples, Standardizer};
@@ -19,20 +19,19 @@ pub(super) struct PassInputs<'a> {
     pub standardizer: Option<&'a Standardizer>,
 }
 
-/// Clips the gradients, takes a step, and returns the totals of all ranks. The norm for the clipping is that of the
-/// gradients of the whole model: the ranks sum the squares of their parts, and only the first replica of a part
-/// contributes.
-pub(super) fn take(
+/// Clips the gradients, takes a step, and returns the totals of all ranks. Clipping uses the norm of the gradients of
+/// the whole model. The ranks sum the squared norms of the parts, each part once.
+pub(super) fn take_divided_step(
     runtime: &mut dyn Runtime,
     Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
     place: PartPlace,
-    own: Totals,
-) -> Result<Totals, Error> {
+    own: StepTotals,
+) -> Result<StepTotals, Error> {
     if let Some(norm_max) = optimizer.clip_norm {
         let counts = place.replica == Rank::ZERO;
-        let mut squares = [if counts { clipping::norm(gradients).powi(2) } else { 0.0 }];
+        let mut squares = [if counts { clipping::euclidean_norm(gradients).powi(2) } else { 0.0 }];
         runtime.sum(Values::Totals(&mut squares))?;
-        clipping::scale(gradients, squares[0].sqrt(), norm_max);
+        clipping::scale_to_norm(gradients, squares[0].sqrt(), norm_max);
     }
     let mut totals = own.to_array().to_vec();
     totals.push(own.save_flags);
@@ -44,5 +43,5 @@ pub(super) fn take(
     let save_flags = totals.pop().unwrap_or_default();
     let mut sums = own.to_array();
     sums.copy_from_slice(&totals);
-    Ok(Totals { save_flags, ..Totals::from_array(sums) })
+    Ok(StepTotals { save_flags, ..StepTotals::from_array(sums) })
 }

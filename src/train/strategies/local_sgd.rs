@@ -2,11 +2,10 @@
 //!
 //! `p_i(t+1) = p_i(t) - update(g_i(t))` on rank i, and after H steps `p_i = w_1 p_1 + ... + w_n p_n` on all ranks.
 //!
-//! The weight `w_i` is the number of samples that rank i has processed since the last average, divided by the number
-//! that all ranks together have processed since then.
+//! The weight `w_i` is the share of rank i in the samples that all ranks have processed since the last average.
 //!
-//! Source: Stich, "Local SGD converges fast and communicates little", ICLR 2019. The weights are those
-//! of "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017.
+//! Source: Stich, "Local SGD converges fast and communicates little", ICLR 2019. The weights are those of
+//! `FedAvg`: `McMahan` et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017.
 
 use std::num::NonZeroU32;
 

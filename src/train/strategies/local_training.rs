@@ -1,5 +1,5 @@
-//! The common part of the strategies with which each rank takes steps alone. A strategy decides when the ranks
-//! average their parameters, and computes the new parameters from the average ([`Averaging`]).
+//! The base of `local-sgd`, `diloco` and `model-average`: each rank takes steps alone. A strategy decides when the
+//! ranks average their parameters, and computes the new parameters from the average ([`Averaging`]).
 //!
 //! Each rank takes the steps of its own optimizer on its own part of every batch. A round is the time between two
 //! averages. At the end of a round, the ranks sum the changes of their parameters in this round. Before the sum, each
@@ -8,7 +8,7 @@
 //! loses less of a small change than of a parameter.
 
 use super::stop_exchange::StopExchange;
-use super::{Agreement, Replica, Strategy, Totals};
+use super::{Agreement, Replica, StepTotals, Strategy};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::gradient_work::GradientWork;
@@ -34,8 +34,8 @@ pub(crate) trait Averaging {
         Vec::new()
     }
 
-    /// Computes the parameters after an average. `start` holds the parameters at the start of the round, and `change` holds the
-    /// average change in this round.
+    /// Computes the parameters after an average. `start` holds the parameters at the start of the round, and `change`
+    /// holds the average change in this round.
     fn update(&mut self, parameters: &mut [f32], start: &[f32], change: &[f32]) {
         for ((p, s), c) in parameters.iter_mut().zip(start).zip(change) {
             *p = s + c;
@@ -92,7 +92,7 @@ impl<A: Averaging> LocalTraining<A> {
         }
     }
 
-    /// Ends the round, if a step was taken since the last round ended. Averages the parameters.
+    /// Averages the parameters and starts a new round. Does nothing if no rank took a step in this round.
     fn average(&mut self, runtime: &mut dyn Runtime, replica: &mut Replica<'_>) -> Result<(), Error> {
         let counts = std::mem::take(&mut self.round);
         let is_alone = runtime.place().1 == WorldSize::ONE;
@@ -132,8 +132,8 @@ impl<A: Averaging> Strategy for LocalTraining<A> {
         &mut self,
         _: &mut dyn Runtime,
         Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
-        _: Totals,
-    ) -> Result<Option<Totals>, Error> {
+        _: StepTotals,
+    ) -> Result<Option<StepTotals>, Error> {
         if self.step_samples > 0 {
             optimizer.step(parameters, gradients);
         } else {
@@ -193,8 +193,7 @@ mod tests {
     use crate::train::optimizer::{Optimizer, Rule};
     use crate::train::strategies::LocalSgd;
 
-    /// A single rank has nothing to average. If averaging nevertheless rounded the parameters of this rank,
-    /// `local-sgd` on one rank would differ from a run without a strategy.
+    /// A single rank must not round its parameters to [`Compression::Bf16`], because it sends them to no other rank.
     #[test]
     fn an_average_does_not_change_the_parameters_of_a_single_rank() {
         let steps = 1.try_into().unwrap();

@@ -38,30 +38,30 @@ use crate::types::WorldSize;
 
 /// How ranks divide the work of training. All ranks call the functions of this trait in the same order.
 pub(crate) trait Strategy {
-    /// Returns after which events the parameters are the same on all ranks.
+    /// Returns when the parameters are the same on all ranks.
     fn agreement(&self) -> Agreement;
 
-    /// Computes the gradient of this rank's samples. During the computation, may start to exchange those parts of the
-    /// gradient that are final.
+    /// Computes the gradient of this rank's samples. May start to exchange finished parts of the gradient before the
+    /// whole gradient is computed.
     fn local_gradient(
         &mut self,
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
     ) -> Result<LossSums, Error>;
 
-    /// Called after [`local_gradient`](Self::local_gradient). Updates the parameters with the gradient. `own` has
-    /// this rank's totals. If the ranks exchange their totals in every step, returns the totals summed over all
-    /// ranks.
+    /// Called after [`local_gradient`](Self::local_gradient). Updates the parameters with the gradient. `own` holds
+    /// this rank's totals. Returns the sum of the totals over all ranks, or `None` if the ranks do not exchange
+    /// totals in every step.
     fn after_gradient(
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,
-        own: Totals,
-    ) -> Result<Option<Totals>, Error>;
+        own: StepTotals,
+    ) -> Result<Option<StepTotals>, Error>;
 
-    /// Called after each step. `steps` is the number of steps of this epoch so far, and `is_stopping` says whether
-    /// this rank has received a stop signal. If [`after_gradient`](Self::after_gradient) returns no totals, this
-    /// function returns whether any rank has received a stop signal. All ranks then return the same value.
+    /// Called after each step. `steps` is the number of steps of this epoch so far. `is_stopping` says whether this
+    /// rank has received a stop signal. If [`after_gradient`](Self::after_gradient) returns `None`, all ranks return
+    /// whether any rank has received a stop signal.
     fn after_step(
         &mut self,
         _runtime: &mut dyn Runtime,
@@ -82,14 +82,14 @@ pub(crate) trait Strategy {
         Ok(())
     }
 
-    /// Makes the parameters and the state of the optimizer agree on all ranks. The trainer calls this function before it tests or
-    /// saves the model.
+    /// Makes the parameters and the state of the optimizer agree on all ranks. The trainer calls this function before
+    /// it tests or saves the model.
     fn agree(&mut self, _runtime: &mut dyn Runtime, _replica: &mut Replica<'_>) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Evaluates samples. If several ranks hold parts of the model and evaluate the same samples together, only one
-    /// of these ranks returns the results, and the others return 0.
+    /// Evaluates samples. If several ranks evaluate the same samples together, one of them returns the results, and
+    /// the others return 0.
     fn evaluate(&mut self, _runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {
         Ok(work.evaluate())
     }
@@ -116,7 +116,7 @@ pub(crate) fn create(
 ) -> Result<Box<dyn Strategy>, TrainError> {
     let (compression, count) = (config.compression, network.parameter_count());
     Ok(match config.strategy {
-        // With a parameter server, this strategy is only used to test and save the model on one rank.
+        // With a parameter server, rank 0 uses `AllReduce` alone, to test and save the model.
         StrategySpec::AllReduce | StrategySpec::PsSync | StrategySpec::PsAsync { .. } => {
             Box::new(AllReduce::new(group.size(), count, config.bucket_bytes, compression))
         }
@@ -144,7 +144,7 @@ pub(crate) fn create(
     })
 }
 
-/// Returns the indices of samples in the form in which features and targets take them.
+/// Converts the indices of samples to `usize`.
 fn to_rows(samples: &[u32]) -> impl ExactSizeIterator<Item = usize> + Clone {
     samples.iter().map(|&sample| sample as usize)
 }
@@ -160,20 +160,20 @@ pub(crate) enum Agreement {
 
 /// The numbers of a step that are summed over all ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Totals {
+pub(crate) struct StepTotals {
     /// The sum of the losses of the samples.
     pub(crate) loss: f64,
     /// The number of ranks that have received a stop signal.
     pub(crate) stop_flags: f64,
-    /// The number of ranks that ask for a checkpoint after this step. Only summed if the ranks hold parts of the
-    /// model.
+    /// The number of ranks that ask for a checkpoint after this step. The ranks sum these flags only if they hold
+    /// parts of the model.
     pub(crate) save_flags: f64,
     /// Two numbers whose sums over all ranks are 0 if all ranks hold the same parameters. See
     /// [`ReplicaHash`](super::rank_checks::ReplicaHash).
     pub(crate) differences: [f64; 2],
 }
 
-impl Totals {
+impl StepTotals {
     /// Returns the numbers in the order in which ranks sum them, without `save_flags`.
     fn to_array(self) -> [f64; 4] {
         let [high, low] = self.differences;

@@ -1,4 +1,5 @@
-//! Model averaging. Each rank trains alone for K epochs, or until the end of the run. Then the ranks average their parameters:
+//! Model averaging. Each rank trains alone for K epochs, or until the end of the run. Then the ranks average their
+//! parameters:
 //!
 //! `p_i = w_1 p_1 + ... + w_n p_n` on all ranks, where `w_i` is the share of rank i in the samples that all ranks
 //! have processed since the last average.
@@ -12,8 +13,8 @@ use super::local_training::Averaging;
 
 /// The strategy `model-average`.
 pub(crate) struct ModelAverage {
-    /// The number of epochs between two averages. If `None`, the ranks average only when the trainer needs equal parameters:
-    /// at the end of the run, and after a stop signal.
+    /// The number of epochs between two averages. If `None`, the ranks average only when the trainer needs equal
+    /// parameters: at the end of the run, and after a stop signal.
     pub(crate) epochs: Option<NonZeroU32>,
 }
 

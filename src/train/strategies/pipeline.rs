@@ -2,10 +2,10 @@
 //! several pipelines work side by side on different parts of each batch.
 //!
 //! A batch is divided into micro-batches. A stage receives the activations of a micro-batch from the previous stage,
-//! computes its layers, and sends its own activations to the next stage. In the backward pass, derivatives go the
-//! other way. The stages compute different micro-batches at the same time, in the order of [`passes`]. The gradients
-//! of the micro-batches are added, and with `hybrid` the replicas of a stage sum their gradients. So a step is the
-//! same as in a single process, except for rounding:
+//! computes its layers, and sends its own activations to the next stage. In the backward pass, each stage sends
+//! derivatives to the previous stage. The stages compute different micro-batches at the same time, in the order of
+//! [`order_of_passes`]. Each stage adds the gradients of its micro-batches. With `hybrid`, the replicas of a stage sum
+//! their gradients. So a step is the same as in a single process, except for rounding:
 //!
 //! `p -= update(1/B * (g_1 + ... + g_m))`
 //!
@@ -22,9 +22,9 @@ use std::ops::Range;
 use ndarray::s;
 
 use super::divided_step::{self, PassInputs};
-use super::pipeline_schedule::{Pass, divide_layers, passes};
-use super::stage_messages::{FreeBuffers, Inbox, Outbox};
-use super::{Agreement, Replica, Strategy, StrategySpec, Totals, to_rows};
+use super::pipeline_schedule::{StagePass, divide_layers, order_of_passes};
+use super::stage_messages::{FreeStageBuffers, StageInbox, StageOutbox};
+use super::{Agreement, Replica, StepTotals, Strategy, StrategySpec, to_rows};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::evaluation_work::EvaluationWork;
@@ -35,16 +35,15 @@ use crate::train::runtime::{Runtime, Values};
 use crate::types::{Rank, WorldSize};
 
 /// The tag of the messages that carry activations.
-const ACTIVATIONS: u32 = 1;
+const ACTIVATIONS_TAG: u32 = 1;
 /// The tag of the messages that carry derivatives.
-const DERIVATIVES: u32 = 2;
+const DERIVATIVES_TAG: u32 = 2;
 
-/// Returns the layers of each stage and the number of replicas of each stage, for `pipeline` and `hybrid` on `size`
-/// ranks.
+/// Returns the layers of each stage, and how many ranks hold a replica of each stage.
 ///
 /// # Errors
 ///
-/// Returns a sentence that says what to do, if the strategy needs another number of ranks or more layers.
+/// The number of ranks or of layers does not suit the strategy. The error tells the user what to change.
 pub(crate) fn pipeline_stages(
     strategy: StrategySpec,
     model: &Stage,
@@ -76,7 +75,7 @@ pub(crate) struct Pipeline {
     micro_batches: NonZeroU32,
     /// A workspace for each micro-batch that can be in progress on this stage.
     workspaces: Vec<Option<Workspace>>,
-    buffers: FreeBuffers,
+    buffers: FreeStageBuffers,
     /// The ranks that hold the same stage, if there are several.
     replicas: Option<Box<dyn Runtime>>,
     /// The format in which replicas send gradients.
@@ -86,10 +85,10 @@ pub(crate) struct Pipeline {
 /// The messages of a stage in one step.
 struct StageExchange {
     /// The activations of the previous stage. `None` on the first stage, which reads the features of the samples.
-    activations: Option<Inbox>,
+    activations: Option<StageInbox>,
     /// The derivatives that the next stage computes. `None` on the last stage, which computes the loss.
-    derivatives: Option<Inbox>,
-    sent: Outbox,
+    derivatives: Option<StageInbox>,
+    sent: StageOutbox,
 }
 
 impl Pipeline {
@@ -107,7 +106,7 @@ impl Pipeline {
             stages: stages.len(),
             micro_batches,
             workspaces: (place.part..stages.len()).map(|_| None).collect(),
-            buffers: FreeBuffers::default(),
+            buffers: FreeStageBuffers::default(),
             replicas,
             compression,
         }
@@ -128,12 +127,12 @@ impl Pipeline {
     fn exchange(&self, micro_batches: &[&[u32]]) -> StageExchange {
         let (inputs, outputs) = self.stage.widths();
         let inbox = |from: Option<Rank>, tag, width: usize| {
-            from.map(|from| Inbox::new(from, tag, micro_batches.iter().map(|rows| rows.len() * width)))
+            from.map(|from| StageInbox::new(from, tag, micro_batches.iter().map(|rows| rows.len() * width)))
         };
         StageExchange {
-            activations: inbox(self.previous(), ACTIVATIONS, inputs),
-            derivatives: inbox(self.next(), DERIVATIVES, outputs),
-            sent: Outbox::default(),
+            activations: inbox(self.previous(), ACTIVATIONS_TAG, inputs),
+            derivatives: inbox(self.next(), DERIVATIVES_TAG, outputs),
+            sent: StageOutbox::default(),
         }
     }
 
@@ -154,15 +153,15 @@ impl Pipeline {
         }
         self.stage.forward(inputs.parameters, workspace, rows, mode);
         if let Some(next) = next {
-            let to = (next, ACTIVATIONS);
+            let to = (next, ACTIVATIONS_TAG);
             exchange.sent.send(runtime, &mut self.buffers, &workspace.output(rows), to)?;
         }
         Ok(())
     }
 
-    /// Computes the gradient of a micro-batch, whose activations are in the workspace `slot`, and sends the
-    /// derivative with respect to the input to the previous stage. `weight` is the weight of each sample. Returns the
-    /// loss on the last stage, and 0 on the other stages.
+    /// Computes the gradient of a micro-batch from the activations in the workspace `slot`. Sends the derivative of
+    /// the loss with respect to the stage's input to the previous stage. `weight` is the weight of each sample.
+    /// Returns the loss on the last stage, and 0 on the other stages.
     fn backward(
         &mut self,
         runtime: &mut dyn Runtime,
@@ -186,7 +185,7 @@ impl Pipeline {
         let no_ranges = (usize::MAX, |_, _: &mut [f32]| {});
         self.stage.backward(inputs.parameters, gradients, workspace, rows, no_ranges);
         if let Some(previous) = previous {
-            let to = (previous, DERIVATIVES);
+            let to = (previous, DERIVATIVES_TAG);
             exchange.sent.send(runtime, &mut self.buffers, &workspace.input_delta_mut(rows).view(), to)?;
         }
         Ok(sums)
@@ -220,14 +219,14 @@ impl Strategy for Pipeline {
         let mut exchange = self.exchange(&micro_batches);
         let mut total = LossSums::default();
         let slots = self.workspaces.len();
-        for pass in passes(self.place.part, self.stages, micro_batches.len()) {
+        for pass in order_of_passes(self.place.part, self.stages, micro_batches.len()) {
             match pass {
-                Pass::Forward(number) => {
+                StagePass::Forward(number) => {
                     let micro_batch = (number % slots, micro_batches[number]);
                     let mode = Mode::Training(work.step, micro_batches[number]);
                     self.forward(runtime, &mut exchange, (inputs, mode), micro_batch)?;
                 }
-                Pass::Backward(number) => {
+                StagePass::Backward(number) => {
                     let micro_batch = (number % slots, micro_batches[number]);
                     let earlier =
                         if number == 0 { EarlierGradients::Replace } else { EarlierGradients::Keep };
@@ -250,12 +249,12 @@ impl Strategy for Pipeline {
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,
-        own: Totals,
-    ) -> Result<Option<Totals>, Error> {
+        own: StepTotals,
+    ) -> Result<Option<StepTotals>, Error> {
         if let Some(replicas) = &mut self.replicas {
             replicas.sum(Values::Vector(replica.gradients, self.compression))?;
         }
-        divided_step::take(runtime, replica, self.place, own).map(Some)
+        divided_step::take_divided_step(runtime, replica, self.place, own).map(Some)
     }
 
     fn evaluate(&mut self, runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// A pass of a stage over a micro-batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Pass {
+pub(super) enum StagePass {
     /// The forward pass of the micro-batch with this number.
     Forward(usize),
     /// The backward pass of the micro-batch with this number.
@@ -13,28 +13,29 @@ pub(super) enum Pass {
 }
 
 /// Returns the passes of a stage over a batch, in their order: the schedule 1F1B of Narayanan et al. 2019. Stage s of
-/// S first takes S - s - 1 forward passes. Then each forward pass is followed by the backward pass of the oldest
-/// micro-batch. So at most S - s micro-batches are in progress on this stage, however many micro-batches a batch has.
-pub(super) fn passes(stage: usize, stages: usize, micro_batches: usize) -> Vec<Pass> {
+/// S first takes S - s - 1 forward passes. Then forward passes alternate with backward passes, the oldest micro-batch
+/// first. So at most S - s micro-batches are in progress on this stage at any time.
+pub(super) fn order_of_passes(stage: usize, stages: usize, micro_batches: usize) -> Vec<StagePass> {
     let mut result = Vec::with_capacity(2 * micro_batches);
     let mut in_progress = VecDeque::new();
     for number in 0..micro_batches {
-        result.push(Pass::Forward(number));
+        result.push(StagePass::Forward(number));
         in_progress.push_back(number);
         if in_progress.len() == stages - stage {
-            result.extend(in_progress.pop_front().map(Pass::Backward));
+            result.extend(in_progress.pop_front().map(StagePass::Backward));
         }
     }
-    result.extend(in_progress.into_iter().map(Pass::Backward));
+    result.extend(in_progress.into_iter().map(StagePass::Backward));
     result
 }
 
-/// Divides layers with these costs into `stages` stages of at least one layer each, so that the largest cost of a
-/// stage is as small as possible. `stages` must be from 1 to the number of layers.
+/// Divides the layers into stages of at least one layer each, so that the most expensive stage costs as little as
+/// possible. `stages` must be from 1 to the number of layers.
 pub(super) fn divide_layers(costs: &[u64], stages: usize) -> Vec<Range<usize>> {
     let layers = costs.len();
     let cost = |range: Range<usize>| costs[range].iter().fold(0, |sum: u64, &cost| sum.saturating_add(cost));
-    // `best[end]` is the smallest possible maximum for the layers before `end`, and the start of the last stage.
+    // `best[end]` is for the layers before `end`: the smallest possible cost of the most expensive stage, and the
+    // first layer of the last stage.
     let mut best: Vec<(u64, usize)> = (0..=layers).map(|end| (cost(0..end), 0)).collect();
     let mut starts = vec![best.clone()];
     for stage in 1..stages {
@@ -65,32 +66,33 @@ mod tests {
 
     #[test]
     fn a_pass_alternates_between_forward_and_backward_after_the_first_micro_batches() {
-        use Pass::{Backward as B, Forward as F};
-        assert_eq!(passes(1, 2, 3), [F(0), B(0), F(1), B(1), F(2), B(2)]);
-        assert_eq!(passes(0, 2, 3), [F(0), F(1), B(0), F(2), B(1), B(2)]);
-        assert_eq!(passes(0, 4, 2), [F(0), F(1), B(0), B(1)]);
-        assert_eq!(passes(0, 1, 2), [F(0), B(0), F(1), B(1)]);
-        assert_eq!(passes(2, 3, 0), []);
+        use StagePass::{Backward as B, Forward as F};
+        assert_eq!(order_of_passes(1, 2, 3), [F(0), B(0), F(1), B(1), F(2), B(2)]);
+        assert_eq!(order_of_passes(0, 2, 3), [F(0), F(1), B(0), F(2), B(1), B(2)]);
+        assert_eq!(order_of_passes(0, 4, 2), [F(0), F(1), B(0), B(1)]);
+        assert_eq!(order_of_passes(0, 1, 2), [F(0), B(0), F(1), B(1)]);
+        assert_eq!(order_of_passes(2, 3, 0), []);
     }
 
-    /// Runs the passes of all stages. A pass waits for the same pass of the neighbour from which its input comes.
+    /// Runs the passes of all stages. A forward pass waits for the previous stage, a backward pass for the next
+    /// stage.
     #[test]
     fn no_stage_waits_forever_and_the_number_of_micro_batches_in_progress_is_limited() {
         for stages in 1..=6 {
             for micro_batches in 0..=9 {
-                let mut queues: Vec<VecDeque<Pass>> =
-                    (0..stages).map(|stage| passes(stage, stages, micro_batches).into()).collect();
-                let mut done: Vec<Vec<Pass>> = vec![Vec::new(); stages];
+                let mut queues: Vec<VecDeque<StagePass>> =
+                    (0..stages).map(|stage| order_of_passes(stage, stages, micro_batches).into()).collect();
+                let mut done: Vec<Vec<StagePass>> = vec![Vec::new(); stages];
                 while queues.iter().any(|queue| !queue.is_empty()) {
                     let before: usize = done.iter().map(Vec::len).sum();
                     for stage in 0..stages {
                         let Some(&pass) = queues[stage].front() else { continue };
                         let is_ready = match pass {
-                            Pass::Forward(_) => stage == 0 || done[stage - 1].contains(&pass),
-                            Pass::Backward(number) if stage + 1 == stages => {
-                                done[stage].contains(&Pass::Forward(number))
+                            StagePass::Forward(_) => stage == 0 || done[stage - 1].contains(&pass),
+                            StagePass::Backward(number) if stage + 1 == stages => {
+                                done[stage].contains(&StagePass::Forward(number))
                             }
-                            Pass::Backward(_) => done[stage + 1].contains(&pass),
+                            StagePass::Backward(_) => done[stage + 1].contains(&pass),
                         };
                         if is_ready {
                             done[stage].extend(queues[stage].pop_front());
@@ -103,7 +105,7 @@ mod tests {
                     assert_eq!(done.len(), 2 * micro_batches);
                     let mut in_progress = 0;
                     for pass in done {
-                        in_progress += if matches!(pass, Pass::Forward(_)) { 1 } else { -1 };
+                        in_progress += if matches!(pass, StagePass::Forward(_)) { 1 } else { -1 };
                         assert!((0..=(stages - stage) as i32).contains(&in_progress));
                     }
                 }

@@ -9,8 +9,8 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum StrategySpec {
-    /// Synchronous data parallelism: in each step, the ranks sum their gradients. The parameters agree on all ranks after each
-    /// step.
+    /// Synchronous data parallelism: in each step, the ranks sum their gradients. The parameters agree on all ranks
+    /// after each step.
     #[default]
     AllReduce,
     /// Each rank trains alone. The ranks average their parameters after every `epochs` epochs, or only at the end of
@@ -32,14 +32,15 @@ pub enum StrategySpec {
         /// The number of steps between two steps of the outer optimizer.
         steps: NonZeroU32,
     },
-    /// A parameter server: the first ranks hold the parameters, and the other ranks compute gradients. In each step, a server
-    /// applies the sum of the gradients of all workers. The parameters agree on all ranks at the end of the run.
+    /// A parameter server: the first ranks hold the parameters, and the other ranks compute gradients. In each step,
+    /// a server applies the sum of the gradients of all workers. The parameters agree on all ranks at the end of the
+    /// run.
     PsSync,
     /// A parameter server that applies each gradient as soon as it arrives, so no worker waits for another. The
     /// parameters agree on all ranks at the end of the run.
     PsAsync {
-        /// The largest number of updates between the pull of the parameters and the push of the gradient. A server drops
-        /// an older gradient. `None` selects 16 times the number of workers.
+        /// The largest number of updates between the pull of the parameters and the push of the gradient. A server
+        /// drops a gradient with a larger staleness. `None` selects 16 times the number of workers.
         staleness: Option<u64>,
     },
     /// Each layer of the model is divided over all ranks, and the ranks compute each batch together. Each rank holds
@@ -84,8 +85,8 @@ impl StrategySpec {
         }
     }
 
-    /// Returns the strategy that a checkpoint records. Strategies that take the same steps have the same name there,
-    /// so that a run can continue with another one of them.
+    /// Returns the strategy that a checkpoint records. `tensor`, `pipeline` and `hybrid` take the same steps as
+    /// `allreduce`, so a run can resume with any of these four.
     pub(crate) fn identity(self) -> Self {
         if self.divides_model() { Self::AllReduce } else { self }
     }
@@ -95,8 +96,7 @@ impl StrategySpec {
         matches!(self, Self::PsSync | Self::PsAsync { .. })
     }
 
-    /// Returns whether a checkpoint can be saved after any step. This needs parameters that are the same on all ranks after each
-    /// step, or a parameter server.
+    /// Returns whether a checkpoint can be saved after any step.
     pub(crate) fn agrees_within_epochs(self) -> bool {
         match self {
             Self::AllReduce
@@ -109,9 +109,8 @@ impl StrategySpec {
         }
     }
 
-    /// Returns the number of epochs between two records of a run of `epochs` epochs. This number is `usual` or, if
-    /// the parameters of all ranks do not agree after `usual` epochs, the next larger number of epochs after which
-    /// they agree.
+    /// Returns the number of epochs between two records of a run of `epochs` epochs. For example, `usual` = 5 gives 6
+    /// with `model-average` and an average every 3 epochs, because only equal parameters are tested.
     pub(crate) fn epochs_per_record(self, usual: u64, epochs: u64) -> u64 {
         match self {
             Self::AllReduce

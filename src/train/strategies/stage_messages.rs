@@ -13,12 +13,12 @@ use crate::types::Rank;
 /// another.
 const RECEIVES_AT_ONCE: usize = 2;
 
-/// The buffers of messages that are no longer in progress.
+/// The buffers of finished messages, for reuse.
 #[derive(Default)]
-pub(super) struct FreeBuffers(Vec<Vec<f32>>);
+pub(super) struct FreeStageBuffers(Vec<Vec<f32>>);
 
-impl FreeBuffers {
-    /// Returns a buffer of `len` elements. Their values are unspecified.
+impl FreeStageBuffers {
+    /// Returns a buffer of `len` elements with unspecified values.
     fn take(&mut self, len: usize) -> Vec<f32> {
         let mut buffer = self.0.pop().unwrap_or_default();
         buffer.resize(len, 0.0);
@@ -27,7 +27,7 @@ impl FreeBuffers {
 }
 
 /// The messages that a stage receives from a neighbour in one step, in their order.
-pub(super) struct Inbox {
+pub(super) struct StageInbox {
     from: Rank,
     tag: u32,
     /// The lengths of the messages that the stage is not yet ready to receive.
@@ -35,7 +35,7 @@ pub(super) struct Inbox {
     pending: VecDeque<PendingReceive>,
 }
 
-impl Inbox {
+impl StageInbox {
     /// Prepares to receive messages of these lengths.
     pub(super) fn new(from: Rank, tag: u32, lens: impl Iterator<Item = usize>) -> Self {
         Self { from, tag, lens: lens.collect(), pending: VecDeque::new() }
@@ -45,7 +45,7 @@ impl Inbox {
     pub(super) fn receive(
         &mut self,
         runtime: &mut dyn Runtime,
-        buffers: &mut FreeBuffers,
+        buffers: &mut FreeStageBuffers,
         mut target: ArrayViewMut2<'_, f32>,
     ) -> Result<(), Error> {
         while self.pending.len() < RECEIVES_AT_ONCE
@@ -63,14 +63,14 @@ impl Inbox {
 
 /// The messages that a stage has sent in one step.
 #[derive(Default)]
-pub(super) struct Outbox(Vec<PendingSend>);
+pub(super) struct StageOutbox(Vec<PendingSend>);
 
-impl Outbox {
+impl StageOutbox {
     /// Starts to send `values`.
     pub(super) fn send(
         &mut self,
         runtime: &mut dyn Runtime,
-        buffers: &mut FreeBuffers,
+        buffers: &mut FreeStageBuffers,
         values: &ArrayView2<'_, f32>,
         (to, tag): (Rank, u32),
     ) -> Result<(), Error> {
@@ -81,7 +81,7 @@ impl Outbox {
     }
 
     /// Waits until all messages have left this rank.
-    pub(super) fn finish(self, buffers: &mut FreeBuffers) -> Result<(), Error> {
+    pub(super) fn finish(self, buffers: &mut FreeStageBuffers) -> Result<(), Error> {
         for send in self.0 {
             buffers.0.push(send.wait()?);
         }

@@ -2,8 +2,8 @@
 //!
 //! An asynchronous sum of the stop flags of all ranks is always in progress. About every [`INTERVAL_SECONDS`] the
 //! ranks wait for this sum and start the next sum. So all ranks stop after the same step, at most about two intervals
-//! after a signal. The sums also keep the ranks within two intervals of each other. Without these sums, a fast rank
-//! could wait for the parameters of a slow rank longer than the deadline of an operation allows.
+//! after a signal. The sums also keep the ranks within two intervals of each other. Otherwise a fast rank could wait
+//! for a slow rank until its operation times out.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::types::WorldSize;
 
 /// The intended time between two exchanges, in seconds.
 const INTERVAL_SECONDS: f64 = 0.25;
-/// The number of steps in an interval is at most this many times the number of steps in the previous interval.
+/// An interval has at most this many times the steps of the previous interval.
 const GROWTH_MAX: u64 = 4;
 
 /// The exchange that is in progress.
@@ -59,11 +59,11 @@ impl StopExchange {
     }
 }
 
-/// Returns the number of steps of the next interval. `seconds_per_step` is the mean over all ranks, so all ranks get the same
-/// number.
+/// Returns the number of steps of the next interval. `seconds_per_step` is the mean over all ranks, so all ranks get
+/// the same number.
 fn next_steps(steps: u64, seconds_per_step: f64) -> u64 {
     let wanted = INTERVAL_SECONDS / seconds_per_step;
-    // The conversion of a number that is too large gives the largest `u64`.
+    // `as` converts a number that is too large to `u64::MAX`.
     (wanted as u64).clamp(1, steps.saturating_mul(GROWTH_MAX))
 }
 

@@ -1,15 +1,15 @@
 //! Tensor parallelism: each rank holds a part of each layer, and all ranks compute each batch together.
 //!
-//! A layer that is divided by its outputs computes `y_i = f(x W_i' + b_i)` on rank i, and the next layer, which is
-//! divided by its inputs, computes `z_i = y_i V_i'`. The ranks then sum their results, so the output is `z = z_1 +
-//! ... + z_n + c`, where c are the biases, which the first rank adds. In the backward pass, the ranks sum the
+//! The layers are divided in pairs. The first layer of a pair is divided by its outputs: rank i computes `y_i = f(x
+//! W_i' + b_i)`. The second layer is divided by its inputs: rank i computes `z_i = y_i V_i'`. The ranks sum these
+//! results: `z = z_1 + ... + z_n + c`. The first rank adds the biases c. In the backward pass, the ranks sum the
 //! derivatives with respect to x. So a step is the same as in a single process, except for rounding. Source: Shoeybi
 //! et al., "Megatron-LM: training multi-billion parameter language models using model parallelism", 2019.
 
 use ndarray::{Array2, s};
 
 use super::divided_step::{self, PassInputs};
-use super::{Agreement, Replica, Strategy, Totals, to_rows};
+use super::{Agreement, Replica, StepTotals, Strategy, to_rows};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::evaluation_work::EvaluationWork;
@@ -83,7 +83,7 @@ impl TensorParallel {
         }
     }
 
-    /// Returns the results for the samples of the last forward pass on the first rank, and 0 on the other ranks.
+    /// Returns the loss and the correct predictions of the last forward pass. Ranks other than the first return 0.
     fn evaluate_outputs(&self, inputs: PassInputs<'_>, indices: &[u32]) -> LossSums {
         match self.workspaces.last() {
             Some(workspace) if self.place.part == 0 => {
@@ -163,9 +163,9 @@ impl Strategy for TensorParallel {
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,
-        own: Totals,
-    ) -> Result<Option<Totals>, Error> {
-        divided_step::take(runtime, replica, self.place, own).map(Some)
+        own: StepTotals,
+    ) -> Result<Option<StepTotals>, Error> {
+        divided_step::take_divided_step(runtime, replica, self.place, own).map(Some)
     }
 
     fn evaluate(&mut self, runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {

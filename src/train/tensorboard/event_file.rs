@@ -1,9 +1,9 @@
 //! Writes the files that `TensorBoard` reads.
 //!
-//! A file is a sequence of records of the format `TFRecord`: the length of the data (u64), the masked checksum of the length
-//! (u32), the data, and the masked checksum of the data (u32), all little-endian. The data of a record is an `Event`, encoded as
-//! a protocol buffer. Sources: `tensorflow/core/lib/io/record_writer.h`, `tensorflow/core/util/event.proto` and
-//! `tensorflow/core/framework/summary.proto`.
+//! A file is a sequence of records of the format `TFRecord`: the length of the data (u64), the masked checksum of the
+//! length (u32), the data, and the masked checksum of the data (u32), all little-endian. The data of a record is an
+//! `Event`, encoded as a protocol buffer. Sources: `tensorflow/core/lib/io/record_writer.h`,
+//! `tensorflow/core/util/event.proto` and `tensorflow/core/framework/summary.proto`.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -13,13 +13,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crc_fast::crc32_iscsi;
 
 /// The version of the format, in the first record of each file.
-const FILE_VERSION: &str = "brain.Event:2";
+const EVENT_FILE_VERSION: &str = "brain.Event:2";
 
 /// The wire types of protocol buffers.
-const VARINT: u64 = 0;
-const FIXED_64: u64 = 1;
-const BYTES: u64 = 2;
-const FIXED_32: u64 = 5;
+const WIRE_TYPE_VARINT: u64 = 0;
+const WIRE_TYPE_FIXED_64: u64 = 1;
+const WIRE_TYPE_BYTES: u64 = 2;
+const WIRE_TYPE_FIXED_32: u64 = 5;
 
 /// An open file of events.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl EventFile {
     /// Creates a new file in `directory`. Never replaces a file.
     pub(super) fn create(directory: &Path) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
-        let now = now();
+        let now = time_since_1970();
         let uname = rustix::system::uname();
         // TensorBoard recognizes a file by `tfevents` in its name, and reads the files of a directory in the order of
         // their names.
@@ -44,13 +44,13 @@ impl EventFile {
         );
         let file = File::options().append(true).create_new(true).open(directory.join(name))?;
         let mut events = Self { file };
-        events.write(&encode_event(now.as_secs_f64(), &Content::FileVersion(FILE_VERSION)))?;
+        events.write(&encode_event(now.as_secs_f64(), &Content::FileVersion(EVENT_FILE_VERSION)))?;
         Ok(events)
     }
 
     /// Writes the values of a step. Each value has a tag, which names its curve.
     pub(super) fn add_scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
-        self.write(&encode_event(now().as_secs_f64(), &Content::Scalars { step, scalars }))
+        self.write(&encode_event(time_since_1970().as_secs_f64(), &Content::Scalars { step, scalars }))
     }
 
     /// Writes a record in one piece, so that a reader seldom sees a part of a record.
@@ -59,7 +59,7 @@ impl EventFile {
     }
 }
 
-fn now() -> Duration {
+fn time_since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -85,16 +85,16 @@ fn masked_checksum(bytes: &[u8]) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// Encodes an `Event`: `wall_time` is field 1 (double), `step` field 2 (int64), `file_version` field 3 (string), and `summary`
-/// field 5 (Summary).
+/// Encodes an `Event`: `wall_time` is field 1 (double), `step` field 2 (int64), `file_version` field 3 (string), and
+/// `summary` field 5 (Summary).
 fn encode_event(wall_time: f64, content: &Content<'_>) -> Vec<u8> {
     let mut event = Vec::new();
-    push_varint(&mut event, 1 << 3 | FIXED_64);
+    push_varint(&mut event, 1 << 3 | WIRE_TYPE_FIXED_64);
     event.extend_from_slice(&wall_time.to_le_bytes());
     match content {
         Content::FileVersion(version) => push_bytes(&mut event, 3, version.as_bytes()),
         Content::Scalars { step, scalars } => {
-            push_varint(&mut event, 2 << 3 | VARINT);
+            push_varint(&mut event, 2 << 3 | WIRE_TYPE_VARINT);
             push_varint(&mut event, *step);
             let mut summary = Vec::new();
             for (tag, value) in *scalars {
@@ -110,13 +110,13 @@ fn encode_event(wall_time: f64, content: &Content<'_>) -> Vec<u8> {
 fn encode_scalar(tag: &str, value: f64) -> Vec<u8> {
     let mut scalar = Vec::new();
     push_bytes(&mut scalar, 1, tag.as_bytes());
-    push_varint(&mut scalar, 2 << 3 | FIXED_32);
+    push_varint(&mut scalar, 2 << 3 | WIRE_TYPE_FIXED_32);
     scalar.extend_from_slice(&(value as f32).to_le_bytes());
     scalar
 }
 
 fn push_bytes(message: &mut Vec<u8>, field: u64, bytes: &[u8]) {
-    push_varint(message, field << 3 | BYTES);
+    push_varint(message, field << 3 | WIRE_TYPE_BYTES);
     push_varint(message, bytes.len() as u64);
     message.extend_from_slice(bytes);
 }
@@ -134,8 +134,9 @@ fn push_varint(message: &mut Vec<u8>, mut value: u64) {
 mod tests {
     use super::*;
 
-    /// The expected bytes were written by `tensorboard.summary.writer.record_writer.RecordWriter` of `TensorBoard` 2.21, with the
-    /// message `Event(wall_time=1.5, step=300, summary=Summary(value=[Summary.Value(tag="a", simple_value=0.5)]))`.
+    /// The expected bytes were written by `tensorboard.summary.writer.record_writer.RecordWriter` of `TensorBoard`
+    /// 2.21, with the message `Event(wall_time=1.5, step=300, summary=Summary(value=[Summary.Value(tag="a",
+    /// simple_value=0.5)]))`.
     #[test]
     fn a_record_has_the_bytes_that_tensorboard_writes() {
         let event = encode_event(1.5, &Content::Scalars { step: 300, scalars: &[("a", 0.5)] });
@@ -158,7 +159,7 @@ mod tests {
         for file in files {
             let bytes = fs::read(file.path()).unwrap();
             // The length, its checksum, the time, the version, and the checksum of the event.
-            assert_eq!(bytes.len(), 8 + 4 + 9 + 2 + FILE_VERSION.len() + 4);
+            assert_eq!(bytes.len(), 8 + 4 + 9 + 2 + EVENT_FILE_VERSION.len() + 4);
             assert!(file.file_name().to_string_lossy().starts_with("events.out.tfevents."));
         }
     }

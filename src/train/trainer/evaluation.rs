@@ -31,8 +31,8 @@ impl Trainer<'_> {
     ) -> Result<Option<Metrics>, TrainError> {
         let place = self.partition.place();
         let local_rows = part(samples.len(), place.replica, place.replicas);
-        // All ranks evaluate the same number of blocks as rank 0, whose part is the longest. So the last block of another rank
-        // may be empty.
+        // All ranks evaluate the same number of blocks as rank 0, whose part is the longest. On other ranks, the last
+        // block may be empty.
         let longest = part(samples.len(), Rank::ZERO, place.replicas).len();
         let block = self.evaluation_rows;
         let mut sums = [0.0; 3];

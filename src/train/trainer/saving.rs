@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Trainer;
 use crate::group::{Error, Group};
 use crate::train::checkpoint::{CheckpointWriter, TrainingState};
-use crate::train::early_stopping::Best;
+use crate::train::early_stopping::BestParameters;
 use crate::train::progress::Observer;
 use crate::train::rank_checks::check_all_succeeded;
 use crate::train::report::EpochRecord;
@@ -20,7 +20,7 @@ const LAST_WAIT_MAX: Duration = Duration::from_mins(10);
 
 /// What the ranks do next while rank 0 writes the last checkpoint, in increasing order of urgency.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum NextOfSave {
+enum LastWriteAction {
     /// Continue with the end of the run.
     End,
     /// Wait for the write.
@@ -31,9 +31,9 @@ enum NextOfSave {
 
 impl Trainer<'_> {
     /// Starts to save a checkpoint after an epoch that is reported, after a stop signal, or at the end of a run.
-    /// `is_recorded` says whether the last record in the history is that of the current parameters. Only rank 0
-    /// saves. A save that fails does not end the run: see [`finish_saving`](Self::finish_saving). All ranks must call
-    /// this function.
+    /// `is_recorded` is true if the last record of the history measured the current parameters. Only rank 0 saves. A
+    /// save that fails does not end the run: see [`finish_saving`](Self::finish_saving). All ranks must call this
+    /// function.
     pub(super) fn save(
         &mut self,
         group: &mut Group,
@@ -45,7 +45,7 @@ impl Trainer<'_> {
         let collected = self.collect_state(group)?;
         let is_best = is_recorded && self.is_best_record();
         let Some(writer) = &mut self.writer else { return Ok(()) };
-        // The other ranks wait for rank 0 in the next step, and this wait has a deadline.
+        // The wait is short, because the other ranks meanwhile wait for rank 0, and their operations have a deadline.
         let notice = writer.wait(PREVIOUS_WAIT_MAX.min(group.timeout() / 4));
         show(observer, notice);
         let notice = if writer.is_writing() {
@@ -63,12 +63,12 @@ impl Trainer<'_> {
         let steps = self.state.position.steps_total;
         let message = || format!("a parameter is not finite after step {steps} on all ranks; lower --lr");
         let own = if is_finite { Ok(()) } else { Err(TrainError::Diverged(message())) };
-        // Ranks that hold the same parameters return the same result without a message.
+        // If every rank holds the whole model, all ranks get the same `own` without communication.
         if self.partition.is_whole() { own } else { check_all_succeeded(group, Phase::Training, own) }
     }
 
-    /// Notes whether a save is due after the next step, if the ranks hold parts of the model. All ranks must know
-    /// this, because they send their parts to rank 0.
+    /// If the ranks hold parts of the model, sets `is_save_due` before the next step. The ranks sum this flag in the
+    /// step, because all of them must send their parts to rank 0.
     pub(super) fn plan_save(&mut self, observer: &mut dyn Observer) {
         let next = self.state.position.steps_total + 1;
         self.is_save_due |= !self.partition.is_whole() && self.can_save_now(next, observer);
@@ -92,7 +92,7 @@ impl Trainer<'_> {
             }
             return Ok(());
         }
-        // If a parameter is not finite, the next test of the loss or of the parameters ends the run.
+        // Do not save parameters that are not finite: a later check ends the run with an error.
         if self.strategy.agreement() == Agreement::EveryStep
             && !self.stopped
             && self.can_save_now(self.state.position.steps_total, observer)
@@ -155,10 +155,10 @@ impl Trainer<'_> {
             if group.size() != WorldSize::ONE {
                 group.all_reduce(&mut next, ReduceOp::Max)?;
             }
-            if next == [NextOfSave::End as u64] {
+            if next == [LastWriteAction::End as u64] {
                 break;
             }
-            if next == [NextOfSave::Retry as u64] {
+            if next == [LastWriteAction::Retry as u64] {
                 may_retry = false;
                 let collected = self.collect_state(group)?;
                 show(observer, self.begin_save(collected.as_ref(), false));
@@ -168,27 +168,26 @@ impl Trainer<'_> {
         check_all_succeeded(group, Phase::Storage, result.map_err(TrainError::from))
     }
 
-    /// Waits for the write that is in progress, at most for `timeout`. Returns what the ranks do next.
+    /// Waits at most `timeout` for the write that is in progress. Returns what the ranks do next.
     fn continue_saving(
         &mut self,
         timeout: Duration,
         has_time: bool,
         may_retry: bool,
         observer: &mut dyn Observer,
-    ) -> NextOfSave {
-        let Some(writer) = &mut self.writer else { return NextOfSave::End };
+    ) -> LastWriteAction {
+        let Some(writer) = &mut self.writer else { return LastWriteAction::End };
         show(observer, writer.wait(timeout));
         match (writer.is_writing(), writer.has_failed()) {
-            _ if !has_time => NextOfSave::End,
-            (true, _) => NextOfSave::Wait,
-            (false, true) if may_retry => NextOfSave::Retry,
-            (false, _) => NextOfSave::End,
+            _ if !has_time => LastWriteAction::End,
+            (true, _) => LastWriteAction::Wait,
+            (false, true) if may_retry => LastWriteAction::Retry,
+            (false, _) => LastWriteAction::End,
         }
     }
 
-    /// If the ranks hold parts of the model and save checkpoints, returns the state of the run with the vectors of
-    /// the whole model on rank 0. Otherwise, and on the other ranks, returns `None`. All ranks must call this
-    /// function.
+    /// Gathers the parts of the model, if the ranks hold parts and save checkpoints. Returns the state of the whole
+    /// model on rank 0, and `None` in all other cases. All ranks must call this function.
     fn collect_state(&self, group: &mut Group) -> Result<Option<TrainingState>, Error> {
         let partition = &self.partition;
         if partition.is_whole() || self.config.checkpoint.is_none() {
@@ -200,7 +199,7 @@ impl Trainer<'_> {
         let best = match &self.state.best {
             Some(best) => {
                 let parameters = partition.gather(group, &best.parameters)?;
-                parameters.map(|parameters| Best { record: best.record, parameters })
+                parameters.map(|parameters| BestParameters { record: best.record, parameters })
             }
             None => None,
         };

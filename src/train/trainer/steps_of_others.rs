@@ -1,4 +1,4 @@
-//! Records of a run in which other ranks take the steps.
+//! The trainer of a parameter server: the workers take the steps, and this rank tests and saves the model.
 
 use super::Trainer;
 use crate::group::Group;
@@ -12,8 +12,8 @@ impl Trainer<'_> {
         (&mut self.state.parameters, &mut self.optimizer)
     }
 
-    /// Tests the model, if an epoch is complete, and saves a checkpoint. `(loss, samples, seconds)` are the mean loss of the last
-    /// epoch, and the samples and the duration of the steps since the last record.
+    /// Saves a checkpoint. If an epoch `is_complete`, first tests the model. `loss` is the mean loss of the last
+    /// epoch. `samples` and `seconds` are totals of the steps since the last record.
     pub(crate) fn record_steps_of_others(
         &mut self,
         group: &mut Group,
@@ -34,14 +34,14 @@ impl Trainer<'_> {
         self.save(group, is_complete, observer)
     }
 
-    /// Selects the best parameters at the end of a run, if the run keeps them.
+    /// At the end of a run with `--patience`, replaces the parameters by the best parameters and saves them.
     pub(crate) fn finish_steps_of_others(
         &mut self,
         group: &mut Group,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         if let (Some(best), false) = (&mut self.state.best, self.stopped) {
-            best.exchange(&mut self.state.parameters);
+            best.swap_parameters(&mut self.state.parameters);
             self.save(group, false, observer)?;
         }
         Ok(())

@@ -5,8 +5,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use super::{LinkState, TcpTransport};
 
 impl TcpTransport {
-    /// Returns the file descriptors of the open sockets. As long as a child that this process has forked holds copies
-    /// of these file descriptors, peers do not notice that this process has ended.
+    /// Returns the file descriptors of the open sockets. If a forked child keeps copies of these file descriptors
+    /// open, peers do not notice the end of this process.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let mut all = self.listener.descriptors();
         for link in self.links.values() {

@@ -100,7 +100,7 @@ impl TcpTransport {
         }
     }
 
-    /// Handles the extra connections whose deadline has passed before the peer's machine has accepted the connection.
+    /// Gives up the extra connections that the peer's machine has not accepted before their deadline.
     pub(super) fn expire_extras(&mut self, now: Duration) {
         let is_late = |extra: &ExtraDial| extra.deadline().is_some_and(|deadline| now >= deadline);
         let late: Vec<Token> =

@@ -13,7 +13,7 @@ const MEMINFO_VALUES: usize = libc::SK_MEMINFO_DROPS as usize + 1;
 /// host counts as silent. The kernel sends unacknowledged data again after 200 ms at the earliest.
 const ANSWER_BEFORE_SEND_MS_MAX: u32 = 100;
 
-/// The state of a socket's send buffer. Both numbers of bytes include the kernel's overhead for the data.
+/// The state of a socket's send buffer. `queued` and `free` include the kernel's overhead for the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct SendSpace {
     /// The number of bytes that are not sent or not acknowledged.

@@ -267,7 +267,8 @@ impl TcpTransport {
         }
     }
 
-    /// Sets the options of a connection that a peer has opened, and sends the peer the verdict that accepts the connection.
+    /// Sets the options of a connection that a peer has opened, and sends the peer the verdict that accepts the
+    /// connection.
     fn confirm(&self, accepted: Accepted) -> Result<TcpStream, (&'static str, io::Error)> {
         let rate_divisor = self.rate_divisor(accepted.introduction.stream.total);
         let set_up = self.options.apply(&accepted.stream, rate_divisor);

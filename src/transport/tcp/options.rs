@@ -25,9 +25,9 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The number of unanswered checks after which the kernel ends the connection.
 const KEEPALIVE_PROBES: u32 = 3;
-/// The option `TCP_USER_TIMEOUT` is the time-out of operations plus this margin. If sent data stay unacknowledged for
-/// longer, the kernel ends the connection, even if the only reason is that the peer computes and its receive buffer
-/// is full.
+/// The option `TCP_USER_TIMEOUT` is the time-out of operations plus this margin. The kernel ends a connection whose
+/// sent data stay unacknowledged for longer. The kernel also ends it if the peer computes for so long that its full
+/// receive buffer is not read.
 const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
 /// The choice of a congestion control for links.
@@ -79,7 +79,8 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// Creates options without a pacing rate. `operation_timeout` is the time within which a peer must read sent data.
+    /// Creates options without a pacing rate. `operation_timeout` is the time within which a peer must read sent
+    /// data.
     ///
     /// # Errors
     ///
@@ -128,9 +129,9 @@ impl SocketOptions {
         self.congestion.as_deref()
     }
 
-    /// Begins to connect to `address`. All options are set before the first packet: a connection that begins with a
-    /// pacing congestion control, for example BBR, is paced by Linux even after the congestion control is replaced.
-    /// The socket gets the link's pacing rate divided by `rate_divisor`.
+    /// Begins to connect to `address`. Sets all options before the first packet, because Linux continues to pace a
+    /// connection that began with BBR, even under another congestion control. The socket gets the link's pacing rate
+    /// divided by `rate_divisor`.
     pub(super) fn connect(&self, address: SocketAddr, rate_divisor: u8) -> io::Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
@@ -141,8 +142,8 @@ impl SocketOptions {
         }
     }
 
-    /// Listens on `address`. The options are set before the first connection, because accepted sockets inherit the congestion
-    /// control.
+    /// Listens on `address`. The options are set before the first connection, because accepted sockets inherit the
+    /// congestion control.
     ///
     /// # Errors
     ///

@@ -7,7 +7,8 @@ use std::str::FromStr;
 /// The lowest and the highest accepted rate, in bits per second.
 const BITS_MIN: f64 = 1e5;
 const BITS_MAX: f64 = 1e13;
-/// The units of a rate, as in tc(8), in bits per second. `mbps` is not accepted: it means bytes in tc(8), and bits elsewhere.
+/// The units of a rate, as in tc(8), in bits per second. `mbps` is not accepted: it means bytes in tc(8), and bits
+/// elsewhere.
 const UNITS: [(&str, f64); 4] = [("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9), ("bit", 1.0)];
 
 /// The maximum rate at which a link sends.

@@ -14,7 +14,7 @@ pub(super) struct ReadAhead {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// Whether a read has found the socket empty. After such a read, an event reports when further data arrive.
+    /// Whether a read has found the socket empty, so that an event will report further data.
     has_blocked: bool,
 }
 

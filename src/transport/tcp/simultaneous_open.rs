@@ -23,7 +23,8 @@ use crate::types::Rank;
 pub(super) struct SimultaneousOpen<D, A> {
     /// The connection that this rank opens.
     pub(super) ours: D,
-    /// The connection that the peer has opened, if any. The peer has sent its proof and waits for this rank's verdict.
+    /// The connection that the peer has opened, if any. The peer has sent its proof and waits for this rank's
+    /// verdict.
     theirs: Option<A>,
     /// Whether this rank is the lower of the two ranks, so that this rank's connection wins.
     ours_wins: bool,
@@ -116,7 +117,7 @@ mod tests {
     /// Two ranks and the connections between them.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
     struct World {
-        /// For each side, what the side believes: its own rank, and the peer's rank. The order of these two ranks
+        /// For each side: its own rank, and the rank that it believes the peer has. The order of the two ranks
         /// decides which connection wins.
         ranks: [(u32, u32); 2],
         sides: [SideState; 2],
@@ -163,7 +164,7 @@ mod tests {
             self.sides[side] = SideState::Open(connection);
         }
 
-        /// Passes `event` to a side that opens a link. Then the side closes the connections that it no longer needs.
+        /// Passes `event` to a side that opens a link. The side closes the connections that it no longer needs.
         fn resolve(
             &mut self,
             side: usize,
@@ -258,8 +259,8 @@ mod tests {
             found
         }
 
-        /// Handles the end of the connection `closed`, which the acceptor has closed before the handshake was complete.
-        /// The side that dialed it dials again, unless the peer has opened a connection.
+        /// The acceptor has closed the connection `closed` before the handshake was complete. The dialer dials again,
+        /// unless the peer has opened a connection.
         fn dial_again(&mut self, side: usize, closed: usize) {
             self.connections[closed].is_closed[side] = true;
             let SideState::Opening(opening) = &self.sides[side] else { panic!("{self:?}") };
@@ -355,13 +356,13 @@ mod tests {
                 explore(World::new(RANKS, may_dial, failures, 1)).unwrap();
             }
         }
-        // Even if one of two dials fails, the other connection can become the link. Therefore, the search with a
-        // failing dial finds more final worlds with a link than the search in which no dial fails.
+        // Even if one of two dials fails, the other connection can become the link. The search must therefore find
+        // more final worlds with a link if a dial may fail.
         let failing = World::new(RANKS, [true, true], 1, 0);
         assert!(explore(failing).unwrap().1 > explore(World::new(RANKS, [true, true], 0, 0)).unwrap().1);
     }
 
-    /// The tests above prove something only if the search rejects wrong rules.
+    /// The search must reject wrong rules.
     #[test]
     fn the_search_finds_violations_if_the_rules_are_wrong() {
         // Each rank believes that it is the higher one, and accepts the other rank's connection.

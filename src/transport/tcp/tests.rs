@@ -150,8 +150,8 @@ fn a_dialed_rank_may_compute_before_it_accepts() {
     }
 }
 
-/// A rank begins to dial and then computes for a long time. Afterwards the connection is established, so the rank
-/// must not report that its peer was too slow.
+/// A rank begins to dial and then computes for a long time. The connection is established by then, so the rank must
+/// not report that its peer was too slow.
 #[test]
 fn a_dialing_rank_may_compute_for_a_long_time() {
     let mut ends = make_ends(2);
@@ -390,7 +390,7 @@ fn the_dialer_opens_all_connections_of_a_link() {
     }
 }
 
-/// Two ranks dial each other at the same time. Afterwards there is one link, and its connections are all open.
+/// Two ranks dial each other at the same time, and get one link, all of whose connections are open.
 #[test]
 fn ranks_that_dial_each_other_open_all_connections_of_one_link() {
     for seed in 0..40 {
@@ -455,12 +455,12 @@ fn a_link_can_change_to_one_connection() {
     assert_linked(&mut ends, SECOND);
 }
 
-/// Regression test: the kernel reports waiting connections only once. Before the fix, connections that could not be
-/// accepted at that time waited until another connection arrived.
+/// Regression test: the kernel reports waiting connections only once. Before the fix, if no file descriptor was free
+/// at that moment, these connections waited until another connection arrived.
 #[test]
 fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
-    // The limit on open files applies to the whole process, so the test runs in a child process, which this variable
-    // marks.
+    // The limit on open files applies to the whole process, so the test runs in a child process. The variable `CHILD`
+    // marks the child.
     const CHILD: &str = "RING_TEST_NO_DESCRIPTORS";
     if std::env::var_os(CHILD).is_none() {
         let name = "transport::tcp::tests::waiting_connections_are_accepted_when_descriptors_are_free_again";

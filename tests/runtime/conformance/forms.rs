@@ -7,7 +7,7 @@ use ringtrain::{Element, Group, Rank, ReduceOp};
 
 use super::{Case, assert_elements, part_range, uneven_counts};
 
-/// Checks those forms of the reductions which leave the input unchanged.
+/// Checks the forms of the reductions that leave the input unchanged.
 pub(super) fn check_reduction_forms<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
     let Case { op, value, expected } = *case;
     let (n, rank) = (group.size().get(), group.rank());

@@ -130,8 +130,8 @@ fn reduce_scatter_accepts_custom_functions() {
     }
 }
 
-/// In each operation, some ranks make the blocking call and the other ranks make the asynchronous call. All ranks must get the
-/// same bits.
+/// In each operation, some ranks make the blocking call and the other ranks make the asynchronous call. All ranks
+/// must get the same bits.
 #[test]
 fn blocking_and_asynchronous_calls_of_compressed_sums_give_the_same_bits() {
     for &n in if_long_tests_else(&WORLDS[..], &[4]) {

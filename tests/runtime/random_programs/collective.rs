@@ -49,7 +49,7 @@ impl ProgramRunner {
             CollectiveKind::Barrier if self.rng.random_bool(0.5) => group.barrier().unwrap(),
             CollectiveKind::Barrier => {
                 let handle = group.barrier_async().unwrap();
-                self.check_or_drop(handle, (), description);
+                self.check_handle_result_or_drop_handle(handle, (), description);
             }
             CollectiveKind::Object => {
                 let object = |rank: usize| (format!("of rank {rank}"), contributions[rank].clone());
@@ -87,20 +87,28 @@ impl ProgramRunner {
             }
             CollectiveKind::AllReduce => {
                 let handle = group.all_reduce_async(own, op).unwrap();
-                self.check_or_drop(handle, whole, description);
+                self.check_handle_result_or_drop_handle(handle, whole, description);
             }
             CollectiveKind::Scan => {
                 let handle = group.scan_async(own, op).unwrap();
-                self.check_or_drop(handle, combined(0..me + 1), description);
+                self.check_handle_result_or_drop_handle(handle, combined(0..me + 1), description);
             }
             CollectiveKind::Exscan => {
                 let handle = group.exscan_async(&own, op).unwrap();
-                self.check_or_drop(handle, (me > 0).then(|| combined(0..me)), description);
+                self.check_handle_result_or_drop_handle(
+                    handle,
+                    (me > 0).then(|| combined(0..me)),
+                    description,
+                );
             }
             CollectiveKind::ReduceScatter => {
                 let counts = uneven_counts(contributions.len(), own.len());
                 let handle = group.reduce_scatter_uneven_async(&own, &counts, op).unwrap();
-                self.check_or_drop(handle, whole[part_range(&counts, me)].to_vec(), description);
+                self.check_handle_result_or_drop_handle(
+                    handle,
+                    whole[part_range(&counts, me)].to_vec(),
+                    description,
+                );
             }
             _ => {
                 group.reduce(&mut own, op, root_rank).unwrap();
@@ -161,6 +169,6 @@ impl ProgramRunner {
                 )
             }
         };
-        self.check_or_drop(handle, expected, description);
+        self.check_handle_result_or_drop_handle(handle, expected, description);
     }
 }

@@ -1,7 +1,7 @@
 //! A random program: a list of steps that all ranks run in the same order.
 //!
-//! A program cannot deadlock, even if all of its calls block. A blocking call waits only until the other ranks reach the same
-//! step, so the rank that is furthest behind never has to wait.
+//! A program cannot deadlock, even if all of its calls block. A blocking call waits only until the other ranks reach
+//! the same step, so the rank that is furthest behind never has to wait.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -103,8 +103,7 @@ impl Program {
     }
 }
 
-/// Returns a random step. For each group in the list of groups, `group_exists` says whether the group has not been
-/// dropped. A split or drop changes `group_exists`.
+/// Returns a random step. `group_exists[g]` is true until a step drops group `g`. A split appends `true`.
 fn random_step(rng: &mut StdRng, ranks: usize, group_exists: &mut Vec<bool>) -> Step {
     let group = loop {
         let group = rng.random_range(0..group_exists.len());

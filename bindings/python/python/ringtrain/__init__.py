@@ -97,7 +97,7 @@ def init(
     `init` without options returns the same group.
 
     To start the ranks without `ringrun`, pass `peers`, `rank` and `secret`. `peers` is the path of a file with one
-    `host:port` for each rank. `rank` is the number of this process's line in that file, from 0. `secret` is a
+    `host:port` for each rank. `rank` is the number of this process's line in the file `peers`, from 0. `secret` is a
     password that all ranks share; you can set the variable RING_SECRET instead.
 
     `start_timeout` is the time in seconds within which all ranks must join. `timeout` is the time in seconds that one

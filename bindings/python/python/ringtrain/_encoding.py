@@ -13,9 +13,9 @@ _MISSING_IN_ANY_CASE = {"na", "nan", "n/a", "null"}
 _NUMBERS = ("number", "shifted-number")
 
 
-def width(column: dict[str, Any]) -> int:
-    """Returns how many inputs of the model a column becomes. Raises `ModelFileError` if this version of ringtrain does not
-    know the kind of the column."""
+def input_count(column: dict[str, Any]) -> int:
+    """Returns the number of model inputs into which a column is converted. Raises `ModelFileError` if this version of ringtrain
+    does not know the kind of the column."""
     kind, fields = _conversion_of(column)
     if kind in _NUMBERS:
         return 1 + fields["indicator"]
@@ -23,7 +23,8 @@ def width(column: dict[str, Any]) -> int:
 
 
 def to_array(values: Any) -> NDArray:
-    """Converts values to an array. Each masked element of a masked array becomes `None`, which is a missing value."""
+    """Converts a sequence to an array. Each masked element of a masked array becomes `None`, which is a missing
+    value."""
     if not np.ma.is_masked(values):
         return np.asarray(values)
     array = np.array(np.ma.getdata(values), dtype=object)
@@ -32,7 +33,7 @@ def to_array(values: Any) -> NDArray:
 
 
 def encode_column(column: dict[str, Any], values: NDArray, accepts_missing: bool) -> NDArray[np.float32]:
-    """Converts the values of a column to an array of inputs, with a row for each value and `width(column)` columns.
+    """Converts the values of a column to an array of inputs, with a row for each value and `input_count(column)` columns.
 
     `accepts_missing` says whether values may be missing in a column with categories.
     """
@@ -45,7 +46,7 @@ def encode_column(column: dict[str, Any], values: NDArray, accepts_missing: bool
     texts = [_category_text(name, value) for value in values.tolist()]
     if not accepts_missing and "" in texts:
         raise InvalidArgument(f"x, row {texts.index('')}, column `{name}`: the value is missing")
-    inputs = np.zeros((len(texts), width(column)), np.float32)
+    inputs = np.zeros((len(texts), input_count(column)), np.float32)
     if kind == "one-hot":
         index_of = {category: index for index, category in enumerate(fields["categories"])}
     else:

@@ -21,18 +21,18 @@ class PeerLost(JobFailed):
 
 
 class PeerLeft(JobFailed):
-    """A rank closed its group while other ranks still needed data from it."""
+    """A rank closed its group too early: another rank still needed data from this rank."""
 
 
 class Mismatch(JobFailed):
-    """Ranks called different operations, or the same operation with different arguments. `ranks` are the two ranks that the
-    message names."""
+    """Ranks called different operations, or the same operation with different arguments. `ranks` are two ranks whose
+    calls differ."""
 
     ranks: tuple[int, int] | None = None
 
 
 class Timeout(JobFailed, TimeoutError):
-    """An operation did not end within its deadline."""
+    """An operation did not end before its deadline."""
 
 
 class Aborted(JobFailed):
@@ -57,7 +57,7 @@ class ModelFileError(Error, ValueError):
 
 
 class Unsupported(InvalidArgument):
-    """The operation is not defined on elements of this type."""
+    """The operation does not support this element type or this reduction."""
 
 
 class Truncated(InvalidArgument):

@@ -13,13 +13,13 @@ Array = NDArray[np.float32]
 
 
 class Layer(Protocol):
-    """A function of samples, which are the rows of an array."""
+    """One layer of a trained model."""
 
-    def tensors(self) -> dict[str, Shape]:
+    def tensor_shapes(self) -> dict[str, Shape]:
         """Returns the names and the shapes of the tensors of the layer."""
 
-    def load(self, tensors: dict[str, Array]) -> None:
-        """Takes the parameters of the layer from the tensors of the model."""
+    def load_parameters(self, tensors: dict[str, Array]) -> None:
+        """Sets the parameters of the layer from `tensors`, which has all tensors of the model by name."""
 
     def forward(self, values: Array) -> Array:
         """Returns the outputs for each row of `values`."""
@@ -32,11 +32,11 @@ class Dense:
         self._name = f"layers.{number}"
         self._inputs, self._outputs, self._rectify = inputs, outputs, rectify
 
-    def tensors(self) -> dict[str, Shape]:
+    def tensor_shapes(self) -> dict[str, Shape]:
         return {f"{self._name}.weight": (self._outputs, self._inputs), f"{self._name}.bias": (self._outputs,)}
 
-    def load(self, tensors: dict[str, Array]) -> None:
-        self._weight, self._bias = (tensors[name] for name in self.tensors())
+    def load_parameters(self, tensors: dict[str, Array]) -> None:
+        self._weight, self._bias = (tensors[name] for name in self.tensor_shapes())
 
     def forward(self, values: Array) -> Array:
         values = values @ self._weight.T + self._bias
@@ -44,18 +44,18 @@ class Dense:
 
 
 class Convolution:
-    """A convolution with zeros around the image and a rectifier. The output has the height and the width of the image."""
+    """A convolution with zero padding, followed by a rectifier. The output has the height and the width of the image."""
 
     def __init__(self, number: int, image: Shape, channels: int, kernel: int) -> None:
         self._name = f"layers.{number}"
         self._image, self._channels, self._kernel = image, channels, kernel
 
-    def tensors(self) -> dict[str, Shape]:
+    def tensor_shapes(self) -> dict[str, Shape]:
         weight = (self._channels, self._image[0], self._kernel, self._kernel)
         return {f"{self._name}.weight": weight, f"{self._name}.bias": (self._channels,)}
 
-    def load(self, tensors: dict[str, Array]) -> None:
-        self._weight, self._bias = (tensors[name] for name in self.tensors())
+    def load_parameters(self, tensors: dict[str, Array]) -> None:
+        self._weight, self._bias = (tensors[name] for name in self.tensor_shapes())
 
     def forward(self, values: Array) -> Array:
         border = (self._kernel // 2, self._kernel // 2)
@@ -71,10 +71,10 @@ class MaxPooling:
     def __init__(self, image: Shape, window: int) -> None:
         self._image, self._window = image, window
 
-    def tensors(self) -> dict[str, Shape]:
+    def tensor_shapes(self) -> dict[str, Shape]:
         return {}
 
-    def load(self, tensors: dict[str, Array]) -> None:
+    def load_parameters(self, tensors: dict[str, Array]) -> None:
         pass
 
     def forward(self, values: Array) -> Array:

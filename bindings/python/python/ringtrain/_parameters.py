@@ -36,9 +36,9 @@ def as_array(name: str, value: Any) -> NDArray:
 class Parameters:
     """The parameters that a program has passed: an array, a sequence or mapping of arrays, or a module of torch.
 
-    `keys` are the names or indices of the parameters. `originals` are the arrays or tensors that the program has passed,
-    and `arrays` are their memory. `starts` are the positions of the parameters in the vector, and `sizes` are their
-    numbers of elements. `len` is the number of all elements."""
+    `keys` are the names or indices of the parameters. `originals` are the arrays or tensors that the program has passed, and
+    `arrays` are their memory. `starts` are the positions of the parameters in the vector, and `sizes` are their numbers of
+    elements. `element_count` is the total number of elements."""
 
     def __init__(self, parameters: Any) -> None:
         torch = sys.modules.get("torch")
@@ -61,22 +61,22 @@ class Parameters:
         if len(set(addresses)) < len(addresses):
             raise InvalidArgument("two parameters have the same memory; pass each parameter once")
         self.sizes = [array.size for array in self.arrays]
-        *self.starts, self.len = np.cumsum([0, *self.sizes]).tolist()
+        *self.starts, self.element_count = np.cumsum([0, *self.sizes]).tolist()
 
-    def part(self, index: int) -> slice:
+    def slice_of_parameter(self, index: int) -> slice:
         """Returns the position of a parameter in the vector."""
         return slice(self.starts[index], self.starts[index] + self.sizes[index])
 
-    def copy_to(self, vector: NDArray) -> NDArray:
+    def copy_to_vector(self, vector: NDArray) -> NDArray:
         """Copies all parameters to the vector, and returns the vector."""
         for index, array in enumerate(self.arrays):
-            vector[self.part(index)] = array.reshape(-1)
+            vector[self.slice_of_parameter(index)] = array.reshape(-1)
         return vector
 
-    def copy_from(self, vector: NDArray) -> None:
+    def copy_from_vector(self, vector: NDArray) -> None:
         """Copies the vector to the parameters."""
         for index, (original, array) in enumerate(zip(self.originals, self.arrays, strict=True)):
-            values = vector[self.part(index)].reshape(array.shape)
+            values = vector[self.slice_of_parameter(index)].reshape(array.shape)
             if is_tensor(original):
                 # `copy_` tells autograd that the tensor has changed; writing through the array would not.
                 torch = sys.modules["torch"]
@@ -94,7 +94,7 @@ class Parameters:
         else:
             self.arrays[index][rows] = values
 
-    def gradients(self, gradient: Any) -> list[NDArray]:
+    def gradient_arrays(self, gradient: Any) -> list[NDArray]:
         """Returns the gradient of each parameter as an array. `gradient` has the same structure as the parameters."""
         if self.is_single:
             given = [gradient]
@@ -111,24 +111,24 @@ class Parameters:
             for name, values, array in zip(self.names, given, self.arrays, strict=True)
         ]
 
-    def own_gradients(self) -> list[Any]:
+    def gradients_of_tensors(self) -> list[Any]:
         """Returns the attribute `grad` of each tensor, or `None` where a tensor has no gradient."""
         for name, original in zip(self.names, self.originals, strict=True):
             if not is_tensor(original):
                 raise InvalidArgument(f"{name} is a numpy array, which has no attribute grad; pass the gradient")
         return [original.grad for original in self.originals]
 
-    def find(self, key: Any) -> int:
+    def find_index(self, key: Any) -> int:
         """Returns the index of the parameter with the name or index `key`."""
         if key in self.keys:
             return self.keys.index(key)
         raise InvalidArgument(f"there is no parameter {key!r}; the parameters are {self.keys}")
 
-    def rows(self, key: Any, rows: ArrayLike) -> tuple[int, NDArray, NDArray, NDArray]:
-        """Finds rows of the parameter with the name or index `key`. Returns the index of the parameter; the different
-        values of `rows` in ascending order; for each element of `rows`, its position among these values; and the ranges
-        of these rows in the vector."""
-        index = self.find(key)
+    def check_rows(self, key: Any, rows: ArrayLike) -> tuple[int, NDArray, NDArray, NDArray]:
+        """Finds rows of the parameter with the name or index `key`. Returns the index of the parameter, the distinct rows in
+        ascending order, the position of each element of `rows` among the distinct rows, and the ranges of the distinct rows in
+        the vector."""
+        index = self.find_index(key)
         array = self.arrays[index]
         if array.ndim == 0:
             raise InvalidArgument(f"{self.names[index]} has no rows")
@@ -138,9 +138,9 @@ class Parameters:
         if rows.size and not (0 <= rows.min() and rows.max() < len(array)):
             raise InvalidArgument(f"{self.names[index]} has only the rows 0 to {len(array) - 1}")
         unique, places = np.unique(rows.astype(np.int64), return_inverse=True)
-        return index, unique, places.reshape(-1), self.ranges(index, unique)
+        return index, unique, places.reshape(-1), self.row_ranges(index, unique)
 
-    def ranges(self, index: int, rows: NDArray) -> NDArray:
+    def row_ranges(self, index: int, rows: NDArray) -> NDArray:
         """Returns the ranges of ascending rows of a parameter as pairs of first element and length. Merges adjacent
         rows."""
         width = self.sizes[index] // max(len(self.arrays[index]), 1)

@@ -54,7 +54,7 @@ def _end_with_caller(directory: Path) -> None:
 
 
 def _write_result(directory: Path, rank: int, data: bytes) -> None:
-    """Writes the result in one step: a reader finds either no file or a complete file."""
+    """Writes the result file in one step: a reader finds either no file or a complete file."""
     draft = directory / f"draft-{rank}"
     draft.write_bytes(data)
     draft.rename(directory / f"result-{rank}")

@@ -19,7 +19,8 @@ class Resource(Protocol):
     """An object that holds connections or threads, and must be closed before the interpreter exits."""
 
     def fail(self, message: str) -> None:
-        """Ends the job on the other ranks with this message. Does nothing if the job has ended already."""
+        """Ends the job on the other ranks. The errors of these ranks contain `message`. Does nothing if the job has
+        ended already."""
 
     def shutdown(self) -> None:
         """Closes the resource. A second call of `shutdown` does nothing."""
@@ -79,7 +80,7 @@ def _install_exception_hook() -> None:
 
 
 def _end_job_because_of(error: BaseException) -> None:
-    """Ends the job on the other ranks with a message that names this exception."""
+    """Ends the job on the other ranks. The errors of these ranks name the exception `error`."""
     global _reported
     # Do nothing in an interactive session, which continues after an exception, and in a forked child, which is not a rank.
     if error is _reported or os.getpid() != _pid or hasattr(sys, "ps1") or sys.flags.interactive:

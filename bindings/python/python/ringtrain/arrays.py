@@ -26,7 +26,7 @@ _NAMES = {
 
 
 def dtype_name(dtype: Any) -> str:
-    """Returns the name that the compiled module has for a numpy type. Raises `Unsupported` if the module has no such type."""
+    """Returns the compiled module's name for a numpy type. Raises `Unsupported` if the module has no such type."""
     dtype = np.dtype(dtype)
     try:
         return _NAMES[dtype]

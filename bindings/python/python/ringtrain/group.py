@@ -65,7 +65,7 @@ class Group(Objects):
         self.rank: int = core.rank
         self.size: int = core.size
         self.local_rank: int = core.local_rank
-        """This process's rank among the group's ranks on its host."""
+        """The number of this process among the group's ranks on the same host, from 0."""
         self.local_size: int = core.local_size
         self.transport: str = core.transport
         """"shm", "tcp", "shm+tcp" (shared memory within a host, TCP between hosts) or "none" (a group of one rank)."""
@@ -77,8 +77,8 @@ class Group(Objects):
 
     @property
     def timeout(self) -> float:
-        """How many seconds an operation may take; `math.inf` means no limit. A new value applies only to operations
-        that begin later."""
+        """How many seconds an operation may take; `math.inf` means no limit. If you set `timeout`, the new value
+        applies only to operations that begin later."""
         return self.core.timeout
 
     @timeout.setter
@@ -100,7 +100,7 @@ class Group(Objects):
 
     def abort(self, message: str) -> None:
         """Ends the job on every rank. On this rank, the call raises `Aborted` with the message. On every other rank,
-        the current or next call raises it."""
+        the current or next call raises `Aborted`."""
         raise self.core.abort(message)
 
     def statistics(self) -> dict[str, float]:
@@ -224,7 +224,7 @@ class Group(Objects):
         return Handle(handle, lambda _: result)
 
     def scan(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None) -> Any:
-        """Returns the reduction of the arrays of ranks 0 to this rank, inclusive."""
+        """Returns, on rank r, the reduction of the arrays of ranks 0 to r."""
         array = as_contiguous(x)
         result = result_array(out, array.shape, array.dtype)
         self.core.scan(as_reducible(result, op), op, None if result is array else as_reducible(array, op))
@@ -238,8 +238,8 @@ class Group(Objects):
         return Handle(self.core.scan_async(as_reducible(result, op), op, source), lambda _: scalar_or_array(result, x))
 
     def exscan(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None) -> Any:
-        """Returns the reduction of the arrays of all lower ranks. On rank 0, `exscan` returns `None` and does not change
-        `out`."""
+        """Returns, on rank r, the reduction of the arrays of ranks 0 to r-1. On rank 0, `exscan` returns `None` and
+        does not change `out`."""
         array = as_contiguous(x)
         result = result_array(out, array.shape, array.dtype)
         self.core.exscan(as_reducible(result, op), op, None if result is array else as_reducible(array, op))
@@ -320,8 +320,8 @@ class Group(Objects):
         out: NDArray | None = None,
         counts: Sequence[int] | None = None,
     ) -> NDArray | None:
-        """Gathers the arrays of all ranks on the root. Returns on the root what `all_gather` would return. Returns
-        `None` on the other ranks."""
+        """Gathers the arrays of all ranks on the root. The root gets what `all_gather` would return, and the other
+        ranks get `None`."""
         array = as_contiguous(x)
         if self.rank != root:
             scaled = self._check_own_count(array, counts)
@@ -473,7 +473,7 @@ class Group(Objects):
     # Messages
 
     def send(self, x: ArrayLike, to: int, tag: int = 0, *, synchronous: bool = False) -> None:
-        """Sends an array to rank `to`. When the call has returned, you may change the array. With `synchronous`, the
+        """Sends an array to rank `to`. After `send` has returned, you may change the array. With `synchronous`, the
         call returns only after a receive has matched the message. The receiver must pass an `out` of the type of `x`,
         with at least as many elements as `x`."""
         self.core.send(as_sendable(as_contiguous(x)), to, tag, synchronous)
@@ -510,6 +510,6 @@ class Group(Objects):
 
     def probe(self, source: int | None = None, tag: int | None = None, timeout: float = 0.0) -> Status | None:
         """Waits for a message that no receive has matched, and returns the status of the message. Returns `None` if
-        no such message arrives within `timeout` seconds. Does not receive the message."""
+        no such message arrives within `timeout` seconds. A later `receive` still receives the message."""
         found = self.core.probe(source, tag, timeout)
         return None if found is None else Status(*found[:3])

@@ -9,8 +9,8 @@ from . import _core
 class Handle:
     """The handle of an operation that has begun. Do not use the operation's arrays before `wait` has returned.
 
-    If you drop the handle, the operation continues for the other ranks, but possibly the result is not written to the
-    arrays of this rank. If you drop the handle of a receive that has matched no message yet, the receive is cancelled.
+    If you drop the handle, the operation continues for the other ranks, but the arrays of this rank may never receive the result.
+    If you drop the handle of a receive that has matched no message yet, the receive is cancelled.
     """
 
     __slots__ = ("_core", "_finish")

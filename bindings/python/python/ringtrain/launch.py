@@ -77,8 +77,8 @@ def run(
 
 
 def _python_path() -> str:
-    """Returns this process's `sys.path` as the value of PYTHONPATH for the ranks. In a notebook, `sys.path` has an
-    empty entry: in the returned value, the working directory takes the place of the empty entry.
+    """Returns this process's `sys.path` as the value of PYTHONPATH for the ranks. The returned value has the working
+    directory in place of the empty entry that `sys.path` has in a notebook.
     """
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 

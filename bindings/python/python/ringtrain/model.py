@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._encoding import encode_column, to_array, width
+from ._encoding import encode_column, input_count, to_array
 from ._errors import InvalidArgument, ModelFileError
 from ._layers import Layer, create_layers
 
@@ -37,9 +37,9 @@ class Model:
         divisor = description["pixel_divisor"]
         self._divisor = None if divisor is None else np.float32(divisor)
         self._mean, self._inverse_deviation = tensors.get(_MEAN), tensors.get(_INVERSE_DEVIATION)
-        self._layers: list[Layer] = _layers(description)
+        self._layers: list[Layer] = _create_layers_of(description)
         for layer in self._layers:
-            layer.load(tensors)
+            layer.load_parameters(tensors)
 
     def __repr__(self) -> str:
         return f"<ringtrain.Model {self.description['model']}, {self.task}, {len(self.columns)} columns>"
@@ -48,11 +48,11 @@ class Model:
         """Returns the predictions for the rows of `x`: numbers in the unit of the target, or names of classes.
 
         `x` is an array with a row for each sample and a column for each feature, in the order of `columns`. `x` may also be a
-        pandas.DataFrame, a dictionary of columns or a structured array. This method then finds the features by the names of the
-        columns, and ignores other columns. If the model was trained on data without names, this method finds the features by
-        position: `x` must have all columns of the training table, or all but the target, or only the features. Masked elements
-        of a masked array are missing values. Texts may be `bytes` in UTF-8. Images may be an array of the shape (samples,
-        height, width) or (samples, channels, height, width).
+        pandas.DataFrame, a dictionary of columns or a structured array. In a table, `predict` finds the features by the names of
+        the columns, and ignores other columns. A model of data without names finds the features by position: `x` must have all
+        columns of the training table, or all but the target, or only the features. Masked elements of a masked array are missing
+        values. Texts may be `bytes` in UTF-8. Images may be an array of the shape (samples, height, width) or (samples, channels,
+        height, width).
         """
         if self.task == "classification":
             return self.classes[self._outputs(x).argmax(axis=1)]
@@ -61,7 +61,7 @@ class Model:
 
     def predict_proba(self, x: Any) -> NDArray[np.float64]:
         """Returns an array of probabilities: a row for each row of `x`, and a column for each class, in the order of `classes`.
-        `predict` says what `x` may be."""
+        `x` may be everything that `predict` accepts."""
         if self.task != "classification":
             raise InvalidArgument("the model predicts numbers, so there are no probabilities: call predict")
         outputs = self._outputs(x).astype(np.float64)
@@ -69,10 +69,10 @@ class Model:
         return powers / powers.sum(axis=1, keepdims=True)
 
     def _outputs(self, x: Any) -> NDArray[np.float32]:
-        features = self._features(x)
+        features = self._encode_features(x)
         with np.errstate(over="ignore", invalid="ignore"):
             blocks = [self._forward(features[start : start + _BLOCK_ROWS]) for start in range(0, len(features), _BLOCK_ROWS)]
-        return np.concatenate(blocks) if blocks else np.empty((0, _outputs(self.description)), np.float32)
+        return np.concatenate(blocks) if blocks else np.empty((0, _output_count(self.description)), np.float32)
 
     def _forward(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         if self._divisor is not None:
@@ -85,7 +85,7 @@ class Model:
             raise InvalidArgument("a prediction is not finite: a value is far outside the range of the training data")
         return values
 
-    def _features(self, x: Any) -> NDArray[np.float32]:
+    def _encode_features(self, x: Any) -> NDArray[np.float32]:
         """Returns the features of each row of `x` as numbers, which are not standardized yet."""
         names = _column_names(x)
         if names is None:
@@ -94,8 +94,8 @@ class Model:
                 raise InvalidArgument(f"x has the shape {array.shape}; the model needs the shape (rows, {len(self.columns)})")
             columns = list(array.T)
         elif self.description["columns_from"] == "position":
-            found = _columns(x, names)
-            columns = [to_array(found[index]) for index in self._positions(len(found))]
+            found = _select_columns(x, names)
+            columns = [to_array(found[index]) for index in self._positions_of_columns(len(found))]
         else:
             missing = [name for name in self.columns if name not in names]
             if missing:
@@ -119,8 +119,8 @@ class Model:
             )
         return array.reshape(len(array), -1)
 
-    def _positions(self, count: int) -> Sequence[int]:
-        """Returns where the columns of the model are in a table of `count` columns, as `ringtrain predict` finds them."""
+    def _positions_of_columns(self, count: int) -> Sequence[int]:
+        """Returns the positions of the features in a table of `count` columns, as in `ringtrain predict`."""
         layout, whole = self.description.get("layout"), ""
         if layout is not None:
             features, target = layout["features"], layout["target"]
@@ -146,14 +146,14 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     with open(path, "rb") as file:
         content = file.read()
     try:
-        return _parse(content)
+        return _parse_model_file(content)
     except ModelFileError as error:
         raise ModelFileError(f"{os.fspath(path)}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFileError(f"{os.fspath(path)} is truncated or corrupt ({error!r}); save the model again") from None
 
 
-def _parse(content: bytes) -> Model:
+def _parse_model_file(content: bytes) -> Model:
     if not content:
         raise ModelFileError("the file is empty")
     if len(content) > 8 and content[8:9] != b"{":
@@ -166,7 +166,7 @@ def _parse(content: bytes) -> Model:
     _check_format(metadata)
     tensors = _read_tensors(header, memoryview(content)[8 + length :])
     text = metadata["description"]
-    if metadata["sha256"] != _digest(text, tensors):
+    if metadata["sha256"] != _content_digest(text, tensors):
         raise ModelFileError("the file is corrupt: its content does not match its checksum")
     description = json.loads(text)
     _check_shapes(description, tensors)
@@ -202,7 +202,7 @@ def _read_tensors(header: dict[str, Any], data: memoryview) -> dict[str, NDArray
     return tensors
 
 
-def _digest(description: str, tensors: Mapping[str, NDArray[np.float32]]) -> str:
+def _content_digest(description: str, tensors: Mapping[str, NDArray[np.float32]]) -> str:
     digest = hashlib.sha256(f"{description}\n".encode())
     for name in sorted(tensors, key=str.encode):
         shape = "x".join(map(str, tensors[name].shape))
@@ -213,11 +213,11 @@ def _digest(description: str, tensors: Mapping[str, NDArray[np.float32]]) -> str
 
 def _check_shapes(description: dict[str, Any], tensors: Mapping[str, NDArray[np.float32]]) -> None:
     """Checks that the file has exactly the tensors of the model, with finite values."""
-    inputs = sum(map(width, description["columns"]))
+    inputs = sum(map(input_count, description["columns"]))
     image = description.get("image")
     if image is not None and math.prod(image[axis] for axis in ("channels", "height", "width")) != inputs:
         raise ModelFileError(f"the file is corrupt: its images have the shape {image}, but it has {inputs} inputs")
-    wanted = {name: shape for layer in _layers(description) for name, shape in layer.tensors().items()}
+    wanted = {name: shape for layer in _create_layers_of(description) for name, shape in layer.tensor_shapes().items()}
     if _MEAN in tensors:
         wanted[_MEAN] = wanted[_INVERSE_DEVIATION] = (inputs,)
     found = {name: tensor.shape for name, tensor in tensors.items()}
@@ -227,15 +227,15 @@ def _check_shapes(description: dict[str, Any], tensors: Mapping[str, NDArray[np.
         raise ModelFileError("the file is corrupt: a parameter is not finite")
 
 
-def _outputs(description: dict[str, Any]) -> int:
+def _output_count(description: dict[str, Any]) -> int:
     return max(len(description["classes"]), 1)
 
 
-def _layers(description: dict[str, Any]) -> list[Layer]:
+def _create_layers_of(description: dict[str, Any]) -> list[Layer]:
     """Returns the layers of a model, without their parameters."""
     image = description.get("image")
     shape = None if image is None else (image["channels"], image["height"], image["width"])
-    return create_layers(description["model"], sum(map(width, description["columns"])), shape, _outputs(description))
+    return create_layers(description["model"], sum(map(input_count, description["columns"])), shape, _output_count(description))
 
 
 def _column_names(x: Any) -> list | None:
@@ -247,7 +247,7 @@ def _column_names(x: Any) -> list | None:
     return list(x.dtype.names) if isinstance(x, np.ndarray) and x.dtype.names else None
 
 
-def _columns(x: Any, names: list) -> list:
+def _select_columns(x: Any, names: list) -> list:
     """Returns the columns of a table in their order. Two columns of a DataFrame may have the same name."""
     if hasattr(x, "iloc"):
         return [x.iloc[:, index] for index in range(len(names))]

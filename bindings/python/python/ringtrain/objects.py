@@ -70,7 +70,7 @@ class Objects:
         return None if gathered is None else [pickle.loads(data) for data in gathered]
 
     def scatter_object(self, values: Sequence[Any] | None = None, root: int = 0) -> Any:
-        """Returns `values[r]` of the root on rank r. The root passes one object for each rank."""
+        """The root passes one object for each rank, and rank r gets `values[r]`."""
         is_root = self.rank == root
         encode = (lambda: [_dumps(value) for value in (() if values is None else values)]) if is_root else (lambda: None)
         return pickle.loads(exchange(self.core.scatter_bytes, encode, root))

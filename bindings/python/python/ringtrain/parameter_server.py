@@ -43,15 +43,17 @@ class Staleness(NamedTuple):
 
 
 class ParameterServer:
-    """A parameter server, as this rank uses it. The first `servers` ranks of `group` hold equal parts of the parameters
-    and apply gradients. The other ranks are workers: they pull parameters, compute gradients and push them.
+    """A parameter server. Each rank creates this object as a server or as a worker. The first `servers` ranks of `group` hold
+    equal parts of the parameters and apply gradients. The other ranks are workers: they pull parameters, compute gradients and
+    push them.
 
     All ranks of `group` (by default the world) must create the object at the same time, with parameters of the same
     shapes and with the same options. The parameters of the group's rank 0 are the initial parameters.
 
     `parameters` is a float32 array, a sequence or mapping of arrays, a tensor, a sequence or mapping of tensors, or a
-    module of torch. The arrays must be contiguous, and the tensors must be on the CPU. Of a module, the parameters
-    that require gradients are used; its buffers and its frozen parameters stay as each rank has initialised them.
+    module of torch. The arrays must be contiguous, and the tensors must be on the CPU. The server holds only those
+    parameters of a module that require gradients. Buffers and frozen parameters keep the values that each rank has
+    given them.
 
     The optimizers are "sgd", "momentum", "nesterov", "adam", "adamw" and "lamb". `momentum` (default 0.9), `betas`
     and `eps` (defaults (0.9, 0.999) and 1e-8) and `weight_decay` (default 0.01 for adamw and lamb, otherwise 0) mean
@@ -98,7 +100,7 @@ class ParameterServer:
         self._is_synchronous = bool(synchronous)
         # A thread of a worker must hold this lock while it uses `_values` or `_gradient`.
         self._lock = threading.RLock()
-        self._values = self._parameters.copy_to(np.empty(self._parameters.len, np.float32))
+        self._values = self._parameters.copy_to_vector(np.empty(self._parameters.element_count, np.float32))
         self._core = _core.ParameterServer(
             group.core,
             self._values,
@@ -120,26 +122,26 @@ class ParameterServer:
         """The ranks of the workers in the job."""
         own = group.members[group.rank]
         self.worker_index: int | None = None if self.is_server else self.workers.index(own)
-        """The number of this worker among the workers, from 0; `None` on a server. Use it to choose the worker's
-        data."""
+        """The number of this worker among the workers, from 0; `None` on a server. Use this number to choose the
+        worker's data."""
         self._gradient = np.empty_like(self._values)
 
     def __repr__(self) -> str:
         role = "server" if self.is_server else f"worker {self.worker_index} of {len(self.workers)}"
-        return f"<ringtrain.ParameterServer: {role}, {self._optimizer}, {self._parameters.len} parameters>"
+        return f"<ringtrain.ParameterServer: {role}, {self._optimizer}, {self._parameters.element_count} parameters>"
 
     # Workers
 
     def pull(self) -> None:
         """Receives the current parameters from all servers and writes them to the program's arrays or tensors.
 
-        Raises `PeerLost` if a server is lost. Then `rank` of the exception is the server, and the parameters do not
-        change. Raises `JobFailed` if a synchronous server has lost a worker. Only workers may call this method and the
-        next four methods."""
+        Raises `PeerLost` if a server is lost: the exception's `rank` is the server, and the parameters do not change. Raises
+        `JobFailed` if a synchronous server has lost a worker. Only workers may call `pull`, `push`, `push_pull`, `push_rows` and
+        `pull_rows`."""
         self._check_worker()
         with self._lock:
             self._core.pull(self._values)
-            self._parameters.copy_from(self._values)
+            self._parameters.copy_from_vector(self._values)
 
     def push(self, gradient: Any = None) -> PushResult:
         """Sends a gradient to all servers. The gradient must have been computed with the parameters that this worker
@@ -151,20 +153,21 @@ class ParameterServer:
         errors as `pull`."""
         self._check_worker()
         with self._lock:
-            if gradient is None and self._sends_rows(grads := self._parameters.own_gradients()):
+            if gradient is None and self._sends_rows(grads := self._parameters.gradients_of_tensors()):
                 ranges, values = self._sparse_ranges(grads)
-                return _result(self._core.push_ranges(ranges, values))
-            self._collect(gradient)
-            return _result(self._core.push(self._gradient))
+                return _combine_outcomes(self._core.push_ranges(ranges, values))
+            self._store_gradient(gradient)
+            return _combine_outcomes(self._core.push(self._gradient))
 
     def push_pull(self, gradient: Any = None) -> PushResult:
-        """Does the same as `push` and then `pull`, in one round trip. Sends a sparse `grad` as a dense gradient."""
+        """Does the same as `push` and then `pull`, in one round trip. Unlike `push`, sends a sparse `grad` as a dense
+        gradient."""
         self._check_worker()
         with self._lock:
-            self._collect(gradient)
+            self._store_gradient(gradient)
             outcomes = self._core.push_pull(self._gradient, self._values)
-            self._parameters.copy_from(self._values)
-            return _result(outcomes)
+            self._parameters.copy_from_vector(self._values)
+            return _combine_outcomes(outcomes)
 
     def push_rows(self, parameter: int | str, rows: ArrayLike, values: Any) -> PushResult:
         """Sends the gradients of some rows of one parameter, such as the rows of an embedding that a batch uses.
@@ -174,20 +177,20 @@ class ParameterServer:
         of the optimizer changes only in these rows. Raises `Unsupported` with a synchronous server or with lamb, because
         these need the gradients of all rows."""
         self._check_worker()
-        self._check_sparse()
-        index, unique, places, ranges = self._parameters.rows(parameter, rows)
+        self._refuse_rows_if_synchronous()
+        index, unique, places, ranges = self._parameters.check_rows(parameter, rows)
         shape = (places.size, *self._parameters.arrays[index].shape[1:])
         gradients = as_gradient("the gradient of the rows", values, shape)
         sums = np.zeros((unique.size, *shape[1:]), np.float32)
         np.add.at(sums, places, gradients.astype(np.float32, copy=False))
         with self._lock:
-            return _result(self._core.push_ranges(ranges, sums.reshape(-1)))
+            return _combine_outcomes(self._core.push_ranges(ranges, sums.reshape(-1)))
 
     def pull_rows(self, parameter: int | str, rows: ArrayLike) -> None:
         """Receives the current values of some rows of one parameter, and writes them to the program's array or
-        tensor. The arguments are those of `push_rows`. The next push counts its staleness from this call."""
+        tensor. The arguments are those of `push_rows`. The staleness of the next push counts from this call."""
         self._check_worker()
-        index, unique, _, ranges = self._parameters.rows(parameter, rows)
+        index, unique, _, ranges = self._parameters.check_rows(parameter, rows)
         values = np.empty((unique.size, *self._parameters.arrays[index].shape[1:]), np.float32)
         with self._lock:
             self._core.pull_ranges(ranges, values.reshape(-1))
@@ -197,7 +200,7 @@ class ParameterServer:
         if self.is_server:
             raise Error("this rank is a server; only workers push and pull")
 
-    def _check_sparse(self) -> None:
+    def _refuse_rows_if_synchronous(self) -> None:
         if self._is_synchronous:
             raise Unsupported("a synchronous server needs the gradients of all parameters; call push")
         if self._optimizer == "lamb":
@@ -207,45 +210,48 @@ class ParameterServer:
         needs_whole_gradients = self._is_synchronous or self._optimizer == "lamb"
         return not needs_whole_gradients and any(grad is not None and grad.is_sparse for grad in grads)
 
-    def _collect(self, gradient: Any) -> None:
+    def _store_gradient(self, gradient: Any) -> None:
         """Copies `gradient` to the vector `_gradient`. If `gradient` is `None`, copies the attribute `grad` of each
         tensor."""
         parameters = self._parameters
         if gradient is None:
-            grads = parameters.own_gradients()
-            arrays = [None if grad is None else _dense(parameters, index, grad) for index, grad in enumerate(grads)]
+            grads = parameters.gradients_of_tensors()
+            arrays = [None if grad is None else _to_dense_gradient(parameters, index, grad) for index, grad in enumerate(grads)]
         else:
-            arrays = parameters.gradients(gradient)
+            arrays = parameters.gradient_arrays(gradient)
         for index, array in enumerate(arrays):
-            self._gradient[parameters.part(index)] = 0 if array is None else array.reshape(-1)
+            self._gradient[parameters.slice_of_parameter(index)] = 0 if array is None else array.reshape(-1)
 
     def _sparse_ranges(self, grads: list[Any]) -> tuple[NDArray, NDArray]:
-        """Returns the ranges of parameters for which `grads` has gradients, and these gradients. At least one of `grads`
-        is sparse."""
+        """Returns the ranges of the vector for which `grads` has gradients, and the gradients of these ranges. At least one of
+        `grads` is sparse."""
         parameters = self._parameters
         ranges, values = [], []
         for index, grad in enumerate(grads):
             if grad is not None and grad.is_sparse and grad.sparse_dim() == 1:
                 grad = grad.detach().coalesce()
                 rows = grad.indices()[0].numpy()
-                ranges.append(parameters.ranges(index, rows))
+                ranges.append(parameters.row_ranges(index, rows))
                 values.append(grad.values().numpy().reshape(-1))
             elif parameters.sizes[index]:
                 ranges.append(np.array([[parameters.starts[index], parameters.sizes[index]]], np.int64))
-                whole = np.zeros(parameters.sizes[index], np.float32) if grad is None else _dense(parameters, index, grad)
+                whole = (
+                    np.zeros(parameters.sizes[index], np.float32) if grad is None else _to_dense_gradient(parameters, index, grad)
+                )
                 values.append(whole.reshape(-1))
         return np.concatenate(ranges), np.concatenate(values).astype(np.float32, copy=False)
 
     # Servers
 
     def wait_for_workers(self, timeout: float | None = None) -> bool:
-        """On a server, waits until every worker has closed its connections or is lost. Returns `True` then, or `False` if
-        `timeout` seconds have passed before. Ctrl-C interrupts the wait."""
+        """On a server, waits until every worker has closed its connections or is lost. Returns `False` if `timeout` seconds have
+        passed before that, otherwise `True`. Ctrl-C interrupts the wait."""
         return self._core.wait_for_workers(timeout)
 
     @property
     def lost_workers(self) -> list[tuple[int, str]]:
-        """On a server, the rank in the job of each worker that this server has lost, and the reason."""
+        """On a server, a pair for each worker that this server has lost: the worker's rank in the job, and the
+        reason."""
         return self._core.lost_workers
 
     @property
@@ -254,11 +260,10 @@ class ParameterServer:
         return Staleness(*self._core.staleness)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of this server's part of the parameters and of the optimizer's state. No update happens during
-        the copy. The keys are "start", the position of the first parameter of this part in the vector of all parameters;
-        "parameters"; "steps", the number of updates; "optimizer", the name of the optimizer; and the vectors of the
-        optimizer's state, such as "velocity". `numpy.savez(file, **state)` saves the part. Each server saves its own
-        part."""
+        """Returns a copy of this server's part of the parameters and of the optimizer's state. No update happens during the copy.
+        The keys are "parameters" (this part), "start" (its position in the vector of all parameters), "steps" (the number of
+        updates), "optimizer" (the optimizer's name), and a key for each vector of the optimizer's state, such as "velocity".
+        `numpy.savez(file, **state)` saves the part. Each server saves its own part."""
         start, count = self._core.part
         parameters = np.empty(count, np.float32)
         vectors = {name.removeprefix(_STATE_PREFIX): np.empty(count, np.float32) for name in self._core.state_names}
@@ -266,9 +271,9 @@ class ParameterServer:
         return {"optimizer": self._optimizer, "start": start, "steps": steps, "parameters": parameters, **vectors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the part that `state_dict` has returned, or that `numpy.load` has read from a file. The job must have
-        the same number of servers as the job that saved the part. Call this method on all servers before the workers
-        pull: for example, call `group.barrier()` on all ranks after it.
+        """Restores the part that `state_dict` has returned, or that `numpy.load` has read from a file. The job must have the same
+        number of servers as the job that saved the part. All servers must have called this method before a worker pulls. To
+        ensure this, call `group.barrier()` on all ranks after it.
 
         Raises `InvalidArgument` if the state belongs to another optimizer or to other parameters."""
         start, count = self._core.part
@@ -298,8 +303,8 @@ class ParameterServer:
 
     def close(self) -> None:
         """Closes the connections of this rank. A worker tells the servers that it has ended. On a server, call
-        `wait_for_workers` first: otherwise, the next call of each worker raises `PeerLost`. The end of the program also
-        closes the connections. A second call does nothing."""
+        `wait_for_workers` first: otherwise, the next call of each worker raises `PeerLost`. The end of the program
+        also closes the connections. A second call of `close` does nothing."""
         self._core.close()
 
     def __enter__(self) -> "ParameterServer":
@@ -312,11 +317,11 @@ class ParameterServer:
         self.close()
 
 
-def _dense(parameters: Parameters, index: int, grad: Any) -> NDArray:
+def _to_dense_gradient(parameters: Parameters, index: int, grad: Any) -> NDArray:
     return as_gradient(f"the gradient of {parameters.names[index]}", grad, parameters.arrays[index].shape)
 
 
-def _result(outcomes: list[tuple[bool, int]]) -> PushResult:
+def _combine_outcomes(outcomes: list[tuple[bool, int]]) -> PushResult:
     return PushResult(all(applied for applied, _ in outcomes), max(staleness for _, staleness in outcomes))
 
 

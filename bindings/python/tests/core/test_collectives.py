@@ -53,8 +53,8 @@ BITWISE = ("band", "bor", "bxor")
 
 
 def sample(dtype, shape, rank, seed=0) -> np.ndarray:
-    """Returns the array that rank `rank` contributes. Every rank can compute this array. The values are small
-    integers, so sums and products over a few ranks are exact."""
+    """Returns the array that rank `rank` contributes. Every rank can compute the arrays of all ranks. The values are
+    small integers, so sums and products over a few ranks are exact."""
     dtype = np.dtype(dtype)
     words = np.random.default_rng([seed, rank]).integers(0, 5, size=shape or (1,))
     if dtype.kind in "fui":
@@ -435,8 +435,8 @@ def inputs_may_overlap_the_result(world):
 
 @cases
 def large_inputs_may_overlap_the_result(world):
-    """Regression test: before the fix, with arrays of this length, the result overwrote input elements that had not
-    been read yet."""
+    """Regression test: before the fix, if a long input and its result overlapped, the result overwrote input elements
+    that had not been read yet."""
     n, rank = world.size, world.rank
     count, shift = 600_000, 1000
     arrays = all_samples(world, "int64", (n * count,), 14)
@@ -572,7 +572,7 @@ def invalid_arguments_are_refused_and_nothing_is_sent(world, name):
 
 @cases
 def a_scatter_that_cannot_be_divided_fails_on_every_rank(world):
-    """The root first sends the shape of its array to the other ranks, so that all ranks raise the same error."""
+    """In a scatter, the root first sends the shape of its array, so that all ranks raise the same error."""
     x = np.arange(2 * world.size + 1)
     raised(ring.InvalidArgument, world.scatter, x, counts=[len(x) + 1] * world.size)
     raised(ring.InvalidArgument, world.scatter, np.zeros(()))
@@ -607,7 +607,7 @@ def arguments_of_ranks_that_are_not_the_root_are_ignored(world):
 
 @cases
 def all_ranks_fail_if_the_root_cannot_scatter_its_array(world):
-    """Regression test: before the fix, the other ranks waited until their deadline."""
+    """Regression test: before the fix, all ranks except the root waited until their deadline."""
     n, root = world.size, world.size - 1
     for reason, x in (
         ("the root has to pass the array", None),

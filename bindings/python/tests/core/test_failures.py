@@ -220,8 +220,8 @@ LARGE_COUNT = 4_000_000
 
 
 def run_rank(directory: Path, how: str) -> None:
-    """Runs one rank of the test below. While the other ranks are in a collective, rank 1 ends in the way that `how`
-    names.
+    """Runs one rank of `test_all_ranks_raise_an_error_when_a_rank_ends`. Rank 1 ends in the way that `how` names,
+    while the other ranks are in a collective.
     """
     world = ring.init(timeout=30, transport=os.environ.get("TEST_TRANSPORT"))
     if world.rank == 1:

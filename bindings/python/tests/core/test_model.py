@@ -161,7 +161,8 @@ def test_texts_and_missing_values_are_encoded_as_by_the_program(tmp_path: Path):
 
 
 def test_columns_without_names_are_found_by_position_as_by_the_program(tmp_path: Path):
-    """A model of a table without a header found no columns in a DataFrame, because it looked for names such as "1"."""
+    """Regression test: before the fix, a model of a table without a header looked in a DataFrame for columns with names such as
+    "1"."""
     random = np.random.default_rng(4)
     cells = np.round(random.normal(size=(80, 4)), 3)
     cells[:, 0] = 3 * cells[:, 1] + 5 * cells[:, 3]
@@ -181,7 +182,7 @@ def test_columns_without_names_are_found_by_position_as_by_the_program(tmp_path:
 
 
 class Frame:
-    """What `Model.predict` uses of a pandas.DataFrame. All columns have the same name."""
+    """A stand-in for a pandas.DataFrame whose columns all have the same name."""
 
     def __init__(self, arrays: list[np.ndarray]) -> None:
         self._arrays = arrays

@@ -230,7 +230,7 @@ def test_collectives_of_one_rank_return_their_input():
 
 
 def test_sizes_that_exceed_memory_raise_an_error():
-    """A size that does not fit into memory or into 64 bits raises an error. No computation of a size overflows."""
+    """A size that does not fit into memory or into 64 bits raises an error, and does not overflow."""
     group = ring.solo()
     zeros = np.broadcast_to(np.float64(0), (2**40,))
     raised((MemoryError, ring.InvalidArgument), group.all_reduce, zeros)

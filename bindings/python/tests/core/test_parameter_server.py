@@ -16,9 +16,9 @@ SEED = 20
 TRUTH = np.arange(1.0, 11.0, dtype=np.float32)
 
 
-def run(n: int, work, parameters=lambda: np.zeros(10, np.float32), **options) -> list:
-    """Runs a job of `n` ranks. Servers wait for the workers, and workers call `work(server, parameters)`. Returns the results of
-    all ranks. The result of a server is the number of its updates and their staleness."""
+def run_on_ranks(n: int, run_worker, parameters=lambda: np.zeros(10, np.float32), **options) -> list:
+    """Runs a job of `n` ranks. Servers wait for the workers, and workers call `run_worker(server, parameters)`.
+    Returns the results of all ranks. The result of a server is the number of its updates and their staleness."""
 
     def run_rank(group: ring.Group):
         values = parameters()
@@ -26,34 +26,34 @@ def run(n: int, work, parameters=lambda: np.zeros(10, np.float32), **options) ->
             if server.is_server:
                 assert server.wait_for_workers(30) and server.lost_workers == []
                 return server.state_dict()["steps"], server.staleness
-            return work(server, values)
+            return run_worker(server, values)
 
     results = run_in_threads(n, run_rank)
     assert not any(isinstance(result, BaseException) for result in results), results
     return results
 
 
-def sample(worker: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+def draw_sample(worker: int, step: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns a random sample of a least-squares problem whose solution is `TRUTH`."""
     features = np.random.default_rng([SEED, worker, step]).standard_normal((16, 10)).astype(np.float32)
     return features, features @ TRUTH
 
 
-def gradient(w: np.ndarray, features: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def least_squares_gradient(w: np.ndarray, features: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return features.T @ (features @ w - targets) / len(targets)
 
 
 def test_asynchronous_workers_solve_a_least_squares_problem():
     steps = 80
 
-    def work(server: ring.ParameterServer, w: np.ndarray) -> np.ndarray:
+    def run_worker(server: ring.ParameterServer, w: np.ndarray) -> np.ndarray:
         for step in range(steps):
             server.pull()
-            assert server.push(gradient(w, *sample(server.worker_index, step)))
+            assert server.push(least_squares_gradient(w, *draw_sample(server.worker_index, step)))
         server.pull()
         return w
 
-    results = run(5, work, servers=2, lr=0.05, weight_decay=0.0)
+    results = run_on_ranks(5, run_worker, servers=2, lr=0.05, weight_decay=0.0)
     for updates, staleness in results[:2]:
         assert updates == sum(staleness.counts) == 3 * steps and staleness.dropped == 0
     # The final parameters of a worker may lack the last gradients of the other workers.
@@ -62,17 +62,17 @@ def test_asynchronous_workers_solve_a_least_squares_problem():
 
 
 def test_synchronous_workers_compute_what_one_process_computes():
-    def work(server: ring.ParameterServer, w: list[np.ndarray]) -> np.ndarray:
+    def run_worker(server: ring.ParameterServer, w: list[np.ndarray]) -> np.ndarray:
         server.pull()
         for step in range(10):
             flat = np.concatenate([w[0].reshape(-1), w[1]])
-            values = gradient(flat, *sample(server.worker_index, step))
+            values = least_squares_gradient(flat, *draw_sample(server.worker_index, step))
             assert server.push_pull([values[:6].reshape(2, 3), values[6:]]) == (True, 0)
         return np.concatenate([w[0].reshape(-1), w[1]])
 
-    results = run(
+    results = run_on_ranks(
         5,
-        work,
+        run_worker,
         lambda: [np.zeros((2, 3), np.float32), np.zeros(4, np.float32)],
         servers=2,
         synchronous=True,
@@ -80,7 +80,7 @@ def test_synchronous_workers_compute_what_one_process_computes():
     )
     w, velocity, momentum = np.zeros(10, np.float32), np.zeros(10, np.float32), 0.9
     for step in range(10):
-        mean = sum(gradient(w, *sample(worker, step)) for worker in range(3)) / np.float32(3)
+        mean = sum(least_squares_gradient(w, *draw_sample(worker, step)) for worker in range(3)) / np.float32(3)
         velocity = momentum * velocity + mean
         w = w - np.float32(0.1) * (mean + momentum * velocity)
     for found in results[2:]:
@@ -91,7 +91,7 @@ def test_sparse_rows_equal_dense_gradients():
     """`push_rows` changes the parameters as a dense gradient with zeros elsewhere does."""
     start = {"bias": np.ones(2, np.float32), "table": np.arange(33, dtype=np.float32).reshape(11, 3)}
 
-    def work(server: ring.ParameterServer, w: dict) -> None:
+    def run_worker(server: ring.ParameterServer, w: dict) -> None:
         generator = np.random.default_rng(SEED)
         expected = start["table"].copy()
         for rows in ([7, 2, 7, 0, 3], [0, 2, 4, 6, 8, 10], [3, 3], list(range(11)), []):
@@ -107,13 +107,13 @@ def test_sparse_rows_equal_dense_gradients():
         server.pull()
         assert np.allclose(w["table"], expected, atol=1e-5) and (w["bias"] == 1).all()
 
-    run(3, work, lambda: {name: value.copy() for name, value in start.items()}, servers=2)
+    run_on_ranks(3, run_worker, lambda: {name: value.copy() for name, value in start.items()}, servers=2)
 
 
 def test_rows_without_a_gradient_keep_their_momentum():
     """Regression test: before the fix, a push of very many rows was sent as a dense push, which also moved the other rows."""
 
-    def work(server: ring.ParameterServer, w: np.ndarray) -> None:
+    def run_worker(server: ring.ParameterServer, w: np.ndarray) -> None:
         server.push(np.ones((1000, 1)))
         rows = [*range(0, 1000, 2), 999]
         server.push_rows(0, rows, np.ones((501, 1)))
@@ -122,14 +122,15 @@ def test_rows_without_a_gradient_keep_their_momentum():
         expected[rows] = -0.29
         assert np.allclose(w[:, 0], expected), w
 
-    run(2, work, lambda: np.zeros((1000, 1), np.float32), optimizer="momentum")
+    run_on_ranks(2, run_worker, lambda: np.zeros((1000, 1), np.float32), optimizer="momentum")
 
 
 def test_old_gradients_are_dropped_and_the_worker_pulls_again():
-    """With the bound 0, a gradient is dropped if another worker pushed after the pull. A dropped gradient changes nothing."""
+    """With `staleness=0`, a server drops a gradient if another worker has pushed since the pull. A dropped gradient changes
+    nothing."""
     order = threading.Barrier(2, timeout=30)
 
-    def work(server: ring.ParameterServer, w: np.ndarray) -> list:
+    def run_worker(server: ring.ParameterServer, w: np.ndarray) -> list:
         results = []
         for first in (1, 0):
             server.pull()
@@ -146,7 +147,7 @@ def test_old_gradients_are_dropped_and_the_worker_pulls_again():
         assert np.allclose(w, -0.4), w
         return results
 
-    results = run(3, work, staleness=0)
+    results = run_on_ranks(3, run_worker, staleness=0)
     assert results[0] == (4, ring.Staleness([4], 2))
     for pushes in results[1:]:
         assert sorted(pushes) == [(False, 1), (True, 0), (True, 0)] and sum(map(bool, pushes)) == 2
@@ -155,14 +156,14 @@ def test_old_gradients_are_dropped_and_the_worker_pulls_again():
 def test_a_pull_of_rows_makes_the_next_push_fresh():
     """Regression test: before the fix, the staleness of a worker that only pulled rows grew with each update."""
 
-    def work(server: ring.ParameterServer, w: np.ndarray) -> list:
+    def run_worker(server: ring.ParameterServer, w: np.ndarray) -> list:
         pushes = []
         for _ in range(4):
             server.pull_rows(0, [1])
             pushes.append(server.push_rows(0, [1], [1.0]))
         return pushes
 
-    assert run(2, work, staleness=0)[1] == [(True, 0)] * 4
+    assert run_on_ranks(2, run_worker, staleness=0)[1] == [(True, 0)] * 4
 
 
 @pytest.mark.parametrize("optimizer", ("momentum", "lamb"))
@@ -270,10 +271,10 @@ def test_wrong_arguments_raise_an_error_and_send_nothing():
 
 
 def test_synchronous_servers_refuse_rows():
-    def work(server: ring.ParameterServer, w: np.ndarray) -> None:
+    def run_worker(server: ring.ParameterServer, w: np.ndarray) -> None:
         raised(ring.Unsupported, server.push_rows, 0, [1], [1.0])
 
-    run(2, work, synchronous=True)
+    run_on_ranks(2, run_worker, synchronous=True)
 
 
 def test_ranks_with_different_parameters_get_an_error():
@@ -320,7 +321,7 @@ def run_one_rank(directory: Path, victim: str) -> None:
     try:
         for step in range(10**9):
             server.pull()
-            server.push(gradient(w, *sample(server.worker_index, step)))
+            server.push(least_squares_gradient(w, *draw_sample(server.worker_index, step)))
             if step == 50:
                 write_atomically(directory / f"steps-{world.rank}", "")
             if step > 50 and (directory / "killed").exists() and victim != "0":

@@ -63,7 +63,7 @@ def blocked_by_another_thread(world: ring.Group) -> Callable[[], object]:
 
 
 def shared_handle_wait(world: ring.Group) -> Callable[[], object]:
-    """Returns a function that waits for a handle. Two other threads wait for the same handle."""
+    """Returns a function that waits for a handle for which two other threads already wait."""
     handle = world.all_reduce_async(np.zeros(4))
     for _ in range(2):
         threading.Thread(target=lambda: raised(ring.Error, handle.wait), daemon=True).start()

@@ -53,8 +53,8 @@ def test_every_program_is_found() -> None:
 
 
 def parameters() -> list:
-    """Returns the programs as parameters of a test. In the gate, `test_horovod` of the folder `torch` covers the
-    program for Horovod's users."""
+    """Returns the README's programs as parameters of a test. The gate leaves out the program for Horovod's users,
+    because `torch/programs/horovod.py` covers it."""
     return [
         pytest.param(program, id=f"line-{program.line}", marks=[pytest.mark.full] if " as hvd" in program.code else [])
         for program in programs()

@@ -132,8 +132,8 @@ def check_a_buffer_for_an_object_is_deprecated(comm):
 
 
 def check_isolation(comm):
-    """A message that was sent on a communicator and not received yet is received neither by a collective of this
-    communicator nor by a receive on another communicator.
+    """A message waits for a receive on its own communicator: collectives of this communicator and receives on another
+    communicator do not get it.
     """
     after = (comm.rank + 1) % comm.size
     other = comm.Dup()
@@ -147,7 +147,7 @@ def check_isolation(comm):
 
 
 def check_all_ranks_fail_if_one_rank_cannot_pickle_its_object(comm):
-    """Regression test: before the fix, the ranks whose objects can be pickled waited forever."""
+    """Regression test: before the fix, the other ranks of such a collective waited forever."""
     size, culprit = comm.size, comm.size - 1
     is_culprit = comm.rank == culprit
     one = (lambda: 0) if is_culprit else "fine"

@@ -91,8 +91,8 @@ class PartialState:
     "imports", ["accelerate.state, ringtrain.torch", pytest.param("ringtrain.torch, accelerate.state", marks=pytest.mark.full)]
 )
 def test_accelerate_accepts_the_backend_on_a_cpu(run_text: Callable, tmp_path: Path, imports: str) -> None:
-    """Without ringtrain, accelerate 1.15 chooses "gloo" and refuses "ring". This test writes a package `accelerate` that
-    makes the same choice."""
+    """Without ringtrain, accelerate 1.15 chooses "gloo" and refuses "ring". The package `accelerate` that this test writes
+    chooses in the same way."""
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "__init__.py").touch()
     (tmp_path / "accelerate" / "state.py").write_text(ACCELERATE)

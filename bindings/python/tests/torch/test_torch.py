@@ -56,16 +56,16 @@ def test_ranks_connect_by_address(by_address: Launch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "how"),
+    ("n", "failure"),
     [
-        (2, "killed"),
-        pytest.param(3, "killed", marks=FULL),
-        pytest.param(2, "killed_with_hook", marks=FULL),
-        pytest.param(3, "optimizer", marks=FULL),
+        (2, "kill_last_rank"),
+        pytest.param(3, "kill_last_rank", marks=FULL),
+        pytest.param(2, "kill_last_rank_with_hook", marks=FULL),
+        pytest.param(3, "kill_last_rank_in_distributed_optimizer", marks=FULL),
     ],
 )
-def test_a_killed_rank_is_named_within_two_seconds(launch: Launch, n: int, how: str) -> None:
-    job = launch(n, "failures.py", "--only", how, options=["--grace", "100"])
+def test_a_killed_rank_is_named_within_two_seconds(launch: Launch, n: int, failure: str) -> None:
+    job = launch(n, "failures.py", "--only", failure, options=["--grace", "100"])
     require_no_crash(job)
     killed = float(re.search(r"killed at (\d+\.\d+)", job.stdout)[1])
     raised = re.findall(r"rank (\d) raised at (\d+\.\d+) in step 5: .*rank (\d) .*lost", job.stdout)
@@ -79,14 +79,14 @@ def test_a_killed_rank_is_named_within_two_seconds(launch: Launch, n: int, how: 
 
 @FULL
 def test_a_call_has_its_own_timeout(launch: Launch) -> None:
-    output = check_output(launch(2, "failures.py", "--only", "timeouts"))
+    output = check_output(launch(2, "failures.py", "--only", "give_barrier_its_own_timeout"))
     assert "timed out: an operation did not end within 1000 ms" in output
     assert "all other ranks wait for rank 1" in output
 
 
 @FULL
 def test_an_uncaught_exception_reaches_the_other_ranks(launch: Launch) -> None:
-    job = launch(2, "failures.py", "--only", "exception", options=["--grace", "100"])
+    job = launch(2, "failures.py", "--only", "raise_exception_on_rank_1", options=["--grace", "100"])
     require_no_crash(job)
     assert job.returncode == 1
     assert "rank 0 raised: rank 1 on" in job.stdout and "ValueError: the data of this rank is broken" in job.stdout, job.stdout
@@ -94,7 +94,7 @@ def test_an_uncaught_exception_reaches_the_other_ranks(launch: Launch) -> None:
 
 @FULL
 def test_errors_of_a_subgroup_name_global_ranks(launch: Launch) -> None:
-    job = launch(3, "failures.py", "--only", "subgroup", options=["--grace", "100"])
+    job = launch(3, "failures.py", "--only", "kill_rank_of_subgroup", options=["--grace", "100"])
     require_no_crash(job)
     assert re.search(r"rank 1 raised: .* \(global rank 2; ", job.stdout), job.stdout + job.stderr
 
@@ -109,7 +109,7 @@ def test_the_benchmark_runs(launch: Launch) -> None:
 
 @FULL
 def test_ctrl_c_ends_all_ranks(interrupt: Launch) -> None:
-    job, seconds = interrupt(2, "failures.py", "--only", "endless")
+    job, seconds = interrupt(2, "failures.py", "--only", "run_until_interrupt")
     require_no_crash(job)
     assert job.returncode == 128 + 2, job.stderr
     assert seconds < 10, f"{seconds} s\n{job.stderr}"

@@ -13,8 +13,8 @@ pub(crate) enum ColumnKind {
     Text,
 }
 
-/// Returns whether a cell stands for a missing value: it is empty, `?`, `NA`, `N/A`, `NaN` or `null` in upper or lower case,
-/// `<NA>` or `#N/A`.
+/// Returns whether a cell stands for a missing value: it is empty, `?`, `NA`, `N/A`, `NaN` or `null` in upper or
+/// lower case, `<NA>` or `#N/A`.
 pub(crate) fn is_missing(cell: &[u8]) -> bool {
     match cell {
         b"" | b"?" | b"<NA>" | b"#N/A" => true,
@@ -41,33 +41,33 @@ pub(crate) fn missing_spellings() -> impl Iterator<Item = String> {
 }
 
 /// Returns the cell as a number. Returns `None` if the cell is not a number.
-fn number(cell: &[u8]) -> Option<f64> {
+fn parse_finite_number(cell: &[u8]) -> Option<f64> {
     std::str::from_utf8(cell).ok()?.parse().ok()
 }
 
 /// Parses a cell as a number that is finite as an f32.
 pub(crate) fn parse_number(cell: &[u8]) -> Result<f64, String> {
-    match number(cell) {
+    match parse_finite_number(cell) {
         Some(value) if (value as f32).is_finite() => Ok(value),
-        Some(_) => Err(format!("`{}` is not a finite number", show(cell))),
-        None => Err(format!("`{}` is not a number", show(cell))),
+        Some(_) => Err(format!("`{}` is not a finite number", quote_start_of_cell(cell))),
+        None => Err(format!("`{}` is not a number", quote_start_of_cell(cell))),
     }
 }
 
 /// Returns the beginning of a cell for a message.
-fn show(cell: &[u8]) -> String {
-    const SHOWN_MAX: usize = 40;
-    let text = String::from_utf8_lossy(&cell[..cell.len().min(4 * SHOWN_MAX)]);
-    let short: String = text.chars().take(SHOWN_MAX).collect();
+fn quote_start_of_cell(cell: &[u8]) -> String {
+    const CELL_CHARACTERS_SHOWN: usize = 40;
+    let text = String::from_utf8_lossy(&cell[..cell.len().min(4 * CELL_CHARACTERS_SHOWN)]);
+    let short: String = text.chars().take(CELL_CHARACTERS_SHOWN).collect();
     if short.len() < cell.len() { format!("{short}...") } else { short }
 }
 
-/// Returns the kind of column `index` in these rows: numbers, if more than half of the values are numbers, or if there is no
-/// value.
+/// Returns the kind of column `index` in these rows: numbers, if more than half of the values are numbers, or if
+/// there is no value.
 pub(crate) fn column_kind(rows: &[ByteRecord], index: usize) -> ColumnKind {
     let (mut numbers, mut texts) = (0, 0);
     for cell in rows.iter().filter_map(|row| row.get(index)).map(<[u8]>::trim_ascii) {
-        match number(cell) {
+        match parse_finite_number(cell) {
             _ if is_missing(cell) => {}
             Some(_) => numbers += 1,
             None => texts += 1,
@@ -78,17 +78,20 @@ pub(crate) fn column_kind(rows: &[ByteRecord], index: usize) -> ColumnKind {
 
 /// Returns whether the `first` row of a table is probably a sample and not a header. `rows` are the next rows.
 ///
-/// A first row with at least one number is a sample if all cells but at most one (the target) are numbers, or if the
-/// row has a number in every column that holds numbers in the next rows. A first row without a number is a sample if
-/// most of its texts occur again in their columns, and none of the columns of numbers has a name.
+/// A first row with numbers is a sample in two cases:
+/// - All its cells are numbers, or all except one (the target).
+/// - No column has a text in the first row and numbers in the next rows.
 ///
-/// A first row with the numbers 0, 1, ... (at least two) is a header, because pandas writes these numbers above
-/// columns without names. But it is a sample if one of its texts occurs again in its column.
+/// A first row without a number is a sample if most of its texts occur again in their columns, and no column has a
+/// text in the first row and numbers in the next rows.
+///
+/// If the numbers of a first row are 0, 1, ... (at least two), the row is a header, because pandas writes these
+/// numbers above columns without names. If one of the row's texts occurs again in its column, the row is a sample.
 pub(crate) fn looks_like_data(first: &ByteRecord, rows: &[ByteRecord]) -> bool {
-    let numbers: Vec<f64> = first.iter().filter_map(|cell| number(cell.trim_ascii())).collect();
+    let numbers: Vec<f64> = first.iter().filter_map(|cell| parse_finite_number(cell.trim_ascii())).collect();
     let is_text = |index: usize| {
         let cell = first.get(index).unwrap_or_default().trim_ascii();
-        number(cell).is_none() && !is_missing(cell)
+        parse_finite_number(cell).is_none() && !is_missing(cell)
     };
     let occurs_again = |index: usize| {
         let text = first.get(index).map(<[u8]>::trim_ascii);
@@ -140,8 +143,8 @@ mod tests {
         }
     }
 
-    /// Regression test: before the fix, a first row without numbers was always taken for a header, and its values were
-    /// lost. The same held for a first row whose only numbers were 0, 1, 2, ... in this order.
+    /// Regression test: before the fix, a first row without numbers was always taken for a header, and its values
+    /// were lost. A first row whose only numbers were 0, 1, 2, ... in this order was also taken for a header.
     #[test]
     fn a_first_row_is_a_header_or_a_sample() {
         for (text, expected) in [

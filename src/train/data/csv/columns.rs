@@ -115,7 +115,7 @@ impl ColumnValues {
         )
     }
 
-    /// Returns the values of the target. Returns `None` if this is not the target.
+    /// Returns the values of the target. Returns `None` if this column is not the target.
     pub(crate) fn take_target(&mut self) -> Option<Column> {
         match &mut self.sink {
             Sink::TargetNumbers(values) => Some(Column::Numbers(std::mem::take(values))),
@@ -124,7 +124,7 @@ impl ColumnValues {
         }
     }
 
-    /// Returns the values of a feature. Returns `None` if this is not a feature.
+    /// Returns the values of a feature. Returns `None` if this column is not a feature.
     pub(crate) fn into_feature_column(self) -> Option<RawColumn> {
         let values = match self.sink {
             Sink::Numbers(values) => RawValues::Numbers(values.finish()),

@@ -9,9 +9,9 @@ use crate::train::data::compression::FileCompression;
 use crate::train::data::file::extension;
 
 /// The byte-order mark of UTF-8.
-const UTF8_MARK: &[u8] = b"\xef\xbb\xbf";
+const UTF8_BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// The number of rows from which the separator is chosen.
-const ROWS_COMPARED: usize = 50;
+const SEPARATOR_ROWS_COMPARED: usize = 50;
 
 /// The character between the cells of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,28 +71,29 @@ impl FromStr for Separator {
 ///
 /// # Errors
 ///
-/// If the file is not UTF-8 text: it has the mark of UTF-16, or is compressed.
-pub(crate) fn mark_length(path: &Path, start: &[u8]) -> Result<usize, DataError> {
+/// If the file is UTF-16 text or compressed.
+pub(crate) fn byte_order_mark_length(path: &Path, start: &[u8]) -> Result<usize, DataError> {
     if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
         return Err(DataError::malformed(
             path,
             "is UTF-16 text; save the table as UTF-8 (in Excel: CSV UTF-8)",
         ));
     }
-    if let Some(compression) = FileCompression::of_content(start) {
+    if let Some(compression) = FileCompression::from_file_content(start) {
         let extension = compression.extension();
         let problem = format!("is a compressed file; give the file a name that ends in {extension}");
         return Err(DataError::malformed(path, problem));
     }
-    Ok(if start.starts_with(UTF8_MARK) { UTF8_MARK.len() } else { 0 })
+    Ok(if start.starts_with(UTF8_BYTE_ORDER_MARK) { UTF8_BYTE_ORDER_MARK.len() } else { 0 })
 }
 
 /// Chooses the separator of a table from its first rows. `start` is the beginning of the file, without a byte-order
 /// mark. `whole` says whether `start` is the whole file.
 ///
-/// A separator is chosen if it occurs equally often in every row. If several separators do, the most frequent one is
-/// chosen, but a space only if no other separator does. If no separator does, the most frequent separator of the
-/// first row is chosen. For a `.tsv` file with a tab in its first row, the tab is chosen.
+/// For a `.tsv` file with a tab in its first row, chooses the tab. For other files, chooses a separator that occurs
+/// equally often in every row. If several separators occur equally often in every row, chooses the most frequent one,
+/// and a space last. If no separator occurs equally often in every row, chooses the most frequent separator of the
+/// first row.
 pub(crate) fn detect_separator(path: &Path, start: &[u8], whole: bool) -> Separator {
     let rows = count_separators(start, whole);
     let Some(first) = rows.first() else { return Separator::COMMA };
@@ -112,8 +113,8 @@ pub(crate) fn detect_separator(path: &Path, start: &[u8], whole: bool) -> Separa
     best.filter(|&index| first[index] > 0).map_or(Separator::COMMA, |index| Separator::NAMED[index].0)
 }
 
-/// Returns how often each of the named separators occurs outside of quotation marks in each of the first rows. Does not count
-/// spaces at the beginning and the end of a row, and counts several adjacent spaces as one.
+/// Returns how often each of the named separators occurs outside of quotation marks in each of the first rows. Does
+/// not count spaces at the beginning and the end of a row, and counts several adjacent spaces as one.
 fn count_separators(start: &[u8], whole: bool) -> Vec<[u32; Separator::NAMED.len()]> {
     let mut rows = Vec::new();
     let mut quoted = false;
@@ -122,9 +123,9 @@ fn count_separators(start: &[u8], whole: bool) -> Vec<[u32; Separator::NAMED.len
         match byte {
             b'"' => quoted = !quoted,
             b'\n' | b'\r' if !quoted => {
-                rows.extend(count_in_row(&start[row_start..index]));
+                rows.extend(count_separators_in_row(&start[row_start..index]));
                 row_start = index + 1;
-                if rows.len() == ROWS_COMPARED {
+                if rows.len() == SEPARATOR_ROWS_COMPARED {
                     return rows;
                 }
             }
@@ -133,13 +134,13 @@ fn count_separators(start: &[u8], whole: bool) -> Vec<[u32; Separator::NAMED.len
     }
     // If `start` is not the whole file, its last row is incomplete, and is counted only if there is no other row.
     if whole || rows.is_empty() {
-        rows.extend(count_in_row(&start[row_start..]));
+        rows.extend(count_separators_in_row(&start[row_start..]));
     }
     rows
 }
 
 /// Counts the separators in a row. Returns `None` for an empty row.
-fn count_in_row(row: &[u8]) -> Option<[u32; Separator::NAMED.len()]> {
+fn count_separators_in_row(row: &[u8]) -> Option<[u32; Separator::NAMED.len()]> {
     let row = row.trim_ascii_end();
     if row.is_empty() {
         return None;
@@ -181,7 +182,7 @@ mod tests {
         ] {
             assert_eq!(detect_separator(Path::new(name), text.as_bytes(), true), expected, "{text:?}");
         }
-        // The last row of a prefix is incomplete.
+        // The last row may be cut, so it does not count.
         assert_eq!(detect_separator(Path::new("a.csv"), b"a;b;c\n1;2,0", false), Separator(b';'));
     }
 
@@ -201,8 +202,8 @@ mod tests {
     #[test]
     fn files_that_are_not_utf8_text_are_refused() {
         let path = Path::new("a.csv");
-        assert_eq!(mark_length(path, b"\xef\xbb\xbfa,b").unwrap(), 3);
-        assert_eq!(mark_length(path, b"a,b").unwrap(), 0);
+        assert_eq!(byte_order_mark_length(path, b"\xef\xbb\xbfa,b").unwrap(), 3);
+        assert_eq!(byte_order_mark_length(path, b"a,b").unwrap(), 0);
         for (start, expected) in [
             (&b"\xff\xfea\0"[..], "UTF-16"),
             (b"\xfe\xff\0a", "UTF-16"),
@@ -210,7 +211,7 @@ mod tests {
             (b"PK\x03\x04", "ends in .zip"),
             (b"\x28\xb5\x2f\xfd", "ends in .zst"),
         ] {
-            let error = mark_length(path, start).unwrap_err().to_string();
+            let error = byte_order_mark_length(path, start).unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains("a.csv"), "{error}");
         }
     }

@@ -23,14 +23,14 @@ use super::{DataError, ELEMENTS_MAX, MissingPolicy, TableLayout};
 
 /// The number of rows of data from which the kinds of the columns are chosen.
 const SAMPLE_ROWS: usize = 1000;
-/// The number of columns in a message about missing values.
-const COLUMNS_SHOWN: usize = 8;
+/// A message about missing values names at most this number of columns.
+const MISSING_COLUMNS_SHOWN: usize = 8;
 
-/// Reads a table from one or more files with the same columns. `target` is the name or the number of the column to predict. Rows
-/// without a target are left out.
+/// Reads a table from one or more files with the same columns. `target` is the name or the number of the column to
+/// predict. Rows without a target are left out.
 ///
-/// The first rows decide whether a column holds numbers or text ([`TableOptions::categorical`] overrides this). A text in a
-/// column of numbers is an error, so that damaged cells are found.
+/// The first rows decide whether a column holds numbers or text ([`TableOptions::categorical`] overrides this). A
+/// text in a column of numbers is an error, so that damaged cells are found.
 ///
 /// # Errors
 ///
@@ -43,7 +43,11 @@ const COLUMNS_SHOWN: usize = 8;
 /// - A value is missing, and [`TableOptions::missing`] is [`MissingPolicy::Error`].
 /// - The first row should be a header, but looks like data.
 /// - The files have different columns.
-pub(crate) fn load(paths: &[PathBuf], target: &str, options: &TableOptions) -> Result<RawTable, DataError> {
+pub(crate) fn load_csv_files(
+    paths: &[PathBuf],
+    target: &str,
+    options: &TableOptions,
+) -> Result<RawTable, DataError> {
     let Some((first, more)) = paths.split_first() else {
         return Err(DataError::Unsuitable("the table has no files".into()));
     };
@@ -128,7 +132,7 @@ impl TableReader {
 
     /// Reads the current row of `records`.
     fn read_row(&mut self, records: &Records) -> Result<(), DataError> {
-        records.check_length(self.columns.len())?;
+        records.check_cell_count(self.columns.len())?;
         let row = records.row();
         self.rows += 1;
         if is_missing(row[self.target].trim_ascii()) {
@@ -197,7 +201,7 @@ impl TableReader {
         }
         let counts: Vec<String> = incomplete
             .iter()
-            .take(COLUMNS_SHOWN)
+            .take(MISSING_COLUMNS_SHOWN)
             .map(|column| format!("`{}` {}", column.name, column.missing))
             .collect();
         let more = if incomplete.len() > counts.len() { ", ..." } else { "" };

@@ -9,14 +9,14 @@ use crate::train::data::MissingPolicy;
 
 /// The default of [`TableOptions::categories_max`].
 const CATEGORIES_DEFAULT: usize = 256;
-/// The number of names in a message that lists the columns of a table.
-const NAMES_SHOWN: usize = 20;
+/// A message that lists the columns of a table shows at most this number of names.
+const COLUMN_NAMES_SHOWN: usize = 20;
 
 /// Whether the first row of a table holds the names of the columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum HeaderRow {
-    /// The first row is expected to hold names. If the first row looks like data, reading the table fails, because
-    /// the values of this row would be lost.
+    /// The first row should hold the names of the columns. If the first row looks like data, reading the table fails,
+    /// because the values of this row would be lost.
     #[default]
     Expected,
     /// The first row holds names, even if it looks like data.
@@ -30,7 +30,7 @@ pub enum HeaderRow {
 pub struct TableOptions {
     /// Whether the first row holds the names of the columns.
     pub header: HeaderRow,
-    /// The character between the cells of a row. If `None`, the first rows decide.
+    /// The character between the cells of a row. `None` chooses the separator from the first rows.
     pub separator: Option<Separator>,
     /// What to do with missing values in the features.
     pub missing: MissingPolicy,
@@ -40,7 +40,8 @@ pub struct TableOptions {
     pub drop: Vec<String>,
     /// The columns that hold names of categories, even if these names are numbers.
     pub categorical: Vec<String>,
-    /// The maximum number of inputs of a text column. A column with more distinct texts is hashed.
+    /// The maximum number of inputs of a text column. If a column has more distinct texts, the texts are hashed to
+    /// this number of inputs.
     pub categories_max: usize,
 }
 
@@ -61,7 +62,7 @@ impl Default for TableOptions {
 impl TableOptions {
     /// Returns the command-line name of the first option that differs from its default. Returns `None` if all options
     /// have their defaults.
-    pub(crate) fn first_given(&self) -> Option<&'static str> {
+    pub(crate) fn name_of_first_given_option(&self) -> Option<&'static str> {
         let default = Self::default().shared_options();
         let differing =
             self.shared_options().into_iter().zip(default).find(|(given, default)| given != default);
@@ -82,8 +83,8 @@ impl TableOptions {
         ]
     }
 
-    /// Returns what to do with each of the columns `names`. `rows` are the first rows of data, from which the kinds of the
-    /// columns are chosen.
+    /// Returns what to do with each of the columns `names`. `rows` are the first rows of data, from which the kinds
+    /// of the columns are chosen.
     ///
     /// # Errors
     ///
@@ -139,7 +140,7 @@ pub(crate) fn find_column(names: &[String], wanted: &str) -> Result<usize, Strin
         (None, _) => {}
     }
     wanted.parse().ok().filter(|&index| index < names.len()).ok_or_else(|| {
-        let shown: Vec<&str> = names.iter().take(NAMES_SHOWN).map(String::as_str).collect();
+        let shown: Vec<&str> = names.iter().take(COLUMN_NAMES_SHOWN).map(String::as_str).collect();
         let more = if names.len() > shown.len() { ", ..." } else { "" };
         format!("has no column `{wanted}`; its columns are {}{more}", shown.join(", "))
     })

@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 
 use csv::ByteRecord;
 
-use super::dialect::{Separator, detect_separator, mark_length};
+use super::dialect::{Separator, byte_order_mark_length, detect_separator};
 use crate::train::data::DataError;
 use crate::train::data::file::{open, stream_error};
 
-/// The size in bytes of the beginning of a file from which the separator and the kinds of the columns are chosen.
-/// More is read if this part does not hold the first two rows.
-const START_BYTES: u64 = 1 << 18;
-/// The maximum size in bytes of a row. A quotation mark that is never closed makes the rest of the file one row.
+/// The separator and the kinds of the columns are chosen from this many bytes at the beginning of a file. The number
+/// is doubled until the bytes hold two complete rows.
+const FILE_START_BYTES: u64 = 1 << 18;
+/// The maximum size in bytes of a row. Without a limit, an unclosed quotation mark would make the rest of the file
+/// one huge row.
 const ROW_BYTES_MAX: u64 = 1 << 26;
 /// The size in bytes of the buffer from which rows are parsed.
 const BUFFER_BYTES: usize = 1 << 18;
@@ -27,13 +28,13 @@ pub(crate) struct Records {
     line: u64,
     /// The separator of the cells.
     separator: Separator,
-    /// The complete rows at the beginning of the file.
+    /// Copies of the first rows of the file.
     sample: Vec<ByteRecord>,
 }
 
 impl Records {
-    /// Opens a file, skips its byte-order mark, and chooses the separator unless `separator` is given. `sample_rows` is the
-    /// maximum number of rows of [`sample`](Self::sample).
+    /// Opens a file, skips its byte-order mark, and chooses the separator unless `separator` is given.
+    /// [`sample`](Self::sample) will return at most `sample_rows` rows.
     pub(crate) fn open(
         path: &Path,
         separator: Option<Separator>,
@@ -42,7 +43,7 @@ impl Records {
         Self::from_reader(path, open(path)?, separator, sample_rows)
     }
 
-    /// Does what [`open`](Self::open) does, but reads from `rest`. `path` is the name in errors.
+    /// Like [`open`](Self::open), but reads the content of the file from `rest`. Errors name the file `path`.
     pub(crate) fn from_reader(
         path: &Path,
         mut rest: Box<dyn Read>,
@@ -50,24 +51,24 @@ impl Records {
         sample_rows: usize,
     ) -> Result<Self, DataError> {
         let mut start = Vec::new();
-        let mut next_bytes = START_BYTES;
+        let mut next_bytes = FILE_START_BYTES;
         let (separator, sample) = loop {
             let is_first_part = start.is_empty();
             let read = rest.by_ref().take(next_bytes).read_to_end(&mut start);
             let whole = (read.map_err(|error| stream_error(path, error))? as u64) < next_bytes;
             if is_first_part {
-                start.drain(..mark_length(path, &start)?);
+                start.drain(..byte_order_mark_length(path, &start)?);
             }
             let separator = separator.unwrap_or_else(|| detect_separator(path, &start, whole));
             let sample = read_sample(&start, separator, whole, sample_rows);
-            // A header and a row of data are needed to recognise the header and the kinds of the columns.
+            // The header and the kinds of the columns are recognised from the first two rows.
             if whole || sample.len() >= sample_rows.min(2) || start.len() as u64 > 2 * ROW_BYTES_MAX {
                 break (separator, sample);
             }
             next_bytes = start.len() as u64;
         };
         let input = RowInput::new(Cursor::new(start).chain(rest));
-        let reader = configure(separator).buffer_capacity(BUFFER_BYTES).from_reader(input);
+        let reader = csv_reader_builder(separator).buffer_capacity(BUFFER_BYTES).from_reader(input);
         Ok(Self { path: path.to_owned(), reader, row: ByteRecord::new(), line: 0, separator, sample })
     }
 
@@ -76,8 +77,7 @@ impl Records {
         self.separator
     }
 
-    /// Returns the complete rows at the beginning of the file. [`advance`](Self::advance) also goes through these
-    /// rows.
+    /// Returns copies of the first rows of the file. [`advance`](Self::advance) also reads these rows.
     pub(crate) fn sample(&self) -> &[ByteRecord] {
         &self.sample
     }
@@ -88,8 +88,8 @@ impl Records {
         (input.bytes_since_row, input.ended_since_row) = (0, false);
         let found = self.reader.read_byte_record(&mut self.row).map_err(|error| self.convert(error))?;
         if found {
-            // `position` is behind the row. The position of the row itself is in front of empty lines before the row.
-            // At the end of the file, the last row may lack its line break.
+            // `row.position()` would be the position before skipped empty lines. `reader.position()` is the position
+            // after the row's line break, which the last row of a file may lack.
             let row_lines = self.row.as_slice().split(|&byte| byte == b'\n').count() as u64;
             let after_row = u64::from(!self.reader.get_ref().ended_since_row);
             self.line = (self.reader.position().line() + 1).saturating_sub(row_lines + after_row);
@@ -108,7 +108,7 @@ impl Records {
     }
 
     /// Returns an error if the current row does not have `wanted` cells.
-    pub(crate) fn check_length(&self, wanted: usize) -> Result<(), DataError> {
+    pub(crate) fn check_cell_count(&self, wanted: usize) -> Result<(), DataError> {
         let found = self.row.len();
         if found == wanted {
             return Ok(());
@@ -141,16 +141,16 @@ impl Records {
 }
 
 /// Returns the settings of the CSV reader.
-fn configure(separator: Separator) -> csv::ReaderBuilder {
+fn csv_reader_builder(separator: Separator) -> csv::ReaderBuilder {
     let mut builder = csv::ReaderBuilder::new();
     builder.delimiter(separator.byte()).flexible(true).has_headers(false);
     builder
 }
 
-/// Returns up to `rows_max` rows at the beginning of a file. `whole` says whether `start` is the whole file. If not,
-/// leaves out the last row of `start`, which may be incomplete.
+/// Returns up to `rows_max` rows at the beginning of a file. If `start` is not the `whole` file, the last row of
+/// `start` may be incomplete and is left out.
 fn read_sample(start: &[u8], separator: Separator, whole: bool, rows_max: usize) -> Vec<ByteRecord> {
-    let mut rows: Vec<ByteRecord> = configure(separator)
+    let mut rows: Vec<ByteRecord> = csv_reader_builder(separator)
         .from_reader(start)
         .into_byte_records()
         .take(rows_max + 1)
@@ -162,11 +162,11 @@ fn read_sample(start: &[u8], separator: Separator, whole: bool, rows_max: usize)
     rows
 }
 
-/// A reader of the content of a file with LF at the end of each line. In the file, lines may end in CR LF, CR or LF.
-/// Reading returns an error if a row has more than [`ROW_BYTES_MAX`] bytes.
+/// Reads a file, and replaces the line ends CR LF and CR by LF. Reading returns an error if a row has more than
+/// [`ROW_BYTES_MAX`] bytes.
 struct RowInput {
     input: Chain<Cursor<Vec<u8>>, Box<dyn Read>>,
-    /// Whether the last byte of `input` was a CR. An LF that follows belongs to the same end of line.
+    /// Whether the last byte from `input` was a CR. If the next byte is an LF, it is skipped.
     after_cr: bool,
     /// The number of bytes that were read since the last call of [`Records::advance`].
     bytes_since_row: u64,
@@ -207,7 +207,8 @@ impl Read for RowInput {
             self.bytes_since_row += count as u64;
             self.ended_since_row |= count == 0 && !buffer.is_empty();
             let len = self.unify_line_ends(&mut buffer[..count]);
-            // An LF after a CR was the only byte, so there is nothing to return yet.
+            // If the only byte was a skipped LF, more bytes are read, because a result of 0 would mean the end of the
+            // file.
             if len > 0 || count == 0 {
                 return Ok(len);
             }
@@ -248,7 +249,7 @@ mod tests {
         assert_eq!(records.line(), 3);
     }
 
-    /// A CR at the end of a part of the file and the LF in the next part are one line end.
+    /// A CR LF is one line end even if a read ends between the CR and the LF.
     #[test]
     fn line_ends_are_unified_across_reads() {
         let text = b"a\r\n\r\rb\n\nc\r\n";

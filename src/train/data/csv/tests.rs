@@ -5,70 +5,75 @@ use super::*;
 use crate::train::data::numbers::Numbers;
 use crate::train::data::raw_table::{RawColumn, RawValues, RowSets};
 
-fn parse(bytes: &[u8], target: &str) -> Result<RawTable, DataError> {
-    parse_with(bytes, target, &TableOptions::default())
+fn parse_table(bytes: &[u8], target: &str) -> Result<RawTable, DataError> {
+    parse_table_with_options(bytes, target, &TableOptions::default())
 }
 
-fn parse_as(bytes: &[u8], target: &str, header: HeaderRow) -> Result<RawTable, DataError> {
-    parse_with(bytes, target, &TableOptions { header, ..TableOptions::default() })
+fn parse_table_with_header_row(bytes: &[u8], target: &str, header: HeaderRow) -> Result<RawTable, DataError> {
+    parse_table_with_options(bytes, target, &TableOptions { header, ..TableOptions::default() })
 }
 
-fn parse_with(bytes: &[u8], target: &str, options: &TableOptions) -> Result<RawTable, DataError> {
+fn parse_table_with_options(
+    bytes: &[u8],
+    target: &str,
+    options: &TableOptions,
+) -> Result<RawTable, DataError> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("table.csv");
     std::fs::write(&path, bytes).unwrap();
-    load(&[path], target, options)
+    load_csv_files(&[path], target, options)
 }
 
 /// Returns a column of numbers.
-fn numbers(name: &str, values: &[f32]) -> RawColumn {
+fn number_column(name: &str, values: &[f32]) -> RawColumn {
     RawColumn { name: name.into(), values: RawValues::Numbers(Numbers::Single(values.to_vec())) }
 }
 
 /// Returns a column of texts.
-fn texts(name: &str, indices: &[u32], distinct: &[&str]) -> RawColumn {
+fn text_column(name: &str, indices: &[u32], distinct: &[&str]) -> RawColumn {
     let distinct = distinct.iter().map(|&text| text.into()).collect();
     RawColumn { name: name.into(), values: RawValues::Texts(Texts { indices: indices.to_vec(), distinct }) }
 }
 
 /// Regression test: before the fix, the first row of a table without a header was taken for a header and lost.
 #[test]
-fn a_first_row_of_numbers_is_refused_without_a_header_option() {
+fn csv_whose_first_row_has_numbers_needs_a_header_option() {
     for (bytes, target) in [
         (&b"1,2,3\n4,5,6\n"[..], "2"),
         (b"5.1,3.5,setosa\n6,2,virginica\n", "2"),
         (b"UA,JFK,5\nAA,LGA,NA\nUA,LGA,7\n", "0"),
     ] {
         let rows = bytes.split(|&byte| byte == b'\n').count() - 1;
-        let error = parse_as(bytes, target, HeaderRow::Expected).unwrap_err().to_string();
+        let error = parse_table_with_header_row(bytes, target, HeaderRow::Expected).unwrap_err().to_string();
         assert!(error.contains("--no-header") && error.contains("--header if"), "{error}");
         let options = TableOptions { missing: MissingPolicy::Mean, ..TableOptions::default() };
         for (header, expected) in [(HeaderRow::Absent, rows), (HeaderRow::Present, rows - 1)] {
-            let table = parse_with(bytes, target, &TableOptions { header, ..options.clone() }).unwrap();
+            let table =
+                parse_table_with_options(bytes, target, &TableOptions { header, ..options.clone() }).unwrap();
             assert_eq!(table.rows(), expected);
         }
     }
     for header in
         [&b"0,1,2\n4,5,6\n"[..], b"0,1,target\n4,5,6\n", b"2019,rooms,price\n1,2,3\n", b",0,1\n0,7,8\n"]
     {
-        assert_eq!(parse_as(header, "2", HeaderRow::Expected).unwrap().rows(), 1);
+        assert_eq!(parse_table_with_header_row(header, "2", HeaderRow::Expected).unwrap().rows(), 1);
     }
 }
 
 #[test]
 fn the_target_is_found_by_name_or_number() {
     for target in ["y", "1"] {
-        let table = parse(b"a,y,b\n1, 5 ,2\n3,6,4\n", target).unwrap();
-        assert_eq!(table.columns, [numbers("a", &[1.0, 3.0]), numbers("b", &[2.0, 4.0])]);
+        let table = parse_table(b"a,y,b\n1, 5 ,2\n3,6,4\n", target).unwrap();
+        assert_eq!(table.columns, [number_column("a", &[1.0, 3.0]), number_column("b", &[2.0, 4.0])]);
         assert_eq!((table.target_name.as_str(), table.target), ("y", Column::Numbers(vec![5.0, 6.0])));
     }
-    let table = parse(b"a,kind\n1,cat\n2,7\n", "kind").unwrap();
+    let table = parse_table(b"a,kind\n1,cat\n2,7\n", "kind").unwrap();
     assert_eq!(table.target, Column::Text(["cat", "7"].into_iter().collect()));
 }
 
 #[test]
 fn separators_marks_and_line_ends_of_every_kind_are_read() {
-    let expected = parse(b"a,y\n1,2\n3,4\n", "y").unwrap();
+    let expected = parse_table(b"a,y\n1,2\n3,4\n", "y").unwrap();
     for bytes in [
         &b"\xef\xbb\xbfa,y\n1,2\n3,4\n"[..],
         b"\xef\xbb\xbf\"a\";y\n1;2\n3;4\n",
@@ -77,26 +82,27 @@ fn separators_marks_and_line_ends_of_every_kind_are_read() {
         b"a y\n1 2\n3 4\n",
         b"\"a\",\"y\"\n\"1\", 2 \n 3,\"4\"\n",
     ] {
-        assert_eq!(parse(bytes, "y").unwrap(), expected, "{}", bytes.escape_ascii());
+        assert_eq!(parse_table(bytes, "y").unwrap(), expected, "{}", bytes.escape_ascii());
     }
     let separator = Some(":".parse().unwrap());
     let options = TableOptions { separator, ..TableOptions::default() };
-    assert_eq!(parse_with(b"a:y\n1:2\n3:4\n", "y", &options).unwrap(), expected);
-    let error = parse(b"a:y\n1:2\n3:4\n", "0").unwrap_err().to_string();
+    assert_eq!(parse_table_with_options(b"a:y\n1:2\n3:4\n", "y", &options).unwrap(), expected);
+    let error = parse_table(b"a:y\n1:2\n3:4\n", "0").unwrap_err().to_string();
     assert!(error.contains("no column besides the target") && error.contains("--separator"), "{error}");
 }
 
 #[test]
 fn rows_without_target_and_missing_values_are_counted() {
     let bytes = b"a,name,y\n1,x,1\nNA,?,2\n3,x,\n,z,4\n5,,nan\n";
-    let with = |missing| parse_with(bytes, "y", &TableOptions { missing, ..TableOptions::default() });
+    let with =
+        |missing| parse_table_with_options(bytes, "y", &TableOptions { missing, ..TableOptions::default() });
     let error = with(MissingPolicy::Error).unwrap_err().to_string();
     assert!(
         error.contains("table.csv: line 3, column `a`: the value is missing; pass --missing drop"),
         "{error}"
     );
     let dropped = with(MissingPolicy::Drop).unwrap();
-    assert_eq!(dropped.columns, [numbers("a", &[1.0]), texts("name", &[0], &["x"])]);
+    assert_eq!(dropped.columns, [number_column("a", &[1.0]), text_column("name", &[0], &["x"])]);
     assert_eq!(
         dropped.notes,
         [
@@ -106,13 +112,13 @@ fn rows_without_target_and_missing_values_are_counted() {
     );
     let filled = with(MissingPolicy::Mean).unwrap();
     assert_eq!(filled.target, Column::Numbers(vec![1.0, 2.0, 4.0]));
-    assert_eq!(filled.columns[1], texts("name", &[0, 1, 2], &["x", "", "z"]));
+    assert_eq!(filled.columns[1], text_column("name", &[0, 1, 2], &["x", "", "z"]));
     let RawValues::Numbers(Numbers::Single(values)) = &filled.columns[0].values else {
         panic!("`a` holds numbers")
     };
     assert!(values[0] == 1.0 && values[1].is_nan() && values[2].is_nan());
     assert!(filled.notes[1].ends_with("(--missing mean): `a` 2, `name` 1"), "{:?}", filled.notes);
-    let error = parse(b"a,y\n1,NA\n2,?\n", "y").unwrap_err().to_string();
+    let error = parse_table(b"a,y\n1,NA\n2,?\n", "y").unwrap_err().to_string();
     assert!(error.starts_with("no row remains: dropped 2 of 2 rows"), "{error}");
 }
 
@@ -120,20 +126,20 @@ fn rows_without_target_and_missing_values_are_counted() {
 fn columns_are_chosen_by_name_or_number() {
     let bytes = b"a,b,y,id\n1,2,3,x\n4,5,6,z\n";
     let list = |names: &str| names.split_whitespace().map(String::from).collect::<Vec<_>>();
-    let load = |features: &str, drop: &str, categorical: &str| {
+    let parse_columns = |features: &str, drop: &str, categorical: &str| {
         let (features, drop, categorical) = (list(features), list(drop), list(categorical));
         let options = TableOptions { features, drop, categorical, ..TableOptions::default() };
-        parse_with(bytes, "y", &options).map_err(|error| error.to_string())
+        parse_table_with_options(bytes, "y", &options).map_err(|error| error.to_string())
     };
     for (features, drop, categorical, expected) in [
-        ("a 1", "", "", vec![numbers("a", &[1.0, 4.0]), numbers("b", &[2.0, 5.0])]),
-        ("", "id a", "", vec![numbers("b", &[2.0, 5.0])]),
-        ("b", "", "b y", vec![texts("b", &[0, 1], &["2", "5"])]),
-        ("", "0 1", "", vec![texts("id", &[0, 1], &["x", "z"])]),
+        ("a 1", "", "", vec![number_column("a", &[1.0, 4.0]), number_column("b", &[2.0, 5.0])]),
+        ("", "id a", "", vec![number_column("b", &[2.0, 5.0])]),
+        ("b", "", "b y", vec![text_column("b", &[0, 1], &["2", "5"])]),
+        ("", "0 1", "", vec![text_column("id", &[0, 1], &["x", "z"])]),
     ] {
-        assert_eq!(load(features, drop, categorical).unwrap().columns, expected);
+        assert_eq!(parse_columns(features, drop, categorical).unwrap().columns, expected);
     }
-    assert_eq!(load("a", "", "y").unwrap().target, Column::Text(["3", "6"].into_iter().collect()));
+    assert_eq!(parse_columns("a", "", "y").unwrap().target, Column::Text(["3", "6"].into_iter().collect()));
     for (features, drop, categorical, expected) in [
         ("c", "", "", "has no column `c`; its columns are a, b, y, id"),
         ("", "4", "", "has no column `4`"),
@@ -143,7 +149,7 @@ fn columns_are_chosen_by_name_or_number() {
         ("a", "", "id", "--categorical names column `id`, which is not used"),
         ("", "a b id", "", "no column besides the target"),
     ] {
-        let error = load(features, drop, categorical).unwrap_err();
+        let error = parse_columns(features, drop, categorical).unwrap_err();
         assert!(error.contains(expected) && error.contains("table.csv"), "{error}");
     }
 }
@@ -176,14 +182,14 @@ fn errors_name_the_line_and_the_column_of_bad_cells() {
         (b"a,y\n", "has no rows below its header; pass --no-header if"),
     ];
     for (bytes, expected) in cases {
-        let error = parse(bytes, "y").unwrap_err().to_string();
+        let error = parse_table(bytes, "y").unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("table.csv"), "{error} / {expected}");
     }
-    let error = load(&["/nonexistent/x.csv".into()], "y", &TableOptions::default()).unwrap_err();
+    let error = load_csv_files(&["/nonexistent/x.csv".into()], "y", &TableOptions::default()).unwrap_err();
     assert!(error.to_string().contains("/nonexistent/x.csv"), "{error}");
 }
 
-/// A column must not become text silently if a cell far below the first rows is damaged.
+/// A damaged cell far below the first rows must not silently turn a column of numbers into text.
 #[test]
 fn a_column_that_changes_from_numbers_to_text_is_an_error() {
     let mut bytes = b"a,y\n".to_vec();
@@ -191,25 +197,26 @@ fn a_column_that_changes_from_numbers_to_text_is_an_error() {
         bytes.extend(format!("{row},{}\n", row % 7).bytes());
     }
     bytes.extend(b"unknown,3\n");
-    let error = parse(&bytes, "y").unwrap_err().to_string();
+    let error = parse_table(&bytes, "y").unwrap_err().to_string();
     assert!(error.contains("line 5002, column `a`: `unknown` is not a number"), "{error}");
     assert!(error.contains("--categorical a") && error.contains("--drop a"), "{error}");
-    let error = parse(&bytes, "a").unwrap_err().to_string();
+    let error = parse_table(&bytes, "a").unwrap_err().to_string();
     assert!(error.contains("--categorical a") && !error.contains("--drop"), "{error}");
     let categorical = vec!["a".into()];
-    let table = parse_with(&bytes, "y", &TableOptions { categorical, ..TableOptions::default() }).unwrap();
+    let table =
+        parse_table_with_options(&bytes, "y", &TableOptions { categorical, ..TableOptions::default() })
+            .unwrap();
     assert_eq!(table.rows(), 5001);
 }
 
-/// The kinds of the columns are chosen from the first part of a file. A row that only begins in this part must still
-/// be read as one row.
+/// A row that begins in the first `FILE_START_BYTES` bytes of a file and ends after them must be read as one row.
 #[test]
 fn files_longer_than_the_first_part_are_read_completely() {
     let mut bytes = b"a,name,y\n".to_vec();
     for row in 0..10_000 {
         bytes.extend(format!("{row},a long text of a cell {},{}\n", row % 3, row % 7).bytes());
     }
-    let table = parse(&bytes, "y").unwrap();
+    let table = parse_table(&bytes, "y").unwrap();
     let RawValues::Numbers(Numbers::Single(values)) = &table.columns[0].values else {
         panic!("`a` holds numbers")
     };
@@ -217,27 +224,27 @@ fn files_longer_than_the_first_part_are_read_completely() {
     assert_eq!((table.rows(), values.len()), (10_000, 10_000));
 }
 
-/// Regression test: before the fix, a column of text was taken for numbers if the first row of data was longer than the
-/// part of the file that is read first.
+/// Regression test: before the fix, a column of text was taken for numbers if the first row of data was longer than
+/// `FILE_START_BYTES`.
 #[test]
 fn rows_longer_than_the_first_part_decide_the_kinds_of_columns() {
     let long = "x".repeat(1 << 20);
     for text in [format!("name,a,y\n{long},1,2\nz,3,4\n"), format!("{long},a,y\nx,1,2\nz,3,4\n")] {
         for mark in ["", "\u{feff}"] {
-            let table = parse(format!("{mark}{text}").as_bytes(), "y").unwrap();
+            let table = parse_table(format!("{mark}{text}").as_bytes(), "y").unwrap();
             let RawValues::Texts(texts) = &table.columns[0].values else { panic!("text is expected") };
             assert_eq!(
                 (texts.indices.as_slice(), &table.columns[1]),
-                (&[0, 1][..], &numbers("a", &[1.0, 3.0]))
+                (&[0, 1][..], &number_column("a", &[1.0, 3.0]))
             );
         }
     }
-    let error = parse(format!("5,1,{long}\n6,3,4\n").as_bytes(), "1").unwrap_err().to_string();
+    let error = parse_table(format!("5,1,{long}\n6,3,4\n").as_bytes(), "1").unwrap_err().to_string();
     assert!(error.contains("looks like data"), "{error}");
 }
 
 #[test]
-fn several_files_are_one_table() {
+fn several_files_are_read_as_one_table() {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| {
         let path = directory.path().join(name);
@@ -247,8 +254,8 @@ fn several_files_are_one_table() {
     let first = write("1.csv", b"a,name,y\n1,x,1\n2,z,NA\n");
     let second = write("2.tsv", b"\xef\xbb\xbfa\tname\ty\n3\tz\t3\n");
     let empty = write("3.csv", b"a,name,y\n");
-    let table = load(&[first.clone(), second, empty], "y", &TableOptions::default()).unwrap();
-    assert_eq!(table.columns, [numbers("a", &[1.0, 3.0]), texts("name", &[0, 1], &["x", "z"])]);
+    let table = load_csv_files(&[first.clone(), second, empty], "y", &TableOptions::default()).unwrap();
+    assert_eq!(table.columns, [number_column("a", &[1.0, 3.0]), text_column("name", &[0, 1], &["x", "z"])]);
     assert_eq!(table.notes, ["dropped 1 of 3 rows, because their target `y` is missing"]);
     for (bytes, expected) in [
         (&b"a,b,y\n1,x,2\n"[..], "line 1, column number 2: the name of the column is `b`, but in "),
@@ -257,18 +264,19 @@ fn several_files_are_one_table() {
         (b"", "is empty"),
     ] {
         let other = write("other.csv", bytes);
-        let error = load(&[first.clone(), other], "y", &TableOptions::default()).unwrap_err().to_string();
+        let error =
+            load_csv_files(&[first.clone(), other], "y", &TableOptions::default()).unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("other.csv"), "{error}");
     }
     let headers = ["4.csv", "5.csv"].map(|name| write(name, b"a,y\n"));
-    let error = load(&headers, "y", &TableOptions::default()).unwrap_err().to_string();
+    let error = load_csv_files(&headers, "y", &TableOptions::default()).unwrap_err().to_string();
     assert!(error.ends_with("4.csv: this file and 1 more files have no rows below their headers"), "{error}");
     let options = TableOptions { header: HeaderRow::Absent, ..TableOptions::default() };
     let [one, two] = ["one.csv", "two.csv"].map(|name| write(name, b"1,2\n3,4\n"));
-    assert_eq!(load(&[one, two], "1", &options).unwrap().rows(), 4);
+    assert_eq!(load_csv_files(&[one, two], "1", &options).unwrap().rows(), 4);
 }
 
-fn sets(train: &[usize], test: &[usize]) -> RowSets {
+fn make_row_sets(train: &[usize], test: &[usize]) -> RowSets {
     RowSets { fitted: train.to_vec(), train: train.to_vec(), test: test.to_vec() }
 }
 
@@ -276,8 +284,10 @@ fn sets(train: &[usize], test: &[usize]) -> RowSets {
 fn encodings_are_fitted_on_the_training_rows() {
     let bytes = b"a,b,name,y\n1,1,x,1\nNA,2,?,2\n3,3,z,3\nNA,NA,w,4\n";
     let encode = |missing, categories_max| {
-        let table = parse_with(bytes, "y", &TableOptions { missing, ..TableOptions::default() }).unwrap();
-        table.encode(&sets(&[0, 1, 2], &[3]), missing, categories_max).unwrap()
+        let table =
+            parse_table_with_options(bytes, "y", &TableOptions { missing, ..TableOptions::default() })
+                .unwrap();
+        table.encode(&make_row_sets(&[0, 1, 2], &[3]), missing, categories_max).unwrap()
     };
     let inputs = |table: &super::super::Table| {
         let mut inputs = ndarray::Array2::zeros((table.features.rows(), table.features.columns()));
@@ -285,7 +295,7 @@ fn encodings_are_fitted_on_the_training_rows() {
         inputs
     };
     let encoded = encode(MissingPolicy::Mean, 3);
-    // The columns are a, b, name= (missing), name=x and name=z.
+    // The columns are `a`, `b`, `name=` (the name is missing), `name=x` and `name=z`.
     let rows = array![[1.0, 1.0, 0.0, 1.0, 0.0], [2.0, 2.0, 1.0, 0.0, 0.0], [3.0, 3.0, 0.0, 0.0, 1.0]];
     assert_eq!(inputs(&encoded.train), rows);
     assert_eq!(inputs(&encoded.test), array![[2.0, 2.0, 0.0, 0.0, 0.0]]);
@@ -295,30 +305,31 @@ fn encodings_are_fitted_on_the_training_rows() {
         notes.contains("column `name` holds text with 4 distinct values: one input for each value"),
         "{notes}"
     );
-    // Of the columns of numbers, only `a` has missing values in the training rows, so only `a` has an indicator.
+    // Only `a` has an indicator, because no other column lacks numbers in the training rows.
     let encoded = encode(MissingPolicy::Indicator, 2);
     assert_eq!((encoded.encoding.width(), encoded.train.features.columns()), (5, 5));
     assert_eq!(inputs(&encoded.test).row(0).to_vec()[..3], [2.0, 1.0, 2.0]);
     assert_eq!(inputs(&encoded.train).sum_axis(ndarray::Axis(1)), array![3.0, 6.0, 7.0]);
     assert!(encoded.notes.iter().any(|note| note.contains("hashed to 2 inputs")), "{:?}", encoded.notes);
-    let only = parse_with(
+    let only = parse_table_with_options(
         b"a,b,y\nNA,1,1\n2,2,2\n",
         "y",
         &TableOptions { missing: MissingPolicy::Mean, ..TableOptions::default() },
     );
-    let error = only.unwrap().encode(&sets(&[0], &[1]), MissingPolicy::Mean, 2).err().unwrap().to_string();
+    let error =
+        only.unwrap().encode(&make_row_sets(&[0], &[1]), MissingPolicy::Mean, 2).err().unwrap().to_string();
     assert!(error.contains("column `a` holds no value in the training rows"), "{error}");
 }
 
-/// Regression test: before the fix, numbers were rounded to f32 before their mean was subtracted, so the differences
-/// between times were lost without a message.
+/// Regression test: before the fix, numbers were rounded to f32 before their mean was subtracted, so different
+/// numbers became equal.
 #[test]
 fn small_differences_between_large_numbers_are_kept() {
     let encode = |values: [&str; 4], missing| {
         let rows = values.map(|value| format!("{value},0\n")).concat();
         let options = TableOptions { missing, ..TableOptions::default() };
-        let table = parse_with(format!("t,y\n{rows}").as_bytes(), "y", &options).unwrap();
-        let encoded = table.encode(&sets(&[0, 1, 3], &[2]), missing, 2).unwrap();
+        let table = parse_table_with_options(format!("t,y\n{rows}").as_bytes(), "y", &options).unwrap();
+        let encoded = table.encode(&make_row_sets(&[0, 1, 3], &[2]), missing, 2).unwrap();
         (encoded.encoding.columns[0].inputs.clone(), encoded)
     };
     let shifted = |offset, fill| ColumnInputs::ShiftedNumber { offset, fill, indicator: false };
@@ -331,7 +342,7 @@ fn small_differences_between_large_numbers_are_kept() {
             4.0,
             Some("1700000003 is subtracted from each number"),
         ),
-        // Different numbers in the test rows only.
+        // The numbers of the training rows are equal. The test row has a different number.
         (["1e9", "1e9", "1000000001", "1e9"], plain.clone(), [1e9; 3], 1e9, Some("treated as constant")),
         (
             ["0.3", "0.3", "0.3", "0.30000000000000004"],

@@ -1,4 +1,4 @@
-//! Tests of networks: gradients against finite differences, and what a pass may depend on.
+//! Compares gradients with finite differences, and tests that results do not depend on the division of a batch.
 
 use ndarray::Array2;
 
@@ -8,7 +8,8 @@ use crate::train::model::layer::{BackwardPass, GradientSink, Layer as _};
 use crate::train::model::pooling::MaxPooling;
 use crate::train::model::{ClassTargets, Scale};
 
-/// The images of the tests: 2 channels of 5 x 4 pixels. Pooling with windows of 2 x 2 leaves out the last row.
+/// The images of the tests: 2 channels of 5 x 4 pixels. Pooling with windows of 2 x 2 ignores the last row of 5 x 4
+/// pixels.
 const IMAGE: ImageShape = ImageShape { channels: 2, height: 5, width: 4 };
 const IMAGES: InputShape = InputShape { features: 40, image: Some(IMAGE) };
 
@@ -29,7 +30,7 @@ fn batch<'a>(targets: &'a Targets, samples: &'a [u32], weight: f32) -> TrainingB
     TrainingBatch { targets, samples, weight, step, earlier: EarlierGradients::Replace }
 }
 
-/// Checks that the gradient is the slope of the loss divided by `divisor`. Finite differences give the slope.
+/// Checks that the gradient is the slope of the loss divided by `divisor`. Computes the slope by finite differences.
 fn check_gradient(network: &Network, targets: &Targets, divisor: f64) {
     let mut stream = random::stream("test", 1, 2);
     let mut parameters = vec![0.0; network.parameter_count()];
@@ -88,8 +89,8 @@ fn gradients_match_finite_differences() {
     check_gradient(&network("cnn:conv2x3,pool2", IMAGES, 1, Loss::SquaredError(scale)), &numbers, 4.0);
 }
 
-/// Tests negative values, equal values, infinity, NaN, and rows and columns that do not fill a window. If several
-/// values of a window are the largest, the first of them gets the derivative.
+/// Tests negative values, equal values, infinity, NaN, and rows and columns that do not fill a window. If a window
+/// has several equal maxima, the derivative goes to the first.
 #[test]
 fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
     let (inf, nan) = (f32::INFINITY, f32::NAN);
@@ -131,8 +132,8 @@ fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
     }
 }
 
-/// If a random number of dropout depended on a sample's place in the batch, the result would depend on the number of
-/// ranks. The order of the samples changes here, so that each sample has another place in its part.
+/// The random numbers of dropout must depend on a sample's index, not on its position in the batch. Otherwise the
+/// result would depend on the number of ranks. The test therefore reorders the samples.
 #[test]
 fn the_gradients_of_parts_of_a_batch_add_up_and_that_of_an_empty_part_is_zero() {
     let targets = Targets::Classes(vec![0, 2, 1, 2]);
@@ -173,7 +174,8 @@ fn a_convolution_with_known_weights_gives_the_outputs_of_pytorch() {
         (0..network.parameter_count()).map(|index| ((index * 7 % 11) as f32 - 5.0) / 10.0).collect();
     let mut workspace = network.workspace(1);
     workspace.input.indexed_iter_mut().for_each(|((_, x), value)| *value = (x * 5 % 7) as f32 / 7.0);
-    let shapes: Vec<_> = network.tensors().into_iter().map(|(name, shape, _)| (name, shape)).collect();
+    let shapes: Vec<_> =
+        network.parameter_tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
     let expected = [
         ("layers.0.weight", vec![2, 1, 3, 3]),
         ("layers.0.bias", vec![2]),
@@ -185,7 +187,7 @@ fn a_convolution_with_known_weights_gives_the_outputs_of_pytorch() {
     assert!((output - 0.361_428_56).abs() < 1e-6, "{output}");
 }
 
-/// Dropout must keep the expected value of each input, and must use other random numbers in each step.
+/// Dropout must keep the expected value of each input, and must use different random numbers in each step.
 #[test]
 fn dropout_keeps_the_mean_and_differs_between_steps_layers_and_samples() {
     use crate::train::model::dropout::Dropout;
@@ -211,7 +213,7 @@ fn dropout_keeps_the_mean_and_differs_between_steps_layers_and_samples() {
     ];
     for other in others {
         let different = first.iter().zip(&other).filter(|(a, b)| a != b).count();
-        // Two independent masks differ in 2 x 0.3 x 0.7 = 42% of their elements.
+        // Two independent dropout masks differ in 2 x 0.3 x 0.7 = 42% of their elements on average.
         assert!((0.38..0.46).contains(&(different as f64 / 8002.0)), "{different}");
     }
     let mut evaluated = Array2::zeros((2, 4001));

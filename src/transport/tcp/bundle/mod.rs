@@ -36,8 +36,8 @@ pub(super) trait Connection {
     /// Returns the state of the send buffer.
     fn send_space(&self) -> io::Result<SendSpace>;
 
-    /// Returns whether the connection accepts bytes now. If not, an event will report when the connection accepts
-    /// bytes again.
+    /// Returns whether the connection accepts bytes now. If it returns false, an event will report when the
+    /// connection accepts bytes again.
     fn is_writable(&self) -> io::Result<bool>;
 
     /// Closes the sending direction.
@@ -200,8 +200,8 @@ impl<P: Connection> Bundle<P> {
         self.sending.is_in_last_record() && self.receiving.is_in_last_record
     }
 
-    /// Closes the extra connections (all except the first one) if neither direction uses them any more: this rank has
-    /// read all records on the extra connections, and the peer knows that no further records will follow on them.
+    /// Closes the extra connections if neither direction uses them any more. Extra connections are all except the
+    /// first.
     fn close_unused(&mut self) {
         if self.is_single() {
             self.streams.iter_mut().skip(1).for_each(|entry| *entry = None);

@@ -6,8 +6,8 @@ use super::{Bundle, Connection, ConnectionEnd, PendingRecord, Stream};
 use crate::transport::TransferResult;
 use crate::wire::record::{RECORD_HEADER_BYTES, Record};
 
-/// The maximum number of bytes that are read ahead from a connection. This number is small, because these bytes are
-/// first read into a buffer, and later copied.
+/// The maximum number of bytes that are read ahead from a connection. A larger number would cost time, because the
+/// receiver copies these bytes from a buffer.
 const READ_AHEAD_BYTES: usize = 4 << 10;
 const ENDED: &str = "it closed the connection without saying why";
 
@@ -33,7 +33,7 @@ pub(super) struct RecordBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// Whether a read has found the connection empty. If so, an event will report when further data arrive.
+    /// Whether a read has found the connection empty, so that an event will report further data.
     has_blocked: bool,
 }
 
@@ -239,8 +239,7 @@ impl<P: Connection> Stream<P> {
         if !self.is_readable {
             return Err(ReceiveStop::Empty);
         }
-        // A single system call reads short data together with the bytes after the data, or the end of a record
-        // together with the next record's header.
+        // To save system calls, also read the bytes after short data, and the next header after the end of a record.
         let beyond = match left {
             _ if wanted < READ_AHEAD_BYTES => READ_AHEAD_BYTES,
             Some(left) if left == wanted => RECORD_HEADER_BYTES,
@@ -248,8 +247,8 @@ impl<P: Connection> Stream<P> {
         };
         slices.push(IoSliceMut::new(&mut self.buffer.make_space()[..beyond]));
         let read = self.connection.read(&mut slices);
-        // More data may have arrived during a long read. So pass 0 for a long read: `handle_read` then assumes that
-        // the connection is still readable, even if the read returned fewer bytes than fit.
+        // More data may have arrived during a long read. For a long read, pass 0: `handle_read` then assumes that the
+        // connection is still readable, even if the read returned fewer bytes than fit.
         let requested = if wanted < READ_AHEAD_BYTES { wanted + beyond } else { 0 };
         match self.handle_read(read, requested) {
             Some(count) => {

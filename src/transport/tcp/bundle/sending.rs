@@ -24,9 +24,8 @@ const _: () = assert!(LONG_RECORD_BYTES_MAX <= RECORD_BYTES_MAX as usize);
 pub(super) struct Sending {
     /// The number of the next record.
     next: u64,
-    /// A record of which only a part has been written, if there is one. The next bytes that the caller sends belong
-    /// to this record, so no other record can begin before this record is complete. Such a record is rare, because
-    /// the free buffer space is checked before a write.
+    /// A record of which only a part has been written. No other record can begin before this record is complete.
+    /// Partial writes are rare, because the sender checks the free buffer space before a write.
     partial: Option<PartialRecord>,
     /// Whether the next record is the last record of the link.
     pub(super) is_last: bool,

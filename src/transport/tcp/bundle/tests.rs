@@ -104,8 +104,8 @@ impl Connection for PipeEnd {
     }
 }
 
-/// A simulated link: its two ends and, for each connection, one pipe in each direction. Pipe 0 leads from end 0 to end 1,
-/// and pipe 1 leads back.
+/// A simulated link: its two ends and, for each connection, one pipe in each direction. Pipe 0 leads from end 0 to
+/// end 1, and pipe 1 leads back.
 struct SimulatedLink {
     random: StdRng,
     ends: [Bundle<PipeEnd>; 2],
@@ -136,8 +136,8 @@ impl SimulatedLink {
         }
     }
 
-    /// Delivers a random number of bytes in one direction of one connection, and reports events to both ends, as the kernel
-    /// would.
+    /// Delivers a random number of bytes in one direction of one connection, and reports events to both ends, as the
+    /// kernel would.
     fn deliver_some_bytes(&mut self) {
         let index = self.random.random_range(0..self.pipes.len());
         let to = self.random.random_range(0..2);

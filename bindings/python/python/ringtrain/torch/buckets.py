@@ -22,7 +22,7 @@ Parameter = torch.nn.Parameter
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a reducer."""
+    """The settings of a `Reducer`."""
 
     op: str
     compression: type[Compressor]
@@ -39,8 +39,8 @@ class Reducer:
     this bucket and of all earlier buckets have been computed.
 
     The first bucket holds the last parameters, because a backward pass computes gradients roughly from the last
-    parameter to the first. All ranks begin the reductions in this order, even if a later bucket is complete before an
-    earlier one.
+    parameter to the first. All ranks begin the reductions in the order of the buckets, even if a later bucket is
+    complete before an earlier one.
     """
 
     def __init__(
@@ -81,7 +81,8 @@ class Reducer:
         self._count = dict.fromkeys(self._count, 0)
 
     def _take_gradient(self, p: Parameter) -> None:
-        """Takes the gradient of a parameter. Autograd calls this hook after it has accumulated the gradient."""
+        """Copies the gradient of a parameter to its bucket. Autograd calls this hook after it has accumulated the
+        gradient."""
         bucket, index = self._place[p]
         self._count[p] += 1
         if self._count[p] < self._passes:
@@ -110,12 +111,12 @@ class Reducer:
 
 
 class Bucket:
-    """Gradients of one type, concatenated in one tensor. If the gradients are on a CPU, this tensor is in memory from
+    """Gradients of one type, concatenated in one tensor. For gradients on a CPU, the memory of this tensor comes from
     `Group.alloc`.
 
     After the gradients, the bucket has one additional element for each parameter, called the parameter's mark. A rank
-    sets the mark to 1 if it has the parameter's gradient, otherwise to 0. After the reduction, a mark is above zero
-    if any rank had the gradient.
+    sets the mark to 1 if it has the parameter's gradient, otherwise to 0. After the reduction, a parameter's mark is
+    above zero if any rank had the parameter's gradient.
     """
 
     def __init__(self, group: _core.Group, parameters: Sequence[Parameter]) -> None:

@@ -69,10 +69,10 @@ def compress_hook(state: Compression, bucket: dist.GradBucket) -> torch.futures.
 
 
 def fp16_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket's gradients and sends them as float16. The state is the process group, or None for the default group."""
+    """Averages a bucket's gradients over `process_group` and sends them as float16. None means the default group."""
     return compress_hook(Compression("fp16", process_group=process_group), bucket)
 
 
 def bf16_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket's gradients and sends them as bfloat16. The state is the process group, or None for the default group."""
+    """Averages a bucket's gradients over `process_group` and sends them as bfloat16. None means the default group."""
     return compress_hook(Compression("bf16", process_group=process_group), bucket)

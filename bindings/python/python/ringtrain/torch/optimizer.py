@@ -108,7 +108,7 @@ class _Distributed:
         super().zero_grad(set_to_none)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Sets the number of backward passes before the ranks average the gradients that these passes accumulated."""
+        """Sets the number of backward passes whose gradients each rank accumulates before the ranks reduce them."""
         self._reducer.set_passes(passes)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ class PointToPoint:
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Waits until all ranks have called `monitored_barrier`. If a rank does not call `monitored_barrier` within
         `timeout`, every other rank raises RuntimeError. The error names all missing ranks if `wait_all_ranks` is
-        true, otherwise only the first one. Unlike the timeout of an operation, this error does not end the job.
+        true, otherwise only the first one. A missing rank does not end the job, unlike the timeout of an operation.
         """
         tag = _BARRIER_TAG_FIRST + self._barriers % _BARRIER_TAGS
         self._barriers += 1

@@ -53,7 +53,7 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
 
     @property
     def core(self) -> _core.Group:
-        """The group of the compiled module, which has operations that torch does not have."""
+        """The group in the compiled module. Use it for operations that torch does not have."""
         return self._group
 
     def getBackendName(self) -> str:
@@ -143,7 +143,7 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
     # Shutdown
 
     def shutdown(self) -> None:
-        """Closes the group. Then `Work.wait` raises an error for every operation that had not ended."""
+        """Closes the group. For every operation that has not ended, `Work.wait` raises an error."""
         if self._closed:
             return
         self._closed = True
@@ -431,8 +431,8 @@ def _only_list(argument: Any) -> Tensors:
 
 
 def _element_counts(parts: Tensors, whole: Tensor) -> list[int]:
-    """Returns the length of each part, counted in elements of `tensors.memory(whole)`. In that memory, for example, a complex
-    number is two elements."""
+    """Returns the length of each part, counted in elements of `tensors.memory(whole)`. For example, a complex number
+    counts as two elements."""
     scale = tensors.units(whole)
     return [part.numel() * scale for part in parts]
 

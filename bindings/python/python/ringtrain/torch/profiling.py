@@ -16,7 +16,7 @@ class Event:
         record._call_end_callbacks_on_future(self._end)
 
     def end(self) -> None:
-        """Ends the event. A second call does nothing."""
+        """Ends the event. A second call of `end` does nothing."""
         if not self._end.done():
             self._end.set_result(None)
 

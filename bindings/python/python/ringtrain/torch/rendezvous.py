@@ -31,8 +31,8 @@ class Membership:
 
 
 def is_launched(rank: int, size: int) -> bool:
-    """Returns whether this process is rank `rank` of a job of `size` ranks. Before this process has joined a job, this means the
-    job for which ringrun started the process, if any."""
+    """Returns whether this process is rank `rank` of a job of `size` ranks. Until this process has joined a job, checks the job
+    for which ringrun started the process, if any."""
     if _world.is_joined():
         world = _world.current().core
         return (world.rank, world.size) == (rank, size)
@@ -53,9 +53,9 @@ def join_through_store(store: Any, member: Membership) -> _core.Group:
     each other through torch's store: group rank 0 runs a rendezvous server and writes the server's address to the
     store.
 
-    If ringrun started all ranks, the new job uses the secret of ringrun's job. If not, group rank 0 writes a new
-    secret to the store. Torch's stores have no authentication, so every process that can read the store can read this
-    new secret and join. Raises `ringtrain.StartError` if a rank does not join in time.
+    If ringrun started all ranks, the new job uses the secret of ringrun's job. If ringrun did not start all ranks,
+    group rank 0 writes a new secret to the store. Torch's stores have no authentication, so every process that can
+    read the store can read this new secret and join. Raises `ringtrain.StartError` if a rank does not join in time.
     """
     location = {"host": _host_id(), "address": _address_towards(_store_host(store))}
     store.set(f"{_KEY}/{member.rank}", json.dumps(location))

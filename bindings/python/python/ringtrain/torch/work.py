@@ -129,8 +129,8 @@ class PendingWork(dist._Work):
 
     def settle(self, keep_waiting: Callable[[], bool]) -> None:
         """Waits until the operation has ended, but does not raise its error. If `keep_waiting` returns False while
-        the operation runs, this method stops waiting. The operation then counts as failed, with the reason that
-        the process group was closed.
+        the operation runs, this method stops waiting. In that case, the operation fails with the reason that the
+        process group was closed.
         """
         while not self._ended:
             try:
@@ -228,7 +228,7 @@ class PendingWork(dist._Work):
 
 
 def _called_by_hook() -> bool:
-    """Returns whether Python code that runs within the backward pass, such as a communication hook, called `get_future`.
+    """Returns whether a communication hook or other Python code within the backward pass called `get_future`.
 
     Returns False if torch's compiled code called `get_future`: then the innermost Python frame is that of the backward pass.
     """
@@ -245,6 +245,6 @@ def _is_backward(frame: types.FrameType) -> bool:
 
 
 def _new_future(tensors: Sequence[Any]) -> torch.futures.Future:
-    """Returns a new future for these tensors. Torch needs to know which GPUs hold the tensors."""
+    """Returns a new future for these tensors. The future gets a list of the GPUs that hold the tensors."""
     devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor) and not tensor.is_cpu}
     return torch.futures.Future(devices=list(devices))

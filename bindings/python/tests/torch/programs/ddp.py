@@ -150,8 +150,9 @@ def power_sgd(model: DistributedDataParallel, group: Any) -> None:
 
 
 def check_power_sgd(rank: int, n: int, gloo: Any) -> None:
-    """Compares with Gloo, with all gradients in one bucket. With several buckets, the comparison would fail: PowerSGD
-    begins operations for several buckets at the same time, and Gloo mixes up these operations.
+    """Compares the training with PowerSGD on "ring" and on Gloo, with all gradients in one bucket. With several
+    buckets, the comparison would fail: PowerSGD begins operations for several buckets at the same time, and Gloo
+    mixes up these operations.
     """
     compare(rank, n, gloo, tolerance=1e-3, setup=power_sgd, bucket_cap_mb=25)
 

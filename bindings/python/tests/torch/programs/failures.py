@@ -24,7 +24,7 @@ def print_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def killed(rank: int, static_graph: bool = False, hook: bool = False) -> None:
+def kill_last_rank(rank: int, static_graph: bool = False, hook: bool = False) -> None:
     """Kills the last rank between two steps. The other ranks catch the error that `backward` raises, and end."""
     last = dist.get_world_size() - 1
     model = DistributedDataParallel(
@@ -53,15 +53,15 @@ def killed(rank: int, static_graph: bool = False, hook: bool = False) -> None:
         optimizer.step()
 
 
-def killed_with_static_graph(rank: int) -> None:
-    killed(rank, static_graph=True)
+def kill_last_rank_with_static_graph(rank: int) -> None:
+    kill_last_rank(rank, static_graph=True)
 
 
-def killed_with_hook(rank: int) -> None:
-    killed(rank, hook=True)
+def kill_last_rank_with_hook(rank: int) -> None:
+    kill_last_rank(rank, hook=True)
 
 
-def timeouts(rank: int) -> None:
+def give_barrier_its_own_timeout(rank: int) -> None:
     """Rank 1 does not call a barrier in time. Rank 0 passes a timeout to the barrier, and its call fails after this timeout,
     and not after the timeout of the group."""
     if rank == 1:
@@ -77,7 +77,7 @@ def timeouts(rank: int) -> None:
     print_line(f"timed out: {error}")
 
 
-def exception(rank: int) -> None:
+def raise_exception_on_rank_1(rank: int) -> None:
     """Rank 1 ends with an uncaught exception. The errors of the other ranks, which wait for rank 1, contain the message of
     the exception."""
     dist.barrier()
@@ -88,7 +88,7 @@ def exception(rank: int) -> None:
     print_line(f"rank {rank} raised: {error}")
 
 
-def subgroup(rank: int) -> None:
+def kill_rank_of_subgroup(rank: int) -> None:
     """An error of an operation in a subgroup names the lost rank by its number in the default group."""
     group = dist.new_group([1, 2])
     if rank == 2:
@@ -100,7 +100,7 @@ def subgroup(rank: int) -> None:
     checks.raised(core.PeerLost, dist.barrier)
 
 
-def optimizer(rank: int) -> None:
+def kill_last_rank_in_distributed_optimizer(rank: int) -> None:
     """Kills a rank while `DistributedOptimizer` averages gradients."""
     hvd.init()
     model = nn.Sequential(*[nn.Linear(200, 200) for _ in range(8)])
@@ -120,7 +120,7 @@ def optimizer(rank: int) -> None:
             return
 
 
-def endless(rank: int) -> None:
+def run_until_interrupt(rank: int) -> None:
     """Runs until SIGINT: rank 1 waits in a collective, and rank 0 computes."""
     dist.all_reduce(torch.ones(3))
     print_line("ready")

@@ -1,6 +1,6 @@
 """`python -m mpi4py script.py` runs a script.
 
-With mpi4py, an uncaught exception ends the whole job only if the script runs under this command. With
+With mpi4py, an uncaught exception ends the whole job only if the script runs under `python -m mpi4py`. With
 `ringtrain.mpi`, an uncaught exception always ends the whole job.
 """
 
