@@ -34,7 +34,8 @@ use crate::exit::Exit;
 use crate::group::{Algorithms, Group};
 use crate::launch::STATUS_COLUMNS;
 use crate::train::{
-    self, Console, Observer, ParameterServerError, Phase, ProgressDisplay, RefusalReason, Silent, TrainError,
+    self, Console, GossipError, Observer, ParameterServerError, Phase, ProgressDisplay, RefusalReason,
+    Silent, TrainError,
 };
 use crate::types::{Rank, WorldSize};
 
@@ -165,7 +166,8 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
     let summary = train::run(&mut group, &config, &stop, observer)
         .map_err(|error| ProgramFailure { exit: exit_of(&error), message: error.to_string() })?;
     group.close();
-    if rank == Rank::ZERO {
+    let reporter = summary.report.gossip.as_ref().map_or(Rank::ZERO, |gossip| Rank::new(gossip.leader));
+    if rank == reporter {
         console.notice(&conclusion(&summary.report));
     }
     // Every rank prints the hash of its parameters, so that the user can compare the hashes.
@@ -224,7 +226,7 @@ fn conclusion(report: &train::Report) -> String {
     }
     let (seconds, communication) = (report.seconds, report.communication_seconds);
     let _ = write!(line, "; {:.0} samples/s, {seconds:.2} s", report.samples_per_second);
-    if report.parameter_server.is_none() {
+    if report.parameter_server.is_none() && report.gossip.is_none() {
         let _ = write!(line, " of which {communication:.2} s communication");
     }
     if report.bucket_bytes.is_some() {
@@ -259,6 +261,8 @@ fn exit_of(error: &TrainError) -> Exit {
             },
             _ => Exit::PeerLost,
         },
+        TrainError::Gossip(GossipError::LeaderFailed { .. }) => Exit::Failure,
+        TrainError::Gossip(_) => Exit::PeerLost,
         TrainError::Group(error) => group_args::exit_of(error),
     }
 }

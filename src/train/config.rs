@@ -147,6 +147,12 @@ impl Config {
         self.check_parameter_server()?;
         self.check_checkpoint()?;
         divided_model_options::check_divided_model_options(self)?;
+        if matches!(self.strategy, StrategySpec::Gossip { .. }) && self.compression != Compression::None {
+            return Err(format!(
+                "--compression {} does not apply to --strategy {}, which sends f32",
+                self.compression, self.strategy
+            ));
+        }
         match (self.rule, self.strategy) {
             (Some(Rule::Accelerated), _) if !self.recipe.suits_accelerated() => {
                 Err("--schedule, --warmup, --scale-lr and --clip-norm do not apply to --optimizer accelerated, which \

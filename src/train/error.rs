@@ -2,6 +2,7 @@
 
 use super::checkpoint::CheckpointError;
 use super::data::DataError;
+use super::gossip::GossipError;
 use super::model_file::ModelFileError;
 use super::parameter_server::ParameterServerError;
 use crate::group;
@@ -87,6 +88,9 @@ pub enum TrainError {
     /// The parameter server, or this rank's connection with it, failed.
     #[error(transparent)]
     ParameterServer(ParameterServerError),
+    /// The strategy `gossip` failed on this rank.
+    #[error(transparent)]
+    Gossip(#[from] GossipError),
     /// A collective failed.
     #[error(transparent)]
     Group(#[from] group::Error),

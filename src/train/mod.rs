@@ -9,6 +9,7 @@
 //! divide the model over the ranks.
 
 pub(crate) mod atomic_file;
+mod batch_queue;
 mod batches;
 mod buckets;
 mod checkpoint;
@@ -24,6 +25,7 @@ mod divided_model_options;
 mod early_stopping;
 mod error;
 mod evaluation_work;
+mod gossip;
 mod gradient_work;
 mod learning_rate;
 pub mod model;
@@ -33,6 +35,7 @@ pub mod optimizer;
 mod output_paths;
 mod parameter_server;
 mod partition;
+mod peer_link;
 mod plot;
 mod portable;
 pub mod predict;
@@ -47,6 +50,7 @@ mod server_run;
 mod setup;
 mod step_times;
 mod strategies;
+mod summary_words;
 mod tensorboard;
 mod trainer;
 
@@ -62,6 +66,7 @@ pub use console::{Console, ConsoleLines, ConsoleOptions, ProgressDisplay};
 pub use curve_files::CurveFiles;
 pub use early_stopping::{Patience, VALIDATION_FRACTION_DEFAULT};
 pub use error::{Phase, TrainError};
+pub use gossip::GossipError;
 pub use learning_rate::{RateSchedule, Warmup};
 pub(crate) use output_paths::replaces;
 pub use parameter_server::{
@@ -69,7 +74,7 @@ pub use parameter_server::{
 };
 pub use progress::{CompletedStep, Observer, Silent};
 pub use recipe::Recipe;
-pub use report::{EpochRecord, Report, ServerReport, parameters_hash};
+pub use report::{EpochRecord, GossipReport, Report, ServerReport, parameters_hash};
 pub use run::{Summary, run};
 pub use setup::{BATCH_SIZE_DEFAULT, EPOCHS_DEFAULT, STEPS_DEFAULT_MIN};
 pub use step_times::StepTimes;

@@ -114,6 +114,21 @@ pub struct Report {
     pub history: Vec<EpochRecord>,
     /// The results of the parameter server. `None` with other strategies.
     pub parameter_server: Option<ServerReport>,
+    /// The results of the strategy `gossip`. `None` with other strategies.
+    pub gossip: Option<GossipReport>,
+}
+
+/// The results of a run with the strategy `gossip`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct GossipReport {
+    /// The rank that wrote the report: the lowest rank that was not lost.
+    pub leader: u32,
+    /// Each rank, and the number of steps that it took. Does not count the steps before the loss of an earlier leader.
+    pub steps: Vec<(u32, u64)>,
+    /// The number of averages that the leader started and completed.
+    pub averages: u64,
+    /// The ranks that were lost.
+    pub lost_ranks: Vec<u32>,
 }
 
 /// The results of a run with a parameter server.

@@ -18,7 +18,9 @@ use super::setup::{Setup, TrainingSettings};
 use super::strategies::StrategySpec;
 use super::tensorboard::{EventRecorder, TensorBoard};
 use super::trainer::{Metrics, Trainer};
-use super::{Phase, TrainError, atomic_file, convergence, curvature, model_file, server_run, tensorboard};
+use super::{
+    Phase, TrainError, atomic_file, convergence, curvature, gossip, model_file, server_run, tensorboard,
+};
 use crate::group::{Group, Statistics};
 use crate::types::Rank;
 
@@ -73,6 +75,9 @@ pub fn run(
     }
     if config.strategy.uses_parameter_server() {
         return server_run::run(group, (config, &setup), state, stop, observer);
+    }
+    if let StrategySpec::Gossip { .. } = config.strategy {
+        return gossip::run(group, (config, &setup), state, stop, observer);
     }
     let started = Instant::now();
     let before = group.statistics();
@@ -240,6 +245,7 @@ fn create_report(
         parameters_hash,
         history: state.history.clone(),
         parameter_server: None,
+        gossip: None,
     }
 }
 

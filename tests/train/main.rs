@@ -7,6 +7,8 @@ mod convergence;
 mod divided_models;
 mod fashion;
 mod formats;
+mod gossip;
+mod gossip_failures;
 mod library;
 mod model_files;
 mod parameter_server;

@@ -96,7 +96,8 @@ pub(super) struct TrainArgs {
     seed: u64,
 
     /// How ranks divide the work: allreduce, model-average[:EPOCHS], local-sgd:STEPS, diloco:STEPS, ps-sync,
-    /// ps-async[:STALENESS], tensor, pipeline:STAGES or hybrid:PIPELINESxSTAGES. Strategies below explains each value
+    /// ps-async[:STALENESS], gossip[:STEPS], tensor, pipeline:STAGES or hybrid:PIPELINESxSTAGES. Strategies below
+    /// explains each value
     #[arg(long, value_name = "STRATEGY", default_value = "allreduce", help_heading = "Training")]
     strategy: String,
 
@@ -412,6 +413,8 @@ pub(super) mod tests {
             ("--strategy ps-async --scale-lr", "each update uses one batch"),
             ("--strategy ps-sync --staleness-aware", "for --strategy ps-async"),
             ("--servers 2", "allreduce has no servers"),
+            ("--strategy gossip --servers 2", "gossip has no servers"),
+            ("--strategy gossip --compression fp16", "gossip, which sends f32"),
             ("--servers 0 --strategy ps-sync", "0"),
         ] {
             let error = parse_config(line).unwrap_err();

@@ -48,6 +48,7 @@ Strategies:
   diloco:STEPS             as local-sgd, but an outer optimizer with momentum applies the average
   ps-sync                  in each step, parameter servers apply the sum of the gradients of all workers
   ps-async[:STALENESS]     parameter servers apply each gradient as soon as it arrives, if its staleness is at most STALENESS
+  gossip[:STEPS]           each rank trains alone, and averages its model with that of a random rank after STEPS steps
   tensor                   each rank holds a part of each layer
   pipeline:STAGES          each of STAGES ranks holds some layers
   hybrid:PIPELINESxSTAGES  PIPELINES pipelines of STAGES ranks share each batch
@@ -56,8 +57,9 @@ Only allreduce accepts --bucket-bytes and --optimizer accelerated. With model-av
 equal parameters only after an average. ringtrain then tests and saves the model only after epochs that end with an average.
 
 With ps-sync, each worker uses its part of each batch. With ps-async, each worker uses whole batches. The staleness of a
-gradient is the number of updates since its worker received the parameters. To let a ps-async job continue after a worker
-is lost, start it with ringrun --tolerate-failures.
+gradient is the number of updates since its worker received the parameters. With gossip, a fast rank takes more steps than a
+slow rank, and the ranks have equal parameters only at the end. To let a job with ps-async or gossip continue after a rank is
+lost, start the job with ringrun --tolerate-failures.
 
 With tensor, pipeline and hybrid, each rank needs less memory than with allreduce. The results of these four strategies
 differ only by rounding.

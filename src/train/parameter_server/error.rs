@@ -114,7 +114,7 @@ impl RefusalReason {
 
 /// Describes why the link with another rank failed. The text names no rank, because the link's group has its own rank
 /// numbers, 0 and 1.
-pub(super) fn describe_link_failure(error: &group::Error) -> String {
+pub(crate) fn describe_link_failure(error: &group::Error) -> String {
     match error.cause() {
         Some(Cause::PeerLost { detail, .. }) => format!("the connection failed ({detail})"),
         Some(Cause::PeerLeft { .. }) => "it closed the connection".into(),

@@ -18,6 +18,7 @@ mod shard;
 
 pub use api::{ParameterServer, ParameterServerOptions};
 pub(crate) use client::ServerClient;
+pub(crate) use error::describe_link_failure;
 pub use error::{ParameterServerError, RefusalReason};
 pub(crate) use links::{Links, PairLink, ShardLayout, connect};
 pub(crate) use message::Note;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::batch_queue::{Assignment, BatchQueue};
 use super::note::{WorkReply, WorkRequest};
+use crate::train::batch_queue::{Assignment, BatchQueue};
 use crate::train::checkpoint::Position;
 use crate::train::parameter_server::{AnsweredRequest, LinkOutcome, Note, PushOutcome, RequestHandler};
 use crate::types::Rank;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::coordinator::{BatchCoordinator, RunFailure, Start, TrainingProgress};
-use super::{RunContext, encode_summary, refusal_reason, shard};
+use super::{RunContext, refusal_reason, shard};
 use crate::group::{Group, Statistics};
 use crate::train::TrainError;
 use crate::train::checkpoint::{Checkpoint, TrainingState};
@@ -17,6 +17,7 @@ use crate::train::partition::ModelPartition;
 use crate::train::progress::{CompletedStep, Observer};
 use crate::train::report::ServerReport;
 use crate::train::run::{Summary, conclude};
+use crate::train::summary_words::encode_summary;
 use crate::train::trainer::Trainer;
 use crate::types::{Rank, WorldSize};
 

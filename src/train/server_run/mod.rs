@@ -12,7 +12,6 @@
 //! al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013. Unlike there,
 //! no worker waits: the server drops a gradient beyond the bound.
 
-mod batch_queue;
 mod coordinator;
 mod lead;
 mod note;
@@ -32,15 +31,12 @@ use super::parameter_server::{
     ShardLayout, ShardServer, StalenessRule, Synchrony, connect,
 };
 use super::progress::Observer;
-use super::report::Report;
 use super::run::Summary;
 use super::setup::Setup;
 use super::strategies::StrategySpec;
+use super::summary_words::{REPORT_WORDS_MAX, decode_summary};
 use crate::group::Group;
 use crate::types::{Rank, WorldSize};
-
-/// The largest report that a rank accepts, in words of 4 bytes.
-const REPORT_WORDS_MAX: usize = 1 << 28;
 
 /// After a failure, a server waits at most this long until its clients have noticed the failure.
 const FAILED_TIMEOUT_MAX: Duration = Duration::from_secs(5);
@@ -247,29 +243,6 @@ fn await_summary(
         server: Rank::ZERO,
         problem: "its results have an unknown format".into(),
     })
-}
-
-/// Encodes the results of a run as words: the bits of the parameters, the length of the report in bytes, and the
-/// report as JSON.
-fn encode_summary(summary: &Summary) -> Result<Vec<u32>, TrainError> {
-    let text = serde_json::to_vec(&summary.report).map_err(|error| TrainError::Options(error.to_string()))?;
-    let mut words: Vec<u32> = summary.parameters.iter().map(|value| value.to_bits()).collect();
-    words.push(text.len() as u32);
-    words.extend(text.chunks(4).map(|chunk| {
-        let mut bytes = [b' '; 4];
-        bytes[..chunk.len()].copy_from_slice(chunk);
-        u32::from_ne_bytes(bytes)
-    }));
-    Ok(words)
-}
-
-/// Decodes the results of a run of a model with `count` parameters.
-fn decode_summary(words: &[u32], count: usize) -> Option<Summary> {
-    let (parameters, rest) = words.split_at_checked(count)?;
-    let (&length, rest) = rest.split_first()?;
-    let text: &[u8] = bytemuck::cast_slice(rest);
-    let report: Report = serde_json::from_slice(text.get(..length as usize)?).ok()?;
-    Some(Summary { report, parameters: parameters.iter().map(|&bits| f32::from_bits(bits)).collect() })
 }
 
 impl From<ParameterServerError> for TrainError {

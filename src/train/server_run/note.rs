@@ -1,6 +1,6 @@
 //! The notes that workers and the first server attach to their messages.
 
-use super::batch_queue::Assignment;
+use crate::train::batch_queue::Assignment;
 use crate::train::parameter_server::Note;
 
 const IS_STOPPING_FLAG: u64 = 1;

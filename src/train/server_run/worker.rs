@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::batch_queue::Assignment;
 use super::note::{WorkReply, WorkRequest};
 use super::{RunContext, WorkerPlace};
+use crate::train::batch_queue::Assignment;
 use crate::train::batches::{Batches, part};
 use crate::train::clipping;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};

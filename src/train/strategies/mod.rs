@@ -116,8 +116,11 @@ pub(crate) fn create(
 ) -> Result<Box<dyn Strategy>, TrainError> {
     let (compression, count) = (config.compression, network.parameter_count());
     Ok(match config.strategy {
-        // With a parameter server, rank 0 uses `AllReduce` alone, to test and save the model.
-        StrategySpec::AllReduce | StrategySpec::PsSync | StrategySpec::PsAsync { .. } => {
+        // With a parameter server and with gossip, rank 0 uses `AllReduce` alone, to test and save the model.
+        StrategySpec::AllReduce
+        | StrategySpec::PsSync
+        | StrategySpec::PsAsync { .. }
+        | StrategySpec::Gossip { .. } => {
             Box::new(AllReduce::new(group.size(), count, config.bucket_bytes, compression))
         }
         StrategySpec::ModelAverage { epochs } => {

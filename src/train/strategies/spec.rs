@@ -60,6 +60,12 @@ pub enum StrategySpec {
         /// The number of stages of each pipeline.
         stages: NonZeroU32,
     },
+    /// Each rank takes steps alone, and averages its parameters with a random rank after every `steps` steps. No rank waits for
+    /// another, and a lost rank does not end the run. The parameters agree on all ranks at the end of the run.
+    Gossip {
+        /// The number of steps of a rank between two averages.
+        steps: NonZeroU32,
+    },
 }
 
 impl StrategySpec {
@@ -105,7 +111,9 @@ impl StrategySpec {
             | Self::Tensor
             | Self::Pipeline { .. }
             | Self::Hybrid { .. } => true,
-            Self::ModelAverage { .. } | Self::LocalSgd { .. } | Self::DiLoCo { .. } => false,
+            Self::ModelAverage { .. } | Self::LocalSgd { .. } | Self::DiLoCo { .. } | Self::Gossip { .. } => {
+                false
+            }
         }
     }
 
@@ -120,7 +128,8 @@ impl StrategySpec {
             | Self::PsAsync { .. }
             | Self::Tensor
             | Self::Pipeline { .. }
-            | Self::Hybrid { .. } => usual,
+            | Self::Hybrid { .. }
+            | Self::Gossip { .. } => usual,
             Self::ModelAverage { epochs: Some(between) } => {
                 usual.checked_next_multiple_of(between.get().into()).unwrap_or(epochs)
             }
@@ -130,7 +139,7 @@ impl StrategySpec {
 }
 
 const NAMES: &str = "it is one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, diloco:STEPS, ps-sync, \
-                     ps-async, ps-async:STALENESS, tensor, pipeline:STAGES, hybrid:PIPELINESxSTAGES";
+                     ps-async, ps-async:STALENESS, gossip, gossip:STEPS, tensor, pipeline:STAGES, hybrid:PIPELINESxSTAGES";
 
 impl FromStr for StrategySpec {
     type Err = String;
@@ -157,6 +166,7 @@ impl FromStr for StrategySpec {
                 };
                 Ok(Self::PsAsync { staleness: count.map(parse).transpose()? })
             }
+            "gossip" => Ok(Self::Gossip { steps: count.map_or(Ok(NonZeroU32::MIN), parse)? }),
             "model-average" => Ok(Self::ModelAverage { epochs: count.map(parse).transpose()? }),
             "local-sgd" => Ok(Self::LocalSgd { steps: needed("local-sgd:8")? }),
             "diloco" => Ok(Self::DiLoCo { steps: needed("diloco:50")? }),
@@ -189,6 +199,8 @@ impl fmt::Display for StrategySpec {
             Self::Tensor => f.write_str("tensor"),
             Self::Pipeline { stages } => write!(f, "pipeline:{stages}"),
             Self::Hybrid { pipelines, stages } => write!(f, "hybrid:{pipelines}x{stages}"),
+            Self::Gossip { steps: NonZeroU32::MIN } => f.write_str("gossip"),
+            Self::Gossip { steps } => write!(f, "gossip:{steps}"),
         }
     }
 }
@@ -211,6 +223,8 @@ mod tests {
             "tensor",
             "pipeline:3",
             "hybrid:2x3",
+            "gossip",
+            "gossip:4",
         ] {
             assert_eq!(text.parse::<StrategySpec>().unwrap().to_string(), text);
         }
@@ -220,6 +234,7 @@ mod tests {
             ("allreduce:2", "takes no number"),
             ("ps-sync:2", "takes no number"),
             ("ps-async:-1", "`-1` is not a number from 0"),
+            ("gossip:0", "`0` is not a number from 1"),
             ("local-sgd", "such as local-sgd:8"),
             ("diloco", "such as diloco:50"),
             ("local-sgd:0", "`0` is not a number from 1"),

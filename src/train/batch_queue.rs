@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 /// What a worker does next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Assignment {
+pub(crate) enum Assignment {
     /// The worker computes the gradient of the batch with this number.
     Batch(u64),
     /// The worker asks again later, because all batches that are left are in progress on other workers.
@@ -19,7 +19,7 @@ pub(super) enum Assignment {
 
 /// The batches of a run, and which of them are done.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct BatchQueue {
+pub(crate) struct BatchQueue {
     /// All batches below this number are done.
     done_before: u64,
     /// The batches above `done_before` that are done.
@@ -37,7 +37,7 @@ pub(super) struct BatchQueue {
 
 impl BatchQueue {
     /// Creates the batches `start` to `end` for `workers` workers. The batches in `done_ahead` are already done.
-    pub(super) fn new(
+    pub(crate) fn new(
         start: u64,
         end: u64,
         workers: usize,
@@ -59,7 +59,7 @@ impl BatchQueue {
     /// Assigns a batch to a worker. If all remaining batches are in progress, an idle worker also computes the first
     /// of them, because the other worker may be slow. Only the first result of a batch counts. Source of these backup
     /// tasks: Dean and Ghemawat, "`MapReduce`", OSDI 2004.
-    pub(super) fn take(&mut self, worker: usize, is_idle: bool) -> Assignment {
+    pub(crate) fn take(&mut self, worker: usize, is_idle: bool) -> Assignment {
         self.give_back(worker);
         if self.has_stopped || self.done_before == self.end {
             return Assignment::Finished;
@@ -85,12 +85,12 @@ impl BatchQueue {
     }
 
     /// Returns whether the worker computes `batch`, and no worker has completed it.
-    pub(super) fn is_open(&self, worker: usize, batch: u64) -> bool {
+    pub(crate) fn is_open(&self, worker: usize, batch: u64) -> bool {
         self.taken[worker] == Some(batch) && self.done_before <= batch && !self.done_ahead.contains(&batch)
     }
 
     /// Marks the batch of a worker as done. Returns `None` if another worker has already completed the batch.
-    pub(super) fn complete(&mut self, worker: usize) -> Option<u64> {
+    pub(crate) fn complete(&mut self, worker: usize) -> Option<u64> {
         let batch = self.taken[worker].take()?;
         let is_new = self.done_before <= batch && self.done_ahead.insert(batch);
         self.advance();
@@ -98,7 +98,7 @@ impl BatchQueue {
     }
 
     /// Takes the batch of a worker back, so that another worker can compute it.
-    pub(super) fn give_back(&mut self, worker: usize) {
+    pub(crate) fn give_back(&mut self, worker: usize) {
         let Some(batch) = self.taken[worker].take() else { return };
         let is_done = batch < self.done_before || self.done_ahead.contains(&batch);
         if !is_done && !self.taken.contains(&Some(batch)) {
@@ -106,23 +106,30 @@ impl BatchQueue {
         }
     }
 
+    /// Ends the run after all batches that are handed out or done. Rounds the number of batches of the run up to a multiple of
+    /// `unit`.
+    pub(crate) fn finish_at_multiple_of(&mut self, unit: u64) {
+        let done_end = self.done_ahead.last().map_or(self.done_before, |last| last + 1);
+        self.end = self.end.min(self.next.max(done_end).next_multiple_of(unit));
+    }
+
     /// Hands out no more batches.
-    pub(super) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.has_stopped = true;
     }
 
     /// Returns the first batch that is not done: all batches below this number are done.
-    pub(super) fn done_before(&self) -> u64 {
+    pub(crate) fn done_before(&self) -> u64 {
         self.done_before
     }
 
     /// Returns the batches above [`done_before`](Self::done_before) that are done.
-    pub(super) fn done_ahead(&self) -> Vec<u64> {
+    pub(crate) fn done_ahead(&self) -> Vec<u64> {
         self.done_ahead.iter().copied().collect()
     }
 
     /// Returns whether the run has stopped, or all batches are done.
-    pub(super) fn is_finished(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         self.has_stopped || self.done_before == self.end
     }
 
@@ -176,6 +183,27 @@ mod tests {
         assert_eq!(queue.take(0, false), Assignment::Batch(6));
         queue.stop();
         assert_eq!(queue.take(0, false), Assignment::Finished);
+    }
+
+    #[test]
+    fn a_stopped_run_completes_a_multiple_of_the_unit() {
+        for (taken, done_ahead, expected) in
+            [(0, vec![], 0), (1, vec![], 3), (3, vec![], 3), (1, vec![7], 9), (4, vec![], 6)]
+        {
+            let mut queue = BatchQueue::new(0, 100, 5, done_ahead.clone());
+            for worker in 0..taken {
+                let _ = queue.take(worker, false);
+            }
+            queue.finish_at_multiple_of(3);
+            while let Assignment::Batch(_) = queue.take(0, true) {
+                queue.complete(0);
+            }
+            let found = (queue.done_before(), queue.is_finished());
+            assert_eq!(found, (expected, true), "{taken} taken, {done_ahead:?} done");
+        }
+        let mut queue = BatchQueue::new(0, 2, 1, []);
+        queue.finish_at_multiple_of(3);
+        assert_eq!((queue.is_finished(), queue.done_before()), (true, 0));
     }
 
     /// Workers complete batches, give batches back and are lost, at random. Each batch must be done exactly once.

@@ -1,0 +1,103 @@
+//! Starts averages with random ranks, and applies their results when they arrive.
+
+use std::time::{Duration, Instant};
+
+use rand::Rng as _;
+
+use super::message::{GossipReplyStatus, GossipRequestKind, HEADER_WORDS, Message};
+use super::service::GossipState;
+use crate::train::peer_link::{Channel, LinkFailure, PeerLink, PendingReply};
+use crate::train::random::RandomStream;
+
+/// A rank starts no other average until its last average is complete, or until this time has passed.
+const AVERAGE_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// The averages that this rank has started. There is at most one for each other rank.
+pub(super) struct StartedAverages<'a> {
+    links: &'a [PeerLink],
+    shared: &'a GossipState,
+    /// For each connection, the reply of the average in progress.
+    pending: Vec<Option<PendingReply>>,
+    /// The time at which this rank started its last average.
+    last_start: Instant,
+    random: RandomStream,
+    /// The number of averages whose results this rank has applied.
+    pub(super) completed: u64,
+}
+
+impl<'a> StartedAverages<'a> {
+    pub(super) fn new(links: &'a [PeerLink], shared: &'a GossipState, random: RandomStream) -> Self {
+        let pending = links.iter().map(|_| None).collect();
+        Self { links, shared, pending, last_start: Instant::now(), random, completed: 0 }
+    }
+
+    /// Starts an average with a random rank. Only chooses a rank with which no average is in progress, and does nothing if
+    /// there is no such rank.
+    pub(super) fn start_average(&mut self) {
+        // Each result moves this rank by half a difference. Several averages of the same parameters would move it too far.
+        if self.pending.iter().any(Option::is_some) && self.last_start.elapsed() < AVERAGE_WAIT_MAX {
+            return;
+        }
+        let is_free = |&index: &usize| {
+            self.pending[index].is_none()
+                && !self.shared.coordinator.has_connection_ended(self.links[index].peer)
+        };
+        let free: Vec<usize> = (0..self.links.len()).filter(is_free).collect();
+        if free.is_empty() {
+            return;
+        }
+        // The upper half of a 128-bit product is a number below the number of free ranks.
+        let chosen = (u128::from(self.random.next_u64()) * free.len() as u128) >> 64;
+        let index = free[chosen as usize];
+        let parameters = self.shared.replica.words();
+        let words_max = HEADER_WORDS + parameters.len();
+        let request = Message::new(GossipRequestKind::Average as u32, [0; 4], &parameters).encode();
+        match self.links[index].start_request(request, Channel::LateReply, words_max) {
+            Ok(reply) => {
+                self.pending[index] = Some(reply);
+                self.last_start = Instant::now();
+            }
+            Err(problem) => self.lose(index, problem),
+        }
+    }
+
+    /// Applies the results that have arrived.
+    pub(super) fn apply_arrived(&mut self) {
+        for index in 0..self.links.len() {
+            if let Some(reply) = self.pending[index].take_if(|reply| reply.is_complete()) {
+                self.apply(index, reply.wait());
+            }
+        }
+    }
+
+    /// Waits at most for `timeout` until all results have arrived, and applies them.
+    pub(super) fn wait_for_all(&mut self, timeout: Duration) {
+        let until = Instant::now() + timeout;
+        for index in 0..self.links.len() {
+            let Some(reply) = self.pending[index].take() else { continue };
+            if let Some(reply) = reply.wait_timeout(until.saturating_duration_since(Instant::now())) {
+                self.apply(index, reply);
+            }
+        }
+    }
+
+    fn apply(&mut self, index: usize, reply: Result<Vec<u32>, LinkFailure>) {
+        let words = match reply {
+            Ok(words) => words,
+            Err(problem) => return self.lose(index, problem),
+        };
+        let Some(message) = Message::decode(&words) else {
+            let problem = "it sent a reply of an unexpected length".into();
+            return self.lose(index, LinkFailure::Lost(problem));
+        };
+        if GossipReplyStatus::decode(message.code) == Some(GossipReplyStatus::Done)
+            && self.shared.replica.subtract(bytemuck::cast_slice(message.payload))
+        {
+            self.completed += 1;
+        }
+    }
+
+    fn lose(&self, index: usize, failure: LinkFailure) {
+        self.shared.lose(&self.links[index], failure);
+    }
+}

@@ -1,0 +1,367 @@
+//! The coordinator: hands out the parts of batches, sums losses, and averages the parameters of all ranks at the end.
+//!
+//! The coordinator is the lowest rank that is not lost. Every rank has a [`PartCoordinator`], which answers requests for work
+//! only after [`PartCoordinator::take_over`].
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::error::GossipError;
+use super::message::{PartReply, PartRequest};
+use super::quorum::check_quorum;
+use crate::train::batch_queue::{Assignment, BatchQueue};
+use crate::train::peer_link::LinkFailure;
+use crate::types::Rank;
+
+/// The coordinator answers a request after at most this time. If it has no result yet, the other rank asks again.
+const ANSWER_MAX: Duration = Duration::from_millis(400);
+
+/// The state of a run that the coordinator knows.
+pub(super) struct PartCoordinator {
+    own: Rank,
+    state: Mutex<PartCoordinatorState>,
+    /// Notified when the state changes.
+    changed: Condvar,
+    /// The number of parts of a batch: the number of ranks at the start of the run.
+    parts: u64,
+    batches_per_epoch: u64,
+}
+
+struct PartCoordinatorState {
+    /// The parts of all batches. `None` while this rank is not the coordinator.
+    queue: Option<BatchQueue>,
+    /// The sum of the losses and the number of samples, by epoch.
+    losses: BTreeMap<u64, (f64, u64)>,
+    /// The number of samples in all parts that are done.
+    samples: u64,
+    /// The mean loss of the part that was done last.
+    last_loss: f64,
+    /// The number of parts that each rank has done.
+    steps: Vec<u64>,
+    /// How the connection with each rank ended. `None` if the connection is open.
+    ends: Vec<Option<PeerOutcome>>,
+    /// The sum of the final parameters of the ranks that have sent them.
+    sum: Vec<f64>,
+    /// Whether each rank has sent its final parameters.
+    delivered: Vec<bool>,
+    failure: Option<(FailureKind, String)>,
+    results: Option<Vec<u32>>,
+}
+
+/// How the connection with another rank ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum PeerOutcome {
+    /// The other rank has the results of the run.
+    Closed,
+    /// The other rank is lost, ended the connection, or sent an invalid message.
+    Failed(LinkFailure),
+}
+
+/// Why a run failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum FailureKind {
+    /// Any other reason.
+    Other,
+    /// The training diverged.
+    Diverged,
+    /// The coordinator cannot write a file.
+    Storage,
+}
+
+/// The answer to a request.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Answer<T> {
+    /// The result of the request.
+    Done(T),
+    /// There is no result yet. The requesting rank asks again.
+    Wait,
+    /// The run has failed.
+    Failed(FailureKind, String),
+}
+
+/// The progress of a run.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct PartProgress {
+    /// All parts below this number are done.
+    pub(super) parts: u64,
+    pub(super) samples: u64,
+    pub(super) last_loss: f64,
+    pub(super) steps: Vec<u64>,
+    pub(super) is_finished: bool,
+}
+
+impl FailureKind {
+    pub(super) fn to_number(self) -> u64 {
+        match self {
+            Self::Other => 0,
+            Self::Diverged => 1,
+            Self::Storage => 2,
+        }
+    }
+
+    pub(super) fn from_number(number: u64) -> Self {
+        match number {
+            1 => Self::Diverged,
+            2 => Self::Storage,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl PartCoordinator {
+    /// Creates the coordinator of the rank `own` for a run on `ranks` ranks.
+    pub(super) fn new(own: Rank, ranks: usize, batches_per_epoch: u64) -> Self {
+        let state = PartCoordinatorState {
+            queue: None,
+            losses: BTreeMap::new(),
+            samples: 0,
+            last_loss: 0.0,
+            steps: vec![0; ranks],
+            ends: vec![None; ranks],
+            sum: Vec::new(),
+            delivered: vec![false; ranks],
+            failure: None,
+            results: None,
+        };
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        Self { own, state, changed, parts: ranks as u64, batches_per_epoch }
+    }
+
+    /// Returns this rank.
+    pub(super) fn own(&self) -> Rank {
+        self.own
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PartCoordinatorState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the state changes, at most for `timeout`.
+    pub(super) fn wait_for_change(&self, timeout: Duration) {
+        drop(self.changed.wait_timeout(self.lock(), timeout).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Makes this rank the coordinator, which hands out the parts from `first` to `end`. The parts in `done_ahead` are
+    /// already done. `losses` are the sum of the losses and the number of samples of the epoch that contains `first`.
+    pub(super) fn take_over(
+        &self,
+        (first, end): (u64, u64),
+        done_ahead: impl IntoIterator<Item = u64>,
+        losses: (f64, u64),
+    ) {
+        let mut state = self.lock();
+        let ranks = state.ends.len();
+        state.losses = BTreeMap::from([(self.epoch(first), losses)]);
+        state.queue = Some(BatchQueue::new(first, end.max(first), ranks, done_ahead));
+        self.changed.notify_all();
+    }
+
+    /// Returns the epoch that contains a part, counted from 0.
+    fn epoch(&self, part: u64) -> u64 {
+        part / self.parts / self.batches_per_epoch
+    }
+
+    /// Returns the coordinator: the lowest rank that is not lost.
+    pub(super) fn leader(&self) -> Rank {
+        let state = self.lock();
+        let lower = state.ends[..self.own.index()].iter().position(Option::is_none);
+        lower.map_or(self.own, |rank| Rank::new(rank as u32))
+    }
+
+    /// Notes how the connection with a rank ended. Only the first call for a rank has an effect. Another rank gets the part
+    /// that the lost rank computes.
+    pub(super) fn note_connection_end(&self, rank: Rank, end: PeerOutcome) {
+        let mut state = self.lock();
+        state.ends[rank.index()].get_or_insert(end);
+        if let Some(queue) = &mut state.queue {
+            queue.give_back(rank.index());
+        }
+        self.changed.notify_all();
+    }
+
+    /// Returns whether the connection with a rank has ended.
+    pub(super) fn has_connection_ended(&self, rank: Rank) -> bool {
+        self.lock().ends[rank.index()].is_some()
+    }
+
+    /// Returns the ranks that are lost, and why.
+    pub(super) fn lost_ranks(&self) -> Vec<(Rank, String)> {
+        let state = self.lock();
+        let lost = state.ends.iter().enumerate().filter_map(|(rank, end)| match end {
+            Some(PeerOutcome::Failed(LinkFailure::Lost(problem) | LinkFailure::Aborted(problem))) => {
+                Some((Rank::new(rank as u32), problem.clone()))
+            }
+            _ => None,
+        });
+        lost.collect()
+    }
+
+    /// Returns why the connection with a rank has failed.
+    pub(super) fn link_failure(&self, rank: Rank) -> Option<LinkFailure> {
+        match &self.lock().ends[rank.index()] {
+            Some(PeerOutcome::Failed(failure)) => Some(failure.clone()),
+            Some(PeerOutcome::Closed) | None => None,
+        }
+    }
+
+    /// Checks that this rank and the ranks that it can reach may continue the run.
+    pub(super) fn check_reachable(&self) -> Result<(), GossipError> {
+        let state = self.lock();
+        let is_failed = |end: &Option<PeerOutcome>| matches!(end, Some(PeerOutcome::Failed(_)));
+        check_quorum(self.own, &state.ends.iter().map(|end| !is_failed(end)).collect::<Vec<_>>())
+    }
+
+    /// Checks that the ranks that have sent their final parameters may complete the run.
+    pub(super) fn check_deliveries(&self) -> Result<(), GossipError> {
+        check_quorum(self.own, &self.lock().delivered)
+    }
+
+    /// Answers a request for work. Waits at most for [`ANSWER_MAX`] until there is a part.
+    pub(super) fn answer_work_request(&self, rank: Rank, request: PartRequest) -> Answer<PartReply> {
+        let until = Instant::now() + ANSWER_MAX;
+        let is_leading = |state: &mut PartCoordinatorState| state.queue.is_none() && state.failure.is_none();
+        let waited = self.changed.wait_timeout_while(self.lock(), ANSWER_MAX, is_leading);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let is_accepted = self.complete_part(&mut state, rank, request);
+        loop {
+            let PartCoordinatorState { queue, failure, .. } = &mut *state;
+            if let Some((kind, message)) = failure {
+                return Answer::Failed(*kind, message.clone());
+            }
+            let Some(queue) = queue else { return Answer::Wait };
+            // A rank that has just computed a part is not idle: it applies its gradient before it waits.
+            let is_idle = request.done.is_none();
+            let timeout = until.saturating_duration_since(Instant::now());
+            let assignment = queue.take(rank.index(), is_idle && timeout.is_zero());
+            let done_before = queue.done_before();
+            if assignment != Assignment::Wait || !is_idle || timeout.is_zero() {
+                self.changed.notify_all();
+                return Answer::Done(PartReply { is_accepted, assignment, done_before });
+            }
+            (state, _) = self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Marks the part that a rank has computed as done. Returns false if another rank has done this part before.
+    fn complete_part(&self, state: &mut PartCoordinatorState, rank: Rank, request: PartRequest) -> bool {
+        let Some(queue) = &mut state.queue else { return false };
+        if request.is_stopping {
+            queue.finish_at_multiple_of(self.parts);
+        }
+        let Some(done) = request.done.filter(|done| queue.is_open(rank.index(), done.number)) else {
+            return false;
+        };
+        queue.complete(rank.index());
+        let (loss, samples) = state.losses.entry(self.epoch(done.number)).or_default();
+        *loss += done.loss;
+        *samples = samples.saturating_add(done.samples);
+        state.samples = state.samples.saturating_add(done.samples);
+        state.steps[rank.index()] += 1;
+        if done.samples > 0 {
+            state.last_loss = done.loss / done.samples as f64;
+        }
+        true
+    }
+
+    /// Ends the run when the batches that have begun are complete.
+    pub(super) fn stop(&self) {
+        if let Some(queue) = &mut self.lock().queue {
+            queue.finish_at_multiple_of(self.parts);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Ends the run with an error on all ranks. Later calls have no effect.
+    pub(super) fn fail(&self, kind: FailureKind, message: &str) {
+        self.lock().failure.get_or_insert_with(|| (kind, message.to_owned()));
+        self.changed.notify_all();
+    }
+
+    pub(super) fn progress(&self) -> PartProgress {
+        let state = self.lock();
+        PartProgress {
+            parts: state.queue.as_ref().map_or(0, BatchQueue::done_before),
+            samples: state.samples,
+            last_loss: state.last_loss,
+            steps: state.steps.clone(),
+            is_finished: state.queue.as_ref().is_some_and(BatchQueue::is_finished),
+        }
+    }
+
+    /// Returns the sum of the losses and the number of samples of an epoch so far, and forgets all earlier epochs. `epoch`
+    /// counts from 0.
+    pub(super) fn epoch_losses(&self, epoch: u64) -> (f64, u64) {
+        let mut state = self.lock();
+        state.losses = state.losses.split_off(&epoch);
+        state.losses.get(&epoch).copied().unwrap_or_default()
+    }
+
+    /// Adds the final parameters of a rank to the average. A second call for the same rank has no effect.
+    pub(super) fn add_final_parameters(&self, rank: Rank, parameters: &[f32]) -> Answer<()> {
+        let mut state = self.lock();
+        if let Some((kind, message)) = &state.failure {
+            return Answer::Failed(*kind, message.clone());
+        }
+        if !state.queue.as_ref().is_some_and(BatchQueue::is_finished) {
+            return Answer::Wait;
+        }
+        if !std::mem::replace(&mut state.delivered[rank.index()], true) {
+            state.sum.resize(parameters.len(), 0.0);
+            state.sum.iter_mut().zip(parameters).for_each(|(sum, &value)| *sum += f64::from(value));
+        }
+        self.changed.notify_all();
+        Answer::Done(())
+    }
+
+    /// Waits at most for `timeout` until all ranks with an open connection have sent their final parameters. Returns the
+    /// ranks that have not sent them.
+    pub(super) fn wait_for_deliveries(&self, timeout: Duration) -> Vec<Rank> {
+        let missing = |state: &PartCoordinatorState| -> Vec<Rank> {
+            let ranks = state.delivered.iter().zip(&state.ends).enumerate();
+            let missing = ranks.filter(|(_, (delivered, end))| !**delivered && end.is_none());
+            missing.map(|(rank, _)| Rank::new(rank as u32)).filter(|&rank| rank != self.own).collect()
+        };
+        let is_waiting = |state: &mut PartCoordinatorState| !missing(state).is_empty();
+        let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_waiting);
+        missing(&waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// Writes the average of the final parameters to `target`.
+    pub(super) fn write_average(&self, target: &mut [f32]) {
+        let state = self.lock();
+        let count = state.delivered.iter().filter(|&&delivered| delivered).count().max(1) as f64;
+        target.iter_mut().zip(&state.sum).for_each(|(value, sum)| *value = (sum / count) as f32);
+    }
+
+    /// Makes the results of the run available to the other ranks.
+    pub(super) fn publish(&self, words: Vec<u32>) {
+        self.lock().results = Some(words);
+        self.changed.notify_all();
+    }
+
+    /// Returns the results of the run. Waits for them at most for [`ANSWER_MAX`].
+    pub(super) fn wait_for_results(&self) -> Answer<Vec<u32>> {
+        let is_missing =
+            |state: &mut PartCoordinatorState| state.results.is_none() && state.failure.is_none();
+        let waited = self.changed.wait_timeout_while(self.lock(), ANSWER_MAX, is_missing);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match (&state.failure, &state.results) {
+            (Some((kind, message)), _) => Answer::Failed(*kind, message.clone()),
+            (None, Some(words)) => Answer::Done(words.clone()),
+            (None, None) => Answer::Wait,
+        }
+    }
+
+    /// Waits at most for `timeout` until the connections with all other ranks have ended. Returns the ranks whose connections
+    /// are still open.
+    pub(super) fn wait_for_ends(&self, timeout: Duration) -> Vec<Rank> {
+        let open = |state: &PartCoordinatorState| -> Vec<Rank> {
+            let open = state.ends.iter().enumerate().filter(|(_, end)| end.is_none());
+            open.map(|(rank, _)| Rank::new(rank as u32)).filter(|&rank| rank != self.own).collect()
+        };
+        let is_open = |state: &mut PartCoordinatorState| !open(state).is_empty();
+        let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_open);
+        open(&waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+}

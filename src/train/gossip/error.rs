@@ -1,0 +1,101 @@
+//! The errors of the strategy `gossip`.
+
+use super::coordinator::FailureKind;
+use crate::train::peer_link::ConnectError;
+use crate::train::{Phase, TrainError};
+use crate::types::{Rank, debug_as_display};
+
+/// The reason why a run with the strategy `gossip` failed on this rank.
+#[derive(thiserror::Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GossipError {
+    /// Two ranks could not connect.
+    #[error("rank {high} and rank {low} cannot connect: {problem}")]
+    Connect {
+        /// The lower of the two ranks.
+        low: Rank,
+        /// The higher of the two ranks.
+        high: Rank,
+        /// The reason.
+        problem: String,
+    },
+    /// This rank cannot reach the rank that hands out batches, but other ranks can.
+    #[error(
+        "this rank cannot reach rank {leader}, which hands out batches ({problem}), but rank {other} can; check the network between \
+         the hosts of these ranks"
+    )]
+    CutOff {
+        /// The rank that hands out batches.
+        leader: Rank,
+        /// A rank that can reach it.
+        other: Rank,
+        /// What this rank knows about the cause.
+        problem: String,
+    },
+    /// The rank that hands out batches ended the run on this rank.
+    #[error("rank {leader}, which hands out batches, ended the run on this rank: {problem}")]
+    LeaderFailed {
+        /// The rank that hands out batches.
+        leader: Rank,
+        /// The reason.
+        problem: String,
+    },
+    /// This rank lost the connection with the rank to which it had sent its final parameters.
+    #[error(
+        "rank {leader}, which averages the final parameters, is lost: {problem}. No other rank can average them, because rank \
+         {leader} may already have saved the model; resume from the last checkpoint"
+    )]
+    LeaderLostAtEnd {
+        /// The rank that averages the final parameters.
+        leader: Rank,
+        /// What this rank knows about the cause.
+        problem: String,
+    },
+    /// Too many ranks are lost, or cannot reach this rank.
+    #[error(
+        "rank {own} can only reach {reached} of the {ranks} ranks of the job, including itself. A run needs more than half of its \
+         ranks, or exactly half of them including rank 0, because the other ranks may continue too; resume from the last \
+         checkpoint"
+    )]
+    TooFewRanks {
+        /// The rank that hands out batches.
+        own: Rank,
+        /// The number of ranks that this rank can reach, including itself.
+        reached: usize,
+        /// The number of ranks of the job.
+        ranks: usize,
+    },
+}
+
+debug_as_display!(GossipError);
+
+impl From<ConnectError> for TrainError {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Group(error) => Self::Group(error),
+            ConnectError::Pair { low, high, problem } => {
+                Self::Gossip(GossipError::Connect { low, high, problem })
+            }
+        }
+    }
+}
+
+/// Returns the error of a rank whose coordinator, rank `leader`, has failed.
+pub(super) fn leader_failed(leader: Rank, kind: FailureKind, problem: String) -> TrainError {
+    match kind {
+        FailureKind::Diverged => TrainError::Diverged(problem),
+        FailureKind::Storage => {
+            TrainError::OtherRankFailed { rank: leader, phase: Phase::Storage, message: problem }
+        }
+        FailureKind::Other => TrainError::Gossip(GossipError::LeaderFailed { leader, problem }),
+    }
+}
+
+/// Returns the kind of failure that the other ranks hear after this error of the coordinator.
+pub(super) fn failure_kind(error: &TrainError) -> FailureKind {
+    match error {
+        TrainError::Diverged(_) => FailureKind::Diverged,
+        TrainError::Checkpoint(_) | TrainError::ModelFile(_) => FailureKind::Storage,
+        _ => FailureKind::Other,
+    }
+}

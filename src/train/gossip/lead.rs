@@ -1,0 +1,218 @@
+//! The coordinator's own thread: tests and saves the model during the run, and averages the parameters at its end.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use super::GossipContext;
+use super::coordinator::PartProgress;
+use super::worker::Worker;
+use crate::group::{Group, Statistics};
+use crate::train::TrainError;
+use crate::train::checkpoint::{Position, TrainingState};
+use crate::train::partition::ModelPartition;
+use crate::train::peer_link::{LinkFailure, PeerLink};
+use crate::train::progress::Observer;
+use crate::train::report::GossipReport;
+use crate::train::run::{Summary, conclude};
+use crate::train::summary_words::encode_summary;
+use crate::train::trainer::Trainer;
+use crate::types::{Rank, WorldSize};
+
+/// Tests and saves the model.
+pub(super) struct GossipLeader<'a> {
+    context: &'a GossipContext<'a>,
+    trainer: Trainer<'a>,
+    /// The position at which the run started.
+    start: Position,
+    /// The last epoch that was recorded.
+    recorded: u64,
+    /// The number of batches that were shown to the observer.
+    shown: u64,
+    /// The time of the last record, and the number of samples that were done at this time.
+    last_record: (Instant, u64),
+    /// The lost ranks about which the user was informed.
+    announced: BTreeSet<Rank>,
+    has_begun_epoch: bool,
+}
+
+impl<'a> GossipLeader<'a> {
+    /// Creates the leader of a run that continues from `state`. All parts before `first` are done.
+    pub(super) fn new(
+        context: &'a GossipContext<'a>,
+        state: TrainingState,
+        first: u64,
+    ) -> Result<Self, TrainError> {
+        let start = state.position;
+        let first_batch = first / u64::from(context.size.get());
+        let (config, setup) = (context.config, context.setup);
+        let partition = ModelPartition::new(config.strategy, &setup.network, (Rank::ZERO, WorldSize::ONE))
+            .map_err(TrainError::Options)?;
+        let place = (&mut Group::solo(), partition);
+        Ok(Self {
+            context,
+            trainer: Trainer::new(config, setup, state, place, context.stop)?,
+            start,
+            recorded: first_batch / context.batches_per_epoch,
+            shown: first_batch,
+            last_record: (Instant::now(), 0),
+            announced: BTreeSet::new(),
+            has_begun_epoch: false,
+        })
+    }
+
+    /// Shows the progress to the observer. If an epoch is complete, tests and saves the model. [`conclude`](Self::conclude)
+    /// does this for the last epoch.
+    pub(super) fn record_progress(
+        &mut self,
+        worker: &Worker<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let settings = &self.context.setup.settings;
+        self.announce_lost_ranks(observer);
+        self.context.shared.coordinator.check_reachable()?;
+        if self.context.is_stopping() {
+            self.context.shared.coordinator.stop();
+        }
+        let progress = self.context.shared.coordinator.progress();
+        self.show_progress(&progress, observer);
+        let complete = self.batches(&progress) / self.context.batches_per_epoch;
+        let due = complete / settings.epochs_per_record * settings.epochs_per_record;
+        if due <= self.recorded || due >= settings.epochs || progress.is_finished {
+            return Ok(());
+        }
+        self.copy_state(worker);
+        self.record(due, 0, &progress, observer)?;
+        if self.trainer.is_out_of_patience() {
+            self.context.shared.coordinator.stop();
+        }
+        Ok(())
+    }
+
+    /// Returns the number of the first batch that is not done.
+    fn batches(&self, progress: &PartProgress) -> u64 {
+        progress.parts / u64::from(self.context.size.get())
+    }
+
+    fn announce_lost_ranks(&mut self, observer: &mut dyn Observer) {
+        for (rank, problem) in self.context.shared.coordinator.lost_ranks() {
+            if self.announced.insert(rank) {
+                observer.warning(&format!("rank {rank} is lost: {problem}"));
+            }
+        }
+    }
+
+    fn show_progress(&mut self, progress: &PartProgress, observer: &mut dyn Observer) {
+        let settings = &self.context.setup.settings;
+        let per_record = settings.epochs_per_record;
+        let batches = self.batches(progress);
+        if !self.has_begun_epoch {
+            let last = (self.recorded + 1).next_multiple_of(per_record).min(settings.epochs);
+            let begin = (last - 1) / per_record * per_record * self.context.batches_per_epoch;
+            let steps = last * self.context.batches_per_epoch - begin;
+            observer.epoch_started(last, settings.epochs, batches.saturating_sub(begin).min(steps), steps);
+            self.has_begun_epoch = true;
+            self.shown = batches;
+        }
+        for batch in self.shown..batches {
+            let rate = self.trainer.learning_rate();
+            observer.step_taken(&self.context.describe_step((self.start, batch), progress.last_loss, rate));
+        }
+        self.shown = self.shown.max(batches);
+    }
+
+    /// Copies the parameters and the state of the optimizer of this rank.
+    fn copy_state(&mut self, worker: &Worker<'_>) {
+        let (parameters, optimizer) = self.trainer.parameters_and_optimizer();
+        self.context.shared.replica.copy_to(parameters);
+        optimizer.state.clone_from(&worker.optimizer.state);
+        optimizer.steps = worker.optimizer.steps;
+    }
+
+    /// Saves a checkpoint after `step` batches of `epoch`, which counts from 0. If `step` is 0, also tests the model and adds a
+    /// record of the previous epoch.
+    fn record(
+        &mut self,
+        epoch: u64,
+        step: u64,
+        progress: &PartProgress,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let batches = epoch * self.context.batches_per_epoch + step;
+        let is_complete = step == 0 && epoch > self.recorded;
+        let (epoch_sum, epoch_samples) = self.context.shared.coordinator.epoch_losses(if step == 0 {
+            epoch.saturating_sub(1)
+        } else {
+            epoch
+        });
+        let (loss_sum, samples) = if step == 0 { (0.0, 0) } else { (epoch_sum, epoch_samples) };
+        let steps_total = self.context.steps_after(self.start, batches);
+        self.trainer.state.position =
+            Position { epoch, step, steps_total, momentum_start: 0, loss_sum, samples };
+        let loss = epoch_sum / epoch_samples.max(1) as f64;
+        let now = (Instant::now(), progress.samples);
+        let (since, samples_before) = std::mem::replace(&mut self.last_record, now);
+        let seconds = now.0.duration_since(since).as_secs_f64();
+        let steps = (loss, progress.samples - samples_before, seconds);
+        self.recorded = self.recorded.max(epoch);
+        self.has_begun_epoch = false;
+        self.trainer.record_steps_of_others(&mut Group::solo(), steps, is_complete, observer)
+    }
+
+    /// Averages the parameters of all ranks that are not lost. Tests and saves the model, and sends the results to these ranks.
+    pub(super) fn conclude(
+        &mut self,
+        worker: &Worker<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Summary, TrainError> {
+        let context = self.context;
+        let coordinator = &context.shared.coordinator;
+        let own = context.shared.replica.update(|parameters| parameters.to_vec());
+        coordinator.add_final_parameters(context.own, &own);
+        for rank in coordinator.wait_for_deliveries(context.timeout) {
+            let problem = "it did not send its final parameters before the deadline (--timeout)";
+            context.shared.lose(context.link(rank), LinkFailure::Lost(problem.into()));
+        }
+        self.announce_lost_ranks(observer);
+        coordinator.check_deliveries()?;
+        self.copy_state(worker);
+        coordinator.write_average(self.trainer.parameters_and_optimizer().0);
+        let progress = coordinator.progress();
+        self.show_progress(&progress, observer);
+        let batches = self.batches(&progress);
+        let (epoch, step) = (batches / context.batches_per_epoch, batches % context.batches_per_epoch);
+        self.trainer.stopped = epoch < context.setup.settings.epochs && !self.trainer.is_out_of_patience();
+        self.record(epoch, step, &progress, observer)?;
+        self.trainer.finish_steps_of_others(&mut Group::solo(), observer)?;
+        let summary = self.report(worker, &progress, observer)?;
+        coordinator.publish(encode_summary(&summary)?);
+        for rank in coordinator.wait_for_ends(context.timeout) {
+            observer.warning(&format!("rank {rank} did not end its part of the run"));
+        }
+        Ok(summary)
+    }
+
+    /// Evaluates the final model, and writes the report and the model file.
+    fn report(
+        &mut self,
+        worker: &Worker<'_>,
+        progress: &PartProgress,
+        observer: &mut dyn Observer,
+    ) -> Result<Summary, TrainError> {
+        let context = self.context;
+        let ranks = context.size.ranks().map(Rank::get);
+        let report = GossipReport {
+            leader: context.own.get(),
+            steps: ranks.zip(progress.steps.iter().copied()).collect(),
+            averages: worker.averages.completed,
+            lost_ranks: context.shared.coordinator.lost_ranks().iter().map(|(rank, _)| rank.get()).collect(),
+        };
+        let bytes_sent = context.links.iter().map(PeerLink::bytes_sent).sum();
+        let run = (context.config, context.setup, &mut self.trainer);
+        let start = (context.started, Statistics::default());
+        conclude(&mut Group::solo(), run, start, observer, |summary| {
+            summary.world_size = context.size.get();
+            summary.bytes_sent = bytes_sent;
+            summary.gossip = Some(report);
+        })
+    }
+}

@@ -1,0 +1,217 @@
+//! The requests and replies between two ranks.
+//!
+//! Every message is a vector of 32-bit words: a code, four numbers of 64 bits, and a payload.
+
+use crate::train::batch_queue::Assignment;
+
+/// The number of words before the payload.
+pub(super) const HEADER_WORDS: usize = 9;
+
+/// A request or a reply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Message<'a> {
+    pub(super) code: u32,
+    pub(super) numbers: [u64; 4],
+    pub(super) payload: &'a [u32],
+}
+
+impl<'a> Message<'a> {
+    pub(super) fn new(code: u32, numbers: [u64; 4], payload: &'a [u32]) -> Self {
+        Self { code, numbers, payload }
+    }
+
+    pub(super) fn encode(&self) -> Vec<u32> {
+        let mut words = Vec::with_capacity(HEADER_WORDS + self.payload.len());
+        words.push(self.code);
+        words.extend(self.numbers.iter().flat_map(|&number| [number as u32, (number >> 32) as u32]));
+        words.extend_from_slice(self.payload);
+        words
+    }
+
+    /// Returns `None` if the words are too few.
+    pub(super) fn decode(words: &'a [u32]) -> Option<Self> {
+        let (header, payload) = words.split_at_checked(HEADER_WORDS)?;
+        let number = |index: usize| u64::from(header[1 + 2 * index]) | u64::from(header[2 + 2 * index]) << 32;
+        Some(Self { code: header[0], numbers: std::array::from_fn(number), payload })
+    }
+}
+
+/// What a rank requests from another rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(super) enum GossipRequestKind {
+    /// To average the parameters in the payload with those of the other rank. The reply has the difference that the sender
+    /// subtracts.
+    Average = 1,
+    /// A part of a batch: see [`PartRequest`]. Only the coordinator answers.
+    Work = 2,
+    /// The parts of batches that the other rank has done. A rank that becomes the coordinator asks this.
+    DoneParts = 3,
+    /// To use the parameters in the payload in the final average. Only the coordinator answers.
+    FinalParameters = 4,
+    /// The results of the run. Only the coordinator answers.
+    Results = 5,
+    /// The sender has the results and sends no more requests.
+    Close = 6,
+    /// The loss of the sender is not finite. The payload has a message as text, and the first number its length in bytes.
+    Diverged = 7,
+}
+
+impl GossipRequestKind {
+    const ALL: [Self; 7] = [
+        Self::Average,
+        Self::Work,
+        Self::DoneParts,
+        Self::FinalParameters,
+        Self::Results,
+        Self::Close,
+        Self::Diverged,
+    ];
+
+    pub(super) fn decode(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|&kind| kind as u32 == code)
+    }
+}
+
+/// The largest number of words of a text.
+pub(super) const TEXT_WORDS_MAX: usize = 1 << 12;
+
+/// Encodes a text as words. Cuts off the end of a text that is too long.
+pub(super) fn text_words(text: &str) -> Vec<u32> {
+    let to_word = |chunk: &[u8]| {
+        let mut bytes = [0; 4];
+        bytes[..chunk.len()].copy_from_slice(chunk);
+        u32::from_ne_bytes(bytes)
+    };
+    text.as_bytes().chunks(4).take(TEXT_WORDS_MAX).map(to_word).collect()
+}
+
+/// Decodes a text of `len` bytes.
+pub(super) fn text_from_words(words: &[u32], len: u64) -> String {
+    let bytes: &[u8] = bytemuck::cast_slice(words);
+    let len = usize::try_from(len).unwrap_or(usize::MAX).min(bytes.len());
+    String::from_utf8_lossy(&bytes[..len]).into_owned()
+}
+
+/// How a rank answered a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(super) enum GossipReplyStatus {
+    /// The request is done.
+    Done = 1,
+    /// The request is not done. The sender may ask again.
+    Wait = 2,
+    /// The run has failed. The payload has the reason as text, and the numbers its kind and its length in bytes.
+    Failed = 3,
+}
+
+impl GossipReplyStatus {
+    pub(super) fn decode(code: u32) -> Option<Self> {
+        [Self::Done, Self::Wait, Self::Failed].into_iter().find(|&status| status as u32 == code)
+    }
+}
+
+/// The numbers of a request for work.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct PartRequest {
+    /// The part whose gradient the sender has computed.
+    pub(super) done: Option<DonePart>,
+    /// Whether the sender has received a stop signal.
+    pub(super) is_stopping: bool,
+}
+
+/// A part of a batch whose gradient a rank has computed.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct DonePart {
+    /// The number of the part.
+    pub(super) number: u64,
+    /// The sum of the losses of the samples.
+    pub(super) loss: f64,
+    /// The number of samples.
+    pub(super) samples: u64,
+}
+
+const IS_STOPPING: u64 = 1;
+const HAS_DONE: u64 = 2;
+
+impl PartRequest {
+    pub(super) fn encode(self) -> [u64; 4] {
+        let DonePart { number, loss, samples } = self.done.unwrap_or_default();
+        let done = if self.done.is_some() { HAS_DONE } else { 0 };
+        let stopping = if self.is_stopping { IS_STOPPING } else { 0 };
+        [done | stopping, number, loss.to_bits(), samples]
+    }
+
+    pub(super) fn decode([flags, number, loss, samples]: [u64; 4]) -> Self {
+        let done = DonePart { number, loss: f64::from_bits(loss), samples };
+        Self { done: (flags & HAS_DONE != 0).then_some(done), is_stopping: flags & IS_STOPPING != 0 }
+    }
+}
+
+/// The numbers of a reply to a request for work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PartReply {
+    /// Whether the sender of the request applies the gradient that it has computed. It does not if another rank was faster.
+    pub(super) is_accepted: bool,
+    /// What the sender of the request does next. The number is that of a part of a batch.
+    pub(super) assignment: Assignment,
+    /// All parts below this number are done.
+    pub(super) done_before: u64,
+}
+
+const PART: u64 = 1;
+const WAIT: u64 = 2;
+const FINISHED: u64 = 3;
+
+impl PartReply {
+    pub(super) fn encode(self) -> [u64; 4] {
+        let (code, number) = match self.assignment {
+            Assignment::Batch(number) => (PART, number),
+            Assignment::Wait => (WAIT, 0),
+            Assignment::Finished => (FINISHED, 0),
+        };
+        [code, number, self.done_before, u64::from(self.is_accepted)]
+    }
+
+    /// Reads the numbers of a reply. An unknown code means that the rank asks again.
+    pub(super) fn decode([code, number, done_before, is_accepted]: [u64; 4]) -> Self {
+        let assignment = match code {
+            PART => Assignment::Batch(number),
+            FINISHED => Assignment::Finished,
+            _ => Assignment::Wait,
+        };
+        Self { is_accepted: is_accepted == 1, assignment, done_before }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_encoding() {
+        for kind in GossipRequestKind::ALL {
+            let message = Message::new(kind as u32, [0, u64::MAX, 1 << 40, 7], &[1, 2, 3]);
+            assert_eq!(Message::decode(&message.encode()), Some(message));
+            assert_eq!(GossipRequestKind::decode(message.code), Some(kind));
+        }
+        let part = DonePart { number: 1 << 50, loss: -0.25, samples: 9 };
+        for (done, is_stopping) in [(None, true), (Some(part), false), (Some(part), true)] {
+            let request = PartRequest { done, is_stopping };
+            assert_eq!(PartRequest::decode(request.encode()), request);
+        }
+        for assignment in [Assignment::Batch(3), Assignment::Wait, Assignment::Finished] {
+            let reply = PartReply { is_accepted: true, assignment, done_before: 1 << 33 };
+            assert_eq!(PartReply::decode(reply.encode()), reply);
+        }
+    }
+
+    #[test]
+    fn short_and_unknown_messages_are_refused() {
+        assert_eq!(Message::decode(&[1; HEADER_WORDS - 1]), None);
+        for code in [0, 8, u32::MAX] {
+            assert_eq!(GossipRequestKind::decode(code), None);
+            assert_eq!(GossipReplyStatus::decode(code), None);
+        }
+    }
+}

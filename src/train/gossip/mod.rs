@@ -1,0 +1,168 @@
+//! Runs with the strategy `gossip`: each rank takes steps alone, and averages its parameters with random ranks.
+//!
+//! Each rank computes the gradients of parts of batches. The lowest rank that is not lost is the coordinator: it hands out
+//! the parts, so each part of an epoch is used once and a fast rank gets more parts than a slow rank. After every STEPS
+//! steps, rank i sends its parameters `p_i` to a random rank j. Rank j computes `d = (p_i - p_j) / 2`, adds d to its own
+//! parameters and replies with d. When the reply arrives, rank i subtracts d from its own parameters. Rank i may have taken
+//! steps in the meantime. So an average never changes the sum of the parameters of all ranks. At the end of the run, the
+//! coordinator averages the parameters of all ranks that are not lost.
+//!
+//! Rank i does not wait for the reply: it computes its next gradient meanwhile. A thread of rank j replies while rank j
+//! computes. So no rank waits for a slow rank.
+//!
+//! Sources: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018, for the average of two
+//! ranks during the computation of a gradient; Blot et al., "Gossip training for deep learning", 2016, and Jin et al., "How to
+//! scale distributed deep learning?", 2016, for random peers.
+
+mod averaging;
+mod coordinator;
+mod error;
+mod lead;
+mod message;
+mod quorum;
+mod replica;
+mod service;
+mod worker;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use self::coordinator::PartCoordinator;
+pub use self::error::GossipError;
+use self::replica::SharedReplica;
+use self::service::{DoneParts, GossipState};
+use self::worker::Worker;
+use super::TrainError;
+use super::checkpoint::{Position, TrainingState};
+use super::config::Config;
+use super::peer_link::{PeerLink, connect_pairs};
+use super::progress::{CompletedStep, Observer};
+use super::run::Summary;
+use super::setup::Setup;
+use super::strategies::StrategySpec;
+use crate::group::Group;
+use crate::types::{Rank, WorldSize};
+
+/// After a failure, the coordinator waits at most this long until the other ranks have noticed the failure.
+const FAILED_TIMEOUT_MAX: Duration = Duration::from_secs(5);
+
+/// A rank that becomes the coordinator waits at least this long until the other ranks know that the old coordinator is lost,
+/// even if `--timeout` is shorter.
+const TAKEOVER_TIMEOUT_MIN: Duration = Duration::from_secs(5);
+
+/// The inputs of a run, its connections and its state.
+struct GossipContext<'a> {
+    config: &'a Config,
+    setup: &'a Setup,
+    stop: &'a AtomicBool,
+    own: Rank,
+    size: WorldSize,
+    links: &'a [PeerLink],
+    shared: &'a GossipState,
+    batches_per_epoch: u64,
+    /// The number of steps of a rank between two averages.
+    steps_between: u64,
+    /// How long this rank waits for another rank that has to answer or to end.
+    timeout: Duration,
+    started: Instant,
+}
+
+impl GossipContext<'_> {
+    /// Returns whether this rank has received a stop signal.
+    fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Returns how long a rank that becomes the coordinator waits until the other ranks know that the old coordinator is lost.
+    fn takeover_timeout(&self) -> Duration {
+        self.timeout.max(TAKEOVER_TIMEOUT_MIN)
+    }
+
+    /// Returns how long the coordinator waits for the other ranks to end, after a run with this result.
+    fn timeout_after<T, E>(&self, result: &Result<T, E>) -> Duration {
+        if result.is_ok() { self.timeout } else { self.timeout.min(FAILED_TIMEOUT_MAX) }
+    }
+
+    /// Returns the number of steps after the first `batches` batches of a run that started at `start`.
+    fn steps_after(&self, start: Position, batches: u64) -> u64 {
+        let first = start.epoch * self.batches_per_epoch + start.step;
+        (start.steps_total + batches).saturating_sub(first)
+    }
+
+    /// Describes the step of a batch (counted from 0) of a run that started at `start`. `rate` is the learning rate without the
+    /// factor of the schedule.
+    fn describe_step(&self, (start, batch): (Position, u64), loss: f64, rate: f32) -> CompletedStep {
+        let settings = &self.setup.settings;
+        CompletedStep {
+            steps_total: self.steps_after(start, batch + 1),
+            loss,
+            learning_rate: self.setup.learning_rates.rate_at_step(rate, batch),
+            samples: settings.batch_size.min(self.setup.dataset.train.len()) as u64,
+        }
+    }
+
+    /// Returns the connection with a rank.
+    fn link(&self, rank: Rank) -> &PeerLink {
+        let index = self.links.binary_search_by_key(&rank, |link| link.peer);
+        &self.links[index.expect("there is a connection with each other rank")]
+    }
+}
+
+/// Trains from `state`, which is the same on all ranks. All ranks of `group` must call this function.
+pub(super) fn run(
+    group: &mut Group,
+    (config, setup): (&Config, &Setup),
+    mut state: TrainingState,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Summary, TrainError> {
+    let started = Instant::now();
+    if let Some(best) = &mut state.best
+        && best.record.selected
+    {
+        // The checkpoint is that of a completed run. Training continues from the parameters of its last step.
+        best.swap_parameters(&mut state.parameters);
+    }
+    let links = connect_pairs(group)?;
+    let (own, size) = (group.rank(), group.size());
+    let batches_per_epoch = setup.dataset.train.len().div_ceil(setup.settings.batch_size) as u64;
+    let shared = GossipState {
+        replica: SharedReplica::new(std::mem::take(&mut state.parameters)),
+        coordinator: PartCoordinator::new(own, size.as_usize(), batches_per_epoch),
+        done_parts: DoneParts::default(),
+    };
+    let context = GossipContext {
+        config,
+        setup,
+        stop,
+        own,
+        size,
+        links: &links,
+        shared: &shared,
+        batches_per_epoch,
+        steps_between: match config.strategy {
+            StrategySpec::Gossip { steps } => steps.get().into(),
+            _ => 1,
+        },
+        timeout: group.timeout(),
+        started,
+    };
+    let result = std::thread::scope(|scope| {
+        for link in &links {
+            let shared = &shared;
+            scope.spawn(move || shared.serve(link));
+        }
+        let result = Worker::new(&context, state).run(observer);
+        let message = match &result {
+            Ok(_) => "the run has ended".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        // This ends the threads. It has no effect on connections that have ended.
+        for link in &links {
+            link.abort(&message);
+        }
+        result
+    });
+    drop(links);
+    result
+}

@@ -1,0 +1,61 @@
+//! The rule that prevents two groups of ranks from completing the same run with two models.
+//!
+//! If connections fail, the ranks of a job may fall apart into groups that cannot reach each other. Each group has its own
+//! coordinator. Only the coordinator of a group with a quorum may complete the run.
+
+use super::error::GossipError;
+use crate::types::Rank;
+
+/// Returns whether a group of ranks may complete the run: more than half of the ranks of the job are members, or exactly half
+/// of them, including rank 0. So two groups without a common member never both have a quorum. `members[i]` says whether rank
+/// i is a member.
+fn has_quorum(members: &[bool]) -> bool {
+    let count = members.iter().filter(|&&is_member| is_member).count();
+    let missing = members.len() - count;
+    count > missing || (count == missing && members.first() == Some(&true))
+}
+
+/// Checks that a group of ranks may complete the run. `own` is the rank that checks.
+pub(super) fn check_quorum(own: Rank, members: &[bool]) -> Result<(), GossipError> {
+    if has_quorum(members) {
+        return Ok(());
+    }
+    let reached = members.iter().filter(|&&is_member| is_member).count();
+    Err(GossipError::TooFewRanks { own, reached, ranks: members.len() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without this rule, two halves of a job completed the run with different parameters, and both ended without an error.
+    #[test]
+    fn of_two_groups_without_a_common_rank_at_most_one_has_a_quorum() {
+        let members =
+            |set: u32, ranks: u32| -> Vec<bool> { (0..ranks).map(|rank| set >> rank & 1 == 1).collect() };
+        for ranks in 1..=6 {
+            for first in 0..1 << ranks {
+                for second in (0..1 << ranks).filter(|second| first & second == 0) {
+                    let both = [first, second].map(|set| has_quorum(&members(set, ranks)));
+                    assert_ne!(both, [true, true], "{ranks} ranks, groups {first:b} and {second:b}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_than_half_of_the_ranks_or_half_of_them_with_rank_0_have_a_quorum() {
+        for (members, expected) in [
+            (&[true][..], true),
+            (&[true, false], true),
+            (&[false, true], false),
+            (&[true, false, false], false),
+            (&[false, true, true], true),
+            (&[true, false, false, true], true),
+            (&[false, true, true, false], false),
+            (&[false, true, true, true], true),
+        ] {
+            assert_eq!(check_quorum(Rank::ZERO, members).is_ok(), expected, "{members:?}");
+        }
+    }
+}

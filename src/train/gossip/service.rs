@@ -1,0 +1,164 @@
+//! Answers the requests of another rank, in a thread for each connection.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::coordinator::{Answer, FailureKind, PartCoordinator, PeerOutcome};
+use super::message::{
+    GossipReplyStatus, GossipRequestKind, HEADER_WORDS, Message, PartReply, PartRequest, TEXT_WORDS_MAX,
+    text_from_words, text_words,
+};
+use super::replica::SharedReplica;
+use crate::train::peer_link::{Channel, LinkFailure, PeerLink};
+use crate::types::Rank;
+
+/// The largest number of words in a rank's list of the parts that it has done. The ranks compute parts beyond this limit
+/// again.
+pub(super) const DONE_WORDS_MAX: usize = 1 << 26;
+
+/// What the training loop of this rank and its connections share.
+pub(super) struct GossipState {
+    pub(super) replica: SharedReplica,
+    pub(super) coordinator: PartCoordinator,
+    pub(super) done_parts: DoneParts,
+}
+
+/// The parts of batches that this rank has done. If the coordinator is lost, the next coordinator asks all ranks for these
+/// parts.
+#[derive(Default)]
+pub(super) struct DoneParts(Mutex<DoneState>);
+
+#[derive(Default)]
+struct DoneState {
+    /// All parts below this number are done. Any rank may have done them.
+    done_before: u64,
+    /// The parts above `done_before` that this rank has done.
+    own: BTreeSet<u64>,
+}
+
+impl DoneParts {
+    fn lock(&self) -> MutexGuard<'_, DoneState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a part that this rank has done.
+    pub(super) fn add(&self, part: u64) {
+        self.lock().own.insert(part);
+    }
+
+    /// Notes that all parts below `done_before` are done.
+    pub(super) fn forget_before(&self, done_before: u64) {
+        let mut state = self.lock();
+        state.done_before = state.done_before.max(done_before);
+        state.own = state.own.split_off(&done_before);
+    }
+
+    /// Returns the number below which all parts are done, and the other parts that this rank has done.
+    pub(super) fn snapshot(&self) -> (u64, BTreeSet<u64>) {
+        let state = self.lock();
+        (state.done_before, state.own.clone())
+    }
+}
+
+impl GossipState {
+    /// Notes that a connection has failed, and ends it.
+    pub(super) fn lose(&self, link: &PeerLink, failure: LinkFailure) {
+        let (LinkFailure::Lost(problem) | LinkFailure::Aborted(problem)) = &failure;
+        let message = format!("rank {} lost rank {}: {problem}", self.coordinator.own(), link.peer);
+        // After the abort, the thread that serves this rank would note that this rank has ended the connection itself.
+        self.coordinator.note_connection_end(link.peer, PeerOutcome::Failed(failure));
+        link.abort(&message);
+    }
+
+    /// Answers the requests of another rank until the connection ends.
+    pub(super) fn serve(&self, link: &PeerLink) {
+        let end = self.serve_until_end(link);
+        self.coordinator.note_connection_end(link.peer, end);
+    }
+
+    fn serve_until_end(&self, link: &PeerLink) -> PeerOutcome {
+        let parameters = self.replica.update(|parameters| parameters.len());
+        let words_max = HEADER_WORDS + parameters.max(TEXT_WORDS_MAX);
+        loop {
+            let words = match link.receive_request(words_max) {
+                Ok(words) => words,
+                Err(failure) => return PeerOutcome::Failed(failure),
+            };
+            let request = Message::decode(&words);
+            let Some((request, kind)) =
+                request.and_then(|request| Some((request, GossipRequestKind::decode(request.code)?)))
+            else {
+                let problem = "it sent an unknown request";
+                link.abort(problem);
+                return PeerOutcome::Failed(LinkFailure::Lost(problem.into()));
+            };
+            let channel =
+                if kind == GossipRequestKind::Average { Channel::LateReply } else { Channel::Reply };
+            let sent = link.reply(&self.answer(link.peer, kind, &request), channel);
+            match (kind, sent) {
+                (GossipRequestKind::Close, _) => return PeerOutcome::Closed,
+                (_, Err(failure)) => return PeerOutcome::Failed(failure),
+                (_, Ok(())) => {}
+            }
+        }
+    }
+
+    /// Returns the reply to a request of a rank.
+    fn answer(&self, rank: Rank, kind: GossipRequestKind, request: &Message<'_>) -> Vec<u32> {
+        match kind {
+            GossipRequestKind::Average => {
+                match self.replica.average_with(bytemuck::cast_slice(request.payload)) {
+                    Some(differences) => done_reply([0; 4], bytemuck::cast_slice(&differences)),
+                    None => encode_reply(GossipReplyStatus::Wait, [0; 4], &[]),
+                }
+            }
+            GossipRequestKind::Work => {
+                let answer = self.coordinator.answer_work_request(rank, PartRequest::decode(request.numbers));
+                encode_answer(answer, |reply: PartReply| done_reply(reply.encode(), &[]))
+            }
+            GossipRequestKind::DoneParts => {
+                let (done_before, own) = self.done_parts.snapshot();
+                let numbers = [done_before, u64::from(self.coordinator.leader().get()), 0, 0];
+                let parts = own.iter().take(DONE_WORDS_MAX / 2);
+                let words: Vec<u32> = parts.flat_map(|&part| [part as u32, (part >> 32) as u32]).collect();
+                done_reply(numbers, &words)
+            }
+            GossipRequestKind::FinalParameters => {
+                let answer =
+                    self.coordinator.add_final_parameters(rank, bytemuck::cast_slice(request.payload));
+                encode_answer(answer, |()| done_reply([0; 4], &[]))
+            }
+            GossipRequestKind::Results => {
+                encode_answer(self.coordinator.wait_for_results(), |words: Vec<u32>| {
+                    done_reply([0; 4], &words)
+                })
+            }
+            GossipRequestKind::Diverged => {
+                let message = text_from_words(request.payload, request.numbers[0]);
+                self.coordinator.fail(FailureKind::Diverged, &message);
+                done_reply([0; 4], &[])
+            }
+            GossipRequestKind::Close => done_reply([0; 4], &[]),
+        }
+    }
+}
+
+fn encode_reply(status: GossipReplyStatus, numbers: [u64; 4], payload: &[u32]) -> Vec<u32> {
+    Message::new(status as u32, numbers, payload).encode()
+}
+
+fn done_reply(numbers: [u64; 4], payload: &[u32]) -> Vec<u32> {
+    encode_reply(GossipReplyStatus::Done, numbers, payload)
+}
+
+fn encode_answer<T>(answer: Answer<T>, encode_done: impl FnOnce(T) -> Vec<u32>) -> Vec<u32> {
+    match answer {
+        Answer::Done(value) => encode_done(value),
+        Answer::Wait => encode_reply(GossipReplyStatus::Wait, [0; 4], &[]),
+        Answer::Failed(kind, message) => encode_reply(
+            GossipReplyStatus::Failed,
+            [kind.to_number(), message.len() as u64, 0, 0],
+            &text_words(&message),
+        ),
+    }
+}

@@ -1,0 +1,436 @@
+//! The training loop of one rank.
+
+use std::time::{Duration, Instant};
+
+use super::averaging::StartedAverages;
+use super::coordinator::{Answer, FailureKind};
+use super::error::{failure_kind, leader_failed};
+use super::lead::GossipLeader;
+use super::message::{
+    DonePart, GossipReplyStatus, GossipRequestKind, HEADER_WORDS, Message, PartReply, PartRequest,
+    TEXT_WORDS_MAX, text_from_words, text_words,
+};
+use super::service::DONE_WORDS_MAX;
+use super::{GossipContext, GossipError};
+use crate::train::TrainError;
+use crate::train::batch_queue::Assignment;
+use crate::train::batches::{Batches, part};
+use crate::train::checkpoint::TrainingState;
+use crate::train::gradient_work::{GradientWork, micro_batch_rows};
+use crate::train::model::{StepSeed, Workspace};
+use crate::train::optimizer::Optimizer;
+use crate::train::peer_link::{LinkFailure, PeerLink};
+use crate::train::progress::Observer;
+use crate::train::random;
+use crate::train::run::Summary;
+use crate::train::summary_words::{REPORT_WORDS_MAX, decode_summary};
+use crate::types::Rank;
+
+/// At the end of the run, a rank waits at most this long for the averages that it has started.
+const AVERAGE_MAX: Duration = Duration::from_secs(1);
+
+/// The time after which a rank that becomes the coordinator asks another rank again for the parts that it has done.
+const TAKEOVER_PAUSE: Duration = Duration::from_millis(50);
+
+/// A rank that takes steps.
+pub(super) struct Worker<'a> {
+    pub(super) context: &'a GossipContext<'a>,
+    /// The state at the start of the run, without the parameters and without the state of the optimizer.
+    start: TrainingState,
+    pub(super) optimizer: Optimizer,
+    /// The parameters with which the gradient is computed.
+    snapshot: Vec<f32>,
+    gradients: Vec<f32>,
+    workspace: Workspace,
+    /// The number of the epoch of the last part that this rank computed, and the batches of this epoch.
+    epoch_batches: Option<(u64, Batches)>,
+    pub(super) averages: StartedAverages<'a>,
+    /// The number of steps that this rank has taken.
+    steps: u64,
+    /// Present while this rank is the coordinator.
+    leader: Option<GossipLeader<'a>>,
+    /// The last coordinator from which this rank has requested work.
+    followed: Rank,
+    /// The time since which this rank waits for a rank that is not yet the coordinator.
+    waiting_since: Option<Instant>,
+}
+
+impl<'a> Worker<'a> {
+    /// Creates the worker of a run that starts from `start`. The parameters of `start` are already in the shared replica.
+    pub(super) fn new(context: &'a GossipContext<'a>, mut start: TrainingState) -> Self {
+        let (config, setup) = (context.config, context.setup);
+        let count = setup.network.parameter_count();
+        let rate = start.learning_rate.unwrap_or_default();
+        let mut optimizer = Optimizer::new(setup.settings.rule, rate, config.weight_decay, count);
+        optimizer.steps = start.position.steps_total;
+        optimizer.clip_norm = config.recipe.clip_norm;
+        optimizer.tensors =
+            setup.network.parameter_tensors().into_iter().map(|tensor| tensor.range).collect();
+        if !start.optimizer.is_empty() {
+            optimizer.state = std::mem::take(&mut start.optimizer);
+        }
+        let part_len =
+            setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(context.size.as_usize());
+        let random = random::stream("gossip", config.seed, context.own.get().into());
+        Self {
+            context,
+            start,
+            optimizer,
+            snapshot: vec![0.0; count],
+            gradients: vec![0.0; count],
+            workspace: setup.network.workspace(micro_batch_rows(part_len, config.micro_batches)),
+            epoch_batches: None,
+            averages: StartedAverages::new(context.links, context.shared, random),
+            steps: 0,
+            leader: None,
+            followed: Rank::ZERO,
+            waiting_since: None,
+        }
+    }
+
+    /// Takes steps until the end of the run, and returns its results.
+    pub(super) fn run(&mut self, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
+        let result = self.run_until_end(observer);
+        if self.leader.is_some()
+            && let Err(error) = &result
+        {
+            let coordinator = &self.context.shared.coordinator;
+            coordinator.fail(failure_kind(error), &error.to_string());
+            coordinator.wait_for_ends(self.context.timeout_after(&result));
+        }
+        result
+    }
+
+    fn run_until_end(&mut self, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
+        let shared = self.context.shared;
+        let mut done: Option<DonePart> = None;
+        loop {
+            let leader = shared.coordinator.leader();
+            self.note_coordinator(leader)?;
+            if leader == self.context.own && self.leader.is_none() {
+                self.start_leading()?;
+            }
+            let request = PartRequest { done, is_stopping: self.context.is_stopping() };
+            let reply = self.request_work(leader, request)?;
+            if let Some(part) = done.take().filter(|_| reply.is_accepted) {
+                self.apply_gradient(&part);
+                if self.leader.is_none() {
+                    self.show_step(&part, observer);
+                }
+            }
+            shared.done_parts.forget_before(reply.done_before);
+            self.averages.apply_arrived();
+            if let Some(mut leader) = self.leader.take() {
+                let recorded = leader.record_progress(self, observer);
+                self.leader = Some(leader);
+                recorded?;
+            }
+            match reply.assignment {
+                Assignment::Batch(number) => done = Some(self.compute_gradient(leader, number, observer)?),
+                Assignment::Wait => {}
+                Assignment::Finished => {
+                    if let Some(summary) = self.finish(leader, observer)? {
+                        return Ok(summary);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Shows a step of a rank that is not the coordinator.
+    fn show_step(&self, part: &DonePart, observer: &mut dyn Observer) {
+        let batch = part.number / u64::from(self.context.size.get());
+        let loss = part.loss / part.samples.max(1) as f64;
+        let rate = self.start.learning_rate.unwrap_or_default();
+        observer.step_taken(&self.context.describe_step((self.start.position, batch), loss, rate));
+    }
+
+    /// Notes that `leader` is now the coordinator. Fails if the previous coordinator has ended the connection with a message,
+    /// because the run has then failed, or goes on without this rank.
+    fn note_coordinator(&mut self, leader: Rank) -> Result<(), TrainError> {
+        let previous = std::mem::replace(&mut self.followed, leader);
+        if previous == leader {
+            return Ok(());
+        }
+        match self.context.shared.coordinator.link_failure(previous) {
+            Some(LinkFailure::Aborted(problem)) => {
+                Err(GossipError::LeaderFailed { leader: previous, problem }.into())
+            }
+            Some(LinkFailure::Lost(_)) | None => Ok(()),
+        }
+    }
+
+    /// Requests a part of a batch. If the coordinator is lost or has no part, the reply says that this rank asks again.
+    fn request_work(&mut self, leader: Rank, request: PartRequest) -> Result<PartReply, TrainError> {
+        let answer = if leader == self.context.own {
+            Some(self.context.shared.coordinator.answer_work_request(leader, request))
+        } else {
+            let words = Message::new(GossipRequestKind::Work as u32, request.encode(), &[]).encode();
+            let answer = self.send_request(leader, words, HEADER_WORDS);
+            answer.map(|answer| answer.map(|message| PartReply::decode(message.numbers)))
+        };
+        let is_waiting = answer == Some(Answer::Wait);
+        self.waiting_since = self.waiting_since.filter(|_| is_waiting);
+        match answer {
+            Some(Answer::Done(reply)) => return Ok(reply),
+            Some(Answer::Failed(kind, problem)) => return Err(leader_failed(leader, kind, problem)),
+            Some(Answer::Wait) => {
+                let since = *self.waiting_since.get_or_insert_with(Instant::now);
+                // The other rank itself may wait for its takeover before it hands out parts.
+                if since.elapsed() > 2 * self.context.takeover_timeout() {
+                    return Err(self.cut_off_error(leader, Rank::ZERO));
+                }
+            }
+            None => {}
+        }
+        Ok(PartReply { is_accepted: false, assignment: Assignment::Wait, done_before: 0 })
+    }
+
+    /// Returns the error of this rank if it cannot reach rank `leader` and the rank `other` can.
+    fn cut_off_error(&self, other: Rank, leader: Rank) -> TrainError {
+        let failure = self.context.shared.coordinator.link_failure(leader);
+        let problem = failure.map_or_else(String::new, |failure| match failure {
+            LinkFailure::Aborted(problem) | LinkFailure::Lost(problem) => problem,
+        });
+        GossipError::CutOff { leader, other, problem }.into()
+    }
+
+    /// Sends a request to another rank. Returns `None` if the other rank is lost. A rank that does not answer before the
+    /// deadline is lost.
+    fn send_request(&self, rank: Rank, words: Vec<u32>, words_max: usize) -> Option<Answer<OwnedReply>> {
+        let link = self.context.link(rank);
+        let reply = link.request(words, words_max.max(HEADER_WORDS + TEXT_WORDS_MAX));
+        let lose = |failure: LinkFailure| {
+            self.context.shared.lose(link, failure);
+            None
+        };
+        let words = match reply {
+            Ok(words) => words,
+            Err(failure) => return lose(failure),
+        };
+        let Some(message) = Message::decode(&words) else {
+            return lose(LinkFailure::Lost("it sent a reply of an unexpected length".into()));
+        };
+        match GossipReplyStatus::decode(message.code) {
+            Some(GossipReplyStatus::Done) => {
+                let payload = message.payload.to_vec();
+                Some(Answer::Done(OwnedReply { numbers: message.numbers, payload }))
+            }
+            Some(GossipReplyStatus::Wait) => Some(Answer::Wait),
+            Some(GossipReplyStatus::Failed) => {
+                let problem = text_from_words(message.payload, message.numbers[1]);
+                Some(Answer::Failed(FailureKind::from_number(message.numbers[0]), problem))
+            }
+            None => lose(LinkFailure::Lost("it sent a reply of an unknown kind".into())),
+        }
+    }
+
+    /// Computes the gradient of a part of a batch with the current parameters.
+    fn compute_gradient(
+        &mut self,
+        leader: Rank,
+        number: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<DonePart, TrainError> {
+        let GossipContext { config, setup, shared, batches_per_epoch, .. } = *self.context;
+        let train = &setup.dataset.train;
+        let ranks = u64::from(self.context.size.get());
+        let (batch, owner) = (number / ranks, Rank::new((number % ranks) as u32));
+        let (epoch, step) = (batch / batches_per_epoch, batch % batches_per_epoch);
+        if self.epoch_batches.as_ref().is_none_or(|(known, _)| *known != epoch) {
+            let batches = Batches::new(config.seed, epoch, train.len(), setup.settings.batch_size);
+            self.epoch_batches = Some((epoch, batches));
+        }
+        let whole = self.epoch_batches.as_ref().map_or(&[][..], |(_, batches)| batches.batch(step as usize));
+        let samples = &whole[part(whole.len(), owner, self.context.size)];
+        observer.batch_started(epoch, step, samples);
+        shared.replica.copy_to(&mut self.snapshot);
+        let work = GradientWork {
+            network: &setup.network,
+            parameters: &self.snapshot,
+            gradients: &mut self.gradients,
+            workspace: &mut self.workspace,
+            train,
+            standardizer: setup.standardizer.as_ref(),
+            samples,
+            batch_len: whole.len(),
+            micro_batches: config.micro_batches,
+            step: StepSeed { seed: config.seed, step: number },
+            data_time: &mut Duration::default(),
+        };
+        let weight = 1.0 / samples.len().max(1) as f32;
+        let loss = work.differentiate(weight, (usize::MAX, |_, _: &mut [f32]| {})).loss;
+        if loss.is_finite() {
+            return Ok(DonePart { number, loss, samples: samples.len() as u64 });
+        }
+        let message = format!(
+            "the loss is {} in batch {} (epoch {}, batch {} of this epoch) on rank {}; lower --lr (now {})",
+            if loss.is_nan() { "NaN" } else { "infinite" },
+            batch + 1,
+            epoch + 1,
+            step + 1,
+            self.context.own,
+            self.start.learning_rate.unwrap_or_default(),
+        );
+        if leader != self.context.own {
+            let text = text_words(&message);
+            let numbers = [message.len() as u64, 0, 0, 0];
+            self.send_request(
+                leader,
+                Message::new(GossipRequestKind::Diverged as u32, numbers, &text).encode(),
+                HEADER_WORDS,
+            );
+        }
+        Err(TrainError::Diverged(message))
+    }
+
+    /// Takes a step with the gradient of a part. After every STEPS steps, starts an average with a random rank.
+    fn apply_gradient(&mut self, part: &DonePart) {
+        let shared = self.context.shared;
+        let batch = part.number / u64::from(self.context.size.get());
+        let rate = self.start.learning_rate.unwrap_or_default();
+        self.optimizer.learning_rate = self.context.setup.learning_rates.rate_at_step(rate, batch);
+        let Self { optimizer, gradients, .. } = self;
+        if part.samples > 0 {
+            shared.replica.update(|parameters| optimizer.step(parameters, gradients));
+        }
+        shared.done_parts.add(part.number);
+        self.steps += 1;
+        if self.steps.is_multiple_of(self.context.steps_between) {
+            self.averages.start_average();
+        }
+    }
+
+    /// Sends the final parameters of this rank to the coordinator, and returns the results of the run. Returns `None` if the
+    /// run goes on because the coordinator is lost.
+    fn finish(&mut self, leader: Rank, observer: &mut dyn Observer) -> Result<Option<Summary>, TrainError> {
+        let shared = self.context.shared;
+        self.averages.wait_for_all(AVERAGE_MAX);
+        shared.replica.set_closed(true);
+        if let Some(mut leading) = self.leader.take() {
+            let summary = leading.conclude(self, observer);
+            self.leader = Some(leading);
+            return summary.map(Some);
+        }
+        let words = shared.replica.words();
+        let request = Message::new(GossipRequestKind::FinalParameters as u32, [0; 4], &words).encode();
+        let count = words.len();
+        let results_max = HEADER_WORDS + count + 1 + REPORT_WORDS_MAX;
+        let (mut is_sent, mut is_delivered) = (false, false);
+        while shared.coordinator.leader() == leader {
+            let answer = if is_delivered {
+                let request = Message::new(GossipRequestKind::Results as u32, [0; 4], &[]).encode();
+                self.send_request(leader, request, results_max)
+            } else {
+                is_sent = true;
+                self.send_request(leader, request.clone(), HEADER_WORDS)
+            };
+            match answer {
+                Some(Answer::Done(reply)) if is_delivered => {
+                    let Some(summary) = decode_summary(&reply.payload, count) else {
+                        let problem = "its results have an unknown format".into();
+                        return Err(GossipError::LeaderFailed { leader, problem }.into());
+                    };
+                    self.send_request(
+                        leader,
+                        Message::new(GossipRequestKind::Close as u32, [0; 4], &[]).encode(),
+                        HEADER_WORDS,
+                    );
+                    return Ok(Some(summary));
+                }
+                Some(Answer::Done(_)) => is_delivered = true,
+                Some(Answer::Wait) => is_sent = is_delivered,
+                Some(Answer::Failed(kind, problem)) => return Err(leader_failed(leader, kind, problem)),
+                None => {}
+            }
+        }
+        if is_sent {
+            // The lost rank may have counted these parameters. Two ranks that count the same parameters could both have a
+            // quorum, and then complete the run with two models.
+            let failure = shared.coordinator.link_failure(leader);
+            let (LinkFailure::Lost(problem) | LinkFailure::Aborted(problem)) =
+                failure.unwrap_or_else(|| LinkFailure::Lost("it has ended".into()));
+            return Err(GossipError::LeaderLostAtEnd { leader, problem }.into());
+        }
+        shared.replica.set_closed(false);
+        Ok(None)
+    }
+
+    /// Makes this rank the coordinator. If an earlier coordinator is lost, first asks all other ranks which parts are done.
+    fn start_leading(&mut self) -> Result<(), TrainError> {
+        let GossipContext { setup, shared, batches_per_epoch, own, .. } = *self.context;
+        let ranks = u64::from(self.context.size.get());
+        let position = self.start.position;
+        let mut first = (position.epoch * batches_per_epoch + position.step) * ranks;
+        let end = setup.settings.epochs.saturating_mul(batches_per_epoch).saturating_mul(ranks);
+        let (done_before, mut done) = shared.done_parts.snapshot();
+        first = first.max(done_before);
+        if own != Rank::ZERO {
+            let lost: Vec<String> =
+                shared.coordinator.lost_ranks().iter().map(|(rank, _)| rank.to_string()).collect();
+            log::warn!(
+                "lost ranks: {}; rank {own} now hands out batches, tests and saves the model",
+                lost.join(", ")
+            );
+            for link in self.context.links.iter().filter(|link| link.peer > own) {
+                let Some((done_before, parts)) = self.ask_for_done_parts(link)? else { continue };
+                first = first.max(done_before);
+                done.extend(parts);
+            }
+            shared.coordinator.check_reachable()?;
+        }
+        let mut state = std::mem::take(&mut self.start);
+        self.start.position = state.position;
+        self.start.learning_rate = state.learning_rate;
+        state.parameters.resize(self.snapshot.len(), 0.0);
+        shared.replica.copy_to(&mut state.parameters);
+        let is_start = first / ranks == position.epoch * batches_per_epoch + position.step;
+        let losses = if is_start { (position.loss_sum, position.samples) } else { (0.0, 0) };
+        shared.coordinator.take_over((first, end), done, losses);
+        self.leader = Some(GossipLeader::new(self.context, state, first)?);
+        Ok(())
+    }
+
+    /// Asks another rank which parts it has done. Waits until the other rank also knows that the old coordinator is lost.
+    /// Returns `None` if the other rank is lost.
+    fn ask_for_done_parts(&self, link: &PeerLink) -> Result<Option<(u64, Vec<u64>)>, TrainError> {
+        let (shared, own) = (self.context.shared, self.context.own);
+        let until = Instant::now() + self.context.takeover_timeout();
+        while !shared.coordinator.has_connection_ended(link.peer) {
+            let request = Message::new(GossipRequestKind::DoneParts as u32, [0; 4], &[]).encode();
+            let Some(Answer::Done(reply)) =
+                self.send_request(link.peer, request, HEADER_WORDS + DONE_WORDS_MAX)
+            else {
+                continue;
+            };
+            let [done_before, followed, ..] = reply.numbers;
+            if followed >= u64::from(own.get()) {
+                let parts =
+                    reply.payload.chunks_exact(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32);
+                return Ok(Some((done_before, parts.collect())));
+            }
+            if Instant::now() > until {
+                let leader = self.context.size.ranks().nth(followed as usize).unwrap_or(Rank::ZERO);
+                return Err(self.cut_off_error(link.peer, leader));
+            }
+            shared.coordinator.wait_for_change(TAKEOVER_PAUSE);
+        }
+        Ok(None)
+    }
+}
+
+/// A reply to a request.
+struct OwnedReply {
+    numbers: [u64; 4],
+    payload: Vec<u32>,
+}
+
+impl<T> Answer<T> {
+    fn map<S>(self, convert: impl FnOnce(T) -> S) -> Answer<S> {
+        match self {
+            Self::Done(value) => Answer::Done(convert(value)),
+            Self::Wait => Answer::Wait,
+            Self::Failed(kind, message) => Answer::Failed(kind, message),
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Connections between pairs of ranks, for the strategy `gossip`. A failed connection ends only the operations with one other
+//! rank.
+
+use std::time::Duration;
+
+use super::parameter_server::describe_link_failure;
+use crate::group::{Cause, Error, Group, Handle, Messenger, Received};
+use crate::types::Rank;
+
+/// A rank waits this long for a request. TCP keepalive detects a rank whose machine does not answer.
+const IDLE_MAX: Duration = Duration::from_hours(24 * 365);
+
+/// A rank waits at least this long for a reply, even if the deadline of an operation is shorter.
+const REPLY_TIMEOUT_MIN: Duration = Duration::from_secs(2);
+
+/// The purpose of a message. Messages of different channels do not wait for each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Channel {
+    /// Requests.
+    Request,
+    /// Replies for which the requesting rank waits.
+    Reply,
+    /// Replies for which the requesting rank does not wait.
+    LateReply,
+}
+
+/// A connection with one other rank. Several threads may use it.
+pub(crate) struct PeerLink {
+    /// The other rank.
+    pub(crate) peer: Rank,
+    /// An isolated group of the two ranks.
+    group: Group,
+    /// Starts operations with the deadline [`IDLE_MAX`] in the same group.
+    patient: Messenger,
+    /// The other rank's rank in `group`.
+    other: Rank,
+}
+
+/// A reply that may not have arrived yet.
+pub(crate) struct PendingReply {
+    request: Handle<Vec<u32>>,
+    reply: Handle<Received<u32>>,
+}
+
+/// Connects each pair of ranks. All ranks of `group` must call this function. Returns the connections of this rank in the
+/// order of the other ranks. An error names the two ranks that cannot connect.
+pub(crate) fn connect_pairs(group: &mut Group) -> Result<Vec<PeerLink>, ConnectError> {
+    let own = group.rank();
+    let mut links = Vec::new();
+    for low in group.size().ranks() {
+        for high in group.size().ranks().skip(low.index() + 1) {
+            let Some(mut pair) = group.subgroup(&[low, high]).map_err(ConnectError::Group)? else { continue };
+            let mut isolated = pair.isolated().map_err(|error| ConnectError::Pair {
+                low,
+                high,
+                problem: error.to_string(),
+            })?;
+            let timeout = isolated.timeout().max(REPLY_TIMEOUT_MIN);
+            isolated.set_timeout(IDLE_MAX);
+            let patient = isolated.messenger();
+            isolated.set_timeout(timeout);
+            let (peer, other) = if own == low { (high, Rank::new(1)) } else { (low, Rank::ZERO) };
+            links.push(PeerLink { peer, group: isolated, patient, other });
+        }
+    }
+    links.sort_by_key(|link| link.peer);
+    // From now on, the loss of a rank does not prevent other ranks from connecting.
+    group.barrier().map_err(ConnectError::Group)?;
+    Ok(links)
+}
+
+/// Why a connection failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum LinkFailure {
+    /// One of the two ranks has ended the connection with this message.
+    Aborted(String),
+    /// The connection is broken, or the other rank does not answer.
+    Lost(String),
+}
+
+/// Why ranks could not connect.
+pub(crate) enum ConnectError {
+    /// An operation between all ranks failed.
+    Group(Error),
+    /// Two ranks cannot connect.
+    Pair { low: Rank, high: Rank, problem: String },
+}
+
+impl PeerLink {
+    /// Waits for a request of at most `words_max` words.
+    pub(crate) fn receive_request(&self, words_max: usize) -> Result<Vec<u32>, LinkFailure> {
+        let received = self.patient.receive_async(words_max, self.other, Channel::Request as u32);
+        received
+            .and_then(Handle::wait)
+            .map(|received| received.elements)
+            .map_err(|error| LinkFailure::new(&error))
+    }
+
+    /// Sends a reply.
+    pub(crate) fn reply(&self, words: &[u32], channel: Channel) -> Result<(), LinkFailure> {
+        self.group.send(words, self.other, channel as u32).map_err(|error| LinkFailure::new(&error))
+    }
+
+    /// Sends a request, and waits for its reply of at most `words_max` words.
+    pub(crate) fn request(&self, words: Vec<u32>, words_max: usize) -> Result<Vec<u32>, LinkFailure> {
+        self.start_request(words, Channel::Reply, words_max)?.wait()
+    }
+
+    /// Sends a request, and returns before its reply of at most `words_max` words has arrived.
+    pub(crate) fn start_request(
+        &self,
+        words: Vec<u32>,
+        channel: Channel,
+        words_max: usize,
+    ) -> Result<PendingReply, LinkFailure> {
+        let start = || {
+            let reply = self.group.receive_async(words_max, self.other, channel as u32)?;
+            let request = self.group.send_async(words, self.other, Channel::Request as u32)?;
+            Ok(PendingReply { request, reply })
+        };
+        start().map_err(|error: Error| LinkFailure::new(&error))
+    }
+
+    /// Ends the connection. The error of the other rank contains `message`.
+    pub(crate) fn abort(&self, message: &str) {
+        // The group may have failed already, and then keeps its first cause.
+        drop(self.group.abort(message));
+    }
+
+    /// Returns the number of bytes that this rank has sent to the other rank.
+    pub(crate) fn bytes_sent(&self) -> u64 {
+        self.group.statistics().bytes_sent
+    }
+}
+
+impl PendingReply {
+    /// Returns whether the reply has arrived, or never arrives.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.reply.test()
+    }
+
+    /// Waits for the reply.
+    pub(crate) fn wait(self) -> Result<Vec<u32>, LinkFailure> {
+        let Self { request, reply } = self;
+        let wait = || {
+            let received = reply.wait()?;
+            request.wait()?;
+            Ok(received.elements)
+        };
+        wait().map_err(|error: Error| LinkFailure::new(&error))
+    }
+
+    /// Waits for the reply, at most for `timeout`. Returns `None` if the reply has not arrived.
+    pub(crate) fn wait_timeout(self, timeout: Duration) -> Option<Result<Vec<u32>, LinkFailure>> {
+        let Self { request, reply } = self;
+        let received = reply.wait_timeout(timeout).ok()?;
+        let both = received.and_then(|received| request.wait().map(|_| received.elements));
+        Some(both.map_err(|error| LinkFailure::new(&error)))
+    }
+}
+
+impl LinkFailure {
+    fn new(error: &Error) -> Self {
+        match error.cause() {
+            Some(Cause::Aborted { message, .. }) => Self::Aborted(message.clone()),
+            _ => Self::Lost(describe_link_failure(error)),
+        }
+    }
+}
