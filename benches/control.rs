@@ -66,7 +66,7 @@ fn bench_plans(c: &mut Criterion) {
                 b.iter(|| {
                     let collective = CollectiveSpec::AllReduce { count: black_box(count) };
                     let plan = RoundPlan::new(world_size(ranks), Rank::ZERO, SLOT, SLOT / 8, collective);
-                    (0..plan.round_count()).for_each(|number| plan.fill(number, &mut round));
+                    (0..plan.round_count()).for_each(|number| plan.fill_round(number, &mut round));
                 });
             });
         }

@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
-use ringtrain::codec::Narrow;
+use ringtrain::codec::CompressedElement;
 use ringtrain::reduce::{Kernels, kernels};
 use ringtrain::{DType, ReduceOp};
 
@@ -43,7 +43,7 @@ fn bench_reductions(c: &mut Criterion) {
     group.finish();
 }
 
-fn bench_codec<H: Narrow>(c: &mut Criterion, name: &str) {
+fn bench_codec<H: CompressedElement>(c: &mut Criterion, name: &str) {
     let mut group = c.benchmark_group("codec");
     let mut wide = vec![1.5f32; SEGMENT_BYTES / 4];
     let mut narrow = vec![H::ZERO; wide.len()];

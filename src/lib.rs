@@ -1,8 +1,8 @@
 //! Distributed training over TCP and shared memory: a launcher, a trainer, a benchmark, and the library that they
 //! use.
 //!
-//! The ranks of a job are processes that run the same program. A [`Group`] is a set of ranks. The methods of a group
-//! are collectives, which all ranks of the group call together, and messages between two ranks.
+//! The ranks of a job are processes that run the same program. A [`Group`] is a set of ranks. A group has methods for
+//! collectives, which all its ranks call together, and for messages between two ranks.
 //!
 //! ```
 //! use ringtrain::{Group, ReduceOp};
@@ -30,8 +30,8 @@
 //! | find out why a call failed | [`Error`], [`wire::Cause`] |
 //! | find the cost of each collective | [`schedule`] |
 //!
-//! If a rank fails, then the calls of all other ranks return an error with the same cause. The cause names the failed
-//! rank and its host. A failed group cannot be used again.
+//! If a rank fails, then the calls of all other ranks return an error with the same cause. The cause names the rank
+//! that failed and its host. A failed group cannot be used again.
 //!
 //! The programs `ringrun`, `ringtrain` and `ringbench` call [`cli`]. `docs/ARCHITECTURE.md` describes the modules.
 

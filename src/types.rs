@@ -217,9 +217,8 @@ wire_enum! {
         /// The largest value with its location. The rules for equal values and NaNs are those of
         /// [`ReduceOp::MinLoc`]. Only for types with a location.
         MaxLoc = 13 => "maxloc",
-        /// The sum of contributions that each rank has already multiplied by its own factor. The result is computed
-        /// as for [`ReduceOp::Sum`]. If another rank passes [`ReduceOp::Sum`] instead,
-        /// the library reports a mismatch.
+        /// A sum. Each rank has already multiplied its contribution by a factor. The result is computed as for
+        /// [`ReduceOp::Sum`]. If another rank passes [`ReduceOp::Sum`] instead, the library reports a mismatch.
         PreMulSum = 14 => "premulsum",
         /// A function that the caller passes. All ranks must pass the same function.
         Custom = 15 => "custom",
@@ -332,8 +331,8 @@ pub const LOCAL_GROUP: u32 = 1 << 29;
 /// The tag of a receive that accepts messages with any tag. No message is sent with this tag.
 pub const ANY_TAG: u32 = u32::MAX;
 
-/// The arguments of a collective call that must be the same on all ranks. Every message contains the contract of its
-/// sender's call, so that the receiver can detect different calls.
+/// The arguments of a collective call that must be the same on all ranks. Every message contains the contract of the
+/// sender. The receiver compares this contract with its own contract, and so detects different calls.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Contract {
     /// The collective, or [`Operation::Message`] for a message.

@@ -1,5 +1,4 @@
-//! Checks that ranks without an operation use almost no processor time, which means that no thread of the library
-//! polls.
+//! Checks that no thread of the library polls: ranks without an operation must use almost no processor time.
 //!
 //! This program has only one test, because the test measures the whole process.
 
@@ -18,7 +17,7 @@ use self::util::{ranks, wait_until};
 
 /// The time for which the ranks are idle. The measurement itself uses a processor for far less than a thousandth of
 /// this time.
-const IDLE: Duration = Duration::from_secs(5);
+const IDLE_TIME: Duration = Duration::from_secs(5);
 /// The fraction of one core that all ranks together may use.
 const CORE_FRACTION_MAX: f64 = 0.001;
 /// The number of times per second that all threads together may wake up. A single thread that polls every 100 ms
@@ -93,8 +92,8 @@ fn sum_named_tensor(tensors: &NamedTensors) {
     assert_eq!(sum.wait().expect("no rank fails")[999], RANKS as f32);
 }
 
-/// Starts a job whose ranks run operations, are idle from the barrier `idle_start` until the barrier `idle_end`, run
-/// operations again and end.
+/// Starts a job. The ranks run operations, are idle between the barriers `idle_start` and `idle_end`, and then run
+/// operations again.
 fn start_job(
     settings: JobSettings,
     idle_start: &Arc<Barrier>,
@@ -130,11 +129,11 @@ fn idle_ranks_use_no_processor_time() {
     let jobs = JOBS.map(|settings| start_job(settings, &idle_start, &idle_end));
     idle_start.wait();
     wait_until("every other thread sleeps", other_threads_sleep);
-    // Counting the switches takes more processor time than the ranks may use, so the test counts outside the measured
-    // interval.
+    // Count the switches before the measured interval, because counting takes more processor time than the ranks may
+    // use.
     let switches_before = voluntary_switches();
     let (started, used_before) = (Instant::now(), processor_time());
-    thread::sleep(IDLE);
+    thread::sleep(IDLE_TIME);
     let (seconds, used) = (started.elapsed().as_secs_f64(), processor_time().saturating_sub(used_before));
     let switches = voluntary_switches() - switches_before;
     idle_end.wait();

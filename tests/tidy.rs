@@ -54,9 +54,9 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
 ];
 
 /// The modules without IO, whose functions depend only on their arguments.
-const PURE: &[&str] = &["types", "exit", "schedule", "reduce", "codec", "wire", "engine"];
-/// The names that the modules in [`PURE`] must not use, with the reason.
-const IMPURE: &[(&str, &str)] = &[
+const MODULES_WITHOUT_IO: &[&str] = &["types", "exit", "schedule", "reduce", "codec", "wire", "engine"];
+/// The names that the modules in [`MODULES_WITHOUT_IO`] must not use, with the reason.
+const NAMES_FORBIDDEN_WITHOUT_IO: &[(&str, &str)] = &[
     ("std::time::Instant", "pass the time as an argument"),
     ("std::time::SystemTime", "pass the time as an argument"),
     ("std::net", "this module opens no socket"),
@@ -69,9 +69,9 @@ const IMPURE: &[(&str, &str)] = &[
     ("rand::rng", "pass the random numbers as an argument"),
     ("rand::random", "pass the random numbers as an argument"),
 ];
-/// Exceptions: a module in [`PURE`], and a name in [`IMPURE`] that this module may use. `exit` defines exit codes
-/// with `std::process::ExitCode`.
-const PURE_EXCEPTIONS: &[(&str, &str)] = &[("exit", "std::process")];
+/// Exceptions to [`NAMES_FORBIDDEN_WITHOUT_IO`]: a module, and a name that this module may use. `exit` defines exit
+/// codes with `std::process::ExitCode`.
+const NAMES_ALLOWED_WITHOUT_IO: &[(&str, &str)] = &[("exit", "std::process")];
 
 const MAY_READ_THE_CLOCK: &[&str] = &["rendezvous", "group", "named", "train", "launch", "cli"];
 const MAY_READ_THE_ENVIRONMENT: &[&str] = &["rendezvous", "launch", "cli", "bin"];
@@ -79,19 +79,19 @@ const MAY_BE_UNSAFE: &[&str] = &["transport", "reduce", "bindings"];
 /// Further files that may contain `unsafe`. These files access buffers of callers and of other libraries.
 const MAY_BE_UNSAFE_FILES: &[&str] = &["src/group/memory.rs", "src/group/foreign.rs"];
 /// The modules that process bytes from other processes, and so must not panic.
-const NEVER_PANIC: &[&str] = &["wire", "engine", "transport", "rendezvous", "named"];
+const MODULES_THAT_MUST_NOT_PANIC: &[&str] = &["wire", "engine", "transport", "rendezvous", "named"];
 
 const FILE_LINES_MAX: usize = 500;
 /// Files that may have more than `FILE_LINES_MAX` lines: the path, and the number of lines allowed. Do not add files
-/// or increase numbers.
+/// to this list, and do not increase the numbers.
 const LONG_FILES: &[(&str, usize)] = &[];
 
 const COLUMNS_MAX: usize = 130;
 
 /// Words that no text may use, because they make a sentence hard to understand. The list may grow.
 const UNCLEAR_WORDS: &[&str] = &["nobody", "whoever", "whatever", "becomes of", "such as are"];
-/// Modules in which [`UNCLEAR_WORDS`] are allowed, because a later change will replace these modules.
-const OLDER_TEXTS: &[&str] =
+/// Modules that may still contain [`UNCLEAR_WORDS`].
+const MODULES_WITH_UNCLEAR_WORDS: &[&str] =
     &["src/group", "src/engine", "src/transport/shm", "bindings/python/python/ringtrain/mpi"];
 
 /// Names that more than one type may have.
@@ -102,12 +102,12 @@ const AMBIGUOUS_TYPES: &[&str] = &["Seat"];
 const MAY_SLEEP: &[(&str, usize)] =
     &[("tests/util/mod.rs", 2), ("tests/launch/ending.rs", 1), ("tests/idle.rs", 1)];
 
-fn root() -> &'static Path {
+fn repository_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 fn all_sources() -> Vec<Source> {
-    read_all(root(), &["src", "tests", "benches", "bindings", "tools"])
+    read_all(repository_root(), &["src", "tests", "benches", "bindings", "tools"])
 }
 
 /// Panics with all violations that the rule finds in the sources, if there are any.
@@ -129,7 +129,7 @@ fn violation_at(source: &Source, offset: usize, text: &str) -> String {
     format!("{}:{}: {text}", source.path, source.line(offset))
 }
 
-/// (a) Checks that a module imports only the modules that it may import. `reexports` maps each name that `lib.rs`
+/// (a) Checks that a module imports only modules that [`MAY_IMPORT`] allows. `reexports` maps each name that `lib.rs`
 /// re-exports to its top-level module.
 fn check_imports(source: &Source, reexports: &BTreeMap<String, String>) -> Vec<String> {
     let Some(own) = top_module(&source.path) else { return Vec::new() };
@@ -183,10 +183,14 @@ fn find_forbidden_name(source: &Source, what: &str) -> Option<usize> {
     named.map(|named| named.at).or_else(|| find_word(&source.shipped, what, 0))
 }
 
-/// (b) Checks that modules without IO use none of the names in [`IMPURE`].
-fn check_purity(source: &Source) -> Vec<String> {
-    let Some(own) = top_module(&source.path).filter(|own| PURE.contains(own)) else { return Vec::new() };
-    let forbidden = IMPURE.iter().filter(|(what, _)| !PURE_EXCEPTIONS.contains(&(own, what)));
+/// (b) Checks that modules without IO use none of the names in [`NAMES_FORBIDDEN_WITHOUT_IO`].
+fn check_modules_without_io(source: &Source) -> Vec<String> {
+    let Some(own) = top_module(&source.path).filter(|own| MODULES_WITHOUT_IO.contains(own)) else {
+        return Vec::new();
+    };
+    let forbidden = NAMES_FORBIDDEN_WITHOUT_IO
+        .iter()
+        .filter(|(what, _)| !NAMES_ALLOWED_WITHOUT_IO.contains(&(own, what)));
     forbidden
         .filter_map(|(what, why)| {
             find_forbidden_name(source, what)
@@ -234,9 +238,9 @@ fn check_unsafe(source: &Source) -> Vec<String> {
 }
 
 /// (d) Checks each `expect` in the modules that process bytes from other processes: its text must state why the
-/// `expect` cannot fail. Clippy checks that these modules do not panic in another way.
+/// `expect` cannot fail. Clippy checks that these modules do not use `unwrap`, `panic!` or `unreachable!`.
 fn check_expects(source: &Source) -> Vec<String> {
-    if !top_module(&source.path).is_some_and(|own| NEVER_PANIC.contains(&own)) {
+    if !top_module(&source.path).is_some_and(|own| MODULES_THAT_MUST_NOT_PANIC.contains(&own)) {
         return Vec::new();
     }
     let mut found = Vec::new();
@@ -374,7 +378,7 @@ fn modules_import_only_the_modules_below_them() {
 
 #[test]
 fn modules_without_io_name_no_clock_socket_thread_or_environment() {
-    assert_no_violations(&all_sources(), check_purity);
+    assert_no_violations(&all_sources(), check_modules_without_io);
     assert_no_violations(&all_sources(), check_clock_and_environment);
 }
 
@@ -409,9 +413,10 @@ fn lines_are_not_too_wide_and_have_no_markers_of_unfinished_work() {
 fn texts_have_no_unclear_words() {
     let mut found = Vec::new();
     for path in pages::all_files() {
-        let is_excluded = OLDER_TEXTS.iter().chain(&["tests/tidy"]).any(|folder| path.starts_with(folder));
+        let is_excluded =
+            MODULES_WITH_UNCLEAR_WORDS.iter().chain(&["tests/tidy"]).any(|folder| path.starts_with(folder));
         if !is_excluded && [".rs", ".py", ".pyi", ".md"].iter().any(|ending| path.ends_with(ending)) {
-            let text = fs::read_to_string(root().join(&path)).expect("the file is a text");
+            let text = fs::read_to_string(repository_root().join(&path)).expect("the file is a text");
             found.extend(check_words(&path, &text));
         }
     }
@@ -431,7 +436,7 @@ fn tests_do_not_sleep() {
 
 #[test]
 fn the_architecture_page_lists_every_module_and_every_page_is_linked() {
-    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap_or_default();
+    let read = |path: &str| fs::read_to_string(repository_root().join(path)).unwrap_or_default();
     let architecture = read("docs/ARCHITECTURE.md");
     let linking = format!("{architecture}{}", read("README.md"));
     let missing =
@@ -454,6 +459,6 @@ fn find_unmentioned(architecture: &str, linking: &str, folders: &[String], pages
 }
 
 fn names_in_folder(folder: &str) -> Vec<String> {
-    let entries = fs::read_dir(root().join(folder)).expect("the folder is there").flatten();
+    let entries = fs::read_dir(repository_root().join(folder)).expect("the folder is there").flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    ringtrain::cli::bench::run(std::env::args_os())
+    ringtrain::cli::bench::run_ringbench(std::env::args_os())
 }

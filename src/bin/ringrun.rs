@@ -15,15 +15,15 @@ fn main() -> ExitCode {
     match name.to_str() {
         Some("ringtrain") => {
             launch::name_process("ringtrain");
-            cli::train::run(env::args_os())
+            cli::train::run_ringtrain(env::args_os())
         }
         Some("ringbench") => {
             launch::name_process("ringbench");
-            cli::bench::run(env::args_os())
+            cli::bench::run_ringbench(env::args_os())
         }
-        _ if name == launch::WATCHDOG || name == launch::SHIM => {
+        _ if name == launch::WATCHDOG_NAME || name == launch::SHIM_NAME => {
             launch::internal_program(name, arguments).unwrap_or(ExitCode::FAILURE)
         }
-        _ => cli::run::run(arguments),
+        _ => cli::run::run_ringrun(arguments),
     }
 }

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    ringtrain::cli::train::run(std::env::args_os())
+    ringtrain::cli::train::run_ringtrain(std::env::args_os())
 }

@@ -89,14 +89,14 @@ impl BenchError {
     }
 }
 
-/// Runs `ringbench` with these arguments, of which the first is the program's name, and returns its exit code.
-pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
-    let args = match parse(args) {
+/// Runs `ringbench` and returns the exit code. The first of `args` is the program's name.
+pub fn run_ringbench(args: impl Iterator<Item = OsString>) -> ExitCode {
+    let args = match parse_bench_args(args) {
         Ok(args) => args,
         Err(code) => return code,
     };
     super::log_to_stderr();
-    match run_with(&args) {
+    match join_and_bench(&args) {
         Ok(()) => Exit::Success.into(),
         Err(error) => {
             print_error("ringbench", &error);
@@ -107,7 +107,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
 
 /// Parses the options. For `--help`, `--version` or wrong arguments, prints the help, the version or the error, and
 /// returns the exit code as `Err`.
-fn parse(args: impl Iterator<Item = OsString>) -> Result<BenchArgs, ExitCode> {
+fn parse_bench_args(args: impl Iterator<Item = OsString>) -> Result<BenchArgs, ExitCode> {
     BenchArgs::try_parse_from(args).map_err(|error| {
         // Help goes to standard output, errors to standard error. A closed pipe is not an error.
         let _ = error.print();
@@ -122,7 +122,7 @@ pub(super) fn check_arguments(
     args: impl Iterator<Item = OsString>,
     world: WorldSize,
 ) -> Result<(), ExitCode> {
-    let mut args = parse(args)?;
+    let mut args = parse_bench_args(args)?;
     args.json = None;
     let checked = BenchPlan::new(&args).and_then(|plan| plan.for_world(world));
     checked.map(drop).map_err(|error| {
@@ -131,7 +131,7 @@ pub(super) fn check_arguments(
     })
 }
 
-fn run_with(args: &BenchArgs) -> Result<(), BenchError> {
+fn join_and_bench(args: &BenchArgs) -> Result<(), BenchError> {
     let plan = BenchPlan::new(args)?;
     plan.check_memory(WorldSize::ONE, available_memory())?;
     if let Some(path) = &plan.json {
@@ -146,7 +146,7 @@ fn run_with(args: &BenchArgs) -> Result<(), BenchError> {
         report.save(path).map_err(|source| BenchError::Json { path: path.clone(), source })?;
     }
     group.close();
-    match report.wrong() {
+    match report.wrong_elements() {
         None | Some(0) => Ok(()),
         Some(wrong) => Err(BenchError::Wrong(wrong)),
     }
@@ -189,7 +189,7 @@ pub fn bench(
     let mut results = Vec::with_capacity(plan.cases.len());
     for &case in &plan.cases {
         let row = measure_dtype(group, case, options)?;
-        row.write(out).map_err(BenchError::Output)?;
+        row.write_row(out).map_err(BenchError::Output)?;
         results.push(row);
     }
     group.set_profiling(false);

@@ -138,9 +138,9 @@ struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// Runs `ringrun` with these arguments, which do not include the program's name, and returns its exit code.
-pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    let plan = match parse(arguments.collect()) {
+/// Runs `ringrun` and returns the exit code. `arguments` does not contain the program's name.
+pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let plan = match parse_launch_plan(arguments.collect()) {
         Ok(plan) => plan,
         Err(error) => {
             // A closed pipe, as in `ringrun --help | head`, is not an error.
@@ -151,7 +151,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     if let Err(code) = check_builtin_program(&plan) {
         return code;
     }
-    match launch::run(&plan) {
+    match launch::run_job(&plan) {
         Ok(code) => code.into(),
         Err(error) => {
             print_error("ringrun", &error);
@@ -171,9 +171,10 @@ fn check_builtin_program(plan: &LaunchPlan) -> Result<(), ExitCode> {
     }
 }
 
-fn parse(arguments: Vec<OsString>) -> Result<LaunchPlan, clap::Error> {
+fn parse_launch_plan(arguments: Vec<OsString>) -> Result<LaunchPlan, clap::Error> {
     let mut command = RunArgs::command();
-    let mut arguments = other_launchers::translate(&command, arguments).map_err(error_without_usage)?;
+    let mut arguments =
+        other_launchers::translate_other_options(&command, arguments).map_err(error_without_usage)?;
     arguments.insert(0, "ringrun".into());
     let matches = command.try_get_matches_from_mut(arguments)?;
     let has_start_timeout =
@@ -258,7 +259,7 @@ fn parse_variable(argument: OsString) -> Result<(OsString, Option<OsString>), St
         return Err(format!("-x {shown}: a variable needs a name"));
     }
     if name.starts_with(OWN_PREFIX.as_bytes()) {
-        // The message does not contain the value, because the value may be a secret.
+        // Error messages contain only the name, because the value may be a secret.
         let name = String::from_utf8_lossy(name);
         return Err(format!("-x {name}: only ringrun sets variables whose names begin with {OWN_PREFIX}"));
     }
@@ -337,7 +338,8 @@ mod tests {
     use super::*;
 
     fn parse_line(line: &str) -> Result<LaunchPlan, String> {
-        parse(line.split_whitespace().map(OsString::from).collect()).map_err(|error| error.to_string())
+        parse_launch_plan(line.split_whitespace().map(OsString::from).collect())
+            .map_err(|error| error.to_string())
     }
 
     #[test]

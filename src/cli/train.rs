@@ -35,7 +35,7 @@ use crate::group::{Algorithms, Group};
 use crate::launch::STATUS_COLUMNS;
 use crate::train::{
     self, Console, GossipError, Observer, ParameterServerError, Phase, ProgressDisplay, RefusalReason,
-    Silent, TrainError,
+    SilentObserver, TrainError,
 };
 use crate::types::{Rank, WorldSize};
 
@@ -46,38 +46,38 @@ struct ProgramFailure {
 }
 
 /// Runs `ringtrain` and returns its exit code. The first of `args` is the name of the program.
-pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
+pub fn run_ringtrain(args: impl Iterator<Item = OsString>) -> ExitCode {
     super::log_to_stderr();
     let args: Vec<OsString> = args.collect();
     if commands::is_command(&args) {
-        return match commands::run(&args) {
+        return match commands::run_subcommand(&args) {
             Ok(Ok(())) => Exit::Success.into(),
-            Ok(Err(failure)) => failure.print(),
+            Ok(Err(failure)) => failure.print_and_exit(),
             Err(error) => print_clap_error(&error),
         };
     }
-    let invocation = match parse(args) {
+    let invocation = match parse_invocation(args) {
         Ok(invocation) => invocation,
         Err(code) => return code,
     };
     match train(&invocation) {
         Ok(()) => Exit::Success.into(),
-        Err(failure) => failure.print(),
+        Err(failure) => failure.print_and_exit(),
     }
 }
 
 impl ProgramFailure {
-    fn print(self) -> ExitCode {
+    fn print_and_exit(self) -> ExitCode {
         print_error("ringtrain", format_args!("error: {}", self.message));
         self.exit.into()
     }
 }
 
 /// Parses the options. On `--help`, `--version` or an error, prints the text and returns the exit code as `Err`.
-fn parse(args: Vec<OsString>) -> Result<Invocation, ExitCode> {
+fn parse_invocation(args: Vec<OsString>) -> Result<Invocation, ExitCode> {
     Invocation::parse(args).map_err(|error| match error {
         ArgumentError::Clap(error) => print_clap_error(&error),
-        ArgumentError::Wrong(message) => usage_error(message).print(),
+        ArgumentError::Wrong(message) => usage_error(message).print_and_exit(),
     })
 }
 
@@ -98,23 +98,23 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
     let args: Vec<OsString> = args.collect();
     if commands::is_command(&args) {
         return Err(match commands::refuse_several_ranks(&args) {
-            Ok(failure) => failure.print(),
+            Ok(failure) => failure.print_and_exit(),
             Err(error) => print_clap_error(&error),
         });
     }
-    let invocation = parse(args)?;
+    let invocation = parse_invocation(args)?;
     let stored = match invocation.resume_source() {
         None => None,
         // A missing checkpoint is no error here, because it may be on the host of rank 0. Each rank checks the
         // arguments again when it starts.
         Some(source) if !source.exists() => return Ok(()),
-        Some(source) => match source.read() {
+        Some(source) => match source.read_stored_options() {
             Ok(stored) => stored,
             Err(_) => return Ok(()),
         },
     };
     let prepared = invocation.prepare(stored.as_deref()).map_err(usage_error);
-    prepared.map(drop).map_err(ProgramFailure::print)
+    prepared.map(drop).map_err(ProgramFailure::print_and_exit)
 }
 
 /// Returns the configuration and the output options of a run that resumes. Only rank 0 reads the options in the
@@ -125,7 +125,7 @@ fn prepare_resumed(
 ) -> Result<(train::Config, OutputArgs), ProgramFailure> {
     let is_reader = group.rank() == Rank::ZERO;
     let source = invocation.resume_source().filter(|_| is_reader);
-    let stored = source.map_or(Ok(None), |source| source.read());
+    let stored = source.map_or(Ok(None), |source| source.read_stored_options());
     let stored: Result<Option<String>, String> = group
         .broadcast_object(&stored, Rank::ZERO)
         .map_err(|error| ProgramFailure { exit: group_args::exit_of(&error), message: error.to_string() })?;
@@ -162,13 +162,13 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
     if rank == Rank::ZERO && group.size() > WorldSize::ONE {
         console.notice(&join_args.describe(&group));
     }
-    let observer: &mut dyn Observer = if rank == Rank::ZERO { &mut console } else { &mut Silent };
+    let observer: &mut dyn Observer = if rank == Rank::ZERO { &mut console } else { &mut SilentObserver };
     let summary = train::run(&mut group, &config, &stop, observer)
         .map_err(|error| ProgramFailure { exit: exit_of(&error), message: error.to_string() })?;
     group.close();
     let reporter = summary.report.gossip.as_ref().map_or(Rank::ZERO, |gossip| Rank::new(gossip.leader));
     if rank == reporter {
-        console.notice(&conclusion(&summary.report));
+        console.notice(&describe_result(&summary.report));
     }
     // Every rank prints the hash of its parameters, so that the user can compare the hashes.
     console.notice(&format!("rank {rank}: parameters_hash {}", summary.report.parameters_hash));
@@ -209,7 +209,7 @@ fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
 }
 
 /// Returns the line that shows the final losses and metrics.
-fn conclusion(report: &train::Report) -> String {
+fn describe_result(report: &train::Report) -> String {
     let mut line = format!("final: train loss {:.6}", report.train_loss);
     if report.stopped {
         line += " (in the current epoch so far; no evaluation after the signal)";

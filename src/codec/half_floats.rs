@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use crate::types::Element;
 
 /// A half-precision type that encodes `f32` on the wire.
-pub trait Narrow: Element {
+pub trait CompressedElement: Element {
     /// The number 0.
     const ZERO: Self;
 
@@ -25,7 +25,7 @@ pub trait Narrow: Element {
     fn decode(narrow: &[Self], wide: &mut [f32]);
 }
 
-impl Narrow for f16 {
+impl CompressedElement for f16 {
     const ZERO: Self = Self::ZERO;
 
     fn encode(wide: &[f32], narrow: &mut [Self]) {
@@ -37,7 +37,7 @@ impl Narrow for f16 {
     }
 }
 
-impl Narrow for bf16 {
+impl CompressedElement for bf16 {
     const ZERO: Self = Self::ZERO;
 
     fn encode(wide: &[f32], narrow: &mut [Self]) {

@@ -5,7 +5,7 @@ mod half_floats;
 use std::fmt;
 use std::str::FromStr;
 
-pub use half_floats::Narrow;
+pub use half_floats::CompressedElement;
 
 /// The wire format of an `f32` gradient.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

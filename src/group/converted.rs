@@ -4,7 +4,7 @@ use std::ops::Mul;
 
 use super::call::Reduction;
 use super::{Buffer, Error, Group, Handle};
-use crate::codec::{Compression, Narrow};
+use crate::codec::{CompressedElement, Compression};
 use crate::types::{Element, ReduceOp, Site};
 
 /// Elements that a compressed all-reduce converts at a time: 2 MiB on the wire, and as much extra memory.
@@ -88,7 +88,7 @@ impl Group {
         }
     }
 
-    fn all_reduce_as<H: Narrow>(
+    fn all_reduce_as<H: CompressedElement>(
         &mut self,
         elements: &mut [f32],
         op: ReduceOp,
@@ -108,7 +108,7 @@ impl Group {
     }
 
     #[track_caller]
-    fn all_reduce_async_as<H: Narrow>(
+    fn all_reduce_async_as<H: CompressedElement>(
         &mut self,
         mut buffer: Vec<f32>,
         op: ReduceOp,

@@ -1,4 +1,4 @@
-//! Groups of ranks on several hosts, some of which share one: what they do by hosts ([`Layout`]), and the memory for it.
+//! Groups of ranks on several hosts, some of which share one: what they do by hosts ([`HostLayout`]), and the memory for it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use super::memory::Memory;
 use super::shm_executor::{ShmExecutor, ShmRequest};
 use super::{Error, Group};
 use crate::reduce::Kernels;
-use crate::schedule::hierarchy::{Layout, Phases};
+use crate::schedule::hierarchy::{HierarchicalPhases, HostLayout};
 use crate::schedule::rounds::RoundPlan;
 use crate::schedule::{CollectiveSpec, cost, double_tree};
 use crate::types::{Algorithm, Element, LOCAL_GROUP, Rank, ReduceOp, Site};
@@ -24,7 +24,7 @@ pub(super) type HostExecutor = (Arc<Mutex<ShmExecutor>>, Arc<[Rank]>);
 
 /// What a group of several hosts has.
 pub(super) struct Hosts {
-    pub(super) layout: Layout,
+    pub(super) layout: HostLayout,
     /// Where the ranks of this host meet before the wire and after it: two places, for an operation that waits for the wire
     /// must not keep the next one from it. A rank that is alone on its host has none.
     pub(super) host_executors: Option<[HostExecutor; 2]>,
@@ -36,7 +36,7 @@ impl Group {
     pub(super) fn share_memory_by_hosts(&mut self) -> Result<Result<(), String>, Error> {
         let machine = |rank: &Rank| self.machines.get(rank.index()).copied().unwrap_or_default();
         let machines: Vec<u32> = self.members.iter().map(machine).collect();
-        let Some(layout) = Layout::new(&machines, self.rank) else { return Ok(Ok(())) };
+        let Some(layout) = HostLayout::new(&machines, self.rank) else { return Ok(Ok(())) };
         let member = |rank: &Rank| self.members[rank.index()];
         let members: Arc<[Rank]> = layout.local_ranks().iter().map(member).collect();
         let host_executors = self.new_host_executors(members)?;
@@ -113,7 +113,7 @@ impl Group {
     }
 
     /// What this rank does for a block, with ranks of the job.
-    fn phases<T: Element>(&self, layout: &Layout, work: &CollectiveSpec) -> Phases {
+    fn phases<T: Element>(&self, layout: &HostLayout, work: &CollectiveSpec) -> HierarchicalPhases {
         let slice = work.count().div_ceil(layout.slice_count().as_usize());
         let bytes = slice.saturating_mul(size_of::<T>()) as u64;
         let algorithm = cost::cheapest_between_hosts(work.operation(), layout.host_count(), bytes);

@@ -17,8 +17,8 @@ use super::streams::Streams;
 use super::{Error, Group, Membership, SharedJob, tune};
 use crate::engine::Settings;
 use crate::rendezvous::{
-    Checksums, Launched, Member, PeersFile, Registration, Roster, Shared, StartError, from_environment,
-    host_name, is_loopback, machine, register, secret_from_environment, serve,
+    Checksums, Launched, Member, PeersFile, Registration, Roster, SharedSettings, StartError,
+    from_environment, host_name, is_loopback, machine_id, register, secret_from_environment, serve,
 };
 use crate::transport::handshake::Identity;
 use crate::transport::listener::Listener;
@@ -326,7 +326,7 @@ fn meet_by_file(
     let mut listener = listen(sockets, listen_at, rank, identity.clone())?;
     let member = Member {
         host: file.host(rank).to_owned(),
-        machine: machine(options.host_id.as_deref()),
+        machine: machine_id(options.host_id.as_deref()),
         address: own,
         shared: shared(options),
     };
@@ -374,7 +374,7 @@ fn meet_at_launcher(
             .local_address()
             .map_err(|source| StartError::System { what: "this rank's own address", source })?;
         listener = Some(listening);
-        let machine = machine(options.host_id.as_deref());
+        let machine = machine_id(options.host_id.as_deref());
         Ok(Member { host: host_name(), machine, address, shared: shared(options) })
     };
     let roster = register(&registration, start_listening, |rank| format!("rank {rank}"))?;
@@ -405,8 +405,8 @@ fn local_processors(options: &JoinOptions) -> u32 {
     told.unwrap_or_else(|| available_parallelism().map_or(1, NonZero::get) as u32)
 }
 
-fn shared(options: &JoinOptions) -> Shared {
-    Shared {
+fn shared(options: &JoinOptions) -> SharedSettings {
+    SharedSettings {
         segment_bytes: options.segment_bytes,
         checksums: options.checksums,
         processors: local_processors(options),
@@ -415,7 +415,7 @@ fn shared(options: &JoinOptions) -> Shared {
 }
 
 /// Rank 0's settings, if they are within this version's limits.
-fn checked(roster: &Roster) -> Result<(Shared, Streams), StartError> {
+fn checked(roster: &Roster) -> Result<(SharedSettings, Streams), StartError> {
     let refused = |what| StartError::Refused(format!("rank 0's {what} is beyond the limits"));
     let shared = roster
         .shared()

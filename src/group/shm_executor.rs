@@ -187,7 +187,7 @@ impl ShmExecutor {
                 if let Some(differs) = self.check_previous_round() {
                     return differs;
                 }
-                shm_operation.plan.fill(shm_operation.number, &mut self.scratch);
+                shm_operation.plan.fill_round(shm_operation.number, &mut self.scratch);
                 self.post(round, shm_operation, memory);
                 shm_operation.is_posted = true;
                 self.rounds.take_sleepers(|rank| wake(Rank::new(rank as u32)));
@@ -241,7 +241,7 @@ impl ShmExecutor {
             let have_others_lent =
                 exposed_parts.map_err(|(rank, what)| ShmPoll::Broken(Rank::new(rank as u32), what))?;
             if have_others_lent && shm_operation.is_exposed {
-                shm_operation.plan.go_in_place();
+                shm_operation.plan.reduce_remaining_rounds_in_place();
                 shm_operation.rounds = shm_operation.plan.round_count();
                 self.scratch.ordered_reduce = None;
                 self.exchange(round, shm_operation, &exchange.range, memory);
@@ -257,7 +257,7 @@ impl ShmExecutor {
     /// The other ranks from whose slots something is taken in this round, each once.
     fn sources(&self) -> impl Iterator<Item = usize> {
         let folding = if self.scratch.ordered_reduce.is_some() { self.rounds.size().ranks } else { 0 };
-        let all = (0..folding).chain(self.scratch.takes.iter().map(|take| take.from.index()));
+        let all = (0..folding).chain(self.scratch.slot_reads.iter().map(|take| take.from.index()));
         all.filter(|&rank| rank != self.rounds.rank())
     }
 

@@ -2,8 +2,8 @@
 //! processors unclaimed, the ranks use only unclaimed processors.
 //!
 //! By default, ringrun binds each rank to its share: a small message between two ranks on one processor takes 40
-//! times as long as between two processors. The plan depends only on the cores and on the number of jobs on each
-//! core, which [`claims`](super::claims) counts.
+//! times as long as between two processors. The plan depends only on the cores and on the number of other jobs on
+//! each core. The module [`claims`](super::claims) counts these jobs.
 
 use super::Binding;
 use super::topology::{PhysicalCore, Processor};

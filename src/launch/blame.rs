@@ -1,4 +1,4 @@
-//! Finds the rank that failed first from the last lines that the ranks printed. This module performs no IO.
+//! Finds the rank that failed first: examines the last lines that each rank printed. This module performs no IO.
 //!
 //! Exit codes and times do not always show which rank failed first. A rank that panics or calls `Group::abort`
 //! notifies the other ranks, and these may end earlier than it, with the same exit code. However, the error messages
@@ -34,7 +34,7 @@ pub(super) fn blame_named_rank(
         && exited_with_error(named)
     {
         if visited.contains(&named) {
-            // The ranks name each other, so keep the original outcome, which blames the rank that ended first.
+            // The ranks name each other. Keep the original outcome, which blames the rank that ended first.
             return outcome;
         }
         visited.push(named);
@@ -117,7 +117,8 @@ mod tests {
             (&[one, one, one], [&abort_message(2), &abort_message(2), &abort_message(2)], 2),
             // Rank 1 is blamed first and names rank 2, and rank 2 names rank 0.
             (&[one, one, one], ["out of memory", &abort_message(2), "rank 0 on h was lost: reset"], 0),
-            // Rank 1 stays blamed, because it names no rank, or because the named rank succeeded or was killed.
+            // Rank 1 stays blamed: rank 1 names no rank, the rank that it names succeeded or was killed, or rank 1
+            // was killed itself.
             (&[one, one, one], ["x", "y", "z"], 1),
             (&[one, one, RankEnd::Exited(0)], ["x", &abort_message(2), ""], 1),
             (&[one, one, RankEnd::Killed(15)], ["x", &abort_message(2), ""], 1),

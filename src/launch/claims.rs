@@ -1,8 +1,8 @@
 //! Lets jobs claim processors, so that several jobs on one machine use different processors.
 //!
-//! A claim is a Unix socket with an abstract name, which only one process at a time can bind. The kernel frees the
-//! name when the process ends, even by SIGKILL, and no file remains. Jobs in the same network namespace see each
-//! other's claims, including the claims of other users.
+//! A claim is a Unix socket with an abstract name, which only one process at a time can bind. When the process ends,
+//! even by SIGKILL, the kernel frees the name. No file remains. Jobs in the same network namespace see each other's
+//! claims, including the claims of other users.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
@@ -22,7 +22,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause between two attempts to get the lock.
 const LOCK_RETRY: Duration = Duration::from_millis(2);
 
-/// The registry of all claims whose names begin with the same prefix.
+/// The claims of all jobs on this machine. The name of each claim begins with `prefix`.
 #[derive(Debug)]
 pub(super) struct ClaimRegistry {
     prefix: String,
@@ -32,15 +32,15 @@ pub(super) struct ClaimRegistry {
 }
 
 impl ClaimRegistry {
-    /// Opens the registry of this machine, and locks the registry until the returned value is dropped.
-    pub(super) fn open() -> Self {
-        Self::with_prefix("ringrun.processor")
+    /// Opens and locks the registry of this machine. Dropping the registry unlocks it.
+    pub(super) fn lock_for_machine() -> Self {
+        Self::lock_with_prefix("ringrun.processor")
     }
 
-    fn with_prefix(prefix: &str) -> Self {
+    fn lock_with_prefix(prefix: &str) -> Self {
         let until = Instant::now() + LOCK_TIMEOUT;
         let lock = loop {
-            match bind_name(&format!("{prefix}.lock")) {
+            match bind_abstract_socket(&format!("{prefix}.lock")) {
                 Ok(lock) => break Some(lock),
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
                     thread::sleep(LOCK_RETRY);
@@ -54,17 +54,17 @@ impl ClaimRegistry {
     /// Returns, for each of these cores, the number of jobs that have claimed it.
     pub(super) fn count_jobs(&self, cores: &[PhysicalCore]) -> Vec<usize> {
         let is_claimed = |core: &PhysicalCore, job: usize| {
-            bind_name(&self.claim_name(core, job))
+            bind_abstract_socket(&self.claim_name(core, job))
                 .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
         };
         let count = |core: &PhysicalCore| (0..JOBS_COUNTED_MAX).filter(|&job| is_claimed(core, job)).count();
         cores.iter().map(count).collect()
     }
 
-    /// Claims a core until the returned socket is dropped. Returns `None` if the system refuses a socket, or if too
-    /// many jobs have claimed the core.
+    /// Claims a core for this job. Dropping the returned socket ends the claim. Returns `None` if the system refuses
+    /// a socket, or if too many jobs have claimed the core.
     pub(super) fn claim(&self, core: &PhysicalCore) -> Option<UnixDatagram> {
-        (0..JOBS_COUNTED_MAX).find_map(|job| bind_name(&self.claim_name(core, job)).ok())
+        (0..JOBS_COUNTED_MAX).find_map(|job| bind_abstract_socket(&self.claim_name(core, job)).ok())
     }
 
     fn claim_name(&self, core: &PhysicalCore, job: usize) -> String {
@@ -73,7 +73,7 @@ impl ClaimRegistry {
     }
 }
 
-fn bind_name(name: &str) -> io::Result<UnixDatagram> {
+fn bind_abstract_socket(name: &str) -> io::Result<UnixDatagram> {
     UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
@@ -86,7 +86,7 @@ mod tests {
         let prefix = format!("ringrun.test.{}", std::process::id());
         let core = |processor| PhysicalCore { numa_node: 0, processors: vec![processor] };
         let cores = [core(0), core(1)];
-        let registry = ClaimRegistry::with_prefix(&prefix);
+        let registry = ClaimRegistry::lock_with_prefix(&prefix);
         assert_eq!(registry.count_jobs(&cores), [0, 0]);
         let first = registry.claim(&cores[1]).unwrap();
         let second = registry.claim(&cores[1]).unwrap();
@@ -100,10 +100,10 @@ mod tests {
     #[test]
     fn the_registry_is_locked_until_it_is_dropped() {
         let prefix = format!("ringrun.test.lock.{}", std::process::id());
-        let first = ClaimRegistry::with_prefix(&prefix);
+        let first = ClaimRegistry::lock_with_prefix(&prefix);
         let name = format!("{prefix}.lock");
-        assert!(bind_name(&name).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse));
+        assert!(bind_abstract_socket(&name).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse));
         drop(first);
-        assert!(bind_name(&name).is_ok());
+        assert!(bind_abstract_socket(&name).is_ok());
     }
 }

@@ -11,7 +11,7 @@ use super::LaunchError;
 
 /// The programs that are built into ringrun's executable. `ringrun -n 4 ringtrain` always runs the ringtrain of the
 /// same version as ringrun.
-const BUILT_IN: [&str; 2] = ["ringtrain", "ringbench"];
+const BUILT_IN_PROGRAMS: [&str; 2] = ["ringtrain", "ringbench"];
 
 /// The search path if `PATH` is not set, as in glibc's `execvp`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
@@ -29,7 +29,7 @@ impl Program {
     /// Finds the program with this name and checks that the ranks can execute the program. `path` is the `PATH` of
     /// the ranks, and `directory` is the working directory of the ranks.
     pub(super) fn find(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Result<Self, LaunchError> {
-        if BUILT_IN.iter().any(|built_in| name == *built_in) {
+        if BUILT_IN_PROGRAMS.iter().any(|built_in| name == *built_in) {
             return Ok(Self::BuiltIn(name.to_owned()));
         }
         let candidates = candidate_paths(name, path, directory);

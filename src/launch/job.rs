@@ -28,7 +28,7 @@ use super::claims::ClaimRegistry;
 use super::command::Program;
 use super::environment::{JobVariables, environment};
 use super::mpi4py::{self, SearchPaths};
-use super::outcome::{EPIPE, JobOutcome, RankStatus, exit_code, format_seconds, report};
+use super::outcome::{EPIPE, JobOutcome, RankStatus, exit_code, failure_report, format_seconds};
 use super::output::{Output, OutputEvent, OutputSummary, stdout_incomplete_message};
 use super::output_files::OutputFiles;
 use super::rank_processes::RankProcesses;
@@ -58,7 +58,7 @@ const FILES_PER_RANK: u64 = 5;
 const OTHER_FILES: u64 = 64;
 
 /// Runs the job and returns the exit code of ringrun.
-pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
+pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let directory = working_directory(plan)?;
     let mut variables = user_variables(plan)?;
     let path = variables.get(&OsString::from("PATH")).cloned().or_else(|| env::var_os("PATH"));
@@ -73,7 +73,7 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
             .map_err(|(path, source)| LaunchError::OutputDir { path, source })?,
         None => OutputFiles::default(),
     };
-    let mut job = RunningJob::open(plan, files)?;
+    let mut job = RunningJob::prepare(plan, files)?;
     let (bindings, _claims) = assign_processors(plan, &job.output);
     let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
     let server = serve_rendezvous(plan, &secret, &job)?;
@@ -98,13 +98,13 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     for rank in plan.world.ranks() {
         let processors = bindings.processors.get(rank.index()).map_or(&[][..], Vec::as_slice);
         if plan.report_bindings {
-            job.output.note(&format!("rank {rank} {}", describe_binding(processors)));
+            job.output.print_message(&format!("rank {rank} {}", describe_binding(processors)));
         }
-        let mut command = shim::command(&program, &plan.arguments, processors);
+        let mut command = shim::shim_command(&program, &plan.arguments, processors);
         // If ringrun itself runs as rank 0 of another ringrun job, it has inherited this variable.
         command.env_remove(STATUS_COLUMNS);
         command.current_dir(&directory).envs(environment(rank, &common)).envs(&variables);
-        let started = job.ranks.start(command);
+        let started = job.ranks.start_rank(command);
         let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
         job.output.add_streams(rank, streams);
     }
@@ -115,7 +115,7 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         return Ok(exit_code(outcome, &members));
     };
     let outcome = blame_named_rank(outcome, &members, &tails);
-    let mut text = report(outcome, &members, &tails);
+    let mut text = failure_report(outcome, &members, &tails);
     // Repeat the sentences about incomplete output at the end, because the first copies may have scrolled away.
     text.extend(incomplete.iter().map(|sentence| format!("ringrun: {sentence}\n")));
     // Ignore the failure of this write: standard error may be closed.
@@ -131,13 +131,13 @@ fn assign_processors(plan: &LaunchPlan, output: &Output) -> (BindingPlan, Vec<Un
     if binding != Binding::None
         && let Err(error) = topology::try_to_bind()
     {
-        output.note(&format!(
+        output.print_message(&format!(
             "this system does not let ringrun bind ranks to processors, so it continues as with --bind-to none: {error}"
         ));
         binding = Binding::None;
     }
-    let cores = topology::cores();
-    let registry = ClaimRegistry::open();
+    let cores = topology::usable_cores();
+    let registry = ClaimRegistry::lock_for_machine();
     let bindings =
         BindingPlan::new(binding, plan.world, &cores, &registry.count_jobs(&cores), usable_processors());
     let claims = bindings.claimed.iter().filter_map(|&core| registry.claim(&cores[core])).collect();
@@ -169,7 +169,7 @@ fn serve_rendezvous(plan: &LaunchPlan, secret: &str, job: &RunningJob<'_>) -> Re
         secret,
         job_id: id,
         start_timeout: plan.limits.start_timeout,
-        notices: Notices::Report(Box::new(move |notice| output.note(notice))),
+        notices: Notices::Report(Box::new(move |notice| output.print_message(notice))),
     })
     .map_err(LaunchError::Rendezvous)
 }
@@ -192,7 +192,7 @@ struct RunningJob<'a> {
 impl<'a> RunningJob<'a> {
     /// Prepares the job without starting ranks. Installs the signal handlers first, so that no signal ends ringrun
     /// without stopping the job.
-    fn open(plan: &'a LaunchPlan, files: OutputFiles) -> Result<Self, LaunchError> {
+    fn prepare(plan: &'a LaunchPlan, files: OutputFiles) -> Result<Self, LaunchError> {
         let system = |what| move |source| LaunchError::System { what, source };
         let poll = Poll::new().map_err(system("a poll"))?;
         let signals =
@@ -215,7 +215,7 @@ impl<'a> RunningJob<'a> {
         })
     }
 
-    /// Runs the event loop until every rank has ended or cannot be killed.
+    /// Runs the event loop until every rank has ended, or has survived SIGKILL.
     fn run_event_loop(
         &mut self,
         mut supervisor: Supervisor,
@@ -242,13 +242,13 @@ impl<'a> RunningJob<'a> {
             }
             let now = self.begin.elapsed();
             supervisor.handle_rank_ends(&batch, now);
-            // A rank that has ended cannot join the job, even if it ended without an error.
+            // Tell the server that these ranks can no longer join the job, even if they ended without an error.
             for (rank, ended) in &batch {
                 server.rank_ended(*rank, format!("it {ended}"));
             }
             if self.plan.verbosity == Verbosity::Verbose {
                 for (rank, ended) in batch {
-                    self.output.note(&format!("rank {rank} {ended} after {}", format_seconds(now)));
+                    self.output.print_message(&format!("rank {rank} {ended} after {}", format_seconds(now)));
                 }
             }
             if let Ok(OutputEvent::StdoutFailed(errno)) = self.output.next_event() {
@@ -265,7 +265,7 @@ impl<'a> RunningJob<'a> {
         while let Some(action) = supervisor.poll_action() {
             match action {
                 SupervisorAction::Signal(signal) => self.ranks.signal(signal),
-                SupervisorAction::Note(text) => self.output.note(&text),
+                SupervisorAction::Note(text) => self.output.print_message(&text),
             }
         }
     }
@@ -274,14 +274,14 @@ impl<'a> RunningJob<'a> {
     fn kill_leftovers(&mut self) -> Result<(), LaunchError> {
         let until = Instant::now() + LEFTOVERS_TIMEOUT;
         loop {
-            // A process that ends after this call causes another SIGCHLD.
+            // A process that ends after this call of `reap` causes another SIGCHLD.
             self.ranks.reap();
             if self.ranks.kill_leftovers() == 0 {
                 break;
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                self.output.note("some processes that the ranks left behind cannot be killed");
+                self.output.print_message("some processes that the ranks left behind cannot be killed");
                 break;
             }
             self.wait_for_events(Some(left))?;
@@ -323,7 +323,7 @@ impl<'a> RunningJob<'a> {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => {
                 Err(LaunchError::System { what: "a poll", source: error })
             }
-            _ => Ok(events.iter().filter_map(|event| self.signals.take(event.token())).collect()),
+            _ => Ok(events.iter().filter_map(|event| self.signals.take_signal(event.token())).collect()),
         }
     }
 
@@ -331,7 +331,7 @@ impl<'a> RunningJob<'a> {
         if self.ranks.watchdog_ended() && !self.has_warned {
             self.has_warned = true;
             self.output
-                .note("the watchdog process was killed; if ringrun is killed too, processes of its ranks may survive");
+                .print_message("the watchdog process was killed; if ringrun is killed too, processes of its ranks may survive");
         }
     }
 
@@ -339,9 +339,11 @@ impl<'a> RunningJob<'a> {
         if self.plan.verbosity == Verbosity::Verbose {
             let limits = &self.plan.limits;
             let job = limits.job_timeout.map_or_else(|| "none".to_owned(), format_seconds);
-            self.output
-                .note(&format!("job {} of {} ranks, rendezvous at {rendezvous}", self.id, self.plan.world));
-            self.output.note(&format!(
+            self.output.print_message(&format!(
+                "job {} of {} ranks, rendezvous at {rendezvous}",
+                self.id, self.plan.world
+            ));
+            self.output.print_message(&format!(
                 "time limits: start {}, job {job}; from a failure to SIGTERM {}; from SIGTERM to SIGKILL {}; if ringrun gets \
                  SIGTERM {}",
                 format_seconds(limits.start_timeout),

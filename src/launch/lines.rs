@@ -13,11 +13,11 @@ pub(super) const LINE_BYTES_MAX: usize = 16 << 20;
 /// those longer than [`LINE_BYTES_MIN`] are printed in pieces.
 pub(super) const UNFINISHED_BYTES_MAX: usize = 256 << 20;
 
-/// The length in bytes up to which a line is always printed in one piece.
+/// A line of at most this number of bytes is always printed in one piece.
 pub(super) const LINE_BYTES_MIN: usize = 64 << 10;
 const _: () = assert!(LINE_BYTES_MIN <= LINE_BYTES_MAX && LINE_BYTES_MAX <= UNFINISHED_BYTES_MAX);
 
-/// The number of last lines of each rank that are kept for the report.
+/// The report at the end of a job shows at most this number of last lines of each rank.
 const TAIL_LINES_MAX: usize = 20;
 
 /// ringrun keeps at most this number of bytes of each of a rank's last lines.
@@ -55,7 +55,7 @@ impl LineSplitter {
         &self.pending
     }
 
-    /// Like `push`, but splits lines longer than `limit` bytes.
+    /// Does the same as `push`, but splits lines longer than `limit` bytes.
     pub(super) fn push_limited(&mut self, bytes: &[u8], limit: usize, mut emit: impl FnMut(&[u8], LineEnd)) {
         let mut rest = bytes;
         while let Some(at) = rest.iter().position(|&byte| byte == b'\n') {
@@ -127,7 +127,7 @@ impl LastLines {
 mod tests {
     use super::*;
 
-    fn split(parts: &[&[u8]]) -> Vec<(Vec<u8>, LineEnd)> {
+    fn split_lines(parts: &[&[u8]]) -> Vec<(Vec<u8>, LineEnd)> {
         let mut found = Vec::new();
         let mut splitter = LineSplitter::default();
         for part in parts {
@@ -148,7 +148,7 @@ mod tests {
         ];
         for size in 1..=text.len() {
             let parts: Vec<&[u8]> = text.chunks(size).collect();
-            assert_eq!(split(&parts), expected, "in parts of {size}");
+            assert_eq!(split_lines(&parts), expected, "in parts of {size}");
         }
     }
 
@@ -173,7 +173,7 @@ mod tests {
             let mut text = vec![b'x'; length];
             text.push(b'\n');
             for size in [100_000, length + 1] {
-                let found = split(&text.chunks(size).collect::<Vec<_>>());
+                let found = split_lines(&text.chunks(size).collect::<Vec<_>>());
                 assert_eq!(
                     found.iter().map(|(line, _)| line.len()).collect::<Vec<_>>(),
                     pieces,

@@ -44,9 +44,9 @@ use std::time::Duration;
 pub use command::Program;
 pub use environment::{JobVariables, OWN_PREFIX, environment};
 pub use outcome::{JobOutcome, RankEnd};
-pub use shim::SHIM;
+pub use shim::SHIM_NAME;
 pub use status_line::STATUS_COLUMNS;
-pub use watchdog::WATCHDOG;
+pub use watchdog::WATCHDOG_NAME;
 
 use crate::exit::Exit;
 use crate::rendezvous::StartError;
@@ -99,9 +99,8 @@ pub enum FailurePolicy {
 /// The package that `from mpi4py import MPI` imports on the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mpi4py {
-    /// No package: the import raises an `ImportError` that says which option of ringrun to use. Two kinds of
-    /// processes import the installed package anyway: the only rank of a job, and processes that an MPI launcher
-    /// started in a rank.
+    /// No package: the import raises an `ImportError` that says which option of ringrun to use. The only rank of a
+    /// job, and a process that a rank starts with an MPI launcher, import the installed package instead.
     Refused,
     /// The Python package `ringtrain`, which must be installed for the job's interpreter.
     Ringtrain,
@@ -267,22 +266,22 @@ impl LaunchError {
 /// # Errors
 ///
 /// If the job could not be started; see [`LaunchError`].
-pub fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
-    job::run(plan)
+pub fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
+    job::run_job(plan)
 }
 
 /// Runs the internal program of this name: the watchdog or the shim. Returns `None` for any other name.
 pub fn internal_program(name: &OsStr, arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
-    if name == WATCHDOG {
+    if name == WATCHDOG_NAME {
         Some(watchdog::main())
-    } else if name == SHIM {
+    } else if name == SHIM_NAME {
         Some(shim::main(arguments))
     } else {
         None
     }
 }
 
-/// Sets the name of this process that `ps` and `top` show. Without this call, `ps` and `top` show the name `exe` for
+/// Sets the name that `ps` and `top` show for this process. Without this call, `ps` and `top` show the name `exe` for
 /// a process that was started from `/proc/self/exe`.
 pub fn name_process(name: &str) {
     let _ = std::fs::write("/proc/self/comm", name);

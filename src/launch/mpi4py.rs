@@ -1,9 +1,9 @@
 //! The option `--mpi4py`: with this option, `from mpi4py import MPI` imports a module of the package `ringtrain` in
 //! the ranks.
 //!
-//! The package `ringtrain` contains a directory with its own package `mpi4py`, which ringrun puts first in the ranks'
-//! `PYTHONPATH`. ringrun asks the job's interpreter for this directory once, before it starts any rank. Without the
-//! option, ringrun puts a [`Mpi4pyGuard`] first instead: a package `mpi4py` whose import fails.
+//! The package `ringtrain` contains a directory with its own package `mpi4py`. ringrun puts this directory first in
+//! the ranks' `PYTHONPATH`. To find the directory, ringrun runs the job's interpreter once, before it starts any
+//! rank. Without the option, ringrun instead puts a [`Mpi4pyGuard`] first: a package `mpi4py` whose import fails.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -29,13 +29,13 @@ use super::{LaunchError, LaunchPlan, Mpi4py, processes};
 /// The Python module that `python -m` runs to print the path of the directory with ringtrain's `mpi4py`.
 const MODULE: &str = "ringtrain.mpi.path";
 
-/// The package that must be in the directory whose path [`MODULE`] prints.
+/// The package that the directory printed by [`MODULE`] must contain.
 const PACKAGE: &str = "mpi4py";
 
 /// The interpreter to ask if the command is not an interpreter, but for example a shell script.
 const DEFAULT_INTERPRETER: &str = "python3";
 
-/// The variable that lists the directories in which interpreters search before they search the installed packages.
+/// The variable with the directories that Python searches before it searches the installed packages.
 const PYTHONPATH: &str = "PYTHONPATH";
 
 /// The working directory and the search paths of the ranks.
@@ -58,7 +58,7 @@ pub(super) fn extend_python_path(
     let (first, guard) = match plan.mpi4py {
         Mpi4py::Installed => return Ok(None),
         Mpi4py::Ringtrain => (find_directory(plan, search, variables)?.into_os_string(), None),
-        // If the system cannot create the memory file of the guard, the ranks run without a guard.
+        // If the system cannot create the guard's file in memory, the ranks run without a guard.
         Mpi4py::Refused => match Mpi4pyGuard::create() {
             Ok(guard) => (guard.path(), Some(guard)),
             Err(_) => return Ok(None),
@@ -79,14 +79,13 @@ fn find_directory(
     let failed = |why| LaunchError::Mpi4py { interpreter: interpreter.to_owned(), why };
     let program = Program::find(interpreter, search.path, search.directory)
         .map_err(|error| failed(error.to_string()))?;
-    let mut command = shim::command(&program, &["-m", MODULE].map(OsString::from), &[]);
+    let mut command = shim::shim_command(&program, &["-m", MODULE].map(OsString::from), &[]);
     command.current_dir(search.directory).envs(variables);
     let answer = ask_interpreter(command, plan.limits.start_timeout).map_err(failed)?;
     check_directory(&answer).map_err(failed)
 }
 
-/// Returns the job's interpreter: the command, if its name is that of an interpreter, otherwise
-/// [`DEFAULT_INTERPRETER`].
+/// Returns `command` if its name begins with `python` or `pypy`, otherwise [`DEFAULT_INTERPRETER`].
 fn choose_interpreter(command: &OsStr) -> &OsStr {
     let name = Path::new(command).file_name().unwrap_or_default().as_bytes();
     let is_interpreter = [&b"python"[..], b"pypy"].iter().any(|prefix| name.starts_with(prefix));
@@ -97,7 +96,7 @@ fn choose_interpreter(command: &OsStr) -> &OsStr {
 /// command.
 fn ask_interpreter(mut command: Command, timeout: Duration) -> Result<Vec<u8>, String> {
     let cannot = |error: io::Error| format!("it cannot be run: {error}");
-    let (shim_socket, shim_stdin) = ShimSocket::pair().map_err(cannot)?;
+    let (shim_socket, shim_stdin) = ShimSocket::new_pair().map_err(cannot)?;
     command.stdin(shim_stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(cannot)?;
     drop(command);
@@ -181,7 +180,8 @@ fn printable(line: &[u8]) -> String {
     tail.into_text().concat()
 }
 
-/// Joins `first` and the other entries with a colon. Avoids an empty entry, which would mean the current directory.
+/// Joins `first` and the other entries with a colon. Adds no empty entry, because Python takes an empty entry for the
+/// current directory.
 fn prepend(first: &OsStr, others: Option<&OsStr>) -> OsString {
     let mut bytes = first.as_bytes().to_vec();
     if let Some(others) = others.filter(|others| !others.is_empty()) {

@@ -14,8 +14,8 @@ use std::process;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 /// The source of the only module in the package.
-const SOURCE: &str = include_str!("mpi4py_guard.py");
-const NAME: &str = "mpi4py/__init__.py";
+const GUARD_SOURCE: &str = include_str!("mpi4py_guard.py");
+const GUARD_FILE_NAME: &str = "mpi4py/__init__.py";
 
 /// Variables that MPI launchers set, but ringrun does not: one variable of Open MPI, and one of MPICH and Intel MPI.
 const MPI_VARIABLES: [&str; 2] = ["PMIX_RANK", "PMI_RANK"];
@@ -33,7 +33,10 @@ impl Mpi4pyGuard {
         let variables =
             MPI_VARIABLES.map(|name| if env::var_os(name).is_none() { name } else { "" }).join(" ");
         let mut archive = File::from(memfd_create("ringrun-mpi4py", MemfdFlags::CLOEXEC)?);
-        archive.write_all(&make_zip(NAME, SOURCE.replace("@MPI_VARIABLES@", &variables).as_bytes()))?;
+        archive.write_all(&make_zip(
+            GUARD_FILE_NAME,
+            GUARD_SOURCE.replace("@MPI_VARIABLES@", &variables).as_bytes(),
+        ))?;
         Ok(Self { archive })
     }
 

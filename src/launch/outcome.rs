@@ -12,7 +12,7 @@ use crate::types::Rank;
 /// The error of a write to a pipe that has no reader.
 pub(super) const EPIPE: i32 = rustix::io::Errno::PIPE.raw_os_error();
 
-/// The exit codes of ranks that failed, or may have failed, because of another rank.
+/// The exit codes with which a rank reports that another rank may have caused its failure.
 const VICTIM_CODES: [Exit; 4] = [Exit::PeerLost, Exit::Mismatch, Exit::Timeout, Exit::Protocol];
 
 /// How one rank's process ended.
@@ -98,7 +98,7 @@ pub enum JobOutcome {
     TimedOut,
     /// ringrun can no longer write to its standard output.
     OutputClosed {
-        /// The error of the write: `EPIPE` if the reader closed the pipe.
+        /// The `errno` of the failed write: `EPIPE` if the reader closed the pipe.
         errno: i32,
     },
 }
@@ -152,7 +152,7 @@ pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
 
 /// Returns the report for standard error at the end of the job, with a newline after each line. The report is empty
 /// if the job succeeded. `tails` holds the last output lines of each rank.
-pub(super) fn report(outcome: JobOutcome, members: &[RankStatus], tails: &[Vec<String>]) -> String {
+pub(super) fn failure_report(outcome: JobOutcome, members: &[RankStatus], tails: &[Vec<String>]) -> String {
     let mut text = String::new();
     let all_succeeded = members.iter().all(RankStatus::is_success);
     let headline = match outcome {
@@ -308,7 +308,7 @@ mod tests {
         let mut tails = vec![Vec::new(); 6];
         tails[2] = vec!["step 7".to_owned(), "step 8".to_owned()];
         assert_eq!(
-            report(JobOutcome::Failed(Rank::new(2)), &make_members(&ends), &tails),
+            failure_report(JobOutcome::Failed(Rank::new(2)), &make_members(&ends), &tails),
             "ringrun: rank 2 (pid 102) was killed by signal 9 (SIGKILL) after 12.3 s; the other ranks were stopped\n\
              ringrun: last lines of rank 2:\n  | step 7\n  | step 8\n\
              ringrun: ranks 0-1,3,5 exited with code 6\n\
@@ -332,13 +332,19 @@ mod tests {
                  ringrun: ranks 0-1 exited with code 6\n",
             ),
         ] {
-            assert_eq!(report(JobOutcome::Tolerated(Rank::new(2)), &make_members(&ends), &[]), expected);
+            assert_eq!(
+                failure_report(JobOutcome::Tolerated(Rank::new(2)), &make_members(&ends), &[]),
+                expected
+            );
         }
     }
 
     #[test]
     fn the_report_of_a_success_is_empty() {
-        assert_eq!(report(JobOutcome::Success, &make_members(&[Some(RankEnd::Exited(0))]), &[]), "");
-        assert_eq!(report(JobOutcome::Terminated, &make_members(&[Some(RankEnd::Exited(0))]), &[]), "");
+        assert_eq!(failure_report(JobOutcome::Success, &make_members(&[Some(RankEnd::Exited(0))]), &[]), "");
+        assert_eq!(
+            failure_report(JobOutcome::Terminated, &make_members(&[Some(RankEnd::Exited(0))]), &[]),
+            ""
+        );
     }
 }

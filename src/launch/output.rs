@@ -28,7 +28,7 @@ use crate::types::{Rank, WorldSize};
 const READ_BYTES: usize = 64 * 1024;
 
 /// How long ringrun waits, after all ranks have ended, for output from pipes that another process still holds open.
-/// Before this wait, ringrun has killed every process of the job that it knows.
+/// Before this wait, ringrun kills every process of the job that it can find.
 const DRAIN_SILENCE: Duration = Duration::from_secs(1);
 
 /// The maximal number of bytes that are read from one pipe after all ranks have ended. By default, Linux allows an
@@ -81,20 +81,20 @@ pub(super) struct OutputSummary {
 /// The handle of the output thread.
 #[derive(Debug)]
 pub(super) struct Output {
-    commands: CommandSender,
+    commands: OutputCommandSender,
     events: Receiver<OutputEvent>,
 }
 
 /// Sends commands to the output thread.
 #[derive(Clone, Debug)]
-pub(super) struct CommandSender {
+pub(super) struct OutputCommandSender {
     commands: Sender<OutputCommand>,
     waker: Arc<Waker>,
 }
 
-impl CommandSender {
+impl OutputCommandSender {
     /// Writes a message of ringrun itself to standard error, between the lines of the ranks.
-    pub(super) fn note(&self, text: &str) {
+    pub(super) fn print_message(&self, text: &str) {
         self.send(OutputCommand::Note(format!("ringrun: {text}\n")));
     }
 
@@ -131,13 +131,13 @@ impl Output {
             finishing: false,
         };
         thread::Builder::new().name("output".to_owned()).spawn(move || {
-            reader.run();
+            reader.read_until_job_ends();
             // Close the channel before waking the job, so that the job sees that the channel is closed. On a panic,
             // the drops have the same order.
             drop(reader);
             drop(wake_at_end);
         })?;
-        Ok(Self { commands: CommandSender { commands, waker }, events })
+        Ok(Self { commands: OutputCommandSender { commands, waker }, events })
     }
 
     /// Tells the output thread to read the streams of a rank.
@@ -146,22 +146,23 @@ impl Output {
     }
 
     /// Writes a message of ringrun itself to standard error, between the lines of the ranks.
-    pub(super) fn note(&self, text: &str) {
-        self.commands.note(text);
+    pub(super) fn print_message(&self, text: &str) {
+        self.commands.print_message(text);
     }
 
     /// Returns a sender with which other threads can make the output thread print messages of ringrun.
-    pub(super) fn commands(&self) -> CommandSender {
+    pub(super) fn commands(&self) -> OutputCommandSender {
         self.commands.clone()
     }
 
-    /// Tells the thread that every rank has ended. The thread then writes the output that is still in the pipes, and
-    /// sends [`OutputEvent::Drained`].
+    /// Tells the output thread that every rank has ended. The output thread then writes what the pipes still contain,
+    /// and sends [`OutputEvent::Drained`].
     pub(super) fn finish(&self) {
         self.commands.send(OutputCommand::Finish);
     }
 
-    /// Returns the next event. The error is `Empty` if there is no event, and `Disconnected` if the thread has ended.
+    /// Returns the next event. The error is `Empty` if there is no event, and `Disconnected` if the output thread has
+    /// ended.
     pub(super) fn next_event(&self) -> Result<OutputEvent, TryRecvError> {
         self.events.try_recv()
     }
@@ -190,7 +191,7 @@ struct RankPipe {
     /// first line that it cuts.
     has_cut_a_line: bool,
     readable: bool,
-    /// The number of bytes that may still be read after all ranks have ended.
+    /// After all ranks have ended, the output thread reads at most this number of further bytes from the pipe.
     drain_bytes: usize,
 }
 
@@ -208,7 +209,7 @@ struct OutputReader {
 }
 
 impl OutputReader {
-    fn run(&mut self) {
+    fn read_until_job_ends(&mut self) {
         let mut events = Events::with_capacity(256);
         let mut buffer = vec![0; READ_BYTES];
         let mut silent_since = Instant::now();
@@ -237,7 +238,7 @@ impl OutputReader {
             // ranks.
             let mut has_read = false;
             for index in 0..self.pipes.len() {
-                has_read |= self.pipes[index].readable && self.read(index, &mut buffer);
+                has_read |= self.pipes[index].readable && self.read_pipe(index, &mut buffer);
             }
             if has_read || self.finishing != was_finishing {
                 silent_since = Instant::now();
@@ -302,8 +303,8 @@ impl OutputReader {
         self.pipes.push(source);
     }
 
-    /// Reads once from a pipe. Returns whether the pipe contained any bytes.
-    fn read(&mut self, index: usize, buffer: &mut [u8]) -> bool {
+    /// Reads once from a pipe. Returns whether bytes were read.
+    fn read_pipe(&mut self, index: usize, buffer: &mut [u8]) -> bool {
         let unfinished: usize = self.pipes.iter().map(|pipe| pipe.splitter.unfinished_bytes()).sum();
         let source = &mut self.pipes[index];
         let Some(pipe) = &mut source.pipe else {
@@ -354,7 +355,7 @@ impl OutputReader {
                 }
                 let exhausted = source.drain_bytes == 0;
                 let stream = source.stream;
-                self.write(stream, &text);
+                self.write_to_terminal(stream, &text);
                 if exhausted {
                     self.close_pipe(index);
                 }
@@ -382,10 +383,10 @@ impl OutputReader {
             sink.format(&mut text, source.rank, source.stream, line, end);
         });
         let stream = source.stream;
-        self.write(stream, &text);
+        self.write_to_terminal(stream, &text);
     }
 
-    fn write(&mut self, stream: OutputStream, text: &[u8]) {
+    fn write_to_terminal(&mut self, stream: OutputStream, text: &[u8]) {
         let was_open = self.sink.stdout.is_ok();
         self.sink.write(stream, text);
         // With --output-dir, the files contain all output, so the job continues without standard output.
@@ -412,8 +413,8 @@ fn printed_text(line: &[u8], has_status: bool) -> Option<&[u8]> {
     if has_status { final_text(line) } else { Some(line) }
 }
 
-/// Returns the message that ringrun prints at the end of a job if standard output could not be written and the job
-/// was not stopped.
+/// Returns the message about a failed write to standard output, for the end of a job that continued after this
+/// failure.
 pub(super) fn stdout_incomplete_message(errno: i32) -> String {
     format!("standard output is not complete: {}", io::Error::from_raw_os_error(errno))
 }

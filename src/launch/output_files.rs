@@ -11,7 +11,7 @@ use crate::types::{Rank, WorldSize};
 /// The files of `--output-dir`: `DIR/rank.N/stdout` and `DIR/rank.N/stderr`, where N has leading zeros as in Horovod.
 #[derive(Default, Debug)]
 pub(super) struct OutputFiles {
-    /// The files of ranks that have not been started yet.
+    /// The files for standard output and standard error of each rank that has not been started yet.
     pub(super) by_rank: BTreeMap<Rank, [File; 2]>,
     pub(super) directory: Option<PathBuf>,
 }

@@ -54,8 +54,8 @@ impl RankProcesses {
 
     /// Starts the next rank. Call this function on a thread that lives as long as the job: each rank asks the kernel
     /// to kill it when its parent dies, and the kernel takes the thread that started the rank for the parent.
-    pub(super) fn start(&mut self, mut command: Command) -> io::Result<RankStreams> {
-        let (shim, shim_stdin) = ShimSocket::pair()?;
+    pub(super) fn start_rank(&mut self, mut command: Command) -> io::Result<RankStreams> {
+        let (shim, shim_stdin) = ShimSocket::new_pair()?;
         let mut child = command
             .stdin(shim_stdin)
             .stdout(Stdio::piped())
@@ -66,7 +66,7 @@ impl RankProcesses {
         // `shim.rs`).
         drop(command);
         let pid = Pid::from_child(&child);
-        self.watchdog.add(pid);
+        self.watchdog.watch_group(pid);
         shim.send_go();
         self.processes.push(RankProcess { pid, shim, running: true });
         let stdout = child.stdout.take().expect("stdout was set to a pipe");
@@ -115,7 +115,7 @@ impl RankProcesses {
         while let Ok(Some((pid, status))) = retry_interrupted(|| wait(WaitOptions::NOHANG)) {
             if pid == self.watchdog.pid() {
                 self.watchdog_ended = true;
-                self.watchdog.set_lost();
+                self.watchdog.stop_sending();
             }
             // `pid` may be a rank that ended after `reap` checked it.
             let found = self.processes.iter().position(|process| process.running && process.pid == pid);
@@ -131,7 +131,7 @@ impl RankProcesses {
         let process = &mut self.processes[index];
         process.running = false;
         processes::signal_group(process.pid, SIGKILL);
-        self.watchdog.remove(process.pid);
+        self.watchdog.forget_group(process.pid);
         match (process.shim.exec_error(), code) {
             (Some(errno), _) => RankEnd::NotRun(errno),
             (None, Some(code)) => RankEnd::Exited(code as u8),
@@ -148,7 +148,7 @@ impl RankProcesses {
     /// processes, including zombies. Call this function again after the next SIGCHLD and `reap`, until the number is
     /// 0: the children of a killed process become children of ringrun.
     ///
-    /// Only ringrun reaps these processes, so their process ids cannot be reused meanwhile.
+    /// Only ringrun reaps these processes, so no other process can get their process ids before `reap`.
     pub(super) fn kill_leftovers(&self) -> usize {
         let watchdog = self.watchdog.pid();
         let leftovers = processes::find_children(getpid());
@@ -165,7 +165,7 @@ impl Drop for RankProcesses {
     }
 }
 
-/// Repeats a system call until no signal interrupts the call.
+/// Repeats a system call that a signal interrupts (`EINTR`).
 fn retry_interrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {

@@ -23,24 +23,24 @@ use super::topology::{self, Processor};
 use crate::exit::Exit;
 
 /// The name (`argv[0]`) under which ringrun's executable runs as the shim.
-pub const SHIM: &str = "ring-rank";
+pub const SHIM_NAME: &str = "ring-rank";
 
 /// The byte that tells the shim to execute the command.
-const GO: u8 = b'g';
+const GO_BYTE: u8 = b'g';
 
 /// The argument of the shim which says that the next argument names a program built into ringrun's executable.
-const BUILT_IN: &str = "built-in";
+const BUILT_IN_KIND: &str = "built-in";
 /// The argument of the shim which says that the next argument is the path of a program, or its name on `PATH`.
-const NAMED: &str = "named";
+const NAMED_KIND: &str = "named";
 
 /// Returns the command that starts a rank through the shim. The rank is bound to `processors`. If `processors` is
 /// empty, the rank is not bound.
-pub(super) fn command(program: &Program, arguments: &[OsString], processors: &[Processor]) -> Command {
+pub(super) fn shim_command(program: &Program, arguments: &[OsString], processors: &[Processor]) -> Command {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0(SHIM).arg(getpid().to_string()).arg(topology::format_list(processors));
+    command.arg0(SHIM_NAME).arg(getpid().to_string()).arg(topology::format_list(processors));
     match program {
-        Program::BuiltIn(name) => command.arg(BUILT_IN).arg(name),
-        Program::Named(name) => command.arg(NAMED).arg(name),
+        Program::BuiltIn(name) => command.arg(BUILT_IN_KIND).arg(name),
+        Program::Named(name) => command.arg(NAMED_KIND).arg(name),
     };
     command.args(arguments);
     command
@@ -54,7 +54,7 @@ pub(super) struct ShimSocket {
 
 impl ShimSocket {
     /// Makes a socket pair: ringrun's end, and the end that becomes the standard input of the shim.
-    pub(super) fn pair() -> io::Result<(Self, Stdio)> {
+    pub(super) fn new_pair() -> io::Result<(Self, Stdio)> {
         let (stream, shim_end) = UnixStream::pair()?;
         stream.set_nonblocking(true)?;
         Ok((Self { stream }, Stdio::from(std::os::fd::OwnedFd::from(shim_end))))
@@ -63,7 +63,7 @@ impl ShimSocket {
     /// Tells the shim to execute the command. Ignores errors: an error means that the shim has died, and the kernel
     /// notifies ringrun when the process of the shim ends.
     pub(super) fn send_go(&self) {
-        let _ = (&self.stream).write_all(&[GO]);
+        let _ = (&self.stream).write_all(&[GO_BYTE]);
     }
 
     /// Returns the `errno` if the shim could not execute the command, otherwise `None`. Call this function after the
@@ -85,7 +85,7 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     else {
         return Exit::Usage.into();
     };
-    // Check the parent after the request, because the parent may have died before the request took effect.
+    // Check that ringrun is still the parent: it may have died before this request took effect.
     let requested = set_parent_process_death_signal(Some(Signal::KILL));
     if requested.is_err() || getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(parent) {
         return Exit::Start.into();
@@ -96,8 +96,8 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     if socket.read_exact(&mut [0]).is_err() {
         return Exit::Start.into();
     }
-    bind(&processors);
-    let mut command = if kind == BUILT_IN {
+    bind_to_processors(&processors);
+    let mut command = if kind == BUILT_IN_KIND {
         let mut command = Command::new("/proc/self/exe");
         command.arg0(name);
         command
@@ -110,9 +110,9 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     Exit::CommandNotFound.into()
 }
 
-/// Binds this process, and so every thread that the command will start, to the processors. If the system refuses the
+/// Binds this process to the processors. All threads of the command inherit this binding. If the system refuses the
 /// binding, for example in a sandbox, the rank runs unbound.
-fn bind(processors: &OsStr) {
+fn bind_to_processors(processors: &OsStr) {
     let Some(processors) = processors.to_str().and_then(topology::parse_list) else { return };
     let mut set = CpuSet::new();
     for processor in processors {

@@ -14,7 +14,7 @@ use super::processes;
 
 /// The signals that ringrun handles. SIGCHLD reports that a process ended; the other signals are passed on to the
 /// ranks.
-const HANDLED: [i32; 10] =
+const HANDLED_SIGNALS: [i32; 10] =
     [SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH];
 
 const _: () = assert!(SIGKILL == 9, "ringrun needs the signal numbers of Linux");
@@ -30,7 +30,7 @@ impl Signals {
     /// Installs handlers for the signals. The sockets of the signals have consecutive tokens, beginning with `first`.
     pub(super) fn register(registry: &Registry, first: usize) -> io::Result<Self> {
         let mut streams = Vec::new();
-        for signal in HANDLED {
+        for signal in HANDLED_SIGNALS {
             // ringrun under nohup ignores SIGHUP, so that the job continues when its terminal closes.
             if signal == SIGHUP && processes::is_ignored(SIGHUP) {
                 continue;
@@ -47,7 +47,7 @@ impl Signals {
 
     /// Returns the signal of a token if this signal has arrived. A signal that arrived several times counts once, as
     /// in the kernel.
-    pub(super) fn take(&mut self, token: Token) -> Option<i32> {
+    pub(super) fn take_signal(&mut self, token: Token) -> Option<i32> {
         let (signal, stream) = self.streams.get_mut(token.0.checked_sub(self.first)?)?;
         let mut bytes = [0; 64];
         let mut has_arrived = false;

@@ -2,8 +2,8 @@
 //! clock: the caller passes the time since the job started.
 //!
 //! The caller reports events with `handle_start`, `handle_rank_ends`, `handle_signal`, `handle_closed_output` and
-//! `tick`. The caller then performs the actions that `poll_action` returns, until `poll_action` returns `None`. After
-//! that, the caller waits for the next event, but at most until `deadline`.
+//! `tick`. The caller then performs the actions that `poll_action` returns, until `poll_action` returns `None`. The
+//! caller waits for the next event, but at most until `deadline`.
 //!
 //! ```text
 //!            a rank fails          --grace passed            --kill-after passed
@@ -52,7 +52,7 @@ enum StopPhase {
     Killing {
         until: Duration,
     },
-    /// Some processes did not end after SIGKILL.
+    /// Some ranks did not end within [`WAIT_AFTER_KILL`] after SIGKILL.
     KillFailed,
 }
 
@@ -92,8 +92,8 @@ impl Supervisor {
         self.has_started = true;
     }
 
-    /// The caller reports that the ranks in `batch` have ended. The order of the ranks in `batch` is not the order in
-    /// which they ended.
+    /// The caller reports that the ranks in `batch` have ended. The ranks in `batch` are not sorted by the time when
+    /// they ended.
     pub(super) fn handle_rank_ends(&mut self, batch: &[(Rank, RankEnd)], now: Duration) {
         for &(rank, ended) in batch {
             self.members[rank.index()].ended.get_or_insert((ended, now));
@@ -117,7 +117,7 @@ impl Supervisor {
                 if ended.blame_score() > self.blame_score(first) =>
             {
                 self.outcome = JobOutcome::Failed(rank);
-                self.note(self.members[rank.index()].describe());
+                self.queue_message(self.members[rank.index()].describe());
             }
             _ => {}
         }
@@ -129,7 +129,7 @@ impl Supervisor {
             SIGINT | SIGHUP | SIGQUIT => match self.phase {
                 StopPhase::Running => {
                     self.outcome = JobOutcome::Interrupted(signal);
-                    self.note(format!(
+                    self.queue_message(format!(
                         "{}: the ranks have {} to exit{}",
                         signal_name(signal),
                         format_seconds(self.limits.kill_after),
@@ -145,7 +145,7 @@ impl Supervisor {
             SIGTERM => {
                 if self.phase == StopPhase::Running {
                     self.outcome = JobOutcome::Terminated;
-                    self.note(format!(
+                    self.queue_message(format!(
                         "SIGTERM: the ranks have {} to exit",
                         format_seconds(self.limits.term_timeout)
                     ));
@@ -170,7 +170,7 @@ impl Supervisor {
         match self.phase {
             StopPhase::Running if self.limits.job_timeout.is_some_and(|timeout| now >= timeout) => {
                 self.outcome = JobOutcome::TimedOut;
-                self.note("the job passed its --job-timeout; stopping it".to_owned());
+                self.queue_message("the job passed its --job-timeout; stopping it".to_owned());
                 self.stop(SIGTERM, self.limits.kill_after, now);
             }
             StopPhase::Leaving { until } if now >= until => self.stop(SIGTERM, self.limits.kill_after, now),
@@ -196,7 +196,7 @@ impl Supervisor {
         self.actions.pop_front()
     }
 
-    /// Returns whether every rank has ended or cannot be killed.
+    /// Returns whether every rank has ended, or SIGKILL did not end some ranks.
     pub(super) fn is_over(&self) -> bool {
         self.phase == StopPhase::KillFailed || self.members.iter().all(|member| member.ended.is_some())
     }
@@ -221,7 +221,7 @@ impl Supervisor {
         for &(rank, ended) in batch {
             if !ended.is_success() && !self.is_over() {
                 let sentence = self.members[rank.index()].describe();
-                self.note(format!("{sentence}; --tolerate-failures: the other ranks continue"));
+                self.queue_message(format!("{sentence}; --tolerate-failures: the other ranks continue"));
             }
         }
     }
@@ -236,7 +236,7 @@ impl Supervisor {
                 FailurePolicy::EndJob => "",
                 FailurePolicy::Tolerate => " and before all ranks had joined the job",
             };
-            self.note(format!("{sentence}{early}; the other ranks have {grace} to exit"));
+            self.queue_message(format!("{sentence}{early}; the other ranks have {grace} to exit"));
         }
         self.phase = StopPhase::Leaving { until: now + self.limits.grace };
         self.tick(now);
@@ -258,7 +258,7 @@ impl Supervisor {
     }
 
     /// Makes the job print this message.
-    fn note(&mut self, text: String) {
+    fn queue_message(&mut self, text: String) {
         self.actions.push_back(SupervisorAction::Note(text));
     }
 }

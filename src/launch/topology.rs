@@ -5,7 +5,7 @@ use std::fs;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A logical processor: its number in the kernel.
+/// The number that the kernel gives to a logical processor.
 pub(super) type Processor = usize;
 
 /// A core, with the hardware threads that this process may use.
@@ -18,10 +18,10 @@ pub(super) struct PhysicalCore {
 /// Returns the cores that this process may use, sorted by NUMA node, package and core. Omits cores that the process's
 /// affinity mask excludes. The process inherits this mask, for example from `taskset`, Slurm or a container's cpuset.
 /// Returns an empty list if the kernel does not report the mask.
-pub(super) fn cores() -> Vec<PhysicalCore> {
+pub(super) fn usable_cores() -> Vec<PhysicalCore> {
     let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
     let allowed = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
-    group_by_core(allowed.map(|processor| (processor, ProcessorPosition::read(processor))).collect())
+    group_by_core(allowed.map(|processor| (processor, ProcessorPosition::read_from_sys(processor))).collect())
 }
 
 /// Binds this thread to the processors that it may use anyway, to find out whether binding is allowed. A sandbox that
@@ -39,8 +39,8 @@ struct ProcessorPosition {
 }
 
 impl ProcessorPosition {
-    /// Reads the position from `/sys`. Without `/sys`, each processor counts as a core.
-    fn read(processor: Processor) -> Self {
+    /// Reads the position from `/sys`. If `/sys` is missing, each processor counts as a separate core.
+    fn read_from_sys(processor: Processor) -> Self {
         let folder = format!("/sys/devices/system/cpu/cpu{processor}");
         let number =
             |file: &str| fs::read_to_string(format!("{folder}/topology/{file}")).ok()?.trim().parse().ok();
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn every_available_processor_is_listed() {
-        let count: usize = cores().iter().map(|core| core.processors.len()).sum();
+        let count: usize = usable_cores().iter().map(|core| core.processors.len()).sum();
         assert!(count >= std::thread::available_parallelism().unwrap().get(), "{count}");
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! ringrun writes the job's process groups to a pipe, and only ringrun can write to this pipe. If the pipe closes
 //! before the line `done` arrives, ringrun has died. After ringrun's death, the watchdog kills the job's process
-//! groups, and all processes that have the job's id in their environment. The environment also identifies a rank
-//! whose process group ringrun has not reported yet.
+//! groups, and all processes that have the job's id in their environment. Through the environment, the watchdog also
+//! finds a rank whose process group ringrun has not written to the pipe yet.
 //!
 //! The watchdog runs in a new session, under a different name than ringrun, and without the job's environment. The
 //! watchdog ignores the signals that stop jobs, so that Ctrl-C, `killall ringrun` or `systemctl stop` do not end it
@@ -26,7 +26,7 @@ use super::environment::JOB_ID;
 use super::processes;
 
 /// The name (`argv[0]`) under which ringrun's executable runs as the watchdog.
-pub const WATCHDOG: &str = "ring-watchdog";
+pub const WATCHDOG_NAME: &str = "ring-watchdog";
 
 /// The watchdog searches again while it finds processes to kill, but for at most this time.
 const SWEEP_TIME: Duration = Duration::from_secs(5);
@@ -46,7 +46,7 @@ impl Watchdog {
     /// Starts the watchdog and waits until signals of the terminal no longer reach the watchdog.
     pub(super) fn start(job_id: &str) -> io::Result<Self> {
         let mut child = Command::new("/proc/self/exe")
-            .arg0(WATCHDOG)
+            .arg0(WATCHDOG_NAME)
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -64,14 +64,14 @@ impl Watchdog {
         self.pid
     }
 
-    /// Tells the watchdog about the process group of a rank.
-    pub(super) fn add(&mut self, group: Pid) {
+    /// Adds a rank's process group to those that the watchdog kills if ringrun dies.
+    pub(super) fn watch_group(&mut self, group: Pid) {
         self.send_line(&format!("+{group}"));
     }
 
     /// Tells the watchdog to forget a process group that has been killed, because the kernel may reuse the group's
     /// number.
-    pub(super) fn remove(&mut self, group: Pid) {
+    pub(super) fn forget_group(&mut self, group: Pid) {
         self.send_line(&format!("-{group}"));
     }
 
@@ -85,7 +85,7 @@ impl Watchdog {
     }
 
     /// Stops sending lines to the watchdog, because the watchdog has ended unexpectedly.
-    pub(super) fn set_lost(&mut self) {
+    pub(super) fn stop_sending(&mut self) {
         self.pipe = None;
     }
 
@@ -110,7 +110,7 @@ struct WatchedJob {
 }
 
 impl WatchedJob {
-    fn read_line(&mut self, line: &str) {
+    fn update_from_line(&mut self, line: &str) {
         if line == "done" {
             self.done = true;
         } else if let Some(job) = line.strip_prefix("job ") {
@@ -122,7 +122,7 @@ impl WatchedJob {
         }
     }
 
-    fn kill_all(&self) {
+    fn kill_job(&self) {
         for group in self.groups.iter().filter_map(|&group| Pid::from_raw(group)) {
             processes::signal_group(group, SIGKILL);
         }
@@ -145,19 +145,19 @@ pub(super) fn main() -> ExitCode {
     // The watchdog may be stopped (SIGSTOP) together with the job. The parent death signal makes the kernel continue
     // the watchdog with SIGCONT when ringrun dies.
     let _ = set_parent_process_death_signal(Some(Signal::CONT));
-    super::name_process(WATCHDOG);
+    super::name_process(WATCHDOG_NAME);
     if env::args_os().len() > 1 || io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).is_err() {
         return ExitCode::FAILURE;
     }
     let mut watched = WatchedJob::default();
     for line in io::stdin().lock().lines() {
         match line {
-            Ok(line) => watched.read_line(&line),
+            Ok(line) => watched.update_from_line(&line),
             Err(_) => break,
         }
     }
     if !watched.done {
-        watched.kill_all();
+        watched.kill_job();
     }
     ExitCode::SUCCESS
 }
@@ -170,10 +170,10 @@ mod tests {
     fn lines_change_the_state_of_the_job() {
         let mut watched = WatchedJob::default();
         for line in ["job abc", "+12", "+13", "-12", "", "nonsense", "+x", "-99"] {
-            watched.read_line(line);
+            watched.update_from_line(line);
         }
         assert_eq!(watched, WatchedJob { job: Some("abc".to_owned()), groups: [13].into(), done: false });
-        watched.read_line("done");
+        watched.update_from_line("done");
         assert!(watched.done);
     }
 }

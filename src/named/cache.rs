@@ -2,7 +2,7 @@
 //! ranks send its slot instead of its name.
 //!
 //! Only the coordinator, which runs on rank 0 of the group, assigns and retires slots ([`CacheDirectory`]). Each rank
-//! keeps a copy of the cache, and updates this copy when the rank reads the coordinator's messages ([`CacheView`]).
+//! keeps a copy of the cache ([`CacheView`]), and updates this copy from the coordinator's messages.
 //!
 //! A slot gets a new tensor in two steps. First the coordinator *retires* the slot: it sends a message after which
 //! ranks no longer use the slot. When every rank has reported that it has read this message, the coordinator assigns
@@ -28,8 +28,8 @@ impl CacheView {
         self.requests.get(&slot).filter(|request| request.signature == *signature).map(|_| slot)
     }
 
-    /// Returns the announced tensor. If the announcement contains the whole request and a slot, stores the request in
-    /// that slot.
+    /// Returns the request of the announced tensor. If the announcement contains this request and a slot, stores the
+    /// request in the slot.
     pub(super) fn resolve(&mut self, tensor: AnnouncedTensor) -> Result<Request, Violation> {
         match tensor {
             AnnouncedTensor::Cached(slot) => {
@@ -55,7 +55,7 @@ impl CacheView {
     }
 }
 
-/// The coordinator's side of the cache.
+/// The coordinator's copy of the cache, with the data to choose which slot to retire.
 pub(super) struct CacheDirectory {
     slots: Vec<Option<CachedTensor>>,
     by_name: BTreeMap<String, u16>,
@@ -79,12 +79,12 @@ impl CacheDirectory {
         Self { slots, by_name: BTreeMap::new(), use_count: 0, retired_count: 0 }
     }
 
-    /// Returns the tensor that a rank reports by this slot, even if the slot is retired.
+    /// Returns the tensor in a slot that a rank has reported, even if the slot is retired.
     pub(super) fn resolve(&self, slot: u16) -> Option<&Request> {
         self.slots.get(usize::from(slot))?.as_ref().map(|slot| &slot.request)
     }
 
-    /// Returns the announcement of a tensor, which becomes part of message `number`. If no slot is free for the
+    /// Returns the announcement of a tensor for the message with the number `number`. If no slot is free for the
     /// tensor, retires the least recently used slot and adds this slot to `retired`. When all ranks have read the
     /// message, another tensor can get this slot.
     pub(super) fn announce(

@@ -15,7 +15,8 @@ use crate::types::{Rank, WorldSize};
 /// The largest number of submitted tensors without a result that one rank may have at a time.
 pub const TENSORS_MAX: usize = 1 << 16;
 
-/// A rank's side of the negotiation. `P` is the type of a tensor's data.
+/// The state machine of a rank: reports submitted tensors to the coordinator, and handles the coordinator's messages.
+/// `P` is the type of a tensor's data.
 pub(super) struct Client<P> {
     world: WorldSize,
     slots: CacheView,
@@ -30,8 +31,8 @@ pub(super) struct Client<P> {
 /// An action that a message of the coordinator requires of this rank.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum ClientAction<P> {
-    /// Run a single operation on all these tensors. For a tensor without data, this rank contributes zeros, because
-    /// this rank has called `join` and has no more data.
+    /// Run a single operation on all these tensors. If the data of a tensor are `None`, this rank has called `join`,
+    /// and contributes zeros.
     Run(Vec<(Request, Option<P>)>),
     /// Report this error to the handle of the tensor. The first field is the data of the tensor.
     Fail(P, NamedError),
@@ -75,7 +76,9 @@ impl<P> Client<P> {
             let shown_len = name.floor_char_boundary(40);
             NamedError::Limit { name: name[..shown_len].to_owned(), reason }
         };
-        check_name(name).and_then(|()| signature.check(self.world)).map_err(|wrong| limit(wrong.0))?;
+        check_name(name)
+            .and_then(|()| signature.check_size_and_operation(self.world))
+            .map_err(|wrong| limit(wrong.0))?;
         if self.has_closed {
             return Err(NamedError::Closed);
         }
@@ -140,7 +143,10 @@ impl<P> Client<P> {
     }
 
     /// Processes a message of the coordinator, and returns what this rank must do now.
-    pub(super) fn process(&mut self, message: CoordinatorMessage) -> Result<Vec<ClientAction<P>>, Violation> {
+    pub(super) fn handle_message(
+        &mut self,
+        message: CoordinatorMessage,
+    ) -> Result<Vec<ClientAction<P>>, Violation> {
         let mut actions = Vec::with_capacity(message.instructions.len());
         for instruction in message.instructions {
             match instruction {
@@ -214,14 +220,14 @@ impl<P> Client<P> {
     }
 
     /// Ends the client. Returns the data of the tensors whose operations have not begun.
-    pub(super) fn end(&mut self) -> Vec<P> {
+    pub(super) fn end_and_take_payloads(&mut self) -> Vec<P> {
         self.has_closed = true;
         self.report = RankReport::default();
         std::mem::take(&mut self.tensors).into_values().filter_map(|(_, payload)| payload).collect()
     }
 }
 
-/// Checks that all tensors of an operation have the same kind of operation and the same element type.
+/// Checks that the coordinator fused only tensors with the same operation and element type.
 fn check_run<P>(run: &[(Request, Option<P>)]) -> Result<(), Violation> {
     let kind = |request: &Request| (request.signature.kind, request.signature.dtype);
     let Some((first, _)) = run.first() else {
@@ -264,14 +270,14 @@ mod tests {
         let report = client.take_report().unwrap();
         assert_eq!((report.requests.len(), report.slots.len(), report.messages_read), (1, 0, 0));
         assert_eq!(client.take_report(), None);
-        let actions = client.process(run_message(announced_tensor("a", Some(5)))).unwrap();
+        let actions = client.handle_message(run_message(announced_tensor("a", Some(5)))).unwrap();
         assert!(matches!(&actions[..], [ClientAction::Run(run)] if run[0].1 == Some(1)));
         assert_eq!(client.submit("a", SUM, || 2), Err(NamedError::InFlight("a".into())));
         client.release_name("a");
         client.submit("a", SUM, || 2).unwrap();
         let report = client.take_report().unwrap();
         assert_eq!((report.requests.len(), report.slots, report.messages_read), (0, [5].into(), 1));
-        client.process(run_message(AnnouncedTensor::Cached(5))).unwrap();
+        client.handle_message(run_message(AnnouncedTensor::Cached(5))).unwrap();
         client.release_name("a");
         // A tensor with the same name but another count is not the cached tensor.
         client.submit("a", Signature { count: 4, ..SUM }, || 3).unwrap();
@@ -283,11 +289,13 @@ mod tests {
     fn an_unreported_tensor_is_reported_in_full_if_its_slot_is_retired() {
         let mut client = make_client();
         client.submit("a", SUM, || 1).unwrap();
-        client.process(run_message(announced_tensor("a", Some(5)))).unwrap();
+        client.handle_message(run_message(announced_tensor("a", Some(5)))).unwrap();
         client.release_name("a");
         client.take_report();
         client.submit("a", SUM, || 2).unwrap();
-        client.process(CoordinatorMessage { retired: vec![5], ..CoordinatorMessage::default() }).unwrap();
+        client
+            .handle_message(CoordinatorMessage { retired: vec![5], ..CoordinatorMessage::default() })
+            .unwrap();
         let report = client.take_report().unwrap();
         assert_eq!((report.requests.len(), report.slots.len(), report.messages_read), (1, 0, 2));
     }
@@ -305,7 +313,7 @@ mod tests {
         assert_eq!((first.requests.len(), first.joins), (REQUESTS_MAX, false));
         let second = client.take_report().unwrap();
         assert_eq!((second.requests.len(), second.joins), (1, true));
-        assert_eq!(client.end().len(), REQUESTS_MAX + 1);
+        assert_eq!(client.end_and_take_payloads().len(), REQUESTS_MAX + 1);
         assert_eq!(client.submit("late", SUM, || 0), Err(NamedError::Closed));
     }
 
@@ -314,27 +322,32 @@ mod tests {
         let mut without_tensors = make_client();
         assert!(
             without_tensors
-                .process(run_message(announced_tensor("a", None)))
+                .handle_message(run_message(announced_tensor("a", None)))
                 .unwrap_err()
                 .0
                 .contains("has not submitted")
         );
         assert!(
-            make_client().process(run_message(AnnouncedTensor::Cached(0))).unwrap_err().0.contains("empty")
+            make_client()
+                .handle_message(run_message(AnnouncedTensor::Cached(0)))
+                .unwrap_err()
+                .0
+                .contains("empty")
         );
         let mut joined = make_client();
         joined.join().unwrap();
-        let actions = joined.process(run_message(announced_tensor("a", None))).unwrap();
+        let actions = joined.handle_message(run_message(announced_tensor("a", None))).unwrap();
         assert!(matches!(&actions[..], [ClientAction::Run(run)] if run[0].1.is_none()));
         let mut with_other_count = make_client();
         with_other_count.submit("a", Signature { count: 9, ..SUM }, || 1).unwrap();
-        let violation = with_other_count.process(run_message(announced_tensor("a", None))).unwrap_err();
+        let violation =
+            with_other_count.handle_message(run_message(announced_tensor("a", None))).unwrap_err();
         assert!(violation.0.contains("but this rank submitted"));
         let empty_run = CoordinatorMessage {
             instructions: vec![Instruction::Run(Vec::new())],
             ..CoordinatorMessage::default()
         };
-        assert!(make_client().process(empty_run).is_err());
+        assert!(make_client().handle_message(empty_run).is_err());
     }
 
     #[test]

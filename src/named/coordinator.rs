@@ -22,14 +22,14 @@ use crate::types::{Rank, ReduceOp};
 pub(super) struct CoordinatorLimits {
     /// The largest number of bytes that are fused into one operation.
     pub(super) fusion_bytes: u64,
-    /// The number of tensors in the response cache.
+    /// The number of slots of the response cache.
     pub(super) capacity: u16,
     /// The largest number of operations that run at the same time. While this number of operations runs, further
     /// tensors wait. The coordinator can fuse waiting tensors into one operation.
     pub(super) outstanding_max: usize,
 }
 
-/// The coordinator's side of the negotiation.
+/// The state machine that decides which tensors run.
 pub(super) struct Coordinator {
     limits: CoordinatorLimits,
     /// For each rank of the group, the number of this rank in the job.
@@ -105,7 +105,12 @@ impl Coordinator {
     }
 
     /// Processes a report of a rank.
-    pub(super) fn report(&mut self, now: Duration, from: Rank, report: RankReport) -> Result<(), Violation> {
+    pub(super) fn handle_report(
+        &mut self,
+        now: Duration,
+        from: Rank,
+        report: RankReport,
+    ) -> Result<(), Violation> {
         let messages = self.messages;
         let Some(status) = self.ranks.get_mut(from.index()) else {
             return Err(Violation("it is not a rank of the group".into()));
@@ -231,7 +236,8 @@ impl Coordinator {
         parts.iter().map(text).collect::<Vec<_>>().join("; ")
     }
 
-    /// Lists these ranks of the group, with their numbers in the job.
+    /// Formats ranks of the group as text, for example `ranks 1, 2 and 3`. The text contains the ranks' numbers in
+    /// the job.
     pub(super) fn describe_ranks(&self, ranks: &[Rank]) -> String {
         super::stalls::describe_ranks(ranks.iter().map(|rank| self.members[rank.index()]))
     }
@@ -322,8 +328,8 @@ impl Coordinator {
         Some(Instruction::Joined(last))
     }
 
-    /// Returns the number of the last message that all ranks have read. Ranks that have joined or closed are ignored,
-    /// because they use no slot before they have read all messages.
+    /// Returns the number of the last message that all ranks have read. Ignores ranks that have joined or closed:
+    /// such a rank reads all messages before it uses a slot again.
     fn last_message_read_by_all(&self) -> u64 {
         let active = self.ranks.iter().filter(|status| !status.is_inactive());
         active.map(|status| status.messages_read).min().unwrap_or(self.messages)

@@ -29,7 +29,7 @@ fn submissions(names: &[&str], signature: Signature) -> RankReport {
 }
 
 fn send_report(coordinator: &mut Coordinator, rank: u32, report: RankReport) {
-    coordinator.report(T0, Rank::new(rank), report).expect("the report should be valid");
+    coordinator.handle_report(T0, Rank::new(rank), report).expect("the report should be valid");
 }
 
 /// Returns the names of the tensors in each operation of the next message. The name of a cached tensor
@@ -118,7 +118,7 @@ fn a_disagreement_is_refused_with_the_request_of_each_rank() {
 }
 
 #[test]
-fn tensors_do_not_wait_for_joined_ranks_and_all_ranks_continue_when_all_have_joined() {
+fn tensors_do_not_wait_for_ranks_that_have_joined() {
     let mut coordinator = coordinator(3);
     let max = Signature { kind: TensorOp::AllReduce(ReduceOp::Max), ..SUM };
     send_report(&mut coordinator, 0, submissions(&["a"], SUM));
@@ -132,7 +132,7 @@ fn tensors_do_not_wait_for_joined_ranks_and_all_ranks_continue_when_all_have_joi
         &message.instructions[..],
         [Instruction::Refuse { refusal: RefusalKind::WithoutJoined, .. }]
     ));
-    let late = coordinator.report(T0, Rank::new(1), submissions(&["z"], SUM));
+    let late = coordinator.handle_report(T0, Rank::new(1), submissions(&["z"], SUM));
     assert!(late.unwrap_err().0.contains("after it had joined"));
     send_report(&mut coordinator, 2, join_report());
     send_report(&mut coordinator, 0, join_report());
@@ -154,7 +154,11 @@ fn tensors_that_a_closed_rank_has_not_submitted_are_refused() {
     assert_eq!(message.instructions[0], refuse);
     assert!(matches!(&message.instructions[1], Instruction::Run(tensors) if tensors.len() == 1));
     assert!(
-        coordinator.report(T0, Rank::new(1), close_report()).unwrap_err().0.contains("after it had closed")
+        coordinator
+            .handle_report(T0, Rank::new(1), close_report())
+            .unwrap_err()
+            .0
+            .contains("after it had closed")
     );
     assert!(!coordinator.expects_reports());
     send_report(&mut coordinator, 0, close_report());
@@ -164,12 +168,12 @@ fn tensors_that_a_closed_rank_has_not_submitted_are_refused() {
 
 #[test]
 fn invalid_reports_are_violations() {
-    let violation = |report| coordinator(2).report(T0, Rank::ZERO, report).unwrap_err().0;
+    let violation = |report| coordinator(2).handle_report(T0, Rank::ZERO, report).unwrap_err().0;
     assert!(violation(submissions(&["a", "a"], SUM)).contains("twice"));
     assert!(violation(RankReport { slots: [3].into(), ..RankReport::default() }).contains("empty"));
     assert!(violation(RankReport { slots: [9000].into(), ..RankReport::default() }).contains("empty"));
     assert!(violation(RankReport { messages_read: 1, ..RankReport::default() }).contains("has read"));
-    let from_rank_2_of_2 = coordinator(2).report(T0, Rank::new(2), close_report());
+    let from_rank_2_of_2 = coordinator(2).handle_report(T0, Rank::new(2), close_report());
     assert!(from_rank_2_of_2.unwrap_err().0.contains("not a rank of the group"));
 }
 
@@ -177,7 +181,7 @@ fn invalid_reports_are_violations() {
 fn a_stall_is_reported_once_and_ends_the_job_after_the_abort_limit() {
     let second = Duration::from_secs;
     let mut coordinator = coordinator(3);
-    coordinator.report(second(1), Rank::ZERO, submissions(&["x"], SUM)).unwrap();
+    coordinator.handle_report(second(1), Rank::ZERO, submissions(&["x"], SUM)).unwrap();
     assert_eq!(coordinator.check_for_stalls(second(10)), StallReport::default());
     let report = coordinator.check_for_stalls(second(11));
     assert_eq!(report.abort, None);
@@ -185,10 +189,10 @@ fn a_stall_is_reported_once_and_ends_the_job_after_the_abort_limit() {
     assert_eq!(report.stalls.iter().map(ToString::to_string).collect::<Vec<_>>(), [text]);
     assert!(coordinator.check_for_stalls(second(12)).stalls.is_empty(), "a stall is reported once");
     assert_eq!(coordinator.reported_stalls(), report.stalls);
-    coordinator.report(second(13), Rank::new(2), submissions(&["x"], SUM)).unwrap();
+    coordinator.handle_report(second(13), Rank::new(2), submissions(&["x"], SUM)).unwrap();
     let report = coordinator.check_for_stalls(second(31));
     assert_eq!(report.abort.as_deref(), Some("tensor `x` has waited 30.0s for rank 11 to submit it"));
-    coordinator.report(second(32), Rank::new(1), submissions(&["x"], SUM)).unwrap();
+    coordinator.handle_report(second(32), Rank::new(1), submissions(&["x"], SUM)).unwrap();
     assert_eq!(coordinator.reported_stalls(), []);
     assert_eq!(coordinator.check_for_stalls(second(100)), StallReport::default());
 }
@@ -197,8 +201,8 @@ fn a_stall_is_reported_once_and_ends_the_job_after_the_abort_limit() {
 fn a_join_or_close_is_no_stall_as_long_as_other_ranks_are_active() {
     let second = Duration::from_secs;
     let mut coordinator = coordinator(2);
-    coordinator.report(second(1), Rank::new(1), join_report()).unwrap();
-    coordinator.report(second(25), Rank::ZERO, submissions(&["x"], SUM)).unwrap();
+    coordinator.handle_report(second(1), Rank::new(1), join_report()).unwrap();
+    coordinator.handle_report(second(25), Rank::ZERO, submissions(&["x"], SUM)).unwrap();
     assert!(next_runs(&mut coordinator).len() == 1);
     coordinator.complete(second(26));
     assert!(coordinator.check_for_stalls(second(35)).stalls.is_empty());

@@ -35,8 +35,7 @@ pub enum NamedError {
         /// The request of each rank, with the rank's number in the job.
         asked: String,
     },
-    /// Some ranks have joined, and the operation is not defined without their data. Every rank's handle returns this
-    /// error.
+    /// The operation needs the data of all ranks, but some ranks have joined. Every rank's handle returns this error.
     #[error("tensor `{name}` needs data from ranks that have joined: {detail}")]
     WithoutJoined {
         /// The name of the tensor.
@@ -60,7 +59,8 @@ pub enum NamedError {
     Closed,
 }
 
-/// The error that a peer has sent an invalid message. This error ends the job. The text is a sentence about the peer.
+/// The error that a peer has sent an invalid message. This error ends the job. The text says what the peer did, for
+/// example "it named slot 3, which is empty".
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Violation(pub(super) String);
 

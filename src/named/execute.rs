@@ -35,12 +35,12 @@ pub(super) struct ReadySignal {
 }
 
 impl ReadySignal {
-    fn set(&self) {
+    fn set_ready(&self) {
         *lock(&self.is_set) = true;
         self.changed.notify_all();
     }
 
-    /// Waits until the signal is set, and clears it.
+    /// Waits until the signal is set, and then clears the signal.
     pub(super) fn wait(&self) {
         let waited = self.changed.wait_while(lock(&self.is_set), |is_set| !*is_set);
         *waited.unwrap_or_else(PoisonError::into_inner) = false;
@@ -71,7 +71,7 @@ impl<R> Drop for Promise<R> {
         lock(&self.0.result).get_or_insert(Err(NamedError::Closed));
         self.0.changed.notify_all();
         if let Some(signal) = &*lock(&self.0.signal) {
-            signal.set();
+            signal.set_ready();
         }
     }
 }
@@ -133,13 +133,13 @@ impl<T: Element> TensorPayload for Submitted<T> {
 
 /// The request for a tensor, and the tensor that this rank has submitted. The tensor is `None` if this rank has
 /// called `join`: the rank then contributes zeros.
-pub(super) type RunItem = (Request, Option<Box<dyn TensorPayload>>);
+pub(super) type TensorToRun = (Request, Option<Box<dyn TensorPayload>>);
 
 /// An operation that has begun.
 pub(super) trait BegunOperation: Send {
     /// Waits for the end of the operation, calls `on_end` with the names of this rank's tensors, and passes each
     /// result to the handle of its tensor.
-    fn finish(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error>;
+    fn wait_and_deliver(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error>;
 }
 
 /// The range of a tensor in the operation's buffer, the promise of the tensor's result, and the function to apply to
@@ -153,31 +153,34 @@ struct FusedOperation<T> {
     parts: Vec<FusedPart<T>>,
 }
 
-/// Begins the operation for these tensors, which must have the same kind of operation and the same element type.
-/// Returns `None` if there are no tensors.
-pub(super) fn begin(group: &mut Group, items: Vec<RunItem>) -> Option<Box<dyn BegunOperation>> {
+/// Begins one operation on all `items`, which must have the same operation and element type. Returns `None` if
+/// `items` is empty.
+pub(super) fn begin_operation(group: &mut Group, items: Vec<TensorToRun>) -> Option<Box<dyn BegunOperation>> {
     let dtype = items.first()?.0.signature.dtype;
     Some(match dtype {
-        DType::F16 => begin_typed::<f16>(group, items),
-        DType::Bf16 => begin_typed::<bf16>(group, items),
-        DType::F32 => begin_typed::<f32>(group, items),
-        DType::F64 => begin_typed::<f64>(group, items),
-        DType::I8 => begin_typed::<i8>(group, items),
-        DType::U8 => begin_typed::<u8>(group, items),
-        DType::I16 => begin_typed::<i16>(group, items),
-        DType::U16 => begin_typed::<u16>(group, items),
-        DType::I32 => begin_typed::<i32>(group, items),
-        DType::U32 => begin_typed::<u32>(group, items),
-        DType::I64 => begin_typed::<i64>(group, items),
-        DType::U64 => begin_typed::<u64>(group, items),
-        DType::F32Loc => begin_typed::<F32Loc>(group, items),
-        DType::F64Loc => begin_typed::<F64Loc>(group, items),
-        DType::I32Loc => begin_typed::<I32Loc>(group, items),
-        DType::I64Loc => begin_typed::<I64Loc>(group, items),
+        DType::F16 => begin_operation_of_type::<f16>(group, items),
+        DType::Bf16 => begin_operation_of_type::<bf16>(group, items),
+        DType::F32 => begin_operation_of_type::<f32>(group, items),
+        DType::F64 => begin_operation_of_type::<f64>(group, items),
+        DType::I8 => begin_operation_of_type::<i8>(group, items),
+        DType::U8 => begin_operation_of_type::<u8>(group, items),
+        DType::I16 => begin_operation_of_type::<i16>(group, items),
+        DType::U16 => begin_operation_of_type::<u16>(group, items),
+        DType::I32 => begin_operation_of_type::<i32>(group, items),
+        DType::U32 => begin_operation_of_type::<u32>(group, items),
+        DType::I64 => begin_operation_of_type::<i64>(group, items),
+        DType::U64 => begin_operation_of_type::<u64>(group, items),
+        DType::F32Loc => begin_operation_of_type::<F32Loc>(group, items),
+        DType::F64Loc => begin_operation_of_type::<F64Loc>(group, items),
+        DType::I32Loc => begin_operation_of_type::<I32Loc>(group, items),
+        DType::I64Loc => begin_operation_of_type::<I64Loc>(group, items),
     })
 }
 
-fn begin_typed<T: Element>(group: &mut Group, items: Vec<RunItem>) -> Box<dyn BegunOperation> {
+fn begin_operation_of_type<T: Element>(
+    group: &mut Group,
+    items: Vec<TensorToRun>,
+) -> Box<dyn BegunOperation> {
     let kind = items[0].0.signature.kind;
     let is_single = items.len() == 1;
     let total: usize = items.iter().map(|(request, _)| request.signature.count as usize).sum();
@@ -208,7 +211,7 @@ fn begin_typed<T: Element>(group: &mut Group, items: Vec<RunItem>) -> Box<dyn Be
     let handle = match kind {
         TensorOp::AllReduce(op) => group.all_reduce_async(buffer, op),
         TensorOp::Broadcast(root) => group.broadcast_async(buffer, root),
-        TensorOp::AllGather => gather(group, &buffer),
+        TensorOp::AllGather => gather_uneven(group, &buffer),
         TensorOp::ReduceScatter(op) => group.reduce_scatter_async(buffer, op),
     };
     Box::new(FusedOperation { handle, names, parts })
@@ -216,7 +219,7 @@ fn begin_typed<T: Element>(group: &mut Group, items: Vec<RunItem>) -> Box<dyn Be
 
 /// Gathers tensors whose lengths may differ between ranks. Gathers the lengths of all ranks first, so that every rank
 /// returns an error if the sum of the lengths is too large.
-fn gather<T: Element>(group: &mut Group, own: &[T]) -> Result<Handle<Vec<T>>, Error> {
+fn gather_uneven<T: Element>(group: &mut Group, own: &[T]) -> Result<Handle<Vec<T>>, Error> {
     let counts = group.all_gather_from(&[own.len() as u64])?;
     let total = counts.iter().fold(0u64, |total, &count| total.saturating_add(count));
     if total.saturating_mul(T::DTYPE.size_bytes() as u64) > TENSOR_BYTES_MAX {
@@ -229,7 +232,7 @@ fn gather<T: Element>(group: &mut Group, own: &[T]) -> Result<Handle<Vec<T>>, Er
 }
 
 impl<T: Element> BegunOperation for FusedOperation<T> {
-    fn finish(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error> {
+    fn wait_and_deliver(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error> {
         let Self { handle, names, parts } = *self;
         let result = handle.and_then(Handle::wait);
         // Release the names before any result is visible, because a thread that gets a result may submit a tensor
@@ -240,8 +243,8 @@ impl<T: Element> BegunOperation for FusedOperation<T> {
             Err(error) => {
                 let promises = parts.into_iter().filter_map(|(_, promise)| promise);
                 promises.for_each(|(promise, _)| promise.fulfil(Err(error.clone().into())));
-                // If the lengths of an all-gather are invalid, the all-gather fails on all ranks, and all other
-                // tensors continue.
+                // An all-gather with invalid lengths fails on all ranks. It does not end the job, so other tensors
+                // continue.
                 return if matches!(error, Error::InvalidCounts(_)) { Ok(()) } else { Err(error) };
             }
         };

@@ -27,7 +27,7 @@ pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 const REQUEST_BYTES_MAX: usize = 2 + NAME_BYTES_MAX + 1 + 4 + 1 + 8 + 2 + 2;
 const REFUSAL_BYTES_MAX: usize = 2 + 2 + NAME_BYTES_MAX + 2 + REASON_BYTES_MAX;
 const _: () = assert!(
-    // In the worst case, each tensor is announced by a separate instruction, and all slots are retired.
+    // In the longest message, each tensor has its own instruction, and all slots are retired.
     REQUESTS_MAX * (REQUEST_BYTES_MAX + 8) + REFUSALS_MAX * REFUSAL_BYTES_MAX + 3 * SLOTS_MAX as usize + 64
         <= MESSAGE_BYTES_MAX
 );
@@ -56,7 +56,7 @@ impl Signature {
     }
 
     /// Checks that this signature is valid in a group of `world` ranks.
-    pub(super) fn check(&self, world: WorldSize) -> Result<(), Violation> {
+    pub(super) fn check_size_and_operation(&self, world: WorldSize) -> Result<(), Violation> {
         match self.kind {
             TensorOp::AllReduce(op) | TensorOp::ReduceScatter(op)
                 if op == ReduceOp::Custom || !op.applies_to(self.dtype) =>
@@ -126,7 +126,7 @@ pub(super) struct RankReport {
 pub(super) struct CoordinatorMessage {
     /// The instructions, which the rank carries out in this order.
     pub(super) instructions: Vec<Instruction>,
-    /// The slots that the rank must not use in reports after it has read this message.
+    /// The retired slots. A rank that has read this message must not use these slots in reports.
     pub(super) retired: Vec<u16>,
 }
 
@@ -160,7 +160,7 @@ pub(super) enum RefusalKind {
     Left,
 }
 
-/// The value of a slot field that contains no slot.
+/// In a message, this slot number means that there is no slot.
 const NO_SLOT: u16 = u16::MAX;
 
 impl RankReport {
@@ -182,21 +182,21 @@ impl RankReport {
 
     pub(super) fn decode(bytes: &[u8], world: WorldSize) -> Result<Self, Violation> {
         let mut reader = MessageReader(bytes);
-        let messages_read = reader.u64()?;
-        let flags = reader.u8()?;
+        let messages_read = reader.read_u64()?;
+        let flags = reader.read_u8()?;
         if flags > 3 {
             return Err(Violation(format!("it sent unknown flags {flags}")));
         }
-        let length = usize::from(reader.u16()?);
+        let length = usize::from(reader.read_u16()?);
         if length > usize::from(SLOTS_MAX) / 8 {
             return Err(Violation(format!("it sent a bit vector of {length} bytes")));
         }
-        let bits = reader.bytes(length)?;
+        let bits = reader.read_bytes(length)?;
         let is_set = |slot: &u16| bits[usize::from(*slot) / 8] & (1 << (slot % 8)) != 0;
         let slots = (0..length as u16 * 8).filter(is_set).collect();
-        let count = reader.count("requests", REQUESTS_MAX)?;
-        let requests = (0..count).map(|_| reader.request(world)).collect::<Result<_, _>>()?;
-        reader.end()?;
+        let count = reader.read_count("requests", REQUESTS_MAX)?;
+        let requests = (0..count).map(|_| reader.read_request(world)).collect::<Result<_, _>>()?;
+        reader.expect_end()?;
         Ok(Self { messages_read, slots, requests, joins: flags & 1 != 0, closes: flags & 2 != 0 })
     }
 }
@@ -211,7 +211,7 @@ impl CoordinatorMessage {
                     out.push(1);
                     put_u16(&mut out, tensors.len() as u16);
                     for tensor in tensors {
-                        put_tensor(&mut out, tensor);
+                        put_announced_tensor(&mut out, tensor);
                     }
                 }
                 Instruction::Refuse { name, refusal, reason } => {
@@ -236,11 +236,11 @@ impl CoordinatorMessage {
 
     pub(super) fn decode(bytes: &[u8], world: WorldSize) -> Result<Self, Violation> {
         let mut reader = MessageReader(bytes);
-        let count = reader.count("instructions", REQUESTS_MAX + REFUSALS_MAX + 1)?;
-        let instructions = (0..count).map(|_| reader.instruction(world)).collect::<Result<_, _>>()?;
-        let count = reader.count("retired slots", usize::from(SLOTS_MAX))?;
-        let retired = (0..count).map(|_| reader.slot()).collect::<Result<_, _>>()?;
-        reader.end()?;
+        let count = reader.read_count("instructions", REQUESTS_MAX + REFUSALS_MAX + 1)?;
+        let instructions = (0..count).map(|_| reader.read_instruction(world)).collect::<Result<_, _>>()?;
+        let count = reader.read_count("retired slots", usize::from(SLOTS_MAX))?;
+        let retired = (0..count).map(|_| reader.read_slot()).collect::<Result<_, _>>()?;
+        reader.expect_end()?;
         Ok(Self { instructions, retired })
     }
 }
@@ -249,7 +249,7 @@ fn put_u16(out: &mut Vec<u8>, value: u16) {
     out.extend(value.to_le_bytes());
 }
 
-/// Appends the length of a text and the text, which is cut off at the limit.
+/// Appends the length of a text, and then the text. Cuts off a text longer than `bytes_max`.
 fn put_text(out: &mut Vec<u8>, text: &str, bytes_max: usize) {
     let end = text.floor_char_boundary(bytes_max);
     put_u16(out, end as u16);
@@ -270,7 +270,7 @@ fn put_request(out: &mut Vec<u8>, Request { name, signature }: &Request) {
     out.extend(signature.count.to_le_bytes());
 }
 
-fn put_tensor(out: &mut Vec<u8>, tensor: &AnnouncedTensor) {
+fn put_announced_tensor(out: &mut Vec<u8>, tensor: &AnnouncedTensor) {
     match tensor {
         AnnouncedTensor::Cached(slot) => put_u16(out, *slot),
         AnnouncedTensor::Named(request, slot) => {
@@ -285,31 +285,31 @@ fn put_tensor(out: &mut Vec<u8>, tensor: &AnnouncedTensor) {
 struct MessageReader<'a>(&'a [u8]);
 
 impl<'a> MessageReader<'a> {
-    fn bytes(&mut self, length: usize) -> Result<&'a [u8], Violation> {
+    fn read_bytes(&mut self, length: usize) -> Result<&'a [u8], Violation> {
         let (head, tail) =
             self.0.split_at_checked(length).ok_or_else(|| Violation("its message is cut off".into()))?;
         self.0 = tail;
         Ok(head)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Violation> {
-        self.bytes(N)?.try_into().map_err(|_| Violation("its message is cut off".into()))
+    fn read_array<const N: usize>(&mut self) -> Result<[u8; N], Violation> {
+        self.read_bytes(N)?.try_into().map_err(|_| Violation("its message is cut off".into()))
     }
 
-    fn u8(&mut self) -> Result<u8, Violation> {
-        self.array().map(u8::from_le_bytes)
+    fn read_u8(&mut self) -> Result<u8, Violation> {
+        self.read_array().map(u8::from_le_bytes)
     }
 
-    fn u16(&mut self) -> Result<u16, Violation> {
-        self.array().map(u16::from_le_bytes)
+    fn read_u16(&mut self) -> Result<u16, Violation> {
+        self.read_array().map(u16::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, Violation> {
-        self.array().map(u64::from_le_bytes)
+    fn read_u64(&mut self) -> Result<u64, Violation> {
+        self.read_array().map(u64::from_le_bytes)
     }
 
-    fn rank(&mut self, world: WorldSize) -> Result<Rank, Violation> {
-        let rank = Rank::new(self.array().map(u32::from_le_bytes)?);
+    fn read_rank(&mut self, world: WorldSize) -> Result<Rank, Violation> {
+        let rank = Rank::new(self.read_array().map(u32::from_le_bytes)?);
         if world.contains(rank) {
             Ok(rank)
         } else {
@@ -317,31 +317,31 @@ impl<'a> MessageReader<'a> {
         }
     }
 
-    fn count(&mut self, what: &str, max: usize) -> Result<usize, Violation> {
-        let count = usize::from(self.u16()?);
+    fn read_count(&mut self, what: &str, max: usize) -> Result<usize, Violation> {
+        let count = usize::from(self.read_u16()?);
         if count > max { Err(Violation(format!("{count} {what} are more than {max}"))) } else { Ok(count) }
     }
 
-    fn slot(&mut self) -> Result<u16, Violation> {
-        let slot = self.u16()?;
+    fn read_slot(&mut self) -> Result<u16, Violation> {
+        let slot = self.read_u16()?;
         if slot >= SLOTS_MAX { Err(Violation(format!("its slot {slot} is too large"))) } else { Ok(slot) }
     }
 
-    fn text(&mut self, bytes_max: usize) -> Result<String, Violation> {
-        let length = self.count("bytes of text", bytes_max)?;
-        let text = str::from_utf8(self.bytes(length)?);
+    fn read_text(&mut self, bytes_max: usize) -> Result<String, Violation> {
+        let length = self.read_count("bytes of text", bytes_max)?;
+        let text = str::from_utf8(self.read_bytes(length)?);
         text.map(str::to_owned).map_err(|_| Violation("it sent a text that is not UTF-8".into()))
     }
 
-    fn name(&mut self) -> Result<String, Violation> {
-        let name = self.text(NAME_BYTES_MAX)?;
+    fn read_name(&mut self) -> Result<String, Violation> {
+        let name = self.read_text(NAME_BYTES_MAX)?;
         check_name(&name).map(|()| name)
     }
 
-    fn request(&mut self, world: WorldSize) -> Result<Request, Violation> {
-        let name = self.name()?;
-        let kind = self.u8()?;
-        let argument = u32::from_le_bytes(self.array()?);
+    fn read_request(&mut self, world: WorldSize) -> Result<Request, Violation> {
+        let name = self.read_name()?;
+        let kind = self.read_u8()?;
+        let argument = u32::from_le_bytes(self.read_array()?);
         let op = || u8::try_from(argument).ok().and_then(ReduceOp::from_byte);
         let kind = match kind {
             1 => op().map(TensorOp::AllReduce),
@@ -351,50 +351,50 @@ impl<'a> MessageReader<'a> {
             _ => None,
         };
         let kind = kind.ok_or_else(|| Violation(format!("it sent an unknown operation on `{name}`")))?;
-        let dtype = self.u8()?;
+        let dtype = self.read_u8()?;
         let dtype = DType::from_byte(dtype)
             .ok_or_else(|| Violation(format!("it sent unknown element type {dtype} of `{name}`")))?;
-        let signature = Signature { kind, dtype, count: self.u64()? };
-        signature.check(world)?;
+        let signature = Signature { kind, dtype, count: self.read_u64()? };
+        signature.check_size_and_operation(world)?;
         Ok(Request { name, signature })
     }
 
-    fn tensor(&mut self, world: WorldSize) -> Result<AnnouncedTensor, Violation> {
-        let slot = self.u16()?;
+    fn read_tensor(&mut self, world: WorldSize) -> Result<AnnouncedTensor, Violation> {
+        let slot = self.read_u16()?;
         if slot != NO_SLOT {
             return Ok(AnnouncedTensor::Cached(slot));
         }
-        let request = self.request(world)?;
-        let slot = self.u16()?;
+        let request = self.read_request(world)?;
+        let slot = self.read_u16()?;
         if slot != NO_SLOT && slot >= SLOTS_MAX {
             return Err(Violation(format!("its slot {slot} is too large")));
         }
         Ok(AnnouncedTensor::Named(request, Some(slot).filter(|&slot| slot != NO_SLOT)))
     }
 
-    fn instruction(&mut self, world: WorldSize) -> Result<Instruction, Violation> {
-        match self.u8()? {
+    fn read_instruction(&mut self, world: WorldSize) -> Result<Instruction, Violation> {
+        match self.read_u8()? {
             1 => {
-                let count = self.count("tensors", REQUESTS_MAX)?;
-                (0..count).map(|_| self.tensor(world)).collect::<Result<_, _>>().map(Instruction::Run)
+                let count = self.read_count("tensors", REQUESTS_MAX)?;
+                (0..count).map(|_| self.read_tensor(world)).collect::<Result<_, _>>().map(Instruction::Run)
             }
             2 => {
-                let refusal = match self.u8()? {
+                let refusal = match self.read_u8()? {
                     0 => RefusalKind::Disagreement,
                     1 => RefusalKind::WithoutJoined,
                     2 => RefusalKind::Left,
                     other => return Err(Violation(format!("it sent unknown refusal {other}"))),
                 };
-                let name = self.name()?;
-                Ok(Instruction::Refuse { name, refusal, reason: self.text(REASON_BYTES_MAX)? })
+                let name = self.read_name()?;
+                Ok(Instruction::Refuse { name, refusal, reason: self.read_text(REASON_BYTES_MAX)? })
             }
-            3 => self.rank(world).map(Instruction::Joined),
+            3 => self.read_rank(world).map(Instruction::Joined),
             4 => Ok(Instruction::End),
             other => Err(Violation(format!("it sent unknown instruction {other}"))),
         }
     }
 
-    fn end(&self) -> Result<(), Violation> {
+    fn expect_end(&self) -> Result<(), Violation> {
         if self.0.is_empty() {
             return Ok(());
         }

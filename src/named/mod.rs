@@ -73,11 +73,11 @@ pub struct NamedOptions {
     /// The number of tensors for which the response cache has space; the largest value is 16 384. If a rank
     /// submits a cached tensor again, the rank sends only one bit for the tensor.
     pub cache_capacity: usize,
-    /// The time that a tensor may wait for ranks that have not submitted it, before rank 0 logs a warning.
+    /// If a rank has submitted a tensor, and another rank does not submit it within this time, rank 0 logs a warning.
     pub stall_warning: Duration,
-    /// The time that a tensor may wait for ranks that have not submitted it, before the job ends. `None` means no
-    /// limit, as in Horovod, because a rank may need a long time to compile or to save a checkpoint. If a rank dies,
-    /// the job ends in any case.
+    /// If a rank has submitted a tensor, and another rank does not submit it within this time, the job ends. `None`
+    /// means no limit. The default is `None`, as in Horovod, because a rank may compile or save a checkpoint for a
+    /// long time. If a rank dies, the job ends in any case.
     pub stall_abort: Option<Duration>,
 }
 
@@ -99,8 +99,8 @@ pub struct NamedStatistics {
     pub tensors: u64,
     /// The number of submitted tensors that were in the response cache, so that this rank sent only one bit for each.
     pub cached: u64,
-    /// The number of operations that have run. This number is smaller than the number of tensors if tensors were
-    /// fused.
+    /// The number of operations that have run. Each fused operation counts once, so this number can be smaller than
+    /// the number of tensors.
     pub operations: u64,
     /// The number of messages that this rank has sent to the coordinator on rank 0.
     pub reports: u64,
@@ -127,8 +127,8 @@ impl NamedTensors {
     pub fn new(group: &mut Group, options: NamedOptions) -> Result<Self, Error> {
         let mut control = group.duplicate()?;
         let data = group.duplicate()?;
-        // The control group is idle while no tensors are submitted, so it has no timeout. The coordinator detects
-        // stalls.
+        // The control group has no timeout, because it is idle while no rank submits a tensor. The coordinator
+        // detects stalls.
         control.set_timeout(Duration::MAX);
         let coordinator = (control.rank() == Rank::ZERO).then(|| {
             let limits = CoordinatorLimits {
@@ -139,7 +139,7 @@ impl NamedTensors {
             let watch = StallWatch::new(options.stall_warning, options.stall_abort);
             Coordinator::new(limits, Arc::from(control.members()), watch)
         });
-        let (shared, threads) = runtime::start(control, data, coordinator)?;
+        let (shared, threads) = runtime::start_threads(control, data, coordinator)?;
         Ok(Self { shared, threads })
     }
 
@@ -220,7 +220,7 @@ impl NamedTensors {
     }
 
     /// Submits a tensor for an all-gather: the result is the concatenation of the tensors with this name on all
-    /// ranks. The lengths of these tensors may differ. The tensor is not fused.
+    /// ranks. Each rank's tensor may have a different length. The tensor is not fused.
     ///
     /// # Errors
     ///
@@ -257,14 +257,14 @@ impl NamedTensors {
     /// Declares that this rank has no more data, and waits until all ranks have joined. Returns the rank that joined
     /// last. After all ranks have joined, all ranks can submit tensors again.
     ///
-    /// Until all ranks have joined, this rank contributes zeros to sums and averages that other ranks submit.
-    /// Averages are still divided by the number of all ranks. If other ranks submit a tensor for another operation,
+    /// Until all ranks have joined, this rank contributes zeros to sums and averages that other ranks submit. The
+    /// divisor of an average remains the number of all ranks. If other ranks submit a tensor for another operation,
     /// they get an error, unless this rank submitted the tensor before it joined.
     ///
     /// # Errors
     ///
-    /// [`NamedError::HasJoined`] if another thread of this rank has joined, [`NamedError::Closed`], or the failure of the
-    /// job.
+    /// [`NamedError::HasJoined`] if another thread of this rank has joined, [`NamedError::Closed`], or the failure of
+    /// the job.
     pub fn join(&self) -> Result<Rank, NamedError> {
         let (promise, receiver) = new_promise();
         let mut local = lock(&self.shared.local);
@@ -324,7 +324,7 @@ impl Drop for NamedTensors {
     }
 }
 
-/// A submitted tensor. Dropping the handle does not stop the operation; its result is discarded.
+/// A submitted tensor. Dropping the handle does not stop the operation, but discards the result.
 #[must_use = "call `wait` to get the tensor's result"]
 pub struct NamedHandle<R>(ResultReceiver<R>);
 
@@ -339,8 +339,8 @@ impl<R> NamedHandle<R> {
     ///
     /// # Errors
     ///
-    /// [`NamedError`] if the ranks submitted different requests for this tensor, if the operation needs data from a rank that
-    /// has no more data ([`NamedTensors::join`], [`NamedTensors::close`]), or if the job has failed.
+    /// [`NamedError::Disagreement`] if the ranks submitted different requests for this tensor. Another [`NamedError`]
+    /// if the operation needs data from a rank that has joined or closed, or if the job has failed.
     pub fn wait(self) -> Result<R, NamedError> {
         self.0.wait()
     }
@@ -349,7 +349,7 @@ impl<R> NamedHandle<R> {
     ///
     /// # Errors
     ///
-    /// Returns the handle if the tensor has no result yet; its operation continues.
+    /// Returns the handle if the operation has not ended. The operation continues.
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<R, NamedError>, Self> {
         self.0.wait_timeout(timeout).map_err(Self)
     }

@@ -13,7 +13,7 @@ use super::message::{CoordinatorMessage, RankReport, Signature, TensorOp};
 use super::stalls::StallWatch;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
-/// A call of a rank: it submits a tensor in a step of the training, joins, or closes.
+/// A call of a rank: submit a tensor in a training step, join, or close.
 #[derive(Clone, Copy, Debug)]
 enum TestAction {
     Submit { tensor: usize, step: usize },
@@ -113,14 +113,14 @@ impl SimulatedGroup {
                     RankReport::decode(&report.encode(), self.size).expect("a sent message can be decoded");
                 assert_eq!(sent, report);
                 self.coordinator
-                    .report(Duration::ZERO, Rank::new(rank as u32), report)
+                    .handle_report(Duration::ZERO, Rank::new(rank as u32), report)
                     .expect("the report is valid");
                 self.send_messages();
                 true
             }
             3 => {
                 let Some(message) = node.messages.pop_front() else { return false };
-                for step in node.client.process(message).expect("the message is valid") {
+                for step in node.client.handle_message(message).expect("the message is valid") {
                     match step {
                         ClientAction::Run(run) => {
                             let own = run.iter().filter(|(_, payload)| payload.is_some());
@@ -150,7 +150,7 @@ impl SimulatedGroup {
         }
     }
 
-    /// Makes the chosen moves, and then makes all moves in turn until none is possible.
+    /// Makes the moves in `choices`. After that, tries all moves in turn until no move is possible.
     fn run(&mut self, choices: &[(usize, usize)]) {
         let n = self.nodes.len();
         for &(rank, what) in choices {
@@ -186,7 +186,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn all_ranks_run_every_tensor_once_and_in_the_same_order_for_any_interleaving(
+    fn all_ranks_run_every_tensor_once_and_in_the_same_order(
         n in 1usize..5,
         tensors in 1usize..9,
         epochs in 1usize..4,

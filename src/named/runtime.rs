@@ -65,7 +65,7 @@ enum ReaderInput {
 }
 
 /// Starts the threads. `coordinator` is `Some` on rank 0 and `None` on other ranks.
-pub(super) fn start(
+pub(super) fn start_threads(
     control: Group,
     data: Group,
     coordinator: Option<Coordinator>,
@@ -99,18 +99,18 @@ pub(super) fn start(
             error
         })
     };
-    spawn("named-finish", Box::new(move |shared| shared.finish_all(&begun)))?;
-    spawn("named-read", Box::new(move |shared| shared.read_all(data, &running, &arrivals)))?;
-    spawn("named-report", Box::new(NamedShared::report_all))?;
+    spawn("named-finish", Box::new(move |shared| shared.run_finisher(&begun)))?;
+    spawn("named-read", Box::new(move |shared| shared.run_reader(data, &running, &arrivals)))?;
+    spawn("named-report", Box::new(NamedShared::run_reporter))?;
     if is_collecting {
-        spawn("named-collect", Box::new(NamedShared::collect_all))?;
+        spawn("named-collect", Box::new(NamedShared::run_collector))?;
     }
     Ok((shared, threads))
 }
 
 impl NamedShared {
     /// Runs the reporter: sends reports until this rank closes.
-    fn report_all(&self) {
+    fn run_reporter(&self) {
         loop {
             let mut local = lock(&self.local);
             let report = loop {
@@ -133,8 +133,8 @@ impl NamedShared {
         }
     }
 
-    /// Sends one report and waits until it has been sent. Tensors that are submitted in the meantime are in the next
-    /// report.
+    /// Sends one report, and waits for the end of the send. Tensors that are submitted in the meantime are in the
+    /// next report.
     fn send_report(&self, report: RankReport) -> Result<(), Error> {
         if let Some(leader) = &self.leader {
             return self.process_report(leader, Rank::ZERO, Ok(report));
@@ -144,7 +144,7 @@ impl NamedShared {
     }
 
     /// Runs the collector: receives reports until all other ranks have closed.
-    fn collect_all(&self) {
+    fn run_collector(&self) {
         let Some(leader) = &self.leader else { return };
         while lock(&leader.coordinator).expects_reports() {
             if let Err(error) = self.collect_report(leader) {
@@ -169,7 +169,7 @@ impl NamedShared {
         report: Result<RankReport, Violation>,
     ) -> Result<(), Error> {
         let mut coordinator = lock(&leader.coordinator);
-        let result = report.and_then(|report| coordinator.report(self.epoch.elapsed(), from, report));
+        let result = report.and_then(|report| coordinator.handle_report(self.epoch.elapsed(), from, report));
         match result {
             Ok(()) => self.send_messages(leader, &mut coordinator),
             Err(violation) => {
@@ -187,7 +187,8 @@ impl NamedShared {
             let bytes = message.encode();
             let control = lock(&self.control);
             for peer in control.size().ranks().skip(1) {
-                // The send continues after its handle is dropped. If the send fails, the job has failed.
+                // The send continues after its handle is dropped. A failed send means that the job has failed, so
+                // nothing waits for this send.
                 drop(control.send_async(bytes.clone(), peer, MESSAGE_TAG)?);
             }
             drop(control);
@@ -198,7 +199,7 @@ impl NamedShared {
     }
 
     /// Runs the reader: carries out messages until the named tensors end.
-    fn read_all(
+    fn run_reader(
         &self,
         mut data: Group,
         running: &SyncSender<Box<dyn BegunOperation>>,
@@ -228,7 +229,7 @@ impl NamedShared {
             .map_err(|violation| self.abort_for_violation(&violation))
     }
 
-    /// Waits for the next message of the coordinator on rank 0, and checks for stalls in the meantime.
+    /// Waits on rank 0 for the next message of the coordinator. Checks for stalls while waiting.
     fn next_local_message(
         &self,
         leader: &LeaderState,
@@ -263,11 +264,11 @@ impl NamedShared {
         data: &mut Group,
         running: &SyncSender<Box<dyn BegunOperation>>,
     ) -> Result<bool, Error> {
-        let actions = lock(&self.local).client.process(message);
+        let actions = lock(&self.local).client.handle_message(message);
         for action in actions.map_err(|violation| self.abort_for_violation(&violation))? {
             match action {
                 ClientAction::Run(items) => {
-                    if let Some(operation) = execute::begin(data, items) {
+                    if let Some(operation) = execute::begin_operation(data, items) {
                         // The send cannot fail, because the finisher runs until this sender is dropped.
                         let _ = running.send(operation);
                     }
@@ -286,7 +287,7 @@ impl NamedShared {
     }
 
     /// Runs the finisher: finishes operations in the order in which they began, until the reader ends.
-    fn finish_all(&self, begun: &Receiver<Box<dyn BegunOperation>>) {
+    fn run_finisher(&self, begun: &Receiver<Box<dyn BegunOperation>>) {
         while let Ok(operation) = begun.recv() {
             let mut release_names = |names: &[String]| {
                 let mut local = lock(&self.local);
@@ -294,7 +295,7 @@ impl NamedShared {
                     local.client.release_name(name);
                 }
             };
-            let mut result = operation.finish(&mut release_names);
+            let mut result = operation.wait_and_deliver(&mut release_names);
             if let (Ok(()), Some(leader)) = (&result, &self.leader) {
                 let mut coordinator = lock(&leader.coordinator);
                 coordinator.complete(self.epoch.elapsed());
@@ -321,7 +322,7 @@ impl NamedShared {
         let mut local = lock(&self.local);
         local.ended.get_or_insert_with(|| error.clone());
         let error = local.ended.clone().unwrap_or(NamedError::Closed);
-        let payloads = local.client.end();
+        let payloads = local.client.end_and_take_payloads();
         let join = local.join.take();
         drop(local);
         self.changed.notify_all();
@@ -332,8 +333,8 @@ impl NamedShared {
             promise.fulfil(Err(error.clone()));
         }
         if let (Some(leader), NamedError::Job(error)) = (&self.leader, error) {
-            // Wakes the reader if it waits for a message of the coordinator. All other waits of the reader end when
-            // the job fails.
+            // Wakes the reader if it waits for a message of the coordinator. If the reader waits for anything else,
+            // the failure of the job ends that wait.
             let _ = leader.inbox.send(ReaderInput::Failed(error));
         }
     }

@@ -10,8 +10,7 @@ use crate::types::Rank;
 /// The largest number of ranks that a message lists.
 const LISTED_RANKS_MAX: usize = 8;
 
-/// A tensor, join or close that waits for ranks: some ranks have submitted the tensor, or have joined or closed, and
-/// others have not.
+/// A tensor, join or close that only some ranks have submitted, and that waits for the other ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stall {
     /// The name of the tensor, or `None` for a join or close.

@@ -26,7 +26,7 @@ pub(super) trait Integer: Number {
     fn xor(self, other: Self) -> Self;
 }
 
-/// The operations that reductions need for a value with a location.
+/// The operations that reductions need for a value with an index, such as [`F32Loc`](crate::types::F32Loc).
 pub(super) trait Located: bytemuck::Pod {
     fn is_nan(self) -> bool;
     fn is_less(self, other: Self) -> bool;
@@ -34,8 +34,8 @@ pub(super) trait Located: bytemuck::Pod {
     /// index and a lower bit pattern.
     fn wins_tie(self, other: Self) -> bool;
 
-    /// Returns the better of the two values. `is_better(a, b)` says whether the number `a` is better than the number
-    /// `b`. A NaN is better than every number.
+    /// Returns the one of the two values that a minimum or maximum keeps. `is_better(a, b)` says whether to keep the
+    /// number `a` instead of the number `b`. A NaN wins over every number.
     #[inline(always)]
     fn winner(self, other: Self, is_better: impl Fn(Self, Self) -> bool) -> Self {
         let other_wins = if self.is_nan() || other.is_nan() {
@@ -148,7 +148,7 @@ located! {
 
 /// A reduction of two elements.
 pub(super) trait BinaryReduction<N> {
-    fn apply(a: N, b: N) -> N;
+    fn combine(a: N, b: N) -> N;
 }
 
 /// Defines the reductions for all element types that implement one trait.
@@ -158,7 +158,7 @@ macro_rules! reductions {
 
         impl<N: $kind> BinaryReduction<N> for $name {
             #[inline(always)]
-            fn apply($a: N, $b: N) -> N { $result }
+            fn combine($a: N, $b: N) -> N { $result }
         }
     )+ };
 }
@@ -184,38 +184,39 @@ reductions! { Located:
     MaxLoc => |a, b| a.winner(b, |this, that| that.is_less(this));
 }
 
-/// The operation that is applied to each result before it is stored: a division for an average, or nothing.
-pub(super) trait Epilogue<N> {
-    fn apply(value: N, divisor: u32) -> N;
+/// What a kernel does with each result before it stores the result: [`DivideResult`] for an average,
+/// otherwise [`KeepResult`].
+pub(super) trait ResultStep<N> {
+    fn finish(value: N, divisor: u32) -> N;
 }
 
 /// Stores the result unchanged.
-pub(super) struct Keep;
+pub(super) struct KeepResult;
 /// Divides the result by the divisor, for an average.
-pub(super) struct Divide;
+pub(super) struct DivideResult;
 
-impl<N> Epilogue<N> for Keep {
+impl<N> ResultStep<N> for KeepResult {
     #[inline(always)]
-    fn apply(value: N, _: u32) -> N {
+    fn finish(value: N, _: u32) -> N {
         value
     }
 }
 
-impl<N: Number> Epilogue<N> for Divide {
+impl<N: Number> ResultStep<N> for DivideResult {
     #[inline(always)]
-    fn apply(value: N, divisor: u32) -> N {
+    fn finish(value: N, divisor: u32) -> N {
         value.divide(divisor)
     }
 }
 
 /// Computes `accumulator[i] = finish(reduce(accumulator[i], input[i]))` for all elements.
 #[inline(always)]
-pub(super) fn reduce_slice<N: Copy, R: BinaryReduction<N>, F: Epilogue<N>>(
+pub(super) fn reduce_slice<N: Copy, R: BinaryReduction<N>, F: ResultStep<N>>(
     accumulator: &mut [N],
     input: &[N],
     divisor: u32,
 ) {
     for (a, &b) in accumulator.iter_mut().zip(input) {
-        *a = F::apply(R::apply(*a, b), divisor);
+        *a = F::finish(R::combine(*a, b), divisor);
     }
 }

@@ -1,11 +1,11 @@
-//! Compiles the loop of each kernel for several vector units. When a kernel is created, one of the compiled loops is
-//! chosen.
+//! Compiles the loop of each kernel for several vector units. A new kernel gets the loop for one of these vector
+//! units.
 
 use half::{bf16, f16};
 
 use super::arithmetic::{
-    BinaryReduction, BitAnd, BitOr, BitXor, Divide, Epilogue, Integer, Keep, Located, LogicalAnd, LogicalOr,
-    LogicalXor, Max, MaxLoc, Min, MinLoc, Number, Product, Sum, reduce_slice,
+    BinaryReduction, BitAnd, BitOr, BitXor, DivideResult, Integer, KeepResult, Located, LogicalAnd,
+    LogicalOr, LogicalXor, Max, MaxLoc, Min, MinLoc, Number, Product, ResultStep, Sum, reduce_slice,
 };
 use super::half_floats::reduce_half_slice;
 use super::kernel::{Kernel, Kernels};
@@ -46,7 +46,7 @@ impl VectorWidth {
 
 /// The loop of a kernel: reduces `input` into `accumulator`. The two slices hold elements of the same type as bytes.
 trait ReductionLoop {
-    fn run(accumulator: &mut [u8], input: &[u8], divisor: u32);
+    fn reduce_bytes(accumulator: &mut [u8], input: &[u8], divisor: u32);
 }
 
 /// An element type. A reduction converts each element to the type `Computed`: `f32` for the half-precision types, and
@@ -54,7 +54,7 @@ trait ReductionLoop {
 pub(super) trait StoredElement: bytemuck::Pod {
     type Computed: Copy;
 
-    fn reduce_slice<R: BinaryReduction<Self::Computed>, F: Epilogue<Self::Computed>>(
+    fn reduce_slice<R: BinaryReduction<Self::Computed>, F: ResultStep<Self::Computed>>(
         accumulator: &mut [Self],
         input: &[Self],
         divisor: u32,
@@ -67,7 +67,7 @@ macro_rules! stored {
             type Computed = stored!(@ $computed $ty);
 
             #[inline(always)]
-            fn reduce_slice<R: BinaryReduction<Self::Computed>, F: Epilogue<Self::Computed>>(
+            fn reduce_slice<R: BinaryReduction<Self::Computed>, F: ResultStep<Self::Computed>>(
                 accumulator: &mut [Self],
                 input: &[Self],
                 divisor: u32,
@@ -86,11 +86,11 @@ stored!(f32 = reduce_half_slice: f16, bf16);
 /// The loop that combines elements of type `S` with the reduction `R` and then applies `F` to each result.
 struct LoopOver<S, R, F>(std::marker::PhantomData<(S, R, F)>);
 
-impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: Epilogue<S::Computed>> ReductionLoop
+impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: ResultStep<S::Computed>> ReductionLoop
     for LoopOver<S, R, F>
 {
     #[inline(always)]
-    fn run(accumulator: &mut [u8], input: &[u8], divisor: u32) {
+    fn reduce_bytes(accumulator: &mut [u8], input: &[u8], divisor: u32) {
         assert_eq!(accumulator.len(), input.len(), "both slices of a kernel must have the same length");
         let accumulator: &mut [S] = bytemuck::cast_slice_mut(accumulator);
         S::reduce_slice::<R, F>(accumulator, bytemuck::cast_slice(input), divisor);
@@ -99,8 +99,8 @@ impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: Epilogue<S::Computed>
 
 /// Returns the kernel whose loop is compiled for `width`.
 fn kernel_for_width<L: ReductionLoop>(width: VectorWidth) -> Kernel {
-    Kernel::plain(match width {
-        VectorWidth::Portable => L::run,
+    Kernel::built_in(match width {
+        VectorWidth::Portable => L::reduce_bytes,
         #[cfg(target_arch = "x86_64")]
         VectorWidth::Avx2 => x86::run_with_avx2::<L>,
         #[cfg(target_arch = "x86_64")]
@@ -112,7 +112,7 @@ fn kernel_for_width<L: ReductionLoop>(width: VectorWidth) -> Kernel {
 fn kernels_without_division<S: StoredElement, R: BinaryReduction<S::Computed>>(
     width: VectorWidth,
 ) -> Kernels {
-    let kernel = kernel_for_width::<LoopOver<S, R, Keep>>(width);
+    let kernel = kernel_for_width::<LoopOver<S, R, KeepResult>>(width);
     Kernels { reduce: kernel.clone(), reduce_last: kernel }
 }
 
@@ -122,12 +122,12 @@ mod x86 {
 
     #[target_feature(enable = "avx2")]
     fn run_compiled_for_avx2<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
-        L::run(accumulator, input, divisor);
+        L::reduce_bytes(accumulator, input, divisor);
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn run_compiled_for_avx512<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
-        L::run(accumulator, input, divisor);
+        L::reduce_bytes(accumulator, input, divisor);
     }
 
     pub(super) fn run_with_avx2<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
@@ -159,8 +159,8 @@ pub(super) fn number_kernels<S: StoredElement<Computed: Number>>(
         ReduceOp::LogicalOr => kernels_without_division::<S, LogicalOr>(width),
         ReduceOp::LogicalXor => kernels_without_division::<S, LogicalXor>(width),
         ReduceOp::Average => Kernels {
-            reduce: kernel_for_width::<LoopOver<S, Sum, Keep>>(width),
-            reduce_last: kernel_for_width::<LoopOver<S, Sum, Divide>>(width),
+            reduce: kernel_for_width::<LoopOver<S, Sum, KeepResult>>(width),
+            reduce_last: kernel_for_width::<LoopOver<S, Sum, DivideResult>>(width),
         },
         ReduceOp::BitAnd
         | ReduceOp::BitOr

@@ -3,20 +3,20 @@
 
 use half::{bf16, f16};
 
-use super::arithmetic::{BinaryReduction, Epilogue, reduce_slice};
+use super::arithmetic::{BinaryReduction, ResultStep, reduce_slice};
 
 /// The number of elements of a block. As `f32`, a block takes 2 KiB.
-const BLOCK: usize = 512;
+const BLOCK_ELEMENTS: usize = 512;
 
 /// A half-precision type.
-pub(super) trait Half: bytemuck::Pod {
+pub(super) trait HalfFloat: bytemuck::Pod {
     /// Converts elements to `f32`.
     fn widen(from: &[Self], to: &mut [f32]);
     /// Rounds numbers to elements of this type.
     fn round(from: &[f32], to: &mut [Self]);
 }
 
-impl Half for f16 {
+impl HalfFloat for f16 {
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
         for (wide, narrow) in to.iter_mut().zip(from) {
@@ -75,7 +75,7 @@ fn round_to_f16(wide: f32) -> f16 {
     f16::from_bits(sign | all as u16)
 }
 
-impl Half for bf16 {
+impl HalfFloat for bf16 {
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
         for (wide, narrow) in to.iter_mut().zip(from) {
@@ -98,13 +98,13 @@ impl Half for bf16 {
 
 /// Computes `accumulator[i] = finish(reduce(accumulator[i], input[i]))` for all elements, in blocks of `f32`.
 #[inline(always)]
-pub(super) fn reduce_half_slice<H: Half, R: BinaryReduction<f32>, F: Epilogue<f32>>(
+pub(super) fn reduce_half_slice<H: HalfFloat, R: BinaryReduction<f32>, F: ResultStep<f32>>(
     accumulator: &mut [H],
     input: &[H],
     divisor: u32,
 ) {
-    let (mut wide_a, mut wide_b) = ([0f32; BLOCK], [0f32; BLOCK]);
-    for (a, b) in accumulator.chunks_mut(BLOCK).zip(input.chunks(BLOCK)) {
+    let (mut wide_a, mut wide_b) = ([0f32; BLOCK_ELEMENTS], [0f32; BLOCK_ELEMENTS]);
+    for (a, b) in accumulator.chunks_mut(BLOCK_ELEMENTS).zip(input.chunks(BLOCK_ELEMENTS)) {
         let (wide_a, wide_b) = (&mut wide_a[..a.len()], &mut wide_b[..b.len()]);
         H::widen(a, wide_a);
         H::widen(b, wide_b);

@@ -9,7 +9,7 @@ use crate::types::Element;
 type KernelFn = fn(accumulator: &mut [u8], input: &[u8], divisor: u32);
 type CustomFn = dyn Fn(&mut [u8], &[u8], InputOperand) + Send + Sync;
 
-/// Which operand of the reduction the input is: the left or the right one.
+/// Whether `input` is the left or the right operand of the reduction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum InputOperand {
     Left,
@@ -27,7 +27,7 @@ enum KernelKind {
 }
 
 impl Kernel {
-    pub(super) fn plain(run: KernelFn) -> Self {
+    pub(super) fn built_in(run: KernelFn) -> Self {
         Self(KernelKind::Plain(run))
     }
 
@@ -88,10 +88,9 @@ impl Kernels {
 
     /// Returns kernels that call the function `f`: `accumulator = f(input, accumulator)`, element by element.
     ///
-    /// The arriving data are the left operand and this rank's data are the right operand. If a chain of ranks reduces
-    /// in rank order, the arriving data come from the lower ranks. So a function that is associative but not
-    /// commutative gives the reduction in rank order. The kernels for the last and for all other contributions are
-    /// the same, without a division.
+    /// `input` holds the arriving data and `accumulator` this rank's data. In a chain of ranks, the arriving data
+    /// come from the lower ranks. Therefore a function that is associative but not commutative gives the reduction in
+    /// rank order. `reduce` and `reduce_last` are the same kernel, which does not divide.
     ///
     /// # Panics
     ///

@@ -1,8 +1,8 @@
-//! Elementwise reduction kernels: functions that reduce one slice into another. The kernels use the widest vector
-//! unit of the processor, which is detected at run time.
+//! Elementwise reduction kernels: functions that reduce one slice into another. At run time, the kernels detect and
+//! use the widest vector unit of the processor.
 //!
-//! Half-precision elements are converted to `f32` and reduced, and the result is rounded once (to nearest, ties to even).
-//! Integers wrap around.
+//! Half-precision elements are converted to `f32` and reduced, and the result is rounded once (to nearest, ties to
+//! even). Integers wrap around.
 
 #![expect(
     clippy::inline_always,
@@ -52,8 +52,8 @@ fn kernels_for(width: VectorWidth, dtype: DType, op: ReduceOp) -> Option<Kernels
     }
 }
 
-/// Applies `op` to the contribution of the only rank of a world. A logical reduction replaces every element by 1 or 0;
-/// any other reduction leaves the elements unchanged.
+/// Applies `op` to the contribution of the only rank of a world. A logical reduction replaces every element by 1 or
+/// 0; any other reduction leaves the elements unchanged.
 ///
 /// # Panics
 ///

@@ -1,5 +1,5 @@
-//! A rank's side of the rendezvous. The rank repeats its attempt to connect until the rendezvous answers. Then the
-//! rank registers, and waits for the roster, which is the list of all ranks and their addresses.
+//! A rank's side of the rendezvous. The rank tries to connect until the rendezvous answers. The rank then registers,
+//! and waits for the roster: the list of all ranks and their addresses.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -17,7 +17,7 @@ use crate::wire::handshake::{Dialer, Introduction, Purpose, StreamId};
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// The timeout of one attempt to connect.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a rank waits for the answer to [`FromRank::Ask`]. A rank sends this request when its start timeout is
+/// How long a rank waits for the answer to [`FromRank::Ask`]. A rank sends `Ask` when the rank's start timeout is
 /// over.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -60,14 +60,14 @@ pub fn register(
         if let ToRank::Waiting(absent) = answer {
             log::warn!("{}", absent.describe_wait(&name, started.elapsed()));
         } else {
-            return registration.interpret(answer, &name);
+            return registration.interpret_answer(answer, &name);
         }
     }
-    // The start timeout of this rank is over. The rendezvous may still wait, because other ranks may have a longer
-    // timeout.
+    // The start timeout of this rank is over. The rendezvous may still wait for ranks, because another rank may have
+    // a longer start timeout.
     registration.send(&mut stream, &FromRank::Ask)?;
     match registration.receive(&mut stream, &mut input, Instant::now() + ASK_TIMEOUT)? {
-        Some(answer) => registration.interpret(answer, &name),
+        Some(answer) => registration.interpret_answer(answer, &name),
         None => Err(registration.lost_error("it did not say which ranks are missing")),
     }
 }
@@ -159,7 +159,7 @@ impl Registration<'_> {
     }
 
     /// Converts the last answer of the rendezvous to a result.
-    fn interpret(&self, answer: ToRank, name: &dyn Fn(Rank) -> String) -> Result<Roster, StartError> {
+    fn interpret_answer(&self, answer: ToRank, name: &dyn Fn(Rank) -> String) -> Result<Roster, StartError> {
         match answer {
             ToRank::Ready(roster) if roster.members.len() == self.world.as_usize() => Ok(roster),
             ToRank::Ready(_) => Err(self.lost_error("its roster has another number of ranks")),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{EnvironmentError, PeersFileError};
 use crate::types::{Rank, WorldSize, debug_as_display};
-use crate::wire::cause::is_without_answer;
+use crate::wire::cause::means_no_answer;
 use crate::wire::handshake::{HandshakeError, Refusal};
 use crate::wire::{Cause, SecretError};
 
@@ -68,7 +68,7 @@ pub enum StartError {
     NoRendezvous {
         /// The process that should have answered.
         who: String,
-        /// The address of that process.
+        /// The address of `who`.
         address: SocketAddr,
         /// The last attempt's error.
         detail: String,
@@ -80,7 +80,7 @@ pub enum StartError {
     Handshake {
         /// The process that should have answered.
         who: String,
-        /// The address of that process.
+        /// The address of `who`.
         address: SocketAddr,
         /// The error of the handshake.
         source: HandshakeError,
@@ -114,7 +114,7 @@ pub enum StartError {
     RendezvousLost {
         /// The process that serves the rendezvous.
         who: String,
-        /// The address of that process.
+        /// The address of `who`.
         address: SocketAddr,
         /// A description of the failure.
         detail: String,
@@ -134,7 +134,7 @@ pub enum StartError {
 
 /// Returns the advice for a rank that was lost with the failure `detail`.
 fn advice_for_lost_rank(detail: &str) -> &'static str {
-    if is_without_answer(detail) {
+    if means_no_answer(detail) {
         "check the network to it: addresses, MTU and firewall"
     } else {
         "see the output of that rank, and if it still runs, check the network to it"

@@ -37,11 +37,11 @@ pub(super) enum ToRank {
     /// addresses.
     Ready(Roster),
     /// The job still waits for these ranks, which have not registered so far.
-    Waiting(Absent),
+    Waiting(AbsentRanks),
     /// The answer to [`FromRank::Ask`]: these ranks have not registered so far.
-    Missing(Absent),
+    Missing(AbsentRanks),
     /// The start timeout is over, and these ranks have not registered.
-    TimedOut { absent: Absent, timeout_ms: u64 },
+    TimedOut { absent: AbsentRanks, timeout_ms: u64 },
     /// The rank cannot register.
     Refused { reason: String },
     /// A rank has ended or disconnected before the job has started.
@@ -50,7 +50,7 @@ pub(super) enum ToRank {
 
 /// The ranks for which a job waits.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Absent {
+pub(super) struct AbsentRanks {
     /// The ranks that have not registered.
     pub(super) ranks: Vec<Rank>,
     /// A sentence for each refused process. A refused process may be a missing rank that was
@@ -58,7 +58,7 @@ pub(super) struct Absent {
     pub(super) refused: Vec<String>,
 }
 
-impl Absent {
+impl AbsentRanks {
     /// Returns the notice that the job waits for these ranks.
     pub(super) fn describe_wait(&self, name: &dyn Fn(Rank) -> String, waited: Duration) -> String {
         let missing = self.describe(name);
@@ -176,7 +176,7 @@ mod tests {
         let unsafe_text = "h\u{1b}[31m\n".to_owned();
         let lost = ToRank::Lost { rank: Rank::ZERO, host: unsafe_text.clone(), detail: unsafe_text.clone() };
         let refused = ToRank::Refused { reason: unsafe_text.clone() };
-        let absent = Absent { ranks: Vec::new(), refused: vec![unsafe_text.clone()] };
+        let absent = AbsentRanks { ranks: Vec::new(), refused: vec![unsafe_text.clone()] };
         for message in [lost, refused, ToRank::Waiting(absent)] {
             let decoded = decode::<ToRank>(&mut encode(&message), 1000).unwrap().unwrap();
             let shown = serde_json::to_string(&decoded).unwrap();

@@ -43,7 +43,7 @@ pub struct Member {
     /// The address on which the rank listens.
     pub address: SocketAddr,
     /// This rank's values for the shared settings. If the values of the ranks differ, those of rank 0 apply.
-    pub shared: Shared,
+    pub shared: SharedSettings,
 }
 
 /// Which links between ranks carry a CRC32C of each payload. Rank 0's setting applies to all ranks.
@@ -61,13 +61,13 @@ pub enum Checksums {
 
 /// The settings for which all ranks of a job use the values of rank 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Shared {
+pub struct SharedSettings {
     /// The maximum length of a segment in bytes.
     pub segment_bytes: usize,
     /// Which links carry checksums of payloads.
     pub checksums: Checksums,
-    /// The number of the host's processors. This number and the number of ranks on the host determine the chunk size
-    /// of an all-reduce.
+    /// The number of the host's processors. If all ranks are on one host with at least one processor for each rank,
+    /// an all-reduce uses chunks of 256 KiB instead of 2 MiB.
     pub processors: u32,
     /// The number of connections of a link; 0 means that the ranks measure at the start which number is fastest.
     pub streams: u8,
@@ -127,8 +127,8 @@ impl Roster {
         self.members.iter().filter(|member| Some(kernel_id(member)) == own).count()
     }
 
-    /// Returns the settings that apply to all ranks, which are those of rank 0.
-    pub fn shared(&self) -> Option<Shared> {
+    /// Returns the settings of rank 0, which apply to all ranks.
+    pub fn shared(&self) -> Option<SharedSettings> {
         self.members.first().map(|member| member.shared)
     }
 }
@@ -141,10 +141,10 @@ pub fn host_name() -> String {
 /// Returns a text that identifies this machine, even if another machine has the same name. The text contains the
 /// host's name, the kernel's boot id, the network namespace (so that a container with its own network counts as a
 /// separate host), and a digest of the name from `--host-id`.
-pub fn machine(host_id: Option<&str>) -> String {
+pub fn machine_id(host_id: Option<&str>) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    // The name may be long, but the rendezvous accepts only short texts.
+    // Use a digest, because the name may be longer than the rendezvous accepts.
     let digest =
         |id: &str| Sha256::digest(id).iter().take(16).fold(0u128, |all, &byte| all << 8 | u128::from(byte));
     let host_id_part =
@@ -190,7 +190,12 @@ mod tests {
             host: "h".into(),
             machine: machine.into(),
             address: "127.0.0.1:1".parse().unwrap(),
-            shared: Shared { segment_bytes: 1, checksums: Checksums::Auto, processors: 2, streams: 1 },
+            shared: SharedSettings {
+                segment_bytes: 1,
+                checksums: Checksums::Auto,
+                processors: 2,
+                streams: 1,
+            },
         }
     }
 
@@ -222,7 +227,7 @@ mod tests {
 
     #[test]
     fn ranks_with_different_host_ids_share_processors() {
-        let names = [machine(None), machine(Some("a")), machine(Some("b")), "elsewhere".into()];
+        let names = [machine_id(None), machine_id(Some("a")), machine_id(Some("b")), "elsewhere".into()];
         let roster = Roster { members: names.iter().map(|name| member(name)).collect() };
         let rank = |rank| Rank::new(rank);
         assert_eq!(
@@ -233,8 +238,8 @@ mod tests {
             (roster.local_rank_and_size(rank(1)).1.get(), roster.local_rank_and_size(rank(2)).1.get()),
             (1, 1)
         );
-        assert_eq!(machine(Some("a")), names[1]);
-        assert!(machine(Some(&"long".repeat(10_000))).len() < 300);
+        assert_eq!(machine_id(Some("a")), names[1]);
+        assert!(machine_id(Some(&"long".repeat(10_000))).len() < 300);
     }
 
     #[test]

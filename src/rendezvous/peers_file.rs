@@ -63,17 +63,17 @@ debug_as_display!(PeersFileError);
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PeersFile {
     path: PathBuf,
-    entries: Vec<Entry>,
+    entries: Vec<PeerEntry>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Entry {
+struct PeerEntry {
     host: String,
     port: u16,
     line: usize,
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for PeerEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
             write!(f, "[{}]:{}", self.host, self.port)
@@ -109,7 +109,7 @@ impl PeersFile {
     ///
     /// [`PeersFileError`], which names the invalid line.
     pub fn parse(path: &Path, text: &str) -> Result<Self, PeersFileError> {
-        let mut entries: Vec<Entry> = Vec::new();
+        let mut entries: Vec<PeerEntry> = Vec::new();
         let mut seen: HashMap<String, (usize, usize)> = HashMap::new();
         // Some editors begin a file with a byte order mark.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -121,7 +121,7 @@ impl PeersFile {
             let line = index + 1;
             let wrong = |problem| PeersFileError::Line { path: path.to_owned(), line, problem };
             let (host, port) = parse_host_and_port(content).map_err(wrong)?;
-            let entry = Entry { host, port, line };
+            let entry = PeerEntry { host, port, line };
             if let Some((rank, earlier)) = seen.insert(entry.to_string(), (entries.len(), line)) {
                 return Err(wrong(format!(
                     "{entry} is already rank {rank}, on line {earlier}; give every rank a different port"

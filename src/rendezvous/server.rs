@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use mio::net::TcpStream;
 use mio::{Token, Waker};
 
-use super::message::{self, Absent, FROM_RANK_BYTES_MAX, FromRank, ToRank};
+use super::message::{self, AbsentRanks, FROM_RANK_BYTES_MAX, FromRank, ToRank};
 use super::{Member, Roster, StartError, is_loopback};
 use crate::transport::handshake::Identity;
 use crate::transport::listener::{Event, Listener, listen};
@@ -45,8 +45,8 @@ pub fn serve(
 ) -> Result<Roster, StartError> {
     let (_sender, commands) = channel();
     let mut registry = RankRegistry::new(listener, world, start_timeout, Audience::AllRanks);
-    registry.add(own.0, own.1);
-    let roster = registry.run(&commands, &name)?.unwrap_or(Roster { members: Vec::new() });
+    registry.register_rank(own.0, own.1);
+    let roster = registry.serve_until_complete(&commands, &name)?.unwrap_or(Roster { members: Vec::new() });
     registry.send_to_all(&ToRank::Ready(roster.clone()));
     let members = roster.members.clone();
     listener.reply_to_late_ranks(move |rank| {
@@ -62,7 +62,7 @@ pub fn serve(
 }
 
 /// A command from a launcher to the thread that serves its rendezvous.
-enum Command {
+enum ServerCommand {
     Stop,
     RankEnded { rank: Rank, how: String },
 }
@@ -83,8 +83,8 @@ pub struct ServerOptions {
     pub notices: Notices,
 }
 
-/// The receiver of the notices that the job still waits for missing ranks. The notices are 2 s, 10 s, 50 s, ... after
-/// the first registration.
+/// The receiver of the notices about missing ranks. The server sends notices 2 s, 10 s, 50 s, ... after the first
+/// registration.
 pub enum Notices {
     /// The registered rank with the lowest number logs the notices.
     LowestRank,
@@ -95,7 +95,7 @@ pub enum Notices {
 /// The rendezvous of a launcher. A thread serves the ranks until all have registered.
 pub struct Server {
     address: SocketAddr,
-    commands: Sender<Command>,
+    commands: Sender<ServerCommand>,
     waker: Option<Arc<Waker>>,
     has_started: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -127,7 +127,7 @@ impl Server {
         let serve = move || {
             let mut registry =
                 RankRegistry::new(&mut listener, world, start_timeout, Audience::Launcher(notices));
-            match registry.run(&receiver, &|rank| format!("rank {rank}")) {
+            match registry.serve_until_complete(&receiver, &|rank| format!("rank {rank}")) {
                 Ok(None) => {}
                 Ok(Some(roster)) => {
                     log::debug!("all {world} ranks have registered");
@@ -135,8 +135,8 @@ impl Server {
                     started_flag.store(true, Ordering::Release);
                     registry.send_to_all(&ToRank::Ready(roster));
                 }
-                // The ranks that have registered know the error and report it. Ranks that register later also get the
-                // error.
+                // The registered ranks have received this error and report it. A rank that registers later receives
+                // the same error.
                 Err(StartError::PeerLost { rank, host, detail }) => {
                     let started = registry.started;
                     let lost = message::encode(&ToRank::Lost { rank, host, detail });
@@ -166,11 +166,11 @@ impl Server {
     /// Reports that the process of a rank has ended; `how` is, for example, "was killed by signal 9 (SIGKILL)". If
     /// the job has not started, its start fails, and the waiting ranks receive an error that contains `how`.
     pub fn rank_ended(&self, rank: Rank, how: String) {
-        self.send_command(Command::RankEnded { rank, how });
+        self.send_command(ServerCommand::RankEnded { rank, how });
     }
 
-    fn send_command(&self, command: Command) {
-        // The send and the wake-up may fail after all ranks have registered, because then the thread has ended.
+    fn send_command(&self, command: ServerCommand) {
+        // The send and the wake-up fail if the server's thread has ended, because all ranks have registered.
         if self.commands.send(command).is_ok()
             && let Some(waker) = &self.waker
             && let Err(error) = waker.wake()
@@ -182,7 +182,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.send_command(Command::Stop);
+        self.send_command(ServerCommand::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -194,13 +194,13 @@ impl Drop for Server {
 /// Replies to late ranks until the launcher stops the server or the start timeout is over.
 fn reply_until_stopped(
     listener: &mut Listener,
-    commands: &Receiver<Command>,
+    commands: &Receiver<ServerCommand>,
     started: Instant,
     start_timeout: Duration,
 ) {
     let mut events = Vec::new();
     // One wake-up may stand for several commands, so look at all of them.
-    while !commands.try_iter().any(|command| matches!(command, Command::Stop)) {
+    while !commands.try_iter().any(|command| matches!(command, ServerCommand::Stop)) {
         events.clear();
         let now = started.elapsed();
         if now >= start_timeout || listener.wait(now, Some(start_timeout), &mut events).is_err() {
@@ -278,7 +278,7 @@ impl<'a> RankRegistry<'a> {
     }
 
     /// Adds a rank to the registered ranks.
-    fn add(&mut self, rank: Rank, member: Member) {
+    fn register_rank(&mut self, rank: Rank, member: Member) {
         self.members.insert(rank, member);
         let now = self.started.elapsed();
         self.notice.get_or_insert((now, now + NOTICE_AFTER));
@@ -286,17 +286,17 @@ impl<'a> RankRegistry<'a> {
 
     /// Serves until all ranks have registered. Returns the roster, or `None` if the launcher has stopped the server.
     /// The caller must send the roster to all ranks.
-    fn run(
+    fn serve_until_complete(
         &mut self,
-        commands: &Receiver<Command>,
+        commands: &Receiver<ServerCommand>,
         name: &dyn Fn(Rank) -> String,
     ) -> Result<Option<Roster>, StartError> {
         let mut events = Vec::new();
         while self.members.len() < self.world.as_usize() {
             let now = self.started.elapsed();
             match commands.try_recv() {
-                Ok(Command::Stop) => return Ok(None),
-                Ok(Command::RankEnded { rank, how }) => return Err(self.fail_for_lost_rank(rank, how)),
+                Ok(ServerCommand::Stop) => return Ok(None),
+                Ok(ServerCommand::RankEnded { rank, how }) => return Err(self.fail_for_lost_rank(rank, how)),
                 Err(_) => {}
             }
             if now >= self.start_timeout {
@@ -307,7 +307,7 @@ impl<'a> RankRegistry<'a> {
                 self.notice = Some((since, since + at.saturating_sub(since) * NOTICE_GROWTH));
             }
             let until = self.notice.map_or(self.start_timeout, |(_, at)| at.min(self.start_timeout));
-            self.poll(now, until, &mut events).map_err(|error| match error {
+            self.wait_and_serve(now, until, &mut events).map_err(|error| match error {
                 ServeError::RankLost { rank, detail } => self.fail_for_lost_rank(rank, detail),
                 ServeError::System(source) => {
                     StartError::System { what: "waiting at the rendezvous", source }
@@ -335,14 +335,19 @@ impl<'a> RankRegistry<'a> {
         registered.sort_by_key(|client| client.rank);
         for client in registered.into_iter().take(audience_ranks) {
             client.output.extend_from_slice(&bytes);
-            if let Err(error) = client.write() {
+            if let Err(error) = client.send_output() {
                 // Only log this error: the next event on this connection reports the same error again.
                 log::debug!("the list of missing ranks could not be sent to rank {}: {error}", client.rank);
             }
         }
     }
 
-    fn poll(&mut self, now: Duration, until: Duration, events: &mut Vec<Event>) -> Result<(), ServeError> {
+    fn wait_and_serve(
+        &mut self,
+        now: Duration,
+        until: Duration,
+        events: &mut Vec<Event>,
+    ) -> Result<(), ServeError> {
         events.clear();
         self.listener.wait(now, Some(until), events).map_err(ServeError::System)?;
         let mut tokens: Vec<Token> = events.iter().map(|event| event.token).collect();
@@ -368,8 +373,9 @@ impl<'a> RankRegistry<'a> {
         let Some(mut client) = self.clients.remove(&token) else { return Ok(()) };
         // Handle received messages before connection errors: a rank that registered and ended at once is lost, not
         // missing.
-        let read_result = client.read();
-        let result = self.answer_all(&mut client).and(read_result).and_then(|()| client.write());
+        let read_result = client.receive_bytes();
+        let result =
+            self.answer_received_messages(&mut client).and(read_result).and_then(|()| client.send_output());
         match result {
             Ok(()) => {
                 self.clients.insert(token, client);
@@ -383,21 +389,21 @@ impl<'a> RankRegistry<'a> {
         }
     }
 
-    fn answer_all(&mut self, client: &mut ClientConnection) -> Result<(), String> {
+    fn answer_received_messages(&mut self, client: &mut ClientConnection) -> Result<(), String> {
         while let Some(message) = message::decode(&mut client.input, FROM_RANK_BYTES_MAX)? {
-            self.answer(client, message);
+            self.answer_message(client, message);
         }
         Ok(())
     }
 
-    fn answer(&mut self, client: &mut ClientConnection, message: FromRank) {
+    fn answer_message(&mut self, client: &mut ClientConnection, message: FromRank) {
         let reply = match message {
             FromRank::Ask => ToRank::Missing(self.absent_ranks()),
             FromRank::Register(_) if client.state == ClientState::Registered => return,
             FromRank::Register(member) => {
                 let Some(first) = self.members.get(&client.rank) else {
                     client.state = ClientState::Registered;
-                    self.add(client.rank, member);
+                    self.register_rank(client.rank, member);
                     return;
                 };
                 client.state = ClientState::Refused;
@@ -413,9 +419,9 @@ impl<'a> RankRegistry<'a> {
     }
 
     /// Returns the ranks that have not registered, and the processes that were refused.
-    fn absent_ranks(&self) -> Absent {
+    fn absent_ranks(&self) -> AbsentRanks {
         let ranks = self.world.ranks().filter(|rank| !self.members.contains_key(rank)).collect();
-        Absent { ranks, refused: self.listener.refused().map(ToString::to_string).collect() }
+        AbsentRanks { ranks, refused: self.listener.refused().map(ToString::to_string).collect() }
     }
 
     /// Sends all clients the error that the start timeout is over, and returns the error.
@@ -444,7 +450,7 @@ impl<'a> RankRegistry<'a> {
         let deadline = self.started.elapsed() + FINAL_SEND_TIMEOUT;
         let mut events = Vec::new();
         loop {
-            self.clients.retain(|_, client| client.write().is_ok() && !client.output.is_empty());
+            self.clients.retain(|_, client| client.send_output().is_ok() && !client.output.is_empty());
             let now = self.started.elapsed();
             if self.clients.is_empty() || now >= deadline {
                 return;
@@ -460,7 +466,7 @@ impl<'a> RankRegistry<'a> {
 
 impl ClientConnection {
     /// Reads all bytes that have arrived.
-    fn read(&mut self) -> Result<(), String> {
+    fn receive_bytes(&mut self) -> Result<(), String> {
         let mut bytes = [0; 4096];
         loop {
             match self.stream.read(&mut bytes) {
@@ -478,7 +484,7 @@ impl ClientConnection {
     }
 
     /// Writes as much of the output as possible without blocking.
-    fn write(&mut self) -> Result<(), String> {
+    fn send_output(&mut self) -> Result<(), String> {
         while !self.output.is_empty() {
             match self.stream.write(&self.output) {
                 Ok(count) => {

@@ -12,8 +12,9 @@ use crate::types::{Rank, WorldSize};
 /// Computing Applications 19 (2005). Partners reduce the same two values in opposite orders. Every built-in reduction
 /// gives the same bits in both orders, so the result has the same bits on all ranks.
 ///
-/// A receive writes to the range that the same step sends. Until the rank has sent that range and applied all earlier
-/// data, it must store arriving data, so the algorithm is only for short messages.
+/// A step sends the whole buffer and receives into the whole buffer. A rank applies arriving data only after it has
+/// sent its buffer and applied the data of the previous step. Until then the rank stores the data, so the algorithm
+/// is only for short messages.
 ///
 /// # Panics
 ///

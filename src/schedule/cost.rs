@@ -19,20 +19,21 @@ pub const REQUESTABLE_ALGORITHMS: [Algorithm; 8] = [
     Algorithm::Tree,
 ];
 
-/// The size of the longest buffer that is sent along a tree to or from a root. A longer buffer is sent along a chain.
-/// A chain has n-1 hops, but each link transfers each byte only once, and no rank stores data that arrives early.
+/// The largest buffer, in bytes, that a broadcast or reduce sends along a tree. A larger buffer is sent along a
+/// chain. A chain has n-1 hops, but each link transfers each byte only once, and no rank stores data that arrives
+/// early.
 const TREE_BYTES_MAX: u64 = 64 << 10;
 /// The largest size in bytes of a rank's part of a buffer in the direct algorithm. A rank may have to store a part
 /// from each peer before it can reduce them.
 const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
-/// The size of the longest buffer in shared memory that every rank reduces completely. If each rank reduces only a
+/// The largest buffer, in bytes, that every rank reduces completely in shared memory. If each rank reduces only a
 /// part, the operation needs one more round, to exchange the reduced parts.
 const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
-/// The size of the longest workspace of an all-reduce in which every rank gets the buffers of all other ranks.
+/// The largest workspace, in bytes, of an all-reduce in which every rank gets the buffers of all other ranks.
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
 /// The time in nanoseconds for each byte of the workspace of an all-reduce: to allocate, fill and reduce the byte.
 const WORKSPACE_NS_PER_BYTE: f64 = 0.1;
-/// The size of the longest buffer for a butterfly. A receiver may have to store a whole buffer.
+/// The largest buffer, in bytes, for which the butterfly is used. A receiver may have to store a whole buffer.
 const BUTTERFLY_BYTES_MAX: u64 = 256 << 10;
 /// The size of the smallest world in which no two ranks are neighbours in both trees of a double tree.
 const DOUBLE_TREE_WORLD_MIN: u32 = 4;
@@ -109,8 +110,9 @@ pub fn cheapest_in_memory(bytes: u64) -> Algorithm {
 }
 
 /// Returns the cheapest algorithm between hosts for one slice of `bytes` bytes, with the cost of
-/// [`LinkCost::default`]. Measured costs are not used: most measured links are within hosts, and results should not
-/// depend on measurements. Algorithms that need a workspace for the slices of all ranks are excluded.
+/// [`LinkCost::default`]. Does not use measured costs, because the ranks measure mostly links within hosts, and
+/// because the result must not depend on measurements. Does not choose `OneShot` or `Doubling`, which need a
+/// workspace for the slices of all ranks.
 pub fn cheapest_between_hosts(operation: Operation, hosts: WorldSize, bytes: u64) -> Algorithm {
     let network = LinkCost::default();
     match operation {
@@ -174,8 +176,8 @@ impl LinkCost {
             }
             (Operation::ReduceScatter | Operation::AllGather, _) => (true, (n - 1.0) * self.latency + parts),
             (_, Algorithm::Tree) => (bytes <= TREE_BYTES_MAX, rounds * (self.latency + whole_buffer)),
-            // The time of a chain, and of a broadcast along the ring, is not estimated: `TREE_BYTES_MAX` alone
-            // decides whether the library uses a tree instead.
+            // The model has no estimate for a chain, or for a broadcast along the ring. Only `TREE_BYTES_MAX` decides
+            // between these and a tree.
             (_, _) => (true, f64::MAX),
         };
         if is_sensible && can_run(algorithm, world, bytes) { time } else { f64::INFINITY }

@@ -15,9 +15,9 @@ use crate::types::{Rank, WorldSize};
 /// Creates a reduce-scatter: each rank sends every other rank the contribution to that rank's part, and reduces n-1
 /// contributions into its own part. Each rank sends S bytes minus its own part, in n-1 messages.
 ///
-/// The contributions are reduced in a fixed order, which begins with the contribution of the previous rank, so the
-/// same data give the same bits. Each receive therefore waits for the receive before it, and the receiver must be
-/// able to store parts that arrive early.
+/// A rank always reduces the contributions in the same order, starting with that of the previous rank. Therefore the
+/// same data give the same bits. For this order, each receive waits for the previous receive, and the rank stores
+/// parts that arrive early.
 ///
 /// # Panics
 ///

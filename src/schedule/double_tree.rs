@@ -4,10 +4,10 @@
 //! The inner ranks of one tree are leaves of the other tree. In a single tree the leaves are idle half of the time.
 //! With two trees each rank uses the full bandwidth of its link in both directions, and the number of hops is that of
 //! a single tree. The method is from Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast,
-//! reduction and scan", Parallel Computing 35 (2009). NCCL has used two such trees since version 2.4.
+//! reduction and scan", Parallel Computing 35 (2009). NCCL has used a double tree since version 2.4.
 //!
-//! These trees work for any number of ranks. At most one rank is a leaf of both trees. With four or more ranks, no
-//! two ranks are neighbours in both trees, so messages of one tree never wait on a link for messages of the other
+//! The double tree works for any number of ranks. At most one rank is a leaf of both trees. With four or more ranks,
+//! no two ranks are neighbours in both trees, so messages of one tree never wait on a link for messages of the other
 //! tree. (If the second tree were a mirrored or shifted copy of the first tree, the two trees could share an edge.)
 //!
 //! The contributions of two children to an element are reduced in a fixed order, so the same data give the same bits.
@@ -48,15 +48,15 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     let links = Tree::BOTH.map(|tree| TreeLinks::new(tree, world, rank));
     // With two or three ranks, two ranks are neighbours in both trees, and the order of the steps decides which
     // message is sent first on their link. Messages up a tree wait for fewer receives, so their steps come first.
-    let reduced = [0, 1].map(|tree| links[tree].push_up(&mut schedule, half(count, tree), block));
+    let reduced = [0, 1].map(|tree| links[tree].push_up(&mut schedule, half_of_tree(count, tree), block));
     for (tree, reduced) in reduced.into_iter().enumerate() {
-        links[tree].push_down(&mut schedule, half(count, tree), block, &reduced);
+        links[tree].push_down(&mut schedule, half_of_tree(count, tree), block, &reduced);
     }
     schedule
 }
 
-/// Reduces to `root`: the two trees are over the other ranks, and the top rank of each tree sends its half to `root`.
-/// There are floor(log2(n-1)) + 1 hops. Each rank but the root sends S bytes.
+/// Reduces to `root`. Both trees contain all ranks but `root`, and the top rank of each tree sends its half to
+/// `root`. There are floor(log2(n-1)) + 1 hops. Each rank but the root sends S bytes.
 ///
 /// The buffers of the other ranks contain partial results.
 ///
@@ -67,7 +67,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usi
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH.into_iter().enumerate() {
         let links = TreeLinks::with_root_on_top(root, tree, world, rank);
-        links.push_up(&mut schedule, half(count, index), block);
+        links.push_up(&mut schedule, half_of_tree(count, index), block);
     }
     schedule
 }
@@ -82,21 +82,21 @@ pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: 
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH.into_iter().enumerate() {
         let links = TreeLinks::with_root_on_top(root, tree, world, rank);
-        links.push_down(&mut schedule, half(count, index), block, &[]);
+        links.push_down(&mut schedule, half_of_tree(count, index), block, &[]);
     }
     schedule
 }
 
 /// Returns the half of a buffer of `count` elements that the first tree (`tree` is 0) or the second tree (1)
 /// transfers.
-fn half(count: usize, tree: usize) -> Range<usize> {
+fn half_of_tree(count: usize, tree: usize) -> Range<usize> {
     let middle = count.div_ceil(2);
     if tree == 0 { 0..middle } else { middle..count }
 }
 
 /// Returns the blocks of a half. An empty half has one empty block, so that the ranks exchange a message and can
 /// detect that a peer's half is not empty.
-fn blocks(half: Range<usize>, block: usize) -> impl Iterator<Item = Range<usize>> {
+fn split_into_blocks(half: Range<usize>, block: usize) -> impl Iterator<Item = Range<usize>> {
     let end = half.end;
     (half.start..end.max(half.start + 1)).step_by(block).map(move |start| start..end.min(start + block))
 }
@@ -111,7 +111,7 @@ struct TreeLinks {
 impl TreeLinks {
     /// Returns the neighbours of `rank` in a tree of all ranks.
     fn new(tree: Tree, world: WorldSize, rank: Rank) -> Self {
-        let (parent, children) = tree.neighbours(world.as_usize(), rank.index());
+        let (parent, children) = tree.parent_and_children(world.as_usize(), rank.index());
         let rank = |place: usize| Rank::new(place as u32);
         Self { parent: parent.map(rank), children: children.into_iter().map(rank).collect() }
     }
@@ -122,11 +122,11 @@ impl TreeLinks {
         let others = world.as_usize() - 1;
         let at = |place: usize| world.after(root, 1 + place as u32);
         if rank == root {
-            let top = tree.top(others);
+            let top = tree.place_of_top(others);
             return Self { parent: None, children: top.map(at).into_iter().collect() };
         }
         let place = world.before(rank, root.get() + 1).index();
-        let (parent, children) = tree.neighbours(others, place);
+        let (parent, children) = tree.parent_and_children(others, place);
         let parent = parent.map_or(root, at);
         Self { parent: Some(parent), children: children.into_iter().map(at).collect() }
     }
@@ -135,7 +135,7 @@ impl TreeLinks {
     /// the parent. Returns the last reducing step of each block, or `None` if the rank has no children.
     fn push_up(&self, schedule: &mut Schedule, half: Range<usize>, block: usize) -> Vec<Option<After>> {
         let mut ends = Vec::new();
-        for range in blocks(half, block) {
+        for range in split_into_blocks(half, block) {
             let mut after = None;
             for (index, &peer) in self.children.iter().enumerate() {
                 let is_last = self.parent.is_none() && index + 1 == self.children.len();
@@ -163,7 +163,7 @@ impl TreeLinks {
         block: usize,
         reduced: &[Option<After>],
     ) {
-        for (index, range) in blocks(half, block).enumerate() {
+        for (index, range) in split_into_blocks(half, block).enumerate() {
             let mut after = reduced.get(index).copied().flatten();
             if let Some(peer) = self.parent {
                 after = Some(After(schedule.steps.len()));
@@ -206,34 +206,34 @@ impl Tree {
     const BOTH: [Self; 2] = [Self::First, Self::Second];
 
     /// Returns the place of the top node, or `None` for an empty tree.
-    fn top(self, places: usize) -> Option<usize> {
-        Some(self.place(places, top_of_subtree(places, &(0..places / 2))?))
+    fn place_of_top(self, places: usize) -> Option<usize> {
+        Some(self.place_of_node(places, top_of_subtree(places, &(0..places / 2))?))
     }
 
     /// Returns the places of the parent and of the children, first the child with the smaller subtree.
-    fn neighbours(self, places: usize, place: usize) -> (Option<usize>, Vec<usize>) {
-        let node = self.node(places, place);
+    fn parent_and_children(self, places: usize, place: usize) -> (Option<usize>, Vec<usize>) {
+        let node = self.node_at_place(places, place);
         let mut inner = 0..places / 2;
         let mut parent = None;
         while !inner.is_empty() {
-            let middle = middle(&inner);
+            let middle = middle_node(&inner);
             let (before, after) = (inner.start..middle, middle + 1..inner.end);
             let is_before = match node {
                 Node::Inner(index) if index == middle => {
                     let children =
                         [before, after].into_iter().filter_map(|inner| top_of_subtree(places, &inner));
-                    return (parent, children.map(|node| self.place(places, node)).collect());
+                    return (parent, children.map(|node| self.place_of_node(places, node)).collect());
                 }
                 Node::Inner(index) => index < middle,
                 Node::Leaf(index) => index <= middle,
             };
             inner = if is_before { before } else { after };
-            parent = Some(self.place(places, Node::Inner(middle)));
+            parent = Some(self.place_of_node(places, Node::Inner(middle)));
         }
         (parent, Vec::new())
     }
 
-    fn node(self, places: usize, place: usize) -> Node {
+    fn node_at_place(self, places: usize, place: usize) -> Node {
         let (inner, half) = (places / 2, place / 2);
         match self {
             Self::First if !place.is_multiple_of(2) => Node::Inner(half),
@@ -246,7 +246,7 @@ impl Tree {
         }
     }
 
-    fn place(self, places: usize, node: Node) -> usize {
+    fn place_of_node(self, places: usize, node: Node) -> usize {
         match (self, node) {
             (Self::First, Node::Inner(index)) => 2 * index + 1,
             (Self::First, Node::Leaf(index)) | (Self::Second, Node::Inner(index)) => 2 * index,
@@ -263,14 +263,14 @@ impl Tree {
 /// empty range, returns the leaf in the gap at which the range begins, or `None` if this gap has no leaf.
 fn top_of_subtree(places: usize, inner: &Range<usize>) -> Option<Node> {
     if !inner.is_empty() {
-        return Some(Node::Inner(middle(inner)));
+        return Some(Node::Inner(middle_node(inner)));
     }
     let leaves = places - places / 2;
     (inner.start < leaves).then_some(Node::Leaf(inner.start))
 }
 
-/// Returns the middle of a nonempty range of inner nodes, which is the top of the range's subtree. If the range has
-/// an even length, returns the lower of the two nodes in the middle.
-fn middle(inner: &Range<usize>) -> usize {
+/// Returns the middle of a nonempty range of inner nodes. The middle is the top of the subtree of these nodes. If the
+/// range has an even length, returns the lower of the two nodes in the middle.
+fn middle_node(inner: &Range<usize>) -> usize {
     inner.start + (inner.len() - 1) / 2
 }

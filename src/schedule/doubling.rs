@@ -14,7 +14,7 @@ use crate::types::{Rank, WorldSize};
 /// Parallel and Distributed Systems 8 (1997).
 ///
 /// In each step, a rank sends its own data and all data that it has received, so each step waits for the receive of
-/// the previous step. The algorithm is therefore for short messages.
+/// the previous step. A rank stores data that arrives early, so the algorithm is only for short messages.
 ///
 /// # Panics
 ///

@@ -8,9 +8,9 @@ use crate::types::{Rank, WorldSize};
 /// Exchanges one part between each pair of ranks (all-to-all) in n-1 steps. Each rank sends S bytes minus its part
 /// for itself. If all parts have the same length, each rank sends (n-1)/n S bytes.
 ///
-/// The buffer contains the elements to send, divided by `send`, and then the elements to receive, divided by
-/// `receive`. For ranks a and b, part b in the `send` of rank a must be as long as part a in the `receive` of rank b.
-/// The caller copies the part that a rank sends to itself.
+/// The first `send.total()` elements of the buffer are to be sent, with the parts of `send`. The other elements
+/// receive the data of the other ranks, with the parts of `receive`. For ranks a and b, part b in the `send` of rank
+/// a must be as long as part a in the `receive` of rank b. The caller copies the part that a rank sends to itself.
 ///
 /// In step k rank r sends to rank r + k and receives from rank r - k (modulo n), so no two ranks send to the same
 /// rank. This is the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective communication

@@ -2,13 +2,14 @@
 //! communicate in shared memory. Between hosts, every rank transfers only the slices that it carries, so that a host
 //! sends no more bytes over the network than if it were one rank.
 //!
-//! The number of slices is the number of ranks on the largest host. On each host, every slice has one rank as its
-//! carrier. A reduction has three phases. Each carrier gets the reduction of its slice over the ranks of its host.
-//! The carriers of a slice on all hosts reduce the slice over the hosts. Each carrier shares the result with the
-//! ranks of its host. On a host with fewer ranks than slices, some ranks carry several adjacent slices.
+//! The number of slices is the number of ranks on the largest host. On each host, one rank carries each slice: this
+//! rank is the *carrier* of the slice. A reduction has three phases. Each carrier gets the reduction of its slice
+//! over the ranks of its host. The carriers of a slice on all hosts reduce the slice over the hosts. Each carrier
+//! shares the result with the ranks of its host. On a host with fewer ranks than slices, some ranks carry several
+//! adjacent slices.
 //!
 //! Between hosts, each slice is a separate instance of an ordinary algorithm in which each host has the role of a
-//! rank. The number of hosts need not be a power of two, and no host is left out.
+//! rank. The number of hosts need not be a power of two.
 
 use std::ops::Range;
 
@@ -16,10 +17,10 @@ use super::partition::Partition;
 use super::{After, CollectiveSpec, Schedule, barrier};
 use crate::types::{Algorithm, Rank, WorldSize};
 
-/// The placement of a group's ranks on hosts, and the position of one rank, which the code calls "this rank".
+/// The placement of a group's ranks on hosts, as seen by one rank of the group: "this rank".
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Layout {
-    /// The ranks of each host, in ascending order. The hosts are in the order of their first ranks.
+pub struct HostLayout {
+    /// The ranks of each host, in ascending order. The hosts are sorted by their lowest rank.
     hosts: Vec<Vec<Rank>>,
     /// The index of this rank's host.
     host: usize,
@@ -29,7 +30,7 @@ pub struct Layout {
 
 /// The three phases of an operation on one rank, which run one after another.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Phases {
+pub struct HierarchicalPhases {
     /// The first phase, among the ranks of this host. The ranks in this specification are local ranks.
     pub before: CollectiveSpec,
     /// The second phase, among ranks of different hosts. The ranks in this schedule are ranks of the group.
@@ -38,7 +39,7 @@ pub struct Phases {
     pub after: CollectiveSpec,
 }
 
-impl Layout {
+impl HostLayout {
     /// Returns the layout for `rank`. Ranks r and s are on the same host if `machines[r] == machines[s]`. Returns
     /// `None` if a hierarchy has no advantage: if there is only one host, or if each rank has a host to itself.
     ///
@@ -92,7 +93,7 @@ impl Layout {
     /// # Panics
     ///
     /// If the operation has no hierarchy ([`has_hierarchy`](super::cost::has_hierarchy)).
-    pub fn phases(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Phases {
+    pub fn phases(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> HierarchicalPhases {
         let local_root = |root: Rank| self.hosts[self.host].iter().position(|&rank| rank == root);
         let (count, root) = (spec.count(), spec.root());
         let parts = self.local_parts(count);
@@ -100,7 +101,7 @@ impl Layout {
         let (before, after) = match spec {
             CollectiveSpec::Barrier => {
                 let across = if self.local == 0 { self.first_ranks_barrier() } else { Schedule::default() };
-                return Phases { before: barrier.clone(), across, after: barrier };
+                return HierarchicalPhases { before: barrier.clone(), across, after: barrier };
             }
             CollectiveSpec::AllReduce { .. } => (CollectiveSpec::ReduceScatter(parts), gather),
             // In the third phase, all ranks of the root's host get the result, although only the root needs the
@@ -115,7 +116,7 @@ impl Layout {
             },
             _ => unreachable!("no hierarchy for {spec:?}"),
         };
-        Phases { before, across: self.schedule_between_hosts(spec, algorithm, block), after }
+        HierarchicalPhases { before, across: self.schedule_between_hosts(spec, algorithm, block), after }
     }
 
     /// Returns this rank's schedule between hosts. The schedule reduces or copies each slice that this rank carries
@@ -140,12 +141,12 @@ impl Layout {
                 let in_buffer = |part: &Range<usize>| range.start + part.start..range.start + part.end;
                 let in_all = |after: Option<After>| after.map(|After(step)| After(first + step));
                 if let Some(send) = &mut step.send {
-                    send.peer = self.carrier(send.peer.index(), slice);
+                    send.peer = self.carrying_rank(send.peer.index(), slice);
                     send.range = in_buffer(&send.range);
                     send.after = in_all(send.after);
                 }
                 if let Some(receive) = &mut step.receive {
-                    receive.peer = self.carrier(receive.peer.index(), slice);
+                    receive.peer = self.carrying_rank(receive.peer.index(), slice);
                     receive.range = in_buffer(&receive.range);
                     receive.after = in_all(receive.after);
                 }
@@ -174,7 +175,7 @@ impl Layout {
     }
 
     /// Returns the carrier of a slice on a host.
-    fn carrier(&self, host: usize, slice: usize) -> Rank {
+    fn carrying_rank(&self, host: usize, slice: usize) -> Rank {
         self.hosts[host][slice * self.hosts[host].len() / self.slice_count().as_usize()]
     }
 

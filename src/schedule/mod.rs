@@ -101,8 +101,8 @@ pub struct After(pub usize);
 pub enum Action {
     /// The arriving elements replace the rank's elements.
     Copy,
-    /// The arriving elements are reduced into the rank's elements. The arriving element is the left operand and the
-    /// rank's own element the right operand, which matters if the function does not commute.
+    /// The arriving elements are reduced into the rank's elements. The left operand is the arriving element, and the
+    /// right operand is the rank's own element. The order matters if the function does not commute.
     Reduce,
     /// Like [`Action::Reduce`], but for the last contribution: for an average, `ReduceLast` also divides the sum by
     /// the number of ranks.
@@ -111,7 +111,7 @@ pub enum Action {
 
 impl Step {
     /// Returns whether this step must send its elements before its own receive overwrites them. `index` is the index
-    /// of this step. Returns false if the step sends the elements that it has received.
+    /// of this step. Returns false if the step forwards the elements that it receives.
     pub fn must_send_before_receiving(&self, index: usize) -> bool {
         let (Some(send), Some(receive)) = (&self.send, &self.receive) else { return false };
         let overlaps = send.range.start.max(receive.range.start) < send.range.end.min(receive.range.end);
@@ -149,8 +149,8 @@ impl Schedule {
     }
 
     /// Adds the step of one rank in a chain: the rank receives the range from `previous` and forwards it to `next`,
-    /// segment by segment. The first rank of the chain has no `previous` and the last rank has no `next`. A step that
-    /// only sends waits for the last receive before it.
+    /// segment by segment. The first rank of the chain has no `previous` and the last rank has no `next`. The send of
+    /// the first rank waits for the last receive of an earlier step, if there is one.
     fn push_chain_step(
         &mut self,
         previous: Option<Rank>,

@@ -1,6 +1,6 @@
 //! Collectives of ranks that share memory, as a sequence of rounds. Every rank has a slot in the shared memory. In
-//! each round every rank posts data: the rank copies the data into its slot and signals that the data are there. Then
-//! the rank takes data from the slots of ranks that have posted: it copies or reduces these data into its buffer.
+//! each round every rank posts data: the rank copies the data into its slot and signals that the data are there. The
+//! rank then takes data from slots whose owners have posted: it copies or reduces these data into its own buffer.
 //!
 //! Contributions are reduced in rank order; the lower rank is the left operand. The result depends only on the
 //! contributions, and not on the index of an element, the size of the slots, or the algorithm. A reduction function
@@ -8,8 +8,8 @@
 //!
 //! If all ranks can access the buffers of all ranks, an all-reduce of any length has two rounds. In the first round
 //! each rank posts the address of its buffer. When all ranks have posted, each rank reduces its own chunk of all
-//! buffers and writes the result into all buffers. In the second round each rank signals that it is done, and leaves
-//! the operation when all ranks have posted.
+//! buffers and writes the result into all buffers. In the second round each rank signals that it is done. A rank
+//! leaves the operation when all ranks have signalled.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::types::{Rank, WorldSize};
 
 /// Elements that a rank copies into its slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Put {
+pub struct SlotWrite {
     /// The range of the elements in the rank's buffer.
     pub range: Range<usize>,
     /// The index of the first element in the slot.
@@ -28,7 +28,7 @@ pub struct Put {
 
 /// Elements that a rank takes from a slot, which may be the rank's own slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Take {
+pub struct SlotRead {
     /// The rank that owns the slot.
     pub from: Rank,
     /// The index of the first element in the slot.
@@ -64,16 +64,16 @@ pub struct Exchange {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Round {
     /// The elements that the rank posts. If this list is empty, the rank posts only a signal.
-    pub puts: Vec<Put>,
+    pub slot_writes: Vec<SlotWrite>,
     /// The elements that the rank reduces over all ranks, in rank order; `None` if there are none in this round.
     pub ordered_reduce: Option<OrderedReduce>,
     /// What this rank does instead of the rest of the round if every rank has posted the address of its whole buffer
-    /// ([`RoundPlan::go_in_place`]). `None` in rounds in which no rank can post an address. A rank that posts an
-    /// address posts no elements: the other ranks read its buffer instead of its slot.
+    /// ([`RoundPlan::reduce_remaining_rounds_in_place`]). `None` in rounds in which no rank can post an address. A
+    /// rank that posts an address posts no elements: the other ranks read its buffer instead of its slot.
     pub exchange: Option<Exchange>,
-    /// The elements that the rank takes, in this order. A [`Take`] with an empty range only waits until the other
+    /// The elements that the rank takes, in this order. A [`SlotRead`] with an empty range only waits until the other
     /// rank has posted.
-    pub takes: Vec<Take>,
+    pub slot_reads: Vec<SlotRead>,
 }
 
 /// What one rank does in one operation. All ranks have the same number of rounds.
@@ -84,9 +84,9 @@ pub struct RoundPlan {
     /// The number of elements in a slot.
     slot_len: usize,
     spec: CollectiveSpec,
-    /// Whether there is one round, in which every rank reduces all elements.
+    /// Whether the operation has a single round, in which every rank reduces all elements.
     is_one_shot: bool,
-    /// Whether all ranks' buffers are reduced in place.
+    /// Whether the ranks reduce their buffers in place, without slots.
     is_in_place: bool,
 }
 
@@ -114,7 +114,7 @@ impl RoundPlan {
 
     /// Makes the remaining rounds work in place, without slots. Every rank must call this function in the round with
     /// [`Round::exchange`] if it sees that all ranks have posted the addresses of their buffers.
-    pub fn go_in_place(&mut self) {
+    pub fn reduce_remaining_rounds_in_place(&mut self) {
         self.is_in_place = true;
     }
 
@@ -151,84 +151,86 @@ impl RoundPlan {
     }
 
     /// Replaces the contents of `round` by what this rank does in round `number`, counted from 0.
-    pub fn fill(&self, number: usize, round: &mut Round) {
-        round.puts.clear();
+    pub fn fill_round(&self, number: usize, round: &mut Round) {
+        round.slot_writes.clear();
         round.ordered_reduce = None;
         round.exchange = None;
-        round.takes.clear();
+        round.slot_reads.clear();
         let per_rank = self.slot_len_per_rank();
-        let piece_per_slot = |range: Range<usize>| piece(&range, number, self.slot_len);
-        let piece_per_rank = |range: Range<usize>| piece(&range, number, per_rank);
+        let piece_per_slot = |range: Range<usize>| piece_of_range(&range, number, self.slot_len);
+        let piece_per_rank = |range: Range<usize>| piece_of_range(&range, number, per_rank);
         match &self.spec {
-            CollectiveSpec::Barrier => self.take_from_others(round, |_| (0, 0..0)),
+            CollectiveSpec::Barrier => self.read_from_other_slots(round, |_| (0, 0..0)),
             CollectiveSpec::AllReduce { count } if self.is_one_shot => {
-                round.put(0..*count, 0);
-                self.reduce(round, 0, &(0..*count), self.world.get());
+                round.write_to_slot(0..*count, 0);
+                self.add_ordered_reduce(round, 0, &(0..*count), self.world.get());
             }
-            CollectiveSpec::AllReduce { count } => self.all_reduce(round, number, *count),
-            CollectiveSpec::Reduce { count, root } => self.two_shot(round, number, *count, Some(*root)),
+            CollectiveSpec::AllReduce { count } => self.fill_all_reduce_round(round, number, *count),
+            CollectiveSpec::Reduce { count, root } => {
+                self.fill_two_shot_round(round, number, *count, Some(*root));
+            }
             CollectiveSpec::ReduceScatter(partition) => {
-                for rank in self.others() {
-                    round.put(piece_per_rank(partition.range(rank)), rank.index() * per_rank);
+                for rank in self.other_ranks() {
+                    round.write_to_slot(piece_per_rank(partition.range(rank)), rank.index() * per_rank);
                 }
                 let range = piece_per_rank(partition.range(self.rank));
                 round.ordered_reduce =
                     Some(OrderedReduce { range, at: self.rank.index() * per_rank, is_posted_next: false });
             }
             CollectiveSpec::AllGather(partition) => {
-                round.put(piece_per_slot(partition.range(self.rank)), 0);
-                self.take_from_others(round, |rank| (0, piece_per_slot(partition.range(rank))));
+                round.write_to_slot(piece_per_slot(partition.range(self.rank)), 0);
+                self.read_from_other_slots(round, |rank| (0, piece_per_slot(partition.range(rank))));
             }
             CollectiveSpec::Broadcast { count, root } if self.rank == *root => {
-                round.put(piece_per_slot(0..*count), 0);
+                round.write_to_slot(piece_per_slot(0..*count), 0);
             }
             CollectiveSpec::Broadcast { count, root } => {
-                round.take(*root, 0, piece_per_slot(0..*count), Action::Copy);
+                round.read_from_slot(*root, 0, piece_per_slot(0..*count), Action::Copy);
             }
             CollectiveSpec::Gather { partition, root } if self.rank == *root => {
-                self.take_from_others(round, |rank| (0, piece_per_slot(partition.range(rank))));
+                self.read_from_other_slots(round, |rank| (0, piece_per_slot(partition.range(rank))));
             }
             CollectiveSpec::Gather { partition, .. } => {
-                round.put(piece_per_slot(0..partition.range(self.rank).len()), 0);
+                round.write_to_slot(piece_per_slot(0..partition.range(self.rank).len()), 0);
             }
             CollectiveSpec::Scatter { partition, root } if self.rank == *root => {
-                for rank in self.others() {
-                    round.put(piece_per_rank(partition.range(rank)), rank.index() * per_rank);
+                for rank in self.other_ranks() {
+                    round.write_to_slot(piece_per_rank(partition.range(rank)), rank.index() * per_rank);
                 }
             }
             CollectiveSpec::Scatter { partition, root } => {
                 let own = piece_per_rank(0..partition.range(self.rank).len());
-                round.take(*root, self.rank.index() * per_rank, own, Action::Copy);
+                round.read_from_slot(*root, self.rank.index() * per_rank, own, Action::Copy);
             }
             CollectiveSpec::AllToAll { send, receive, .. } => {
-                for rank in self.others() {
-                    round.put(piece_per_rank(send.range(rank)), rank.index() * per_rank);
+                for rank in self.other_ranks() {
+                    round.write_to_slot(piece_per_rank(send.range(rank)), rank.index() * per_rank);
                 }
-                self.take_from_others(round, |rank| {
+                self.read_from_other_slots(round, |rank| {
                     let part = piece_per_rank(receive.range(rank));
                     (self.rank.index() * per_rank, send.total() + part.start..send.total() + part.end)
                 });
             }
             CollectiveSpec::Scan { count } => {
                 let own = piece_per_slot(0..*count);
-                round.put(own.clone(), 0);
-                self.reduce(round, 0, &own, self.rank.get() + 1);
+                round.write_to_slot(own.clone(), 0);
+                self.add_ordered_reduce(round, 0, &own, self.rank.get() + 1);
             }
             CollectiveSpec::Exscan { count } => {
                 let own = piece_per_slot(0..*count);
-                round.put(own.clone(), 0);
-                self.reduce(round, 0, &(count + own.start..count + own.end), self.rank.get());
+                round.write_to_slot(own.clone(), 0);
+                self.add_ordered_reduce(round, 0, &(count + own.start..count + own.end), self.rank.get());
             }
         }
     }
 
     /// Fills a round of an all-reduce over slots or in place. In the first round, the ranks do not know yet whether
     /// they will use slots or work in place.
-    fn all_reduce(&self, round: &mut Round, number: usize, count: usize) {
+    fn fill_all_reduce_round(&self, round: &mut Round, number: usize, count: usize) {
         if self.is_in_place && number > 0 {
-            return self.take_from_others(round, |_| (0, 0..0));
+            return self.read_from_other_slots(round, |_| (0, 0..0));
         }
-        self.two_shot(round, number, count, None);
+        self.fill_two_shot_round(round, number, count, None);
         if number == 0 {
             round.exchange = Some(Exchange { range: chunk(count, self.world, self.rank) });
         }
@@ -237,8 +239,8 @@ impl RoundPlan {
     /// Fills a round of a two-shot reduction. In even rounds every rank posts a block and reduces its own chunk of
     /// all ranks' blocks. In odd rounds every rank posts its reduced chunk, and `root` takes all chunks. If `root` is
     /// `None`, every rank takes all chunks.
-    fn two_shot(&self, round: &mut Round, number: usize, count: usize, root: Option<Rank>) {
-        let block = piece(&(0..count), number / 2, self.slot_len);
+    fn fill_two_shot_round(&self, round: &mut Round, number: usize, count: usize, root: Option<Rank>) {
+        let block = piece_of_range(&(0..count), number / 2, self.slot_len);
         let partition = Partition::even(block.len(), self.world);
         let chunk = |rank| {
             let chunk = partition.range(rank);
@@ -247,56 +249,60 @@ impl RoundPlan {
         let own = chunk(self.rank);
         if number.is_multiple_of(2) {
             // This rank does not post the elements of its own chunk, because only this rank reduces them.
-            round.put(block.start..own.start, 0);
-            round.put(own.end..block.end, own.end - block.start);
+            round.write_to_slot(block.start..own.start, 0);
+            round.write_to_slot(own.end..block.end, own.end - block.start);
             round.ordered_reduce =
                 Some(OrderedReduce { at: own.start - block.start, range: own, is_posted_next: true });
             return;
         }
         if root.is_none_or(|root| root == self.rank) {
-            self.take_from_others(round, |rank| (0, chunk(rank)));
+            self.read_from_other_slots(round, |rank| (0, chunk(rank)));
         }
     }
 
-    /// Adds [`Take`]s that reduce the contributions of the first `ranks` ranks in rank order.
-    fn reduce(&self, round: &mut Round, at: usize, range: &Range<usize>, ranks: u32) {
+    /// Adds [`SlotRead`]s that reduce the contributions of the first `ranks` ranks in rank order.
+    fn add_ordered_reduce(&self, round: &mut Round, at: usize, range: &Range<usize>, ranks: u32) {
         for rank in self.world.ranks().take(ranks as usize) {
             let action = match rank.get() {
                 0 => Action::Copy,
                 rank if rank + 1 == self.world.get() => Action::ReduceLast,
                 _ => Action::Reduce,
             };
-            round.take(rank, at, range.clone(), action);
+            round.read_from_slot(rank, at, range.clone(), action);
         }
     }
 
-    /// Adds a [`Take`] from the slot of each other rank, starting with the rank after this rank. `source_and_target`
-    /// returns the index of the elements in a rank's slot, and their range in this rank's buffer.
-    fn take_from_others(&self, round: &mut Round, source_and_target: impl Fn(Rank) -> (usize, Range<usize>)) {
-        for rank in self.others() {
+    /// Adds a [`SlotRead`] from the slot of each other rank, starting with the rank after this rank.
+    /// `source_and_target` returns the index of the elements in a rank's slot, and their range in this rank's buffer.
+    fn read_from_other_slots(
+        &self,
+        round: &mut Round,
+        source_and_target: impl Fn(Rank) -> (usize, Range<usize>),
+    ) {
+        for rank in self.other_ranks() {
             let (at, range) = source_and_target(rank);
-            round.take(rank, at, range, Action::Copy);
+            round.read_from_slot(rank, at, range, Action::Copy);
         }
     }
 
-    fn others(&self) -> impl Iterator<Item = Rank> {
+    fn other_ranks(&self) -> impl Iterator<Item = Rank> {
         (1..self.world.get()).map(|distance| self.world.after(self.rank, distance))
     }
 }
 
 impl Round {
-    fn put(&mut self, range: Range<usize>, at: usize) {
-        self.puts.push(Put { range, at });
+    fn write_to_slot(&mut self, range: Range<usize>, at: usize) {
+        self.slot_writes.push(SlotWrite { range, at });
     }
 
-    fn take(&mut self, from: Rank, at: usize, range: Range<usize>, action: Action) {
-        self.takes.push(Take { from, at, range, action });
+    fn read_from_slot(&mut self, from: Rank, at: usize, range: Range<usize>, action: Action) {
+        self.slot_reads.push(SlotRead { from, at, range, action });
     }
 }
 
 /// Returns piece `number` of a range that is divided into pieces of `piece_len` elements. A piece that begins after
 /// the end of the range is empty.
-fn piece(range: &Range<usize>, number: usize, piece_len: usize) -> Range<usize> {
+fn piece_of_range(range: &Range<usize>, number: usize, piece_len: usize) -> Range<usize> {
     let start = range.end.min(range.start + number * piece_len);
     start..range.end.min(start + piece_len)
 }

@@ -21,7 +21,8 @@ pub enum CollectiveSpec {
         /// The number of elements in each buffer.
         count: usize,
     },
-    /// The root gets the reduction of all buffers. The contents of the other ranks' buffers are then unspecified.
+    /// The root gets the reduction of all buffers. Afterwards the contents of the other ranks' buffers are
+    /// unspecified.
     Reduce {
         /// The number of elements in each buffer.
         count: usize,
@@ -39,8 +40,8 @@ pub enum CollectiveSpec {
         /// The rank whose buffer is sent to all ranks.
         root: Rank,
     },
-    /// The root gets the parts of all ranks. The root's buffer has space for all parts. The buffer of any other rank
-    /// contains only that rank's part.
+    /// The root gets the parts of all ranks. The root's buffer has space for all parts. Every other rank's buffer
+    /// contains only its own part.
     Gather {
         /// The division of the root's buffer into parts.
         partition: Partition,
@@ -151,8 +152,8 @@ impl CollectiveSpec {
     /// must be true if the reduction does not commute.
     ///
     /// With [`Algorithm::OneShot`] and [`Algorithm::Doubling`] every rank gets the buffers of all ranks and reduces
-    /// them itself. The buffer of a rank then has a slot for each rank. The slots are in rank order for `OneShot`,
-    /// and start with the rank's own slot for `Doubling`.
+    /// them itself. With these two algorithms, the buffer of a rank has a slot for each rank. The slots are in rank
+    /// order for `OneShot`, and start with the rank's own slot for `Doubling`.
     ///
     /// # Panics
     ///

@@ -21,7 +21,7 @@ pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -
         Step { send: None, receive: Some(Inbound { peer, range, action: Action::Copy, after: None }) }
     };
     if rank == root {
-        return Schedule { steps: others(world, root).map(step).collect() };
+        return Schedule { steps: ranks_except_root(world, root).map(step).collect() };
     }
     let send = Outbound { peer: root, range: 0..partition.range(rank).len(), after: None };
     Schedule { steps: vec![Step { send: Some(send), receive: None }] }
@@ -40,7 +40,7 @@ pub fn scatter(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) 
         Step { send: Some(Outbound { peer, range, after: None }), receive: None }
     };
     if rank == root {
-        return Schedule { steps: others(world, root).map(step).collect() };
+        return Schedule { steps: ranks_except_root(world, root).map(step).collect() };
     }
     let range = 0..partition.range(rank).len();
     let receive = Inbound { peer: root, range, action: Action::Copy, after: None };
@@ -48,6 +48,6 @@ pub fn scatter(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) 
 }
 
 /// Returns every rank but the root, starting with the root's successor.
-fn others(world: WorldSize, root: Rank) -> impl Iterator<Item = Rank> {
+fn ranks_except_root(world: WorldSize, root: Rank) -> impl Iterator<Item = Rank> {
     (1..world.get()).map(move |distance| world.after(root, distance))
 }

@@ -34,8 +34,8 @@ struct ProofLimits {
 }
 
 /// Only `tools/test --full` proves the schedules for large worlds, because the time grows with the cube of the number
-/// of ranks. Miri is a thousand times slower and looks only for undefined behaviour, in code that is the same for
-/// worlds of all sizes.
+/// of ranks. Under Miri, which is a thousand times slower, small worlds suffice: they run the same code as large
+/// worlds.
 fn proof_limits() -> ProofLimits {
     if cfg!(miri) {
         ProofLimits { world_size_max: 3, count_max: 7, random_orders: 1 }
@@ -132,9 +132,9 @@ impl RankState {
         }
     }
 
-    /// Checks that the receive of step `receiving` does not change elements that another step still has to send. An
-    /// earlier step must have sent these elements already. A later step must wait for this receive or for a later
-    /// receive.
+    /// Checks that the receive of step `receiving` does not change elements that another step still has to send. A
+    /// step before `receiving` must have sent these elements already. A step from `receiving` on must wait for the
+    /// receive of `receiving` or of a later step.
     fn assert_no_unsent_data_is_overwritten(&self, receiving: usize, changed: &Range<usize>) {
         for (step, s) in self.schedule.steps.iter().enumerate().skip(self.first_open) {
             let Some(send) = s.send.as_ref().filter(|_| !self.sent[step].done) else { continue };
@@ -215,8 +215,7 @@ impl SimulatedWorld {
         Self { ranks, links, segment, in_rank_order: false }
     }
 
-    /// Returns whether the receive in `after` has been applied far enough to use the first `upto` elements of
-    /// `range`.
+    /// Returns whether the first `upto` elements of `range` no longer wait for the receive that `after` names.
     fn is_satisfied(&self, rank: usize, after: Option<After>, range: &Range<usize>, upto: usize) -> bool {
         let Some(After(step)) = after else { return true };
         let state = &self.ranks[rank];
@@ -320,7 +319,7 @@ impl SimulatedWorld {
         advance(&mut state.applied[step], &receive.range, range.len());
     }
 
-    /// Makes moves in the given order until none is possible. Checks that every step is done.
+    /// Makes moves in the given order until no move is possible. Checks that every rank has done all its steps.
     fn run(&mut self, order: &mut MoveOrder) {
         loop {
             let mut moved = false;
@@ -386,7 +385,7 @@ impl Proof {
     ) {
         for ranks in self.worlds.clone() {
             let world = WorldSize::new(ranks).unwrap();
-            for count in lengths(world) {
+            for count in tested_lengths(world) {
                 let schedules: Vec<Schedule> = world.ranks().map(|rank| build(world, rank, count)).collect();
                 let buffers: Vec<Vec<Value>> =
                     world.ranks().map(|rank| initial(world, rank, count)).collect();
@@ -446,7 +445,7 @@ fn assert_reduction_order_is_fixed(schedule: &Schedule) {
     }
 }
 
-fn lengths(world: WorldSize) -> Vec<usize> {
+fn tested_lengths(world: WorldSize) -> Vec<usize> {
     let n = world.as_usize();
     let mut lengths = vec![0, 1, n - 1, n, n + 1, 2 * n + 1, 3 * n - 1, proof_limits().count_max];
     lengths.sort_unstable();
@@ -455,14 +454,14 @@ fn lengths(world: WorldSize) -> Vec<usize> {
 }
 
 /// Returns the roots to test: the first rank, the last rank and ranks between them.
-fn roots(world: WorldSize) -> Vec<Rank> {
+fn tested_roots(world: WorldSize) -> Vec<Rank> {
     let mut roots: Vec<Rank> = [0, 1, 5, world.get() - 1].map(|shift| world.after(Rank::ZERO, shift)).into();
     roots.sort_unstable();
     roots.dedup();
     roots
 }
 
-/// Returns the initial buffer of a rank, which contains its own contribution to every element.
+/// Returns a buffer that contains the contribution of `rank` to every element.
 fn own_contribution(_: WorldSize, rank: Rank, count: usize) -> Vec<Value> {
     (0..count).map(|element| Value::own(rank, element)).collect()
 }

@@ -1,10 +1,10 @@
 //! Binomial trees, for short messages. The cost of a short message depends mainly on the number of rounds. The
 //! comments of `schedule/mod.rs` define n, S, B and s.
 //!
-//! The tree is that of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-//! MPICH", Int. J. High Performance Computing Applications 19 (2005). With d = rank - root (modulo n), the parent of
-//! d is d without its lowest set bit, and the children of d are d + 1, d + 2, d + 4, .. for all powers of two below
-//! that bit.
+//! The trees are those of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+//! MPICH" (2005). Let d = rank - root (modulo n). The parent of d is d without its lowest set bit. The children are
+//! `d+1`, `d+2`, `d+4` and so on, for all powers of two below this bit. For example, 12 has the parent 8 and the
+//! children 13 and 14.
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
@@ -56,7 +56,7 @@ pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 struct TreePosition {
     world: WorldSize,
     root: Rank,
-    /// The rank minus the root, modulo n.
+    /// d in the module documentation: rank - root, modulo n.
     distance: u32,
 }
 

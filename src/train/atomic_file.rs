@@ -20,11 +20,11 @@ use rustix::fs::{FallocateFlags, OFlags};
 /// # Errors
 ///
 /// Any error of the operating system. After an error, the old file is unchanged, and the temporary file is removed.
-pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, bytes, File::sync_all)
 }
 
-/// Like [`write`], but calls `sync_directory` to write the renamed directory entry to the disk.
+/// Like [`replace_file`], but calls `sync_directory` to write the renamed directory entry to the disk.
 fn replace(
     path: &Path,
     bytes: &[u8],
@@ -45,7 +45,8 @@ fn finish_temporary_file(
     target: &Path,
     sync_directory: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<()> {
-    // The directory is opened before the rename, because after the rename this function must not return an error.
+    // Open the directory before the rename, because opening can fail, and after the rename this function must not
+    // return an error.
     let directory = File::open(&temporary.directory)?;
     temporary.file().sync_all()?;
     temporary.rename_to(target)?;
@@ -152,7 +153,8 @@ fn is_special(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
 }
 
-/// A temporary file that this process has locked. The file is removed on drop, unless it was renamed.
+/// A temporary file that this process has locked. Drop deletes the file, unless [`rename_to`](Self::rename_to) has
+/// renamed it.
 struct TemporaryFile {
     /// `None` after the file was renamed.
     file: Option<File>,
@@ -293,19 +295,19 @@ mod tests {
     fn write_replaces_the_file_and_leaves_no_temporary_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
-        write(&path, b"one").unwrap();
+        replace_file(&path, b"one").unwrap();
         check_space(&path, 100_000).unwrap();
-        write(&path, b"two").unwrap();
+        replace_file(&path, b"two").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
         let blocked = directory.path().join("directory");
         fs::create_dir(&blocked).unwrap();
-        assert!(write(&blocked, b"three").is_err());
+        assert!(replace_file(&blocked, b"three").is_err());
         assert!(check_space(&blocked, 1).is_err());
-        for operation in [write, |path: &Path, _: &[u8]| check_space(path, 1)] {
+        for operation in [replace_file, |path: &Path, _: &[u8]| check_space(path, 1)] {
             assert!(operation(&directory.path().join("absent/file"), b"three").is_err());
         }
         assert_eq!(file_names(directory.path()), ["directory", "file"]);
-        write(Path::new("/dev/null"), b"gone").unwrap();
+        replace_file(Path::new("/dev/null"), b"gone").unwrap();
         check_space(Path::new("/dev/null"), 1).unwrap();
     }
 
@@ -316,7 +318,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         fs::write(directory.path().join(TEMPORARY), "a long half-written content").unwrap();
-        write(&path, b"whole").unwrap();
+        replace_file(&path, b"whole").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
         assert_eq!(file_names(directory.path()), ["file"]);
     }
@@ -341,14 +343,14 @@ mod tests {
         ];
         for (index, make) in make.iter().enumerate() {
             make();
-            for error in [write(&path, b"new").unwrap_err(), check_space(&path, 1).unwrap_err()] {
+            for error in [replace_file(&path, b"new").unwrap_err(), check_space(&path, 1).unwrap_err()] {
                 assert!(error.to_string().contains("exists and is not a temporary file"), "{index}: {error}");
             }
             assert!(ReplacementFile::create(&path).is_err());
             let is_directory = temporary.is_dir();
             if is_directory { fs::remove_dir(&temporary) } else { fs::remove_file(&temporary) }.unwrap();
         }
-        write(&path, b"new").unwrap();
+        replace_file(&path, b"new").unwrap();
         for name in ["own", "file.tmp"] {
             assert_eq!(fs::read(directory.path().join(name)).unwrap(), b"own");
         }
@@ -361,9 +363,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         for mode in [0o600, 0o640, 0o444] {
-            write(&path, b"old").unwrap();
+            replace_file(&path, b"old").unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            write(&path, b"new").unwrap();
+            replace_file(&path, b"new").unwrap();
             let replacement = ReplacementFile::create(&path).unwrap();
             replacement.file().write_all(b"newer").unwrap();
             replacement.commit().unwrap();
@@ -378,7 +380,7 @@ mod tests {
     fn a_failure_after_the_rename_is_not_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
-        write(&path, b"old").unwrap();
+        replace_file(&path, b"old").unwrap();
         replace(&path, b"new", |_| Err(io::Error::other("the disk failed"))).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
     }
@@ -388,10 +390,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         let other = TemporaryFile::create(&path).unwrap();
-        let error = write(&path, b"mine").unwrap_err();
+        let error = replace_file(&path, b"mine").unwrap_err();
         assert!(error.to_string().contains("another process is writing"), "{error}");
         drop(other);
-        write(&path, b"mine").unwrap();
+        replace_file(&path, b"mine").unwrap();
     }
 
     #[test]

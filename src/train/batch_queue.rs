@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_worker_gets_the_batch_of_a_slow_worker_and_the_first_result_counts() {
+    fn an_idle_worker_repeats_the_batch_of_a_slow_worker() {
         let mut queue = BatchQueue::new(0, 1, 2, []);
         assert_eq!(queue.take(0, false), Assignment::Batch(0));
         assert_eq!(queue.take(1, false), Assignment::Wait);

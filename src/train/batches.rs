@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::random;
 use crate::types::{Rank, WorldSize};
 
-/// The samples of an epoch in the order in which they are used.
+/// The order of the samples in an epoch, and the batch size.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Batches {
     order: Vec<u32>,
@@ -17,8 +17,8 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Returns the batches of epoch `epoch` (counted from 0) over `samples` samples. A batch that holds all samples
-    /// is not shuffled.
+    /// Returns the batches of epoch `epoch` (counted from 0) over `samples` samples. If one batch holds all samples,
+    /// the samples are not shuffled.
     ///
     /// # Panics
     ///
@@ -30,7 +30,7 @@ impl Batches {
         let order = if batch_size >= samples as usize {
             (0..samples).collect()
         } else {
-            random::permutation(&mut random::stream("epoch", seed, epoch), samples)
+            random::permutation(&mut random::random_stream("epoch", seed, epoch), samples)
         };
         Self { order, batch_size }
     }
@@ -47,10 +47,9 @@ impl Batches {
     }
 }
 
-/// Divides `len` items among the ranks, and returns the range of items that `rank` processes. The ranges of the ranks
-/// follow each other in rank order, cover all items, and differ in length by at most one. If there are fewer items
-/// than ranks, some ranges are empty.
-pub fn part(len: usize, rank: Rank, world: WorldSize) -> Range<usize> {
+/// Divides `len` items among the ranks, and returns the range of items that `rank` processes. For example, 5 items on
+/// 2 ranks give the ranges 0..3 and 3..5. If there are fewer items than ranks, some ranges are empty.
+pub fn range_of_rank(len: usize, rank: Rank, world: WorldSize) -> Range<usize> {
     let (rank, world) = (rank.index(), world.as_usize());
     let (each, longer) = (len / world, len % world);
     let start = rank * each + rank.min(longer);
@@ -76,7 +75,7 @@ mod tests {
                 let batch = batches.batch(index);
                 let mut end = 0;
                 for rank in world.ranks() {
-                    let part = part(batch.len(), rank, world);
+                    let part = range_of_rank(batch.len(), rank, world);
                     prop_assert_eq!(part.start, end);
                     prop_assert!(part.len() <= batch.len().div_ceil(ranks as usize));
                     end = part.end;

@@ -9,7 +9,7 @@
 //! ranges may differ between ranks: a rank without samples reports whole layers.
 //!
 //! The first step allocates a buffer for each bucket with [`Group::alloc`](crate::Group::alloc). Ranks on the same
-//! host reduce these buffers in place.
+//! host reduce buffers from `alloc` in place.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,8 +26,7 @@ pub(crate) struct Buckets {
     /// The number of elements in a full bucket.
     elements: usize,
     compression: Compression,
-    /// The range of gradients that are final but not yet in a bucket. The backward pass extends this range towards
-    /// index 0.
+    /// The gradients that are final and not yet in a bucket. The backward pass lowers the start of this range.
     ready: Range<usize>,
     /// The buckets that are being reduced, each with its range of gradients, in the order in which they were started.
     in_flight: VecDeque<(Range<usize>, PendingSum)>,
@@ -49,9 +48,9 @@ impl Buckets {
         self.elements
     }
 
-    /// Adds a range of final gradients. The range must end where the range of the previous call begins. Starts the
-    /// all-reduce of each bucket that is now full.
-    pub(crate) fn add(
+    /// Adds a range of final gradients, and starts the all-reduce of each bucket that is now full. `range.end` must
+    /// be the `range.start` of the previous call.
+    pub(crate) fn add_gradients(
         &mut self,
         runtime: &mut dyn Runtime,
         range: Range<usize>,
@@ -73,9 +72,9 @@ impl Buckets {
     }
 
     /// Waits for the all-reduces of all buckets, in the order in which they were started. Calls `on_reduced` with the
-    /// range and the sums of each bucket while later buckets are still being reduced. Afterwards, the content of
-    /// `gradients` is unspecified.
-    pub(crate) fn drain(
+    /// range and the sums of each bucket while later buckets are still being reduced. `drain` may overwrite
+    /// `gradients`, so use only the sums.
+    pub(crate) fn wait_for_all_buckets(
         &mut self,
         gradients: &mut [f32],
         mut on_reduced: impl FnMut(Range<usize>, &mut [f32]),
@@ -126,13 +125,13 @@ mod tests {
             let mut end = gradients.len();
             while end > 0 {
                 let start = end.saturating_sub(range_elements);
-                buckets.add(&mut group, start..end, &gradients).unwrap();
+                buckets.add_gradients(&mut group, start..end, &gradients).unwrap();
                 end = start;
             }
             buckets.flush(&mut group, &gradients).unwrap();
             let mut found = Vec::new();
             buckets
-                .drain(&mut gradients.clone(), |range, sums| {
+                .wait_for_all_buckets(&mut gradients.clone(), |range, sums| {
                     assert_eq!(*sums, gradients[range.clone()]);
                     found.push(range);
                 })

@@ -23,7 +23,7 @@ pub use self::files::FILE_NAME;
 pub(crate) use self::files::{BEST_FILE_NAME, CheckpointFiles};
 pub use self::options::read_options;
 pub(crate) use self::options::{OPTIONS_FILE_NAME, write_options};
-pub use self::settings::{Checkpoint, Existing};
+pub use self::settings::{Checkpoint, ExistingCheckpoint};
 pub(crate) use self::state::{IdentityEntry, Position, RunIdentity, TrainingState};
 pub(crate) use self::writer::CheckpointWriter;
 use super::atomic_file;
@@ -65,7 +65,7 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The size in bytes that [`check_header`] assumes for the names, the metadata and the history.
 const HEADER_BYTES_ASSUMED: u64 = 1 << 16;
 
-/// The keys of the position in the metadata, in the order of [`Position::to_words`].
+/// The metadata keys for the fields of [`Position`], in the order of [`Position::to_words`].
 const POSITION_KEYS: [&str; 6] =
     ["epoch", "step", "steps_total", "momentum_start", "epoch_loss_sum_bits", "epoch_samples"];
 
@@ -79,11 +79,11 @@ fn to_json<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string(value).expect("strings and numbers are valid JSON")
 }
 
-fn to_bytes(values: &[f32]) -> Vec<u8> {
+fn f32s_to_le_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-fn from_bytes(bytes: &[u8]) -> Vec<f32> {
+fn f32s_from_le_bytes(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
@@ -91,19 +91,27 @@ fn from_bytes(bytes: &[u8]) -> Vec<f32> {
 fn serialize(network: &Network, identity: &RunIdentity, state: &TrainingState) -> io::Result<Vec<u8>> {
     let mut tensors = Vec::new();
     for ParameterTensor { name, shape, range } in network.parameter_tensors() {
-        tensors.push(Tensor { name, shape, bytes: to_bytes(&state.parameters[range]) });
+        tensors.push(Tensor { name, shape, bytes: f32s_to_le_bytes(&state.parameters[range]) });
     }
     let optimizer = identity.optimizer_names.iter().zip(&state.optimizer);
     for (name, values) in optimizer.chain(identity.strategy_names.iter().zip(&state.strategy)) {
-        tensors.push(Tensor { name: (*name).into(), shape: vec![values.len()], bytes: to_bytes(values) });
+        tensors.push(Tensor {
+            name: (*name).into(),
+            shape: vec![values.len()],
+            bytes: f32s_to_le_bytes(values),
+        });
     }
     if let Some(BestParameters { parameters, .. }) = &state.best {
-        let bytes = to_bytes(parameters);
+        let bytes = f32s_to_le_bytes(parameters);
         tensors.push(Tensor { name: BEST_PARAMETERS_TENSOR.into(), shape: vec![parameters.len()], bytes });
     }
     if let Some(Standardizer { mean, inverse_deviation }) = &identity.standardizer {
         for (name, values) in [("features.mean", mean), ("features.inverse_deviation", inverse_deviation)] {
-            tensors.push(Tensor { name: name.into(), shape: vec![values.len()], bytes: to_bytes(values) });
+            tensors.push(Tensor {
+                name: name.into(),
+                shape: vec![values.len()],
+                bytes: f32s_to_le_bytes(values),
+            });
         }
     }
     let mut metadata = identity_metadata(identity);
@@ -164,7 +172,8 @@ fn create_directory(directory: &Path) -> Result<(), CheckpointError> {
 }
 
 /// Checks that the directory of `settings` has enough space for all checkpoints that the run keeps and for the one
-/// that it writes. Creates the directory if it does not exist, and temporarily allocates a file of the required size.
+/// that it writes. To check, creates the directory if it does not exist, allocates a file of the required size and
+/// deletes the file.
 pub(crate) fn check_space(
     settings: &Checkpoint,
     network: &Network,
@@ -285,7 +294,7 @@ fn check_identity(
 }
 
 /// Reads the checkpoint in `directory`. Returns `None` if there is no checkpoint.
-pub(crate) fn load(
+pub(crate) fn load_checkpoint(
     directory: &Path,
     network: &Network,
     identity: &RunIdentity,
@@ -303,7 +312,9 @@ pub(crate) fn load(
     check_metadata(&path, metadata)?;
     check_identity(&path, identity, metadata)?;
     let tensor = |name: &str, shape: &[usize]| match tensors.tensor(name) {
-        Ok(view) if view.dtype() == Dtype::F32 && view.shape() == shape => Ok(from_bytes(view.data())),
+        Ok(view) if view.dtype() == Dtype::F32 && view.shape() == shape => {
+            Ok(f32s_from_le_bytes(view.data()))
+        }
         Ok(view) => Err(CheckpointError::Unfit {
             path: path.clone(),
             what: format!("the shape of {name}"),

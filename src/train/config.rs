@@ -24,11 +24,11 @@ pub struct Config {
     pub target: Option<String>,
     /// How to read a table.
     pub table: TableOptions,
-    /// The fraction of the rows that is used for testing if the data has no test set: at least 0 and below 1.
+    /// The fraction of the rows that become the test set: at least 0 and below 1. Ignored if the data has a test set.
     pub test_fraction: f64,
     /// The model. `None` selects [`default_model`].
     pub model: Option<ModelSpec>,
-    /// Whether to predict classes or numbers. If `None`, the model or the target decides.
+    /// Whether to predict classes or numbers. `None` chooses the task that fits the model and the target.
     pub task: Option<Task>,
     /// Whether features and numeric targets are scaled to mean 0 and standard deviation 1.
     pub standardize: bool,
@@ -129,7 +129,8 @@ pub fn default_learning_rate(rule: Rule, model: &ModelSpec, steps: u64) -> f32 {
 }
 
 impl Config {
-    /// Returns the task that the model or `--task` requires. Returns `None` if the target decides.
+    /// Returns the task that the model or `--task` requires. `None` if neither requires a task; the target then
+    /// determines the task.
     pub fn task(&self) -> Option<Task> {
         match &self.model {
             Some(ModelSpec::Linear) => Some(Task::Regression),

@@ -30,7 +30,7 @@ pub struct ConsoleOptions {
 /// How to show progress within an epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ProgressDisplay {
-    /// A progress bar on standard error, if standard error is a terminal.
+    /// A progress bar on standard error. No bar if standard error is not a terminal.
     Bar,
     /// A progress bar that is sent through a pipe on standard error. The program that reads the pipe, such as
     /// `ringrun`, shows the bar on its own terminal.
@@ -56,7 +56,7 @@ pub enum ConsoleLines {
 /// Writes lines to a writer, and a progress bar to a terminal.
 pub struct Console<W> {
     options: ConsoleOptions,
-    /// `None` after a write failed. Training continues without output.
+    /// `None` after a write failed. After a failed write, training continues without output.
     out: Option<W>,
     failure: Option<io::Error>,
     epoch: EpochProgress,
@@ -112,7 +112,7 @@ impl<W: Write> Console<W> {
         Self { options, out: Some(out), failure: None, epoch, bar: None }
     }
 
-    /// Returns the error of a failed write. Returns `None` if no write failed, or if the error was a closed pipe.
+    /// Returns the error of the first failed write. A closed pipe does not count as an error.
     pub fn failure(&self) -> Option<&io::Error> {
         self.failure.as_ref()
     }

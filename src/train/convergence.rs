@@ -5,12 +5,11 @@ use super::report::EpochRecord;
 /// The loss has converged if it differs between the last two records by less than this fraction of the constant loss.
 /// The constant loss is the loss of the best model that ignores its inputs.
 const CONVERGED_FRACTION: f64 = 1e-6;
-/// For a convex model, a longer run is advised if more than this fraction of the loss's total fall took place in the
-/// last tenth of the run. This fraction is small, because the run should reach the optimum of the loss.
+/// Advise a longer run of a convex model if the last tenth of the run caused more than 0.1 % of the total decrease of
+/// the loss. This limit is low, because the run should reach the optimum of the loss.
 const STILL_FALLING_FRACTION_CONVEX: f64 = 0.001;
-/// For other models, a longer run is advised if more than this fraction of the loss's total fall took place in the
-/// last tenth of the run. This fraction is larger, because the training loss of these models may fall forever, even
-/// if the test loss rises.
+/// Advise a longer run of other models if the last tenth of the run caused more than 1 % of the total decrease of the
+/// loss. This limit is higher, because the training loss of these models may fall even when the test loss rises.
 const STILL_FALLING_FRACTION: f64 = 0.01;
 
 /// Returns whether the training loss has stopped changing. `constant_loss` is the mean loss of the best constant
@@ -20,7 +19,7 @@ pub(crate) fn has_converged(history: &[EpochRecord], constant_loss: f64) -> bool
     (before.train_loss - last.train_loss).abs() < CONVERGED_FRACTION * constant_loss
 }
 
-/// Returns whether the training loss still fell noticeably in the last tenth of the run.
+/// Returns whether a longer run is advised, because the training loss still decreased in the last tenth of the run.
 pub(crate) fn is_still_improving(history: &[EpochRecord], constant_loss: f64, convex: bool) -> bool {
     let [first, .., last] = history else { return false };
     let tenth = (history.len() / 10).max(1);

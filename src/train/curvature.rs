@@ -1,10 +1,10 @@
 //! The learning rate of [`Rule::Accelerated`](super::optimizer::Rule): 1 / (the largest curvature of the loss). All
-//! ranks compute this rate together.
+//! ranks must call `safe_learning_rate`, because each rank processes a part of the samples.
 
 use ndarray::{Array2, s};
 
 use super::TrainError;
-use super::batches::part;
+use super::batches::range_of_rank;
 use super::model::Loss;
 use super::portable::round_down_to_three_digits;
 use super::random;
@@ -21,8 +21,8 @@ const BLOCK_ROWS: usize = 256;
 const MARGIN: f64 = 1.05;
 
 /// Returns the largest learning rate that is safe for a model without hidden layers, rounded down to three
-/// significant digits. Without rounding, the last bits of the rate would depend on the number of ranks, because this
-/// number changes the order of additions.
+/// significant digits. The rounding makes the rate the same for every number of ranks, although this number changes
+/// the order of the additions.
 ///
 /// The curvature of the squared error is twice the covariance of the features. The curvature of the cross-entropy is
 /// at most half of the covariance (Böhning 1992). For models with hidden layers, the covariance gives no bound.
@@ -40,14 +40,14 @@ pub(crate) fn safe_learning_rate(
     Ok(round_down(1.0 / curvature))
 }
 
-/// Returns the largest eigenvalue of the mean of the outer products x xᵀ, where x holds the features of a training
-/// sample, followed by a 1 for the bias. Uses the power method.
+/// Returns the largest eigenvalue of the mean of x xᵀ over the training set. x holds the features of a sample, and a
+/// 1 for the bias. Uses the power method.
 fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainError> {
     let samples = &setup.dataset.train;
     let columns = samples.features.columns();
-    let local_rows = part(samples.len(), group.rank(), group.size());
+    let local_rows = range_of_rank(samples.len(), group.rank(), group.size());
     let mut rows = Array2::<f32>::zeros((BLOCK_ROWS, columns));
-    let mut stream = random::stream("power method", 0, 0);
+    let mut stream = random::random_stream("power method", 0, 0);
     let mut vector: Vec<f64> =
         (0..=columns).map(|_| f64::from(random::symmetric_uniform(&mut stream, 1.0))).collect();
     normalize(&mut vector);

@@ -96,7 +96,7 @@ pub(crate) fn hold_out_rows(count: usize, fraction: f64) -> Result<(Vec<usize>, 
     }
     let count = u32::try_from(count)
         .map_err(|_| DataError::Unsuitable(format!("{count} training samples are too many")))?;
-    let order = random::permutation(&mut random::stream("validation", SPLIT_SEED, 0), count);
+    let order = random::permutation(&mut random::random_stream("validation", SPLIT_SEED, 0), count);
     let sorted = |chosen: &[u32]| {
         let mut rows: Vec<usize> = chosen.iter().map(|&row| row as usize).collect();
         rows.sort_unstable();

@@ -74,7 +74,8 @@ pub enum TrainError {
         describe_differing_ranks(ranks, *majority)
     )]
     ParametersDiffer {
-        /// The ranks whose parameters differ from the parameters of the majority. If there is no majority, all ranks.
+        /// The ranks whose parameters differ from the parameters of the majority. Contains all ranks if there is no
+        /// majority.
         ranks: Vec<Rank>,
         /// Whether more than half of the ranks hold the same parameters.
         majority: bool,

@@ -104,7 +104,7 @@ mod tests {
     /// must be the same as without micro-batches.
     #[test]
     fn the_gradients_of_micro_batches_add_up() {
-        let mut stream = random::stream("test", 1, 2);
+        let mut stream = random::random_stream("test", 1, 2);
         let values = Array2::from_shape_simple_fn((10, 5), || random::symmetric_uniform(&mut stream, 1.0));
         let targets = Targets::Classes((0..10).map(|row| row % 3).collect());
         let train = Samples { features: Features::Numbers(values), targets };

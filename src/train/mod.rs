@@ -54,10 +54,10 @@ mod summary_words;
 mod tensorboard;
 mod trainer;
 
-pub use batches::{Batches, part};
+pub use batches::{Batches, range_of_rank};
 pub use buckets::BUCKET_BYTES;
 pub use checkpoint::{
-    Checkpoint, CheckpointError, Existing, FILE_NAME as CHECKPOINT_FILE_NAME, read_options,
+    Checkpoint, CheckpointError, ExistingCheckpoint, FILE_NAME as CHECKPOINT_FILE_NAME, read_options,
 };
 pub use class_weights::ClassWeights;
 pub(crate) use class_weights::check_class_weights;
@@ -72,7 +72,7 @@ pub(crate) use output_paths::replaces;
 pub use parameter_server::{
     ParameterServer, ParameterServerError, ParameterServerOptions, PushOutcome, RefusalReason,
 };
-pub use progress::{CompletedStep, Observer, Silent};
+pub use progress::{CompletedStep, Observer, SilentObserver};
 pub use recipe::Recipe;
 pub use report::{EpochRecord, GossipReport, Report, ServerReport, parameters_hash};
 pub use run::{Summary, run};

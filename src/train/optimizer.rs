@@ -22,18 +22,18 @@ pub struct Optimizer {
     /// `weight_decay * p` to the gradient of p (L2 regularization), as `PyTorch` does.
     pub weight_decay: f32,
     /// The maximum norm of the gradients of a step. [`step`](Self::step) scales gradients with a larger norm.
-    /// [`update`](Self::update) does not scale gradients.
+    /// [`update_range`](Self::update_range) does not scale gradients.
     pub clip_norm: Option<f32>,
     /// The number of steps taken.
     pub steps: u64,
     /// The value of `steps` when the momentum of [`Rule::Accelerated`] was last reset to 0.
     pub momentum_start: u64,
-    /// The dot product of velocity and gradient in the current step. This product is positive if the velocity points uphill.
+    /// The dot product of velocity and gradient in the current step. Positive if the velocity points uphill.
     ascent: f64,
     /// The range of each tensor in the vector of all parameters, in increasing order. Used by [`Rule::Lamb`]. After
     /// [`new`](Self::new), all parameters are one tensor.
     pub tensors: Vec<Range<usize>>,
-    /// The vectors named by [`Rule::state_names`], each as long as the parameters.
+    /// The state vectors, in the order of [`Rule::state_names`]. Each has one value per parameter.
     pub state: Vec<Vec<f32>>,
 }
 
@@ -59,23 +59,25 @@ impl Optimizer {
         if let Some(norm_max) = self.clip_norm {
             clipping::clip_to_norm(gradients, norm_max);
         }
-        self.begin();
-        self.update(0..parameters.len(), parameters, gradients);
-        self.finish(parameters);
+        self.begin_step();
+        self.update_range(0..parameters.len(), parameters, gradients);
+        self.finish_step(parameters);
     }
 
-    /// Begins a step. Call [`update`](Self::update) once for every parameter, then [`finish`](Self::finish).
-    pub fn begin(&mut self) {
+    /// Begins a step. Then call [`update_range`](Self::update_range) with ranges that together hold every parameter
+    /// once, and at last [`finish_step`](Self::finish_step).
+    pub fn begin_step(&mut self) {
         self.steps += 1;
         self.ascent = 0.0;
     }
 
-    /// Updates the parameters in `range`. `gradients` holds the gradients of these parameters only. May change `gradients`.
+    /// Updates the parameters in `range`. `gradients[0]` is the gradient of the first parameter in `range`. May
+    /// change `gradients`.
     ///
     /// # Panics
     ///
     /// If `range` exceeds the parameters or the state vectors, or if `gradients` does not have the length of `range`.
-    pub fn update(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &mut [f32]) {
+    pub fn update_range(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &mut [f32]) {
         assert_eq!(gradients.len(), range.len(), "there must be one gradient for each parameter");
         let parameters = &mut parameters[range.clone()];
         let (rate, decay) = (self.learning_rate, self.weight_decay);
@@ -113,7 +115,7 @@ impl Optimizer {
 
     /// Finishes a step. [`Rule::Accelerated`] moves all parameters along the velocity here. [`Rule::Lamb`] takes its
     /// whole step here, because the step depends on the norm of each tensor.
-    pub fn finish(&mut self, parameters: &mut [f32]) {
+    pub fn finish_step(&mut self, parameters: &mut [f32]) {
         match (self.rule, self.state.as_slice()) {
             (Rule::Accelerated, [_]) => self.finish_accelerated(parameters),
             (Rule::Lamb(options), [first, second]) => {
@@ -208,11 +210,11 @@ mod tests {
         whole.tensors = vec![0..2, 2..4, 4..5];
         let mut parts = whole.clone();
         whole.step(&mut expected, &mut gradients.clone());
-        parts.begin();
+        parts.begin_step();
         for range in [3..5, 1..3, 0..1] {
-            parts.update(range.clone(), &mut found, &mut gradients[range].to_vec());
+            parts.update_range(range.clone(), &mut found, &mut gradients[range].to_vec());
         }
-        parts.finish(&mut found);
+        parts.finish_step(&mut found);
         assert_eq!(found, expected);
         // Each element of Adam's first step is 1 or -1. The tensor (3, 4) has the norm 5, and the norm of its Adam
         // step is sqrt 2.

@@ -24,9 +24,8 @@ pub trait Observer {
     /// Called at the end of an epoch. `epochs` is the number of epochs in the run. `record` is `None` if a signal
     /// stopped the epoch.
     fn epoch_ended(&mut self, epochs: u64, record: Option<&EpochRecord>);
-    /// Called with the parameters at the end of each epoch, before the run tests and saves the parameters. A program
-    /// can change the parameters here, for example to clip them. The program must make the same changes on all ranks,
-    /// because the run then checks that all ranks have the same parameters.
+    /// Called at the end of each epoch, before the run tests and saves the parameters. A program can change the
+    /// parameters here, for example to clip them. All ranks must make the same changes. Otherwise the run fails.
     fn adjust_parameters(&mut self, _parameters: &mut [f32]) {}
 }
 
@@ -46,9 +45,9 @@ pub struct CompletedStep {
 
 /// An observer that does nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
+pub struct SilentObserver;
 
-impl Observer for Silent {
+impl Observer for SilentObserver {
     fn notice(&mut self, _: &str) {}
     fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
     fn step_taken(&mut self, _: &CompletedStep) {}

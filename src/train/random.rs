@@ -2,8 +2,8 @@
 //! every later version of ringtrain.
 //!
 //! The generator is xoshiro256++ (Blackman and Vigna 2021), seeded with the SHA-256 of the stream's purpose, seed and
-//! index. The shuffle and the conversion to floats are implemented here, because the functions of the crate `rand`
-//! may change between its releases, and the results of a resumed run must not change.
+//! index. This module implements the shuffle and the conversion to floats itself, because a new release of the crate
+//! `rand` may return other numbers.
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{Rng, SeedableRng};
@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 pub(crate) type RandomStream = Xoshiro256PlusPlus;
 
 /// Returns the stream for `purpose`. Streams that differ in any argument are independent.
-pub(crate) fn stream(purpose: &str, seed: u64, index: u64) -> RandomStream {
+pub(crate) fn random_stream(purpose: &str, seed: u64, index: u64) -> RandomStream {
     let digest = Sha256::new()
         .chain_update(b"ringtrain\0")
         .chain_update(purpose.as_bytes())
@@ -55,7 +55,7 @@ impl SplitMix {
 pub(crate) fn permutation(stream: &mut RandomStream, len: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..len).collect();
     for last in (1..order.len()).rev() {
-        // The upper half of a 128-bit product is biased by less than 2^-32, so no rejection loop is needed.
+        // The bias is less than 2^-32, so no random number has to be rejected.
         let chosen = (u128::from(stream.next_u64()) * (last as u128 + 1)) >> 64;
         order.swap(last, chosen as usize);
     }
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn permutations_contain_each_index_once_and_depend_on_each_argument() {
-        let make = |purpose, seed, index| permutation(&mut stream(purpose, seed, index), 1000);
+        let make = |purpose, seed, index| permutation(&mut random_stream(purpose, seed, index), 1000);
         let first = make("a", 1, 2);
         assert_eq!(first, make("a", 1, 2));
         for other in [make("b", 1, 2), make("a", 2, 2), make("a", 1, 3)] {
@@ -77,13 +77,13 @@ mod tests {
         let mut sorted = first;
         sorted.sort_unstable();
         assert!(sorted.into_iter().eq(0..1000));
-        assert!(permutation(&mut stream("a", 0, 0), 0).is_empty());
+        assert!(permutation(&mut random_stream("a", 0, 0), 0).is_empty());
     }
 
     /// If these numbers changed, seeded and resumed runs would give different results.
     #[test]
     fn random_streams_give_the_recorded_numbers() {
-        assert_eq!(permutation(&mut stream("test", 42, 7), 8), EXPECTED);
+        assert_eq!(permutation(&mut random_stream("test", 42, 7), 8), EXPECTED);
     }
 
     const EXPECTED: [u32; 8] = [7, 5, 1, 0, 4, 6, 3, 2];

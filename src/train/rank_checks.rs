@@ -75,7 +75,7 @@ pub(crate) struct ReplicaHash {
 impl ReplicaHash {
     /// Hashes the `parameters` at the end of `epoch`. Costs one pass over the parameters.
     pub(crate) fn new(epoch: u64, place: PartPlace, parameters: &[f32]) -> Self {
-        Self { epoch, place, hash: hash(parameters) }
+        Self { epoch, place, hash: hash_of_bits(parameters) }
     }
 
     /// Returns two numbers, which the caller sums over all ranks. If all hashes are equal, both sums are 0. If some
@@ -101,7 +101,7 @@ impl ReplicaHash {
         let replicas = self.place.replicas.as_usize();
         for (part, hashes) in hashes.chunks_exact(replicas).enumerate() {
             let count = |hash: &u64| hashes.iter().filter(|other| *other == hash).count();
-            // The most frequent hash; of several equally frequent ones, the hash of the lowest rank.
+            // The most frequent hash. If several hashes are equally frequent, take the hash of the lowest rank.
             let reference = hashes.iter().rev().max_by_key(|hash| count(hash)).copied().unwrap_or_default();
             let ranks = || group.size().ranks().skip(part * replicas);
             let rows = ranks().zip(hashes);
@@ -120,7 +120,7 @@ impl ReplicaHash {
 
 /// Returns a hash of the bits of `values`. Every change of a single bit changes the hash. The hash is not
 /// cryptographic.
-fn hash(values: &[f32]) -> u64 {
+fn hash_of_bits(values: &[f32]) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     values
         .iter()

@@ -24,9 +24,9 @@ pub struct EpochRecord {
     /// The mean loss of the validation set after the epoch, if the run holds out samples for validation.
     #[serde(default)]
     pub validation_loss: Option<f64>,
-    /// The number of samples that all ranks together process per second, in the steps since the last record.
+    /// The number of samples per second, summed over all ranks, in the steps since the previous record.
     pub samples_per_second: f64,
-    /// The duration in seconds of the steps since the last record, without testing and saving.
+    /// The duration in seconds of the steps since the previous record. Does not include testing and saving.
     pub seconds: f64,
     /// How long the parts of rank 0's steps took, summed over the steps since the previous record. `None` if rank 0
     /// is a parameter server, or if an earlier version wrote the record.
@@ -74,9 +74,9 @@ pub struct Report {
     /// Whether a signal ended the run. A run that a signal ended does not evaluate the model, so the optional metrics
     /// below are `None`.
     pub stopped: bool,
-    /// The mean loss of the training set with the final parameters: the squared error (in the squared unit of the
-    /// target) for regression, and otherwise the cross-entropy in nats. If a signal ended the run, `train_loss` is
-    /// the mean over the samples that the last epoch used before the signal.
+    /// The mean loss of the training set with the final parameters. For regression, the loss is the squared error in
+    /// the squared unit of the target. For classification, the loss is the cross-entropy in nats. If a signal ended
+    /// the run, `train_loss` is the mean over the samples that the last epoch used before the signal.
     pub train_loss: f64,
     /// The mean loss of the test set with the final parameters.
     pub test_loss: Option<f64>,
@@ -99,7 +99,8 @@ pub struct Report {
     pub seconds: f64,
     /// The size in bytes of a bucket of gradients. `None` if gradients are reduced after the backward pass.
     pub bucket_bytes: Option<usize>,
-    /// The time in seconds in which rank 0 had a collective in flight, including the wait for slower ranks.
+    /// The time in seconds during which rank 0 had at least one collective in progress. Includes the wait for slower
+    /// ranks.
     pub communication_seconds: f64,
     /// The time in seconds in which rank 0 only waited for a collective and computed nothing.
     pub exposed_communication_seconds: f64,
@@ -163,7 +164,8 @@ impl ServerReport {
     }
 }
 
-/// Returns the first 16 bytes, in hexadecimal, of the SHA-256 of the parameters as little-endian f32.
+/// Returns a hash of the parameters in hexadecimal: the first 16 bytes of the SHA-256 of the little-endian f32
+/// values.
 pub fn parameters_hash(parameters: &[f32]) -> String {
     use std::fmt::Write;
 

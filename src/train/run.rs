@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use super::checkpoint::{self, CheckpointError, CheckpointFiles, Existing, Position, TrainingState};
+use super::checkpoint::{
+    self, CheckpointError, CheckpointFiles, ExistingCheckpoint, Position, TrainingState,
+};
 use super::config::{Config, default_learning_rate};
 use super::data::Samples;
 use super::early_stopping::{BestParameters, BestRecord};
@@ -35,10 +37,10 @@ pub struct Summary {
 }
 
 /// Trains the model that `config` describes. All ranks of `group` must call this function. The function reports
-/// progress to `observer`. Pass [`Silent`](super::Silent) on all ranks except rank 0.
+/// progress to `observer`. Pass [`SilentObserver`](super::SilentObserver) on all ranks except rank 0.
 ///
-/// If `stop` becomes true on any rank, all ranks finish the current step, save a checkpoint, write the report and
-/// return, without another evaluation.
+/// If `stop` becomes true on any rank, all ranks end after the current step. The run saves a checkpoint and writes
+/// the report, but does not evaluate the model.
 ///
 /// # Errors
 ///
@@ -74,7 +76,7 @@ pub fn run(
         observer.notice(&partition.describe());
     }
     if config.strategy.uses_parameter_server() {
-        return server_run::run(group, (config, &setup), state, stop, observer);
+        return server_run::train_with_servers(group, (config, &setup), state, stop, observer);
     }
     if let StrategySpec::Gossip { .. } = config.strategy {
         return gossip::run(group, (config, &setup), state, stop, observer);
@@ -127,7 +129,7 @@ pub(super) fn conclude(
 /// At its start, a run checks that the disk has this number of bytes for the report, and again for the picture of the
 /// curves.
 const RESULT_BYTES_ASSUMED: u64 = 1 << 16;
-/// A run fails if its training loss is more than this many times the loss of the best constant prediction.
+/// A run fails if its training loss exceeds ten times the loss of the best constant prediction.
 const DIVERGED_RATIO: f64 = 10.0;
 
 /// Compares the training loss with `constant`, the loss of the best constant prediction. Warns the user if the
@@ -192,7 +194,8 @@ fn closing_line(config: &Config, setup: &Setup, trainer: &Trainer<'_>, is_saved:
     }
 }
 
-/// Returns the report of a run that began at `started`, when the group's statistics were `before`.
+/// Returns the report of a run. `started` and `before` are the time and the group's statistics at the start of the
+/// run.
 fn create_report(
     group: &Group,
     (config, setup): (&Config, &Setup),
@@ -202,8 +205,7 @@ fn create_report(
 ) -> Report {
     let after = group.statistics();
     let communication = after.communication.saturating_sub(before.communication);
-    // The time in which callers wait includes the time to begin and to end operations, so `exposed` can exceed
-    // `communication`.
+    // `exposed` also includes the time to begin and to end operations, so `exposed` can exceed `communication`.
     let exposed = after.exposed.saturating_sub(before.exposed).min(communication);
     let metric = |metrics: Option<Metrics>, get: fn(Metrics) -> Option<f64>| metrics.and_then(get);
     let state = &trainer.state;
@@ -314,7 +316,8 @@ fn starting_state(
 ) -> Result<TrainingState, TrainError> {
     let found = if group.rank() == Rank::ZERO { prepare_storage(config, setup) } else { Ok(None) };
     let found = check_all_succeeded(group, Phase::Storage, found)?;
-    let resuming = config.checkpoint.as_ref().is_some_and(|target| target.existing == Existing::Resume);
+    let resuming =
+        config.checkpoint.as_ref().is_some_and(|target| target.existing == ExistingCheckpoint::Resume);
     match &found {
         Some(TrainingState { position, .. }) => observer.notice(&format!(
             "resuming from the checkpoint at step {} (epoch {}, step {} of this epoch)",
@@ -419,12 +422,14 @@ fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingStat
     let Some(target) = &config.checkpoint else { return Ok(None) };
     let identity = setup.identity(config);
     let found = match target.existing {
-        Existing::Resume => checkpoint::load(&target.directory, &setup.network, &identity)?,
-        Existing::Refuse => None,
+        ExistingCheckpoint::Resume => {
+            checkpoint::load_checkpoint(&target.directory, &setup.network, &identity)?
+        }
+        ExistingCheckpoint::Refuse => None,
     };
     match (target.existing, CheckpointFiles::new(target).find_any_checkpoint()?) {
-        (Existing::Refuse, Some(path)) => return Err(CheckpointError::Exists { path }.into()),
-        (Existing::Resume, Some(path)) if found.is_none() => {
+        (ExistingCheckpoint::Refuse, Some(path)) => return Err(CheckpointError::Exists { path }.into()),
+        (ExistingCheckpoint::Resume, Some(path)) if found.is_none() => {
             return Err(CheckpointError::NoLatest { path }.into());
         }
         _ => {}
@@ -447,7 +452,7 @@ fn save_model(
     let mut saved = Ok(());
     if group.rank() == Rank::ZERO {
         saved = model_file::describe(path, config, setup, report, parameters)
-            .and_then(|model| model_file::save(path, &model));
+            .and_then(|model| model_file::save_model(path, &model));
     }
     check_all_succeeded(group, Phase::Storage, saved.map_err(TrainError::from))
 }
@@ -461,12 +466,12 @@ fn write_results(config: &Config, setup: &Setup, report: &Report) -> Result<(), 
     if let Some(path) = &config.report {
         let mut text = serde_json::to_string_pretty(report).expect("strings and numbers are valid JSON");
         text.push('\n');
-        atomic_file::write(path, text.as_bytes())
+        atomic_file::replace_file(path, text.as_bytes())
             .map_err(|error| CheckpointError::io(WRITE_REPORT, path, error))?;
     }
     if let Some(path) = &config.curves.plot {
         let picture = draw_curves(report, setup.dataset.task());
-        atomic_file::write(path, picture.as_bytes())
+        atomic_file::replace_file(path, picture.as_bytes())
             .map_err(|error| CheckpointError::io(WRITE_PLOT, path, error))?;
     }
     Ok(())

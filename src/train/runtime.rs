@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 
-use crate::codec::{Compression, Narrow};
+use crate::codec::{CompressedElement, Compression};
 use crate::group::{Error, Group, Handle, SharedBuffer, Status};
 use crate::types::{Element, Rank, ReduceOp, WorldSize};
 
@@ -40,7 +40,7 @@ pub(crate) trait Runtime {
 
 /// Returns the runtime of those ranks that pass the same `part`, in the order of their ranks. All ranks must call
 /// this function.
-pub(crate) fn split(group: &mut Group, part: u32) -> Result<Box<dyn Runtime>, Error> {
+pub(crate) fn split_into_parts(group: &mut Group, part: u32) -> Result<Box<dyn Runtime>, Error> {
     let key = i64::from(group.rank().get());
     let own = group.split(Some(part), key)?.expect("a rank that passes a part is a member of a new group");
     Ok(Box::new(own))

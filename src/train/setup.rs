@@ -15,16 +15,16 @@ use super::strategies::StrategySpec;
 /// By default, a convex model trains with one batch per epoch if the training set has at most this many values (rows
 /// times features).
 const WHOLE_BATCH_VALUES_MAX: usize = 1 << 24;
-/// The approximate number of values that a whole-batch run reads in its default number of epochs. Reading these
-/// values takes a few seconds on one processor.
+/// If the whole training set is one batch, the default number of epochs is this number divided by the number of
+/// values in the training set, but at least 1,000 and at most 5,000.
 const WHOLE_BATCH_VALUES_READ: usize = 1 << 32;
-/// The number of records in a run with the default number of epochs. With each record, the run tests the model,
+/// A run with the default number of epochs makes about this many records. With each record, the run tests the model,
 /// prints a line and saves a checkpoint.
 const RECORDS_DEFAULT: u64 = 40;
-/// The default batch size in samples. This default does not apply if the whole training set is one batch.
+/// The default batch size in samples, unless the whole training set is one batch.
 pub const BATCH_SIZE_DEFAULT: usize = 128;
-/// The default number of epochs. This default does not apply if the whole training set is one batch. On small data
-/// sets the default is larger, so that a run takes at least [`STEPS_DEFAULT_MIN`] steps.
+/// The default number of epochs, unless the whole training set is one batch. On small data sets the default is
+/// larger, so that a run takes at least [`STEPS_DEFAULT_MIN`] steps.
 pub const EPOCHS_DEFAULT: u64 = 40;
 /// The minimum number of steps of a run without `--epochs` and `--batch-size`. The built-in handwritten digits reach
 /// this number in 40 epochs. With far fewer steps, Adam stops far from the optimum.
@@ -122,8 +122,8 @@ impl Setup {
             None => None,
         };
         let model = config.model.clone().unwrap_or_else(|| default_model(dataset.task()));
-        // Pixels are standardized only for a linear model, which then converges faster. Other models do not need
-        // this, because pixels are from 0 to 1.
+        // Standardize pixels only for a linear model, which converges faster with standardized pixels. Other models
+        // can use pixels from 0 to 1.
         let standardize = config.standardize && (dataset.tabular || model == ModelSpec::Linear);
         let fitted = standardize.then(|| Standardizer::fit(&dataset.train.features));
         let (standardizer, ignored) = fitted.unzip();
@@ -161,8 +161,8 @@ impl Setup {
     }
 
     /// Returns the properties that a resumed run must have in common with its checkpoint, because they decide the
-    /// loss and the steps. The learning rate, the number of epochs and the format in which gradients are sent may
-    /// change.
+    /// loss and the steps. A resumed run may use another learning rate, another number of epochs and another
+    /// compression of gradients.
     pub(crate) fn identity(&self, config: &Config) -> RunIdentity {
         let digest: Vec<f32> = self.digest.iter().map(|&byte| f32::from(byte)).collect();
         let task = if self.dataset.task() == Task::Classification { "classification" } else { "regression" };

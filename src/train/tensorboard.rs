@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_written_is_reported_once_and_training_continues() {
+    fn training_continues_if_the_event_directory_cannot_be_written() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();

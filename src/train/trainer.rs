@@ -9,7 +9,7 @@ use std::time::Instant;
 
 pub(crate) use self::evaluation::Metrics;
 use super::TrainError;
-use super::batches::{Batches, part};
+use super::batches::{Batches, range_of_rank};
 use super::checkpoint::{CheckpointWriter, Position, TrainingState};
 use super::config::Config;
 use super::convergence;
@@ -50,8 +50,8 @@ pub(crate) struct Trainer<'a> {
     workspace: Workspace,
     /// The number of samples that an evaluation processes at once.
     evaluation_rows: usize,
-    /// Whether any rank has received a stop signal. All ranks set this flag in the same step, or in the same block of
-    /// an evaluation.
+    /// Whether any rank has received a stop signal. All ranks set this flag after the same step or after the same
+    /// block of an evaluation.
     pub(crate) stopped: bool,
     /// Whether a checkpoint is due within the epoch. Only used if the ranks hold parts of the model.
     is_save_due: bool,
@@ -204,8 +204,8 @@ impl<'a> Trainer<'a> {
         if samples > 0 { loss_sum / samples as f64 } else { self.epoch_loss }
     }
 
-    /// Trains until the end of the next epoch that is recorded. Then tests the model and saves a checkpoint. After a
-    /// stop signal, saves without testing, because the launcher kills ranks that take too long to end.
+    /// Trains until the end of the next epoch with a record, tests the model and saves a checkpoint. After a stop
+    /// signal, saves a checkpoint at once, because the launcher kills ranks that take too long to end.
     fn train_until_next_record(
         &mut self,
         group: &mut Group,
@@ -284,7 +284,7 @@ impl<'a> Trainer<'a> {
         for index in first as usize..batches.count() {
             let batch = batches.batch(index);
             let place = self.partition.place();
-            let own = &batch[part(batch.len(), place.replica, place.replicas)];
+            let own = &batch[range_of_rank(batch.len(), place.replica, place.replicas)];
             observer.batch_started(epoch, index as u64, own);
             self.plan_save(observer);
             let loss = self.step(group, own, batch.len())?;
@@ -443,8 +443,8 @@ impl<'a> Trainer<'a> {
             self.learning_rate(),
             if self.config.standardize { "" } else { ", or do not pass --no-standardize" },
         );
-        // If another rank has aborted the job first, `abort` fails. Ignore this failure, so that this rank returns
-        // its own message.
+        // If another rank has aborted the job first, `abort` fails. Ignore the error of `abort`, so that this rank
+        // returns its own message.
         let _ = group.abort(&message);
         TrainError::Diverged(message)
     }

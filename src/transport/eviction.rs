@@ -6,10 +6,10 @@ use std::net::IpAddr;
 
 use mio::Token;
 
-/// The connections whose handshake is not complete, in the order in which they are closed. A rank sends its hello as
-/// soon as it is connected, so connections that have sent nothing come first. Among these, the first is the oldest
-/// connection of the address with the most silent connections. The same rule orders the connections that have sent
-/// data. Each method takes time logarithmic in the number of connections.
+/// The connections with an unfinished handshake, in the order in which the listener closes them to make room. A rank
+/// sends its hello as soon as it is connected, so silent connections are closed first. Among these, the first is the
+/// oldest connection of the address with the most silent connections. The same rule orders the connections that have
+/// sent data. Each method takes time logarithmic in the number of connections.
 #[derive(Default)]
 pub(super) struct EvictionOrder {
     silent: ConnectionRanking,
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_silent_connection_of_the_most_frequent_address_is_closed_first() {
+    fn the_oldest_connection_of_the_most_frequent_address_is_closed_first() {
         let address = |last: u8| IpAddr::from([10, 0, 0, last]);
         let mut order = EvictionOrder::default();
         let connections = [(2, 1), (3, 2), (4, 2), (5, 2), (6, 3), (7, 3)];

@@ -9,7 +9,7 @@ use crate::types::Rank;
 use crate::wire::Secret;
 use crate::wire::handshake::{Dialer, Handshake, HandshakeError, Introduction, Job, NONCE_BYTES};
 
-/// What this process needs to identify itself in a handshake.
+/// The secret, the job and the rank of this process, for handshakes.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The job's secret.
@@ -86,9 +86,9 @@ fn is_closed_by_peer(error: &io::Error) -> bool {
 }
 
 /// Sends and receives a handshake's messages. Returns true if the handshake is complete, and false if it must wait
-/// for more data. The messages are smaller than any socket buffer and alternate strictly, so a write that would block
-/// is an error. The last message of a handshake is the acceptor's verdict. This function does not send a verdict that
-/// accepts the connection: the caller sends it.
+/// for more data. Each message fits into any socket buffer, and the two sides send in turn, so a write that would
+/// block is an error. The last message of a handshake is the acceptor's verdict. This function does not send a
+/// verdict that accepts the connection: the caller sends it.
 pub(crate) fn advance<S: io::Read + io::Write>(
     stream: &mut S,
     handshake: &mut dyn Handshake,

@@ -1,9 +1,10 @@
 //! The listening socket and the connections whose handshake is not complete.
 //!
-//! Each connection gets a limited time to complete the [handshake](crate::wire::handshake), and the number of such
-//! connections is limited. If a handshake fails, the failure is logged, the connection is closed, and the job
-//! continues. The owner of the listener takes the accepted connections. The owner also sends the last message of a
-//! link's handshake, the verdict, because the owner may prefer another connection to the same peer.
+//! A connection must complete the [handshake](crate::wire::handshake) within [`HANDSHAKE_TIMEOUT`], and at most
+//! [`PENDING_MAX`] handshakes are in progress. If a handshake fails, the listener logs the failure and closes the
+//! connection, and the job continues. The owner of the listener takes a connection with [`Listener::take_accepted`].
+//! The owner then either accepts the connection with [`Accepted::confirm`], or prefers another connection to the same
+//! peer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -41,13 +42,13 @@ const ACCEPTS_MAX: usize = 64;
 const _: () = assert!(ACCEPTS_MAX * 2 <= PENDING_MAX);
 /// The pause after a failed attempt to accept a connection, for example because there was no free file descriptor.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// The maximum number of refused ranks that are remembered, for the message that lists the missing ranks.
+/// If ranks are missing, the error message also lists at most this number of refused ranks.
 const REFUSED_MAX: usize = 8;
-/// The maximum number of connections that stay open after the reply to a late rank. If the listener closed the
-/// connection at once, a reset could discard the reply.
+/// After the reply to a late rank, the listener keeps the connection open, because a reset could discard the reply.
+/// At most this number of such connections stay open.
 const REPLIED_MAX: usize = 64;
 /// The number of established connections that the kernel keeps until the process accepts them. The setting
-/// `somaxconn` may lower this number. The kernel does not answer further connections, so their dialers wait and may
+/// `somaxconn` may lower this number. If the queue is full, the kernel does not answer, and the dialer waits and may
 /// time out.
 const BACKLOG: i32 = 4096;
 /// The token of the listening socket.
@@ -79,7 +80,7 @@ pub struct Accepted {
     pub token: Token,
     /// Which rank dialed, and for which purpose.
     pub introduction: Introduction,
-    /// The last message of the handshake, for which the other end waits.
+    /// The last message of the handshake. The dialer waits for it.
     verdict: Vec<u8>,
 }
 
@@ -90,13 +91,13 @@ impl Accepted {
     ///
     /// If the connection is lost.
     pub fn confirm(mut self) -> io::Result<TcpStream> {
-        // The few bytes always fit into the send buffer, because the connection has carried only the handshake.
+        // The verdict fits into the send buffer, because the connection has carried only the handshake.
         self.stream.write_all(&self.verdict)?;
         Ok(self.stream)
     }
 }
 
-/// A process that was refused: it belongs to another job, or it was started with different options.
+/// A process that the listener refused, because the process belongs to another job or has different options.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RefusedRank {
     /// The rank that the process claims to be, or `None` if the process has not sent a rank.
@@ -124,10 +125,11 @@ struct IncomingHandshake {
     elapsed: Duration,
 }
 
-/// Creates the reply to a rank that registers too late: the job already runs, or the job cannot start.
+/// Creates the reply to a rank that registers after the job has started, or after the start of the job has failed.
 type LateReply = Box<dyn Fn(Rank) -> Vec<u8> + Send>;
 
-/// The listening socket, its incoming handshakes, and the event queue that it shares with its owner's sockets.
+/// The listening socket, the incoming handshakes, and an event queue. The owner of the listener also registers its
+/// own sockets with this queue.
 pub struct Listener {
     /// The event queue; `None` after the owner has taken it.
     poller: Option<Poller>,
@@ -155,7 +157,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Returns the file descriptors of the listening socket and of the connections in handshakes.
+    /// Returns the file descriptors of the listening socket and of all connections whose handshake is in progress.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let pending = self.pending.values().map(|pending| pending.stream.as_raw_fd());
         let replied = self.replied.iter().map(AsRawFd::as_raw_fd);
@@ -201,7 +203,7 @@ impl Listener {
         self.socket.local_addr()
     }
 
-    /// Returns how this process identifies itself in handshakes.
+    /// Returns the secret, the job and the rank of this process.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -239,14 +241,14 @@ impl Listener {
         self.poller.take()
     }
 
-    /// Returns the waker with which another thread ends a [`Listener::wait`]; `None` if the event queue has been
-    /// taken.
+    /// Returns the waker with which another thread ends [`Listener::wait`]. `None` if [`Listener::take_poller`] was
+    /// called.
     pub fn waker(&self) -> Option<Arc<Waker>> {
         self.poller.as_ref().map(Poller::waker)
     }
 
-    /// Waits for events until `until`, handles the events of the listener's sockets, and appends all other events to
-    /// `others`.
+    /// Waits for events, at most until the time `until`. Handles the events of the listener's sockets, and appends
+    /// all other events to `others`.
     ///
     /// # Errors
     ///
@@ -384,7 +386,7 @@ impl Listener {
             HandshakeError::Secret => "its secret differs".to_owned(),
             HandshakeError::RefusedPeer(refusal) => refusal.to_string(),
             HandshakeError::Version { theirs } => format!("it speaks protocol version {theirs}"),
-            // Programs that are not ranks of a job are not remembered.
+            // Another program, for example a port scanner.
             _ => return,
         };
         let refused = RefusedRank { claimed, host, reason };
@@ -419,7 +421,7 @@ impl Listener {
         self.accepted.push_back(Accepted { stream, token, introduction, verdict });
     }
 
-    /// Updates the elapsed time of all handshakes, and closes the connections whose time-out is over.
+    /// Updates the elapsed time of all handshakes, and closes the connections that exceed [`HANDSHAKE_TIMEOUT`].
     fn expire(&mut self, now: Duration) {
         let elapsed = now.saturating_sub(self.served_at).min(SERVE_INTERVAL_MAX);
         self.served_at = now;

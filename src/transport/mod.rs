@@ -23,7 +23,7 @@ use crate::types::Rank;
 pub enum TransferResult {
     /// The number of bytes that were moved: at least 1.
     Bytes(usize),
-    /// No bytes can be moved until the transport has handled a further event.
+    /// No bytes can be moved now. Try again after the transport has handled an event.
     Blocked,
     /// The link is lost and will not be opened again; the text says why.
     Lost(String),
@@ -42,17 +42,17 @@ pub trait Transport {
     /// Returns whether the link to `peer` has been opened and is not known to be lost.
     fn is_open(&self, peer: Rank) -> bool;
 
-    /// Sends as many bytes of the parts, one after another, as the link accepts without blocking.
+    /// Sends the bytes of `parts` in order, until the link would block.
     fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult;
 
-    /// Receives the bytes that have arrived, and fills the parts with them one after another.
+    /// Copies the bytes that have arrived into `parts`, and fills each part before the next one.
     fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult;
 
     /// Closes the sending direction of the link to `peer`. Data from the peer can still be received.
     fn finish(&mut self, peer: Rank);
 
     /// Returns a peer that has opened a link which this rank did not request. Returns `None` if there is no such
-    /// peer. Each such link is returned once.
+    /// peer. For each such link, the method returns the peer once.
     fn take_incoming(&mut self) -> Option<Rank>;
 
     /// Returns the name of the transport, as benchmarks print it.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mio::{Events, Poll, Registry, Token, Waker};
 
-/// The maximum number of events that one wait returns.
+/// The maximum number of events that one call of [`Poller::wait`] returns.
 const EVENTS_MAX: usize = 256;
 /// The longest wait. A wait with a longer timeout ends early, after this time, because the kernel counts the
 /// milliseconds of a timeout in 31 bits.
@@ -70,8 +70,8 @@ impl Poller {
     ///
     /// If the system call that waits for events fails.
     pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<bool> {
-        // The kernel counts whole milliseconds. The timeout is rounded up, so that a deadline has passed after the
-        // wait.
+        // The kernel counts whole milliseconds. If `timeout` were rounded down, the wait could end up to 1 ms before
+        // the deadline of the caller.
         let timeout = timeout.map(|timeout| round_up_to_ms(timeout.min(TIMEOUT_MAX)));
         match self.poll.poll(&mut self.events, timeout) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(false),

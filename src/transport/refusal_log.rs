@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The time after which the count of lines starts again at zero.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// The maximum number of lines logged in an interval. Further lines are only counted.
+/// The maximum number of lines logged in an interval. The log counts further lines, but does not print them.
 const LINES_MAX: u32 = 10;
 
 /// Logs the first lines of each interval. At the end of the interval, logs how many lines were not logged.
@@ -34,7 +34,7 @@ impl RefusalLog {
         }
     }
 
-    /// Returns when the count of suppressed lines has to be logged, or `None` if no lines were suppressed.
+    /// Returns the time at which the number of suppressed lines is logged. `None` if no lines were suppressed.
     pub(super) fn deadline(&self) -> Option<Duration> {
         (self.suppressed > 0).then_some(self.began + INTERVAL)
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// The requested time slice in nanoseconds, which is the shortest that Linux grants.
+/// The requested time slice in nanoseconds. Linux grants no shorter time slice.
 const TIME_SLICE_NS: u64 = 100_000;
 const THIS_THREAD: libc::pid_t = 0;
 const NO_FLAGS: libc::c_uint = 0;
@@ -35,7 +35,7 @@ pub(crate) fn request_short_slices() -> io::Result<()> {
 
 /// Reads the scheduling attributes of the calling thread.
 fn read_attributes() -> io::Result<libc::sched_attr> {
-    // All kernels since 3.14 know the attributes up to this size.
+    // Linux since 3.14 accepts this size of the attributes.
     let size = size_of::<libc::sched_attr>() as u32;
     let mut attributes = libc::sched_attr {
         size,

@@ -1,5 +1,5 @@
 //! A simulated network with virtual time. The simulated network has delays, short reads and writes, broken links and
-//! corrupted data, all of which depend on a seed.
+//! corrupted data.
 //!
 //! The simulation runs in one thread: the [`SimTransport`]s of all ranks share a [`SimNetwork`], whose clock moves
 //! only in [`SimNetwork::advance`]. Links are ordered streams, like TCP connections, but data on different links
@@ -29,9 +29,10 @@ pub struct SimConfig {
     pub jitter: Duration,
     /// The bandwidth of each direction of each link, in bytes per second.
     pub bandwidth: u64,
-    /// The maximum number of bytes in flight in one direction of a link. A sender is blocked at this limit.
+    /// The maximum number of bytes in flight in one direction of a link. At this limit, the sender gets
+    /// [`TransferResult::Blocked`].
     pub window_bytes: usize,
-    /// The maximum number of bytes that one send or receive moves. The number is random, from 1 to this maximum.
+    /// Each send or receive moves a random number of bytes, from 1 to this maximum.
     pub piece_bytes_max: usize,
     /// The faults, with their times.
     pub faults: Vec<Fault>,
@@ -49,14 +50,14 @@ pub enum Fault {
     },
     /// The link between two ranks breaks. Data in flight are lost.
     Cut {
-        /// One end of the link.
+        /// The rank at one end of the link.
         a: Rank,
-        /// The other end of the link.
+        /// The rank at the other end of the link.
         b: Rank,
         /// The time of the fault.
         at: Duration,
     },
-    /// One bit of the next data from one rank to another is flipped.
+    /// The network flips one bit of the next data from `from` to `to`.
     Corrupt {
         /// The sender.
         from: Rank,
@@ -90,9 +91,9 @@ pub struct SimNetwork {
     config: SimConfig,
     now: Duration,
     random: StdRng,
-    /// The data in flight from the first rank of each key to the second rank.
+    /// The data in flight. The key (a, b) is for data from rank a to rank b.
     pipes: BTreeMap<(Rank, Rank), SimPipe>,
-    /// The requested links. The key is the two ranks, the lower one first.
+    /// The requested links. The key holds the lower rank and then the higher rank.
     links: BTreeMap<(Rank, Rank), SimLink>,
     bytes_moved: u64,
     killed: BTreeSet<Rank>,
@@ -103,8 +104,8 @@ struct SimLink {
     requested_by: Rank,
     /// The time at which the request arrives at the other rank.
     arrives: Duration,
-    /// Two times: when the requesting rank can use the link, and when the other rank can use the link. `None` until
-    /// the other rank has handled the request.
+    /// Two times: when the requesting rank can use the link, and when the other rank can use the link. `None` if the
+    /// other rank has not handled the request yet.
     opens: Option<(Duration, Duration)>,
 }
 
@@ -115,7 +116,7 @@ struct SimPipe {
     bytes: usize,
     /// The time at which the last byte sent so far arrives.
     last_arrival: Duration,
-    /// The time at which the sender can send again.
+    /// The time at which all sent bytes have left the sender, so that the sender can send again.
     free_at: Duration,
     /// Whether a bit of the next piece is flipped.
     corrupts_next: bool,
@@ -187,7 +188,7 @@ impl SimNetwork {
         if self.links.contains_key(&ends) {
             return;
         }
-        // The request takes one latency each for the connection, the hello, the answer and the proof.
+        // One latency each for: the TCP connection, the dialer's hello, the acceptor's hello, the proof.
         let arrives = self.now + self.config.latency * 4 + self.jitter();
         self.links.insert(ends, SimLink { requested_by: from, arrives, opens: None });
     }

@@ -52,8 +52,8 @@ mod tests {
         assert_eq!(Site::new("", 0).to_string(), ":0");
         let here = Location::caller();
         assert_eq!(Site::from(here).to_string(), format!("src/types/site.rs:{}", here.line()));
-        // The path has 61 bytes. The first character has two bytes, so the limit of 60 bytes would split this
-        // character.
+        // The path has 61 bytes, one more than the limit. A cut at 60 bytes would split the two-byte character `ä`,
+        // so the whole character is removed.
         let long = format!("ä{}", "x".repeat(59)).leak();
         assert_eq!(Site::new(long, 7).to_string(), format!("{}:7", "x".repeat(59)));
     }

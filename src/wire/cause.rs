@@ -5,7 +5,7 @@ use std::fmt;
 use rustix::io::Errno;
 
 use super::frame::CONTROL_BYTES_MAX;
-pub use super::missed_deadline::{AWAITED_MAX, LINKS_MAX, SilentLink, WAITING_MAX, Waiting};
+pub use super::missed_deadline::{AWAITED_MAX, LINKS_MAX, SilentLink, WAITING_MAX, WaitingRank};
 use super::missed_deadline::{MissedDeadline, SITE_BYTES_MAX, join_links, join_waiting, put_all, read_all};
 use super::reader::{Reader, put_text, truncate};
 use crate::types::{Algorithm, Contract, DType, GROUP_FLAGS, Operation, Rank, ReduceOp};
@@ -36,21 +36,20 @@ pub enum Cause {
     PeerLeft {
         /// The rank that closed its group.
         rank: Rank,
-        /// The host and address of that rank.
+        /// The host and address of `rank`.
         host: String,
     },
     /// Two ranks called different operations at the same point of the program.
     #[error(
         "ranks do not agree on operation {sequence} of group {}: rank {first} called {first_asked}{}, rank {second} called {second_asked}{}",
         *group & !GROUP_FLAGS,
-        At(first_site),
-        At(second_site)
+        AtCallSite(first_site),
+        AtCallSite(second_site)
     )]
     Mismatch {
         /// The number of the group.
         group: u32,
-        /// The operation's number within its group, counted from 0; for a point-to-point message, its number on the
-        /// link.
+        /// The number of the collective in its group, or of the message on its link, counted from 0.
         sequence: u64,
         /// The lower of the two ranks.
         first: Rank,
@@ -70,9 +69,10 @@ pub enum Cause {
     Timeout {
         /// The time-out of the operation in milliseconds.
         timeout_ms: u64,
-        /// At most [`WAITING_MAX`] of the ranks that wait, in rank order, each with its oldest operation.
-        waiting: Vec<Waiting>,
-        /// At most [`LINKS_MAX`] of the links on which these ranks wait, in rank order.
+        /// The waiting ranks, in rank order, at most [`WAITING_MAX`]. Each entry describes the rank's oldest
+        /// operation.
+        waiting: Vec<WaitingRank>,
+        /// The links on which these ranks wait, in rank order, at most [`LINKS_MAX`].
         links: Vec<SilentLink>,
     },
     /// The program on a rank stopped the job with a message.
@@ -80,7 +80,7 @@ pub enum Cause {
     Aborted {
         /// The rank whose program stopped the job.
         rank: Rank,
-        /// The host of that rank.
+        /// The host of `rank`.
         host: String,
         /// The program's message.
         message: String,
@@ -92,17 +92,17 @@ pub enum Cause {
     Misbehaved {
         /// The rank whose bytes were wrong.
         rank: Rank,
-        /// The host and address of that rank.
+        /// The host and address of `rank`.
         host: String,
         /// What was wrong.
         detail: String,
     },
 }
 
-/// Returns the advice for a lost connection.
+/// Returns advice for the user after `seen_by` has lost the connection to `rank`.
 fn advice(seen_by: Rank, rank: Rank, detail: &str) -> String {
     let network = format!("check the network between ranks {seen_by} and {rank}");
-    if is_without_answer(detail) {
+    if means_no_answer(detail) {
         return format!("{network}: addresses, MTU and firewall");
     }
     format!("see the output of rank {rank}, and if that rank still runs, {network}")
@@ -110,19 +110,19 @@ fn advice(seen_by: Rank, rank: Rank, detail: &str) -> String {
 
 /// Returns whether `detail`, the error of a connection, means that no answer came from the other host. If only the
 /// process on the other host has ended, the other host still answers, with another error.
-pub fn is_without_answer(detail: &str) -> bool {
+pub fn means_no_answer(detail: &str) -> bool {
     let errors = [Errno::TIMEDOUT, Errno::HOSTUNREACH, Errno::HOSTDOWN, Errno::NETUNREACH, Errno::NETDOWN];
     let is_error = |error: &Errno| detail.contains(&format!("(os error {})", error.raw_os_error()));
     detail.contains(NO_ANSWER) || errors.iter().any(is_error)
 }
 
-/// The words with which a transport says that a host does not answer.
+/// An error message of a transport contains this text if a host does not answer.
 pub const NO_ANSWER: &str = "no connection within";
 
 /// Displays the file and line of a call, if they are known.
-pub(super) struct At<'a>(pub(super) &'a str);
+pub(super) struct AtCallSite<'a>(pub(super) &'a str);
 
-impl fmt::Display for At<'_> {
+impl fmt::Display for AtCallSite<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { Ok(()) } else { write!(f, " at {}", self.0) }
     }
@@ -160,7 +160,7 @@ impl Cause {
     }
 
     /// Returns whether other ranks may know more about this cause, so that this rank should wait for their messages.
-    pub fn may_grow(&self) -> bool {
+    pub fn may_gain_reports(&self) -> bool {
         matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
     }
 

@@ -10,7 +10,7 @@ pub const HEADER_BYTES: usize = 64;
 pub const SEGMENT_BYTES_MAX: usize = 4 << 20;
 /// The maximum length in bytes of a control frame's payload.
 pub const CONTROL_BYTES_MAX: usize = 4096;
-/// The first bytes of every header.
+/// The first two bytes of every header.
 const MAGIC: [u8; 2] = *b"RF";
 /// The flag for a header that contains the payload's checksum.
 const FLAG_PAYLOAD_CRC: u8 = 1;
@@ -31,7 +31,7 @@ pub enum FrameKind {
     /// The sender leaves the job without a failure. A goodbye is the last frame of its sender.
     Goodbye = 3,
     /// The sender of this frame has begun the operation. The receiver may now send the data of its first `offset`
-    /// steps to this sender. Credit does not limit these data.
+    /// steps to this sender. These data do not use up credit.
     Ready = 4,
     /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the total number of
     /// consumed bytes since the link was opened.
@@ -66,7 +66,7 @@ pub struct FrameHeader {
     pub kind: FrameKind,
     /// The group within the job.
     pub group: u32,
-    /// The operation's number within its group; for a point-to-point message, its number on the link.
+    /// The number of the collective in its group, or of the message on its link.
     pub sequence: u64,
     /// The arguments of the sender's call: operation, element type, count and so on. The receiver compares these
     /// arguments with those of its own call.

@@ -85,7 +85,8 @@ pub struct Introduction {
     pub stream: StreamId,
 }
 
-/// Why the acceptor refused a connection. The verdict contains this reason. In the texts, "it" is the dialer.
+/// Why the acceptor refused a connection. The verdict contains this reason. In the error messages, "it" means the
+/// dialer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {

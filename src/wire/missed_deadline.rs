@@ -1,17 +1,16 @@
-//! The parts of the cause of a missed deadline: which ranks wait for which ranks, and the state of the links between
-//! them.
+//! The details of a missed deadline: which ranks wait, for which ranks they wait, and the state of their links.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::cause::{At, put_contract, read_contract};
+use super::cause::{AtCallSite, put_contract, read_contract};
 use super::frame::CONTROL_BYTES_MAX;
 use super::reader::{Reader, put_text};
 use crate::types::{Contract, Rank};
 
 /// A rank that waits in an operation.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Waiting {
+pub struct WaitingRank {
     /// The rank that waits.
     pub rank: Rank,
     /// The number of the operation's group.
@@ -37,7 +36,7 @@ pub(super) const SITE_BYTES_MAX: u16 = 80;
 const HOST_BYTES_MAX: u16 = 40;
 const CONTRACT_BYTES: usize = 20;
 
-/// The maximum length of an encoded [`Waiting`] in bytes.
+/// The maximum length of an encoded [`WaitingRank`] in bytes.
 const WAITING_BYTES_MAX: usize =
     19 + CONTRACT_BYTES + SITE_BYTES_MAX as usize + AWAITED_MAX * (6 + HOST_BYTES_MAX as usize);
 
@@ -67,7 +66,7 @@ pub struct SilentLink {
 /// says which rank waits for which ranks.
 pub(super) struct MissedDeadline<'a> {
     pub(super) timeout_ms: u64,
-    pub(super) waiting: &'a [Waiting],
+    pub(super) waiting: &'a [WaitingRank],
     pub(super) links: &'a [SilentLink],
 }
 
@@ -81,8 +80,12 @@ impl fmt::Display for MissedDeadline<'_> {
         for (index, link) in faulty.enumerate() {
             self.write_faulty_link(f, link, index == 0)?;
         }
-        for Waiting { rank, group, sequence, asked, site, awaited } in self.waiting {
-            write!(f, "; rank {rank} waits in {asked}, operation {sequence} of group {group}{}", At(site))?;
+        for WaitingRank { rank, group, sequence, asked, site, awaited } in self.waiting {
+            write!(
+                f,
+                "; rank {rank} waits in {asked}, operation {sequence} of group {group}{}",
+                AtCallSite(site)
+            )?;
             for (index, (peer, _)) in awaited.iter().enumerate() {
                 write!(f, "{} {peer}", if index == 0 { ", for rank" } else { " and" })?;
                 if let Some(link) = self.links.iter().find(|link| (link.rank, link.peer) == (*rank, *peer)) {
@@ -144,8 +147,8 @@ impl SilentLink {
 }
 
 /// Merges the waiting ranks of two causes. The order of the two arguments does not matter.
-pub(super) fn join_waiting(waiting: Vec<Waiting>, more: Vec<Waiting>) -> Vec<Waiting> {
-    let mut known: BTreeMap<Rank, Waiting> = BTreeMap::new();
+pub(super) fn join_waiting(waiting: Vec<WaitingRank>, more: Vec<WaitingRank>) -> Vec<WaitingRank> {
+    let mut known: BTreeMap<Rank, WaitingRank> = BTreeMap::new();
     for waiting in waiting.into_iter().chain(more) {
         let entry = known.entry(waiting.rank).or_insert_with(|| waiting.clone());
         if waiting < *entry {
@@ -167,7 +170,7 @@ pub(super) fn join_links(links: Vec<SilentLink>, more: Vec<SilentLink>) -> Vec<S
 }
 
 /// Appends the waiting ranks and the links to `out`.
-pub(super) fn put_all(out: &mut Vec<u8>, waiting: &[Waiting], links: &[SilentLink]) {
+pub(super) fn put_all(out: &mut Vec<u8>, waiting: &[WaitingRank], links: &[SilentLink]) {
     out.push(waiting.len().min(WAITING_MAX) as u8);
     for waiting in waiting.iter().take(WAITING_MAX) {
         put_waiting(out, waiting);
@@ -182,7 +185,7 @@ pub(super) fn put_all(out: &mut Vec<u8>, waiting: &[Waiting], links: &[SilentLin
 }
 
 /// Reads what [`put_all`] has written.
-pub(super) fn read_all(reader: &mut Reader<'_>) -> Option<(Vec<Waiting>, Vec<SilentLink>)> {
+pub(super) fn read_all(reader: &mut Reader<'_>) -> Option<(Vec<WaitingRank>, Vec<SilentLink>)> {
     let count = usize::from(reader.u8()?).min(WAITING_MAX);
     let waiting = (0..count).map(|_| read_waiting(reader)).collect::<Option<_>>()?;
     let count = usize::from(reader.u8()?).min(LINKS_MAX);
@@ -199,8 +202,8 @@ fn read_link(reader: &mut Reader<'_>) -> Option<SilentLink> {
     })
 }
 
-fn put_waiting(out: &mut Vec<u8>, waiting: &Waiting) {
-    let Waiting { rank, group, sequence, asked, site, awaited } = waiting;
+fn put_waiting(out: &mut Vec<u8>, waiting: &WaitingRank) {
+    let WaitingRank { rank, group, sequence, asked, site, awaited } = waiting;
     out.extend_from_slice(&rank.get().to_le_bytes());
     out.extend_from_slice(&group.to_le_bytes());
     out.extend_from_slice(&sequence.to_le_bytes());
@@ -213,8 +216,8 @@ fn put_waiting(out: &mut Vec<u8>, waiting: &Waiting) {
     }
 }
 
-fn read_waiting(reader: &mut Reader<'_>) -> Option<Waiting> {
-    Some(Waiting {
+fn read_waiting(reader: &mut Reader<'_>) -> Option<WaitingRank> {
+    Some(WaitingRank {
         rank: Rank::new(reader.u32()?),
         group: reader.u32()?,
         sequence: reader.u64()?,
@@ -235,7 +238,7 @@ pub(super) mod tests {
     use crate::wire::Cause;
     use crate::wire::frame::tests::contracts;
 
-    fn waiting_ranks() -> impl Strategy<Value = Waiting> {
+    fn waiting_ranks() -> impl Strategy<Value = WaitingRank> {
         let awaited = (any::<u32>().prop_map(Rank::new), "[ -~]{0,20}");
         (
             (0..20u32, any::<u32>(), any::<u64>()),
@@ -243,7 +246,7 @@ pub(super) mod tests {
             "[ -~]{0,60}",
             proptest::collection::vec(awaited, 0..=AWAITED_MAX),
         )
-            .prop_map(|((rank, group, sequence), asked, site, awaited)| Waiting {
+            .prop_map(|((rank, group, sequence), asked, site, awaited)| WaitingRank {
                 rank: Rank::new(rank),
                 group,
                 sequence,
@@ -265,7 +268,7 @@ pub(super) mod tests {
     }
 
     /// Generates the waiting ranks and the links of a missed deadline.
-    pub(in crate::wire) fn missed_deadlines() -> impl Strategy<Value = (Vec<Waiting>, Vec<SilentLink>)> {
+    pub(in crate::wire) fn missed_deadlines() -> impl Strategy<Value = (Vec<WaitingRank>, Vec<SilentLink>)> {
         (
             proptest::collection::vec(waiting_ranks(), 0..WAITING_MAX),
             proptest::collection::vec(silent_links(), 0..LINKS_MAX),
@@ -280,7 +283,7 @@ pub(super) mod tests {
         let contract = crate::wire::FrameHeader::EMPTY.contract;
         let awaited = vec![(peer, "h".to_owned())];
         let (group, sequence, site) = (0, 7, "a.rs:3".to_owned());
-        let waiting = vec![Waiting { rank, group, sequence, asked: contract, site, awaited }];
+        let waiting = vec![WaitingRank { rank, group, sequence, asked: contract, site, awaited }];
         let text = |is_acknowledged| {
             let links = vec![SilentLink { rank, peer, silence_ms: 2500, is_acknowledged }];
             Cause::Timeout { timeout_ms: 2000, waiting: waiting.clone(), links }.to_string()

@@ -33,7 +33,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// Reads the length of a text (16 bits) and then the text. Control characters are replaced.
+    /// Reads the length of a text (16 bits) and then the text. Replaces control characters in the text.
     pub(super) fn text(&mut self) -> Option<String> {
         let length = usize::from(self.u16()?);
         self.bytes(length).map(|bytes| printable(&String::from_utf8_lossy(bytes)))

@@ -29,7 +29,8 @@ pub enum SecretError {
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// Creates a secret from the text of a file or an environment variable. White space around the text is removed.
+    /// Creates a secret from the text of a file or an environment variable. Removes white space at both ends of the
+    /// text.
     ///
     /// # Errors
     ///
@@ -43,8 +44,8 @@ impl Secret {
         }
     }
 
-    /// Returns the value for a job without a secret. A job without a secret may use loopback addresses only, and any
-    /// process of this machine can join the job.
+    /// Returns a `Secret` that means that the job has no secret. A job without a secret may use loopback addresses
+    /// only, and any process of this machine can join the job.
     pub fn none() -> Self {
         Self(Vec::new())
     }

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::util::{FinishedProgram, finish, read_pid, ringrun, ringrun_script, run, signal};
+use crate::util::{FinishedProgram, finish, read_pid, ringrun, ringrun_script, run, send_signal};
 
 /// A script that prints the rank, the processors that the rank may use, and `OMP_NUM_THREADS`.
 const SCRIPT: &str = "echo $RANK $(sed -n 's/Cpus_allowed_list:\t//p' /proc/self/status) $OMP_NUM_THREADS";
@@ -120,7 +120,7 @@ fn a_job_counts_no_processors_that_another_job_has_claimed() {
     read_pid(&folder.path().join("pid.0"));
     let done = run(&mut ringrun_script(&["-n", "1", "--no-tag-output"], "echo $RING_LOCAL_PROCESSORS"));
     assert_eq!(done.stdout(), "0\n", "{}", done.stderr());
-    signal("KILL", first.id());
+    send_signal("KILL", first.id());
     finish(first);
 }
 

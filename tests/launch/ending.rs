@@ -6,7 +6,7 @@ use std::process::Child;
 use std::time::Duration;
 
 use crate::util::{
-    FinishedProgram, finish, processes_with_environment, read_pid, ringrun, ringrun_script, run, signal,
+    FinishedProgram, finish, processes_with_environment, read_pid, ringrun, ringrun_script, run, send_signal,
     wait_until, wait_until_gone,
 };
 
@@ -82,8 +82,8 @@ fn the_job_has_the_exit_code_of_the_rank_that_failed_first() {
     );
 }
 
-/// A surviving rank exits with the code for a lost peer. ringrun does not blame the survivor, even if ringrun notices
-/// the end of the survivor before the end of the killed rank.
+/// Rank 1 is killed, and rank 0 exits with code 6, which means a lost peer. ringrun blames only rank 1, even if
+/// ringrun notices the end of rank 0 first.
 #[test]
 fn survivors_that_exit_because_of_a_lost_peer_are_not_blamed() {
     let folder = tempfile::tempdir().unwrap();
@@ -103,7 +103,7 @@ fn survivors_that_exit_because_of_a_lost_peer_are_not_blamed() {
 fn a_killed_rank_ends_the_job() {
     let folder = tempfile::tempdir().unwrap();
     let (child, pids) = start_ranks_with_children(3, &["--grace", "0.1"], RANK_WITH_CHILDREN, folder.path());
-    signal("KILL", read_pid(&folder.path().join("rank.1")));
+    send_signal("KILL", read_pid(&folder.path().join("rank.1")));
     let done = finish(child);
     assert_eq!(done.code(), Some(137));
     assert_stderr_contains(
@@ -132,7 +132,7 @@ fn ranks_that_ignore_sigterm_are_killed() {
 fn no_process_is_left_when_ringrun_is_killed() {
     let folder = tempfile::tempdir().unwrap();
     let (child, pids) = start_ranks_with_children(3, &[], RANK_WITH_CHILDREN, folder.path());
-    signal("KILL", child.id());
+    send_signal("KILL", child.id());
     assert_eq!(finish(child).code(), None);
     assert_no_process_left(folder.path(), &pids);
 }
@@ -159,7 +159,7 @@ fn no_process_is_left_when_ringrun_is_killed_while_it_starts() {
 fn ctrl_c_ends_all_processes() {
     let folder = tempfile::tempdir().unwrap();
     let (child, pids) = start_ranks_with_children(2, &[], RANK_WITH_CHILDREN, folder.path());
-    signal("INT", child.id());
+    send_signal("INT", child.id());
     let done = finish(child);
     assert_eq!(done.code(), Some(130));
     assert_stderr_contains(&done, &["ringrun: stopped by signal 2 (SIGINT)"]);
@@ -173,9 +173,9 @@ fn a_second_ctrl_c_kills_all_processes_at_once() {
         format!("trap 'echo > \"$DIR/trapped.$RANK\"' INT; {RANK_WITH_CHILDREN}; while :; do wait; done");
     let (child, pids) =
         start_ranks_with_children(1, &["--kill-after", "1000"], &ignores_ctrl_c, folder.path());
-    signal("INT", child.id());
+    send_signal("INT", child.id());
     wait_until("the rank has got the first signal", || folder.path().join("trapped.0").exists());
-    signal("INT", child.id());
+    send_signal("INT", child.id());
     assert_eq!(finish(child).code(), Some(130));
     assert_no_process_left(folder.path(), &pids);
 }
@@ -186,7 +186,7 @@ fn ranks_have_time_to_save_after_sigterm() {
     for (code, expected) in [(0, 0), (3, 143)] {
         let script = format!("trap 'echo saved; exit {code}' TERM; {RANK_WITH_CHILDREN}");
         let (child, pids) = start_ranks_with_children(2, &[], &script, folder.path());
-        signal("TERM", child.id());
+        send_signal("TERM", child.id());
         let done = finish(child);
         assert_eq!(
             (done.code(), done.sorted_lines()),
@@ -204,7 +204,7 @@ fn other_signals_are_forwarded_to_the_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let script = format!("trap 'echo got it; exit 0' USR1; {RANK_WITH_CHILDREN}");
     let (child, _) = start_ranks_with_children(2, &[], &script, folder.path());
-    signal("USR1", child.id());
+    send_signal("USR1", child.id());
     let done = finish(child);
     assert_eq!((done.code(), done.stdout().lines().count()), (Some(0), 2));
 }
@@ -217,16 +217,16 @@ fn a_job_timeout_stops_the_job() {
 }
 
 #[test]
-fn the_watchdog_ignores_signals_that_stop_jobs_and_a_killed_watchdog_is_reported() {
+fn the_watchdog_ignores_signals_and_its_death_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (child, pids) = start_ranks_with_children(1, &[], RANK_WITH_CHILDREN, folder.path());
     let watchdog = find_watchdog(child.id());
-    signal("TERM", watchdog);
-    signal("INT", watchdog);
+    send_signal("TERM", watchdog);
+    send_signal("INT", watchdog);
     assert!(crate::util::is_alive(watchdog), "SIGTERM or SIGINT ended the watchdog");
-    signal("KILL", watchdog);
+    send_signal("KILL", watchdog);
     wait_until_gone(&[watchdog]);
-    signal("INT", child.id());
+    send_signal("INT", child.id());
     let done = finish(child);
     assert_eq!(done.code(), Some(130));
     assert_stderr_contains(&done, &["watchdog process was killed"]);
@@ -240,9 +240,9 @@ fn a_stopped_watchdog_still_kills_the_job_when_ringrun_dies() {
     let (child, pids) = start_ranks_with_children(2, &[], RANK_WITH_CHILDREN, folder.path());
     let watchdog = find_watchdog(child.id());
     for &pid in pids.iter().chain(&[watchdog]) {
-        signal("STOP", pid);
+        send_signal("STOP", pid);
     }
-    signal("KILL", child.id());
+    send_signal("KILL", child.id());
     assert_eq!(finish(child).code(), None);
     assert_no_process_left(folder.path(), &pids);
     wait_until_gone(&[watchdog]);

@@ -13,15 +13,15 @@ use ringtrain::exit::Exit;
 const ADDRESSES: [&str; 2] = ["10.213.7.1", "10.213.7.2"];
 
 /// Two hosts and a switch between them. Dropping this value removes the hosts and the switch.
-struct Hosts {
+struct SimulatedHosts {
     /// The names of the network namespaces of the two hosts and of the switch.
     names: [String; 3],
 }
 
-/// The index of the switch in [`Hosts::names`].
+/// The index of the switch in [`SimulatedHosts::names`].
 const SWITCH: usize = 2;
 
-impl Hosts {
+impl SimulatedHosts {
     /// Creates the hosts. Returns `None` if this process may not create network namespaces, or if the tests run
     /// without the option `--full` of `tools/test`.
     fn new() -> Option<Self> {
@@ -31,7 +31,7 @@ impl Hosts {
         }
         let number: u32 = rand::random();
         let hosts = Self { names: ["a", "b", "s"].map(|name| format!("rt{number:x}{name}")) };
-        if !hosts.names.iter().all(|name| ip(&format!("netns add {name}"))) {
+        if !hosts.names.iter().all(|name| run_ip_command(&format!("netns add {name}"))) {
             println!("skipped: this process may not create network namespaces");
             return None;
         }
@@ -50,7 +50,7 @@ impl Hosts {
 
     /// Runs `ip` in the network namespace of a host or of the switch.
     fn ip_on(&self, host: usize, arguments: &str) {
-        assert!(ip(&format!("-n {} {arguments}", self.names[host])), "ip {arguments}");
+        assert!(run_ip_command(&format!("-n {} {arguments}", self.names[host])), "ip {arguments}");
     }
 
     /// Makes the switch drop every packet of more than 700 bytes from this host.
@@ -79,16 +79,16 @@ impl Hosts {
     }
 }
 
-impl Drop for Hosts {
+impl Drop for SimulatedHosts {
     fn drop(&mut self) {
         for name in &self.names {
-            ip(&format!("netns del {name}"));
+            run_ip_command(&format!("netns del {name}"));
         }
     }
 }
 
 /// Runs `ip` and returns whether it succeeds.
-fn ip(arguments: &str) -> bool {
+fn run_ip_command(arguments: &str) -> bool {
     run_silently("ip", arguments)
 }
 
@@ -100,8 +100,8 @@ fn run_silently(program: &str, arguments: &str) -> bool {
 
 /// Trains on two hosts, breaks the network with `fault`, and returns the errors of both ranks. Checks that both ranks
 /// end with the exit code `exit`.
-fn errors_after(fault: impl Fn(&Hosts), timeout: &str, exit: Exit) -> Option<[String; 2]> {
-    let hosts = Hosts::new()?;
+fn errors_after_fault(fault: impl Fn(&SimulatedHosts), timeout: &str, exit: Exit) -> Option<[String; 2]> {
+    let hosts = SimulatedHosts::new()?;
     let folder = tempfile::tempdir().unwrap();
     let ranks = hosts.start_ranks(folder.path(), timeout);
     wait_until("training is under way", || {
@@ -125,8 +125,8 @@ fn errors_after(fault: impl Fn(&Hosts), timeout: &str, exit: Exit) -> Option<[St
     Some(errors)
 }
 
-/// Returns whether the error blames only the network. The error says "the network between them" if both ranks have
-/// reported that they wait for each other.
+/// Returns whether the error blames only the network. For example, the error says "check the network between them" if
+/// both ranks wait for each other.
 fn blames_only_the_network(error: &str) -> bool {
     let between = |a, b| error.contains(&format!("the network between rank {a} and rank {b} on "));
     let is_named = between(0, 1) || between(1, 0) || error.contains("check the network between them");
@@ -137,11 +137,11 @@ fn blames_only_the_network(error: &str) -> bool {
 /// slow.
 #[test]
 fn an_address_that_changes_during_a_job_is_reported_as_a_network_problem() {
-    let change = |hosts: &Hosts| {
+    let change = |hosts: &SimulatedHosts| {
         hosts.ip_on(1, "address del 10.213.7.2/24 dev eth0");
         hosts.ip_on(1, "address add 10.213.7.3/24 dev eth0");
     };
-    for error in errors_after(change, "1", Exit::Timeout).into_iter().flatten() {
+    for error in errors_after_fault(change, "1", Exit::Timeout).into_iter().flatten() {
         assert!(blames_only_the_network(&error), "{error}");
     }
 }
@@ -149,11 +149,13 @@ fn an_address_that_changes_during_a_job_is_reported_as_a_network_problem() {
 /// Regression test: before the fix, each rank reported that the program on the other rank hangs, is stopped or is
 /// slow.
 #[test]
-fn packets_that_are_lost_because_of_their_size_are_reported_as_a_network_problem() {
-    let both = |hosts: &Hosts| [0, 1].into_iter().for_each(|host| hosts.drop_large_packets_from(host));
-    // A rank whose own data were acknowledged cannot know whether the program on the other host hangs.
-    if let Some(errors) = errors_after(both, "1", Exit::Timeout) {
+fn lost_large_packets_are_reported_as_a_network_problem() {
+    let both =
+        |hosts: &SimulatedHosts| [0, 1].into_iter().for_each(|host| hosts.drop_large_packets_from(host));
+    // If a host acknowledges the data of a rank, the rank cannot know whether the program on that host hangs. So only
+    // one of the two errors must blame the network.
+    if let Some(errors) = errors_after_fault(both, "1", Exit::Timeout) {
         assert!(errors.iter().any(|error| blames_only_the_network(error)), "{errors:?}");
     }
-    errors_after(|hosts| hosts.drop_large_packets_from(0), "1", Exit::Timeout);
+    errors_after_fault(|hosts| hosts.drop_large_packets_from(0), "1", Exit::Timeout);
 }

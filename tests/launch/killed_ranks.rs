@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 use rand::{RngExt as _, SeedableRng as _};
 
 use crate::util::{
-    finish, is_alive, processes_with_environment, ringrun, runs_long_tests, signal, wait_for, wait_until,
-    wait_until_gone,
+    finish, is_alive, processes_with_environment, ringrun, runs_long_tests, send_signal, wait_for,
+    wait_until, wait_until_gone,
 };
 use ringtrain::exit::Exit;
 
 /// The arguments of a training run that lasts longer than any test.
-const ENDLESS: [&str; 6] = ["--epochs", "1000000", "--report", "report.json", "--start-timeout", "2"];
+const ENDLESS_RUN_ARGUMENTS: [&str; 6] =
+    ["--epochs", "1000000", "--report", "report.json", "--start-timeout", "2"];
 
 /// The names of the tested transports: shared memory, TCP, and two simulated hosts with two ranks each (`hosts`).
 const TRANSPORTS: [&str; 3] = ["shm", "tcp", "hosts"];
@@ -29,7 +30,7 @@ fn start_with_peers_file(folder: &Path, n: usize, transport: &str) -> Vec<Child>
         .map(|rank| {
             Command::new(env!("CARGO_BIN_EXE_ringtrain"))
                 .args(["--peers", "hosts.txt", "--rank", &rank.to_string()])
-                .args(ENDLESS)
+                .args(ENDLESS_RUN_ARGUMENTS)
                 .args(transport_arguments(transport, rank))
                 .current_dir(folder)
                 .stdin(Stdio::null())
@@ -62,7 +63,7 @@ fn transport_script(transport: &str) -> &'static str {
 /// Kills `victim`, checks the messages of all survivors, and returns the time until the last survivor ended.
 fn kill_rank_and_check_survivors(mut ranks: Vec<Child>, victim: usize, folder: &Path) -> Duration {
     let mut killed = ranks.remove(victim);
-    signal("KILL", killed.id());
+    send_signal("KILL", killed.id());
     let killed_at = Instant::now();
     killed.wait().unwrap();
     let mut unaccepted = 0;
@@ -112,8 +113,8 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_training() {
     }
 }
 
-/// The test kills the victim after different delays, which cover the time from the rendezvous to the first epochs.
-/// The test cannot wait for a condition instead, because the victim prints nothing at these moments.
+/// The test kills the victim after delays of 0 to 120 ms, between the rendezvous and the first epochs. The test uses
+/// delays, because the victim prints nothing that the test could wait for.
 #[test]
 fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
     let moments = [(1, 0), (2, 3), (3, 8), (1, 15), (2, 25), (3, 40), (0, 30), (1, 80), (0, 120)];
@@ -166,7 +167,7 @@ fn a_job_ends_soon_after_a_rank_is_killed_at_a_random_moment() {
             // The delays also cover the start of the job, which takes about 150 ms.
             let delay = Duration::from_micros(random.random_range(0..300_000));
             let case = format!("KILLS_SEED={seed}, kill {kill}: rank {victim} after {delay:?}");
-            let took = kill_after(victim, delay, ["auto", "tcp"][kill % 2]);
+            let took = kill_rank_after(victim, delay, ["auto", "tcp"][kill % 2]);
             assert!(took < Duration::from_millis(1500), "{case}: the job ended after {took:?}");
             took
         })
@@ -177,9 +178,9 @@ fn a_job_ends_soon_after_a_rank_is_killed_at_a_random_moment() {
     println!("{count} kills (KILLS_SEED={seed}): median {median:?}, max {max:?}, {slow} over 1 s");
 }
 
-/// Starts a job of 4 ranks, and kills the rank `victim` when the process of this rank has existed for `delay`.
-/// Returns the time until the job ended.
-fn kill_after(victim: u32, delay: Duration, transport: &str) -> Duration {
+/// Starts a job of 4 ranks, and kills the process of rank `victim` after this process has run for `delay`. Returns
+/// the time until the job ended.
+fn kill_rank_after(victim: u32, delay: Duration, transport: &str) -> Duration {
     let mark = format!("KILLED_RANKS_TEST={}", rand::random::<u64>());
     let job =
         ringrun(&["-n", "4", "-x", &mark, "ringtrain", "--epochs", "1000000", "--transport", transport])
@@ -192,7 +193,7 @@ fn kill_after(victim: u32, delay: Duration, transport: &str) -> Duration {
     });
     let moment = Instant::now() + delay;
     wait_until("the moment of the kill", || Instant::now() >= moment);
-    signal("KILL", pid);
+    send_signal("KILL", pid);
     let killed_at = Instant::now();
     let done = finish(job);
     let took = killed_at.elapsed();
@@ -219,7 +220,7 @@ fn ringrun_reports_the_rank_that_was_killed_and_leaves_no_process() {
             let (marked, of_rank) = (processes_with_environment(&mark), processes_with_environment(&rank));
             marked.into_iter().find(|pid| of_rank.contains(pid))
         });
-        signal("KILL", pid);
+        send_signal("KILL", pid);
         let done = finish(job);
         let errors = done.stderr();
         assert_eq!(done.code(), Some(128 + 9), "{errors}");
@@ -270,7 +271,7 @@ fn a_stopped_rank_is_named_when_an_operation_passes_its_deadline() {
         let (marked, of_rank) =
             (processes_with_environment(&mark), processes_with_environment("RING_RANK=1"));
         let pid = marked.into_iter().find(|pid| of_rank.contains(pid)).unwrap();
-        signal("STOP", pid);
+        send_signal("STOP", pid);
         let done = finish(job);
         let errors = done.stderr();
         assert_eq!(done.code(), Some(Exit::Timeout as i32), "{transport}: {errors}");

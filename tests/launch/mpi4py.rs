@@ -36,8 +36,8 @@ fn write_with_folders(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// Makes a folder with three fake packages: `ringtrain`, the `mpi4py` of ringtrain, and an installed `mpi4py`.
-/// `module` is the source of `ringtrain.mpi.path`. Returns the folder and its path.
+/// Makes a folder with three fake packages: `ringtrain`, the replacement for `mpi4py` in ringtrain, and `mpi4py`
+/// itself. `module` is the source of `ringtrain.mpi.path`. Returns the folder and its path.
 fn make_fake_packages(module: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().canonicalize().unwrap();
@@ -128,10 +128,11 @@ fn without_the_mpi4py_option_the_import_error_names_the_option() {
     assert!(done.stderr().contains("`ringrun --mpi4py`"), "wrong error for one rank: {}", done.stderr());
 }
 
-/// A single rank may use the installed mpi4py, and so may processes that a rank starts with `mpiexec`.
+/// In a job of one rank, the rank may use the installed mpi4py. A rank may also start `mpiexec`, whose processes use
+/// the installed mpi4py.
 #[test]
-fn without_the_mpi4py_option_single_ranks_and_mpiexec_use_the_installed_package() {
-    if !has_python("without_the_mpi4py_option_single_ranks_and_mpiexec_use_the_installed_package") {
+fn single_ranks_and_mpiexec_use_the_installed_mpi4py() {
+    if !has_python("single_ranks_and_mpiexec_use_the_installed_mpi4py") {
         return;
     }
     let (_folder, home) = make_fake_packages(FAKE_PATH_MODULE);

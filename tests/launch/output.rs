@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::util::{finish, ringrun, ringrun_script, run, signal, wait_until, wait_until_gone};
+use crate::util::{finish, ringrun, ringrun_script, run, send_signal, wait_until, wait_until_gone};
 
 #[test]
 fn each_rank_finds_its_rank_and_the_world_size_in_its_environment() {
@@ -53,7 +53,7 @@ fn a_rank_can_listen_on_the_master_port() {
     for address in ["0.0.0.0", "127.0.0.1"] {
         TcpListener::bind((address, port)).unwrap_or_else(|error| panic!("{address}:{port}: {error}"));
     }
-    signal("INT", child.id());
+    send_signal("INT", child.id());
     assert_eq!(finish(child).code(), Some(130));
 }
 

@@ -100,7 +100,7 @@ fn the_unfinished_line_of_rank_0_stays_below_the_lines_of_all_ranks() {
 }
 
 #[test]
-fn ringtrain_shows_a_progress_bar_that_fits_and_leaves_standard_output_clean() {
+fn the_progress_bar_fits_and_leaves_standard_output_clean() {
     for (options, shows_bar) in [(&[][..], true), (&["--quiet"], false)] {
         let mut command = ringrun(&["-n", "2", "ringtrain", "--epochs", "1", "--data", "synthetic:1500x5"]);
         let (mut terminal, child) = PseudoTerminal::start(command.args(options));

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-use crate::util::{run, signal, wait_for, wait_until_gone};
+use crate::util::{run, send_signal, wait_for, wait_until_gone};
 
 /// Returns a command that runs `ringrun` in a new mount namespace in which /dev/shm is full. Returns
 /// `None` if the user is not root.
@@ -60,7 +60,7 @@ fn killed_ranks_leave_no_shared_memory() {
     // Stop all ranks before killing them, so that no rank exits because it lost another rank.
     for name in ["STOP", "KILL"] {
         for &pid in &ranks {
-            signal(name, pid);
+            send_signal(name, pid);
         }
     }
     let done = crate::util::finish(job);
@@ -88,7 +88,7 @@ fn a_rank_that_is_killed_during_an_all_reduce_in_shared_buffers_is_named() {
             (found.len() == 3).then_some(found)
         });
         let of_victim = crate::util::processes_with_environment(&format!("RING_RANK={victim}"));
-        signal(
+        send_signal(
             "KILL",
             *ranks.iter().find(|pid| of_victim.contains(pid)).expect("the victim is one of the ranks"),
         );

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, exit};
 
 use crate::util::{
-    is_alive, processes_with_environment, read_pid, ringrun, ringrun_script, run, signal, wait_for,
+    is_alive, processes_with_environment, read_pid, ringrun, ringrun_script, run, send_signal, wait_for,
     wait_until,
 };
 use ringtrain::Group;
@@ -93,7 +93,7 @@ fn the_other_ranks_continue_after_a_failure() {
         let mut tolerated = 0;
         for (ended_before, (rank, end)) in ends.into_iter().enumerate() {
             match end {
-                Kill => signal("KILL", pids[rank]),
+                Kill => send_signal("KILL", pids[rank]),
                 Exit(code) => write_whole(&folder.path().join(format!("exit.{rank}")), &code.to_string()),
             }
             wait_until("the rank has ended", || !is_alive(pids[rank]));

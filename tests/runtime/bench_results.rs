@@ -22,7 +22,7 @@ fn make_plan(flags: &str) -> BenchPlan {
         .expect("the plan is valid")
 }
 
-fn measure(mut group: Group, flags: &str) -> (BenchReport, String) {
+fn run_benchmark(mut group: Group, flags: &str) -> (BenchReport, String) {
     let mut table = Vec::new();
     let report =
         bench(&mut group, &make_plan(flags), SEGMENT_BYTES, &mut table).expect("the benchmark completes");
@@ -31,7 +31,11 @@ fn measure(mut group: Group, flags: &str) -> (BenchReport, String) {
 
 fn measure_on_ranks(n: u32, flags: impl Into<String>) -> Vec<(BenchReport, String)> {
     let flags = flags.into();
-    ranks::run_with(n, |options| options.segment_bytes = SEGMENT_BYTES, move |group| measure(group, &flags))
+    ranks::run_with(
+        n,
+        |options| options.segment_bytes = SEGMENT_BYTES,
+        move |group| run_benchmark(group, &flags),
+    )
 }
 
 /// Returns the operations that can run in a world of `n` ranks.
@@ -51,7 +55,7 @@ fn every_operation_type_and_reduction_is_right_at_every_world_size() {
             let root = n / 2;
             let flags = format!("{operation} -b 1 -e 3001 -f 50 {types} -n 1 -w 0 --root {root}");
             for (report, _) in measure_on_ranks(n, flags.clone()) {
-                assert_eq!(report.wrong(), Some(0), "{flags} in a world of {n}");
+                assert_eq!(report.wrong_elements(), Some(0), "{flags} in a world of {n}");
                 let has_flags = |row: &BenchRow| row.world_size == n && row.iterations == 1;
                 assert!(report.results.iter().all(has_flags), "{flags} in a world of {n}");
             }
@@ -64,7 +68,7 @@ fn all_iterations_of_a_benchmark_give_right_results() {
     for operation in operations_for(3) {
         let flags = format!("{operation} -b 1 -e 300K -f 800 -t f64 -n 3 -w 2 -c 3 --root 2");
         for (report, _) in measure_on_ranks(3, flags.clone()) {
-            assert_eq!(report.wrong(), Some(0), "{flags}");
+            assert_eq!(report.wrong_elements(), Some(0), "{flags}");
             let root = operation.group_operation().has_root().then_some(2);
             assert!(report.results.iter().all(|row| row.root == root), "{flags}");
             let reduction = operation.reduces().then_some("sum");
@@ -129,8 +133,8 @@ fn the_alloc_flag_uses_and_reports_buffers_of_the_group() {
     for transport in [LocalTransport::Tcp, LocalTransport::Shm] {
         let flags = "all_reduce --alloc -b 4 -e 3M -f 90 -n 2 -w 1 -o sum,avg -t f32,u8";
         let adjust = |options: &mut JoinOptions| options.transport = transport;
-        for (report, table) in ranks::run_with(3, adjust, move |group| measure(group, flags)) {
-            assert_eq!((report.wrong(), report.environment.alloc), (Some(0), true));
+        for (report, table) in ranks::run_with(3, adjust, move |group| run_benchmark(group, flags)) {
+            assert_eq!((report.wrong_elements(), report.environment.alloc), (Some(0), true));
             assert!(
                 table.is_empty() || table.contains("in place, in buffers from Group::alloc (--alloc)"),
                 "{table}"

@@ -25,7 +25,7 @@ fn min_loc_and_max_loc_return_the_value_with_the_lowest_index() {
             group.all_reduce(&mut smallest, ReduceOp::MinLoc).unwrap();
             let middle = (n - 1) / 2;
             assert!(smallest.iter().all(|&found| found == F64Loc::new(distance(middle), middle.into())));
-            // The call is refused before anything is sent, and the group can still be used.
+            // The call fails before it sends data, so the group can still be used.
             let refused = group.all_reduce(&mut smallest, ReduceOp::Max);
             assert_eq!(refused, Err(Error::Unsupported { op: ReduceOp::Max, dtype: DType::F64Loc }));
             group.barrier().unwrap();

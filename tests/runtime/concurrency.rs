@@ -103,7 +103,7 @@ fn a_barrier_completes_while_a_long_message_is_sent(transport: TestTransport) {
 
 /// If thread A completes the operation of thread B, then A wakes B at once, although the operation of A has not
 /// ended.
-fn short_operations_of_one_thread_complete_during_a_long_operation_of_another(transport: TestTransport) {
+fn short_operations_complete_while_another_thread_runs_a_long_one(transport: TestTransport) {
     transport.run(2, |mut group| {
         const LONG_COUNT: usize = 8 << 20;
         let mut twin = group.duplicate().unwrap();
@@ -201,9 +201,9 @@ fn background_operations_continue_after_a_thread_slept_in_shared_memory() {
                 handle.wait().unwrap();
                 short.wait().unwrap();
             } else {
-                // The first pause lets rank 0 fall asleep in its barrier. The second pause lets rank 0 fall asleep
-                // again after its receive has ended. While rank 0 sleeps, its main thread waits for the sockets, and
-                // its progress thread waits for the main thread.
+                // During the first pause, rank 0 falls asleep in the barrier. During the second pause, rank 0 falls
+                // asleep again, after its receive has ended. While rank 0 sleeps, its main thread waits for the
+                // sockets.
                 let pause = || {
                     let started = Instant::now();
                     while started.elapsed() < Duration::from_millis(2) {
@@ -223,7 +223,7 @@ fn background_operations_continue_after_a_thread_slept_in_shared_memory() {
 on_every_transport! {
     a_receive_whose_handle_is_dropped_is_cancelled,
     a_barrier_completes_while_a_long_message_is_sent,
-    short_operations_of_one_thread_complete_during_a_long_operation_of_another,
+    short_operations_complete_while_another_thread_runs_a_long_one,
     a_reduction_function_may_own_groups_but_using_one_ends_the_job,
     butterflies_with_more_data_than_the_credit_complete,
 }

@@ -54,7 +54,7 @@ struct Case<'a, T> {
 
 /// Returns a small value that differs between ranks. For products the value is mostly 1, so that the
 /// products stay exact.
-fn value<T: Number>(op: ReduceOp, rank: u32, index: usize) -> T {
+fn contributed_value<T: Number>(op: ReduceOp, rank: u32, index: usize) -> T {
     let is_signed = T::DTYPE != DType::U8;
     let mixed = (index as i64 * 7 + i64::from(rank) * 13) % 11 - 5;
     T::from_f64(match op {
@@ -65,10 +65,10 @@ fn value<T: Number>(op: ReduceOp, rank: u32, index: usize) -> T {
     })
 }
 
-fn expected<T: Number>(op: ReduceOp, ranks: Range<u32>, index: usize) -> T {
+fn expected_reduction<T: Number>(op: ReduceOp, ranks: Range<u32>, index: usize) -> T {
     let truth = |is_true| if is_true { 1.0 } else { 0.0 };
     let n = f64::from(ranks.end - ranks.start);
-    let mut values = ranks.map(|rank| value::<T>(op, rank, index).to_f64());
+    let mut values = ranks.map(|rank| contributed_value::<T>(op, rank, index).to_f64());
     T::from_f64(match op {
         ReduceOp::Sum | ReduceOp::PreMulSum => values.sum(),
         ReduceOp::Product => values.product(),
@@ -292,15 +292,15 @@ fn check_reductions<T: Number>(group: &mut Group, reductions: &[ReduceOp]) {
         for &op in reductions.iter().filter(|op| op.applies_to(T::DTYPE) && **op != ReduceOp::Custom) {
             let case = Case {
                 op,
-                value: &|rank, index| value::<T>(op, rank, index),
-                expected: &|ranks, index| expected::<T>(op, ranks, index),
+                value: &|rank, index| contributed_value::<T>(op, rank, index),
+                expected: &|ranks, index| expected_reduction::<T>(op, ranks, index),
             };
             check_reduction(group, count, &case);
             if op != ReduceOp::Average {
                 check_scans(group, count, &case);
             }
         }
-        check_moves::<T>(group, count, &|rank, index| value(ReduceOp::Sum, rank, index));
+        check_moves::<T>(group, count, &|rank, index| contributed_value(ReduceOp::Sum, rank, index));
     }
 }
 
@@ -387,8 +387,9 @@ fn every_collective_is_right_for_values_with_an_index() {
 #[test]
 fn every_collective_is_right_for_long_buffers() {
     fn check<T: Number>(group: &mut Group, op: ReduceOp) {
-        let value = |rank, index| value::<T>(op, rank, index);
-        let case = Case { op, value: &value, expected: &|ranks, index| expected::<T>(op, ranks, index) };
+        let value = |rank, index| contributed_value::<T>(op, rank, index);
+        let case =
+            Case { op, value: &value, expected: &|ranks, index| expected_reduction::<T>(op, ranks, index) };
         check_reduction(group, long_count(), &case);
         check_scans(group, long_count(), &case);
         check_moves(group, long_count(), &value);
@@ -403,13 +404,18 @@ fn every_collective_is_right_for_long_buffers() {
     }
 }
 
-/// The forms differ in where the input and the result are: `.._from`, `.._into` and `.._in_place`.
+/// The forms of a collective take the same input, but in different buffers: for example `all_reduce`,
+/// `all_reduce_from` and `all_reduce_into`.
 #[test]
 fn every_form_of_every_collective_is_right() {
     fn check<T: Number>(group: &mut Group, op: ReduceOp, counts: &[usize]) {
         for &count in counts {
-            let value = |rank, index| value::<T>(op, rank, index);
-            let case = Case { op, value: &value, expected: &|ranks, index| expected::<T>(op, ranks, index) };
+            let value = |rank, index| contributed_value::<T>(op, rank, index);
+            let case = Case {
+                op,
+                value: &value,
+                expected: &|ranks, index| expected_reduction::<T>(op, ranks, index),
+            };
             forms::check_reduction_forms(group, count, &case);
             if op != ReduceOp::Average {
                 forms::check_scan_forms(group, count, &case);
@@ -435,7 +441,7 @@ fn every_form_of_every_collective_is_right() {
 #[test]
 fn rounded_sums_have_the_same_bits_on_every_rank() {
     for n in WORLDS {
-        // Only over sockets: in shared memory the operands are always combined in rank order.
+        // The test uses only sockets, because collectives in shared memory always reduce in rank order.
         let results = ranks::run(n, |mut group| {
             let rank = group.rank().get() as f32;
             let own: Vec<f32> = (0..70_001).map(|i| ((i as f32) * 0.37 + rank * 1.7).sin() * 1e3).collect();

@@ -93,7 +93,7 @@ fn a_subgroup_has_the_order_of_its_list(transport: TestTransport) {
         for wrong in [&[Rank::new(3)][..], &[Rank::ZERO, Rank::ZERO]] {
             assert!(matches!(group.subgroup(wrong), Err(Error::InvalidPeer { .. })));
         }
-        // The list has ranks within the subgroup, not within the world.
+        // 2 and 0 are ranks in `group`, not in the world.
         let pair = group.subgroup(&[2, 0].map(Rank::new)).unwrap();
         assert_eq!(pair.is_some(), rank != 0);
         if let Some(mut pair) = pair {
@@ -146,8 +146,8 @@ fn a_group_of_one_gives_the_same_results_as_a_world_of_one(transport: TestTransp
     });
 }
 
-/// A message or collective of a group never matches a message or collective of the group's duplicate, although the
-/// group and the duplicate have the same ranks.
+/// A message that was sent in a group is not received in the duplicate of this group, although both have the same
+/// ranks. The same holds for collectives.
 fn a_duplicate_has_separate_messages_and_collectives(transport: TestTransport) {
     transport.run(2, |mut world| {
         let mut twin = world.duplicate().unwrap();
@@ -283,7 +283,7 @@ fn other_groups_still_work_after_a_group_is_dropped(transport: TestTransport) {
             assert!(handle.wait().unwrap().iter().all(|&sum| sum == 2));
         }
         let mut twin = world.duplicate().unwrap();
-        // The job continues in the duplicate after the first group of the job is closed.
+        // Close the first group. The duplicate can still be used.
         world.close();
         check_members(transport, &mut twin, rank, &[0, 1, 2, 3]);
     });
@@ -308,7 +308,7 @@ fn a_failure_in_one_group_ends_all_groups_of_the_job(transport: TestTransport) {
     let causes = transport.run(4, |mut world| {
         let rank = world.rank().get();
         let mut half = world.split(Some(rank / 2), 0).unwrap().unwrap();
-        // A rank that is still in this barrier may get the error from the barrier.
+        // After rank 0 aborts, another rank may still be in this barrier, and then gets the error here.
         let mut called = world.barrier();
         if rank == 0 {
             called = Err(half.abort("enough"));

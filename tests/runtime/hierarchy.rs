@@ -26,7 +26,7 @@ fn run_with_placement<R: Send + 'static>(
     ranks::run_with(hosts.len() as u32, adjust, work)
 }
 
-fn value(rank: usize, index: usize) -> f32 {
+fn contributed_value(rank: usize, index: usize) -> f32 {
     ((index % 1021) * 3 + rank * 7) as f32
 }
 
@@ -35,7 +35,7 @@ fn expected_sum(ranks: usize, index: usize) -> f32 {
 }
 
 fn contribution(group: &Group, count: usize) -> Vec<f32> {
-    (0..count).map(|index| value(group.rank().index(), index)).collect()
+    (0..count).map(|index| contributed_value(group.rank().index(), index)).collect()
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn collectives_of_all_lengths_are_right_on_all_placements() {
                     assert!(group.rank() != root_rank || is_sum, "{count} elements to {root}");
                     let mut buffer = contribution(&group, count);
                     group.broadcast(&mut buffer, root_rank).unwrap();
-                    let is_root = |(index, &found): (usize, &f32)| found == value(root, index);
+                    let is_root = |(index, &found): (usize, &f32)| found == contributed_value(root, index);
                     assert!(buffer.iter().enumerate().all(is_root), "{count} elements from {root}");
                     group.barrier().unwrap();
                 }

@@ -24,7 +24,7 @@ const BUSY_JOIN_TIME_MAX: Duration = Duration::from_secs(15);
 
 /// The addresses from which strangers connect. The ranks connect from 127.0.0.1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Sources {
+enum StrangerAddresses {
     /// All strangers have the address of the ranks.
     Same,
     /// Each stranger has its own address.
@@ -33,7 +33,7 @@ enum Sources {
 
 /// What a stranger does when its connection is closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum OnClose {
+enum StrangerOnClose {
     Stay,
     ConnectAgain,
 }
@@ -47,18 +47,23 @@ struct Strangers {
 
 impl Strangers {
     /// Opens `count` connections to each of the targets. A target may begin to listen later.
-    fn start(targets: Vec<SocketAddr>, count: usize, sources: Sources, on_close: OnClose) -> Self {
+    fn start(
+        targets: Vec<SocketAddr>,
+        count: usize,
+        sources: StrangerAddresses,
+        on_close: StrangerOnClose,
+    ) -> Self {
         let (is_over, opened) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let (over, counter) = (Arc::clone(&is_over), Arc::clone(&opened));
         let hold = move || {
             let source = |number| match sources {
-                Sources::Same => Ipv4Addr::LOCALHOST.into(),
-                Sources::Different => Ipv4Addr::from(0x7f01_0001 + number).into(),
+                StrangerAddresses::Same => Ipv4Addr::LOCALHOST.into(),
+                StrangerAddresses::Different => Ipv4Addr::from(0x7f01_0001 + number).into(),
             };
             let mut open: Vec<Vec<Socket>> = targets.iter().map(|_| Vec::new()).collect();
             while !over.load(Ordering::SeqCst) {
                 for (target, open) in targets.iter().zip(&mut open) {
-                    if on_close == OnClose::ConnectAgain {
+                    if on_close == StrangerOnClose::ConnectAgain {
                         open.retain(|socket| !is_closed(socket));
                     }
                     while open.len() < count
@@ -92,7 +97,7 @@ impl Drop for Strangers {
 fn connect(target: SocketAddr, source: IpAddr) -> Option<Socket> {
     let socket =
         Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).expect("a file descriptor is free");
-    // On the ranks' address, `bind` might take the port on which a rank is about to listen.
+    // Do not bind to the address of the ranks, because `bind` might take a port on which a rank is about to listen.
     if source != target.ip() {
         socket.bind(&SocketAddr::new(source, 0).into()).expect("a port is free");
     }
@@ -135,23 +140,24 @@ fn join_all(options: Vec<JoinOptions>) -> Vec<JoinHandle<()>> {
     options.into_iter().map(join).collect()
 }
 
-/// A case: the number of strangers for each port, their addresses, and what they do when they are disconnected.
-type Case = (usize, Sources, OnClose);
+/// The number of strangers for each port, the addresses of the strangers, and what a stranger does when its
+/// connection is closed.
+type StrangersCase = (usize, StrangerAddresses, StrangerOnClose);
 /// The case of a usual test run.
-const SHORT_RUN: [Case; 1] = [(600, Sources::Same, OnClose::Stay)];
+const SHORT_RUN: [StrangersCase; 1] = [(600, StrangerAddresses::Same, StrangerOnClose::Stay)];
 /// The cases of a long test run. Strangers that connect again load the machine much more than idle strangers, so
-/// cases with [`OnClose::ConnectAgain`] have fewer strangers.
-const LONG_RUN: [Case; 4] = [
-    (6000, Sources::Same, OnClose::Stay),
-    (6000, Sources::Different, OnClose::Stay),
-    (1000, Sources::Same, OnClose::ConnectAgain),
-    (1000, Sources::Different, OnClose::ConnectAgain),
+/// cases with [`StrangerOnClose::ConnectAgain`] have fewer strangers.
+const LONG_RUN: [StrangersCase; 4] = [
+    (6000, StrangerAddresses::Same, StrangerOnClose::Stay),
+    (6000, StrangerAddresses::Different, StrangerOnClose::Stay),
+    (1000, StrangerAddresses::Same, StrangerOnClose::ConnectAgain),
+    (1000, StrangerAddresses::Different, StrangerOnClose::ConnectAgain),
 ];
 
 /// Regression test: before the fix, more than 512 idle connections to a rank's port kept a job from starting.
 #[test]
 fn ranks_join_by_a_peers_file_in_spite_of_idle_strangers() {
-    for &(count, sources, on_close) in if_long_tests_else::<[Case]>(&LONG_RUN, &SHORT_RUN) {
+    for &(count, sources, on_close) in if_long_tests_else::<[StrangersCase]>(&LONG_RUN, &SHORT_RUN) {
         let targets = 2;
         raise_open_files_limit(targets * count + 3000);
         let secret = Secret::new(b"a secret for this test").unwrap();
@@ -185,7 +191,7 @@ fn ranks_join_by_a_peers_file_in_spite_of_idle_strangers() {
 /// starting.
 #[test]
 fn ranks_join_under_a_launcher_in_spite_of_idle_strangers() {
-    for &(count, sources, on_close) in if_long_tests_else::<[Case]>(&LONG_RUN, &SHORT_RUN) {
+    for &(count, sources, on_close) in if_long_tests_else::<[StrangersCase]>(&LONG_RUN, &SHORT_RUN) {
         raise_open_files_limit(count + 3000);
         let (world, job_id) = (WorldSize::new(RANKS).unwrap(), [7; 16]);
         let secret = Secret::new(b"a secret for this test").unwrap();
@@ -216,9 +222,9 @@ fn ranks_join_under_a_launcher_in_spite_of_idle_strangers() {
     }
 }
 
-fn join_time_max(on_close: OnClose) -> Duration {
+fn join_time_max(on_close: StrangerOnClose) -> Duration {
     match on_close {
-        OnClose::Stay => JOIN_TIME_MAX,
-        OnClose::ConnectAgain => BUSY_JOIN_TIME_MAX,
+        StrangerOnClose::Stay => JOIN_TIME_MAX,
+        StrangerOnClose::ConnectAgain => BUSY_JOIN_TIME_MAX,
     }
 }

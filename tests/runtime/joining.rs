@@ -186,7 +186,7 @@ fn a_server_of_another_protocol_at_the_rendezvous_is_reported() {
     server.join().unwrap();
 }
 
-/// A peer's version is checked before anything else in its answer.
+/// A rank first checks the protocol version in a peer's answer. The rest of this answer is invalid.
 #[test]
 fn a_peer_with_another_version_is_reported() {
     let file = peers_file(2);

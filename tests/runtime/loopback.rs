@@ -54,7 +54,7 @@ fn a_message_of_a_rank_to_itself_is_kept_until_it_is_received() {
 }
 
 #[test]
-fn receives_from_the_rank_itself_match_in_the_order_in_which_they_were_posted() {
+fn receives_from_the_own_rank_match_in_posting_order() {
     run_in_every_group(|group| {
         let own = group.rank();
         let any = group.receive_async::<f32>(usize::MAX, Source::Any, None).unwrap();
@@ -161,7 +161,7 @@ fn wait_any_returns_the_index_of_the_completed_operation() {
         let (index, received) = wait_any(&mut handles).unwrap().expect("a message has come");
         assert_eq!((index, received.elements, handles.len()), (2, vec![2], 3));
         group.send(&[3u8], own, 3).unwrap();
-        // The receive with tag 3 has moved up to index 2.
+        // `wait_any` has removed the handle at index 2, so the receive with tag 3 is now at index 2.
         assert_eq!(wait_any_timeout(&mut handles, Duration::MAX).unwrap().expect("a message has come").0, 2);
         let Err(mut handles) = wait_all_timeout(handles, Duration::from_millis(5)) else {
             panic!("the wait ended although two messages have not been sent")
@@ -200,7 +200,7 @@ fn operations_of_a_group_of_one_fail_after_an_abort() {
 }
 
 #[test]
-fn a_synchronous_send_of_a_rank_to_itself_completes_when_a_receive_has_matched_it() {
+fn a_synchronous_self_send_completes_when_a_receive_matches() {
     run_in_every_group(|group| {
         let own = group.rank();
         for count in [0, 3, 100_000] {
@@ -217,7 +217,7 @@ fn a_synchronous_send_of_a_rank_to_itself_completes_when_a_receive_has_matched_i
 }
 
 #[test]
-fn a_synchronous_send_of_a_rank_to_itself_without_a_receive_fails_at_its_deadline() {
+fn a_synchronous_self_send_without_a_receive_fails_at_its_deadline() {
     let mut group = Group::solo();
     group.set_timeout(Duration::from_millis(50));
     let error = group.send(&[1u8], group.rank(), SendOptions::synchronous(1)).unwrap_err();

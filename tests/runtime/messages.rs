@@ -20,7 +20,7 @@ const HEADER_BYTES: u64 = 64;
 const CREDIT_BYTES: u64 = 1 << 20;
 
 /// Returns the elements of the message with this number. No two messages have an element in common.
-fn content(number: u64, count: usize) -> Vec<u64> {
+fn message_elements(number: u64, count: usize) -> Vec<u64> {
     (0..count as u64).map(|index| number << 32 | index).collect()
 }
 
@@ -34,12 +34,12 @@ fn receive(
     elements
 }
 
-fn messages_of_one_tag_keep_their_order_when_other_tags_are_received_first(transport: TestTransport) {
+fn messages_of_a_tag_keep_their_order_if_other_tags_are_received_first(transport: TestTransport) {
     transport.run(2, |mut group| {
         let length = |number: u64| (number * 37 % 200) as usize;
         if group.rank() == R0 {
             for number in 0..300 {
-                group.send(&content(number, length(number)), R1, (number % 3) as u32).unwrap();
+                group.send(&message_elements(number, length(number)), R1, (number % 3) as u32).unwrap();
             }
             group.barrier().unwrap();
             return;
@@ -49,12 +49,12 @@ fn messages_of_one_tag_keep_their_order_when_other_tags_are_received_first(trans
         for number in (0..300).filter(|number| number % 3 == 2) {
             let mut buffer = [0; 200];
             let status = group.receive(&mut buffer, R0, 2).unwrap();
-            assert_eq!(buffer[..status.count], content(number, length(number)));
+            assert_eq!(buffer[..status.count], message_elements(number, length(number)));
         }
         for number in (0..300).filter(|number| number % 3 != 2) {
             let Received { elements, status } =
                 group.receive_async::<u64>(200, R0, None).unwrap().wait().unwrap();
-            assert_eq!(elements, content(number, length(number)));
+            assert_eq!(elements, message_elements(number, length(number)));
             assert_eq!((status.source, status.tag), (R0, (number % 3) as u32));
         }
         group.barrier().unwrap();
@@ -68,18 +68,18 @@ fn a_message_overtakes_messages_without_a_receive(transport: TestTransport) {
         transport.run(2, move |mut group| {
             if group.rank() == R0 {
                 let handles: Vec<_> = (0..messages)
-                    .map(|number| group.send_async(content(number, count), R1, 1).unwrap())
+                    .map(|number| group.send_async(message_elements(number, count), R1, 1).unwrap())
                     .collect();
                 group.send(&[42u64], R1, 2).unwrap();
-                group.send(&content(7, 300_000), R1, 3).unwrap();
+                group.send(&message_elements(7, 300_000), R1, 3).unwrap();
                 wait_all(handles).unwrap();
             } else {
                 assert_eq!(receive(&mut group, 1, R0, 2), [42]);
-                assert_eq!(receive(&mut group, 300_000, R0, 3), content(7, 300_000));
+                assert_eq!(receive(&mut group, 300_000, R0, 3), message_elements(7, 300_000));
                 for number in 0..messages {
                     assert_eq!(
                         receive(&mut group, count, R0, 1),
-                        content(number, count),
+                        message_elements(number, count),
                         "{messages} x {count}"
                     );
                 }
@@ -93,13 +93,13 @@ fn a_message_overtakes_messages_without_a_receive(transport: TestTransport) {
 /// receiver gets. The test cannot measure
 /// the memory of one rank, because both ranks share one process.
 #[test]
-fn a_sender_keeps_messages_beyond_the_credit_until_their_receives_are_posted() {
+fn a_sender_keeps_messages_beyond_the_credit_until_receives_are_posted() {
     TestTransport::Tcp.run(2, |mut group| {
-        const FLOOD: u64 = 4096;
+        const FLOOD_MESSAGES: u64 = 4096;
         group.barrier().unwrap();
         if group.rank() == R0 {
-            let handles: Vec<_> = (0..FLOOD)
-                .map(|number| group.send_async(content(number, SHORT_LENGTH), R1, 1).unwrap())
+            let handles: Vec<_> = (0..FLOOD_MESSAGES)
+                .map(|number| group.send_async(message_elements(number, SHORT_LENGTH), R1, 1).unwrap())
                 .collect();
             group.send(&[0u64], R1, 2).unwrap();
             // The receiver sends this message when it has received the message with tag 2, which was sent after the
@@ -120,11 +120,11 @@ fn a_sender_keeps_messages_beyond_the_credit_until_their_receives_are_posted() {
             receive(&mut group, 1, R0, 4);
             let stored = group.statistics().bytes_received - before;
             assert!(
-                stored <= CREDIT_BYTES + 2 * FLOOD * HEADER_BYTES,
+                stored <= CREDIT_BYTES + 2 * FLOOD_MESSAGES * HEADER_BYTES,
                 "{stored} bytes came before their receives"
             );
-            for number in 0..FLOOD {
-                assert_eq!(receive(&mut group, SHORT_LENGTH, R0, 1), content(number, SHORT_LENGTH));
+            for number in 0..FLOOD_MESSAGES {
+                assert_eq!(receive(&mut group, SHORT_LENGTH, R0, 1), message_elements(number, SHORT_LENGTH));
             }
         }
         group.barrier().unwrap();
@@ -133,25 +133,36 @@ fn a_sender_keeps_messages_beyond_the_credit_until_their_receives_are_posted() {
 
 fn receives_with_any_source_and_any_tag_keep_the_order_of_each_sender(transport: TestTransport) {
     transport.run(5, |mut group| {
-        const EACH: u64 = 40;
+        const MESSAGES_PER_SENDER: u64 = 40;
         let rank = u64::from(group.rank().get());
         if rank != 0 {
-            for number in 0..EACH {
-                group.send(&content(rank << 8 | number, (number * 50) as usize), R0, number as u32).unwrap();
+            for number in 0..MESSAGES_PER_SENDER {
+                group
+                    .send(&message_elements(rank << 8 | number, (number * 50) as usize), R0, number as u32)
+                    .unwrap();
             }
             group.barrier().unwrap();
             return;
         }
         let mut next = [0; 5];
-        for _ in 0..4 * EACH {
-            let Received { elements, status } =
-                group.receive_async::<u64>(EACH as usize * 50, Source::Any, None).unwrap().wait().unwrap();
+        for _ in 0..4 * MESSAGES_PER_SENDER {
+            let Received { elements, status } = group
+                .receive_async::<u64>(MESSAGES_PER_SENDER as usize * 50, Source::Any, None)
+                .unwrap()
+                .wait()
+                .unwrap();
             let number = next[status.source.index()];
             next[status.source.index()] += 1;
             assert_eq!(u64::from(status.tag), number, "messages of one sender overtook each other");
-            assert_eq!(elements, content(u64::from(status.source.get()) << 8 | number, number as usize * 50));
+            assert_eq!(
+                elements,
+                message_elements(u64::from(status.source.get()) << 8 | number, number as usize * 50)
+            );
         }
-        assert_eq!(next, [0, EACH, EACH, EACH, EACH]);
+        assert_eq!(
+            next,
+            [0, MESSAGES_PER_SENDER, MESSAGES_PER_SENDER, MESSAGES_PER_SENDER, MESSAGES_PER_SENDER]
+        );
         group.barrier().unwrap();
     });
 }
@@ -184,8 +195,8 @@ fn receives_match_messages_in_the_order_in_which_they_were_posted(transport: Tes
 fn a_probe_describes_a_message_without_receiving_it(transport: TestTransport) {
     transport.run(2, |mut group| {
         if group.rank() == R1 {
-            group.send(&content(5, 123), R0, 17).unwrap();
-            let long = group.send_async(content(6, 100_000), R0, 18).unwrap();
+            group.send(&message_elements(5, 123), R0, 17).unwrap();
+            let long = group.send_async(message_elements(6, 100_000), R0, 18).unwrap();
             group.send(&[0u64], R0, 19).unwrap();
             long.wait().unwrap();
             group.barrier().unwrap();
@@ -200,8 +211,8 @@ fn a_probe_describes_a_message_without_receiving_it(transport: TestTransport) {
         assert_eq!(group.probe_now(R1, 99), Ok(None));
         let long = group.probe_now(R1, 18).unwrap().expect("the message has begun to come");
         assert_eq!(long.count, 100_000);
-        assert_eq!(receive(&mut group, long.count, R1, 18), content(6, 100_000));
-        assert_eq!(receive(&mut group, expected.count, R1, 17), content(5, 123));
+        assert_eq!(receive(&mut group, long.count, R1, 18), message_elements(6, 100_000));
+        assert_eq!(receive(&mut group, expected.count, R1, 17), message_elements(5, 123));
         assert_eq!(group.probe_now(Source::Any, None), Ok(None));
         assert_eq!(group.probe_for(Source::Any, None, Duration::from_millis(20)), Ok(None));
         group.barrier().unwrap();
@@ -265,13 +276,13 @@ fn neighbours_exchange_long_messages_without_a_deadlock(transport: TestTransport
     for n in [2, 3, 5] {
         transport.run(n, move |group| {
             let (size, rank) = (group.size(), group.rank());
-            let own = content(rank.get().into(), 500_000);
+            let own = message_elements(rank.get().into(), 500_000);
             let (right, left) = (size.after(rank, 1), size.before(rank, 1));
             let mut buffer = vec![0; own.len()];
             let status =
                 group.send_receive((&own, right, 4), (&mut buffer, Source::Rank(left), Some(4))).unwrap();
             assert_eq!((status.source, status.count), (left, own.len()));
-            assert!(buffer == content(left.get().into(), own.len()));
+            assert!(buffer == message_elements(left.get().into(), own.len()));
         });
     }
 }
@@ -283,12 +294,12 @@ fn segments_longer_than_the_eager_limit_are_delivered(transport: TestTransport) 
         |options: &mut JoinOptions| options.segment_bytes = 1 << 20,
         |mut group| {
             if group.rank() == R0 {
-                let long = group.send_async(content(1, 300_000), R1, 1).unwrap();
-                let short = group.send_async(content(2, 10), R1, 2).unwrap();
+                let long = group.send_async(message_elements(1, 300_000), R1, 1).unwrap();
+                let short = group.send_async(message_elements(2, 10), R1, 2).unwrap();
                 wait_all([long, short]).unwrap();
             } else {
-                assert_eq!(receive(&mut group, 10, R0, 2), content(2, 10));
-                assert_eq!(receive(&mut group, 300_000, R0, 1), content(1, 300_000));
+                assert_eq!(receive(&mut group, 10, R0, 2), message_elements(2, 10));
+                assert_eq!(receive(&mut group, 300_000, R0, 1), message_elements(1, 300_000));
             }
             let mut sum = vec![1u64; 1_000_000];
             group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
@@ -302,7 +313,7 @@ fn messages_of_a_rank_that_has_left_can_still_be_received(transport: TestTranspo
     let has_left = Arc::new(Barrier::new(3));
     transport.run(3, move |mut group| {
         if group.rank() == R0 {
-            group.send(&content(1, 1000), R1, 1).unwrap();
+            group.send(&message_elements(1, 1000), R1, 1).unwrap();
             group.close();
             has_left.wait();
             return;
@@ -314,11 +325,14 @@ fn messages_of_a_rank_that_has_left_can_still_be_received(transport: TestTranspo
         for _ in 0..20 {
             let mut buffer = [0; 1000];
             group
-                .send_receive((&content(2, 1000), other, 2), (&mut buffer, Source::Rank(other), Some(2)))
+                .send_receive(
+                    (&message_elements(2, 1000), other, 2),
+                    (&mut buffer, Source::Rank(other), Some(2)),
+                )
                 .unwrap();
         }
         if own == R1 {
-            assert_eq!(receive(&mut group, 1000, R0, 1), content(1, 1000));
+            assert_eq!(receive(&mut group, 1000, R0, 1), message_elements(1, 1000));
         }
     });
 }
@@ -328,12 +342,12 @@ fn a_message_whose_handle_was_dropped_still_arrives(transport: TestTransport) {
     transport.run(2, |mut group| {
         if group.rank() == R0 {
             for number in 0..3 {
-                drop(group.send_async(content(number, 300_000), R1, 1).unwrap());
+                drop(group.send_async(message_elements(number, 300_000), R1, 1).unwrap());
             }
             return;
         }
         for number in 0..3 {
-            assert!(receive(&mut group, 300_000, R0, 1) == content(number, 300_000));
+            assert!(receive(&mut group, 300_000, R0, 1) == message_elements(number, 300_000));
         }
     });
 }
@@ -357,14 +371,14 @@ fn wait_any_returns_each_message_once(transport: TestTransport) {
     transport.run(3, |group| {
         if group.rank() != R0 {
             let rank = u64::from(group.rank().get());
-            group.send(&content(rank, 50_000), R0, 5).unwrap();
+            group.send(&message_elements(rank, 50_000), R0, 5).unwrap();
             return;
         }
         let mut handles: Vec<_> =
             [R1, Rank::new(2)].map(|source| group.receive_async::<u64>(50_000, source, 5).unwrap()).into();
         let mut sources = Vec::new();
         while let Some((_, Received { elements, status })) = wait_any(&mut handles).unwrap() {
-            assert_eq!(elements, content(status.source.get().into(), 50_000));
+            assert_eq!(elements, message_elements(status.source.get().into(), 50_000));
             sources.push(status.source.get());
         }
         sources.sort_unstable();
@@ -381,7 +395,7 @@ fn assert_mismatch(
     expected: [&str; 2],
 ) {
     let reports = transport.run(2, move |mut group| {
-        // Collectives, messages to a rank and messages from a rank are numbered separately. So several operations
+        // Collectives, sent messages and received messages are counted separately, so a collective and a message can
         // have the same number. The error must name the right operation.
         let other = Rank::new(1 - group.rank().get());
         for _ in 0..10 {
@@ -448,7 +462,7 @@ fn invalid_ranks_and_tags_are_refused_before_anything_is_sent(transport: TestTra
 }
 
 on_every_transport! {
-    messages_of_one_tag_keep_their_order_when_other_tags_are_received_first,
+    messages_of_a_tag_keep_their_order_if_other_tags_are_received_first,
     a_message_overtakes_messages_without_a_receive,
     receives_with_any_source_and_any_tag_keep_the_order_of_each_sender,
     receives_match_messages_in_the_order_in_which_they_were_posted,

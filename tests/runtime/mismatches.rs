@@ -21,7 +21,7 @@ const LONG_DEADLINE: Duration = Duration::from_secs(20);
 /// The deadline of operations in tests that may wait for it, because only a missed deadline shows the mismatch.
 const SHORT_DEADLINE: Duration = Duration::from_millis(300);
 /// The additional time that a test may take on a busy machine.
-const GRACE: Duration = Duration::from_secs(15);
+const EXTRA_TIME: Duration = Duration::from_secs(15);
 const WORLDS: [u32; 4] = [2, 3, 4, 5];
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
@@ -47,7 +47,7 @@ fn wait_for_cause(group: &mut Group, first: CallResult) -> Cause {
     let started = Instant::now();
     let mut called = first;
     while called.is_ok() {
-        assert!(started.elapsed() < GRACE, "the job has not failed");
+        assert!(started.elapsed() < EXTRA_TIME, "the job has not failed");
         called = group.barrier();
     }
     called.expect_err("the job has failed").cause().expect("the error is one of the job").clone()
@@ -66,7 +66,7 @@ fn causes(n: u32, differing_rank: u32, deadline: Duration, common: GroupCall, od
         let called =
             joined.and_then(|()| if rank == differing_rank { odd(&mut group) } else { common(&mut group) });
         let cause = wait_for_cause(&mut group, called);
-        assert!(started.elapsed() < SHORT_DEADLINE + GRACE, "the failure took {:?}", started.elapsed());
+        assert!(started.elapsed() < SHORT_DEADLINE + EXTRA_TIME, "the failure took {:?}", started.elapsed());
         cause
     })
 }
@@ -84,14 +84,15 @@ fn line_of(site: &str) -> usize {
     line.unwrap_or_else(|| panic!("`{site}` is not a line of this file"))
 }
 
-/// Checks that `common` and `odd` are the lines of the two calls. Each line must be within the assertion that begins
-/// at line `start`, or in the function `sum`. The line of the common call must come first, unless a call is in `sum`.
+/// `common` and `odd` are the reported sites (`FILE:LINE`) of the two calls. Checks that each site is in the
+/// assertion that begins at line `start`, or in the function `all_reduce_sum`. If neither site is in that function,
+/// `common` must come first.
 fn assert_lines_of_calls(start: u32, common: &str, odd: &str, report: &str) {
     let source: Vec<&str> = include_str!("mismatches.rs").lines().collect();
     let start = start as usize;
     let end = start + source[start..].iter().position(|line| *line == "    );").expect("the assertion ends");
     let lines = [common, odd].map(line_of);
-    let is_shared = |line: usize| source[line - 2].starts_with("fn sum(");
+    let is_shared = |line: usize| source[line - 2].starts_with("fn all_reduce_sum(");
     for line in lines {
         assert!((start..=end).contains(&line) || is_shared(line), "line {line}: {report}");
     }
@@ -152,7 +153,7 @@ fn assert_mismatch_or_timeout(what: &str, common: GroupCall, odd: GroupCall, exp
     }
 }
 
-fn sum(group: &mut Group, count: usize) -> CallResult {
+fn all_reduce_sum(group: &mut Group, count: usize) -> CallResult {
     group.all_reduce(&mut vec![1f32; count], ReduceOp::Sum)
 }
 
@@ -240,7 +241,7 @@ fn different_reductions_are_reported() {
     );
 }
 
-/// Each of two ranks may expect the other rank to be the root. Then no rank detects a mismatch before the deadline.
+/// If each of two ranks expects data from the other as the root, neither detects the mismatch before the deadline.
 #[test]
 fn different_roots_are_reported() {
     assert_mismatch_or_timeout(
@@ -360,10 +361,10 @@ fn a_different_order_of_two_calls_is_reported() {
         "order",
         |group| {
             group.broadcast(&mut [0u8; 4], R0)?;
-            sum(group, 10)
+            all_reduce_sum(group, 10)
         },
         |group| {
-            sum(group, 10)?;
+            all_reduce_sum(group, 10)?;
             group.broadcast(&mut [0u8; 4], R0)
         },
         ["broadcast(root 0, 4 x u8, ", "all_reduce(sum, 10 x f32, "],
@@ -375,12 +376,12 @@ fn an_additional_call_is_reported() {
     assert_mismatch(
         "an additional barrier",
         |group| {
-            sum(group, 10)?;
-            sum(group, 10)
+            all_reduce_sum(group, 10)?;
+            all_reduce_sum(group, 10)
         },
         |group| {
             group.barrier()?;
-            sum(group, 10)
+            all_reduce_sum(group, 10)
         },
         ["all_reduce(sum, 10 x f32, ", "barrier("],
     );
@@ -395,8 +396,8 @@ fn calls_of_different_groups_are_reported() {
                 let mut twin = group.duplicate().expect("all ranks agree so far");
                 group.set_timeout(SHORT_DEADLINE);
                 twin.set_timeout(SHORT_DEADLINE);
-                let called =
-                    if group.rank().get() == differing_rank { sum(&mut twin, 7) } else { sum(&mut group, 7) };
+                let called_group = if group.rank().get() == differing_rank { &mut twin } else { &mut group };
+                let called = all_reduce_sum(called_group, 7);
                 wait_for_cause(&mut group, called)
             });
             let report = common_report(&format!("rank {differing_rank} of {n}"), &causes);
@@ -414,8 +415,8 @@ fn calls_of_different_groups_are_reported() {
 #[test]
 fn a_rank_that_never_calls_is_reported() {
     let calls: [(&str, GroupCall); 4] = [
-        ("all_reduce(sum, 10 x f32, ", |group| sum(group, 10)),
-        ("all_reduce(sum, 1000000 x f32, ", |group| sum(group, 1_000_000)),
+        ("all_reduce(sum, 10 x f32, ", |group| all_reduce_sum(group, 10)),
+        ("all_reduce(sum, 1000000 x f32, ", |group| all_reduce_sum(group, 1_000_000)),
         ("barrier(", |group| group.barrier()),
         ("all_to_all(", |group| group.all_to_all(&vec![0u8; group.size().as_usize()]).map(|_| ())),
     ];

@@ -72,7 +72,7 @@ fn reduce_in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics>
                             handles.push((tensor, submitted.expect("the tensor is accepted")));
                         }
                         for index in shuffled(handles.len(), seed + 7) {
-                            // `test` keeps the handle, so that the result can be checked below.
+                            // Call `test` instead of `wait` here, because `wait` consumes the handle.
                             wait_until("the tensor has been reduced", || handles[index].1.test());
                         }
                         for (tensor, handle) in handles {
@@ -91,7 +91,7 @@ fn reduce_in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics>
     })
 }
 
-fn tensors_in_any_order_from_any_thread_are_exact_and_need_fewer_operations(transport: TestTransport) {
+fn tensors_submitted_in_any_order_are_fused_and_have_exact_results(transport: TestTransport) {
     for &n in if_long_tests_else(&WORLDS[..], &[1, 3]) {
         for statistics in reduce_in_any_order(transport, n) {
             let NamedStatistics { tensors, cached, operations, reports, .. } = statistics;
@@ -267,7 +267,7 @@ fn rank_0_reports_a_stalled_tensor_until_it_is_reduced(transport: TestTransport)
 }
 
 /// Returns the causes of the ranks' errors.
-fn causes(errors: &[NamedError]) -> Vec<&Cause> {
+fn causes_of_job_errors(errors: &[NamedError]) -> Vec<&Cause> {
     let mut causes = Vec::new();
     for error in errors {
         match error {
@@ -296,7 +296,7 @@ fn a_stall_that_lasts_too_long_fails_every_rank_with_the_same_error(transport: T
         assert_eq!(tensors.close(), Err(error.clone()));
         error
     });
-    let causes = causes(&errors);
+    let causes = causes_of_job_errors(&errors);
     assert!(causes.windows(2).all(|pair| pair[0] == pair[1]), "{causes:#?}");
     let text = causes[0].to_string();
     let slow = text.contains("tensor `slow` has waited") && text.contains("for rank 1 to submit it");
@@ -343,13 +343,13 @@ fn a_rank_that_waits_alone_in_join_fails_the_job(transport: TestTransport) {
         if group.rank().get() == 1 {
             return tensors.join().unwrap_err();
         }
-        // Rank 1 has called `join`, so a maximum is impossible, but only this tensor fails. Rank 1 then waits alone
-        // in `join`, until the stall ends the job. This makes the barrier below fail.
+        // Rank 1 has called `join`. After `join`, a sum is possible and a maximum is not, so only this tensor fails.
+        // Rank 1 then waits alone in `join`, until the stall ends the job. This makes the barrier below fail.
         let error = tensors.all_reduce("x", vec![1u8], ReduceOp::Max).unwrap().wait().unwrap_err();
         assert!(matches!(error, NamedError::WithoutJoined { .. }), "{error}");
         NamedError::Job(group.barrier().unwrap_err())
     });
-    let causes = causes(&errors);
+    let causes = causes_of_job_errors(&errors);
     assert_eq!(causes[0], causes[1]);
     assert!(causes[0].to_string().contains("joined or closed"), "{}", causes[0]);
 }
@@ -359,7 +359,7 @@ fn a_tensor_that_a_closed_rank_never_submitted_fails(transport: TestTransport) {
         let tensors = create_named_tensors(&mut group, |_| {});
         let both = tensors.all_reduce("both", vec![1u8], ReduceOp::Sum).unwrap();
         if group.rank().get() == 1 {
-            // The tensor is still reduced after this rank drops the tensor's handle and closes.
+            // Rank 1 drops the handle and calls `close`. Ranks 0 and 2 still get the sum of all ranks.
             drop(both);
             tensors.close().unwrap();
             return;
@@ -402,7 +402,9 @@ fn every_pending_tensor_gets_the_error_of_a_failed_job(transport: TestTransport)
     });
     for of_rank in &errors {
         assert!(of_rank.len() == 1 || of_rank.len() >= 30, "{} errors", of_rank.len());
-        assert!(causes(of_rank).iter().all(|cause| cause.to_string().contains("out of coffee")));
+        assert!(
+            causes_of_job_errors(of_rank).iter().all(|cause| cause.to_string().contains("out of coffee"))
+        );
     }
 }
 
@@ -463,7 +465,7 @@ fn uneven_gathers_reduce_scatters_and_scaled_sums_are_right(transport: TestTrans
 }
 
 on_every_transport! {
-    tensors_in_any_order_from_any_thread_are_exact_and_need_fewer_operations,
+    tensors_submitted_in_any_order_are_fused_and_have_exact_results,
     tensors_that_are_ready_together_are_fused_up_to_the_threshold,
     broadcasts_gathers_and_reductions_of_named_tensors_are_right,
     a_disagreement_fails_only_its_tensor_but_on_every_rank,

@@ -25,7 +25,7 @@ const PARTS: [&str; 5] = ["send", "receive", "reduce", "wait", "other"];
 const ROUNDING_US: f64 = 1e-3;
 
 /// Returns the number that a JSON value contains.
-fn number(value: &Value) -> f64 {
+fn json_number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
@@ -72,7 +72,7 @@ fn the_time_of_asynchronous_operations_counts_as_calls_or_as_background() {
         let results = run_profiled(2, transport, |group| {
             let handle =
                 group.all_reduce_async(vec![1f32; 1 << 18], ReduceOp::Sum).expect("all ranks call it");
-            // Poll the handle: then either this thread or the background thread does the work.
+            // Call `test` repeatedly, so that either this thread or the background thread executes the all-reduce.
             while !handle.test() {
                 std::thread::yield_now();
             }
@@ -164,14 +164,14 @@ fn ringbench_reports_the_profile_in_its_table_and_json() {
             let ranks = row["profile"].as_array().expect("the row has a profile");
             assert_eq!(ranks.iter().map(|one| one["rank"].as_u64()).collect::<Vec<_>>(), [0, 1, 2].map(Some));
             for rank_profile in ranks {
-                let parts = PARTS.map(|part| number(&rank_profile[format!("{part}_us")]));
+                let parts = PARTS.map(|part| json_number(&rank_profile[format!("{part}_us")]));
                 assert!(parts.iter().all(|&part| part >= 0.0), "{rank_profile}");
                 // For 64 bytes, a part may have taken no time: in shared memory the buffer is reduced in place,
                 // without a copy.
                 let are_parts_plausible = row["bytes"] == 64 || parts[..4].iter().all(|&part| part > 0.0);
                 assert!(are_parts_plausible, "a part took no time: {rank_profile}");
                 assert!(
-                    (parts.iter().sum::<f64>() - number(&rank_profile["wall_us"])).abs() < ROUNDING_US,
+                    (parts.iter().sum::<f64>() - json_number(&rank_profile["wall_us"])).abs() < ROUNDING_US,
                     "{rank_profile}"
                 );
             }

@@ -30,7 +30,7 @@ fn contributed_elements(step: usize, rank: u32, count: usize) -> Vec<u64> {
     (0..count as u64).map(|index| (salt ^ index).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
 }
 
-fn combine(op: ReduceOp, a: u64, b: u64) -> u64 {
+fn apply_reduction(op: ReduceOp, a: u64, b: u64) -> u64 {
     match op {
         ReduceOp::Sum => a.wrapping_add(b),
         ReduceOp::BitXor => a ^ b,
@@ -48,7 +48,7 @@ fn compose_affine(first: u64, second: u64) -> u64 {
 }
 
 /// Combines the vectors of all ranks element by element, in rank order.
-fn reduce(all: &[Vec<u64>], combine: impl Fn(u64, u64) -> u64) -> Vec<u64> {
+fn reduce_in_rank_order(all: &[Vec<u64>], combine: impl Fn(u64, u64) -> u64) -> Vec<u64> {
     let (first, rest) = all.split_first().expect("a group has at least one rank");
     let mut result = first.clone();
     for one in rest {
@@ -66,7 +66,7 @@ struct ProgramRunner {
     groups: Vec<Option<Group>>,
     rng: StdRng,
     waiting: Vec<ResultCheck>,
-    /// The checks that run only at the end of the program: see [`ProgramRunner::run_send_or_receive_from_any_source`].
+    /// The checks that run only at the end of the program, see `run_send_or_receive_from_any_source`.
     waiting_at_end: Vec<ResultCheck>,
     /// The handles of the receives with any source and any tag, in the order in which the receives were posted.
     any_receives: Vec<Handle<Received<u64>>>,
@@ -94,11 +94,11 @@ impl ProgramRunner {
                 runner.waiting.swap_remove(index)();
             }
         }
-        runner.finish();
+        runner.wait_for_all_operations();
     }
 
     /// Waits for all operations, in a random order.
-    fn finish(mut self) {
+    fn wait_for_all_operations(mut self) {
         self.waiting.append(&mut self.waiting_at_end);
         self.waiting.shuffle(&mut self.rng);
         self.waiting.into_iter().for_each(|wait| wait());
@@ -216,7 +216,8 @@ impl ProgramRunner {
                 let handle = group.receive_async::<u64>(room, from, tag).unwrap();
                 let expected =
                     Received { elements, status: Status { source: from, tag, dtype: DType::U64, count } };
-                // Do not drop this receive: it would be cancelled, and a later receive would match its message.
+                // Keep the handle. Dropping the handle would cancel the receive, and a later receive would get this
+                // message.
                 self.waiting.push(Box::new(move || assert!(handle.wait().unwrap() == expected, "{what}")));
             }
         }

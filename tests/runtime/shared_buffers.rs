@@ -10,7 +10,7 @@ use ringtrain::{Element, Error, F64Loc, Group, Handle, JoinOptions, Rank, Reduce
 
 const WORLDS: [u32; 6] = [1, 2, 3, 4, 5, 8];
 /// The number of elements of a long buffer. With 4 bytes per element, the buffer needs three slots.
-const LONG: usize = 300_007;
+const LONG_COUNT: usize = 300_007;
 
 /// An element type with a conversion from `f64`.
 trait FromNumber: Element {
@@ -33,12 +33,12 @@ from_numbers! {
 
 /// Returns the number that `rank` contributes to the element `index`. Sums of these numbers are rounded, so a sum in
 /// another order would have other bits.
-fn value<T: FromNumber>(rank: Rank, index: usize) -> T {
+fn contributed_value<T: FromNumber>(rank: Rank, index: usize) -> T {
     T::from_f64((index as f64 * 0.37 + f64::from(rank.get()) * 1.7).sin() * 100.0)
 }
 
 fn contribution<T: FromNumber>(group: &Group, count: usize) -> Vec<T> {
-    (0..count).map(|index| value(group.rank(), index)).collect()
+    (0..count).map(|index| contributed_value(group.rank(), index)).collect()
 }
 
 fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
@@ -47,7 +47,7 @@ fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
 
 /// Runs `work` on `n` ranks with this transport and the algorithm `direct`. By default the library would use this
 /// algorithm only for long buffers.
-fn run(n: u32, transport: LocalTransport, work: impl Fn(Group) + Send + Sync + 'static) {
+fn run_ranks(n: u32, transport: LocalTransport, work: impl Fn(Group) + Send + Sync + 'static) {
     let adjust = |options: &mut JoinOptions| {
         options.transport = transport;
         options.algorithms = "direct".parse().expect("the algorithm exists");
@@ -58,7 +58,7 @@ fn run(n: u32, transport: LocalTransport, work: impl Fn(Group) + Send + Sync + '
 /// Checks that an all-reduce of a part of a group buffer gives the same bits as an all-reduce with slots. The part
 /// begins at a different element on each rank. Ranks for which `passes_group_buffer` returns false pass ordinary
 /// memory.
-fn check<T: FromNumber>(
+fn check_all_reduce<T: FromNumber>(
     group: &mut Group,
     count: usize,
     op: ReduceOp,
@@ -88,7 +88,7 @@ fn check_type<T: FromNumber>(group: &mut Group) {
     let n = group.size().as_usize();
     for op in ReduceOp::ALL.iter().copied().filter(|op| op.applies_to(T::DTYPE) && *op != ReduceOp::Custom) {
         for count in [0, 1, n - 1, n + 1, 4099] {
-            check::<T>(group, count, op, &|_| true);
+            check_all_reduce::<T>(group, count, op, &|_| true);
         }
     }
 }
@@ -96,30 +96,30 @@ fn check_type<T: FromNumber>(group: &mut Group) {
 #[test]
 fn all_reduces_in_place_give_the_same_bits_as_with_slots() {
     for &n in if_long_tests_else(&WORLDS[..], &[2, 5]) {
-        run(n, LocalTransport::Auto, |mut group| {
+        run_ranks(n, LocalTransport::Auto, |mut group| {
             check_type::<bf16>(&mut group);
             check_type::<f32>(&mut group);
             check_type::<u8>(&mut group);
             check_type::<F64Loc>(&mut group);
-            check::<f32>(&mut group, LONG, ReduceOp::Average, &|_| true);
-            check::<F64Loc>(&mut group, LONG / 4, ReduceOp::MaxLoc, &|_| true);
+            check_all_reduce::<f32>(&mut group, LONG_COUNT, ReduceOp::Average, &|_| true);
+            check_all_reduce::<F64Loc>(&mut group, LONG_COUNT / 4, ReduceOp::MaxLoc, &|_| true);
         });
     }
 }
 
-/// Some ranks pass a buffer of the group and others ordinary memory. All ranks get the same result.
+/// Some ranks pass a group buffer, and the other ranks pass a `Vec`. All ranks get the same result.
 #[test]
 fn ranks_may_mix_group_buffers_and_ordinary_memory() {
     let patterns: [fn(Rank) -> bool; 4] =
         [|rank| rank.get() == 0, |rank| rank.get() > 0, |rank| rank.get() % 2 == 1, |rank| rank.get() != 1];
     for &n in if_long_tests_else(&WORLDS[..], &[2, 5]) {
-        run(n, LocalTransport::Auto, move |mut group| {
+        run_ranks(n, LocalTransport::Auto, move |mut group| {
             for passes_group_buffer in patterns {
-                for count in [0, 1, group.size().as_usize() + 1, 4099, LONG] {
-                    check::<f32>(&mut group, count, ReduceOp::Sum, &passes_group_buffer);
-                    check::<bf16>(&mut group, count, ReduceOp::Average, &passes_group_buffer);
+                for count in [0, 1, group.size().as_usize() + 1, 4099, LONG_COUNT] {
+                    check_all_reduce::<f32>(&mut group, count, ReduceOp::Sum, &passes_group_buffer);
+                    check_all_reduce::<bf16>(&mut group, count, ReduceOp::Average, &passes_group_buffer);
                 }
-                check::<F64Loc>(&mut group, 4099, ReduceOp::MinLoc, &passes_group_buffer);
+                check_all_reduce::<F64Loc>(&mut group, 4099, ReduceOp::MinLoc, &passes_group_buffer);
             }
         });
     }
@@ -129,7 +129,7 @@ fn ranks_may_mix_group_buffers_and_ordinary_memory() {
 #[test]
 fn custom_functions_are_applied_in_rank_order() {
     for &n in if_long_tests_else(&WORLDS[..], &[1, 3, 8]) {
-        run(n, LocalTransport::Auto, |mut group| {
+        run_ranks(n, LocalTransport::Auto, |mut group| {
             let own = contribution::<u64>(&group, 10_001);
             let combine = |a: &u64, b: &u64| a.wrapping_mul(3).wrapping_add(*b);
             let mut expected = own.clone();
@@ -145,9 +145,9 @@ fn custom_functions_are_applied_in_rank_order() {
 #[test]
 fn group_buffers_work_over_sockets() {
     for n in [1, 2, 3] {
-        run(n, LocalTransport::Tcp, |mut group| {
+        run_ranks(n, LocalTransport::Tcp, |mut group| {
             for count in [0, 1, 4099] {
-                check::<f32>(&mut group, count, ReduceOp::Sum, &|_| true);
+                check_all_reduce::<f32>(&mut group, count, ReduceOp::Sum, &|_| true);
             }
             let mut buffer = group.alloc::<f32>(5).unwrap();
             buffer.fill(1.0);
@@ -160,7 +160,7 @@ fn group_buffers_work_over_sockets() {
 /// Collectives that do not work in place accept buffers of the group too.
 #[test]
 fn group_buffers_work_with_other_collectives_and_groups() {
-    run(3, LocalTransport::Shm, |mut group| {
+    run_ranks(3, LocalTransport::Shm, |mut group| {
         let rank = group.rank();
         let mut buffer = group.alloc::<u32>(100_000).unwrap();
         buffer.fill(rank.get());
@@ -170,7 +170,7 @@ fn group_buffers_work_with_other_collectives_and_groups() {
         assert!(rank != Rank::new(1) || buffer.iter().all(|&element| element == 6));
         buffer.fill(rank.get() + 1);
         assert!(group.all_reduce_from(&buffer, ReduceOp::Max).unwrap().iter().all(|&element| element == 3));
-        // Another group of the same ranks does not know the buffer, so it uses slots.
+        // The buffer belongs to `group`, so an all-reduce in the duplicate uses slots.
         let mut other = group.duplicate().unwrap();
         other.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
         assert!(buffer.iter().all(|&element| element == 6));
@@ -180,7 +180,7 @@ fn group_buffers_work_with_other_collectives_and_groups() {
 
 #[test]
 fn buffers_can_be_allocated_and_dropped_in_any_order() {
-    run(3, LocalTransport::Shm, |mut group| {
+    run_ranks(3, LocalTransport::Shm, |mut group| {
         let (rank, n) = (group.rank(), group.size().get());
         let mut buffers: Vec<Option<SharedBuffer<f32>>> =
             (0..6).map(|index| Some(group.alloc(5000 + index).unwrap())).collect();
@@ -206,10 +206,10 @@ fn buffers_can_be_allocated_and_dropped_in_any_order() {
     });
 }
 
-/// One rank has dropped its buffer and passes ordinary memory; the other ranks still pass their buffers.
+/// One rank has dropped its buffer and passes a `Vec`. The other ranks pass their buffers.
 #[test]
 fn a_rank_may_drop_its_buffer_before_the_other_ranks() {
-    run(4, LocalTransport::Shm, |mut group| {
+    run_ranks(4, LocalTransport::Shm, |mut group| {
         let rank = group.rank();
         let mut buffer = Some(group.alloc::<i32>(200_000).unwrap());
         for round in 0..4 {
@@ -229,7 +229,7 @@ fn a_rank_may_drop_its_buffer_before_the_other_ranks() {
 #[test]
 fn asynchronous_all_reduces_return_the_buffer() {
     for n in WORLDS {
-        run(n, LocalTransport::Auto, |mut group| {
+        run_ranks(n, LocalTransport::Auto, |mut group| {
             let own = contribution::<f32>(&group, 70_001);
             let mut expected = own.clone();
             group.all_reduce(&mut expected, ReduceOp::Sum).unwrap();
@@ -253,7 +253,7 @@ fn asynchronous_all_reduces_return_the_buffer() {
                     assert!(bytes_of(buffer) == bytes_of(&expected));
                 }
             }
-            // This operation completes without its handle.
+            // Start an all-reduce and drop its handle.
             drop(group.all_reduce_async(buffers.remove(0), ReduceOp::Sum).unwrap());
             group.barrier().unwrap();
         });
@@ -262,7 +262,7 @@ fn asynchronous_all_reduces_return_the_buffer() {
 
 #[test]
 fn a_rank_cannot_allocate_more_than_1024_buffers() {
-    run(2, LocalTransport::Shm, |mut group| {
+    run_ranks(2, LocalTransport::Shm, |mut group| {
         let mut buffers: Vec<SharedBuffer<u8>> = (0..1024).map(|_| group.alloc(1).unwrap()).collect();
         if group.rank() == Rank::ZERO {
             buffers.clear();
@@ -279,7 +279,7 @@ fn a_rank_cannot_allocate_more_than_1024_buffers() {
 
 #[test]
 fn a_buffer_that_exceeds_the_memory_is_refused_on_all_ranks() {
-    run(3, LocalTransport::Shm, |mut group| {
+    run_ranks(3, LocalTransport::Shm, |mut group| {
         for count in [usize::MAX, usize::MAX / 8 + 1, isize::MAX as usize] {
             let count = if group.rank().get() == 1 { count } else { 7 };
             let refused = group.alloc::<f64>(count).expect_err("the length of rank 1 is too large");
@@ -287,7 +287,7 @@ fn a_buffer_that_exceeds_the_memory_is_refused_on_all_ranks() {
         }
         assert!(group.alloc::<f64>(7).unwrap().is_shared());
     });
-    run(2, LocalTransport::Tcp, |mut group| assert!(group.alloc::<f64>(usize::MAX).is_err()));
+    run_ranks(2, LocalTransport::Tcp, |mut group| assert!(group.alloc::<f64>(usize::MAX).is_err()));
 }
 
 /// A failed operation changes no elements outside its range. After the failure, no other rank uses the buffer.
@@ -320,8 +320,8 @@ fn a_failed_operation_returns_the_buffer() {
 
 /// If the lengths of the ranks' buffers differ, all ranks get the same error as with ordinary memory.
 #[test]
-fn different_lengths_are_reported() {
-    run(3, LocalTransport::Shm, |mut group| {
+fn group_buffers_of_different_lengths_are_reported() {
+    run_ranks(3, LocalTransport::Shm, |mut group| {
         let mut buffer = group.alloc::<f32>(50_000).unwrap();
         let count = if group.rank().get() == 1 { 40_000 } else { 50_000 };
         let error = group.all_reduce(&mut buffer[..count], ReduceOp::Sum).expect_err("lengths differ");

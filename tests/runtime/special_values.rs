@@ -10,8 +10,8 @@ use rand::{RngExt as _, SeedableRng as _};
 use ringtrain::types::{Algorithm, Operation};
 use ringtrain::{Element, Group, Rank, ReduceOp};
 
-/// The number of elements after which a rank's contributions repeat. Each buffer has several periods, so that equal
-/// contributions are in different chunks of one buffer.
+/// A rank contributes the same 97 elements again and again, so that equal contributions are in different chunks of
+/// the buffer.
 const PERIOD: usize = 97;
 /// The number of elements in a buffer of f32, and in a buffer of any other type. Neither number can be divided evenly
 /// among the ranks or into vector registers.
@@ -27,7 +27,7 @@ struct FloatFormat {
 }
 
 impl FloatFormat {
-    fn of<T: Element>() -> Self {
+    fn for_element<T: Element>() -> Self {
         let mantissa_bits = match T::DTYPE.name() {
             "f16" => 10,
             "bf16" => 7,
@@ -54,14 +54,14 @@ impl FloatFormat {
         bits & !self.sign_bit() > self.infinity()
     }
 
-    /// Returns a sort key, which is greater for greater numbers. The key of -0 is lower than the key of +0.
+    /// Returns a sort key: a greater number has a greater key, and +0 has a greater key than -0.
     fn sort_key(self, bits: u64) -> i128 {
         let magnitude = i128::from(bits & !self.sign_bit());
         if bits & self.sign_bit() == 0 { magnitude } else { -1 - magnitude }
     }
 
-    /// Returns the magnitudes of the contributions: first zero, then six finite numbers from the smallest subnormal
-    /// number to the largest number, then infinity, then four NaNs.
+    /// Returns the magnitudes of the contributions: zero, six finite numbers (the first is the smallest subnormal
+    /// number, and the last is the largest number), infinity, and four NaNs.
     fn magnitudes(self) -> [u64; 12] {
         let normal = 1 << self.mantissa_bits;
         let (infinity, quiet) = (self.infinity(), self.quiet_nan());
@@ -73,7 +73,7 @@ impl FloatFormat {
 
     /// Returns the contributions of each rank for one period. Indices 0, 4, 8, ... hold zeros; 1, 5, 9, ... finite
     /// numbers; 2, 6, 10, ... also infinities; and 3, 7, 11, ... also NaNs.
-    fn contributions(self, n: u32) -> Vec<Vec<u64>> {
+    fn contributions_of_all_ranks(self, n: u32) -> Vec<Vec<u64>> {
         let mut random = StdRng::seed_from_u64(u64::from(n));
         let magnitudes = self.magnitudes();
         let kinds = [1, 7, 8, magnitudes.len()];
@@ -86,11 +86,11 @@ impl FloatFormat {
 
     /// Returns the result of reducing the contributions `values`, or `None` if the result can depend on the order of
     /// the operands.
-    fn expected(self, op: ReduceOp, values: &[u64]) -> Option<u64> {
+    fn expected_reduction(self, op: ReduceOp, values: &[u64]) -> Option<u64> {
         let has = |bits| values.contains(&bits);
         let (infinity, sign) = (self.infinity(), self.sign_bit());
         match op {
-            // In a scan, the result of the first rank is its own contribution.
+            // In a scan, the first rank gets its own contribution as the result.
             _ if values.len() == 1 => Some(values[0]),
             _ if values.iter().any(|&bits| self.is_nan(bits)) => Some(self.quiet_nan()),
             ReduceOp::Min => values.iter().copied().min_by_key(|&bits| self.sort_key(bits)),
@@ -109,7 +109,7 @@ impl FloatFormat {
 }
 
 /// The result of an operation on one rank: the whole result, or the part that this rank gets.
-struct Outcome {
+struct ReductionOutcome {
     operation: Operation,
     is_shared_buffer: bool,
     format: FloatFormat,
@@ -135,16 +135,16 @@ fn bits_of<T: Element>(elements: &[T]) -> Vec<u64> {
 }
 
 /// Runs every operation that reduces, on `count` elements, and returns the outcomes on this rank.
-fn run_reductions<T: Element>(group: &mut Group, count: usize) -> Vec<Outcome> {
-    let format = FloatFormat::of::<T>();
+fn run_reductions<T: Element>(group: &mut Group, count: usize) -> Vec<ReductionOutcome> {
+    let format = FloatFormat::for_element::<T>();
     let (n, rank) = (group.size(), group.rank());
-    let own = format.contributions(n.get()).swap_remove(rank.index());
+    let own = format.contributions_of_all_ranks(n.get()).swap_remove(rank.index());
     let own: Vec<T> = elements_from_bits(own.into_iter().cycle().take(count));
     let mut outcomes = Vec::new();
     for op in OPS {
         let mut add = |operation, is_shared_buffer, ranks, start, part: &[T]| {
             let bits = bits_of(part);
-            outcomes.push(Outcome { operation, is_shared_buffer, format, op, ranks, start, bits });
+            outcomes.push(ReductionOutcome { operation, is_shared_buffer, format, op, ranks, start, bits });
         };
         let all = 0..n.as_usize();
         let mut buffer = own.clone();
@@ -172,15 +172,15 @@ fn run_reductions<T: Element>(group: &mut Group, count: usize) -> Vec<Outcome> {
 }
 
 /// Checks the result of one operation. `of_ranks` has the outcome of each rank.
-fn check_outcomes(of_ranks: &[&Outcome], context: &str) {
+fn check_outcomes(of_ranks: &[&ReductionOutcome], context: &str) {
     let format = of_ranks[0].format;
-    let contributions = format.contributions(of_ranks.len() as u32);
+    let contributions = format.contributions_of_all_ranks(of_ranks.len() as u32);
     for (rank, outcome) in of_ranks.iter().enumerate() {
-        let &&Outcome { operation, is_shared_buffer, op, start, .. } = outcome;
+        let &&ReductionOutcome { operation, is_shared_buffer, op, start, .. } = outcome;
         let contributions = &contributions[outcome.ranks.clone()];
         let at = |place: usize| contributions.iter().map(|of| of[place]).collect::<Vec<u64>>();
-        let expected: Vec<_> = (0..PERIOD).map(|place| format.expected(op, &at(place))).collect();
-        // In a scan, the result of the first rank is its own contribution, with any NaN unchanged.
+        let expected: Vec<_> = (0..PERIOD).map(|place| format.expected_reduction(op, &at(place))).collect();
+        // In a scan, the first rank gets its own contribution, in which NaNs keep their bits.
         let may_have_any_nan = contributions.len() == 1;
         for (index, &found) in outcome.bits.iter().enumerate() {
             let place = (start + index) % PERIOD;
@@ -239,7 +239,8 @@ fn every_algorithm_gives_special_values_the_same_bits() {
             });
             let context = format!("{n} ranks by {} over {transport:?}", algorithm.name());
             for index in 0..results[0].len() {
-                let of_ranks: Vec<&Outcome> = results.iter().map(|of_rank| &of_rank[index]).collect();
+                let of_ranks: Vec<&ReductionOutcome> =
+                    results.iter().map(|of_rank| &of_rank[index]).collect();
                 check_outcomes(&of_ranks, &context);
             }
         }

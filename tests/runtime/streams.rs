@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use crate::util::{finish, if_long_tests_else, ranks, runs_long_tests, signal, wait_until};
+use crate::util::{finish, if_long_tests_else, ranks, runs_long_tests, send_signal, wait_until};
 use ringtrain::exit::Exit;
 use ringtrain::group::{Source, Streams, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
@@ -27,7 +27,7 @@ fn with_streams(count: u8) -> impl Fn(&mut JoinOptions) {
 }
 
 /// Returns `length` elements for `rank`. The elements of different ranks differ.
-fn pattern(rank: Rank, length: usize) -> Vec<u32> {
+fn elements_of_rank(rank: Rank, length: usize) -> Vec<u32> {
     (0..length as u32).map(|index| index.wrapping_mul(2_654_435_761) ^ rank.get()).collect()
 }
 
@@ -37,20 +37,20 @@ fn check_all_lengths(group: &mut Group) {
     let n = group.size().get();
     let lengths: [usize; 9] = [0, 1, 60, 1000, 4096, 16_400, 65_553, 300_001, 2_000_003];
     for &length in if runs_long_tests() { &lengths[..] } else { &lengths[..8] } {
-        let mut sum: Vec<u32> = pattern(group.rank(), length);
+        let mut sum: Vec<u32> = elements_of_rank(group.rank(), length);
         group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-        let all: Vec<Vec<u32>> = ranks::ranks(n).map(|rank| pattern(rank, length)).collect();
+        let all: Vec<Vec<u32>> = ranks::ranks(n).map(|rank| elements_of_rank(rank, length)).collect();
         let is_right =
             |index: usize| sum[index] == all.iter().map(|of_rank| of_rank[index]).fold(0, u32::wrapping_add);
         assert!((0..length).all(is_right), "the sum of {length} with {n} ranks");
 
         let next = Rank::new((group.rank().get() + 1) % n);
         let before = Rank::new((group.rank().get() + n - 1) % n);
-        let sent = group.send_async(pattern(group.rank(), length), next, TAG).unwrap();
+        let sent = group.send_async(elements_of_rank(group.rank(), length), next, TAG).unwrap();
         let mut received = vec![0u32; length];
         group.receive(&mut received, before, TAG).unwrap();
         sent.wait().unwrap();
-        assert!(received == pattern(before, length), "a message of {length} with {n} ranks");
+        assert!(received == elements_of_rank(before, length), "a message of {length} with {n} ranks");
     }
 }
 
@@ -84,14 +84,14 @@ fn many_operations_and_messages_at_once_give_right_results() {
                     group.all_reduce_async(vec![round as u64; 1 << (round % 17)], ReduceOp::Sum).unwrap(),
                 );
                 for peer in ranks::ranks(4).filter(|&peer| peer != own) {
-                    messages.push(group.send_async(pattern(own, round * 3000), peer, TAG).unwrap());
+                    messages.push(group.send_async(elements_of_rank(own, round * 3000), peer, TAG).unwrap());
                 }
             }
             for round in 0..30usize {
                 for peer in ranks::ranks(4).filter(|&peer| peer != own) {
                     let mut received = vec![0u32; round * 3000];
                     group.receive(&mut received, peer, TAG).unwrap();
-                    assert!(received == pattern(peer, round * 3000));
+                    assert!(received == elements_of_rank(peer, round * 3000));
                 }
             }
             wait_all(messages).unwrap();
@@ -160,8 +160,8 @@ fn all_ranks_use_the_number_of_connections_of_rank_0() {
     assert_eq!(streams, [3, 3, 3]);
 }
 
-/// The last frame of a rank is an abort, or a goodbye, which says that the rank has closed its group. The last frame
-/// must arrive before the rank's connections close. It may be on any connection of the link.
+/// The last frame of a rank is an abort if the job has failed, and a goodbye if the rank has closed its group. The
+/// last frame must arrive before the rank's connections close. It may be on any connection of the link.
 #[test]
 fn abort_and_goodbye_frames_arrive_on_links_of_several_connections() {
     for &count in stream_counts() {
@@ -208,7 +208,7 @@ fn a_rank_that_is_killed_is_named() {
         fs::read_to_string(folder.path().join("0.out")).unwrap().contains("epoch 2/")
     });
     let mut victim = started.remove(&1).unwrap();
-    signal("KILL", victim.id());
+    send_signal("KILL", victim.id());
     victim.wait().unwrap();
     for survivor in started.into_values() {
         let done = finish(survivor);

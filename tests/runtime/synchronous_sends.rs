@@ -11,15 +11,15 @@ const R1: Rank = Rank::new(1);
 /// Regression test: before the fix, a short synchronous send was complete as soon as the receiver had stored the
 /// message.
 fn a_synchronous_send_completes_only_when_a_receive_has_matched_it(transport: TestTransport) {
-    const PROBED: u32 = 2;
-    const GO: u32 = 3;
+    const PROBED_TAG: u32 = 2;
+    const MAY_RECEIVE_TAG: u32 = 3;
     transport.run(2, |group| {
         for count in [0, 1, 8 << 10, 300_000] {
             let content = vec![count as u64; count];
             if group.rank() == R1 {
                 assert!(group.probe_for(R0, 1, TEST_TIMEOUT).unwrap().is_some());
-                group.send(&[0u8], R0, PROBED).unwrap();
-                group.receive(&mut [0u8], R0, GO).unwrap();
+                group.send(&[0u8], R0, PROBED_TAG).unwrap();
+                group.receive(&mut [0u8], R0, MAY_RECEIVE_TAG).unwrap();
                 let mut buffer = vec![0u64; count];
                 group.receive(&mut buffer, R0, 1).unwrap();
                 assert_eq!(buffer, content);
@@ -28,28 +28,27 @@ fn a_synchronous_send_completes_only_when_a_receive_has_matched_it(transport: Te
                 continue;
             }
             let sent = group.send_async(content.clone(), R1, SendOptions::synchronous(1)).unwrap();
-            group.receive(&mut [0u8], R1, PROBED).unwrap();
+            group.receive(&mut [0u8], R1, PROBED_TAG).unwrap();
             assert!(
                 !sent.test(),
                 "the message of {count} elements has arrived, and no receive has matched it"
             );
-            group.send(&[0u8], R1, GO).unwrap();
+            group.send(&[0u8], R1, MAY_RECEIVE_TAG).unwrap();
             assert_eq!(sent.wait().unwrap(), content);
             group.send(&content, R1, SendOptions::synchronous(1)).unwrap();
         }
     });
 }
 
-/// Sparse data exchange (Hoefler, Siebert, Lumsdaine: Scalable communication protocols for dynamic sparse data
-/// exchange, 2010): a rank enters the barrier when its synchronous sends are complete, and all messages have been
-/// received when the barrier is over. With other sends, a rank could leave the barrier before it has received all
-/// messages.
+/// Source: Hoefler, Siebert and Lumsdaine, "Scalable communication protocols for dynamic sparse data exchange"
+/// (2010). A rank enters the barrier when its synchronous sends are complete. So all messages have been received when
+/// the barrier ends. With other sends, a rank could leave the barrier before it has received all messages.
 fn a_sparse_exchange_by_synchronous_sends_and_a_barrier_loses_no_message(transport: TestTransport) {
     transport.run(4, |mut group| {
         for round in 0..40u64 {
             let n = group.size().get();
             let own = u64::from(group.rank().get());
-            // Each rank knows to whom it sends, and no rank knows from whom it receives.
+            // During the exchange, a rank does not know which ranks send to it.
             let is_sent = |from: u64, to: u64| !(from * 7 + to * 5 + round).is_multiple_of(3);
             let tag = round as u32;
             let sent: Vec<_> = group

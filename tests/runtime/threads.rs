@@ -61,7 +61,7 @@ fn a_message_that_does_not_fit_fails_only_its_receive() {
                 }
                 group.barrier().unwrap();
             }
-            // The group can still be used, and messages that fit are received.
+            // After the errors, the group can still be used. These messages fit into their buffers.
             if group.rank() == R0 {
                 group.send(&[1u32, 2], R1, 3).unwrap();
                 group.send(&vec![4u32; 300_000], R1, 3).unwrap();
@@ -89,7 +89,7 @@ fn a_message_of_a_rank_to_itself_that_does_not_fit_fails_its_receive() {
     assert_eq!(buffer, [1, 2, 3]);
 }
 
-/// The thread whose wait is interrupted.
+/// The id of the thread that the interrupt function interrupts.
 static INTERRUPTED_THREAD: Mutex<Option<ThreadId>> = Mutex::new(None);
 /// The number of calls of the interrupt function.
 static INTERRUPT_CALLS: AtomicU32 = AtomicU32::new(0);

@@ -10,7 +10,7 @@ use bytemuck::bytes_of;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use ringtrain::rendezvous::Server;
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
-use ringtrain::wire::cause::{SilentLink, Waiting};
+use ringtrain::wire::cause::{SilentLink, WaitingRank};
 use ringtrain::wire::frame::{CONTROL_BYTES_MAX, HEADER_BYTES, SEGMENT_BYTES_MAX};
 use ringtrain::wire::handshake::{Acceptor, Dialer, Handshake as _, Introduction, Job, Purpose, StreamId};
 use ringtrain::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
@@ -261,7 +261,7 @@ fn a_refusal_has_the_documented_bytes() {
 fn make_missed_deadline(asked: Contract) -> Cause {
     let (rank, silence_ms) = (Rank::new(3), 4);
     let awaited = vec![(rank, "h".to_owned())];
-    let waiting = Waiting { rank, group: 3, sequence: 5, asked, site: "why".into(), awaited };
+    let waiting = WaitingRank { rank, group: 3, sequence: 5, asked, site: "why".into(), awaited };
     let link = SilentLink { rank, peer: rank, silence_ms, is_acknowledged: true };
     Cause::Timeout { timeout_ms: 6, waiting: vec![waiting], links: vec![link] }
 }

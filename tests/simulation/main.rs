@@ -23,8 +23,8 @@ use ringtrain::types::{Algorithm, Operation, ReduceOp};
 use ringtrain::wire::Cause;
 use ringtrain::{Rank, WorldSize};
 
-/// Each test divides its number of networks by this divisor. `tools/test --full` simulates all networks. Miri needs
-/// seconds for each network, but simulating a few networks is enough to find undefined behaviour.
+/// Each test divides its number of networks by this divisor. Miri takes seconds for each network, but a few networks
+/// are enough to find undefined behaviour.
 fn network_count_divisor() -> u64 {
     if cfg!(miri) {
         1000
@@ -54,27 +54,27 @@ struct SimulatedRank {
     running_max: usize,
     /// The time until which the rank computes before its next call.
     busy_until: Timestamp,
-    state: State,
+    state: SimState,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum State {
+enum SimState {
     Running,
-    /// The rank exchanges the cause of its failure with its peers, at most until `until`.
+    /// Until the time `until`, the failed rank exchanges the cause of the failure with its peers.
     Failing {
         call: usize,
         until: Timestamp,
     },
-    /// The rank sends its remaining messages and closes its links, at most until `until`.
+    /// Until the time `until`, the rank sends its remaining messages and closes its links.
     Closing {
-        outcome: Outcome,
+        outcome: SimEnd,
         until: Timestamp,
     },
-    Ended(Outcome),
+    Ended(SimEnd),
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Outcome {
+enum SimEnd {
     Success,
     Failed { call: usize, failure: Failure },
     Killed,
@@ -83,23 +83,23 @@ enum Outcome {
 impl SimulatedRank {
     fn step(&mut self, now: Timestamp, random: &mut StdRng, compute_max: Duration) {
         match &self.state {
-            State::Running => self.run_program(now, random, compute_max),
-            State::Failing { call, until } => {
+            SimState::Running => self.run_program(now, random, compute_max),
+            SimState::Failing { call, until } => {
                 let call = *call;
                 if self.link_driver.notify() || now >= *until {
                     self.link_driver.release();
                     let failure = self.link_driver.failure().expect("the link driver has failed").clone();
-                    let outcome = Outcome::Failed { call, failure };
-                    self.state = State::Closing { outcome, until: now + CLOSE_TIMEOUT };
+                    let outcome = SimEnd::Failed { call, failure };
+                    self.state = SimState::Closing { outcome, until: now + CLOSE_TIMEOUT };
                 }
             }
-            State::Closing { outcome, until } => {
+            SimState::Closing { outcome, until } => {
                 let is_done = self.link_driver.part() || now >= *until;
                 if is_done {
-                    self.state = State::Ended(outcome.clone());
+                    self.state = SimState::Ended(outcome.clone());
                 }
             }
-            State::Ended(_) => {}
+            SimState::Ended(_) => {}
         }
     }
 
@@ -115,8 +115,8 @@ impl SimulatedRank {
                 if self.next_call + 1 == calls && !self.running.is_empty() {
                     break;
                 }
-                if !self.begin(now) {
-                    return self.fail(now);
+                if !self.begin_next_call(now) {
+                    return self.start_failing(now);
                 }
                 self.next_call += 1;
             }
@@ -129,9 +129,9 @@ impl SimulatedRank {
                 is_progress = true;
             }
             match poll {
-                PollOutcome::Failed(_) => return self.fail(now),
+                PollOutcome::Failed(_) => return self.start_failing(now),
                 _ if self.running.is_empty() && self.next_call == calls => {
-                    self.state = State::Closing { outcome: Outcome::Success, until: now + CLOSE_TIMEOUT };
+                    self.state = SimState::Closing { outcome: SimEnd::Success, until: now + CLOSE_TIMEOUT };
                     return;
                 }
                 PollOutcome::Busy => {}
@@ -149,7 +149,7 @@ impl SimulatedRank {
     }
 
     /// Begins the next call, if this rank is a member of the call's group. Returns false if the call fails at once.
-    fn begin(&mut self, now: Timestamp) -> bool {
+    fn begin_next_call(&mut self, now: Timestamp) -> bool {
         let call = self.program[self.next_call];
         let Some((world, rank)) = self.rank_in_group(call) else { return true };
         let begin = call.to_begin(OPERATION_TIMEOUT);
@@ -195,26 +195,26 @@ impl SimulatedRank {
         assert!(call.is_right_result(world, rank, &buffer), "rank {} {call:?} {buffer:?}", self.rank);
     }
 
-    fn fail(&mut self, now: Timestamp) {
+    fn start_failing(&mut self, now: Timestamp) {
         let call = self.running.values().copied().min().unwrap_or(self.next_call);
-        self.state = State::Failing { call, until: now + NOTIFY_TIMEOUT };
+        self.state = SimState::Failing { call, until: now + NOTIFY_TIMEOUT };
         self.link_driver.notify();
     }
 
     fn next_event(&self, now: Timestamp) -> Option<Timestamp> {
         let at = match &self.state {
-            State::Running if self.busy_until > now => {
+            SimState::Running if self.busy_until > now => {
                 Some(self.link_driver.poll_timeout().map_or(self.busy_until, |at| at.min(self.busy_until)))
             }
-            State::Running => self.link_driver.poll_timeout(),
-            State::Failing { until, .. } | State::Closing { until, .. } => Some(*until),
-            State::Ended(_) => None,
+            SimState::Running => self.link_driver.poll_timeout(),
+            SimState::Failing { until, .. } | SimState::Closing { until, .. } => Some(*until),
+            SimState::Ended(_) => None,
         };
         at.filter(|&at| at > now)
     }
 }
 
-/// The parameters of a simulation. The seed of the simulation determines all of them.
+/// The parameters of a simulation. The seed of the simulation determines all parameters.
 struct Scenario {
     world: WorldSize,
     groups: Vec<Members>,
@@ -254,7 +254,7 @@ impl Scenario {
         Self { world, groups, program, running_max, config, segment_bytes, compute_max }
     }
 
-    fn run(&self, seed: u64) -> Vec<Outcome> {
+    fn run(&self, seed: u64) -> Vec<SimEnd> {
         let network = SimNetwork::new(self.config.clone());
         let mut random = StdRng::seed_from_u64(seed ^ 0x5eed);
         let mut ranks: Vec<_> = self.world.ranks().map(|rank| self.new_rank(rank, &network)).collect();
@@ -267,15 +267,15 @@ impl Scenario {
             for rank in &mut ranks {
                 let (killed, stalled) =
                     (network.borrow().is_killed(rank.rank), network.borrow().is_stalled(rank.rank));
-                if killed && !matches!(rank.state, State::Ended(_)) {
-                    rank.state = State::Ended(Outcome::Killed);
+                if killed && !matches!(rank.state, SimState::Ended(_)) {
+                    rank.state = SimState::Ended(SimEnd::Killed);
                 }
                 if !stalled {
                     rank.step(now, &mut random, self.compute_max);
                 }
             }
             let is_over = |rank: &SimulatedRank| {
-                matches!(rank.state, State::Ended(_)) || network.borrow().is_stalled(rank.rank)
+                matches!(rank.state, SimState::Ended(_)) || network.borrow().is_stalled(rank.rank)
             };
             if ranks.iter().all(is_over) {
                 break;
@@ -293,9 +293,9 @@ impl Scenario {
         ranks
             .into_iter()
             .map(|rank| match rank.state {
-                State::Ended(outcome) => outcome,
-                // A rank that a fault has stopped never ends, and counts as killed.
-                _ => Outcome::Killed,
+                SimState::Ended(outcome) => outcome,
+                // A rank that a fault has stopped does not end. Count it as killed.
+                _ => SimEnd::Killed,
             })
             .collect()
     }
@@ -309,7 +309,7 @@ impl Scenario {
             hosts: self.world.ranks().map(|rank| format!("host{rank}")).collect(),
         };
         let mut link_driver = LinkDriver::new(settings, SimTransport::new(Rc::clone(network), rank));
-        // The links to both neighbours on the ring are open before a program begins.
+        // Open the links to both neighbours on the ring before the program begins.
         for neighbour in [self.world.after(rank, 1), self.world.before(rank, 1)] {
             network.borrow_mut().open(rank, neighbour);
             link_driver.connect(Duration::ZERO, neighbour);
@@ -323,7 +323,7 @@ impl Scenario {
             running: BTreeMap::new(),
             running_max: self.running_max,
             busy_until: Duration::ZERO,
-            state: State::Running,
+            state: SimState::Running,
         }
     }
 }
@@ -370,7 +370,7 @@ fn every_program_completes_on_a_network_without_faults() {
     for seed in seeds(2000) {
         let scenario = Scenario::random(seed, false);
         let outcomes = scenario.run(seed);
-        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Success), "seed {seed}: {outcomes:?}");
+        assert!(outcomes.iter().all(|outcome| *outcome == SimEnd::Success), "seed {seed}: {outcomes:?}");
     }
 }
 
@@ -396,25 +396,25 @@ fn long_messages_complete_if_a_receive_waits_for_an_earlier_receive() {
         scenario.config.window_bytes = 64 << 10;
         scenario.config.piece_bytes_max = 16 << 10;
         let outcomes = scenario.run(seed);
-        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Success), "seed {seed}: {outcomes:?}");
+        assert!(outcomes.iter().all(|outcome| *outcome == SimEnd::Success), "seed {seed}: {outcomes:?}");
     }
 }
 
 /// The simulation also checks every result, and that no rank waits forever.
 #[test]
-fn on_faulty_networks_no_rank_completes_the_last_barrier_if_a_rank_failed_before_it() {
+fn no_rank_completes_the_last_barrier_after_another_rank_failed() {
     let (mut completed, mut failed) = (0, 0);
     for seed in seeds(10_000) {
         let scenario = Scenario::random(seed, true);
         let barrier = scenario.program.len() - 1;
         let outcomes = scenario.run(seed);
         let failed_early =
-            outcomes.iter().any(|outcome| matches!(outcome, Outcome::Failed { call, .. } if *call < barrier));
-        let succeeded = outcomes.iter().filter(|outcome| **outcome == Outcome::Success).count();
+            outcomes.iter().any(|outcome| matches!(outcome, SimEnd::Failed { call, .. } if *call < barrier));
+        let succeeded = outcomes.iter().filter(|outcome| **outcome == SimEnd::Success).count();
         if failed_early {
             assert_eq!(succeeded, 0, "seed {seed}: some ranks completed the barrier: {outcomes:?}");
         }
-        if outcomes.iter().any(|outcome| matches!(outcome, Outcome::Failed { .. })) {
+        if outcomes.iter().any(|outcome| matches!(outcome, SimEnd::Failed { .. })) {
             failed += 1;
         } else {
             completed += 1;
@@ -438,7 +438,7 @@ fn every_operation_gives_right_results_or_fails_on_faulty_networks() {
                 *call = Call::random_of(operation, &mut random, &scenario.groups);
             }
             let outcomes = scenario.run(seed);
-            failed += u64::from(outcomes.iter().any(|outcome| matches!(outcome, Outcome::Failed { .. })));
+            failed += u64::from(outcomes.iter().any(|outcome| matches!(outcome, SimEnd::Failed { .. })));
         }
         let per_mille = failed * network_count_divisor();
         assert!(
@@ -459,7 +459,7 @@ fn survivors_name_the_rank_that_died() {
         scenario.config.faults =
             vec![Fault::Kill { rank: victim, at: Duration::from_micros(random.random_range(0..4000)) }];
         for outcome in scenario.run(seed) {
-            let Outcome::Failed { failure, .. } = outcome else { continue };
+            let SimEnd::Failed { failure, .. } = outcome else { continue };
             let Cause::PeerLost { rank, ref host, .. } = failure.cause else {
                 panic!("seed {seed}: {failure:?}");
             };
@@ -490,7 +490,7 @@ fn a_stopped_rank_is_named_at_the_deadline() {
     scenario.config.faults = vec![Fault::Stall { rank: Rank::new(2), at: Duration::ZERO }];
     let mut causes = BTreeSet::new();
     for outcome in scenario.run(1) {
-        if let Outcome::Failed { failure, .. } = outcome {
+        if let SimEnd::Failed { failure, .. } = outcome {
             assert!(matches!(failure.cause, Cause::Timeout { .. }), "{failure:?}");
             causes.insert(failure.cause.to_string());
         }

@@ -142,7 +142,7 @@ impl Call {
         }
     }
 
-    /// Returns the schedule of the rank `rank` of the call's group.
+    /// Returns the schedule of `rank`, which is a rank in the group of this call.
     pub(crate) fn schedule(self, world: WorldSize, rank: Rank) -> Schedule {
         let Self { count, root, .. } = self;
         let even = Partition::even(count, world);

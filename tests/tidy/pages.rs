@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use super::root;
+use super::repository_root;
 
 const PAGE_LINES_MAX: usize = 150;
 /// The pages that may have more than [`PAGE_LINES_MAX`] lines, because they are references.
@@ -21,7 +21,7 @@ pub(crate) fn all_files() -> Vec<String> {
 
 /// Adds all files below `folder` to `found`, with their paths from the root of the repository.
 fn find_files(folder: &Path, found: &mut Vec<String>) {
-    for entry in fs::read_dir(root().join(folder)).expect("the folder is there").flatten() {
+    for entry in fs::read_dir(repository_root().join(folder)).expect("the folder is there").flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let path = folder.join(&name);
         if IGNORED_FOLDERS.contains(&name.as_str()) {
@@ -124,7 +124,8 @@ fn pages_name_only_existing_files_and_are_reachable() {
         is_markdown
             && (!path.contains('/') || path.starts_with("docs/") || path.starts_with("bindings/python/"))
     };
-    let read = |path: &String| (path.clone(), fs::read_to_string(root().join(path)).unwrap_or_default());
+    let read =
+        |path: &String| (path.clone(), fs::read_to_string(repository_root().join(path)).unwrap_or_default());
     let pages: Vec<(String, String)> = all.iter().filter(is_page).map(read).collect();
     let mut found: Vec<String> = pages
         .iter()

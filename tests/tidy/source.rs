@@ -29,7 +29,7 @@ impl Source {
         Self { path: path.to_owned(), text: text.to_owned(), code, shipped }
     }
 
-    /// Returns the module path of this file: `wire`, `frame` for `src/wire/frame.rs`, and nothing for `src/lib.rs`.
+    /// Returns the module path of this file: `["wire", "frame"]` for `src/wire/frame.rs`, and `[]` for `src/lib.rs`.
     pub(crate) fn module(&self) -> Vec<String> {
         let inner = self.path.trim_start_matches("src/").trim_end_matches(".rs");
         let mut parts: Vec<String> = inner.split('/').map(str::to_owned).collect();

@@ -15,8 +15,8 @@ use ringtrain::Group;
 use ringtrain::train::data::{DataSource, Task};
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    Checkpoint, CompletedStep, Config, EpochRecord, Existing, Observer, StrategySpec, Summary, TrainError,
-    run,
+    Checkpoint, CompletedStep, Config, EpochRecord, ExistingCheckpoint, Observer, StrategySpec, Summary,
+    TrainError, run,
 };
 
 use super::library::{config, train};
@@ -43,7 +43,7 @@ fn small_config() -> Config {
 
 /// Returns settings that save a checkpoint every `steps` steps.
 fn saving_every(steps: u64, directory: &Path) -> Checkpoint {
-    Checkpoint { steps: NonZeroU64::new(steps), ..Checkpoint::new(directory, Existing::Resume) }
+    Checkpoint { steps: NonZeroU64::new(steps), ..Checkpoint::new(directory, ExistingCheckpoint::Resume) }
 }
 
 fn with_checkpoint(checkpoint: Checkpoint, config: Config) -> Config {
@@ -117,7 +117,8 @@ fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
         let copy = tempfile::tempdir().unwrap();
         fs::copy(directory.path().join(&name), copy.path().join("checkpoint.safetensors")).unwrap();
         let mut observer = BatchRecorder::new(|_| {});
-        let config = with_checkpoint(Checkpoint::new(copy.path(), Existing::Resume), small_config());
+        let config =
+            with_checkpoint(Checkpoint::new(copy.path(), ExistingCheckpoint::Resume), small_config());
         let found = run_solo(&config, &mut observer).unwrap();
         assert_eq!(found.parameters, expected.parameters, "{name}");
         let resumed = resumed_steps(&observer.lines);
@@ -127,9 +128,10 @@ fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
         }
     }
     fs::remove_file(directory.path().join("checkpoint.safetensors")).unwrap();
-    for (existing, expected) in
-        [(Existing::Refuse, "already exists"), (Existing::Resume, "checkpoint.safetensors, is missing")]
-    {
+    for (existing, expected) in [
+        (ExistingCheckpoint::Refuse, "already exists"),
+        (ExistingCheckpoint::Resume, "checkpoint.safetensors, is missing"),
+    ] {
         let error = train(&with_checkpoint(Checkpoint { existing, ..checkpoint.clone() }, small_config()))
             .unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
@@ -153,7 +155,7 @@ fn block_writes(directory: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_save_that_fails_leaves_the_previous_checkpoint_and_training_continues() {
+fn a_failed_save_keeps_the_previous_checkpoint_and_training_continues() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("checkpoint.safetensors");
     let config = with_checkpoint(saving_every(4, directory.path()), small_config());
@@ -177,11 +179,12 @@ fn a_save_that_fails_leaves_the_previous_checkpoint_and_training_continues() {
 }
 
 #[test]
-fn a_run_whose_last_checkpoint_cannot_be_saved_fails_after_it_wrote_everything_else() {
+fn a_run_fails_last_if_its_final_checkpoint_cannot_be_saved() {
     let directory = tempfile::tempdir().unwrap();
     let report = directory.path().join("report.json");
     let model_file = directory.path().join("model");
-    let config = with_checkpoint(Checkpoint::new(directory.path(), Existing::Resume), small_config());
+    let config =
+        with_checkpoint(Checkpoint::new(directory.path(), ExistingCheckpoint::Resume), small_config());
     train(&Config { epochs: Some(1), ..config.clone() }).unwrap();
     let mut observer = BatchRecorder::new(|steps| {
         if steps == 1 {
@@ -235,7 +238,7 @@ fn run_on_ranks(
 /// A job of four ranks dies at a random step, and a job of two ranks resumes the run. Together, both jobs use each
 /// sample of each epoch exactly once. The final model is that of an uninterrupted run.
 #[test]
-fn a_killed_job_resumes_on_fewer_ranks_with_the_same_samples_and_the_same_result() {
+fn a_killed_job_resumes_on_fewer_ranks_with_the_same_result() {
     let (expected, samples, _) = run_on_ranks(4, &small_config(), None);
     let expected = expected.unwrap();
     assert_eq!(samples.len() as u64, 3 * STEP_COUNT);

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use ringtrain::Group;
 use ringtrain::train::optimizer::Rule;
-use ringtrain::train::{Config, Existing, run};
+use ringtrain::train::{Config, ExistingCheckpoint, run};
 use serde_json::Value;
 
 use super::library::{StopAfter, checkpoint_in, config, train};
@@ -46,13 +46,15 @@ fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
     let expected = train(&uninterrupted).unwrap();
     let stop = AtomicBool::new(false);
     let first = Config {
-        checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
+        checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)),
         ..uninterrupted.clone()
     };
     let mut observer = StopAfter { steps: 7, stop: &stop };
     assert!(run(&mut Group::solo(), &first, &stop, &mut observer).unwrap().report.stopped);
-    let second =
-        Config { checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)), ..uninterrupted };
+    let second = Config {
+        checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume)),
+        ..uninterrupted
+    };
     assert_eq!(train(&second).unwrap().parameters, expected.parameters);
 }
 

@@ -7,9 +7,9 @@ use std::sync::atomic::AtomicBool;
 
 use ndarray::{Array1, Array2, Axis, concatenate, s};
 use ringtrain::train::data::DataSource;
-use ringtrain::train::{CompletedStep, Config, EpochRecord, Observer, Report, Silent, run};
+use ringtrain::train::{CompletedStep, Config, EpochRecord, Observer, Report, SilentObserver, run};
 
-use super::library::{Lines, config, train};
+use super::library::{PrintedLines, config, train};
 use super::util::ranks;
 
 /// A generator of uniform random numbers from -1 to 1. The seed determines the sequence.
@@ -42,7 +42,7 @@ fn write_table(directory: &Path, name: &str, features: &Array2<f64>, target: &Ar
 }
 
 /// Solves a symmetric positive definite system by Gaussian elimination.
-fn solve(mut matrix: Array2<f64>, mut right: Array1<f64>) -> Array1<f64> {
+fn solve_linear_system(mut matrix: Array2<f64>, mut right: Array1<f64>) -> Array1<f64> {
     let size = right.len();
     for pivot in 0..size {
         for row in pivot + 1..size {
@@ -68,7 +68,7 @@ fn add_column_of_ones(features: &Array2<f64>) -> Array2<f64> {
 /// Returns the R² of the least-squares solution.
 fn best_r2(features: &Array2<f64>, target: &Array1<f64>) -> f64 {
     let x = add_column_of_ones(features);
-    let weights = solve(x.t().dot(&x), x.t().dot(target));
+    let weights = solve_linear_system(x.t().dot(&x), x.t().dot(target));
     let mean = target.mean().unwrap();
     let total: f64 = target.iter().map(|y| (y - mean).powi(2)).sum();
     1.0 - (target - &x.dot(&weights)).mapv(|error| error * error).sum() / total
@@ -81,7 +81,8 @@ fn best_accuracy(features: &Array2<f64>, target: &Array1<f64>) -> f64 {
     for _ in 0..20 {
         let probabilities = x.dot(&weights).mapv(|score: f64| 1.0 / (1.0 + (-score).exp()));
         let curvature = probabilities.mapv(|p| p * (1.0 - p)).insert_axis(Axis(1));
-        weights = &weights + &solve(x.t().dot(&(&x * &curvature)), x.t().dot(&(target - &probabilities)));
+        weights = &weights
+            + &solve_linear_system(x.t().dot(&(&x * &curvature)), x.t().dot(&(target - &probabilities)));
     }
     let correct =
         x.dot(&weights).iter().zip(target).filter(|(score, y)| (**score > 0.0) == (**y > 0.5)).count();
@@ -165,8 +166,9 @@ fn the_default_settings_take_enough_steps_on_a_small_table() {
 /// Trains on `count` ranks and returns their reports.
 fn train_on_ranks(count: u32, config: &Config) -> Vec<Report> {
     let config = config.clone();
-    let train =
-        move |mut group| run(&mut group, &config, &AtomicBool::new(false), &mut Silent).unwrap().report;
+    let train = move |mut group| {
+        run(&mut group, &config, &AtomicBool::new(false), &mut SilentObserver).unwrap().report
+    };
     ranks::run(count, train)
 }
 
@@ -196,7 +198,7 @@ fn a_run_reports_whether_it_converged_or_needs_more_epochs() {
     for (config, expected) in
         [(converging, "converged: the loss"), (short, "still improving: raise --epochs or --lr")]
     {
-        let mut lines = Lines(Vec::new());
+        let mut lines = PrintedLines(Vec::new());
         run(&mut ringtrain::Group::solo(), &config, &AtomicBool::new(false), &mut lines).unwrap();
         assert!(lines.0.iter().any(|line| line.starts_with(expected)), "{expected}: {:?}", lines.0);
     }
@@ -229,7 +231,7 @@ fn errors_after_rank_1_flips_a_bit(count: u32, config: &Config) -> Vec<String> {
         let result = if group.rank().get() == 1 {
             run(&mut group, &config, &stop, &mut FlipBit { epochs: 0 })
         } else {
-            run(&mut group, &config, &stop, &mut Silent)
+            run(&mut group, &config, &stop, &mut SilentObserver)
         };
         result.unwrap_err().to_string()
     })

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
-use ringtrain::train::{CHECKPOINT_FILE_NAME, Checkpoint, Config, Existing, Patience, Recipe, Summary};
+use ringtrain::train::{
+    CHECKPOINT_FILE_NAME, Checkpoint, Config, ExistingCheckpoint, Patience, Recipe, Summary,
+};
 use ringtrain::{Compression, Rank};
 
 use super::library::train;
@@ -146,11 +148,11 @@ fn a_run_continues_with_other_stages_and_without_stages() {
         checkpoint: Some(checkpoint_in(directory.path(), existing)),
         ..whole.clone()
     };
-    train_and_compare(2, &part(1, "pipeline:2", Existing::Refuse));
-    train_and_compare(4, &part(2, "hybrid:2x2", Existing::Resume));
-    train_and_compare(2, &part(3, "allreduce", Existing::Resume));
-    train_and_compare(3, &part(4, "tensor", Existing::Resume));
-    let found = train_and_compare(3, &part(5, "pipeline:3", Existing::Resume));
+    train_and_compare(2, &part(1, "pipeline:2", ExistingCheckpoint::Refuse));
+    train_and_compare(4, &part(2, "hybrid:2x2", ExistingCheckpoint::Resume));
+    train_and_compare(2, &part(3, "allreduce", ExistingCheckpoint::Resume));
+    train_and_compare(3, &part(4, "tensor", ExistingCheckpoint::Resume));
+    let found = train_and_compare(3, &part(5, "pipeline:3", ExistingCheckpoint::Resume));
     assert_close(&found.parameters, &expected.parameters, "resumed four times");
     assert_eq!(found.report.best_epoch, expected.report.best_epoch);
     assert_eq!(found.report.epochs, 5);
@@ -167,11 +169,11 @@ fn a_stopped_divided_run_is_saved_and_continues() {
         ..small_config()
     };
     let stop = TestActions { stop: Some((Rank::new(2), 5)), ..NONE };
-    for result in train_on(3, &config(Existing::Refuse), stop) {
+    for result in train_on(3, &config(ExistingCheckpoint::Refuse), stop) {
         let report = result.unwrap().report;
         assert!(report.stopped && report.steps == 6, "{report:?}");
     }
-    let found = train_and_compare(3, &config(Existing::Resume));
+    let found = train_and_compare(3, &config(ExistingCheckpoint::Resume));
     let expected = train(&Config { epochs: Some(2), ..small_config() }).unwrap();
     assert_close(&found.parameters, &expected.parameters, "stopped after step 6");
 }
@@ -183,7 +185,7 @@ fn a_checkpoint_within_an_epoch_has_the_whole_model() {
     let settings = Checkpoint {
         steps: NonZeroU64::new(5),
         keep: NonZeroU32::new(9).unwrap(),
-        ..checkpoint_in(directory.path(), Existing::Refuse)
+        ..checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)
     };
     let config = |text: &str, checkpoint| Config {
         epochs: Some(1),
@@ -198,7 +200,8 @@ fn a_checkpoint_within_an_epoch_has_the_whole_model() {
     files.retain(|path| *path != latest);
     assert!((1..=2).contains(&files.len()), "{files:?}");
     std::fs::copy(&files[0], &latest).unwrap();
-    let found = train_and_compare(3, &config("tensor", checkpoint_in(directory.path(), Existing::Resume)));
+    let found =
+        train_and_compare(3, &config("tensor", checkpoint_in(directory.path(), ExistingCheckpoint::Resume)));
     assert_close(&found.parameters, &expected, "resumed within the epoch");
     assert_eq!(found.report.steps, 12);
 }

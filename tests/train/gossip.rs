@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use ringtrain::Rank;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
-use ringtrain::train::{CompletedStep, Config, EpochRecord, Existing, GossipReport, Observer, Summary, run};
+use ringtrain::train::{
+    CompletedStep, Config, EpochRecord, ExistingCheckpoint, GossipReport, Observer, Summary, run,
+};
 
 use super::library::train;
 use super::strategies::{
@@ -73,7 +75,7 @@ fn a_stopped_run_resumes_on_another_number_of_ranks() {
             rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
             learning_rate: Some(0.01),
             epochs: Some(6),
-            checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
+            checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)),
             ..sgd_config()
         };
         let stopped = train_on(3, &first, TestActions { stop: Some((Rank::new(*victim), 7)), ..NONE });
@@ -83,7 +85,8 @@ fn a_stopped_run_resumes_on_another_number_of_ranks() {
             assert_eq!(report.parameters_hash, reports[0].parameters_hash);
             assert!(report.train_loss > 0.0, "{report:?}");
         }
-        let resume = Config { checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)), ..first };
+        let resume =
+            Config { checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume)), ..first };
         let resumed = train_and_compare(2, &resume);
         assert_eq!((resumed.report.steps, resumed.report.epochs), (72, 6));
         assert_eq!(steps(gossip_report(&resumed)), 2 * (72 - reports[0].steps));

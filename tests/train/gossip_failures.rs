@@ -13,7 +13,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use super::gossip::short_config;
 use super::strategies::parse_strategy;
 use super::util::{
-    FinishedProgram, finish, if_long_tests_else, read_pid, ringrun, runs_long_tests, signal, wait_until,
+    FinishedProgram, finish, if_long_tests_else, read_pid, ringrun, runs_long_tests, send_signal, wait_until,
     wait_until_gone,
 };
 
@@ -108,7 +108,7 @@ fn run_job(name: &str, victims: &[u32]) -> (FinishedProgram, Vec<(u32, Report)>)
         let others = (0..4).filter(|rank| !victims.contains(rank)).map(|rank| pids[rank as usize]);
         wait_until_gone(&others.collect::<Vec<_>>());
         for &rank in victims {
-            signal("CONT", pids[rank as usize]);
+            send_signal("CONT", pids[rank as usize]);
         }
     }
     let done = finish(child);

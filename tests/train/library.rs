@@ -8,7 +8,8 @@ use ringtrain::train::data::{DataSource, TableOptions, Task};
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
     CHECKPOINT_FILE_NAME, Checkpoint, CheckpointError, CompletedStep, Config, CurveFiles, EPOCHS_DEFAULT,
-    EpochRecord, Existing, Observer, Recipe, ServerSettings, Silent, StrategySpec, Summary, TrainError, run,
+    EpochRecord, ExistingCheckpoint, Observer, Recipe, ServerSettings, SilentObserver, StrategySpec, Summary,
+    TrainError, run,
 };
 use ringtrain::{Compression, Group};
 
@@ -46,7 +47,7 @@ pub(crate) fn config() -> Config {
 
 /// Trains on one rank without output.
 pub(crate) fn train(config: &Config) -> Result<Summary, TrainError> {
-    run(&mut Group::solo(), config, &AtomicBool::new(false), &mut Silent)
+    run(&mut Group::solo(), config, &AtomicBool::new(false), &mut SilentObserver)
 }
 
 #[test]
@@ -139,9 +140,9 @@ impl Observer for StopAfter<'_> {
 }
 
 /// Collects the lines that a run prints.
-pub(crate) struct Lines(pub(crate) Vec<String>);
+pub(crate) struct PrintedLines(pub(crate) Vec<String>);
 
-impl Observer for Lines {
+impl Observer for PrintedLines {
     fn notice(&mut self, line: &str) {
         self.0.push(line.to_owned());
     }
@@ -151,7 +152,7 @@ impl Observer for Lines {
 }
 
 /// Returns the settings that save checkpoints to `directory`.
-pub(crate) fn checkpoint_in(directory: &Path, existing: Existing) -> Checkpoint {
+pub(crate) fn checkpoint_in(directory: &Path, existing: ExistingCheckpoint) -> Checkpoint {
     Checkpoint::new(directory, existing)
 }
 
@@ -173,7 +174,11 @@ fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
         let uninterrupted =
             Config { epochs: Some(3), batch_size: Some(100), rule: Some(rule), model, ..config() };
         let expected = train(&uninterrupted).unwrap();
-        for (steps, existing) in [(7, Existing::Refuse), (7, Existing::Resume), (12, Existing::Resume)] {
+        for (steps, existing) in [
+            (7, ExistingCheckpoint::Refuse),
+            (7, ExistingCheckpoint::Resume),
+            (12, ExistingCheckpoint::Resume),
+        ] {
             let stop = AtomicBool::new(false);
             let config = Config {
                 checkpoint: Some(checkpoint_in(directory.path(), existing)),
@@ -184,7 +189,7 @@ fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
             assert!(summary.report.stopped);
         }
         let config = Config {
-            checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)),
+            checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume)),
             ..uninterrupted.clone()
         };
         let found = train(&config).unwrap();
@@ -211,7 +216,7 @@ fn a_stopped_run_saves_and_reports_without_another_evaluation() {
         let stop = AtomicBool::new(false);
         let config = Config {
             batch_size: Some(100),
-            checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
+            checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)),
             report: Some(directory.path().join("report.json")),
             ..config()
         };
@@ -229,15 +234,17 @@ fn a_checkpoint_is_not_overwritten_or_resumed_with_other_options() {
     let directory = tempfile::tempdir().unwrap();
     let first = Config {
         epochs: Some(1),
-        checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
+        checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)),
         ..config()
     };
     train(&first).unwrap();
     let file = directory.path().join(CHECKPOINT_FILE_NAME);
     let bytes = std::fs::read(&file).unwrap();
     let other_betas = AdamOptions { beta_1: 0.5, ..AdamOptions::DEFAULT };
-    let resume =
-        Config { checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)), ..first.clone() };
+    let resume = Config {
+        checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume)),
+        ..first.clone()
+    };
     for (config, expected) in [
         (first.clone(), "--resume"),
         (Config { seed: 5, ..resume.clone() }, "saved with --seed 0, but this run has --seed 5"),
@@ -279,18 +286,18 @@ fn a_resumed_run_keeps_the_learning_rate_or_reports_that_it_changes() {
         rule: momentum(0.5),
         learning_rate: Some(0.05),
         epochs: Some(1),
-        checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
+        checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)),
         ..config()
     };
     train(&first).unwrap();
     let resume = Config {
         epochs: Some(2),
         learning_rate: None,
-        checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)),
+        checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume)),
         ..first
     };
     assert_eq!(train(&resume).unwrap().report.lr, 0.05);
-    let mut lines = Lines(Vec::new());
+    let mut lines = PrintedLines(Vec::new());
     let lower = Config { learning_rate: Some(0.01), ..resume.clone() };
     let report = run(&mut Group::solo(), &lower, &AtomicBool::new(false), &mut lines).unwrap().report;
     assert_eq!(report.lr, 0.01);
@@ -323,8 +330,8 @@ fn a_loss_far_above_that_of_a_constant_prediction_is_an_error() {
 #[test]
 fn a_checkpoint_that_cannot_be_saved_is_an_error_before_training() {
     /// An observer that panics if training begins.
-    struct NoTraining;
-    impl Observer for NoTraining {
+    struct PanicIfTrainingBegins;
+    impl Observer for PanicIfTrainingBegins {
         fn notice(&mut self, _: &str) {}
         fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {
             panic!("training has begun");
@@ -334,10 +341,11 @@ fn a_checkpoint_that_cannot_be_saved_is_an_error_before_training() {
     }
     // Not even root can create a file in /proc/self/task.
     let config = Config {
-        checkpoint: Some(checkpoint_in(Path::new("/proc/self/task"), Existing::Refuse)),
+        checkpoint: Some(checkpoint_in(Path::new("/proc/self/task"), ExistingCheckpoint::Refuse)),
         ..config()
     };
-    let error = run(&mut Group::solo(), &config, &AtomicBool::new(false), &mut NoTraining).unwrap_err();
+    let error =
+        run(&mut Group::solo(), &config, &AtomicBool::new(false), &mut PanicIfTrainingBegins).unwrap_err();
     assert!(error.to_string().contains("cannot save checkpoints to"), "{error}");
 }
 
@@ -348,7 +356,7 @@ fn the_error_of_a_diverged_run_names_the_step_and_no_checkpoint_is_saved() {
         model: Some("linear".parse().unwrap()),
         rule: Some(Rule::Sgd),
         learning_rate: Some(1e9),
-        checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
+        checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)),
         ..config()
     };
     match train(&config) {

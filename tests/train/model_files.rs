@@ -34,7 +34,7 @@ fn read_json(text: &str) -> Value {
 }
 
 #[test]
-fn a_classifier_predicts_the_same_from_tables_in_any_order_and_from_standard_input() {
+fn predictions_do_not_depend_on_the_column_order_or_the_input() {
     let directory = directory_with_table();
     let place = directory.path();
     ringtrain_stdout(
@@ -131,7 +131,7 @@ fn a_regression_model_predicts_in_the_unit_of_the_target() {
 /// Regression test: before the fix, predictions for a table without a header used the column numbers of the training
 /// table, even if the new table lacked the target. Without the target, all later columns have other numbers.
 #[test]
-fn columns_are_found_by_position_with_and_without_the_target_and_dropped_columns() {
+fn a_table_without_header_may_lack_the_target_and_dropped_columns() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path();
     let write = |name: &str, order: &[usize]| {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use ringtrain::Rank;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
-use ringtrain::train::{Config, Existing, Patience, Recipe, ServerReport, ServerSettings, Summary};
+use ringtrain::train::{Config, ExistingCheckpoint, Patience, Recipe, ServerReport, ServerSettings, Summary};
 
 use super::library::train;
 use super::strategies::{
@@ -15,7 +15,8 @@ use super::strategies::{
     train_and_compare, train_on,
 };
 use super::util::{
-    TEST_TIMEOUT, finish, read_pid, ringrun_script, run as run_program, runs_long_tests, signal, wait_until,
+    TEST_TIMEOUT, finish, read_pid, ringrun_script, run as run_program, runs_long_tests, send_signal,
+    wait_until,
 };
 
 fn server_settings(count: u32) -> ServerSettings {
@@ -58,7 +59,7 @@ fn synchronous_runs_equal_a_single_process_after_100_steps() {
 /// LAMB needs the norms of whole tensors, so servers hold whole tensors. The sum of two gradients has the same bits
 /// in both orders, so two workers compute the same bits as two ranks with `allreduce`.
 #[test]
-fn two_synchronous_workers_compute_the_same_bits_as_two_ranks_with_allreduce() {
+fn two_synchronous_workers_give_the_same_bits_as_two_allreduce_ranks() {
     for rule in [Rule::Lamb(AdamOptions::DEFAULT), Rule::Adam(AdamOptions::DEFAULT)] {
         let config = Config { rule: Some(rule), learning_rate: Some(0.01), epochs: Some(2), ..sgd_config() };
         let expected = train_and_compare(2, &config).parameters;
@@ -120,7 +121,7 @@ fn a_stopped_run_resumes_with_other_servers_and_workers() {
             rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
             learning_rate: Some(0.01),
             epochs: Some(6),
-            checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
+            checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)),
             ..sgd_config()
         };
         let stopped = train_on(4, &first, TestActions { stop: Some((Rank::ZERO, 17)), ..NONE });
@@ -128,7 +129,7 @@ fn a_stopped_run_resumes_with_other_servers_and_workers() {
         let stopped = stopped.swap_remove(0).report;
         assert!(stopped.stopped && (17..72).contains(&stopped.steps), "{text}: {stopped:?}");
         let resume = Config {
-            checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)),
+            checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume)),
             parameter_server: server_settings(2),
             ..first
         };
@@ -168,7 +169,7 @@ fn kill_one_rank(victim: u32, strategy: &str) -> (Option<i32>, String, Option<se
     );
     let child = ringrun_script(&["-n", "4", "--tolerate-failures"], &script).spawn().unwrap();
     wait_until("a checkpoint", || path("checkpoint.safetensors").exists());
-    signal("KILL", read_pid(&path(&format!("pid.{victim}"))));
+    send_signal("KILL", read_pid(&path(&format!("pid.{victim}"))));
     let done = finish(child);
     let report = fs::read_to_string(path("report.json")).ok();
     let report = report.map(|text| serde_json::from_str(&text).unwrap());
@@ -190,7 +191,7 @@ fn the_other_workers_finish_an_asynchronous_run_after_a_worker_was_killed() {
 }
 
 #[test]
-fn a_lost_server_and_a_lost_synchronous_worker_end_the_run_with_a_clear_error() {
+fn a_lost_server_or_synchronous_worker_ends_the_run_with_an_error() {
     for (victim, strategy, expected) in [
         (0, "ps-async", "rank 0, a parameter server, is lost"),
         (1, "ps-async --servers 2", "rank 1, a parameter server, is lost"),
@@ -255,7 +256,7 @@ fn a_stop_signal_on_any_rank_stops_the_run() {
         );
         let child = ringrun_script(&["-n", "4"], &script).spawn().unwrap();
         wait_until("a checkpoint", || path("checkpoint.safetensors").exists());
-        signal("TERM", read_pid(&path(&format!("pid.{signalled}"))));
+        send_signal("TERM", read_pid(&path(&format!("pid.{signalled}"))));
         let done = finish(child);
         assert_eq!(done.code(), Some(0), "{done:?}");
         let report: serde_json::Value =

@@ -7,7 +7,8 @@ use ringtrain::Group;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    ClassWeights, Config, EpochRecord, Existing, Patience, RateSchedule, Recipe, Silent, Summary, Warmup, run,
+    ClassWeights, Config, EpochRecord, ExistingCheckpoint, Patience, RateSchedule, Recipe, SilentObserver,
+    Summary, Warmup, run,
 };
 
 use super::library::{StopAfter, checkpoint_in, config, train};
@@ -29,14 +30,14 @@ fn three_epoch_config(recipe: Recipe) -> Config {
 /// Runs `config` with checkpoints in `directory`. For each number in `parts`, sets the stop flag after this many
 /// steps, and then resumes the run. Returns the result of the last part, which runs to the end.
 fn train_in_parts(config: &Config, directory: &Path, parts: &[usize]) -> Summary {
-    let mut existing = Existing::Refuse;
+    let mut existing = ExistingCheckpoint::Refuse;
     for &steps in parts {
         let checkpoint = Some(checkpoint_in(directory, existing));
         let part = Config { checkpoint, ..config.clone() };
         let stop = AtomicBool::new(false);
         let mut observer = StopAfter { steps, stop: &stop };
         assert!(run(&mut Group::solo(), &part, &stop, &mut observer).unwrap().report.stopped);
-        existing = Existing::Resume;
+        existing = ExistingCheckpoint::Resume;
     }
     train(&Config { checkpoint: Some(checkpoint_in(directory, existing)), ..config.clone() }).unwrap()
 }
@@ -67,12 +68,14 @@ fn a_run_is_not_resumed_with_another_recipe() {
     let directory = tempfile::tempdir().unwrap();
     let recipe = Recipe { schedule: RateSchedule::Cosine, ..Recipe::default() };
     let config = Config {
-        checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
+        checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)),
         ..three_epoch_config(recipe.clone())
     };
     train(&config).unwrap();
-    let resume =
-        Config { checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)), ..config.clone() };
+    let resume = Config {
+        checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume)),
+        ..config.clone()
+    };
     let with = |recipe: Recipe| Config { recipe, ..resume.clone() };
     for (config, expected) in [
         (Config { epochs: Some(4), ..resume.clone() }, "--schedule cosine over 3 epochs, but this run"),
@@ -149,7 +152,7 @@ fn options_for_classes_are_refused_for_numbers() {
 fn train_on_ranks(count: u32, config: &Config) -> Vec<Summary> {
     let config = config.clone();
     ranks::run(count, move |mut group| {
-        run(&mut group, &config, &AtomicBool::new(false), &mut Silent).unwrap()
+        run(&mut group, &config, &AtomicBool::new(false), &mut SilentObserver).unwrap()
     })
 }
 
@@ -176,10 +179,13 @@ fn the_learning_rate_is_scaled_once_with_the_number_of_ranks() {
     let directory = tempfile::tempdir().unwrap();
     let recipe = Recipe { scale_learning_rate: true, ..Recipe::default() };
     let checkpoint = |existing| Some(checkpoint_in(directory.path(), existing));
-    let first =
-        Config { epochs: Some(1), checkpoint: checkpoint(Existing::Refuse), ..three_epoch_config(recipe) };
+    let first = Config {
+        epochs: Some(1),
+        checkpoint: checkpoint(ExistingCheckpoint::Refuse),
+        ..three_epoch_config(recipe)
+    };
     assert_eq!(train_on_ranks(2, &first)[0].report.lr, 0.002);
-    let second = Config { epochs: Some(2), checkpoint: checkpoint(Existing::Resume), ..first };
+    let second = Config { epochs: Some(2), checkpoint: checkpoint(ExistingCheckpoint::Resume), ..first };
     assert_eq!(train_on_ranks(1, &second)[0].report.lr, 0.002);
 }
 
@@ -208,7 +214,7 @@ fn epoch_with_lowest_loss(summary: &Summary) -> u64 {
 }
 
 #[test]
-fn the_best_parameters_are_the_result_and_a_resumption_gives_the_same_bits() {
+fn the_best_parameters_are_the_result_also_after_a_resumption() {
     let config = config_that_overfits(3);
     let expected = train(&config).unwrap();
     let report = &expected.report;
@@ -225,7 +231,7 @@ fn the_best_parameters_are_the_result_and_a_resumption_gives_the_same_bits() {
     assert_eq!(found.parameters, expected.parameters);
     // A completed run continues from the parameters of its last step if the patience is raised.
     let uninterrupted = train(&config_that_overfits(100)).unwrap();
-    let checkpoint = Some(checkpoint_in(directory.path(), Existing::Resume));
+    let checkpoint = Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume));
     let continued = train(&Config { checkpoint, ..config_that_overfits(100) }).unwrap();
     let losses = |summary: &Summary| -> Vec<f64> {
         summary.report.history.iter().map(|record| record.train_loss).collect()

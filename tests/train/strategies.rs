@@ -9,8 +9,8 @@ use ringtrain::Rank;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    Checkpoint, CompletedStep, Config, EpochRecord, Existing, Observer, Patience, Recipe, Silent,
-    StrategySpec, Summary, TrainError, run,
+    Checkpoint, CompletedStep, Config, EpochRecord, ExistingCheckpoint, Observer, Patience, Recipe,
+    SilentObserver, StrategySpec, Summary, TrainError, run,
 };
 
 use super::library::{config, train};
@@ -77,7 +77,7 @@ pub(crate) fn parse_strategy(text: &str) -> StrategySpec {
     text.parse().unwrap()
 }
 
-pub(crate) fn checkpoint_in(directory: &Path, existing: Existing) -> Checkpoint {
+pub(crate) fn checkpoint_in(directory: &Path, existing: ExistingCheckpoint) -> Checkpoint {
     Checkpoint::new(directory, existing)
 }
 
@@ -189,7 +189,7 @@ fn a_stopped_run_resumes_on_another_number_of_ranks() {
             epochs: Some(4),
             rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
             learning_rate: Some(0.01),
-            checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
+            checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)),
             ..sgd_config()
         };
         let stopped = train_on(3, &first, TestActions { stop: Some((Rank::new(1), 5)), ..NONE });
@@ -199,8 +199,10 @@ fn a_stopped_run_resumes_on_another_number_of_ranks() {
             assert_eq!(report.parameters_hash, reports[0].parameters_hash);
             assert!((0.1..3.0).contains(&report.train_loss), "{text}: {}", report.train_loss);
         }
-        let resume =
-            Config { checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)), ..first.clone() };
+        let resume = Config {
+            checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume)),
+            ..first.clone()
+        };
         let report = train_and_compare(2, &resume).report;
         assert_eq!((report.steps, report.epochs), (48, 4), "{text}");
         assert!(report.test_accuracy.unwrap() > 0.8, "{text}: {:?}", report.test_accuracy);
@@ -224,7 +226,7 @@ fn a_run_that_is_resumed_between_epochs_gives_the_same_bits() {
             ..sgd_config()
         };
         let expected = train_and_compare(2, &whole);
-        for (epochs, existing) in [(1, Existing::Refuse), (2, Existing::Resume)] {
+        for (epochs, existing) in [(1, ExistingCheckpoint::Refuse), (2, ExistingCheckpoint::Resume)] {
             let checkpoint = Some(checkpoint_in(directory.path(), existing));
             let found = train_and_compare(2, &Config { epochs: Some(epochs), checkpoint, ..whole.clone() });
             assert_eq!(found.report.epochs, epochs);
@@ -266,7 +268,7 @@ fn options_that_do_not_fit_a_strategy_are_refused() {
         ),
         (Config { strategy: parse_strategy("model-average:4"), ..early_stopping }, None),
     ] {
-        let found = run(&mut ringtrain::Group::solo(), &config, &AtomicBool::new(false), &mut Silent);
+        let found = run(&mut ringtrain::Group::solo(), &config, &AtomicBool::new(false), &mut SilentObserver);
         match (found, expected) {
             (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
             (Ok(summary), None) => assert_eq!(summary.report.history.len(), 2),

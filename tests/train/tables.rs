@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicBool;
 
 use ringtrain::Group;
 use ringtrain::train::data::{ColumnInputs, DataSource, LoadOptions, MissingPolicy, TableOptions};
-use ringtrain::train::{Checkpoint, Config, Existing, run};
+use ringtrain::train::{Checkpoint, Config, ExistingCheckpoint, run};
 
-use super::library::{Lines, config, train};
+use super::library::{PrintedLines, config, train};
 
 /// Writes a table whose target y is 2 x + (the effect of `carrier`). In rows without x, y is 2 * 5 - 5 + (the effect
 /// of `carrier`). Every tenth y is missing.
@@ -39,7 +39,7 @@ fn text_columns_and_missing_values_are_used_as_features() {
     let path = write_table(directory.path());
     let mut scores = Vec::new();
     for missing in [MissingPolicy::Drop, MissingPolicy::Mean, MissingPolicy::Indicator] {
-        let mut lines = Lines(Vec::new());
+        let mut lines = PrintedLines(Vec::new());
         let config = table_config(path.clone(), missing);
         let summary = run(&mut Group::solo(), &config, &AtomicBool::new(false), &mut lines).unwrap();
         let lines = lines.0.join("\n");
@@ -73,10 +73,10 @@ fn a_run_on_a_table_resumes_only_with_the_same_columns() {
         checkpoint: Some(Checkpoint::new(directory.path().join("saved"), existing)),
         ..table_config(path.clone(), MissingPolicy::Mean)
     };
-    train(&with(Existing::Refuse)).unwrap();
-    train(&Config { epochs: Some(3), ..with(Existing::Resume) }).unwrap();
+    train(&with(ExistingCheckpoint::Refuse)).unwrap();
+    train(&Config { epochs: Some(3), ..with(ExistingCheckpoint::Resume) }).unwrap();
     let change = |change: fn(&mut TableOptions)| {
-        let mut config = with(Existing::Resume);
+        let mut config = with(ExistingCheckpoint::Resume);
         change(&mut config.table);
         train(&config).unwrap_err().to_string()
     };
@@ -151,7 +151,7 @@ fn a_column_of_tiny_numbers_counts_as_constant() {
     let rows = (0..60).map(|row| format!("{row}e-40,{row},{}\n", 2 * row));
     std::fs::write(&path, "tiny,x,y\n".to_owned() + &rows.collect::<String>()).unwrap();
     let config = Config { table: TableOptions::default(), ..table_config(path, MissingPolicy::Error) };
-    let mut lines = Lines(Vec::new());
+    let mut lines = PrintedLines(Vec::new());
     let summary = run(&mut Group::solo(), &config, &AtomicBool::new(false), &mut lines).unwrap();
     let lines = lines.0.join("\n");
     assert!(summary.report.train_r2.unwrap() > 0.99, "{lines}");

@@ -147,7 +147,7 @@ pub fn read_pid(path: &Path) -> u32 {
 }
 
 /// Sends the signal with this name, such as `KILL`, to a process.
-pub fn signal(name: &str, pid: u32) {
+pub fn send_signal(name: &str, pid: u32) {
     let status = Command::new("sh").args(["-c", &format!("kill -s {name} {pid}")]).status().expect("sh runs");
     assert!(status.success(), "kill -s {name} {pid}");
 }

@@ -40,7 +40,7 @@ impl Proxy {
                 for (from, to, is_reply) in [(&client, &server, false), (&server, &client, true)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     let damage = Arc::clone(&shared);
-                    thread::spawn(move || forward(from, to, is_reply, &damage));
+                    thread::spawn(move || forward_bytes(from, to, is_reply, &damage));
                 }
             }
         });
@@ -53,7 +53,7 @@ impl Proxy {
 }
 
 /// Forwards bytes in one direction of a connection. `is_reply` is true if the accepting rank sends these bytes.
-fn forward(mut from: TcpStream, mut to: TcpStream, is_reply: bool, damage: &AtomicU8) {
+fn forward_bytes(mut from: TcpStream, mut to: TcpStream, is_reply: bool, damage: &AtomicU8) {
     let mut bytes = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         if damage.load(Ordering::SeqCst) == Damage::Reset as u8 {

@@ -27,7 +27,7 @@ pub enum TestTransport {
 }
 
 impl TestTransport {
-    /// One transport for each set of algorithms. `Streams` is missing, because it uses the same algorithms as `Tcp`.
+    /// The transports with different algorithms. `Streams` has the algorithms of `Tcp`, so `Streams` is not listed.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Shm, Self::Hosts];
 
     /// Changes the options of a rank so that the rank uses this transport.
@@ -136,13 +136,12 @@ pub fn peers_file_options(file: &PeersFile, rank: u32, secret: &Secret) -> JoinO
     }
 }
 
-/// Returns a peers file of `n` ranks, with loopback ports that were free when this function looked for them.
+/// Returns a peers file of `n` ranks, with loopback ports that are free at the time of the call.
 pub fn peers_file(n: usize) -> PeersFile {
     PeersFile::parse(Path::new("hosts.txt"), &peers_text(n)).expect("the peers file is valid")
 }
 
-/// Returns the text of a peers file of `n` ranks, with loopback ports that were free when this function looked for
-/// them.
+/// Returns the text of a peers file of `n` ranks, with loopback ports that are free at the time of the call.
 pub fn peers_text(n: usize) -> String {
     // All listeners stay open until the last one is bound, so that no port is used twice.
     let listeners: Vec<TcpListener> =

@@ -10,7 +10,7 @@ from report import size_text
 MISS_MAX = 0.05
 
 
-def median_interval(values):
+def median_and_confidence_interval(values):
     """Returns the median of `values`, and the 95% confidence interval of the median. With fewer than six values, the
     interval is None.
 
@@ -26,7 +26,7 @@ def median_interval(values):
     return statistics.median(ordered), interval
 
 
-def comparison(rounds):
+def compare_builds(rounds):
     """Returns a row for each case that was measured with both builds. A ratio is the new build's time divided by the
     old build's time. A row has the ratio of each round, the median of these ratios, and the confidence interval of
     the median.
@@ -37,17 +37,17 @@ def comparison(rounds):
         if not before:
             continue
         ratios = [new["time_us"] / old["time_us"] for new, old in zip(after, before)]
-        ratio, interval = median_interval(ratios)
+        ratio, interval = median_and_confidence_interval(ratios)
         rows.append({**vars(key), "ratio": ratio, "interval": interval, "rounds_ratio": ratios})
     return rows
 
 
-def geometric_mean(rows):
+def geometric_mean_ratio(rows):
     """Returns the geometric mean of the rows' ratios."""
     return math.exp(statistics.fmean(math.log(row["ratio"]) for row in rows))
 
 
-def table(rows):
+def ratio_table(rows):
     """Returns a Markdown table with the median ratio and the interval of each case. Below the table is the geometric
     mean of the ratios of each program.
     """
@@ -61,5 +61,5 @@ def table(rows):
     lines.append("")
     for program in dict.fromkeys(row["program"] for row in rows):
         own = [row for row in rows if row["program"] == program]
-        lines.append(f"- {program}: geometric mean of {len(own)} ratios {geometric_mean(own):.3f}")
+        lines.append(f"- {program}: geometric mean of {len(own)} ratios {geometric_mean_ratio(own):.3f}")
     return "\n".join(lines)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
-class Operation:
+class BenchmarkedCollective:
     """A collective with its buffer. `size` is the number of bytes in the whole buffer, as in ringbench."""
 
     def __init__(self, name, dtype, size):
@@ -32,7 +32,7 @@ class Operation:
         # The number of different values. The 16-bit types have few digits, so their values must be small to make sums exact.
         self.values = 64 if dtype in ("f32", "f64") else 16
 
-    def perform(self):
+    def run_once(self):
         if self.name == "all_reduce":
             dist.all_reduce(self.buffer)
         elif self.name == "broadcast":
@@ -42,27 +42,28 @@ class Operation:
         else:
             dist.reduce_scatter_tensor(self.part, self.buffer)
 
-    def sample(self, rank):
+    def contributed_elements(self, rank):
         """Returns the elements that the rank contributes to a checked operation."""
         index = torch.arange(len(self.buffer), dtype=torch.int64)
         return ((index + rank) % 8191 % self.values).to(self.dtype)
 
     def count_wrong_elements(self):
         """Runs one more operation, and returns the number of wrong elements on all ranks together."""
-        mine = self.sample(self.rank)
+        mine = self.contributed_elements(self.rank)
         self.buffer.fill_(-1)
         if self.name in ("all_reduce", "reduce_scatter"):
             self.buffer.copy_(mine)
-            expected = sum(self.sample(rank) for rank in range(self.ranks))
+            expected = sum(self.contributed_elements(rank) for rank in range(self.ranks))
         elif self.name == "broadcast":
-            expected = self.sample(0)
+            expected = self.contributed_elements(0)
             if self.rank == 0:
                 self.buffer.copy_(expected)
         else:
             self.buffer[self.own] = mine[self.own]
             length = max(1, self.own.stop - self.own.start)
-            expected = torch.cat([self.sample(rank)[rank * length : (rank + 1) * length] for rank in range(self.ranks)])
-        self.perform()
+            parts = [slice(rank * length, (rank + 1) * length) for rank in range(self.ranks)]
+            expected = torch.cat([self.contributed_elements(rank)[part] for rank, part in enumerate(parts)])
+        self.run_once()
         found = self.buffer
         if self.name == "reduce_scatter":
             found, expected = self.part, expected[self.own]
@@ -77,16 +78,16 @@ def processor_time_s():
     return use.ru_utime + use.ru_stime
 
 
-def measure(operation, iterations, warm_up):
+def time_collective(operation, iterations, warm_up):
     """Times the operation. The results are the median over all iterations of the time on the slowest rank, and the processor
     time of all ranks together."""
     for _ in range(warm_up):
-        operation.perform()
+        operation.run_once()
     times = torch.zeros(iterations, dtype=torch.float64)
     dist.barrier()
     used, last = processor_time_s(), time.perf_counter()
     for index in range(iterations):
-        operation.perform()
+        operation.run_once()
         now = time.perf_counter()
         times[index] = (now - last) * 1e6
         last = now
@@ -109,8 +110,8 @@ def main():
     if speaks:
         print(json.dumps({"version": f"Gloo of PyTorch {torch.__version__}"}), flush=True)
     for size, iterations in args.size:
-        operation = Operation(args.operation, args.dtype, size)
-        row = {"bytes": size, **measure(operation, iterations, args.warm_up), "wrong": operation.count_wrong_elements()}
+        operation = BenchmarkedCollective(args.operation, args.dtype, size)
+        row = {"bytes": size, **time_collective(operation, iterations, args.warm_up), "wrong": operation.count_wrong_elements()}
         if speaks:
             print(json.dumps(row), flush=True)
     dist.destroy_process_group()

@@ -16,7 +16,7 @@ import machine
 import peers
 import processes
 import rounds
-from peers import Failed
+from peers import MeasurementFailed
 
 NETLAB = pathlib.Path(__file__).resolve().parent.parent / "netlab"
 SIZES = ("64", "4K", "64K", "1M", "4M", "16M", "64M")
@@ -53,7 +53,7 @@ esac
 
 
 @dataclasses.dataclass(frozen=True)
-class Lab:
+class SimulatedLab:
     hosts: int
     rate: str
 
@@ -63,7 +63,7 @@ class Lab:
         found = re.fullmatch(r"(\d+):(\d+[kmgt]?bit)", text)
         if not found or not 2 <= int(found.group(1)) <= 200:
             raise ValueError(f"{text}: a lab is HOSTS:RATE with 2 to 200 hosts, for example 4:1gbit")
-        return Lab(int(found.group(1)), found.group(2))
+        return SimulatedLab(int(found.group(1)), found.group(2))
 
     def __str__(self):
         return f"{self.hosts} hosts on a switch with lines of {self.rate} (tools/netlab)"
@@ -78,30 +78,30 @@ class Lab:
     def run(self, command, stall_s, scratch):
         """Runs the command on every host."""
         started = [NETLAB, "-n", self.hosts, "--rate", self.rate, "--", *command]
-        return processes.run([started], stall_s, scratch, ending_s=ENDING_S)
+        return processes.run_commands([started], stall_s, scratch, ending_s=ENDING_S)
 
 
-class Ringbench(peers.Ringbench):
+class LabRingbench(peers.Ringbench):
     def __init__(self, lab, args, scratch):
         super().__init__(OURS, "ringbench (TCP)", args.programs, ["--transport", "tcp"], args.our_congestion, scratch)
         self.lab = lab
 
-    def run(self, case, command, stall_s):
+    def run_on_every_rank(self, case, command, stall_s):
         place = ["--peers", "{peers}", "--rank", "{rank}", "--secret-file", "{secret}"]
         return self.lab.run([*command, *place], stall_s, self.scratch)
 
 
-class Gloo(peers.Gloo):
+class LabGloo(peers.Gloo):
     def __init__(self, lab, python, scratch):
         super().__init__(python, scratch)
         self.lab = lab
 
-    def run(self, case, command, stall_s):
+    def run_on_every_rank(self, case, command, stall_s):
         place = ["RANK={rank}", f"WORLD_SIZE={case.world}", "MASTER_ADDR={first}", f"MASTER_PORT={GLOO_PORT}"]
         return self.lab.run(["env", *place, "GLOO_SOCKET_IFNAME=eth0", *command], stall_s, self.scratch)
 
 
-class Line(peers.Program):
+class NetworkLine(peers.ComparedProgram):
     """Measures the rate of a line with one TCP connection, or with two connections in opposite directions, as in a ring."""
 
     key = name = "iperf3"
@@ -109,35 +109,35 @@ class Line(peers.Program):
     def __init__(self, lab, scratch):
         self.lab, self.scratch = lab, scratch
 
-    def mbit_per_s(self, control, seconds, both_ways, stall_s):
+    def measure_mbit_per_s(self, control, seconds, both_ways, stall_s):
         """Returns two values: a list of the rates in Mbit/s, one for each direction, and iperf3's version."""
         flags = ["--time", seconds, "--omit", LINE_OMIT_S, *(["--bidir"] if both_ways else [])]
         command = ["sh", "-c", IPERF, "sh", "{host}", "{first}", *flags]
         result = self.lab.run(command, stall_s + seconds + LINE_OMIT_S, self.scratch)
         if result.code != 0:
             how = "did not end" if result.code is None else f"ended with {result.code}"
-            raise Failed(f"iperf3 {how}: {f'{result.output} {result.errors}'.strip()[-300:]}")
-        return line_rates(result.output, control, both_ways)
+            raise MeasurementFailed(f"iperf3 {how}: {f'{result.output} {result.errors}'.strip()[-300:]}")
+        return parse_iperf_rates(result.output, control, both_ways)
 
 
-def line_rates(output, control, both_ways):
+def parse_iperf_rates(output, control, both_ways):
     """Parses the JSON output of iperf3. Returns two values: a list of the rates in Mbit/s, one for each direction, and iperf3's
     version."""
     try:
         reply = json.loads(output)
         if "error" in reply:
-            raise Failed(f"iperf3: {reply['error']}")
+            raise MeasurementFailed(f"iperf3: {reply['error']}")
         end, version = reply["end"], reply["start"]["version"]
         # The hosts of a lab inherit the machine's default congestion control. Check that the hosts did.
         if (used := end["sender_tcp_congestion"]) != control:
-            raise Failed(f"the hosts of the lab use {used}, not {control}")
+            raise MeasurementFailed(f"the hosts of the lab use {used}, not {control}")
         names = ["sum_received", *(["sum_received_bidir_reverse"] if both_ways else [])]
         return [end[name]["bits_per_second"] / 1e6 for name in names], version
     except (ValueError, KeyError, TypeError) as error:
-        raise Failed(f"iperf3 printed no JSON of a test: {error!r}") from error
+        raise MeasurementFailed(f"iperf3 printed no JSON of a test: {error!r}") from error
 
 
-class Rounds(rounds.Rounds):
+class LabRounds(rounds.ComparisonRounds):
     """Rounds in which the line is also measured, as if the line were one of the compared programs."""
 
     def __init__(self, args, say):
@@ -147,20 +147,20 @@ class Rounds(rounds.Rounds):
         self.line_rates = {}
         self.line_failed = False
 
-    def trial(self, program, case, sizes):
-        if not isinstance(program, Line):
-            super().trial(program, case, sizes)
+    def run_trial(self, program, case, sizes):
+        if not isinstance(program, NetworkLine):
+            super().run_trial(program, case, sizes)
             return
         self.say("trial of a line with iperf3", keep=False)
         try:
             default = machine.CONGESTION.read_text().strip()
-            _, self.versions[program.key] = program.mbit_per_s(default, LINE_TRIAL_S, True, self.args.timeout)
-        except Failed as error:
+            _, self.versions[program.key] = program.measure_mbit_per_s(default, LINE_TRIAL_S, True, self.args.timeout)
+        except MeasurementFailed as error:
             self.say(f"LEFT OUT: {error}")
             self.line_failed = True
 
     def measure_in_round(self, program, case, control, number):
-        if not isinstance(program, Line):
+        if not isinstance(program, NetworkLine):
             super().measure_in_round(program, case, control, number)
             return
         if self.line_failed:
@@ -168,9 +168,9 @@ class Rounds(rounds.Rounds):
         self.say(f"round {number + 1} of {self.args.rounds}, {control}, a line with iperf3", keep=False)
         machine.wait_until_idle(self.args.wait_idle, self.say)
         try:
-            [one_way], _ = program.mbit_per_s(control, LINE_S, False, self.args.timeout)
-            both_ways, _ = program.mbit_per_s(control, LINE_S, True, self.args.timeout)
-        except Failed as error:
+            [one_way], _ = program.measure_mbit_per_s(control, LINE_S, False, self.args.timeout)
+            both_ways, _ = program.measure_mbit_per_s(control, LINE_S, True, self.args.timeout)
+        except MeasurementFailed as error:
             self.say(f"FAILED in round {number + 1} under {control}: {error}")
             return
         self.line_rates.setdefault(control, []).append((one_way, statistics.mean(both_ways)))
@@ -198,20 +198,20 @@ def add_line_rates(rows, lines):
             row["line_part"] = row["busbw_gb_per_s"] / row["line_gb_per_s"]
 
 
-def find(args, scratch):
+def find_programs(args, scratch):
     """Returns all programs that can run in the lab, and (key, reason) for each missing program."""
     reason = args.lab.unavailable_reason()
     if reason:
         return [], [(key, reason) for key in EXPECTED]
     programs, absent = [], []
     if shutil.which("iperf3"):
-        programs.append(Line(args.lab, scratch))
+        programs.append(NetworkLine(args.lab, scratch))
     else:
         absent.append(("iperf3", "not found (apt-get install iperf3), so the rate of the lines is unknown"))
     if (args.programs / "ringbench").exists():
-        programs.append(Ringbench(args.lab, args, scratch))
+        programs.append(LabRingbench(args.lab, args, scratch))
     else:
         absent.append((OURS, f"no ringbench in {args.programs}; run cargo build --release"))
     found, missing = peers.Gloo.find_all(args, scratch)
-    programs += [Gloo(args.lab, gloo.python, scratch) for gloo in found]
+    programs += [LabGloo(args.lab, gloo.python, scratch) for gloo in found]
     return programs, absent + missing

@@ -10,7 +10,7 @@ CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")
 BUSY_MAX = 0.1
 
 
-def description():
+def describe_machine():
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -44,14 +44,14 @@ def core_count():
 def busy_fraction():
     """Returns the fraction of the time of all processors that is in use, measured for a quarter of a second."""
 
-    def ticks():
+    def read_processor_ticks():
         """Returns the total time of all processors since the machine started, and the idle part of this time."""
         values = [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         return sum(values), values[3] + values[4]
 
-    total, idle = ticks()
+    total, idle = read_processor_ticks()
     time.sleep(0.25)
-    total_after, idle_after = ticks()
+    total_after, idle_after = read_processor_ticks()
     return 1 - (idle_after - idle) / max(1, total_after - total)
 
 
@@ -65,7 +65,7 @@ def wait_until_idle(limit_s, say):
         time.sleep(1)
 
 
-class Congestion:
+class CongestionControl:
     """Changes the host's default congestion control for a run. Always restores the original setting at the end."""
 
     def __init__(self, say):
@@ -75,7 +75,7 @@ class Congestion:
         self.original = CONGESTION.read_text().strip()
         return self
 
-    def settable(self, wanted):
+    def find_settable(self, wanted):
         """Returns the congestion controls in `wanted` that this machine allows the script to set. Prints a message
         for each other congestion control in `wanted`."""
         found = []

@@ -28,12 +28,12 @@ EXPECTED = (
 )
 
 
-class Failed(Exception):
+class MeasurementFailed(Exception):
     """A program could not measure a case."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class BenchmarkCase:
     operation: str
     dtype: str
     world: int
@@ -54,7 +54,7 @@ class Measurement:
     finished: bool
 
 
-class Program:
+class ComparedProgram:
     """A program that the comparison measures. The printed table has one column for each program."""
 
     key = name = ""
@@ -72,7 +72,7 @@ class Program:
         raise NotImplementedError
 
 
-class Ringbench(Program):
+class Ringbench(ComparedProgram):
     def __init__(self, key, name, directory, transport, congestion, scratch):
         self.key, self.name, self.directory, self.scratch = key, name, directory, scratch
         self.transport, self.congestion = transport, congestion
@@ -80,21 +80,21 @@ class Ringbench(Program):
     @staticmethod
     def find_all(args, scratch):
         """Returns the ringbench programs of all builds, and (key, reason) for each missing program."""
-        found, absent = Ringbench.find_in(args.programs, args.our_congestion, scratch, "")
+        found, absent = Ringbench.find_in_build(args.programs, args.our_congestion, scratch, "")
         if args.before:
-            more = Ringbench.find_in(args.before, args.our_congestion, scratch, BEFORE)
+            more = Ringbench.find_in_build(args.before, args.our_congestion, scratch, BEFORE)
             found, absent = found + more[0], absent + more[1]
         return found, absent
 
     @staticmethod
-    def find_in(directory, congestion, scratch, suffix):
+    def find_in_build(directory, congestion, scratch, suffix):
         """Returns the ringbench programs of the build in `directory`, and (key, reason) for each missing program. `suffix` is
         appended to the keys and names, so that the programs of two builds have different names."""
         if not all((directory / name).exists() for name in ("ringrun", "ringbench")):
             reason = f"no ringrun and ringbench in {directory}; run cargo build --release"
             return [], [(key + suffix, reason) for key in ("ringbench", "ringbench-alloc", "ringbench-tcp")]
         usage = subprocess.run([directory / "ringbench", "--help"], capture_output=True, text=True, check=False)
-        auto, tcp = (["--transport", name] if has_transport(usage.stdout, name) else None for name in ("auto", "tcp"))
+        auto, tcp = (["--transport", name] if usage_lists_transport(usage.stdout, name) else None for name in ("auto", "tcp"))
         if auto and tcp:
             lent = ("ringbench-alloc", "ringbench --alloc", [*auto, "--alloc"])
             columns = [("ringbench", "ringbench", auto), lent, ("ringbench-tcp", "ringbench (TCP)", tcp)]
@@ -138,28 +138,28 @@ class Ringbench(Program):
         ]
         if case.operation in ("all_reduce", "reduce_scatter"):
             command += ["-o", "sum"]
-        result = self.run(case, command, stall_s)
+        result = self.run_on_every_rank(case, command, stall_s)
         if result.code is None:
             return None, None, None
         if result.code != 0:
-            raise Failed(f"{self.name} ended with {result.code}: {result.errors.strip()[-500:]}")
+            raise MeasurementFailed(f"{self.name} ended with {result.code}: {result.errors.strip()[-500:]}")
         measured = json.loads(report.read_text())
         [row] = measured["results"]
         kept = {key: row[key] for key in ("time_us", "iterations", "wrong", "transport", "algorithm") if key in row}
         return {**kept, "cpu_s": None}, result.cpu_s, measured["environment"]
 
-    def run(self, case, command, stall_s):
+    def run_on_every_rank(self, case, command, stall_s):
         """Runs the command on every rank of a job."""
-        return processes.run([[self.directory / "ringrun", "-n", case.world, *command]], stall_s, self.scratch)
+        return processes.run_commands([[self.directory / "ringrun", "-n", case.world, *command]], stall_s, self.scratch)
 
 
-def has_transport(usage, name):
+def usage_lists_transport(usage, name):
     """Returns whether `ringbench --help` lists this value of --transport."""
     part = re.search(r"^ +--transport\b.*?(?=^ +(?:-\w, )?--\w)", usage, re.MULTILINE | re.DOTALL)
     return part is not None and re.search(rf"^ +- {name}\b", part.group(), re.MULTILINE) is not None
 
 
-class Gloo(Program):
+class Gloo(ComparedProgram):
     key, name = "gloo", "Gloo"
 
     def __init__(self, python, scratch):
@@ -168,7 +168,7 @@ class Gloo(Program):
     @staticmethod
     def find_all(args, scratch):
         named = [pathlib.Path(args.python)] if args.python else []
-        for python in [*named, *files_in(args.peers, "bin/python")]:
+        for python in [*named, *find_in_environments(args.peers, "bin/python")]:
             if has_gloo(python):
                 return [Gloo(python, scratch)], []
         return [], [("gloo", "no Python with torch was found (--install, --peers, --python or COMPARE_PYTHON)")]
@@ -184,16 +184,16 @@ class Gloo(Program):
         command += ["--operation", case.operation, "--dtype", case.dtype]
         for size, iterations in sizes:
             command += ["--size", size, iterations]
-        return measurement_from(self, self.run(case, command, stall_s))
+        return parse_measurement(self, self.run_on_every_rank(case, command, stall_s))
 
-    def run(self, case, command, stall_s):
+    def run_on_every_rank(self, case, command, stall_s):
         """Runs the command on every rank of a job."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         job = {"WORLD_SIZE": case.world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
         ranks = [{**job, "RANK": rank} for rank in range(case.world)]
-        return processes.run([command] * case.world, stall_s, self.scratch, ranks)
+        return processes.run_commands([command] * case.world, stall_s, self.scratch, ranks)
 
 
 def has_gloo(python):
@@ -201,7 +201,7 @@ def has_gloo(python):
     return shutil.which(python) is not None and subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
-class Mpi(Program):
+class Mpi(ComparedProgram):
     # The MPI standard has no floating-point type of 16 bits.
     dtypes = ("f32", "f64")
 
@@ -214,14 +214,14 @@ class Mpi(Program):
         """Returns two programs for each MPI: one that uses only TCP, and one with the defaults of the MPI. Also returns (key,
         reason) for each missing program."""
         programs, absent, failures = {}, [], []
-        directories = [path.parent for path in files_in(args.peers, "bin/mpicc")]
+        directories = [path.parent for path in find_in_environments(args.peers, "bin/mpicc")]
         if shutil.which("mpicc"):
             directories.append(pathlib.Path(shutil.which("mpicc")).parent)
         for number, directory in enumerate(directories):
             try:
-                for program in Mpi.programs_in(directory, scratch, number):
+                for program in Mpi.compile_programs(directory, scratch, number):
                     programs.setdefault(program.key, program)
-            except Failed as error:
+            except MeasurementFailed as error:
                 failures.append(str(error))
         for key in EXPECTED:
             if key.startswith(("openmpi", "mpich")) and key not in programs:
@@ -229,17 +229,17 @@ class Mpi(Program):
         return list(programs.values()), absent
 
     @staticmethod
-    def programs_in(directory, scratch, number):
+    def compile_programs(directory, scratch, number):
         mpiexec, program = directory / "mpiexec", scratch / f"mpi_bench.{number}"
-        compiled = processes.run([[directory / "mpicc", "-O2", "-o", program, HERE / "mpi_bench.c"]], 120, scratch)
+        compiled = processes.run_commands([[directory / "mpicc", "-O2", "-o", program, HERE / "mpi_bench.c"]], 120, scratch)
         if compiled.code != 0:
-            raise Failed(f"{directory / 'mpicc'} failed: {compiled.errors.strip()[-300:]}")
+            raise MeasurementFailed(f"{directory / 'mpicc'} failed: {compiled.errors.strip()[-300:]}")
         # Run a program to learn which MPI this is, because mpicc and mpiexec have the same names in all MPIs.
-        probe = processes.run([[mpiexec, "-n", 1, program, "all_reduce", "f32", 1]], 30, scratch, [AS_ROOT])
-        version = parse_lines(probe.output)[1]
+        probe = processes.run_commands([[mpiexec, "-n", 1, program, "all_reduce", "f32", 1]], 30, scratch, [AS_ROOT])
+        version = parse_rows_and_version(probe.output)[1]
         found = re.match(r"(Open MPI|MPICH)\D*(\d+)", version)
         if probe.code != 0 or not found:
-            raise Failed(f"{mpiexec} cannot start a program: {(version or probe.errors.strip())[-300:]}")
+            raise MeasurementFailed(f"{mpiexec} cannot start a program: {(version or probe.errors.strip())[-300:]}")
         family, major = found.group(1), int(found.group(2))
         kind, key = (OpenMpi, f"openmpi{major}") if family == "Open MPI" else (Mpich, f"mpich{major}")
         for suffix, title, (flags, variables) in (("-tcp", " (TCP)", kind.TCP), ("", "", ([], {}))):
@@ -250,7 +250,7 @@ class Mpi(Program):
         command += [self.program, case.operation, case.dtype, WARM_UP]
         for size, iterations in sizes:
             command += [size, iterations]
-        return measurement_from(self, processes.run([command], stall_s, self.scratch, [{**AS_ROOT, **self.variables}]))
+        return parse_measurement(self, processes.run_commands([command], stall_s, self.scratch, [{**AS_ROOT, **self.variables}]))
 
     def oversubscription_flags(self, world):
         """Returns the flags that mpiexec needs for `world` ranks if they share cores or processors."""
@@ -288,7 +288,7 @@ class Mpich(Mpi):
         return min(default_s, self.OVERSUBSCRIBED_S) if world > processor_count() else default_s
 
 
-def parse_lines(text):
+def parse_rows_and_version(text):
     """Parses the output of gloo_bench.py or mpi_bench.c. Returns a dictionary with the row of each size, and the version."""
     rows, version = {}, ""
     for line in text.splitlines():
@@ -302,19 +302,19 @@ def parse_lines(text):
     return rows, version
 
 
-def measurement_from(program, result):
+def parse_measurement(program, result):
     if result.code not in (None, 0):
-        raise Failed(f"{program.name} ended with {result.code}: {result.errors.strip()[-500:]}")
-    rows, version = parse_lines(result.output)
+        raise MeasurementFailed(f"{program.name} ended with {result.code}: {result.errors.strip()[-500:]}")
+    rows, version = parse_rows_and_version(result.output)
     return Measurement(version, rows, result.code == 0)
 
 
-def files_in(directory, path):
+def find_in_environments(directory, path):
     """Returns the files with this path in the virtual environments that --install has created in `directory`."""
     return sorted(directory.glob(f"*/{path}")) if directory else []
 
 
-def find(args, scratch):
+def find_programs(args, scratch):
     """Returns all programs that were found, and (key, reason) for each expected program that is missing."""
     programs, absent = [], []
     for kind in (Ringbench, Gloo, Mpi):
@@ -325,12 +325,12 @@ def find(args, scratch):
     return sorted(programs, key=lambda program: order.get(program.key, len(order))), absent
 
 
-def install(directory, say):
+def install_programs(directory, say):
     """Creates a virtual environment in `directory` for each program that is not yet installed there."""
     present = {
-        "torch": any(has_gloo(python) for python in files_in(directory, "bin/python")),
-        "openmpi": bool(files_in(directory, "bin/ompi_info")),
-        "mpich": bool(files_in(directory, "bin/mpichversion")),
+        "torch": any(has_gloo(python) for python in find_in_environments(directory, "bin/python")),
+        "openmpi": bool(find_in_environments(directory, "bin/ompi_info")),
+        "mpich": bool(find_in_environments(directory, "bin/mpichversion")),
     }
     for name, packages in PACKAGES.items():
         if present[name]:

@@ -20,33 +20,34 @@ LEGEND_LINE, ROW_HEAD, ROW_FOOT = 22, 62, 56
 CHARACTER = 6.4
 
 
-def svg(data):
+def draw_svg(data):
     """Returns an SVG with a row of two panels for each group of results."""
-    groups = report.groups(data["results"])
+    groups = report.group_rows(data["results"])
     keys = [key for key in data["programs"] if any(row["program"] == key for row in data["results"])]
-    styles = {key: style(key, keys) for key in keys}
-    body = [text(MARGIN, 34, "Collectives side by side", size=18, weight=600)]
-    line = report.heading(data["machine"], data["versions"], data["rounds"])
+    styles = {key: series_style(key, keys) for key in keys}
+    body = [text_element(MARGIN, 34, "Collectives side by side", size=18, weight=600)]
+    line = report.report_heading(data["machine"], data["versions"], data["rounds"])
     y = 56
-    for part in wrap(line, int((WIDTH - 2 * MARGIN) / CHARACTER)):
-        body.append(text(MARGIN, y, part, colour=FAINT))
+    for part in wrap_line(line, int((WIDTH - 2 * MARGIN) / CHARACTER)):
+        body.append(text_element(MARGIN, y, part, colour=FAINT))
         y += 17
     y = draw_legend(body, y + 8, data["programs"], styles)
     for (operation, dtype, control, world), rows in groups.items():
         title = f"{operation} of {dtype}, {world} ranks, the host's default congestion control is {control}"
-        body.append(text(MARGIN, y + 26, title, size=14, weight=600))
+        body.append(text_element(MARGIN, y + 26, title, size=14, weight=600))
         draw_panel(body, MARGIN + LEFT, y + ROW_HEAD, rows, styles, "time_us")
         draw_panel(body, MARGIN + LEFT + PANEL_WIDTH + GAP, y + ROW_HEAD, rows, styles, "busbw_gb_per_s")
         y += ROW_HEAD + PANEL_HEIGHT + ROW_FOOT
     height = y + 34
-    body.append(text(MARGIN, height - 16, "Points are medians of the rounds; bars show their range. In the left panels both axes "
-                     "are logarithmic, in the right panels only the size.", colour=FAINT))
+    note = "Points are medians of the rounds; bars show their range. "
+    note += "In the left panels both axes are logarithmic, in the right panels only the size."
+    body.append(text_element(MARGIN, height - 16, note, colour=FAINT))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     return "\n".join([f'{head} font-family="{FONT}" role="img">', f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
                       *body, "</svg>", ""])
 
 
-def style(key, keys):
+def series_style(key, keys):
     """Returns the colour, the dash attribute and the line width of the program `key`."""
     library = key.removesuffix("-tcp")
     unknown = [other for other in dict.fromkeys(key.removesuffix("-tcp") for key in keys) if other not in COLOURS]
@@ -65,7 +66,7 @@ def draw_legend(body, y, names, styles):
             x, y = MARGIN, y + LEGEND_LINE
         body.append(f'<path d="M{x} {y}h34" stroke="{colour}" stroke-width="{width}"{dash}/>')
         body.append(f'<circle cx="{x + 17}" cy="{y}" r="3" fill="{colour}"/>')
-        body.append(text(x + 42, y + 4, label))
+        body.append(text_element(x + 42, y + 4, label))
         x += needed
     return y + LEGEND_LINE - 6
 
@@ -87,18 +88,18 @@ def draw_panel(body, x, y, rows, styles, value):
         up = linear_scale(ticks[-1], y + PANEL_HEIGHT, y)
         labels = [f"{tick:g}" for tick in ticks]
         title = "bus bandwidth (GB/s)"
-    body.append(text(x, y - 12, title, colour=FAINT, weight=600))
+    body.append(text_element(x, y - 12, title, colour=FAINT, weight=600))
     for tick, label in zip(ticks, labels):
         body.append(f'<path d="M{x} {up(tick):.1f}h{PANEL_WIDTH}" stroke="{GRID}"/>')
-        body.append(text(x - 8, up(tick) + 4, label, colour=FAINT, anchor="end"))
+        body.append(text_element(x - 8, up(tick) + 4, label, colour=FAINT, anchor="end"))
     for size in labelled_sizes(sizes):
         body.append(f'<path d="M{across(size):.1f} {y + PANEL_HEIGHT}v5" stroke="{FAINT}"/>')
-        body.append(text(across(size), y + PANEL_HEIGHT + 19, report.size_text(size), colour=FAINT, anchor="middle"))
+        body.append(text_element(across(size), y + PANEL_HEIGHT + 19, report.size_text(size), colour=FAINT, anchor="middle"))
     if not timed and line:
         body.append(f'<path d="M{x} {up(line):.1f}h{PANEL_WIDTH}" stroke="{INK}" stroke-dasharray="2 4"/>')
-        body.append(text(x + 8, up(line) - 6, "iperf3, one direction", colour=FAINT))
+        body.append(text_element(x + 8, up(line) - 6, "iperf3, one direction", colour=FAINT))
     body.append(f'<path d="M{x} {y + PANEL_HEIGHT}h{PANEL_WIDTH}" stroke="{FAINT}"/>')
-    body.append(text(x + PANEL_WIDTH / 2, y + PANEL_HEIGHT + 38, "bytes", colour=FAINT, anchor="middle"))
+    body.append(text_element(x + PANEL_WIDTH / 2, y + PANEL_HEIGHT + 38, "bytes", colour=FAINT, anchor="middle"))
     # ringbench is drawn last, so that its line is on top.
     for key in sorted(styles, key=lambda key: key.startswith("ringbench")):
         own = sorted((row for row in rows if row["program"] == key), key=lambda row: row["bytes"])
@@ -165,7 +166,7 @@ def labelled_sizes(sizes):
     return sizes[::every]
 
 
-def wrap(line, width):
+def wrap_line(line, width):
     """Splits a line between words into lines of at most `width` characters."""
     lines, current = [], ""
     for word in line.split():
@@ -177,7 +178,7 @@ def wrap(line, width):
     return [*lines, current]
 
 
-def text(x, y, content, size=12, weight=400, colour=INK, anchor="start"):
+def text_element(x, y, content, size=12, weight=400, colour=INK, anchor="start"):
     bold = f' font-weight="{weight}"' if weight != 400 else ""
     end = f' text-anchor="{anchor}"' if anchor != "start" else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}"{bold}{end}>{escape(content)}</text>'

@@ -40,7 +40,7 @@ def interrupt_on_signals():
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
 
 
-def run(commands, stall_s, scratch, variables=({},), ending_s=0):
+def run_commands(commands, stall_s, scratch, variables=({},), ending_s=0):
     """Runs the commands together until all have ended, one has failed, or the first command has printed nothing for `stall_s`
     seconds.
 
@@ -131,7 +131,7 @@ def _is_running(pid):
         return False
 
 
-def descendants(parents, root):
+def find_descendants(parents, root):
     """Returns all descendants of `root`. `parents` maps each process to its parent."""
     found = []
     generation = [root]
@@ -145,7 +145,7 @@ def end_descendants():
     """Kills and reaps all descendants of this process."""
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while time.monotonic() < deadline:
-        for pid in descendants(_parents(), os.getpid()):
+        for pid in find_descendants(_read_parents(), os.getpid()):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -158,7 +158,7 @@ def end_descendants():
         time.sleep(0.005)
 
 
-def _parents():
+def _read_parents():
     parents = {}
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -7,8 +7,8 @@ from rounds import busbw_factor
 GIB = 1 << 30
 
 
-def results(rounds, ours, names):
-    """Returns a row for each `rounds.Key`: for each program, size and other setting that was measured.
+def result_rows(rounds, ours, names):
+    """Returns a row for each `rounds.MeasurementKey`: for each program, size and other setting that was measured.
 
     In each row, `times_ours` is a ratio: the row's median time divided by the median time of the program `ours`.
     """
@@ -42,7 +42,7 @@ def results(rounds, ours, names):
     return rows
 
 
-def document(machine, rounds, rows, names, notes, args):
+def json_document(machine, rounds, rows, names, notes, args):
     """Returns the contents of the JSON file."""
     return {
         "machine": machine,
@@ -60,7 +60,7 @@ def document(machine, rounds, rows, names, notes, args):
     }
 
 
-def groups(rows):
+def group_rows(rows):
     """Groups the rows by (operation, dtype, host's default congestion control, ranks), and keeps their order."""
     found = {}
     for row in rows:
@@ -69,7 +69,7 @@ def groups(rows):
     return found
 
 
-def heading(machine, versions, rounds):
+def report_heading(machine, versions, rounds):
     """Returns one line with the machine, the versions and the number of rounds."""
     host = f"{machine['cpu']}, {machine['processors']} processors, {machine['kernel']}"
     if machine.get("network"):
@@ -94,13 +94,13 @@ def size_text(size):
     return str(size)
 
 
-def tables(data, cpu):
-    """Returns the Markdown tables for the contents `data` of the JSON file: a table of the times for each group of `groups`,
+def markdown_tables(data, cpu):
+    """Returns the Markdown tables for the contents `data` of the JSON file: a table of the times for each group of `group_rows`,
     and if `cpu` is true, also a table of the processor times."""
     parts = []
     missing = {tuple(row.values()) for row in data["did_not_finish"]}
     ours = data["programs"].get(data["ours"], data["ours"])
-    for (operation, dtype, control, world), rows in groups(data["results"]).items():
+    for (operation, dtype, control, world), rows in group_rows(data["results"]).items():
         keys = [key for key in data["programs"] if any(row["program"] == key for row in rows)]
         # If a program did not finish any size, the program still has a column.
         stopped = {key for *what, _, key in missing if what == [operation, dtype, world]}
@@ -117,14 +117,14 @@ def tables(data, cpu):
         title += f"\n\nEach cell shows the median, the range, and in bold the time divided by that of {ours}."
         if line := data["lines"].get(control):
             title += f"\n\n{line_text(line)}"
-        parts.append(grid(title, data["programs"], keys, sizes, lambda size, key: cell(size, key, times_text)))
+        parts.append(markdown_table(title, data["programs"], keys, sizes, lambda size, key: cell(size, key, times_text)))
         if cpu:
             title = f"**the same runs: CPU seconds of all ranks for each GiB of {operation}**"
-            parts.append(grid(title, data["programs"], keys, sizes, lambda size, key: cell(size, key, cpu_text)))
+            parts.append(markdown_table(title, data["programs"], keys, sizes, lambda size, key: cell(size, key, cpu_text)))
     return "\n\n".join(parts)
 
 
-def grid(title, names, keys, sizes, text):
+def markdown_table(title, names, keys, sizes, text):
     lines = [title, "", f"| bytes | {' | '.join(names[key] for key in keys)} |", "|---" * (len(keys) + 1) + "|"]
     lines += [f"| {size_text(size)} | {' | '.join(text(size, key) for key in keys)} |" for size in sizes]
     return "\n".join(lines)

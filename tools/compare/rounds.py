@@ -4,7 +4,7 @@ that do not finish."""
 import dataclasses
 
 import machine
-from peers import WARM_UP, Failed
+from peers import WARM_UP, MeasurementFailed
 
 # The time for each size in a round. A program runs as many iterations as fit into this time.
 BUDGET_US = 400_000
@@ -37,7 +37,7 @@ def iterations_for(time_us):
     return max(ITERATIONS_MIN, min(ITERATIONS_MAX, round(BUDGET_US / max(time_us, 1e-3))))
 
 
-def rotate(programs, number):
+def rotate_programs(programs, number):
     """Rotates the list of programs by `number`, the number of the round, so that each round begins with another
     program.
     """
@@ -55,7 +55,7 @@ def busbw_factor(operation, world):
 
 
 @dataclasses.dataclass(frozen=True)
-class Key:
+class MeasurementKey:
     """Identifies a measured time: the operation, its element type and size, the number of ranks, and the program."""
 
     operation: str
@@ -66,12 +66,12 @@ class Key:
     program: str
 
 
-class Rounds:
+class ComparisonRounds:
     """Measures the rounds of a comparison, and stores the results."""
 
     def __init__(self, args, say):
         self.args, self.say = args, say
-        # For each Key, a list with a row for each round.
+        # For each MeasurementKey, a list with a row for each round.
         self.rows = {}
         self.unfinished = set()
         self.versions = {}
@@ -90,20 +90,20 @@ class Rounds:
 
     def measure_all(self, programs, cases, sizes, congestion):
         self.fixed = {size: count for size, count in sizes if count}
-        controls = congestion.settable(self.args.congestion)
+        controls = congestion.find_settable(self.args.congestion)
         for case in cases:
             for program in programs:
-                self.trial(program, case, sizes)
+                self.run_trial(program, case, sizes)
         # The congestion controls alternate within a round, so that a change in the machine's speed affects all congestion
         # controls.
         for number in range(self.args.rounds):
             for control in controls:
                 congestion.set(control)
                 for case in cases:
-                    for program in rotate(programs, number):
+                    for program in rotate_programs(programs, number):
                         self.measure_in_round(program, case, control, number)
 
-    def trial(self, program, case, sizes):
+    def run_trial(self, program, case, sizes):
         """Chooses the number of iterations of each size, and reports the sizes that the program cannot measure."""
         wanted = [(size, count or TRIAL_ITERATIONS) for size, count in sizes if size >= case.smallest_size()]
         self.iterations[case, program.key] = counts = {}
@@ -119,7 +119,7 @@ class Rounds:
         machine.wait_until_idle(self.args.wait_idle, self.say)
         try:
             measurement = program.measure(case, trial, program.extra_time_s(case.world, self.args.timeout), False)
-        except Failed as error:
+        except MeasurementFailed as error:
             if program.key.startswith("ringbench"):
                 raise
             self.say(f"LEFT OUT: {error} ({case.operation} of {case.dtype}, {case.world} ranks)")
@@ -145,14 +145,14 @@ class Rounds:
         stall_s = program.extra_time_s(case.world, self.args.timeout) + 4 * longest_s
         try:
             measurement = self.measure_undisturbed(program, case, sizes, stall_s)
-        except Failed as error:
+        except MeasurementFailed as error:
             if program.key.startswith("ringbench"):
                 raise
             self.say(f"FAILED in round {number + 1} under {control}: {error}")
             return
         self.check_results(program, case, measurement)
         for size, row in measurement.rows.items():
-            key = Key(case.operation, case.dtype, control, case.world, size, program.key)
+            key = MeasurementKey(case.operation, case.dtype, control, case.world, size, program.key)
             self.rows.setdefault(key, []).append(row)
             # Use the shortest time so far. If other programs disturbed the trial, its time is too long, and the number of
             # iterations that follows from it is too small.
@@ -191,7 +191,8 @@ class Rounds:
             self.versions[program.key] = measurement.version
         for size, row in measurement.rows.items():
             if row["wrong"] != 0:
-                raise Failed(f"{program.name} returned {row['wrong']} wrong elements in {case.operation} of {size} bytes")
+                what = f"{row['wrong']} wrong elements in {case.operation} of {size} bytes"
+                raise MeasurementFailed(f"{program.name} returned {what}")
 
     def drop_sizes(self, program, case, sizes):
         for size in sizes:

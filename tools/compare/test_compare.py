@@ -38,7 +38,7 @@ HELP = """\
 """
 
 
-class FakeProgram(peers.Program):
+class FakeProgram(peers.ComparedProgram):
     """A fake program: takes `time_us` for every size, but does not finish sizes of `hangs_from` bytes or more."""
 
     def __init__(self, key, time_us=10.0, wrong=0, hangs_from=None):
@@ -55,10 +55,10 @@ class FakeProgram(peers.Program):
         return peers.Measurement(f"{self.key} 1.0", rows, len(done) == len(sizes))
 
 
-class FakeCongestion:
+class FakeCongestionControl:
     set_to = ()
 
-    def settable(self, wanted):
+    def find_settable(self, wanted):
         return list(wanted)
 
     def set(self, name):
@@ -69,8 +69,9 @@ def measure_fakes(programs, sizes=((64, 0), (1 << 20, 0)), **more):
     """Measures fake programs. Returns the rounds, and all messages except those that show only the progress."""
     options = {"rounds": 3, "congestion": ["bbr", "cubic"], "wait_idle": 0, "timeout": 1, "cpu": True, **more}
     said = []
-    results = rounds.Rounds(types.SimpleNamespace(**options), lambda text, keep=True: said.append(text) if keep else None)
-    results.measure_all(programs, [peers.Case("all_reduce", "f32", 2)], list(sizes), FakeCongestion())
+    args = types.SimpleNamespace(**options)
+    results = rounds.ComparisonRounds(args, lambda text, keep=True: said.append(text) if keep else None)
+    results.measure_all(programs, [peers.BenchmarkCase("all_reduce", "f32", 2)], list(sizes), FakeCongestionControl())
     return results, said
 
 
@@ -78,10 +79,10 @@ def make_document(results, programs, rounds_taken=3):
     names = {program.key: program.name for program in programs}
     host = {"cpu": "A <fast> & wide one", "processors": 2, "kernel": "Linux 6", "congestion_control_default": "bbr"}
     args = types.SimpleNamespace(rounds=rounds_taken, ours="ringbench")
-    return report.document(host, results, report.results(results, "ringbench", names), names, [], args)
+    return report.json_document(host, results, report.result_rows(results, "ringbench", names), names, [], args)
 
 
-class Sizes(unittest.TestCase):
+class SizeTests(unittest.TestCase):
     def test_sizes_with_units_and_ranges_are_parsed(self):
         self.assertEqual(rounds.size_bytes("64K"), 65536)
         self.assertEqual(rounds.size_bytes("4"), 4)
@@ -100,27 +101,27 @@ class Sizes(unittest.TestCase):
                          ["0.36 µs", "7.2 µs", "130 µs", "21.8 ms", "2.0 s"])
 
 
-class Programs(unittest.TestCase):
+class ProgramTests(unittest.TestCase):
     def test_a_transport_is_known_if_the_usage_lists_it(self):
-        self.assertTrue(peers.has_transport(HELP, "auto"))
-        self.assertTrue(peers.has_transport(HELP, "tcp"))
-        self.assertFalse(peers.has_transport(HELP, "shm"))
-        self.assertFalse(peers.has_transport("", "auto"))
+        self.assertTrue(peers.usage_lists_transport(HELP, "auto"))
+        self.assertTrue(peers.usage_lists_transport(HELP, "tcp"))
+        self.assertFalse(peers.usage_lists_transport(HELP, "shm"))
+        self.assertFalse(peers.usage_lists_transport("", "auto"))
 
     def test_rows_and_version_are_read_among_other_output(self):
-        rows, version = peers.parse_lines(
+        rows, version = peers.parse_rows_and_version(
             'a warning\n{"version": "MPICH Version:      5.0.2"}\n{"bytes": 4, "time_us": 1, "wrong": 0}\n{"bytes": 8, "ti'
         )
         self.assertEqual((rows, version), ({4: {"time_us": 1, "wrong": 0}}, "MPICH 5.0.2"))
 
     def test_a_program_gives_the_reason_why_it_cannot_measure_a_case(self):
         mpi = peers.Mpi("openmpi5", "", None, None, [], {}, None)
-        self.assertIn("f16", mpi.unsupported_reason(peers.Case("all_reduce", "f16", 2)))
-        self.assertIsNone(mpi.unsupported_reason(peers.Case("all_reduce", "f64", 2)))
-        self.assertIsNotNone(peers.Gloo(None, None).unsupported_reason(peers.Case("all_reduce", "bf16", 17)))
+        self.assertIn("f16", mpi.unsupported_reason(peers.BenchmarkCase("all_reduce", "f16", 2)))
+        self.assertIsNone(mpi.unsupported_reason(peers.BenchmarkCase("all_reduce", "f64", 2)))
+        self.assertIsNotNone(peers.Gloo(None, None).unsupported_reason(peers.BenchmarkCase("all_reduce", "bf16", 17)))
 
 
-class Rounds(unittest.TestCase):
+class RoundTests(unittest.TestCase):
     def test_every_program_measures_in_every_round_under_each_congestion_control(self):
         programs = [FakeProgram("ringbench"), FakeProgram("gloo", 30.0)]
         results, _ = measure_fakes(programs)
@@ -128,7 +129,8 @@ class Rounds(unittest.TestCase):
         self.assertEqual(len(results.rows), 2 * 2 * 2)
         # Each program measures in one trial, and in three rounds under two congestion controls.
         self.assertEqual([program.calls for program in programs], [7, 7])
-        ratios = {row["program"]: row["times_ours"] for row in report.results(results, "ringbench", {"ringbench": "", "gloo": ""})}
+        rows = report.result_rows(results, "ringbench", {"ringbench": "", "gloo": ""})
+        ratios = {row["program"]: row["times_ours"] for row in rows}
         self.assertEqual(ratios, {"ringbench": 1.0, "gloo": 3.0})
 
     def test_a_slow_trial_does_not_limit_the_iterations_of_later_rounds(self):
@@ -146,8 +148,8 @@ class Rounds(unittest.TestCase):
         self.assertEqual(counts, {64: [40, 4000, 4000], 128: [7, 7, 7]})
 
     def test_each_round_begins_with_another_program(self):
-        self.assertEqual([rounds.rotate(list("abc"), number)[0] for number in range(4)], list("abca"))
-        self.assertEqual(rounds.rotate([], 1), [])
+        self.assertEqual([rounds.rotate_programs(list("abc"), number)[0] for number in range(4)], list("abca"))
+        self.assertEqual(rounds.rotate_programs([], 1), [])
 
     def test_a_size_that_did_not_finish_is_not_measured_again(self):
         hanging = FakeProgram("mpich5", hangs_from=1 << 20)
@@ -155,7 +157,7 @@ class Rounds(unittest.TestCase):
         results, said = measure_fakes(programs)
         self.assertEqual([key.bytes for key in results.rows if key.program == "mpich5"], [64, 64])
         self.assertTrue(any(text.startswith("DID NOT FINISH: mpich5") for text in said))
-        self.assertIn("| did not finish |", report.tables(make_document(results, programs), False))
+        self.assertIn("| did not finish |", report.markdown_tables(make_document(results, programs), False))
 
     def test_one_stall_after_a_successful_trial_is_accepted(self):
         for bad_rounds, left in (1, 2), (2, 0):
@@ -173,19 +175,19 @@ class Rounds(unittest.TestCase):
 
     def test_a_wrong_result_ends_the_comparison(self):
         programs = [FakeProgram("ringbench"), FakeProgram("gloo", wrong=2)]
-        self.assertRaisesRegex(peers.Failed, "2 wrong elements", measure_fakes, programs)
+        self.assertRaisesRegex(peers.MeasurementFailed, "2 wrong elements", measure_fakes, programs)
 
     def test_sizes_with_less_than_an_element_for_each_rank_are_left_out_with_a_message(self):
-        self.assertEqual(peers.Case("all_gather", "f64", 4).smallest_size(), 32)
+        self.assertEqual(peers.BenchmarkCase("all_gather", "f64", 4).smallest_size(), 32)
         results, said = measure_fakes([FakeProgram("ringbench")], sizes=((2, 0), (64, 0)))
         self.assertEqual({key.bytes for key in results.rows}, {64})
         self.assertTrue(any(text.startswith("LEFT OUT: 2 bytes") for text in said))
 
 
-class Reports(unittest.TestCase):
+class ReportTests(unittest.TestCase):
     def test_tables_have_a_column_for_each_program(self):
         programs = [FakeProgram("ringbench"), FakeProgram("gloo", 30.0)]
-        text = report.tables(make_document(measure_fakes(programs)[0], programs), True)
+        text = report.markdown_tables(make_document(measure_fakes(programs)[0], programs), True)
         self.assertIn("| bytes | ringbench | gloo |", text)
         self.assertIn("| 64 | 10.0 µs (10.0 µs - 10.0 µs) **1.00** | 30.0 µs (30.0 µs - 30.0 µs) **3.00** |", text)
         # 20 µs of processor time for each operation of 1 MiB are 0.0205 s for each GiB.
@@ -200,34 +202,34 @@ class Reports(unittest.TestCase):
         self.assertEqual(rounds.busbw_factor("broadcast", 4), 1)
 
 
-class BeforeAndAfter(unittest.TestCase):
+class BeforeAndAfterTests(unittest.TestCase):
     def test_the_confidence_interval_is_that_of_the_sign_test(self):
         # For 15 values, the 4th and the 12th miss the true median with a probability of 2 * (1 + 15 + 105 + 455) / 2^15 = 3.5%.
-        self.assertEqual(before_after.median_interval(range(1, 16)), (8, (4, 12)))
-        self.assertEqual(before_after.median_interval(range(1, 7)), (3.5, (1, 6)))
-        self.assertEqual(before_after.median_interval([2, 1, 3]), (2, None))
+        self.assertEqual(before_after.median_and_confidence_interval(range(1, 16)), (8, (4, 12)))
+        self.assertEqual(before_after.median_and_confidence_interval(range(1, 7)), (3.5, (1, 6)))
+        self.assertEqual(before_after.median_and_confidence_interval([2, 1, 3]), (2, None))
 
     def test_each_case_is_compared_with_the_same_case_of_the_build_before(self):
         programs = [FakeProgram("ringbench", 30.0), FakeProgram("ringbench-before", 20.0), FakeProgram("gloo")]
-        rows = before_after.comparison(measure_fakes(programs, rounds=6)[0])
+        rows = before_after.compare_builds(measure_fakes(programs, rounds=6)[0])
         self.assertEqual([row["program"] for row in rows], ["ringbench"] * 4)
         self.assertTrue(all(row["ratio"] == 1.5 and row["interval"] == (1.5, 1.5) for row in rows))
-        self.assertAlmostEqual(before_after.geometric_mean(rows), 1.5)
-        self.assertIn("| ringbench | all_reduce | f32 | bbr | 2 | 64 | 1.500 | 1.500 - 1.500 |", before_after.table(rows))
-        self.assertEqual(before_after.comparison(measure_fakes([FakeProgram("ringbench")])[0]), [])
+        self.assertAlmostEqual(before_after.geometric_mean_ratio(rows), 1.5)
+        self.assertIn("| ringbench | all_reduce | f32 | bbr | 2 | 64 | 1.500 | 1.500 - 1.500 |", before_after.ratio_table(rows))
+        self.assertEqual(before_after.compare_builds(measure_fakes([FakeProgram("ringbench")])[0]), [])
 
 
-class Plots(unittest.TestCase):
+class PlotTests(unittest.TestCase):
     def test_the_svg_is_well_formed_and_has_a_line_for_each_program_and_panel(self):
         programs = [FakeProgram("ringbench"), FakeProgram("openmpi4-tcp", 30.0), FakeProgram("openmpi9", 0.02)]
-        drawn = plot.svg(make_document(measure_fakes(programs)[0], programs))
+        drawn = plot.draw_svg(make_document(measure_fakes(programs)[0], programs))
         parsed = xml.dom.minidom.parseString(drawn)
         self.assertEqual(len(parsed.getElementsByTagName("polyline")), 3 * 2 * 2)
         self.assertNotIn("nan", drawn)
 
     def test_a_single_size_can_be_drawn(self):
         programs = [FakeProgram("ringbench")]
-        xml.dom.minidom.parseString(plot.svg(make_document(measure_fakes(programs, sizes=[(64, 5)])[0], programs)))
+        xml.dom.minidom.parseString(plot.draw_svg(make_document(measure_fakes(programs, sizes=[(64, 5)])[0], programs)))
 
     def test_ticks_have_round_values_and_short_labels(self):
         self.assertEqual(plot.decade_ticks(7, 130), [1, 10, 100, 1000])
@@ -237,7 +239,7 @@ class Plots(unittest.TestCase):
         self.assertEqual(plot.tick_text(1000), "1 ms")
 
 
-class Processes(unittest.TestCase):
+class ProcessTests(unittest.TestCase):
     @contextlib.contextmanager
     def python_runner(self):
         """Returns a function `run(*programs)`, which runs Python programs until they end, or until they print nothing
@@ -245,7 +247,7 @@ class Processes(unittest.TestCase):
         """
         processes.adopt_orphans()
         with tempfile.TemporaryDirectory() as scratch:
-            yield lambda *programs, stall_s=20, ending_s=0: processes.run(
+            yield lambda *programs, stall_s=20, ending_s=0: processes.run_commands(
                 [[sys.executable, "-c", text] for text in programs], stall_s, scratch, ending_s=ending_s
             )
 
@@ -268,7 +270,7 @@ class Processes(unittest.TestCase):
             result = run(orphan + "import time; time.sleep(60)", stall_s=1)
         self.assertIsNone(result.code)
         self.assertIn("row", result.output)
-        self.assertEqual(processes.descendants(processes._parents(), os.getpid()), [])
+        self.assertEqual(processes.find_descendants(processes._read_parents(), os.getpid()), [])
 
     def test_a_command_that_gets_sigterm_can_clean_up(self):
         with self.python_runner() as run, tempfile.TemporaryDirectory() as directory:
@@ -285,18 +287,18 @@ class Processes(unittest.TestCase):
             self.assertLess(time.monotonic() - began, 20)
 
     def test_descendants_are_found_at_every_depth(self):
-        self.assertEqual(sorted(processes.descendants({2: 1, 3: 2, 4: 3, 5: 9, 9: 8}, 1)), [2, 3, 4])
+        self.assertEqual(sorted(processes.find_descendants({2: 1, 3: 2, 4: 3, 5: 9, 9: 8}, 1)), [2, 3, 4])
 
 
-class Machine(unittest.TestCase):
+class MachineTests(unittest.TestCase):
     def test_congestion_is_always_restored(self):
         with tempfile.TemporaryDirectory() as directory, contextlib.suppress(KeyboardInterrupt):
             file = machine.CONGESTION
             machine.CONGESTION = pathlib.Path(directory) / "congestion"
             machine.CONGESTION.write_text("bbr\n")
             try:
-                with machine.Congestion(print) as congestion:
-                    self.assertEqual(congestion.settable(["host", "cubic", "bbr"]), ["bbr", "cubic"])
+                with machine.CongestionControl(print) as congestion:
+                    self.assertEqual(congestion.find_settable(["host", "cubic", "bbr"]), ["bbr", "cubic"])
                     congestion.set("cubic")
                     raise KeyboardInterrupt
             finally:

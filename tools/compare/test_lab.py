@@ -13,9 +13,9 @@ import peers
 import plot
 import processes
 import report
-from test_compare import FakeProgram, FakeCongestion
+from test_compare import FakeProgram, FakeCongestionControl
 
-TWO = lab.Lab(2, "1gbit")
+TWO_HOSTS = lab.SimulatedLab(2, "1gbit")
 
 
 def iperf_json(congestion="cubic", forward=900e6, reverse=None):
@@ -25,18 +25,18 @@ def iperf_json(congestion="cubic", forward=900e6, reverse=None):
     return json.dumps({"start": {"version": "iperf 3.12"}, "end": end})
 
 
-class FakeLine(lab.Line):
+class FakeNetworkLine(lab.NetworkLine):
     """A fake network line. The rate is 800 Mbit/s if data flow in one direction. If data flow in both directions, the
     rates are 780 and 760 Mbit/s. If `fails`, iperf3 fails.
     """
 
     def __init__(self, fails=False):
-        super().__init__(TWO, None)
+        super().__init__(TWO_HOSTS, None)
         self.fails = fails
 
-    def mbit_per_s(self, control, seconds, both_ways, stall_s):
+    def measure_mbit_per_s(self, control, seconds, both_ways, stall_s):
         if self.fails:
-            raise peers.Failed("iperf3: no route to host")
+            raise peers.MeasurementFailed("iperf3: no route to host")
         return [780.0, 760.0] if both_ways else [800.0], "iperf 3.12"
 
 
@@ -45,32 +45,32 @@ def measure_fakes(line):
     the messages that the report contains."""
     options = {"rounds": 3, "congestion": ["bbr", "cubic"], "wait_idle": 0, "timeout": 1, "cpu": False, "ours": lab.OURS}
     args, said = types.SimpleNamespace(**options), []
-    results = lab.Rounds(args, lambda text, keep=True: said.append(text) if keep else None)
+    results = lab.LabRounds(args, lambda text, keep=True: said.append(text) if keep else None)
     programs = [line, FakeProgram(lab.OURS, 20_000.0), FakeProgram("gloo", 40_000.0)]
-    results.measure_all(programs, [peers.Case("all_reduce", "f32", 2)], [(1 << 20, 0)], FakeCongestion())
+    results.measure_all(programs, [peers.BenchmarkCase("all_reduce", "f32", 2)], [(1 << 20, 0)], FakeCongestionControl())
     names = {program.key: program.name for program in programs}
-    rows = report.results(results, lab.OURS, names)
+    rows = report.result_rows(results, lab.OURS, names)
     lab.add_line_rates(rows, results.measured_lines())
-    host = {"cpu": "one", "processors": 2, "kernel": "Linux 6", "congestion_control_default": "bbr", "network": str(TWO)}
-    return report.document(host, results, rows, names, said, args), said
+    host = {"cpu": "one", "processors": 2, "kernel": "Linux 6", "congestion_control_default": "bbr", "network": str(TWO_HOSTS)}
+    return report.json_document(host, results, rows, names, said, args), said
 
 
-class Labs(unittest.TestCase):
+class LabTests(unittest.TestCase):
     def test_from_text_reads_hosts_and_rate(self):
-        self.assertEqual(lab.Lab.from_text("4:1gbit"), lab.Lab(4, "1gbit"))
+        self.assertEqual(lab.SimulatedLab.from_text("4:1gbit"), lab.SimulatedLab(4, "1gbit"))
         for wrong in ("4", "4:", "1:1gbit", "201:1gbit", "4:fast", "four:1gbit", "4:1gbit; true"):
-            self.assertRaises(ValueError, lab.Lab.from_text, wrong)
+            self.assertRaises(ValueError, lab.SimulatedLab.from_text, wrong)
 
     def test_without_root_every_program_is_absent_with_the_reason(self):
         args = types.SimpleNamespace(lab=types.SimpleNamespace(unavailable_reason=lambda: "only root may"))
-        programs, absent = lab.find(args, None)
+        programs, absent = lab.find_programs(args, None)
         self.assertEqual((programs, absent), ([], [(key, "only root may") for key in lab.EXPECTED]))
 
 
-class Lines(unittest.TestCase):
+class NetworkLineTests(unittest.TestCase):
     def test_rates_are_those_of_the_receiver(self):
-        self.assertEqual(lab.line_rates(iperf_json(), "cubic", False), ([900.0], "iperf 3.12"))
-        self.assertEqual(lab.line_rates(iperf_json(reverse=850e6), "cubic", True)[0], [900.0, 850.0])
+        self.assertEqual(lab.parse_iperf_rates(iperf_json(), "cubic", False), ([900.0], "iperf 3.12"))
+        self.assertEqual(lab.parse_iperf_rates(iperf_json(reverse=850e6), "cubic", True)[0], [900.0, 850.0])
 
     def test_output_without_a_rate_is_a_failure_with_its_reason(self):
         for output, reason in (
@@ -80,34 +80,34 @@ class Lines(unittest.TestCase):
             ("[]", "no JSON of a test"),
             (iperf_json(), "sum_received_bidir_reverse"),
         ):
-            self.assertRaisesRegex(peers.Failed, reason, lab.line_rates, output, "cubic", True)
+            self.assertRaisesRegex(peers.MeasurementFailed, reason, lab.parse_iperf_rates, output, "cubic", True)
 
     def test_bus_bandwidth_is_shown_as_a_percentage_of_the_line(self):
-        data, _ = measure_fakes(FakeLine())
+        data, _ = measure_fakes(FakeNetworkLine())
         self.assertEqual(data["lines"]["bbr"]["rounds_both_ways_mbit_per_s"], [770.0] * 3)
         self.assertEqual(data["versions"]["iperf3"], "iperf 3.12")
-        text = report.tables(data, False)
+        text = report.markdown_tables(data, False)
         self.assertIn("800 Mbit/s (800 - 800) in one direction and 770 Mbit/s (770 - 770) in each direction", text)
         # 1 MiB in 20 ms is 419 Mbit/s, which is 52.4% of 800 Mbit/s.
         self.assertIn("**1.00** 52.4% |", text)
         self.assertIn("**2.00** 26.2% |", text)
-        drawn = xml.dom.minidom.parseString(plot.svg(data))
+        drawn = xml.dom.minidom.parseString(plot.draw_svg(data))
         self.assertIn("iperf3, one direction", [node.firstChild.data for node in drawn.getElementsByTagName("text")])
-        self.assertIn(str(TWO), report.heading(data["machine"], {}, 3))
+        self.assertIn(str(TWO_HOSTS), report.report_heading(data["machine"], {}, 3))
 
     def test_without_iperf_there_are_times_and_no_percentages(self):
-        data, said = measure_fakes(FakeLine(fails=True))
+        data, said = measure_fakes(FakeNetworkLine(fails=True))
         self.assertEqual(said, ["LEFT OUT: iperf3: no route to host"])
-        self.assertIn("**2.00** |", report.tables(data, False))
+        self.assertIn("**2.00** |", report.markdown_tables(data, False))
 
 
-@unittest.skipIf(TWO.unavailable_reason(), f"this user cannot create a network: {TWO.unavailable_reason()}")
-class Networks(unittest.TestCase):
+@unittest.skipIf(TWO_HOSTS.unavailable_reason(), f"this user cannot create a network: {TWO_HOSTS.unavailable_reason()}")
+class NetworkTests(unittest.TestCase):
     def run_in_lab(self, command, stall_s=60):
         """Runs a shell command on both hosts, and checks that the lab is removed. Returns the printed words and the exit code."""
         processes.adopt_orphans()
         with tempfile.TemporaryDirectory() as scratch:
-            result = TWO.run(["sh", "-c", f"echo {{host}} $(ip netns identify) {command}"], stall_s, pathlib.Path(scratch))
+            result = TWO_HOSTS.run(["sh", "-c", f"echo {{host}} $(ip netns identify) {command}"], stall_s, pathlib.Path(scratch))
         lines = sorted(line.split() for line in result.output.splitlines())
         self.assertEqual([line[0] for line in lines], ["0", "1"])
         left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout.split()

@@ -62,7 +62,7 @@ impl BufferView {
 impl Drop for BufferView {
     fn drop(&mut self) {
         // SAFETY: the view has been filled and not yet released, and the interpreter's lock is held. After the
-        // interpreter has ended, `try_attach` does not run the release, and there is nothing to release.
+        // interpreter has ended, `try_attach` does not call this closure. The view then needs no release.
         Python::try_attach(|_| unsafe { ffi::PyBuffer_Release(&raw mut *self.0) });
     }
 }

@@ -1,8 +1,8 @@
 //! Collectives of bytes, such as pickled objects, in which each rank knows only the length of its own bytes.
 //!
 //! A rank that cannot contribute, for example because it could not pickle an object, *refuses*: it sends a reason
-//! instead of its data. Then all ranks get an error that names the rank and the reason, and the group can still be
-//! used.
+//! instead of its data. If a rank refuses, every rank gets an error that names this rank and its reason. The group
+//! can still be used.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

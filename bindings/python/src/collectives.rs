@@ -57,7 +57,7 @@ pub(crate) fn scale_counts(
     counts.map(|counts| counts.into_iter().map(scale_count).collect()).transpose()
 }
 
-/// Returns the last step of an operation, which copies the result to the output.
+/// Returns a function that copies the result of an operation to `output`.
 pub(crate) fn copy_result_to<T: Element>(
     mut output: ForeignBuffer<T>,
 ) -> impl FnOnce(Vec<T>) -> Result<OperationResult, Error> + Send {

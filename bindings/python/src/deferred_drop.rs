@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use crate::fork;
 
 static DROPPED: Mutex<Vec<Py<PyAny>>> = Mutex::new(Vec::new());
-/// Whether the list has objects. Most calls read only this flag and need not lock the list.
+/// Whether `DROPPED` contains objects. While this flag is false, calls need not lock `DROPPED`.
 static HAS_DROPPED: AtomicBool = AtomicBool::new(false);
 
 /// A reference to an object that any thread may drop, with or without the interpreter's lock.
@@ -36,7 +36,7 @@ impl Drop for DeferredDrop {
     }
 }
 
-/// Drops the objects of the list. The caller holds the interpreter's lock.
+/// Drops the objects in `DROPPED`. The caller holds the interpreter's lock.
 pub(crate) fn drop_all(_py: Python<'_>) {
     if !HAS_DROPPED.load(Ordering::Acquire) || fork::is_forked() {
         return;

@@ -334,8 +334,7 @@ fn copy_own_part<T: Element>(group: &ringtrain::Group, all: &[T], counts: &[usiz
     all.get(before..before.saturating_add(own)).map(<[T]>::to_vec).ok_or(refused)
 }
 
-/// Returns both lists of counts, multiplied by `scale`, if the caller passed both lists. Returns `None` if the caller
-/// passed neither list.
+/// Returns the counts `sent` and `received`, multiplied by `scale`. Returns `None` if both arguments are `None`.
 fn exchange_counts(
     py: Python<'_>,
     sent: Option<Vec<i64>>,

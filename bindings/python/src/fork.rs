@@ -19,7 +19,7 @@ static IS_FORKED: AtomicBool = AtomicBool::new(false);
 static HAS_HAD_GROUPS: AtomicBool = AtomicBool::new(false);
 /// The groups that this process has.
 static GROUPS: Mutex<Vec<Weak<Messenger>>> = Mutex::new(Vec::new());
-/// The sockets that the groups had when this process last forked. A child inherits this list.
+/// The sockets that the groups had when this process last forked. A forked child inherits this list.
 static SOCKETS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
 /// Registers the messenger of a group. A forked child must close the sockets of all registered messengers.
@@ -56,8 +56,8 @@ pub(crate) fn after_fork() {
     }
     // Only `before_fork` takes this lock, and it releases the lock before the fork.
     let Ok(sockets) = SOCKETS.try_lock() else { return };
-    // Replace each socket by `/dev/null` instead of closing it. The number of the descriptor must stay in use,
-    // because the child also has copies of the Rust objects that own the descriptors.
+    // Replace each socket by `/dev/null` instead of closing it. If the descriptor were closed, another file could get
+    // its number, and the child's copy of the Rust owner could later close that file.
     let Ok(dev_null) = rustix::fs::open("/dev/null", rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
     else {
         return;
@@ -71,7 +71,7 @@ pub(crate) fn after_fork() {
             continue;
         }
         // SAFETY: `fstat` has just shown that the descriptor is an open socket, which the child inherited from its
-        // parent. Nothing else in the child uses the socket, and `ManuallyDrop` keeps it open.
+        // parent. Nothing else in the child uses the socket, and `ManuallyDrop` does not close it.
         let mut socket = std::mem::ManuallyDrop::new(unsafe { std::os::fd::FromRawFd::from_raw_fd(socket) });
         let _ = rustix::io::dup3(&dev_null, &mut socket, rustix::io::DupFlags::CLOEXEC);
     }

@@ -107,7 +107,7 @@ impl GroupLock {
         }
     }
 
-    /// Drops the group, at once or as soon as the thread that uses it has finished.
+    /// Drops the group. If a thread uses the group, that thread drops the group when it has finished.
     pub(crate) fn close(&self) {
         let messenger = lock(&self.messenger).take();
         let mut holder = lock(&self.holder);
@@ -129,8 +129,8 @@ impl GroupLock {
         matches!(*lock(&self.holder), Holder::Closed | Holder::Thread { is_closing: true, .. })
     }
 
-    /// Forgets the group without closing its connections. A forked process must not close the connections, because
-    /// they belong to its parent.
+    /// Gives up the group without dropping it, so that its connections stay open. A forked process must not close the
+    /// connections, because they belong to its parent.
     pub(crate) fn leak(&mut self) {
         let holder = self.holder.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::replace(holder, Holder::Closed));

@@ -60,7 +60,7 @@ enum PyHandleState {
 #[pyclass(name = "Handle", frozen, module = "ringtrain._core")]
 pub(crate) struct PyHandle {
     state: Mutex<PyHandleState>,
-    /// Notified when a thread that waited for the operation has put the handle back.
+    /// Notified when a waiting thread puts the handle back into `state`.
     returned: Condvar,
 }
 
@@ -102,7 +102,7 @@ impl PyHandle {
     }
 
     fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        // After the operation has ended, no thread holds the lock for long.
+        // This lock is free or soon free, because the operation has ended.
         let result = match &*self.lock() {
             PyHandleState::Ended(result) => result.clone(),
             PyHandleState::Running(_) | PyHandleState::Waiting | PyHandleState::Cancelled => {
@@ -112,7 +112,7 @@ impl PyHandle {
         result.map_err(|error| errors::from_error(py, &error))?.into_python(py)
     }
 
-    /// Waits for the operation, and runs signal handlers meanwhile.
+    /// Waits for the operation. Runs Python's signal handlers while waiting.
     pub(crate) fn wait_for(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Option<Py<PyAny>>> {
         fork::fail_if_forked(py)?;
         let started = Instant::now();
@@ -149,7 +149,7 @@ impl PyHandle {
                 PyHandleState::Waiting => false,
                 PyHandleState::Ended(_) | PyHandleState::Cancelled => true,
             };
-            // This wait runs the last step of the operation, for example copying the result to the output.
+            // `wait_until_ended` also stores the result, for example in the output buffer.
             has_ended && self.wait_until_ended(Duration::ZERO)
         }))
     }
@@ -159,7 +159,7 @@ impl PyHandle {
         Ok(py.detach(|| {
             let mut state = self.lock();
             while matches!(*state, PyHandleState::Waiting) {
-                // The thread that waits puts the handle back after at most `SIGNAL_CHECK_INTERVAL`.
+                // The waiting thread puts the handle back within `SIGNAL_CHECK_INTERVAL`.
                 state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             let PyHandleState::Running(handle) = &mut *state else { return false };

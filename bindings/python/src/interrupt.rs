@@ -16,8 +16,8 @@ thread_local! {
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Runs pending signal handlers and returns whether one raised an exception, which [`take_raised`] then returns. A
-/// waiting thread calls this function without the interpreter's lock.
+/// Runs pending signal handlers. Returns whether a handler raised an exception, which [`take_raised`] returns later.
+/// A waiting thread calls this function without the interpreter's lock.
 pub(crate) fn is_interrupted() -> bool {
     // Python runs signal handlers only in its main thread, so other threads need not take the interpreter's lock.
     if IS_MAIN.get() == Some(false) {

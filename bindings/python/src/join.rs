@@ -1,5 +1,4 @@
-//! The functions with which Python joins a job, and the class with which Python starts the rendezvous server of a
-//! job.
+//! The Python functions that join a job, and the Python class of a job's rendezvous server.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -155,8 +154,9 @@ fn log_to_stderr() {
     ONCE.call_once(ringtrain::cli::log_to_stderr);
 }
 
-/// Joins the job in a separate thread, so that Python can run signal handlers while this function waits. If a handler
-/// raises an exception, this function returns that exception, and the separate thread continues until its deadline.
+/// Joins the job in a separate thread, so that Python can run signal handlers while this function waits. If a signal
+/// handler raises an exception, this function returns the exception at once. The separate thread continues until the
+/// start timeout.
 fn join_in_thread(py: Python<'_>, options: JoinOptions) -> PyResult<PyGroup> {
     let (sender, receiver) = mpsc::channel();
     let join = move || {

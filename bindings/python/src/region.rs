@@ -205,7 +205,7 @@ impl Region {
         let is_writable = std::mem::replace(&mut self.is_writable, true);
         let start = std::ptr::from_mut(self.elements_mut::<T>());
         self.is_writable = is_writable;
-        // SAFETY: this pointer is from the slice that has just been made, and there is no other reference to it.
+        // SAFETY: `start` points to the slice above, and no other reference to this slice exists.
         unsafe { &mut *start }
     }
 
@@ -217,8 +217,8 @@ impl Region {
         }
     }
 
-    /// Copies the elements of `input`, which may overlap with this region, to the position `offset_bytes` in this
-    /// region. If `input` is too long, copies only the part that fits.
+    /// Copies the elements of `input` to the position `offset_bytes` in this region. If `input` is too long, copies
+    /// only the part that fits. The two regions may overlap.
     pub(crate) fn copy_part(&mut self, offset_bytes: usize, input: &Self) {
         let bytes = input.bytes().min(self.bytes().saturating_sub(offset_bytes));
         let target = self.start.wrapping_add(offset_bytes);

@@ -1,5 +1,5 @@
-//! Finds the source line at which the user's Python program calls this package. Errors name this line, and not a line
-//! of this package.
+//! Finds the source line at which the user's Python program calls this package. Errors then name the user's line
+//! instead of a line of this package.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -42,8 +42,8 @@ pub(crate) fn at<R>(site: Option<Site>, calls: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Returns the line of the innermost stack frame outside this package and the frameworks. If there is no such frame,
-/// because this package or a framework started the thread, returns the line of the outermost frame.
+/// Returns the line of the innermost stack frame outside this package and the frameworks. If all frames are inside,
+/// as in a thread that a framework started, returns the line of the outermost frame.
 pub(crate) fn find(py: Python<'_>) -> Option<Site> {
     // SAFETY: the interpreter's lock is held; the frame is borrowed, or there is none.
     let frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };

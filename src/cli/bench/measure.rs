@@ -64,11 +64,13 @@ pub struct BenchRow {
     pub count: u64,
     /// The number of timed iterations.
     pub iterations: u32,
-    /// The median time of an operation on its slowest rank, in microseconds.
+    /// The median time of the timed iterations, in microseconds. The time of an iteration is the time of its slowest
+    /// rank.
     pub time_us: f64,
-    /// The shortest time of an operation on its slowest rank, in microseconds.
+    /// The shortest time of the timed iterations, in microseconds, measured as for `time_us`.
     pub time_us_min: f64,
-    /// The 99th percentile of the time of an operation on its slowest rank (nearest-rank method), in microseconds.
+    /// The 99th percentile (nearest-rank method) of the times of the timed iterations, in microseconds, measured as
+    /// for `time_us`.
     pub time_us_p99: f64,
     /// The algorithm bandwidth: `bytes` divided by `time_us`, in 10^9 bytes per second.
     pub algbw_gb_per_s: f64,
@@ -87,7 +89,7 @@ struct TimedIterations {
     times_us: Vec<f64>,
     /// The time of all iterations together.
     wall: Duration,
-    /// How much of `wall` the group spent on each part of its work.
+    /// How much of `wall` the group spent on sending, receiving, reducing and waiting.
     spent: Spent,
 }
 
@@ -102,9 +104,9 @@ struct BenchBuffers<T: Sample> {
 }
 
 impl<T: Sample> BenchBuffers<T> {
-    /// Allocates buffers of zeros, so that repeated operations never produce subnormal numbers, which are slow. The
-    /// kernel maps a page of memory at the first write to the page. `resize` writes the zeros, unlike `vec![0; n]`,
-    /// so all pages are mapped before the measurement.
+    /// Allocates buffers of zeros. With other contents, repeated operations could produce subnormal numbers, which
+    /// are slow. The kernel maps a page of memory at the first write to the page. `resize` writes the zeros, unlike
+    /// `vec![0; n]`, so all pages are mapped before the measurement.
     fn new(group: &mut Group, case: BenchCase, allocates: bool) -> Result<Self, Error> {
         let zeros = |count| {
             let mut zeros = Vec::new();
@@ -156,7 +158,7 @@ fn measure_row<T: Sample>(
     let mut warm_up_us = Vec::new();
     for _ in 0..options.warm_up {
         let started = Instant::now();
-        perform(group, case, &mut buffers)?;
+        run_operation_once(group, case, &mut buffers)?;
         warm_up_us.push(started.elapsed().as_secs_f64() * 1e6);
     }
     let iterations = match options.iterations {
@@ -176,7 +178,7 @@ fn measure_row<T: Sample>(
     }
     group.all_reduce(&mut times_us, ReduceOp::Max)?;
     let profile = if options.profiles {
-        let ranks = RankProfile::gather(group, (wall, spent), iterations)?;
+        let ranks = RankProfile::gather_from_ranks(group, (wall, spent), iterations)?;
         let is_involved = |profile: &RankProfile| case.operation.involves(Rank::new(profile.rank));
         Some(ranks.into_iter().filter(is_involved).collect())
     } else {
@@ -184,7 +186,7 @@ fn measure_row<T: Sample>(
     };
     let wrong = match (options.checks, case.operation) {
         (0, _) => None,
-        (checks, BenchOperation::Barrier) => check_barrier(group, checks)?,
+        (checks, BenchOperation::Barrier) => count_early_barrier_exits(group, checks)?,
         (checks, _) => Some(count_wrong_elements(group, case, checks, &mut buffers)?),
     };
     Ok(BenchRow { profile, ..make_row(group, case, times_us, wrong) })
@@ -223,7 +225,7 @@ fn time_iterations<T: Sample>(
     let started = Instant::now();
     let mut last = started;
     for _ in 0..iterations {
-        perform(group, case, buffers)?;
+        run_operation_once(group, case, buffers)?;
         let now = Instant::now();
         times_us.push((now - last).as_secs_f64() * 1e6);
         last = now;
@@ -231,8 +233,7 @@ fn time_iterations<T: Sample>(
     Ok(TimedIterations { times_us, wall: last - started, spent: group.profile().calls.since(before) })
 }
 
-/// Runs `checks` iterations, each with different contents, and returns the total number of wrong elements on all
-/// ranks.
+/// Runs `checks` iterations, each with different input data. Returns the total number of wrong elements on all ranks.
 fn count_wrong_elements<T: Sample>(
     group: &mut Group,
     case: BenchCase,
@@ -244,17 +245,17 @@ fn count_wrong_elements<T: Sample>(
         let pattern = TestPattern::<T>::new(case, group.size(), group.rank(), seed.into());
         buffers.output.fill(T::zeroed());
         pattern.fill(buffers.contribution());
-        perform(group, case, buffers)?;
+        run_operation_once(group, case, buffers)?;
         wrong[0] += pattern.count_wrong(buffers.result(case));
     }
     group.all_reduce(&mut wrong, ReduceOp::Sum)?;
     Ok(wrong[0])
 }
 
-/// Runs `checks` barriers. Counts the ranks that left a barrier before its last rank entered it. In each round, a
+/// Runs `checks` barriers. Counts the ranks that left a barrier before its last rank entered it. In each barrier, a
 /// different rank enters last. Returns `None` if the ranks are on several hosts, because these hosts have no common
 /// clock.
-fn check_barrier(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
+fn count_early_barrier_exits(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
     if group.local_size() != group.size() {
         return Ok(None);
     }
@@ -285,7 +286,7 @@ fn monotonic_nanoseconds() -> u64 {
 }
 
 /// Performs the measured operation once.
-fn perform<T: Sample>(
+fn run_operation_once<T: Sample>(
     group: &mut Group,
     case: BenchCase,
     buffers: &mut BenchBuffers<T>,

@@ -11,8 +11,8 @@ use super::sample::{Sample, SamplePosition};
 use crate::schedule::partition::chunk;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
-/// The number of elements after which the contents repeat. This number is a prime, so data that is shifted by the
-/// length of a segment or a chunk (usually a power of two) differs from the expected data.
+/// The number of elements after which the contents repeat. The number is prime. Data that is shifted by a segment or
+/// a chunk, usually a power of two, therefore differs from the expected data.
 const PATTERN_PERIOD: usize = 8191;
 
 /// The input and the expected result of one rank in a checked iteration.
@@ -28,11 +28,11 @@ pub struct TestPattern<T> {
 /// The expected contents of a part of the result. The part is a copy of a range of a *source*: the contribution of
 /// one rank, or the reduction of several contributions.
 struct ExpectedPart<T> {
-    /// The range of the part within the result.
+    /// The range of this part in the result.
     range: Range<usize>,
-    /// The index, in the source, of the first element of this part.
+    /// The index in the source of the element that `result[range.start]` must equal.
     start: usize,
-    /// One period of the contents of the source.
+    /// The first [`PATTERN_PERIOD`] elements of the source, after which the source repeats.
     tile: Vec<T>,
 }
 
@@ -41,8 +41,9 @@ impl<T: Sample> TestPattern<T> {
     pub fn new(case: BenchCase, world: WorldSize, rank: Rank, seed: u64) -> Self {
         let mut pattern = Self { case, world, rank, seed, reduced: Vec::new() };
         if let Some(op) = case.reduction {
-            pattern.reduced =
-                (0..case.count.min(PATTERN_PERIOD)).map(|index| pattern.reduce(op, index)).collect();
+            pattern.reduced = (0..case.count.min(PATTERN_PERIOD))
+                .map(|index| pattern.expected_element(op, index))
+                .collect();
         }
         pattern
     }
@@ -124,8 +125,9 @@ impl<T: Sample> TestPattern<T> {
         }
     }
 
-    /// Returns the parts of a result that consists of one chunk from each rank. `start` maps the range of a chunk in
-    /// the result to the index of the chunk's first element in the contribution of its rank.
+    /// Returns the parts of a result that consists of one chunk from each rank. `start(range)` is the index, in the
+    /// contribution of a rank, of the first element of the rank's chunk. `range` is the range of the chunk in the
+    /// result.
     fn chunk_parts(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<ExpectedPart<T>> {
         let part = |rank| {
             let range = chunk(self.case.count, self.world, rank);
@@ -136,18 +138,18 @@ impl<T: Sample> TestPattern<T> {
 
     /// Returns one period of the contribution of `rank`.
     fn contribution(&self, rank: Rank) -> Vec<T> {
-        (0..self.case.count.min(PATTERN_PERIOD)).map(|index| self.draw(rank, index)).collect()
+        (0..self.case.count.min(PATTERN_PERIOD)).map(|index| self.contributed_element(rank, index)).collect()
     }
 
-    fn draw(&self, rank: Rank, index: usize) -> T {
+    fn contributed_element(&self, rank: Rank, index: usize) -> T {
         let bits = mix_bits(mix_bits(self.seed ^ u64::from(rank.get()) << 32) ^ index as u64);
-        T::draw(
+        T::contribution_at(
             self.case.reduction,
             SamplePosition { bits, rank_plus_index: rank.index() + index, world: self.world.as_usize() },
         )
     }
 
-    fn reduce(&self, op: ReduceOp, index: usize) -> T {
+    fn expected_element(&self, op: ReduceOp, index: usize) -> T {
         let ranks = match self.case.operation {
             BenchOperation::Scan => 0..self.rank.get() + 1,
             BenchOperation::Exscan => 0..self.rank.get(),
@@ -163,7 +165,7 @@ impl<T: Sample> TestPattern<T> {
             | BenchOperation::PingPong
             | BenchOperation::SendReceive => 0..self.world.get(),
         };
-        T::reduce(op, ranks.map(|rank| self.draw(Rank::new(rank), index)), self.world)
+        T::reduce_exactly(op, ranks.map(|rank| self.contributed_element(Rank::new(rank), index)), self.world)
     }
 }
 

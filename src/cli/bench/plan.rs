@@ -357,8 +357,8 @@ mod tests {
     #[test]
     fn each_defined_combination_of_type_and_reduction_is_one_row() {
         let rows = |flags: &str| make_plan(flags).unwrap().cases.len();
-        // There are 9 reductions for each of 4 float types, 12 reductions for each of 8 integer types, and 2
-        // reductions for each of 4 types with an index.
+        // 4 float types x 9 reductions + 8 integer types x 12 reductions + 4 types with an index x 2 reductions =
+        // 140.
         assert_eq!(rows("allreduce -t all -o all -b 8 -e 8"), 140);
         assert_eq!(rows("allreduce -t all -o max -b 8 -e 8"), 12);
         assert_eq!(rows("allreduce -t all -o maxloc -b 8 -e 8"), 4);

@@ -15,7 +15,7 @@ use crate::train::atomic_file;
 use crate::types::WorldSize;
 
 /// The size in bytes of the temporary file that tests whether a report can be written. Most reports are smaller.
-const TRIAL_BYTES: usize = 64 << 10;
+const TRIAL_FILE_BYTES: usize = 64 << 10;
 /// The maximal number of ranks that the header lists.
 const LISTED_RANKS_MAX: usize = 64;
 /// The file in which the kernel names the default congestion control of sockets.
@@ -182,7 +182,7 @@ fn write_titles(out: &mut dyn Write) -> io::Result<()> {
 }
 
 impl BenchRow {
-    pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+    pub(super) fn write_row(&self, out: &mut dyn Write) -> io::Result<()> {
         let wrong = self.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
         // Like nccl-tests, print -1 if there is no root.
         let root = self.root.map_or(-1, i64::from);
@@ -202,7 +202,7 @@ impl BenchRow {
             self.algorithm
         )?;
         if let Some(ranks) = &self.profile {
-            time_breakdown::write(out, ranks)?;
+            time_breakdown::write_time_breakdown(out, ranks)?;
         }
         out.flush()
     }
@@ -210,7 +210,7 @@ impl BenchRow {
 
 impl BenchReport {
     /// Returns the number of wrong elements in all rows, or `None` if no row was checked.
-    pub fn wrong(&self) -> Option<u64> {
+    pub fn wrong_elements(&self) -> Option<u64> {
         self.results.iter().filter_map(|row| row.wrong).reduce(|a, b| a + b)
     }
 
@@ -222,7 +222,7 @@ impl BenchReport {
 
     /// Writes the lines below the table.
     pub(super) fn write_footer(&self, out: &mut dyn Write) -> io::Result<()> {
-        match self.wrong() {
+        match self.wrong_elements() {
             None => writeln!(out, "# Out of bounds values : N/A (not checked)")?,
             Some(0) => writeln!(out, "# Out of bounds values : 0 OK")?,
             Some(wrong) => writeln!(out, "# Out of bounds values : {wrong} FAILED")?,
@@ -240,7 +240,7 @@ impl BenchReport {
     pub fn save(&self, path: &Path) -> io::Result<()> {
         let mut text = serde_json::to_vec_pretty(self).map_err(io::Error::from)?;
         text.push(b'\n');
-        atomic_file::write(path, &text)
+        atomic_file::replace_file(path, &text)
     }
 }
 
@@ -267,7 +267,7 @@ pub(super) fn check_writable(path: &Path) -> io::Result<()> {
             let mut name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
             name.push(format!(".{}.trial", std::process::id()));
             let trial = target.with_file_name(name);
-            let written = fs::write(&trial, vec![b' '; TRIAL_BYTES]);
+            let written = fs::write(&trial, vec![b' '; TRIAL_FILE_BYTES]);
             // Ignore an error of the removal: if the write failed, there may be no file to remove.
             let _ = fs::remove_file(&trial);
             written

@@ -4,11 +4,11 @@
 //!   plus or minus a power of two.
 //! - Integers may have any value, because integer sums and products wrap around.
 //! - An average is the exact sum divided once, as [`ReduceOp::Average`] promises. Integers are rounded towards zero.
-//!   Half-precision types are divided in `f32` and rounded once.
+//!   For a half-precision type, the sum is divided in `f32`, and the quotient is rounded once.
 //! - In logical and bitwise operations, a single rank can decide the result. The inputs of these operations are
 //!   chosen so that 0 and 1 both occur often in the result, for any number of ranks.
 //!
-//! These properties also hold if an operation reduces the contributions of only some ranks, as a scan does.
+//! All of this also holds for the reduction of the first ranks only, as in a scan.
 
 use half::{bf16, f16};
 
@@ -80,9 +80,9 @@ impl SamplePosition {
 /// An element type for which the exact result of a reduction can be computed.
 pub trait Sample: Element {
     /// Returns the contribution at one position. If `op` is `None`, the contribution is not zero.
-    fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self;
+    fn contribution_at(op: Option<ReduceOp>, position: SamplePosition) -> Self;
     /// Returns the exact reduction of all contributions.
-    fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self;
+    fn reduce_exactly(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self;
 }
 
 /// Reduces truth values with a logical operation.
@@ -108,12 +108,12 @@ fn reduce_floats(op: ReduceOp, values: impl Iterator<Item = f64>) -> f64 {
 macro_rules! floats {
     ($($ty:ty as $computed:ty: $exact_max:literal, $exponent_max:literal, $to:expr, $from:expr;)+) => { $(
         impl Sample for $ty {
-            fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self {
+            fn contribution_at(op: Option<ReduceOp>, position: SamplePosition) -> Self {
                 let round: fn($computed) -> $ty = $from;
                 round(position.float_contribution(op, $exact_max, $exponent_max) as $computed)
             }
 
-            fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self {
+            fn reduce_exactly(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self {
                 let widen: fn($ty) -> $computed = $to;
                 let round: fn($computed) -> $ty = $from;
                 let exact = reduce_floats(op, contributions.map(|value| f64::from(widen(value)))) as $computed;
@@ -133,10 +133,11 @@ floats! {
 macro_rules! integers {
     ($($ty:ty => $wider:ty),+ $(,)?) => { $(
         impl Sample for $ty {
-            fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self {
+            fn contribution_at(op: Option<ReduceOp>, position: SamplePosition) -> Self {
                 let value = position.bits as $ty;
                 match op {
-                    // Odd integers and their products are odd, and so never zero, even if a product wraps around.
+                    // Make the integer odd. A product of odd integers is odd, even if it wraps around, so it is never
+                    // zero.
                     None | Some(ReduceOp::Product) => value | 1,
                     Some(ReduceOp::BitAnd) => !(position.sparse_bit(<$ty>::BITS) as $ty),
                     Some(ReduceOp::BitOr) => position.sparse_bit(<$ty>::BITS) as $ty,
@@ -145,7 +146,7 @@ macro_rules! integers {
                 }
             }
 
-            fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self {
+            fn reduce_exactly(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self {
                 let sum = |a: $ty, b: $ty| a.wrapping_add(b);
                 match op {
                     ReduceOp::BitAnd => contributions.fold(!0, |a, b| a & b),
@@ -171,7 +172,7 @@ integers!(i8 => i64, u8 => u64, i16 => i64, u16 => u64, i32 => i64, u32 => u64, 
 macro_rules! located {
     ($($located:ty { $value:ty, $index:ty }),+ $(,)?) => { $(
         impl Sample for $located {
-            fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self {
+            fn contribution_at(op: Option<ReduceOp>, position: SamplePosition) -> Self {
                 let index = (position.bits >> 16) as $index;
                 match op {
                     None => Self::new((1 + position.bits % 127) as $value, index),
@@ -181,7 +182,7 @@ macro_rules! located {
                 }
             }
 
-            fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, _: WorldSize) -> Self {
+            fn reduce_exactly(op: ReduceOp, contributions: impl Iterator<Item = Self>, _: WorldSize) -> Self {
                 let is_better = |a: Self, b: Self| {
                     if op == ReduceOp::MinLoc { a.value < b.value } else { a.value > b.value }
                 };

@@ -25,11 +25,12 @@ pub struct RankProfile {
     pub parts: TimeBreakdown,
 }
 
-/// The mean time of a timed iteration and its parts, in microseconds. The sum of the parts is `wall_us`.
+/// The mean time of a timed iteration, and the parts of this time, in microseconds. The sum of the parts is
+/// `wall_us`.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct TimeBreakdown {
-    /// The mean time of an iteration by this rank's clock. In contrast, `time_us` of the row is the median time on
-    /// the slowest rank.
+    /// The mean time of an iteration by this rank's clock. The row's `time_us` is a different time: the median on the
+    /// slowest rank.
     pub wall_us: f64,
     /// The mean of [`Spent::send`] per iteration.
     pub send_us: f64,
@@ -39,14 +40,14 @@ pub struct TimeBreakdown {
     pub reduce_us: f64,
     /// The mean of [`Spent::wait`] per iteration.
     pub wait_us: f64,
-    /// The rest of the time. This part includes planning schedules, matching messages, allocating results, waiting
-    /// for locks, and the work of `ringbench` between two calls.
+    /// The rest of `wall_us`: planning schedules, matching messages, allocating results, waiting for locks, and the
+    /// work of `ringbench` between two calls.
     pub other_us: f64,
 }
 
 impl RankProfile {
     /// Gathers the time breakdown of every rank over `iterations` iterations. All ranks must call this function.
-    pub(super) fn gather(
+    pub(super) fn gather_from_ranks(
         group: &mut Group,
         (wall, spent): (Duration, Spent),
         iterations: u32,
@@ -95,7 +96,7 @@ impl TimeBreakdown {
         ]
     }
 
-    fn write(&self, out: &mut dyn Write, name: &str) -> io::Result<()> {
+    fn write_line(&self, out: &mut dyn Write, name: &str) -> io::Result<()> {
         write!(out, "#  {name:<19}")?;
         for (part, time_us) in self.named_parts() {
             let percent = if self.wall_us > 0.0 { 100.0 * time_us / self.wall_us } else { 0.0 };
@@ -105,7 +106,7 @@ impl TimeBreakdown {
     }
 }
 
-/// Writes a line that explains the lines that [`write`] writes. The program prints this line above the table.
+/// Writes the line above the table that explains the lines of [`write_time_breakdown`].
 pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "# below each row: how the mean time of a timed iteration, in microseconds, was spent")
 }
@@ -113,17 +114,17 @@ pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
 /// Writes a line for each rank if there are at most two ranks. Otherwise writes three lines: the mean of all ranks,
 /// the rank that waits least, and the rank that waits most. The rank that waits least probably delays the other
 /// ranks.
-pub(super) fn write(out: &mut dyn Write, ranks: &[RankProfile]) -> io::Result<()> {
+pub(super) fn write_time_breakdown(out: &mut dyn Write, ranks: &[RankProfile]) -> io::Result<()> {
     if ranks.len() <= LISTED_RANKS_MAX {
-        return ranks.iter().try_for_each(|rank| rank.parts.write(out, &format!("rank {}", rank.rank)));
+        return ranks.iter().try_for_each(|rank| rank.parts.write_line(out, &format!("rank {}", rank.rank)));
     }
-    TimeBreakdown::mean(ranks).write(out, &format!("mean of {}", ranks.len()))?;
+    TimeBreakdown::mean(ranks).write_line(out, &format!("mean of {}", ranks.len()))?;
     let by_wait = |a: &&RankProfile, b: &&RankProfile| a.parts.wait_us.total_cmp(&b.parts.wait_us);
     let extremes =
         [(ranks.iter().min_by(by_wait), "waits least"), (ranks.iter().max_by(by_wait), "waits most")];
     for (found, waits) in extremes {
         let Some(rank) = found else { continue };
-        rank.parts.write(out, &format!("rank {} {waits}", rank.rank))?;
+        rank.parts.write_line(out, &format!("rank {} {waits}", rank.rank))?;
     }
     Ok(())
 }
@@ -149,7 +150,7 @@ mod tests {
         let rank = |rank, wait| RankProfile { rank, parts: TimeBreakdown::new([8000, 1000, 0, 0, wait], 1) };
         let lines = |ranks: &[RankProfile]| {
             let mut text = Vec::new();
-            write(&mut text, ranks).unwrap();
+            write_time_breakdown(&mut text, ranks).unwrap();
             String::from_utf8(text).unwrap().lines().map(str::to_owned).collect::<Vec<_>>()
         };
         let two = lines(&[rank(0, 2000), rank(1, 4000)]);

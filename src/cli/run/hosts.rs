@@ -14,17 +14,17 @@ use crate::types::WorldSize;
 /// The maximal length of a hostfile, in bytes. A real hostfile is much shorter.
 const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Returns the number of ranks. If no option gives this number, it is the sum of the hosts' slots. Returns an error
-/// if `--host` or the hostfile names another host than this one.
+/// Returns the number of ranks. Without `-n` and `--nproc-per-node`, the number of ranks is the sum of the hosts'
+/// slots. Returns an error if `--host` or the hostfile names another host than this one.
 pub(super) fn count_ranks(args: &RunArgs) -> Result<WorldSize, String> {
     let slots = match &args.hostfile {
         Some(path) => sum_slots_of_file(path)?,
         None => sum_slots(args.hosts.iter().map(String::as_str))?,
     };
     let ranks = args.ranks.or(args.ranks_per_host).unwrap_or(RankCount::Number(slots.into()));
-    let world = check_count(ranks)?;
+    let world = check_rank_count(ranks)?;
     if let (Some(_), Some(per_host)) = (args.ranks, args.ranks_per_host)
-        && check_count(per_host)?.get() < world.get()
+        && check_rank_count(per_host)?.get() < world.get()
     {
         return Err(format!(
             "-n {world} is more than the number of ranks per host, so it needs several hosts; {THIS_HOST_ONLY}"
@@ -36,7 +36,7 @@ pub(super) fn count_ranks(args: &RunArgs) -> Result<WorldSize, String> {
 const THIS_HOST_ONLY: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for example \
     `ringtrain --peers hosts.txt --rank R`";
 
-fn check_count(ranks: RankCount) -> Result<WorldSize, String> {
+fn check_rank_count(ranks: RankCount) -> Result<WorldSize, String> {
     let number = match ranks {
         RankCount::Auto => {
             available_parallelism().map_or(1, |count| count.get() as i64).min(LOCAL_RANKS_MAX.into())

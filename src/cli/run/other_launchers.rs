@@ -8,7 +8,7 @@ use clap::{Arg, Command};
 /// What ringrun does with an option of another launcher.
 #[derive(Clone, Copy, Debug)]
 enum Translation {
-    /// ringrun replaces the option by this option of ringrun, with the same value.
+    /// ringrun replaces the other launcher's option by this option of its own, and keeps the value.
     SameAs(&'static str),
     /// ringrun drops the option, because ringrun always behaves as the option asks.
     Dropped,
@@ -34,37 +34,40 @@ const SEVERAL_HOSTS: &str = "ringrun starts ranks on this host only; on several 
 const NOT_ELASTIC: &str = "ringrun starts a fixed number of ranks and does not restart them; give -n N, and after a \
     failure start the job again with `ringtrain --resume`";
 const TOLERATE: &str = "use --tolerate-failures, so that the other ranks continue when a rank fails";
-const NETWORK: &str = "ringrun's ranks communicate through shared memory and loopback, without a network interface; on \
-    several hosts start each rank with --peers FILE and --bind IP";
+const NETWORK_HINT: &str = "ringrun's ranks communicate through shared memory and loopback, without a network interface; \
+    on several hosts start each rank with --peers FILE and --bind IP";
 const NO_SSH: &str = "ringrun does not use ssh: it starts ranks on this host only; on several hosts start each rank with \
     --peers FILE --rank R";
-const PLACEMENT: &str = "ringrun spreads ranks evenly over the processors; leave this option out, or use --bind-to core, numa \
-    or none";
+const PLACEMENT_HINT: &str = "ringrun spreads ranks evenly over the processors; leave this option out, or use --bind-to core, \
+    numa or none";
 const SHOW_PLACEMENT: &str = "use --report-bindings, which prints the processors of each rank";
 const CHOOSE_PROCESSORS: &str =
     "start ringrun under `taskset -c LIST`; ringrun uses only the processors that it may run on";
-const THREADS: &str = "each rank gets an even share of the processors; to change the number of threads use -x \
+const THREADS_HINT: &str = "each rank gets an even share of the processors; to change the number of threads use -x \
     OMP_NUM_THREADS=N";
-const MCA: &str = "ringrun has no MCA parameters; leave this option out (ringtrain and ringbench choose with --transport and \
-    --algorithm)";
-const MASTER: &str = "leave this option out: ringrun finds a free port on this host; to choose one, use -x MASTER_PORT=P and \
-    -x MASTER_ADDR=A";
-const RENDEZVOUS: &str = "leave this option out: ringrun serves the rendezvous of its job itself";
-const TUNING: &str = "ringrun has no tuning options of Horovod; leave this option out (ringtrain has --bucket-bytes and \
+const MCA_HINT: &str = "ringrun has no MCA parameters; leave this option out (ringtrain and ringbench choose with \
+    --transport and --algorithm)";
+const MASTER_HINT: &str = "leave this option out: ringrun finds a free port on this host; to choose one, use -x MASTER_PORT=P \
+    and -x MASTER_ADDR=A";
+const RENDEZVOUS_HINT: &str = "leave this option out: ringrun serves the rendezvous of its job itself";
+const TUNING_HINT: &str = "ringrun has no tuning options of Horovod; leave this option out (ringtrain has --bucket-bytes and \
     --compression)";
-const LOGGING: &str = "use -x RUST_LOG=debug, which makes the ranks print what they do";
+const LOGGING_HINT: &str = "use -x RUST_LOG=debug, which makes the ranks print what they do";
 const SAVE_OUTPUT: &str = "use --output-dir DIR, which saves the output of each rank and still prints it";
-const MERGE: &str = "redirect in the command: `ringrun -n N -- sh -c 'COMMAND 2>&1'`";
-const TIMESTAMPS: &str = "ringrun prints no times; pipe its output through `ts` (package moreutils)";
-const STDIN: &str = "the ranks' standard input is always /dev/null; pass a file name to the command instead";
-const MODULE: &str = "write the interpreter yourself: ringrun -n N python -m MODULE";
-const ONE_PROGRAM: &str = "ringrun starts one command for all ranks; start a script that chooses by $RANK";
-const DEBUGGER: &str =
+const MERGE_HINT: &str = "redirect in the command: `ringrun -n N -- sh -c 'COMMAND 2>&1'`";
+const TIMESTAMPS_HINT: &str = "ringrun prints no times; pipe its output through `ts` (package moreutils)";
+const STDIN_HINT: &str =
+    "the ranks' standard input is always /dev/null; pass a file name to the command instead";
+const MODULE_HINT: &str = "write the interpreter yourself: ringrun -n N python -m MODULE";
+const ONE_PROGRAM_HINT: &str =
+    "ringrun starts one command for all ranks; start a script that chooses by $RANK";
+const DEBUGGER_HINT: &str =
     "start the debugger as the command, for example: ringrun -n N gdb --batch -ex run --args COMMAND";
-const ENVIRONMENT: &str = "every rank inherits ringrun's environment; clean it with `env -i ringrun ...`";
+const ENVIRONMENT_HINT: &str =
+    "every rank inherits ringrun's environment; clean it with `env -i ringrun ...`";
 const NO_SUCH_OPTION: &str = "ringrun has no such option; leave this option out";
 
-const ONE_HOST: &[&str] = &["1", "1:1"];
+const ONE_HOST_VALUES: &[&str] = &["1", "1:1"];
 
 /// The options of other launchers for which ringrun has a translation or an error message. The table does not contain
 /// options that ringrun has under the same name.
@@ -83,7 +86,7 @@ const OPTIONS: &[OptionRow] = &[
         0,
         Refused("ringrun starts as many ranks as -n says, on this host; leave this option out"),
     ),
-    (&["npersocket"], 1, Refused(PLACEMENT)),
+    (&["npersocket"], 1, Refused(PLACEMENT_HINT)),
     (&["min-np", "max-np", "min-num-proc", "max-num-proc"], 1, Refused(NOT_ELASTIC)),
     (
         &["host-discovery-script", "slots", "slots-per-host", "reset-limit", "cooldown-range"],
@@ -95,31 +98,35 @@ const OPTIONS: &[OptionRow] = &[
     (&["hosts"], 1, SameAs("--host")),
     (&["-f", "machinefile", "default-hostfile"], 1, SameAs("--hostfile")),
     (&["nodelist", "add-host", "add-hostfile"], 1, Refused(SEVERAL_HOSTS)),
-    (&["nodes", "nnodes"], 1, DroppedFor(ONE_HOST, SEVERAL_HOSTS)),
+    (&["nodes", "nnodes"], 1, DroppedFor(ONE_HOST_VALUES, SEVERAL_HOSTS)),
     (&["node-rank"], 1, DroppedFor(&["0"], SEVERAL_HOSTS)),
     (
         &["-p", "ssh-port", "-i", "ssh-identity-file", "launch-agent", "launcher", "launcher-exec"],
         1,
         Refused(NO_SSH),
     ),
-    (&["iface", "network-interface", "network-interfaces", "nics", "nic", "local-addr"], 1, Refused(NETWORK)),
+    (
+        &["iface", "network-interface", "network-interfaces", "nics", "nic", "local-addr"],
+        1,
+        Refused(NETWORK_HINT),
+    ),
     (&["gloo", "mpi", "jsrun"], 0, Refused("ringrun has its own runtime; leave this option out")),
     (&["tcp"], 0, Refused("leave this option out, or pass --transport tcp to ringtrain or ringbench")),
     // Options for processors.
-    (&["map-by", "rank-by", "distribution"], 1, Refused(PLACEMENT)),
-    (&["bycore", "byslot", "bynode", "bysocket"], 0, Refused(PLACEMENT)),
+    (&["map-by", "rank-by", "distribution"], 1, Refused(PLACEMENT_HINT)),
+    (&["bycore", "byslot", "bynode", "bysocket"], 0, Refused(PLACEMENT_HINT)),
     (&["bind-to-core"], 0, SameAs("--bind-to=core")),
     (&["bind-to-none"], 0, SameAs("--bind-to=none")),
     (&["bind-to-socket"], 0, Refused("use --bind-to numa")),
-    (&["cpu-bind", "binding-args", "rankfile"], 1, Refused(PLACEMENT)),
+    (&["cpu-bind", "binding-args", "rankfile"], 1, Refused(PLACEMENT_HINT)),
     (&["cpu-set", "cpu-list"], 1, Refused(CHOOSE_PROCESSORS)),
-    (&["cpus-per-rank", "cpus-per-proc", "cpus-per-task"], 1, Refused(THREADS)),
+    (&["cpus-per-rank", "cpus-per-proc", "cpus-per-task"], 1, Refused(THREADS_HINT)),
     (&["display-map", "display-allocation", "display-devel-map", "display-topo"], 0, Refused(SHOW_PLACEMENT)),
     (&["display"], 1, Refused(SHOW_PLACEMENT)),
     // Options for the rendezvous and for restarts.
     (&["standalone"], 0, Dropped),
-    (&["rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"], 1, Refused(RENDEZVOUS)),
-    (&["master-addr", "master-port"], 1, Refused(MASTER)),
+    (&["rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"], 1, Refused(RENDEZVOUS_HINT)),
+    (&["master-addr", "master-port"], 1, Refused(MASTER_HINT)),
     (&["max-restarts"], 1, DroppedFor(&["0"], NOT_ELASTIC)),
     (
         &["monitor-interval", "start-method", "role", "event-log-handler", "signals-to-handle"],
@@ -131,50 +138,53 @@ const OPTIONS: &[OptionRow] = &[
     (&["timeout"], 1, SameAs("--job-timeout")),
     // Options for the command.
     (&["no-python"], 0, Dropped),
-    (&["-m", "module", "run-path"], 0, Refused(MODULE)),
-    (&["app", "configfile", "multi-prog"], 1, Refused(ONE_PROGRAM)),
-    (&["preload-binary", "debug", "debugger", "tv"], 0, Refused(DEBUGGER)),
-    (&["xterm"], 1, Refused(DEBUGGER)),
+    (&["-m", "module", "run-path"], 0, Refused(MODULE_HINT)),
+    (&["app", "configfile", "multi-prog"], 1, Refused(ONE_PROGRAM_HINT)),
+    (&["preload-binary", "debug", "debugger", "tv"], 0, Refused(DEBUGGER_HINT)),
+    (&["xterm"], 1, Refused(DEBUGGER_HINT)),
     (&["chdir"], 1, SameAs("--wdir")),
     (&["path", "prefix", "personality", "tmpdir", "tune", "am", "rmk"], 1, Refused(NO_SUCH_OPTION)),
-    (&["mca", "gmca", "pmixmca", "prtemca"], 2, Refused(MCA)),
-    (&["mpi-args", "mpi-threads-disable"], 1, Refused(MCA)),
+    (&["mca", "gmca", "pmixmca", "prtemca"], 2, Refused(MCA_HINT)),
+    (&["mpi-args", "mpi-threads-disable"], 1, Refused(MCA_HINT)),
     // Options for the environment of the ranks.
     (&["-env", "genv"], 2, Variable),
     (&["genvlist", "envlist"], 1, Variables),
     (&["genvall", "envall"], 0, Dropped),
-    (&["genvnone", "envnone"], 0, Refused(ENVIRONMENT)),
-    (&["export"], 1, DroppedFor(&["ALL"], ENVIRONMENT)),
+    (&["genvnone", "envnone"], 0, Refused(ENVIRONMENT_HINT)),
+    (&["export"], 1, DroppedFor(&["ALL"], ENVIRONMENT_HINT)),
     // Options for the output of the ranks.
     (&["-l", "label", "prepend-rank"], 0, SameAs("--tag-output")),
-    (&["timestamp-output", "prefix-timestamp", "prefix-output-with-timestamp"], 0, Refused(TIMESTAMPS)),
-    (&["merge-stderr-to-stdout", "stream-output"], 0, Refused(MERGE)),
+    (&["timestamp-output", "prefix-timestamp", "prefix-output-with-timestamp"], 0, Refused(TIMESTAMPS_HINT)),
+    (&["merge-stderr-to-stdout", "stream-output"], 0, Refused(MERGE_HINT)),
     (&["output"], 1, Refused("use --tag-output or --output-dir DIR")),
     (&["outfile-pattern", "errfile-pattern"], 1, SameAs("--output-dir")),
     (&["log-dir"], 1, SameAs("--output-dir")),
     (&["-r", "redirects", "-t", "tee", "local-ranks-filter", "logs-specs"], 1, Refused(SAVE_OUTPUT)),
-    (&["stdin"], 1, DroppedFor(&["none"], STDIN)),
-    (&["log-level"], 1, Refused(LOGGING)),
+    (&["stdin"], 1, DroppedFor(&["none"], STDIN_HINT)),
+    (&["log-level"], 1, Refused(LOGGING_HINT)),
     (&["report-pid", "report-uri"], 1, Refused("use --verbose; each rank also finds its number in $RANK")),
     (&["print-all-exitcodes"], 0, SameAs("--verbose")),
     // Options for the runtime of Horovod.
     (
         &["fusion-threshold-mb", "cycle-time-ms", "cache-capacity", "timeline-filename", "config-file"],
         1,
-        Refused(TUNING),
+        Refused(TUNING_HINT),
     ),
-    (&["stall-check-warning-time-seconds", "stall-check-shutdown-time-seconds"], 1, Refused(TUNING)),
+    (&["stall-check-warning-time-seconds", "stall-check-shutdown-time-seconds"], 1, Refused(TUNING_HINT)),
     (
         &["autotune", "no-stall-check", "disable-cache", "hierarchical-allreduce", "hierarchical-allgather"],
         0,
-        Refused(TUNING),
+        Refused(TUNING_HINT),
     ),
     (&["check-build"], 0, Refused("use --version")),
 ];
 
 /// Replaces the options of other launchers by options of ringrun. Does not change COMMAND and its arguments. An error
 /// is one sentence.
-pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<OsString>, String> {
+pub(super) fn translate_other_options(
+    own: &Command,
+    arguments: Vec<OsString>,
+) -> Result<Vec<OsString>, String> {
     let mut translated = Vec::with_capacity(arguments.len());
     let mut rest = arguments.into_iter();
     while let Some(argument) = rest.next() {
@@ -188,8 +198,8 @@ pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<O
             let command: Vec<OsString> = rest.collect();
             if command.iter().any(|word| word == ":") {
                 return Err(format!(
-                    "`:` separates several commands for mpirun, but {ONE_PROGRAM}; if `:` is an argument of the command, put \
-                     -- before the command"
+                    "`:` separates several commands for mpirun, but {ONE_PROGRAM_HINT}; if `:` is an argument of the command, \
+                     put -- before the command"
                 ));
             }
             translated.extend(command);
@@ -274,7 +284,7 @@ fn rewrite_own_option(own: &Command, typed: &str, value: Option<&str>) -> Result
     let takes_value = |arg: &&Arg| arg.get_action().takes_values() && !arg.is_require_equals_set();
     let short = |letter: char| own.get_arguments().find(|arg| arg.get_short() == Some(letter));
     let name = typed.trim_start_matches('-').replace('_', "-");
-    let long = own.get_arguments().find(|arg| has_long(arg, &name));
+    let long = own.get_arguments().find(|arg| has_long_option(arg, &name));
     let is_double = typed.starts_with("--");
     if is_double || name.len() > 1 && (long.is_some() || ["help", "version"].contains(&name.as_str())) {
         // Also pass an unknown long option to clap, because clap's error message suggests similar names.
@@ -292,7 +302,7 @@ fn rewrite_own_option(own: &Command, typed: &str, value: Option<&str>) -> Result
     if has_value || typed[1..].chars().all(is_flag) { Ok((joined(typed), false)) } else { Err(unknown()) }
 }
 
-fn has_long(arg: &Arg, name: &str) -> bool {
+fn has_long_option(arg: &Arg, name: &str) -> bool {
     arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten()).any(|long| long == name)
 }
 
@@ -305,7 +315,10 @@ mod tests {
     }
 
     fn translate_line(line: &str) -> Result<String, String> {
-        let words = translate(&ringrun_command(), line.split_whitespace().map(OsString::from).collect())?;
+        let words = translate_other_options(
+            &ringrun_command(),
+            line.split_whitespace().map(OsString::from).collect(),
+        )?;
         Ok(words.iter().map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" "))
     }
 
@@ -334,7 +347,10 @@ mod tests {
                             let words = line.split_whitespace().filter(|word| word.starts_with("--"));
                             let known = |word: &str| {
                                 ringrun_command().get_arguments().any(|arg| {
-                                    has_long(arg, word.trim_start_matches("--").split('=').next().unwrap())
+                                    has_long_option(
+                                        arg,
+                                        word.trim_start_matches("--").split('=').next().unwrap(),
+                                    )
                                 })
                             };
                             assert!(words.into_iter().all(known), "{typed}: {line}");
@@ -364,7 +380,7 @@ mod tests {
         for name in &names {
             let own = ringrun_command();
             let is_short = |arg: &Arg| arg.get_short().is_some_and(|short| *name == format!("-{short}"));
-            assert!(!own.get_arguments().any(|arg| has_long(arg, name) || is_short(arg)), "{name}");
+            assert!(!own.get_arguments().any(|arg| has_long_option(arg, name) || is_short(arg)), "{name}");
         }
         names.sort_unstable();
         let count = names.len();

@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::invocation::ResumeSource;
 use super::optimizer_args::check_number;
-use crate::train::{Checkpoint, Existing};
+use crate::train::{Checkpoint, ExistingCheckpoint};
 
 /// The maximum of `--checkpoint-minutes`: a month of 30 days.
 const CHECKPOINT_MINUTES_MAX: f64 = 43_200.0;
@@ -64,7 +64,8 @@ impl CheckpointArgs {
     ///
     /// Returns a sentence that says which option is wrong and what to do.
     pub(super) fn choose(self) -> Result<Option<Checkpoint>, String> {
-        let existing = if self.resume.is_some() { Existing::Resume } else { Existing::Refuse };
+        let existing =
+            if self.resume.is_some() { ExistingCheckpoint::Resume } else { ExistingCheckpoint::Refuse };
         let directory = match (self.checkpoint, self.resume) {
             (Some(checkpoint), Some(Some(resume))) if checkpoint != resume => {
                 return Err(format!(
@@ -139,6 +140,9 @@ mod tests {
             "--checkpoint d --checkpoint-steps 5 --checkpoint-minutes 0.5 --keep-checkpoints 3 --keep-best";
         let found = parse_config(line).unwrap().checkpoint.unwrap();
         assert_eq!((found.steps.unwrap().get(), found.interval.unwrap().as_secs()), (5, 30));
-        assert_eq!((found.keep.get(), found.keeps_best, found.existing), (3, true, Existing::Refuse));
+        assert_eq!(
+            (found.keep.get(), found.keeps_best, found.existing),
+            (3, true, ExistingCheckpoint::Refuse)
+        );
     }
 }

@@ -159,7 +159,7 @@ pub(super) fn is_command(args: &[OsString]) -> bool {
 
 /// Runs a command. The outer `Err` is an error in the arguments, or the text of `--help`. The inner `Err` is a
 /// failure of the command.
-pub(super) fn run(args: &[OsString]) -> Result<Result<(), ProgramFailure>, clap::Error> {
+pub(super) fn run_subcommand(args: &[OsString]) -> Result<Result<(), ProgramFailure>, clap::Error> {
     Ok(match ModelCommand::try_parse_from(args)? {
         ModelCommand::Predict(args) => predict_new_rows(args),
         ModelCommand::Eval(args) => compare_with_targets(args),
@@ -206,7 +206,7 @@ impl From<ExportError> for ProgramFailure {
 impl ModelDataArgs {
     fn input_options(&self, target: TargetColumn) -> Result<InputOptions, ProgramFailure> {
         let data = self.data_format.new_data(&self.data).map_err(usage_error)?;
-        let (header, separator) = self.format.parse().map_err(usage_error)?;
+        let (header, separator) = self.format.parse_header_and_separator().map_err(usage_error)?;
         if !matches!(data, NewData::Table(_) | NewData::StandardInput) {
             let name = self.data.join(" ");
             if header != HeaderRow::Expected || separator.is_some() {
@@ -270,7 +270,7 @@ fn compare_with_targets(args: EvalArgs) -> Result<(), ProgramFailure> {
     let mut model = SavedModel::load(&args.input.model)?;
     check_top_k(top_k, model.description().classes.len()).map_err(usage_error)?;
     let evaluation = evaluate(&mut model, &input, top_k)?;
-    print(&if args.json { to_json(&evaluation) } else { evaluation.to_string() })
+    print_to_stdout(&if args.json { to_json(&evaluation) } else { evaluation.to_string() })
 }
 
 /// Checks that `--top-k` is less than the number of classes. `classes` is 0 for a model that predicts numbers.
@@ -289,7 +289,7 @@ fn check_top_k(top_k: Option<usize>, classes: usize) -> Result<(), String> {
 
 fn inspect(args: &InspectArgs) -> Result<(), ProgramFailure> {
     let inspection = Inspection::read(&args.file)?;
-    print(&if args.json { to_json(&inspection) } else { inspection.to_string() })
+    print_to_stdout(&if args.json { to_json(&inspection) } else { inspection.to_string() })
 }
 
 fn export(args: &ExportArgs) -> Result<(), ProgramFailure> {
@@ -302,7 +302,7 @@ fn export(args: &ExportArgs) -> Result<(), ProgramFailure> {
     }
     let exported = OnnxModel::new(&SavedModel::load(&args.model)?, inputs)?;
     exported.save(&args.output)?;
-    print(&exported.to_string())
+    print_to_stdout(&exported.to_string())
 }
 
 fn to_json(value: &impl serde::Serialize) -> String {
@@ -310,7 +310,7 @@ fn to_json(value: &impl serde::Serialize) -> String {
 }
 
 /// Writes to standard output. A closed pipe is not an error.
-fn print(text: &str) -> Result<(), ProgramFailure> {
+fn print_to_stdout(text: &str) -> Result<(), ProgramFailure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ProgramFailure {
@@ -329,7 +329,7 @@ mod tests {
         let args: Vec<OsString> =
             std::iter::once("ringtrain").chain(line.split_whitespace()).map(OsString::from).collect();
         assert!(is_command(&args), "{line}");
-        match run(&args) {
+        match run_subcommand(&args) {
             Ok(Ok(())) => "success".into(),
             Ok(Err(failure)) => format!("{}: {}", failure.exit as u8, failure.message),
             Err(error) => error.to_string(),

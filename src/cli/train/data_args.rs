@@ -45,7 +45,7 @@ pub(super) struct DataFormatArgs {
 }
 
 impl DataFormatArgs {
-    fn parse(&self) -> Result<Option<DataFormat>, String> {
+    fn parse_format(&self) -> Result<Option<DataFormat>, String> {
         let parse = |text: &String| text.parse().map_err(|why| format!("--format {text}: it {why}"));
         self.format.as_ref().map(parse).transpose()
     }
@@ -56,7 +56,7 @@ impl DataFormatArgs {
     ///
     /// Returns a sentence that says which value is wrong.
     pub(super) fn source(&self, values: &[String]) -> Result<DataSource, String> {
-        match self.parse()? {
+        match self.parse_format()? {
             Some(format) => DataSource::from_values_with_format(values, format),
             None => DataSource::from_values(values),
         }
@@ -68,7 +68,7 @@ impl DataFormatArgs {
     ///
     /// Returns a sentence that says which value is wrong.
     pub(super) fn new_data(&self, values: &[String]) -> Result<NewData, String> {
-        match self.parse()? {
+        match self.parse_format()? {
             Some(DataFormat::Table) | None if values == ["-"] => Ok(NewData::StandardInput),
             Some(format) if values == ["-"] => {
                 Err(format!("--format {format}: standard input must hold a table; pass the name of a file"))

@@ -48,7 +48,7 @@ impl ResumeSource<'_> {
     /// # Errors
     ///
     /// Returns a sentence that says why the checkpoint cannot be read.
-    pub(super) fn read(&self) -> Result<Option<String>, String> {
+    pub(super) fn read_stored_options(&self) -> Result<Option<String>, String> {
         if self.must_exist && !self.exists() {
             let directory = self.directory.display();
             return Err(format!(
@@ -123,7 +123,7 @@ fn parse_options(command: &Command, options: &OptionSet) -> Result<TrainArgs, St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::{Existing, RateSchedule};
+    use crate::train::{ExistingCheckpoint, RateSchedule};
 
     impl Invocation {
         fn to_config(&self, stored: Option<&str>) -> Result<Config, String> {
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!((config.recipe.schedule, config.bucket_bytes), (RateSchedule::Cosine, None));
         assert_eq!((config.target.as_deref(), config.table.features.len()), (Some("0"), 2));
         assert_eq!(config.source.table_files().unwrap().len(), 2);
-        assert_eq!(config.checkpoint.unwrap().existing, Existing::Resume);
+        assert_eq!(config.checkpoint.unwrap().existing, ExistingCheckpoint::Resume);
         let line = "--config run.toml --epochs 9 --bucket-bytes 512 --data c.csv --features q --header --schedule constant";
         let config = parse_with_file(line, text).unwrap();
         assert_eq!((config.epochs, config.bucket_bytes, config.batch_size), (Some(9), Some(512), Some(1000)));
@@ -229,8 +229,8 @@ mod tests {
         assert_eq!(resumed.learning_rate, None);
         resumed.learning_rate = first.learning_rate;
         let checkpoint = resumed.checkpoint.as_mut().unwrap();
-        assert_eq!(checkpoint.existing, Existing::Resume);
-        checkpoint.existing = Existing::Refuse;
+        assert_eq!(checkpoint.existing, ExistingCheckpoint::Resume);
+        checkpoint.existing = ExistingCheckpoint::Refuse;
         checkpoint.options.clone_from(&first.checkpoint.as_ref().unwrap().options);
         assert_eq!(resumed, first);
         let line = "--checkpoint c --resume --seed 8 --bucket-bytes 64 --lr 0.25";

@@ -29,7 +29,7 @@ impl TableFormatArgs {
     /// # Errors
     ///
     /// Returns a sentence that says what is wrong with `--separator`.
-    pub(super) fn parse(&self) -> Result<(HeaderRow, Option<Separator>), String> {
+    pub(super) fn parse_header_and_separator(&self) -> Result<(HeaderRow, Option<Separator>), String> {
         let parse_separator =
             |text: &String| text.parse().map_err(|why| format!("--separator {text}: it {why}"));
         let header = match (self.header, self.no_header) {
@@ -86,7 +86,7 @@ impl TableArgs {
     ///
     /// Returns a sentence that says which argument is wrong and what to do.
     pub(super) fn into_options(self, source: &DataSource) -> Result<TableOptions, String> {
-        let (header, separator) = self.format.parse()?;
+        let (header, separator) = self.format.parse_header_and_separator()?;
         let missing = self.missing.parse().map_err(|why| format!("--missing {}: it {why}", self.missing))?;
         if !(2..=CATEGORIES_MAX).contains(&self.max_categories) {
             return Err(format!(

@@ -6,7 +6,7 @@ use super::{ShmExecutor, ShmOperation};
 use crate::group::memory::BufferAccess;
 use crate::group::profile::ProfilePart;
 use crate::schedule::Action;
-use crate::schedule::rounds::{OrderedReduce, Put};
+use crate::schedule::rounds::{OrderedReduce, SlotWrite};
 
 /// Bytes that are copied or reduced at a time: what several ranks contribute to them stays in a processor's first cache.
 pub(super) const PIECE_BYTES: usize = 16 << 10;
@@ -15,10 +15,10 @@ impl ShmExecutor {
     /// Copies what the round asks for into this rank's slot, and posts it.
     pub(super) fn put(&mut self, round: u64, shm_operation: &ShmOperation, memory: &BufferAccess<'_>) {
         let mut started = self.meter.start();
-        let end = self.scratch.puts.iter().map(|put| put.at + put.range.len()).max();
+        let end = self.scratch.slot_writes.iter().map(|put| put.at + put.range.len()).max();
         let bytes = end.unwrap_or_default() * shm_operation.element_bytes;
         let slot = if bytes == 0 { &mut [] } else { self.rounds.write(round, bytes) };
-        for Put { range, at } in &self.scratch.puts {
+        for SlotWrite { range, at } in &self.scratch.slot_writes {
             let start = at * shm_operation.element_bytes;
             let bytes = memory.bytes(shm_operation.bytes(range));
             slot[start..start + bytes.len()].copy_from_slice(bytes);
@@ -83,7 +83,7 @@ impl ShmExecutor {
 
     /// Takes from the slots what the round asks for, all of which has been posted.
     pub(super) fn take(&self, round: u64, shm_operation: &ShmOperation, memory: &mut BufferAccess<'_>) {
-        let mut takes = &self.scratch.takes[..];
+        let mut takes = &self.scratch.slot_reads[..];
         let mut started = self.meter.start();
         while let Some(first) = takes.first() {
             // What is reduced into the same elements is taken piece by piece.

@@ -1,13 +1,13 @@
 //! Proofs of the schedules on a chain of ranks: `reduce`, the reductions in rank order, and the scans.
 
 use super::super::{Action, all_ordered_reduce, exscan, ordered_reduce, reduce, scan};
-use super::{Proof, RankState, Value, all_contributions, own_contribution, roots};
+use super::{Proof, RankState, Value, all_contributions, own_contribution, tested_roots};
 use crate::types::{Rank, WorldSize};
 
 #[test]
 fn reduce_gives_the_root_every_contribution_once() {
     for which in 0..4 {
-        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         Proof::new().run(
             |world, rank, count| reduce(world, rank, root(world), count),
             own_contribution,
@@ -22,7 +22,7 @@ fn reduce_gives_the_root_every_contribution_once() {
     }
 }
 
-fn prefix(ranks: u32, count: usize) -> Vec<Value> {
+fn contributions_of_first_ranks(ranks: u32, count: usize) -> Vec<Value> {
     (0..count).map(|element| Value::from_first_ranks(ranks, element)).collect()
 }
 
@@ -35,7 +35,7 @@ fn assert_no_average_is_divided(state: &RankState) {
 #[test]
 fn scan_gives_each_rank_the_contributions_up_to_its_own_in_order() {
     Proof { in_rank_order: true, ..Proof::new() }.run(scan, own_contribution, |_, rank, count, state| {
-        assert_eq!(state.buffer, prefix(rank.get() + 1, count));
+        assert_eq!(state.buffer, contributions_of_first_ranks(rank.get() + 1, count));
         assert_no_average_is_divided(state);
     });
 }
@@ -48,9 +48,9 @@ fn exscan_gives_each_rank_the_contributions_before_its_own_in_order() {
         buffer
     };
     Proof { in_rank_order: true, ..Proof::new() }.run(exscan, initial, |_, rank, count, state| {
-        assert_eq!(state.buffer[..count], prefix(rank.get() + 1, count));
+        assert_eq!(state.buffer[..count], contributions_of_first_ranks(rank.get() + 1, count));
         if rank != Rank::ZERO {
-            assert_eq!(state.buffer[count..], prefix(rank.get(), count));
+            assert_eq!(state.buffer[count..], contributions_of_first_ranks(rank.get(), count));
         }
         assert_no_average_is_divided(state);
     });
@@ -59,7 +59,7 @@ fn exscan_gives_each_rank_the_contributions_before_its_own_in_order() {
 #[test]
 fn ordered_reduce_gives_the_root_every_contribution_in_order() {
     for which in 0..4 {
-        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         Proof { in_rank_order: true, ..Proof::new() }.run(
             |world, rank, count| ordered_reduce(world, rank, root(world), count),
             own_contribution,

@@ -1,4 +1,4 @@
-//! Proofs of the schedules in which ranks exchange messages directly, of the butterfly, and of doubling.
+//! Proofs of the schedules in `direct.rs`, `butterfly.rs` and `doubling.rs`.
 
 use std::ops::RangeInclusive;
 
@@ -7,8 +7,8 @@ use super::super::{Schedule, butterfly, direct, doubling};
 use super::{Proof, Value, all_contributions, every_part, own_contribution, own_part, tested_partition};
 use crate::types::{Rank, WorldSize};
 
-/// Returns the sizes of worlds for algorithms in which every rank sends to every other rank. These worlds are small,
-/// because the number of messages grows with the square of the number of ranks.
+/// Returns the world sizes in which algorithms are tested if every rank sends to every other rank. These worlds are
+/// small, because the number of messages grows with the square of the number of ranks.
 fn small_worlds() -> RangeInclusive<u32> {
     1..=(*Proof::new().worlds.end()).min(24)
 }
@@ -55,7 +55,7 @@ fn direct_all_gather_gives_every_rank_every_part() {
 
 #[test]
 fn recursive_doubling_gives_every_rank_every_part() {
-    // The elements of a slot have the indices that they would have in a buffer with all slots in rank order.
+    // The part of rank r holds the elements r * count to (r + 1) * count - 1 of the result.
     let slot = |rank: Rank, count: usize| (0..count).map(move |e| Value::own(rank, rank.index() * count + e));
     let proof = Proof { receives_may_wait: true, ..Proof::new() };
     proof.run(

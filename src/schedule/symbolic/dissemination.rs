@@ -4,7 +4,7 @@ use super::super::{Schedule, barrier};
 use super::{MoveOrder, Proof, SimulatedWorld, proof_limits};
 use crate::types::WorldSize;
 
-/// No rank can leave the barrier as long as one rank, `late`, has not entered the barrier.
+/// No rank leaves the barrier before the rank `late` has entered the barrier.
 #[test]
 fn no_rank_leaves_a_barrier_before_all_have_entered() {
     for ranks in 2..=proof_limits().world_size_max {

@@ -2,14 +2,14 @@
 
 use super::super::double_tree::{all_reduce, block_bytes, broadcast, reduce};
 use super::super::{After, Schedule};
-use super::{Proof, all_contributions, own_contribution, proof_limits, roots};
+use super::{Proof, all_contributions, own_contribution, proof_limits, tested_roots};
 use crate::types::{Rank, WorldSize};
 
 /// Two lengths of a block, in elements. With the first length, each half of the buffer is one block. With the second
 /// length, a half has several blocks, and its last block may be shorter.
 const BLOCK_LENGTHS: [usize; 2] = [usize::MAX >> 1, 7];
 
-fn worlds() -> impl Iterator<Item = WorldSize> {
+fn tested_worlds() -> impl Iterator<Item = WorldSize> {
     (1..=proof_limits().world_size_max).map(|ranks| WorldSize::new(ranks).unwrap())
 }
 
@@ -65,7 +65,7 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
 #[test]
 fn reduce_gives_the_root_every_contribution_once() {
     for (which, block) in [(0, 7), (1, 7), (2, BLOCK_LENGTHS[0]), (3, 7)] {
-        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         Proof { receives_may_wait: true, ..Proof::new() }.run(
             |world, rank, count| reduce(world, rank, root(world), count, block),
             own_contribution,
@@ -81,7 +81,7 @@ fn reduce_gives_the_root_every_contribution_once() {
 #[test]
 fn broadcast_gives_every_rank_the_roots_buffer() {
     for (which, block) in [(0, 7), (1, 7), (2, BLOCK_LENGTHS[0]), (3, 7)] {
-        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         Proof::new().run(
             |world, rank, count| broadcast(world, rank, root(world), count, block),
             own_contribution,
@@ -90,11 +90,11 @@ fn broadcast_gives_every_rank_the_roots_buffer() {
     }
 }
 
-/// The receive of a block from a rank's second child waits for the receive of this block from the first child. No
-/// other receive waits for a receive.
+/// A rank receives each block from its first child before it receives the block from its second child. No other
+/// receive has to wait.
 #[test]
 fn only_the_receive_from_a_second_child_waits_for_another_receive() {
-    for world in worlds() {
+    for world in tested_worlds() {
         for rank in world.ranks() {
             for schedule in [
                 all_reduce(world, rank, 97, 7),
@@ -115,7 +115,7 @@ fn only_the_receive_from_a_second_child_waits_for_another_receive() {
 /// If the number of ranks is odd, one rank has no children in either tree.
 #[test]
 fn a_rank_has_children_in_at_most_one_tree() {
-    for world in worlds() {
+    for world in tested_worlds() {
         let trees = trees(world);
         let is_inner = |tree: usize| trees.iter().map(move |links| !links[tree].0.is_empty());
         assert!(is_inner(0).zip(is_inner(1)).all(|(first, second)| !(first && second)), "{world} ranks");
@@ -125,11 +125,11 @@ fn a_rank_has_children_in_at_most_one_tree() {
     }
 }
 
-/// If two ranks were neighbours in both trees, messages down one tree would wait on their link for messages up the
-/// other tree.
+/// If two ranks were neighbours in both trees, both trees would use the same link, and their messages would wait for
+/// each other.
 #[test]
 fn with_four_or_more_ranks_no_two_are_neighbours_in_both_trees() {
-    for world in worlds().filter(|world| world.get() >= 4) {
+    for world in tested_worlds().filter(|world| world.get() >= 4) {
         let trees = trees(world);
         for rank in world.ranks() {
             let around = |tree: usize| {
@@ -143,7 +143,7 @@ fn with_four_or_more_ranks_no_two_are_neighbours_in_both_trees() {
 
 #[test]
 fn no_rank_is_more_than_log2_n_hops_below_the_top() {
-    for world in worlds() {
+    for world in tested_worlds() {
         let trees = trees(world);
         for rank in world.ranks() {
             for tree in [0, 1] {
@@ -160,7 +160,7 @@ fn no_rank_is_more_than_log2_n_hops_below_the_top() {
 
 #[test]
 fn no_rank_sends_or_receives_more_than_twice_the_buffer() {
-    for world in worlds() {
+    for world in tested_worlds() {
         for rank in world.ranks() {
             let schedule = all_reduce(world, rank, 96, 8);
             let sent: usize = schedule.peers().iter().map(|&peer| schedule.sent_elements(peer)).sum();

@@ -17,30 +17,30 @@ fn exchange_schedules(sent: [usize; 2], received: [usize; 2], action: Action) ->
     [0, 1].map(|rank| Schedule { steps: vec![step(rank)] }).into()
 }
 
-fn run(schedules: Vec<Schedule>, order: &mut MoveOrder) {
+fn run_schedules(schedules: Vec<Schedule>, order: &mut MoveOrder) {
     let world = WorldSize::new(schedules.len() as u32).unwrap();
     let buffers = world.ranks().map(|rank| own_contribution(world, rank, 4)).collect();
     SimulatedWorld::new(schedules, buffers, 1).run(order);
 }
 
-/// Rank 1 has sent only some of its four elements when elements of rank 0 arrive and overwrite the rest.
+/// Rank 1 has sent, for example, two of its four elements. The elements that arrive from rank 0 then overwrite the
+/// two unsent elements.
 #[test]
 #[should_panic(expected = "step 0 changes what step 1 still has to send")]
 fn a_receive_that_overwrites_unsent_data_is_found() {
     let mut schedules = exchange_schedules([4, 4], [4, 4], Action::Copy);
     for schedule in &mut schedules {
-        // Make the send a separate step. If the send and the receive were in one step, the receive would wait for the
-        // send.
+        // Move the send to a second step, because a receive waits for a send of the same step.
         let send = schedule.steps[0].send.take();
         schedule.steps.push(Step { send, receive: None });
     }
-    run(schedules, &mut MoveOrder::Random(Box::new(rand::SeedableRng::seed_from_u64(1))));
+    run_schedules(schedules, &mut MoveOrder::Random(Box::new(rand::SeedableRng::seed_from_u64(1))));
 }
 
 #[test]
 #[should_panic(expected = "the message is for another step")]
 fn a_send_that_is_longer_than_its_receive_is_found() {
-    run(exchange_schedules([2, 1], [1, 1], Action::Copy), &mut MoveOrder::Lockstep);
+    run_schedules(exchange_schedules([2, 1], [1, 1], Action::Copy), &mut MoveOrder::Lockstep);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn a_send_that_is_longer_than_its_receive_is_found() {
 fn a_receive_without_a_send_is_found() {
     let mut schedules = exchange_schedules([1, 1], [1, 1], Action::Copy);
     schedules[0].steps[0].send = None;
-    run(schedules, &mut MoveOrder::Eager);
+    run_schedules(schedules, &mut MoveOrder::Eager);
 }
 
 #[test]
@@ -60,10 +60,10 @@ fn a_contribution_that_is_reduced_twice_is_found() {
         again.send.as_mut().unwrap().after = Some(After(0));
         schedule.steps.push(again);
     }
-    run(schedules, &mut MoveOrder::Eager);
+    run_schedules(schedules, &mut MoveOrder::Eager);
 }
 
-/// The chain to root 0 begins at rank 1 and adds the contribution of rank 0 last, which is not the rank order.
+/// On 3 ranks, the chain to root 0 reduces the contributions in the order 1, 2, 0. The rank order is 0, 1, 2.
 #[test]
 #[should_panic(expected = "out of rank order")]
 fn a_chain_to_root_0_is_found_to_reduce_out_of_rank_order() {
@@ -82,7 +82,7 @@ fn a_receive_that_waits_for_another_receive_is_found() {
     Proof { worlds: 3..=3, ..Proof::new() }.run(build, own_contribution, |_, _, _, _| ());
 }
 
-/// Rank 0 reduces the contributions of the other two ranks as they arrive.
+/// In this faulty schedule, rank 0 reduces first the contribution that arrives first.
 #[test]
 #[should_panic(expected = "contributions are reduced in the order of arrival")]
 fn reducing_contributions_in_their_order_of_arrival_is_found() {

@@ -1,16 +1,16 @@
-//! Proofs of the hierarchical collectives: rounds in shared memory on each host, schedules over links between the
-//! carriers (the ranks that exchange data with other hosts), and rounds in shared memory again.
+//! Proofs of the hierarchical collectives: first rounds in the shared memory of each host, then schedules over the
+//! links between hosts, and at last rounds in shared memory again.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::super::CollectiveSpec;
-use super::super::hierarchy::{Layout, Phases};
+use super::super::hierarchy::{HierarchicalPhases, HostLayout};
 use super::super::rounds::RoundPlan;
 use super::rounds::simulate;
 use super::{
-    MoveOrder, Proof, SimulatedWorld, Value, all_contributions, lengths, own_contribution, proof_limits,
-    roots,
+    MoveOrder, Proof, SimulatedWorld, Value, all_contributions, own_contribution, proof_limits,
+    tested_lengths, tested_roots,
 };
 use crate::types::{Algorithm, Rank, WorldSize};
 
@@ -22,8 +22,8 @@ fn ranks_max() -> u32 {
     }
 }
 
-/// Returns several placements of ranks on hosts: consecutive ranks on the same host, ranks distributed round-robin,
-/// hosts of different sizes, and random placements. Each placement lists the host of each rank.
+/// Returns placements of ranks on hosts: in blocks, round-robin and random, on hosts of equal and of different sizes.
+/// Entry r of a placement is the host of rank r.
 fn placements() -> Vec<Vec<u32>> {
     let mut all: Vec<Vec<u32>> =
         [&[0, 0, 1][..], &[0, 1, 1], &[0, 0, 1, 1], &[0, 1, 0, 1], &[5, 5, 5, 2], &[0, 1, 1, 2, 2, 2]]
@@ -41,7 +41,7 @@ fn placements() -> Vec<Vec<u32>> {
 }
 
 /// Returns the buffer with each contribution labelled by a rank of the group instead of by a local rank on its host.
-fn with_group_ranks(buffer: Vec<Value>, group_ranks: &[Rank]) -> Vec<Value> {
+fn convert_local_to_group_ranks(buffer: Vec<Value>, group_ranks: &[Rank]) -> Vec<Value> {
     let convert = |value: Value| {
         let contributors = group_ranks.iter().enumerate().filter(|(local, _)| value.ranks >> local & 1 == 1);
         Value { ranks: contributors.fold(0, |ranks, (_, rank)| ranks | 1 << rank.get()), ..value }
@@ -49,10 +49,10 @@ fn with_group_ranks(buffer: Vec<Value>, group_ranks: &[Rank]) -> Vec<Value> {
     buffer.into_iter().map(convert).collect()
 }
 
-/// Runs a phase in the shared memory of every host. Before the first phase, the buffer of each rank contains only
-/// this rank's contributions.
+/// Runs a phase in the shared memory of every host. If `is_first` is true, the buffer of each rank contains only this
+/// rank's contributions.
 fn run_on_hosts(
-    layouts: &[Layout],
+    layouts: &[HostLayout],
     phase: impl Fn(Rank) -> CollectiveSpec,
     mut buffers: Vec<Vec<Value>>,
     slot: usize,
@@ -73,7 +73,8 @@ fn run_on_hosts(
         let plan = |local: Rank| RoundPlan::new(local_world, local, slot, 0, phase(ranks[local.index()]));
         let slot = slot.max(local_world.as_usize());
         for (rank, buffer) in ranks.iter().zip(simulate(local_world, slot, &plan, initial.collect())) {
-            buffers[rank.index()] = if is_first { with_group_ranks(buffer, ranks) } else { buffer };
+            buffers[rank.index()] =
+                if is_first { convert_local_to_group_ranks(buffer, ranks) } else { buffer };
         }
     }
     buffers
@@ -89,15 +90,16 @@ fn run_and_check(
 ) {
     for machines in placements() {
         let world = WorldSize::new(machines.len() as u32).unwrap();
-        let layouts: Option<Vec<Layout>> = world.ranks().map(|rank| Layout::new(&machines, rank)).collect();
+        let layouts: Option<Vec<HostLayout>> =
+            world.ranks().map(|rank| HostLayout::new(&machines, rank)).collect();
         let Some(layouts) = layouts else { continue };
         for (&algorithm, count) in
-            algorithms.iter().flat_map(|a| lengths(world).into_iter().map(move |c| (a, c)))
+            algorithms.iter().flat_map(|a| tested_lengths(world).into_iter().map(move |c| (a, c)))
         {
             if algorithm == Algorithm::Butterfly && !layouts[0].host_count().get().is_power_of_two() {
                 continue;
             }
-            let phases: Vec<Phases> =
+            let phases: Vec<HierarchicalPhases> =
                 layouts.iter().map(|layout| layout.phases(&spec(world, count), algorithm, 5)).collect();
             let schedules: Vec<_> = phases.iter().map(|phases| phases.across.clone()).collect();
             Proof { receives_may_wait: true, ..Proof::new() }.check_schedules(&schedules);
@@ -140,7 +142,7 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
 #[test]
 fn reduce_gives_the_root_every_contribution_once() {
     for which in 0..4 {
-        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         run_and_check(
             &[Algorithm::Chain, Algorithm::Tree],
             |world, count| CollectiveSpec::Reduce { count, root: root(world) },
@@ -155,7 +157,7 @@ fn reduce_gives_the_root_every_contribution_once() {
 #[test]
 fn broadcast_gives_every_rank_the_roots_buffer() {
     for which in 0..4 {
-        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         run_and_check(
             &[Algorithm::Ring, Algorithm::Tree],
             |world, count| CollectiveSpec::Broadcast { count, root: root(world) },
@@ -167,7 +169,7 @@ fn broadcast_gives_every_rank_the_roots_buffer() {
 #[test]
 fn only_the_first_ranks_of_hosts_exchange_messages_in_a_barrier() {
     run_and_check(&[Algorithm::Dissemination], |_, _| CollectiveSpec::Barrier, |_, _, _, _, _| {});
-    let layout = |rank| Layout::new(&[0, 0, 1, 1, 2], Rank::new(rank)).unwrap();
+    let layout = |rank| HostLayout::new(&[0, 0, 1, 1, 2], Rank::new(rank)).unwrap();
     let across = |rank| layout(rank).phases(&CollectiveSpec::Barrier, Algorithm::Dissemination, 1).across;
     assert_eq!(across(0).peers(), [Rank::new(2), Rank::new(4)]);
     assert!(across(1).steps.is_empty() && across(3).steps.is_empty());
@@ -178,7 +180,7 @@ fn every_rank_carries_a_slice_and_sends_only_to_other_hosts() {
     for machines in placements() {
         let world = WorldSize::new(machines.len() as u32).unwrap();
         for rank in world.ranks() {
-            let Some(layout) = Layout::new(&machines, rank) else { continue };
+            let Some(layout) = HostLayout::new(&machines, rank) else { continue };
             let schedule =
                 layout.phases(&CollectiveSpec::AllReduce { count: 1000 }, Algorithm::Ring, 1000).across;
             assert!(!schedule.steps.is_empty(), "every rank carries a slice: {machines:?}");
@@ -186,6 +188,6 @@ fn every_rank_carries_a_slice_and_sends_only_to_other_hosts() {
             assert!(!schedule.peers().iter().any(is_local), "ranks of one host exchange no messages");
         }
     }
-    assert_eq!(Layout::new(&[3, 3, 3], Rank::ZERO), None);
-    assert_eq!(Layout::new(&[0, 1, 2], Rank::ZERO), None);
+    assert_eq!(HostLayout::new(&[3, 3, 3], Rank::ZERO), None);
+    assert_eq!(HostLayout::new(&[0, 1, 2], Rank::ZERO), None);
 }

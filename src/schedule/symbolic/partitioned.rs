@@ -2,7 +2,7 @@
 
 use super::super::partition::Partition;
 use super::super::{all_gather, all_to_all, gather, reduce_scatter, scatter};
-use super::{Proof, Value, every_part, own_contribution, own_part, roots, tested_partition};
+use super::{Proof, Value, every_part, own_contribution, own_part, tested_partition, tested_roots};
 use crate::types::{Rank, WorldSize};
 
 #[test]
@@ -38,7 +38,7 @@ fn all_gather_gives_every_rank_every_part() {
 #[test]
 fn gather_gives_the_root_every_part() {
     for which in 0..4 {
-        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         Proof::new().run(
             |world, rank, count| gather(world, rank, root(world), &tested_partition(count, world, which)),
             |world, rank, count| {
@@ -61,7 +61,7 @@ fn gather_gives_the_root_every_part() {
 #[test]
 fn scatter_gives_each_rank_its_part_of_the_roots_buffer() {
     for which in 0..4 {
-        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         Proof::new().run(
             |world, rank, count| scatter(world, rank, root(world), &tested_partition(count, world, which)),
             |world, rank, count| {
@@ -81,8 +81,8 @@ fn scatter_gives_each_rank_its_part_of_the_roots_buffer() {
     }
 }
 
-/// Returns the number of elements that `from` sends to `to`. If `is_even` is false, this number differs from pair to
-/// pair and is often 0.
+/// Returns the number of elements that `from` sends to `to`. If `is_even` is false, this number is 0 to 3, and
+/// differs between pairs of ranks.
 fn exchanged_count(world: WorldSize, count: usize, is_even: bool, from: Rank, to: Rank) -> usize {
     if is_even {
         return Partition::even(count, world).range(to).len();

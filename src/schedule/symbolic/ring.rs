@@ -1,9 +1,9 @@
-//! Proofs of the all-reduce and the broadcast on the ring. Module `partitioned` has the proofs of the ring schedules
-//! that have a partition as argument.
+//! Proofs of the all-reduce and the broadcast on the ring. `partitioned.rs` has the proofs of the reduce-scatter and
+//! the all-gather on the ring.
 
 use super::super::partition::chunk;
 use super::super::{all_reduce, broadcast};
-use super::{Proof, all_contributions, own_contribution, proof_limits, roots};
+use super::{Proof, all_contributions, own_contribution, proof_limits, tested_roots};
 use crate::types::{Rank, WorldSize};
 
 #[test]
@@ -33,7 +33,7 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
 #[test]
 fn broadcast_gives_every_rank_the_roots_buffer() {
     for which in 0..4 {
-        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         Proof::new().run(
             |world, rank: Rank, count| broadcast(world, rank, root(world), count),
             own_contribution,

@@ -1,15 +1,15 @@
 //! Proofs of the collectives in shared memory. In each round, a rank *posts* elements in its slot and *takes*
-//! elements from the slots of other ranks. In the simulation, all ranks post before any rank takes. Real ranks may be
-//! one round apart. The results cannot depend on this difference, because a rank takes only data that were posted in
-//! the same round.
+//! elements from the slots of other ranks. In the simulation, all ranks are in the same round, and all post before
+//! any rank takes. Real ranks may be one round apart. The results are the same, because a rank takes only elements
+//! that were posted in its own round.
 
 use super::super::Action;
 use super::super::CollectiveSpec;
 use super::super::partition::Partition;
 use super::super::rounds::{OrderedReduce, Round, RoundPlan};
 use super::{
-    Value, all_contributions, every_part, lengths, own_contribution, own_part, proof_limits, roots,
-    tested_partition,
+    Value, all_contributions, every_part, own_contribution, own_part, proof_limits, tested_lengths,
+    tested_partition, tested_roots,
 };
 use crate::types::{Rank, WorldSize};
 
@@ -24,7 +24,7 @@ fn run(
 ) {
     for ranks in 1..=RANKS_MAX {
         let world = WorldSize::new(ranks).unwrap();
-        for count in lengths(world) {
+        for count in tested_lengths(world) {
             for slot in [world.as_usize(), 2 * world.as_usize() + 1, 1000] {
                 let plan = |rank| RoundPlan::new(world, rank, slot, 0, spec(world, count));
                 let buffers =
@@ -63,11 +63,11 @@ fn simulate_with_shared_buffers(
         let mut slots = std::mem::replace(&mut next_slots, blank());
         for rank in world.ranks() {
             assert_eq!(plan(rank).round_count(), rounds, "all ranks have the same number of rounds");
-            plan(rank).fill(number, &mut round);
+            plan(rank).fill_round(number, &mut round);
             if round.exchange.is_some() && shares(rank) {
                 continue;
             }
-            for put in &round.puts {
+            for put in &round.slot_writes {
                 let values = &buffers[rank.index()][put.range.clone()];
                 let target = &mut slots[rank.index()][put.at..put.at + put.range.len()];
                 assert!(target.iter().all(|&value| value == Value::BLANK), "posted elements do not overlap");
@@ -75,9 +75,9 @@ fn simulate_with_shared_buffers(
             }
         }
         for rank in world.ranks() {
-            plan(rank).fill(number, &mut round);
+            plan(rank).fill_round(number, &mut round);
             if let Some(ordered_reduce) = &round.ordered_reduce {
-                assert!(round.takes.is_empty(), "a round with a reduction has no takes");
+                assert!(round.slot_reads.is_empty(), "a round with a reduction has no takes");
                 for from in world.ranks().filter(|&from| round.exchange.is_some() && shares(from)) {
                     let shared = &buffers[from.index()][ordered_reduce.range.clone()];
                     slots[from.index()][ordered_reduce.at..ordered_reduce.at + shared.len()]
@@ -90,11 +90,11 @@ fn simulate_with_shared_buffers(
                 }
                 buffers[rank.index()][ordered_reduce.range.clone()].copy_from_slice(&result);
             }
-            let mut sources: Vec<Rank> = round.takes.iter().map(|take| take.from).collect();
+            let mut sources: Vec<Rank> = round.slot_reads.iter().map(|take| take.from).collect();
             sources.sort_unstable();
             sources.dedup();
-            assert_eq!(sources.len(), round.takes.len(), "a rank takes from each slot at most once");
-            for take in &round.takes {
+            assert_eq!(sources.len(), round.slot_reads.len(), "a rank takes from each slot at most once");
+            for take in &round.slot_reads {
                 let buffer = &mut buffers[rank.index()];
                 let arrived = &slots[take.from.index()][take.at..take.at + take.range.len()];
                 for (mine, &arrived) in buffer[take.range.clone()].iter_mut().zip(arrived) {
@@ -115,8 +115,8 @@ fn simulate_with_shared_buffers(
     buffers
 }
 
-/// Reduces the contributions in rank order: the rank's own contribution from its buffer, and all other contributions
-/// from the slots.
+/// Reduces the contributions of all ranks in rank order. Reads the contribution of `rank` from `buffer`, and every
+/// other contribution from the slot of its rank.
 fn reduce_in_order(
     world: WorldSize,
     rank: Rank,
@@ -162,12 +162,12 @@ fn all_reduce_gives_every_rank_every_contribution_in_order() {
 }
 
 /// All ranks can access the buffers of all ranks. The ranks reduce their chunks one after another, in ascending or
-/// descending order. Both orders give the same result, because no rank reads what another rank has written.
+/// descending order. The order does not change the result, because no rank reads what another rank has written.
 #[test]
 fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
     for ranks in 1..=proof_limits().world_size_max {
         let world = WorldSize::new(ranks).unwrap();
-        let counts = lengths(world).into_iter().filter(|&count| count > 0);
+        let counts = tested_lengths(world).into_iter().filter(|&count| count > 0);
         for (count, is_reversed) in counts.flat_map(|count| [(count, false), (count, true)]) {
             let mut buffers: Vec<Vec<Value>> =
                 world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
@@ -179,7 +179,7 @@ fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
             let mut times_reduced = vec![0; count];
             for rank in order {
                 let mut plan = RoundPlan::new(world, rank, 7, 0, CollectiveSpec::AllReduce { count });
-                plan.fill(0, &mut round);
+                plan.fill_round(0, &mut round);
                 let range = round.exchange.take().expect("the first round can be done in place").range;
                 times_reduced[range.clone()].iter_mut().for_each(|times| *times += 1);
                 let ordered_reduce =
@@ -188,11 +188,16 @@ fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
                 for buffer in &mut buffers {
                     buffer[range.clone()].copy_from_slice(&result);
                 }
-                plan.go_in_place();
+                plan.reduce_remaining_rounds_in_place();
                 assert_eq!(plan.round_count(), 2, "an in-place all-reduce has two rounds for any length");
-                plan.fill(1, &mut round);
-                assert!(round.puts.is_empty() && round.ordered_reduce.is_none() && round.exchange.is_none());
-                let mut awaited: Vec<Rank> = round.takes.iter().map(|take| take.from).chain([rank]).collect();
+                plan.fill_round(1, &mut round);
+                assert!(
+                    round.slot_writes.is_empty()
+                        && round.ordered_reduce.is_none()
+                        && round.exchange.is_none()
+                );
+                let mut awaited: Vec<Rank> =
+                    round.slot_reads.iter().map(|take| take.from).chain([rank]).collect();
                 awaited.sort_unstable();
                 assert!(awaited.into_iter().eq(world.ranks()), "no rank leaves before all are done");
             }
@@ -208,7 +213,7 @@ fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
 fn all_reduce_uses_slots_if_only_some_buffers_are_shared() {
     for ranks in 2..=RANKS_MAX {
         let world = WorldSize::new(ranks).unwrap();
-        for count in lengths(world) {
+        for count in tested_lengths(world) {
             for shares in [|rank: Rank| rank.get() == 1, |rank: Rank| rank.get() > 0] {
                 let slot = 2 * world.as_usize() + 1;
                 let plan = |rank| RoundPlan::new(world, rank, slot, 0, CollectiveSpec::AllReduce { count });
@@ -223,7 +228,7 @@ fn all_reduce_uses_slots_if_only_some_buffers_are_shared() {
 #[test]
 fn reduce_gives_the_root_every_contribution() {
     for which in 0..4 {
-        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         let spec = |world, count| CollectiveSpec::Reduce { count, root: root(world) };
         run(spec, own_contribution, |world, rank, count, buffer| {
             assert!(rank != root(world) || *buffer == all_contributions(world, count));
@@ -253,7 +258,7 @@ fn reduce_scatter_and_all_gather_give_every_rank_its_parts() {
 #[test]
 fn broadcast_gather_and_scatter_move_the_data_from_or_to_the_root() {
     for which in 0..4 {
-        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         let parts = |world, count| tested_partition(count, world, which);
         run(
             |world, count| CollectiveSpec::Broadcast { count, root: root(world) },
@@ -294,7 +299,7 @@ fn broadcast_gather_and_scatter_move_the_data_from_or_to_the_root() {
 }
 
 #[test]
-fn scan_and_exscan_give_each_rank_the_contributions_of_lower_ranks_in_order() {
+fn scan_and_exscan_combine_lower_ranks_in_rank_order() {
     run(
         |_, count| CollectiveSpec::Scan { count },
         own_contribution,
@@ -344,8 +349,8 @@ fn all_to_all_gives_each_rank_the_parts_for_it() {
 fn a_barrier_waits_for_all_ranks() {
     let mut round = Round::default();
     let world = WorldSize::new(5).unwrap();
-    RoundPlan::new(world, Rank::new(3), 0, 0, CollectiveSpec::Barrier).fill(0, &mut round);
-    let mut awaited: Vec<u32> = round.takes.iter().map(|take| take.from.get()).collect();
+    RoundPlan::new(world, Rank::new(3), 0, 0, CollectiveSpec::Barrier).fill_round(0, &mut round);
+    let mut awaited: Vec<u32> = round.slot_reads.iter().map(|take| take.from.get()).collect();
     awaited.sort_unstable();
     assert_eq!(awaited, [0, 1, 2, 4]);
     let partition = Partition::even(0, world);

@@ -1,13 +1,13 @@
 //! Proofs of the schedules of the binomial trees.
 
 use super::super::{broadcast_tree, reduce_tree};
-use super::{Proof, all_contributions, own_contribution, proof_limits, roots};
+use super::{Proof, all_contributions, own_contribution, proof_limits, tested_roots};
 use crate::types::WorldSize;
 
 #[test]
 fn reduce_tree_gives_the_root_every_contribution_once() {
     for which in 0..4 {
-        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         Proof { receives_may_wait: true, ..Proof::new() }.run(
             |world, rank, count| reduce_tree(world, rank, root(world), count),
             own_contribution,
@@ -25,7 +25,7 @@ fn reduce_tree_gives_the_root_every_contribution_once() {
 #[test]
 fn broadcast_tree_gives_every_rank_the_roots_buffer() {
     for which in 0..4 {
-        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         Proof::new().run(
             |world, rank, count| broadcast_tree(world, rank, root(world), count),
             own_contribution,
@@ -39,7 +39,7 @@ fn no_rank_is_more_than_ceil_log2_n_hops_from_the_root() {
     for ranks in 1..=proof_limits().world_size_max {
         let world = WorldSize::new(ranks).unwrap();
         let rounds = ranks.next_power_of_two().trailing_zeros();
-        for root in roots(world) {
+        for root in tested_roots(world) {
             for mut rank in world.ranks() {
                 let mut hops = 0;
                 while let Some(receive) =

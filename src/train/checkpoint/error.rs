@@ -95,7 +95,7 @@ pub enum CheckpointError {
     Unfit {
         /// The file.
         path: PathBuf,
-        /// The option, or the property of the data, that differs.
+        /// The option that differs, or the property of the data that differs.
         what: String,
         /// The value in the checkpoint.
         found: String,

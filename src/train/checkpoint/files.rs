@@ -77,7 +77,7 @@ impl CheckpointFiles {
             return Ok(());
         }
         let (file, link) = (self.directory.join(LINK_TEST_FILE_NAME), self.temporary_best_path());
-        let result = atomic_file::write(&file, &[]).and_then(|()| link_over(&file, &link));
+        let result = atomic_file::replace_file(&file, &[]).and_then(|()| link_over(&file, &link));
         for path in [&file, &link] {
             // A file that remains does no harm: the next run removes it.
             let _ = fs::remove_file(path);
@@ -108,7 +108,7 @@ impl CheckpointFiles {
                 _ => {}
             }
         }
-        atomic_file::write(&latest, bytes)?;
+        atomic_file::replace_file(&latest, bytes)?;
         if is_best && self.keeps_best {
             let temporary = self.temporary_best_path();
             link_over(&latest, &temporary)?;
@@ -180,12 +180,16 @@ fn link_over(from: &Path, to: &Path) -> io::Result<()> {
 mod tests {
     use std::num::NonZeroU32;
 
-    use super::super::Existing;
+    use super::super::ExistingCheckpoint;
     use super::*;
 
     fn make_checkpoint_files(directory: &Path, keep: u32, keeps_best: bool) -> CheckpointFiles {
         let keep = NonZeroU32::new(keep).unwrap();
-        CheckpointFiles::new(&Checkpoint { keep, keeps_best, ..Checkpoint::new(directory, Existing::Refuse) })
+        CheckpointFiles::new(&Checkpoint {
+            keep,
+            keeps_best,
+            ..Checkpoint::new(directory, ExistingCheckpoint::Refuse)
+        })
     }
 
     fn list_names_and_texts(directory: &Path) -> Vec<(String, String)> {

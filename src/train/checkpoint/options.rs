@@ -76,5 +76,6 @@ pub(crate) fn write_options(
         let _ = writeln!(text, "# {name} = {value}");
     }
     let path = directory.join(OPTIONS_FILE_NAME);
-    atomic_file::write(&path, text.as_bytes()).map_err(|error| CheckpointError::io("write", &path, error))
+    atomic_file::replace_file(&path, text.as_bytes())
+        .map_err(|error| CheckpointError::io("write", &path, error))
 }

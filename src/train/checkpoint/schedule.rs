@@ -36,7 +36,7 @@ impl SaveSchedule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Existing;
+    use super::super::ExistingCheckpoint;
     use super::*;
 
     #[test]
@@ -54,7 +54,7 @@ mod tests {
             let settings = Checkpoint {
                 steps: steps.and_then(NonZeroU64::new),
                 interval: interval.map(Duration::from_secs),
-                ..Checkpoint::new("", Existing::Refuse)
+                ..Checkpoint::new("", ExistingCheckpoint::Refuse)
             };
             let mut schedule = SaveSchedule::new(&settings, first, start);
             for &save in saves {

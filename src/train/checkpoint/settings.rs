@@ -13,7 +13,7 @@ pub struct Checkpoint {
     /// The directory.
     pub directory: PathBuf,
     /// What to do if a checkpoint already exists.
-    pub existing: Existing,
+    pub existing: ExistingCheckpoint,
     /// Also save a checkpoint when the number of steps of the run is a multiple of this number.
     pub steps: Option<NonZeroU64>,
     /// Also save a checkpoint when this time has passed since the last save.
@@ -33,7 +33,7 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Returns settings that save no checkpoints within an epoch, and keep one checkpoint.
-    pub fn new(directory: impl Into<PathBuf>, existing: Existing) -> Self {
+    pub fn new(directory: impl Into<PathBuf>, existing: ExistingCheckpoint) -> Self {
         Self {
             directory: directory.into(),
             existing,
@@ -53,7 +53,7 @@ impl Checkpoint {
 
 /// What to do if a checkpoint already exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Existing {
+pub enum ExistingCheckpoint {
     /// Resume from the checkpoint.
     Resume,
     /// Return an error, so that the checkpoint is not overwritten.

@@ -29,7 +29,7 @@ impl Position {
         [epoch, step, steps_total, momentum_start, loss_sum.to_bits(), samples]
     }
 
-    /// Returns the position that [`to_words`](Self::to_words) converted to `words`.
+    /// The inverse of [`to_words`](Self::to_words).
     pub(crate) fn from_words(words: [u64; 6]) -> Self {
         let [epoch, step, steps_total, momentum_start, loss_sum, samples] = words;
         Self { epoch, step, steps_total, momentum_start, loss_sum: f64::from_bits(loss_sum), samples }
@@ -83,7 +83,7 @@ pub(crate) struct RunIdentity {
     /// The options and the sizes of the data. Resuming compares the entries in this order, and reports the first
     /// difference.
     pub(crate) entries: Vec<IdentityEntry>,
-    /// The name of the data, used only in messages, because a file may have been moved.
+    /// The name of the data, for messages. A resumed run may read the data under another name.
     pub(crate) data_name: String,
     /// A hash of the content of the data.
     pub(crate) data_hash: String,
@@ -95,22 +95,20 @@ pub(crate) struct RunIdentity {
     pub(crate) optimizer_names: &'static [&'static str],
     /// The names of the strategy's state vectors.
     pub(crate) strategy_names: &'static [&'static str],
-    /// The mean and deviation with which features are standardized. The checkpoint contains these values for programs
-    /// that use the model.
+    /// The means and deviations that standardize the features. Programs that use the model need them.
     pub(crate) standardizer: Option<Standardizer>,
-    /// The mean and deviation that convert outputs to the unit of the target. The checkpoint contains these values
-    /// for programs that use the model.
+    /// The mean and deviation that convert outputs to the unit of the target. Programs that use the model need them.
     pub(crate) scale: Scale,
     /// The names of the classes.
     pub(crate) classes: Vec<String>,
     /// How the columns of a table become features, as JSON ([`TableEncoding`](crate::train::data::TableEncoding)).
-    /// The checkpoint contains this text for programs that use the model. `None` if the data is not a table.
+    /// Programs that use the model need this text. `None` if the data is not a table.
     pub(crate) encoding: Option<String>,
     /// The text that the caller stores in each checkpoint ([`Checkpoint::options`](super::Checkpoint::options)).
     pub(crate) options: Option<String>,
 }
 
-/// An option of a run or a size of its data.
+/// An option of a run, for example the batch size, or a size of the data, for example the number of features.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct IdentityEntry {
     /// The key in the checkpoint's metadata.

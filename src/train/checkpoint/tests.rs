@@ -4,13 +4,13 @@ use super::*;
 use crate::train::model::{Loss, Scale};
 
 /// Writes a checkpoint into `directory`, which is created if it does not exist.
-fn save(
+fn save_checkpoint(
     directory: &Path,
     network: &Network,
     identity: &RunIdentity,
     state: &TrainingState,
 ) -> Result<(), CheckpointError> {
-    let settings = Checkpoint::new(directory, Existing::Resume);
+    let settings = Checkpoint::new(directory, ExistingCheckpoint::Resume);
     create_directory(directory)?;
     let start = Instant::now();
     let mut writer = CheckpointWriter::new(&settings, (network.clone(), identity.clone()), 0, start);
@@ -71,9 +71,9 @@ fn a_loaded_checkpoint_equals_the_saved_checkpoint_bit_for_bit() {
     let directory = tempfile::tempdir().unwrap();
     let (network, identity, state) = sample_run();
     let nested = directory.path().join("a/b");
-    assert_eq!(load(&nested, &network, &identity).unwrap(), None);
-    save(&nested, &network, &identity, &state).unwrap();
-    assert_eq!(load(&nested, &network, &identity).unwrap(), Some(state));
+    assert_eq!(load_checkpoint(&nested, &network, &identity).unwrap(), None);
+    save_checkpoint(&nested, &network, &identity, &state).unwrap();
+    assert_eq!(load_checkpoint(&nested, &network, &identity).unwrap(), Some(state));
     assert_eq!(fs::read_dir(&nested).unwrap().count(), 1);
 }
 
@@ -81,42 +81,46 @@ fn a_loaded_checkpoint_equals_the_saved_checkpoint_bit_for_bit() {
 fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (network, identity, state) = sample_run();
-    save(directory.path(), &network, &identity, &state).unwrap();
+    save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
     let path = directory.path().join(FILE_NAME);
     let complete = fs::read(&path).unwrap();
     for len in 0..complete.len() {
         fs::write(&path, &complete[..len]).unwrap();
-        let error = load(directory.path(), &network, &identity).unwrap_err();
+        let error = load_checkpoint(directory.path(), &network, &identity).unwrap_err();
         assert!(matches!(error, CheckpointError::Corrupt { .. }), "{len}: {error}");
     }
     for index in (0..complete.len()).step_by(7) {
         let mut flipped = complete.clone();
         flipped[index] ^= 1 << (index % 8);
         fs::write(&path, &flipped).unwrap();
-        let error = load(directory.path(), &network, &identity).expect_err(&format!("byte {index}"));
+        let error =
+            load_checkpoint(directory.path(), &network, &identity).expect_err(&format!("byte {index}"));
         let is_expected = matches!(error, CheckpointError::Corrupt { .. } | CheckpointError::Unfit { .. });
         assert!(is_expected, "{index}: {error}");
     }
     fs::write(&path, &complete).unwrap();
     let mut other = identity.clone();
     other.entries[1].value = "8".into();
-    let error = load(directory.path(), &network, &other).unwrap_err().to_string();
+    let error = load_checkpoint(directory.path(), &network, &other).unwrap_err().to_string();
     assert!(error.contains("it was saved with --seed 7, but this run has --seed 8"), "{error}");
     let mut newer = identity.clone();
     newer.entries.push(IdentityEntry { key: "missing", option: "--missing", value: "error".into() });
-    let error = load(directory.path(), &network, &newer).unwrap_err().to_string();
+    let error = load_checkpoint(directory.path(), &network, &newer).unwrap_err().to_string();
     assert!(
         error.contains("an earlier version of ringtrain saved it, and did not record --missing"),
         "{error}"
     );
     let other = RunIdentity { data_name: "b.csv".into(), data_hash: "456".into(), ..identity.clone() };
-    let error = load(directory.path(), &network, &other).unwrap_err().to_string();
+    let error = load_checkpoint(directory.path(), &network, &other).unwrap_err().to_string();
     assert!(
         error.contains("saved with --data a.csv, but --data b.csv of this run contains different"),
         "{error}"
     );
     let wider = Network::new(&"mlp:4".parse().unwrap(), 2, 2, Loss::CrossEntropy).unwrap();
-    assert!(matches!(load(directory.path(), &wider, &identity), Err(CheckpointError::Unfit { .. })));
+    assert!(matches!(
+        load_checkpoint(directory.path(), &wider, &identity),
+        Err(CheckpointError::Unfit { .. })
+    ));
 }
 
 /// Regression test: the check before the training did not count the encoding of a table, so the first checkpoint
@@ -127,7 +131,7 @@ fn an_encoding_that_is_too_long_is_refused_before_training() {
     let (network, mut identity, state) = sample_run();
     for encoding in ["", "{\"a\":\"\\\"\"}"] {
         identity.encoding = Some(encoding.repeat(1000));
-        save(directory.path(), &network, &identity, &state).unwrap();
+        save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
         let file = fs::read(directory.path().join(FILE_NAME)).unwrap();
         let header = u64::from_le_bytes(*file.first_chunk().unwrap());
         let bytes = check_header(Path::new("c"), &identity, HEADER_BYTES_MAX).unwrap();
@@ -159,8 +163,8 @@ fn the_earlier_name_of_the_accelerated_rule_is_understood() {
         (("nesterov", "0.9"), ("accelerated", "none"), Some("--optimizer nesterov, but")),
         (("accelerated", "none"), ("accelerated", "none"), None),
     ] {
-        save(directory.path(), &network, &entries(saved.0, saved.1), &state).unwrap();
-        let found = load(directory.path(), &network, &entries(resumed.0, resumed.1));
+        save_checkpoint(directory.path(), &network, &entries(saved.0, saved.1), &state).unwrap();
+        let found = load_checkpoint(directory.path(), &network, &entries(resumed.0, resumed.1));
         match expected {
             None => assert_eq!(found.unwrap(), Some(state.clone())),
             Some(expected) => assert!(found.unwrap_err().to_string().contains(expected)),
@@ -183,7 +187,7 @@ fn edit(bytes: &mut [u8], edits: &[(&str, &str)]) {
 fn a_position_of_version_2_that_no_run_reaches_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (network, identity, state) = sample_run();
-    save(directory.path(), &network, &identity, &state).unwrap();
+    save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
     let path = directory.path().join(FILE_NAME);
     let complete = fs::read(&path).unwrap();
     let version_2 = [(FORMAT, FORMAT_2), (METADATA_HASH_KEY, "metadata_none")];
@@ -198,7 +202,7 @@ fn a_position_of_version_2_that_no_run_reaches_is_refused() {
         let mut bytes = complete.clone();
         edit(&mut bytes, &[&version_2[..], &[(from, to)]].concat());
         fs::write(&path, bytes).unwrap();
-        match (load(directory.path(), &network, &identity), expected) {
+        match (load_checkpoint(directory.path(), &network, &identity), expected) {
             (Ok(Some(found)), None) => assert_eq!(found.parameters, state.parameters),
             (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
             (found, _) => panic!("{to}: {found:?}"),
@@ -207,7 +211,7 @@ fn a_position_of_version_2_that_no_run_reaches_is_refused() {
     let mut bytes = complete;
     edit(&mut bytes, &version_2[1..]);
     fs::write(&path, bytes).unwrap();
-    let error = load(directory.path(), &network, &identity).unwrap_err().to_string();
+    let error = load_checkpoint(directory.path(), &network, &identity).unwrap_err().to_string();
     assert!(error.contains("its metadata_hash is missing"), "{error}");
 }
 
@@ -218,7 +222,7 @@ fn a_checkpoint_of_version_1_can_be_resumed() {
     let (network, mut identity, mut state) = sample_run();
     identity.keeps_best = false;
     state.best = None;
-    save(directory.path(), &network, &identity, &state).unwrap();
+    save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
     let path = directory.path().join(FILE_NAME);
     let mut bytes = fs::read(&path).unwrap();
     // The new keys have the same lengths as the old keys, so the offsets in the file stay valid.
@@ -233,7 +237,7 @@ fn a_checkpoint_of_version_1_can_be_resumed() {
         ],
     );
     fs::write(&path, bytes).unwrap();
-    let found = load(directory.path(), &network, &identity).unwrap().unwrap();
+    let found = load_checkpoint(directory.path(), &network, &identity).unwrap().unwrap();
     assert_eq!((found.learning_rate, found.position.momentum_start), (None, 0));
     assert_eq!(found.parameters, state.parameters);
 }

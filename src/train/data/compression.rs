@@ -290,7 +290,7 @@ mod tests {
     use zip::ZipWriter;
     use zip::write::SimpleFileOptions;
 
-    use super::super::file::open;
+    use super::super::file::open_data_file;
     use super::*;
 
     fn content() -> Vec<u8> {
@@ -336,10 +336,10 @@ mod tests {
         [local, central, end].concat()
     }
 
-    fn read(directory: &Path, name: &str, bytes: &[u8]) -> Result<Vec<u8>, String> {
+    fn write_and_read(directory: &Path, name: &str, bytes: &[u8]) -> Result<Vec<u8>, String> {
         let path = directory.join(name);
         std::fs::write(&path, bytes).unwrap();
-        let mut reader = open(&path).map_err(|error| error.to_string())?;
+        let mut reader = open_data_file(&path).map_err(|error| error.to_string())?;
         let mut content = Vec::new();
         match reader.read_to_end(&mut content) {
             Ok(_) => Ok(content),
@@ -374,7 +374,7 @@ mod tests {
             ("c.csv.zip", make_stored_zip(&[("./a.csv", &content), ("./.hidden", b"x")])),
             ("d.csv.zip", make_stored_zip(&[("../folder/a.csv", &content)])),
         ] {
-            assert!(read(directory.path(), name, &bytes).as_ref() == Ok(&content), "{name}");
+            assert!(write_and_read(directory.path(), name, &bytes).as_ref() == Ok(&content), "{name}");
         }
     }
 
@@ -400,7 +400,7 @@ mod tests {
             ("d.zip", &make_stored_zip(&[("a.csv", b"1"), ("b.csv", b"2")]), "holds 2 files (a.csv, b.csv)"),
             ("e.zip", &make_stored_zip(&[]), "without a file"),
         ] {
-            let error = read(directory.path(), name, bytes).unwrap_err();
+            let error = write_and_read(directory.path(), name, bytes).unwrap_err();
             assert!(error.contains(expected) && error.contains(name), "{name}: {error}");
         }
     }

@@ -7,8 +7,8 @@ use ndarray::Array2;
 
 use super::{Column, Features, ImageShape, Table};
 
-/// The compressed table of digits: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, CC BY 4.0.
-/// See `DIGITS.md`.
+/// The compressed table of digits. The source is "Optical Recognition of Handwritten Digits" by Alpaydin and Kaynak,
+/// UCI, CC BY 4.0. See `DIGITS.md`.
 const DIGITS: &[u8] = include_bytes!("digits.csv.gz");
 const ROWS: usize = 1797;
 const PIXELS: usize = 64;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::types::debug_as_display;
 
-/// The reason why data cannot be used for training. The message names the file and, where possible, the line and the column.
+/// The reason why data cannot be used for training. If the data is a file, the message names the file and, where
+/// possible, the line and the column.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {

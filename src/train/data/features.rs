@@ -13,8 +13,8 @@ use super::sparse::SparseRows;
 pub enum Features {
     /// Numbers, which are used unchanged.
     Numbers(Array2<f32>),
-    /// Pixels: each feature is a byte divided by `divisor`. Bytes need a quarter of the memory of numbers. The bytes are
-    /// scaled when a batch is gathered.
+    /// Pixels: each feature is a byte divided by `divisor`. Bytes need a quarter of the memory of f32.
+    /// [`gather`](Self::gather) divides the bytes.
     Pixels {
         /// The bytes.
         values: Array2<u8>,
@@ -105,7 +105,7 @@ impl Features {
         }
     }
 
-    /// Adds the shape and the content to a digest.
+    /// Adds the shape and the values to `hasher`.
     pub(crate) fn digest(&self, hasher: &mut Sha256) {
         hasher.update((self.rows() as u64).to_le_bytes());
         hasher.update((self.columns() as u64).to_le_bytes());
@@ -147,7 +147,8 @@ fn digest_numbers(values: &Array2<f32>, hasher: &mut Sha256) {
 pub struct Standardizer {
     /// The mean of each feature.
     pub mean: Vec<f32>,
-    /// 1 / standard deviation (of the population, like numpy's `std`) of each feature; 0 if the feature is constant.
+    /// 1 / s for each feature, where s is the population standard deviation (numpy's `std`). 0 for a constant
+    /// feature.
     pub inverse_deviation: Vec<f32>,
 }
 
@@ -201,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn standardized_features_have_mean_0_and_deviation_1_and_constants_become_0() {
+    fn standardized_features_have_mean_0_and_deviation_1() {
         let features =
             Features::Numbers(array![[1.0, 7.7, 1e6], [2.0, 7.7, 1e6 + 2.0], [6.0, 7.7, 1e6 + 4.0]]);
         let (standardizer, ignored) = Standardizer::fit(&features);

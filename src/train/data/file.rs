@@ -13,7 +13,7 @@ use super::{DataError, ELEMENTS_MAX};
 ///
 /// [`DataError::Unreadable`] if the file is missing or cannot be opened. [`DataError::Malformed`] if the path is a directory or
 /// an archive that cannot be used.
-pub(crate) fn open(path: &Path) -> Result<Box<dyn Read>, DataError> {
+pub(crate) fn open_data_file(path: &Path) -> Result<Box<dyn Read>, DataError> {
     let file = File::open(path).map_err(|error| DataError::unreadable(path, error))?;
     let metadata = file.metadata().map_err(|error| DataError::unreadable(path, error))?;
     if metadata.is_dir() {
@@ -51,8 +51,8 @@ pub(crate) fn read_exactly(reader: &mut dyn Read, len: u64, path: &Path) -> Resu
     Ok(bytes)
 }
 
-/// Returns the number of values in an array with the dimensions that a header announces. Returns an error if this number
-/// exceeds [`ELEMENTS_MAX`].
+/// Returns the number of values in an array with the dimensions that a header announces. Returns an error if there
+/// are more than [`ELEMENTS_MAX`] values.
 pub(crate) fn checked_element_count(dimensions: &[u64], path: &Path) -> Result<u64, DataError> {
     let product = dimensions.iter().try_fold(1_u64, |product, &length| product.checked_mul(length));
     product.filter(|&count| count <= ELEMENTS_MAX).ok_or_else(|| {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ndarray::Array2;
 
-use super::file::{checked_element_count, open, read_exactly, stream_error};
+use super::file::{checked_element_count, open_data_file, read_exactly, stream_error};
 use super::{Column, DataError, Features, ImageShape, Table};
 
 /// The magic number of images: two zero bytes, 8 for the type `unsigned byte`, and the number of dimensions.
@@ -37,8 +37,8 @@ pub(crate) fn load_idx_directory(directory: &Path) -> Result<(Table, Table, Imag
 fn load_images_and_labels(directory: &Path, part: &str) -> Result<(Table, ImageShape), DataError> {
     let images_path = find_file(directory, part, "images", 3)?;
     let labels_path = find_file(directory, part, "labels", 1)?;
-    let (images, shape) = read(&images_path, IMAGES_MAGIC)?;
-    let (labels, _) = read(&labels_path, LABELS_MAGIC)?;
+    let (images, shape) = read_idx_file(&images_path, IMAGES_MAGIC)?;
+    let (labels, _) = read_idx_file(&labels_path, LABELS_MAGIC)?;
     let rows = shape[0] as usize;
     let pixels = (shape[1] * shape[2]) as usize;
     if rows == 0 || pixels == 0 {
@@ -74,8 +74,8 @@ fn find_file(directory: &Path, part: &str, kind: &str, dimensions: u32) -> Resul
 
 /// Returns the bytes and the dimensions of a file. Images have three dimensions. Labels have one dimension. For labels, this
 /// function adds two dimensions of length 1.
-fn read(path: &Path, magic_wanted: u32) -> Result<(Vec<u8>, [u64; 3]), DataError> {
-    let mut reader = open(path)?;
+fn read_idx_file(path: &Path, magic_wanted: u32) -> Result<(Vec<u8>, [u64; 3]), DataError> {
+    let mut reader = open_data_file(path)?;
     let magic = read_u32(&mut *reader, path)?;
     if magic != magic_wanted {
         let problem = format!(

@@ -7,7 +7,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 
 use super::csv::parse_number;
-use super::file::{open, stream_error};
+use super::file::{open_data_file, stream_error};
 use super::loaded_rows::{LoadedRows, RowPlaces};
 use super::sparse::SparseRowsBuilder;
 use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
@@ -27,7 +27,7 @@ const TOKEN_CHARACTERS_SHOWN: usize = 40;
 /// If the file cannot be read, holds no rows, or is malformed. An error names the line and the character, both
 /// counted from 1.
 pub(crate) fn load_libsvm_file(path: &Path) -> Result<LoadedRows, DataError> {
-    let mut reader = BufReader::new(open(path)?);
+    let mut reader = BufReader::new(open_data_file(path)?);
     let mut lines = LineParser::default();
     let mut line = Vec::new();
     for number in 1.. {

@@ -97,9 +97,9 @@ pub struct Dataset {
     pub train: Samples,
     /// The test set, which may be empty.
     pub test: Samples,
-    /// The names of the classes: entry i is the name of the class with the index i. The list is empty for regression.
+    /// The names of the classes: entry i is the name of the class with the index i. Empty for regression.
     pub classes: Vec<String>,
-    /// `true` if the features are columns of a table, which may have any scale. `false` for pixels, which are from 0 to 1.
+    /// `true` if the features are columns of a table. `false` if the features are pixels.
     pub tabular: bool,
     /// The shape of the images. `None` if the samples are not images.
     pub image: Option<ImageShape>,
@@ -108,8 +108,8 @@ pub struct Dataset {
     /// Where the feature columns and the target are in the table. `None` if the data is not a table with named
     /// columns.
     pub layout: Option<TableLayout>,
-    /// Messages for the user. Each message names a property of the data that was guessed, and the option that overrides the
-    /// guess.
+    /// Messages for the user. Each message states what the library guessed about the data, and names the option that
+    /// overrides the guess.
     pub notes: Vec<String>,
 }
 
@@ -119,7 +119,8 @@ impl Dataset {
         if self.classes.is_empty() { Task::Regression } else { Task::Classification }
     }
 
-    /// Returns the SHA-256 of the shapes and the content. Two ranks with the same digest train on the same data.
+    /// Returns a SHA-256 of both sets of samples and the names of the classes. Two ranks with the same digest train
+    /// on the same data.
     pub fn digest(&self) -> [u8; 32] {
         let mut hasher = Sha256::new();
         for samples in [&self.train, &self.test] {

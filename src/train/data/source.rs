@@ -284,7 +284,7 @@ impl DataSource {
     ///
     /// If a file cannot be read or is malformed (the error names the file and the line), or if the target does not fit the task.
     pub fn load(&self, options: &LoadOptions) -> Result<Dataset, DataError> {
-        let split = |table: Table| split::split(&table, options.test_fraction);
+        let split = |table: Table| split::split_table(&table, options.test_fraction);
         let mut notes = Vec::new();
         let (mut encoding, mut layout, mut image) = (None, None, None);
         let (train, test) = match self {

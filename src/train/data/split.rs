@@ -25,13 +25,13 @@ impl Column {
     }
 }
 
-/// Returns the training set and the test set. The test set is `fraction` of the rows (rounded), chosen by a fixed shuffle. Both
-/// sets keep the order of the table.
+/// Returns the training set and the test set. A shuffle with a fixed seed selects `fraction` of the rows (rounded) as
+/// the test set. In both sets, the rows have the same order as in the table.
 ///
 /// # Errors
 ///
 /// If no row remains for training.
-pub(crate) fn split(table: &Table, fraction: f64) -> Result<(Table, Table), DataError> {
+pub(crate) fn split_table(table: &Table, fraction: f64) -> Result<(Table, Table), DataError> {
     let (train, test) = split_rows(table.features.rows(), fraction)?;
     let select =
         |rows: &[usize]| Table { features: table.features.select(rows), target: table.target.select(rows) };
@@ -48,7 +48,7 @@ pub(crate) fn split_rows(rows: usize, fraction: f64) -> Result<(Vec<usize>, Vec<
     }
     let count =
         u32::try_from(rows).map_err(|_| DataError::Unsuitable(format!("{rows} rows are too many")))?;
-    let order = random::permutation(&mut random::stream("split", SPLIT_SEED, 0), count);
+    let order = random::permutation(&mut random::random_stream("split", SPLIT_SEED, 0), count);
     let sorted = |chosen: &[u32]| {
         let mut rows: Vec<usize> = chosen.iter().map(|&row| row as usize).collect();
         rows.sort_unstable();
@@ -66,10 +66,10 @@ mod tests {
     #[test]
     fn split_moves_the_given_fraction_of_the_digits_to_the_test_set() {
         let table = digits::load_digits();
-        let (train, test) = split(&table, 0.2).unwrap();
+        let (train, test) = split_table(&table, 0.2).unwrap();
         assert_eq!((train.features.rows(), test.features.rows()), (1438, 359));
-        assert_eq!(split(&table, 0.2).unwrap().1, test);
-        assert_eq!(split(&table, 0.0).unwrap().0, table);
-        assert!(split(&table, 0.9999).is_err());
+        assert_eq!(split_table(&table, 0.2).unwrap().1, test);
+        assert_eq!(split_table(&table, 0.0).unwrap().0, table);
+        assert!(split_table(&table, 0.9999).is_err());
     }
 }

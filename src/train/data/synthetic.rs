@@ -13,14 +13,15 @@ const CLASSES: usize = 10;
 pub(crate) enum SyntheticTarget {
     /// A linear function of the features, with noise.
     Numbers,
-    /// The index of the largest of ten random linear functions of the features.
+    /// A class from 0 to 9. Each class has a random linear function of the features, and the target of a sample is
+    /// the class whose function is largest.
     Classes,
 }
 
 /// Returns `rows` samples with `columns` independent, uniformly distributed features of variance 1. The data does not depend on
 /// `--seed`.
 pub(crate) fn generate_table(rows: usize, columns: usize, target: SyntheticTarget) -> Table {
-    let mut stream = random::stream("synthetic", 0, (rows as u64) << 32 | columns as u64);
+    let mut stream = random::random_stream("synthetic", 0, (rows as u64) << 32 | columns as u64);
     let unit = 3.0_f32.sqrt();
     let values: Vec<f32> =
         (0..rows * columns).map(|_| random::symmetric_uniform(&mut stream, unit)).collect();

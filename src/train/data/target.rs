@@ -12,8 +12,8 @@ use super::{Column, DataError, Texts};
 pub(crate) const CLASSES_MAX: usize = 10_000;
 /// If a target holds more distinct integers than this, [`guess_task`] chooses regression.
 const CLASSES_GUESSED_MAX: usize = 100;
-/// If a distinct integer has, on average, fewer samples than this, [`guess_task`] chooses regression. This limit does
-/// not apply to one or two distinct values, which are always classes.
+/// If a distinct integer has, on average, fewer samples than this, [`guess_task`] chooses regression. A target with
+/// one or two distinct integers always holds classes.
 const SAMPLES_PER_CLASS_MIN: usize = 10;
 
 /// The smallest integer n for which n and n + 1 are the same f64. Class numbers must be smaller.
@@ -64,7 +64,7 @@ pub(crate) fn guess_task(train_target: &Column, test_target: &Column) -> (Task, 
         };
         samples += values.len();
         for value in values {
-            // Adding 0.0 makes -0 and 0 the same value.
+            // Adding 0.0 converts -0 to 0.
             distinct.insert((value + 0.0).to_bits());
             if value.fract() != 0.0 {
                 return (
@@ -121,8 +121,7 @@ pub(crate) fn interpret_targets(
                      texts, or give the classes smaller numbers"
                 )));
             }
-            // The classes are sorted as integers and not as text, so that 2 comes before 10. Adding 0.0 makes -0 and
-            // 0 the same class.
+            // Sort the classes as integers and not as text, so that 2 comes before 10.
             let key = |value: &f64| (value + 0.0) as i64;
             let sets = [train, test].map(|values| values.iter().map(key).collect::<Vec<i64>>());
             let classes = sort_classes(sets.iter().flatten().copied())?;

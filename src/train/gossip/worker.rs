@@ -14,7 +14,7 @@ use super::service::DONE_WORDS_MAX;
 use super::{GossipContext, GossipError};
 use crate::train::TrainError;
 use crate::train::batch_queue::Assignment;
-use crate::train::batches::{Batches, part};
+use crate::train::batches::{Batches, range_of_rank};
 use crate::train::checkpoint::TrainingState;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::model::{StepSeed, Workspace};
@@ -71,7 +71,7 @@ impl<'a> Worker<'a> {
         }
         let part_len =
             setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(context.size.as_usize());
-        let random = random::stream("gossip", config.seed, context.own.get().into());
+        let random = random::random_stream("gossip", config.seed, context.own.get().into());
         Self {
             context,
             start,
@@ -242,7 +242,7 @@ impl<'a> Worker<'a> {
             self.epoch_batches = Some((epoch, batches));
         }
         let whole = self.epoch_batches.as_ref().map_or(&[][..], |(_, batches)| batches.batch(step as usize));
-        let samples = &whole[part(whole.len(), owner, self.context.size)];
+        let samples = &whole[range_of_rank(whole.len(), owner, self.context.size)];
         observer.batch_started(epoch, step, samples);
         shared.replica.copy_to(&mut self.snapshot);
         let work = GradientWork {

@@ -35,7 +35,7 @@ impl From<usize> for InputShape {
 /// # Errors
 ///
 /// A text that says why the model does not fit the inputs.
-pub(super) fn build(
+pub(super) fn build_layers(
     spec: &ModelSpec,
     input: InputShape,
     outputs: usize,

@@ -188,7 +188,7 @@ impl Layer for Convolution {
             self.copy_patches(padded, patches);
             let (weights, biases) = gradients.slice_mut(0..count).split_at_mut(self.weight_count());
             for (bias, plane) in biases.iter_mut().zip(delta.chunks_exact(self.pixels())) {
-                *bias += sum(plane);
+                *bias += sum_values(plane);
             }
             let delta = self.output_matrix(delta);
             let mut weights = ArrayViewMut2::from_shape((self.channels, self.patch_len()), weights)
@@ -208,7 +208,7 @@ impl Layer for Convolution {
 }
 
 /// Returns the sum of the values. Several partial sums let the compiler use vector instructions.
-fn sum(values: &[f32]) -> f32 {
+fn sum_values(values: &[f32]) -> f32 {
     let (chunks, rest) = values.as_chunks::<16>();
     let mut sums = [0.0; 16];
     for chunk in chunks {

@@ -45,7 +45,7 @@ impl Layer for Dropout {
             output.assign(&input);
             return;
         };
-        let key = random::stream(&format!("dropout {}", self.number), step.seed, step.step).next_u64();
+        let key = random::random_stream(&format!("dropout {}", self.number), step.seed, step.step).next_u64();
         let kept = 1.0 / (1.0 - self.probability);
         // An input is dropped if a random number of 32 bits is below this number.
         let threshold = (f64::from(self.probability) * 4_294_967_296.0) as u64;

@@ -34,7 +34,7 @@ impl Scale {
 /// The function that training minimizes.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Loss {
-    /// The squared difference between output and target, in the squared unit of the target.
+    /// The squared error. For a target in meters, its unit is square meters.
     SquaredError(Scale),
     /// The cross-entropy of the softmax of the outputs, in nats.
     CrossEntropy,
@@ -60,8 +60,7 @@ impl LossSums {
 }
 
 impl Loss {
-    /// Sums the losses of the samples with the indices `rows`. The rows of `outputs` are the outputs for these samples, in the
-    /// same order.
+    /// Sums the losses of the samples with the indices `rows`. Row i of `outputs` is the output for the i-th index.
     pub(crate) fn evaluate(
         &self,
         outputs: &ArrayView2<'_, f32>,
@@ -97,7 +96,7 @@ impl Loss {
     }
 
     /// Replaces `outputs` by `weight` times the derivative of the sum of the losses with respect to the outputs. For
-    /// regression, the derivative is that of the squared difference between the output and the scaled target.
+    /// regression, the loss in this function is (output - scaled target)².
     pub(crate) fn differentiate(
         &self,
         mut outputs: ArrayViewMut2<'_, f32>,

@@ -68,7 +68,7 @@ impl Network {
         outputs: usize,
         loss: Loss,
     ) -> Result<Self, String> {
-        let stage = Stage::new(architecture::build(spec, input.into(), outputs)?);
+        let stage = Stage::new(architecture::build_layers(spec, input.into(), outputs)?);
         if stage.parameter_count() > PARAMETERS_MAX {
             return Err(format!("has too many parameters; the maximum is {PARAMETERS_MAX}"));
         }
@@ -127,7 +127,7 @@ impl Network {
         let PlacedLayer { layer, range } = &self.stage.layers()[index];
         let number = self.stage.layers()[..index].iter().filter(|layer| !layer.range.is_empty()).count();
         let mut parameters = vec![0.0; range.len()];
-        let mut stream = random::stream("initialize", seed, number as u64);
+        let mut stream = random::random_stream("initialize", seed, number as u64);
         layer.initialize(&mut parameters, &mut || random::symmetric_uniform(&mut stream, 1.0));
         parameters
     }
@@ -156,9 +156,8 @@ impl Network {
         workspace.output(rows)
     }
 
-    /// Evaluates the samples that have the indices `rows` in `targets`, and returns the sum of their losses and the
-    /// number of correct predictions. The features of these samples must be in the first rows of
-    /// [`Workspace::input`].
+    /// Evaluates the samples with the indices `rows`. Returns the sum of the losses and the number of correct
+    /// predictions. Before the call, write the features of these samples to the first rows of [`Workspace::input`].
     ///
     /// # Panics
     ///

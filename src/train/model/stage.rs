@@ -26,7 +26,7 @@ pub(crate) struct PlacedLayer {
     pub(crate) range: Range<usize>,
 }
 
-/// The memory for the forward and the backward pass of a stage. This memory is allocated once, for the largest batch.
+/// The memory for the forward and the backward pass of a stage. Allocate a workspace once, for the largest batch.
 #[derive(Debug)]
 pub struct Workspace {
     /// The input of the first layer. The caller writes the features of each sample to one of the first rows.
@@ -226,7 +226,7 @@ mod tests {
         let network = Network::new(&"mlp:6,5,4".parse().unwrap(), 7, 3, Loss::CrossEntropy).unwrap();
         let (whole, targets) = (network.stage(), Targets::Classes(vec![0, 2, 1]));
         let parameters = network.initialize(1);
-        let mut stream = random::stream("test", 1, 2);
+        let mut stream = random::random_stream("test", 1, 2);
         let samples = Array2::from_shape_simple_fn((3, 7), || random::symmetric_uniform(&mut stream, 1.0));
         let mut expected = vec![f32::NAN; parameters.len()];
         let mut workspace = network.workspace(3);

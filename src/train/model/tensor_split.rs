@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::dense::Dense;
 use super::layer::{Activation, Layer};
 use super::stage::{PlacedLayer, Stage};
-use crate::train::batches::part;
+use crate::train::batches::range_of_rank;
 use crate::types::{Rank, WorldSize};
 
 /// One rank's part of one or two layers of the model. The sum of the outputs of all ranks is the output of the layers
@@ -41,9 +41,9 @@ enum LayerPart {
 impl LayerPart {
     fn new(layer: &DividedLayer<'_>, (rank, size): (Rank, WorldSize)) -> Self {
         if layer.is_divided_by_inputs {
-            Self::Inputs(part(layer.dense.inputs, rank, size))
+            Self::Inputs(range_of_rank(layer.dense.inputs, rank, size))
         } else {
-            Self::Outputs(part(layer.dense.outputs, rank, size))
+            Self::Outputs(range_of_rank(layer.dense.outputs, rank, size))
         }
     }
 }

@@ -19,7 +19,7 @@ pub(crate) use digest::{StoredTensor, content_digest};
 pub use error::ModelFileError;
 pub use inspection::{Inspection, TensorSummary};
 pub use saved_model::{Prediction, SavedModel};
-pub(crate) use storage::save;
+pub(crate) use storage::save_model;
 
 /// The maximum number of columns in a model file.
 pub const COLUMNS_MAX: usize = 1 << 19;

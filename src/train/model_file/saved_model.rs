@@ -65,7 +65,7 @@ impl SavedModel {
     /// Returns an error if the file cannot be read, is truncated or corrupt, has another format, or was written by a newer
     /// version of ringtrain.
     pub fn load(path: &Path) -> Result<Self, ModelFileError> {
-        storage::load(path)
+        storage::load_model_file(path)
     }
 
     /// Returns the description of the model.

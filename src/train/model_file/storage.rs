@@ -68,10 +68,10 @@ fn assemble_file(description: String, tensors: &[StoredTensor<'_>]) -> Result<Ve
 }
 
 /// Writes a model file. Replaces an earlier file at `path` only after the new file is on the disk.
-pub(crate) fn save(path: &Path, model: &SavedModel) -> Result<(), ModelFileError> {
+pub(crate) fn save_model(path: &Path, model: &SavedModel) -> Result<(), ModelFileError> {
     let fail = |source| ModelFileError::io("write", path, source);
     let bytes = to_bytes(model).map_err(|problem| fail(io::Error::other(problem)))?;
-    atomic_file::write(path, &bytes).map_err(fail)
+    atomic_file::replace_file(path, &bytes).map_err(fail)
 }
 
 /// The metadata and the tensors of a safetensors file.
@@ -161,7 +161,7 @@ fn check_format(path: &Path, metadata: &HashMap<String, String>) -> Result<(), M
 }
 
 /// Reads a model file, and checks the content.
-pub(super) fn load(path: &Path) -> Result<SavedModel, ModelFileError> {
+pub(super) fn load_model_file(path: &Path) -> Result<SavedModel, ModelFileError> {
     to_model(path, &read_entries(path)?)
 }
 

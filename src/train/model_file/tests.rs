@@ -41,13 +41,13 @@ fn a_loaded_model_equals_the_saved_model() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("m");
     let saved = model();
-    save(&path, &saved).unwrap();
+    save_model(&path, &saved).unwrap();
     let loaded = SavedModel::load(&path).unwrap();
     assert_eq!(loaded.description(), saved.description());
     assert_eq!(loaded.parameters(), saved.parameters());
     assert_eq!(loaded.standardizer(), saved.standardizer());
     let plain = SavedModel::new(description(), None, saved.parameters().to_vec()).unwrap();
-    save(&path, &plain).unwrap();
+    save_model(&path, &plain).unwrap();
     assert_eq!(SavedModel::load(&path).unwrap().standardizer(), None);
 }
 
@@ -172,7 +172,7 @@ fn a_tensor_with_a_value_that_is_not_finite_is_refused() {
     let path = directory.path().join("m");
     let mut parameters = model().parameters().to_vec();
     parameters[3] = f32::NAN;
-    save(&path, &SavedModel::new(description(), None, parameters).unwrap()).unwrap();
+    save_model(&path, &SavedModel::new(description(), None, parameters).unwrap()).unwrap();
     let error = SavedModel::load(&path).unwrap_err().to_string();
     assert!(error.contains("the tensor layers.0.weight holds NaN"), "{error}");
 }

@@ -159,7 +159,7 @@ impl OnnxModel {
     ///
     /// [`ExportError::Unwritable`] with the error of the operating system.
     pub fn save(&self, path: &Path) -> Result<(), ExportError> {
-        atomic_file::write(path, &self.bytes)
+        atomic_file::replace_file(path, &self.bytes)
             .map_err(|source| ExportError::Unwritable { path: path.to_owned(), source })
     }
 }

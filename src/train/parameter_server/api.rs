@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::client::ServerClient;
 use super::error::ParameterServerError;
 use super::links::{Links, PairLink, ShardLayout, connect};
-use super::message::Note;
-use super::server::{LinkOutcome, RequestHandler, ShardServer, Synchrony};
+use super::message::StrategyNote;
+use super::server::{LinkOutcome, RequestHandler, ShardServer, UpdateMode};
 use super::shard::{PushOutcome, Shard, StalenessRule};
 use crate::group::{Group, Messenger};
 use crate::train::optimizer::{Optimizer, Rule};
@@ -170,12 +170,12 @@ impl ParameterServer {
         let rate = options.learning_rate;
         let shard = Shard::new(range.clone(), initial[range].to_vec(), optimizer, Box::new(move |_| rate));
         let workers = self.layout.workers().count();
-        let synchrony = if options.synchronous {
-            Synchrony::Synchronous { workers, factor: 1.0 / workers as f32 }
+        let update_mode = if options.synchronous {
+            UpdateMode::Synchronous { workers, factor: 1.0 / workers as f32 }
         } else {
             // Only rank 0 decides which gradients are dropped.
             let max = options.staleness.filter(|_| rank == Rank::ZERO).unwrap_or(u64::MAX);
-            Synchrony::Asynchronous(StalenessRule { max, scales_rate: options.staleness_aware })
+            UpdateMode::Asynchronous(StalenessRule { max, scales_rate: options.staleness_aware })
         };
         let outcomes = Arc::new(LinkOutcomes {
             links: Mutex::new(vec![None; links.clients.len()]),
@@ -183,7 +183,7 @@ impl ParameterServer {
             changed: Condvar::new(),
         });
         let server =
-            Arc::new(ShardServer::new(shard, synchrony, Arc::clone(&outcomes) as Arc<dyn RequestHandler>));
+            Arc::new(ShardServer::new(shard, update_mode, Arc::clone(&outcomes) as Arc<dyn RequestHandler>));
         let clients = Arc::new(links.clients);
         let spawn = |client: usize| {
             let (server, clients) = (Arc::clone(&server), Arc::clone(&clients));
@@ -264,7 +264,7 @@ impl ParameterServer {
     /// If the length of `gradient` differs from that of the initial parameters, or if this rank is a server.
     pub fn push(&mut self, gradient: &[f32]) -> Result<Vec<PushOutcome>, ParameterServerError> {
         assert_eq!(gradient.len(), self.len, "there must be a gradient for each parameter");
-        Ok(self.client().push(gradient, Note::default(), None)?.outcomes)
+        Ok(self.client().push(gradient, StrategyNote::default(), None)?.outcomes)
     }
 
     /// Does the same as [`push`](Self::push) and then [`pull`](Self::pull), but with one request to each server
@@ -288,7 +288,7 @@ impl ParameterServer {
             (self.len, self.len),
             "there must be a gradient for each parameter"
         );
-        Ok(self.client().push(gradient, Note::default(), Some(parameters))?.outcomes)
+        Ok(self.client().push(gradient, StrategyNote::default(), Some(parameters))?.outcomes)
     }
 
     /// Sends the gradients of some ranges of the parameters, such as some rows of an embedding. Servers update the
@@ -309,7 +309,7 @@ impl ParameterServer {
         gradients: &[f32],
     ) -> Result<Vec<PushOutcome>, ParameterServerError> {
         self.check_ranges(ranges, gradients.len());
-        Ok(self.client().push_ranges(ranges, gradients, Note::default())?.outcomes)
+        Ok(self.client().push_ranges(ranges, gradients, StrategyNote::default())?.outcomes)
     }
 
     /// Receives the current parameters of some ranges, and writes them to `values` in the order of `ranges`.

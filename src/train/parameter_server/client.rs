@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::error::{ParameterServerError, RefusalReason, describe_link_failure};
 use super::links::{PairLink, ShardLayout};
 use super::message::{
-    HEADER_WORDS, Note, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, payload_words_max,
+    HEADER_WORDS, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, StrategyNote, payload_words_max,
 };
 use super::server::PARAMETER_SERVER_TAG;
 use super::shard::PushOutcome;
@@ -38,7 +38,7 @@ pub(crate) struct PushReply {
     /// What each server did with its part of the gradient.
     pub(crate) outcomes: Vec<PushOutcome>,
     /// The note in the reply of the first server.
-    pub(crate) note: Note,
+    pub(crate) note: StrategyNote,
 }
 
 impl ServerClient {
@@ -61,10 +61,10 @@ impl ServerClient {
     /// stay unchanged.
     pub(crate) fn pull(&mut self, parameters: &mut [f32]) -> Result<(), ParameterServerError> {
         for server in &mut self.links {
-            server.request(RequestKind::Pull, Note::default(), 0)?;
+            server.request(RequestKind::Pull, StrategyNote::default(), 0)?;
         }
         for server in &mut self.links {
-            server.receive_parameters(Note::default(), Some(&mut *parameters))?;
+            server.receive_parameters(StrategyNote::default(), Some(&mut *parameters))?;
         }
         Ok(())
     }
@@ -75,7 +75,7 @@ impl ServerClient {
     pub(crate) fn push(
         &mut self,
         gradient: &[f32],
-        note: Note,
+        note: StrategyNote,
         mut parameters: Option<&mut [f32]>,
     ) -> Result<PushReply, ParameterServerError> {
         let mut pushed = PushReply { outcomes: Vec::with_capacity(self.links.len()), note };
@@ -95,7 +95,7 @@ impl ServerClient {
             for server in &mut *others {
                 match (is_applied, parameters.is_some()) {
                     (true, wants_parameters) => server.start_push(gradient, note, wants_parameters)?,
-                    (false, true) => server.request(RequestKind::Pull, Note::default(), 0)?,
+                    (false, true) => server.request(RequestKind::Pull, StrategyNote::default(), 0)?,
                     (false, false) => {}
                 }
             }
@@ -117,7 +117,7 @@ impl ServerClient {
         &mut self,
         ranges: &[Range<usize>],
         gradients: &[f32],
-        note: Note,
+        note: StrategyNote,
     ) -> Result<PushReply, ParameterServerError> {
         let mut pushed = PushReply { outcomes: Vec::with_capacity(self.links.len()), note };
         for (index, server) in self.links.iter_mut().enumerate() {
@@ -146,11 +146,16 @@ impl ServerClient {
         for server in &mut self.links {
             let parts = shard_parts_of_ranges(ranges, &server.range);
             if 2 * parts.len() > server.range.len() {
-                server.request(RequestKind::Pull, Note::default(), 0)?;
+                server.request(RequestKind::Pull, StrategyNote::default(), 0)?;
                 wanted.push((true, parts));
             } else {
                 let words = server.append_ranges(&parts) - HEADER_WORDS;
-                server.request_ranges(RequestKind::PullRanges, Note::default(), parts.len(), words)?;
+                server.request_ranges(
+                    RequestKind::PullRanges,
+                    StrategyNote::default(),
+                    parts.len(),
+                    words,
+                )?;
                 wanted.push((false, parts));
             }
         }
@@ -173,7 +178,7 @@ impl ServerClient {
     }
 
     /// Sends a note to the first server, and returns the note in the reply.
-    pub(crate) fn send_note(&mut self, note: Note) -> Result<Note, ParameterServerError> {
+    pub(crate) fn send_note(&mut self, note: StrategyNote) -> Result<StrategyNote, ParameterServerError> {
         let server = &mut self.links[0];
         server.request(RequestKind::Note, note, 0)?;
         Ok(server.receive()?.0.note)
@@ -186,7 +191,7 @@ impl ServerClient {
         let words = words_max.max(payload_words_max(server.range.len()));
         server.buffer.resize(HEADER_WORDS + words, 0);
         loop {
-            server.request(RequestKind::Publication, Note::default(), 0)?;
+            server.request(RequestKind::Publication, StrategyNote::default(), 0)?;
             let (header, payload) = server.receive()?;
             if header.status == ReplyStatus::Done {
                 return Ok(payload.to_vec());
@@ -203,7 +208,7 @@ impl ServerClient {
         for server in &mut self.links {
             let len = server.range.len();
             server.buffer.resize(HEADER_WORDS + payload_words_max(len).max(len * state.len()), 0);
-            server.request(RequestKind::State, Note::default(), 0)?;
+            server.request(RequestKind::State, StrategyNote::default(), 0)?;
             let (range, rank) = (server.range.clone(), server.link.peer);
             let (_, payload) = server.receive()?;
             let payload: &[f32] = bytemuck::cast_slice(payload);
@@ -222,7 +227,7 @@ impl ServerClient {
     /// any more.
     pub(crate) fn close(&mut self) {
         for server in &mut self.links {
-            if server.request(RequestKind::Close, Note::default(), 0).is_ok() {
+            if server.request(RequestKind::Close, StrategyNote::default(), 0).is_ok() {
                 let _ = server.receive();
             }
         }
@@ -247,7 +252,7 @@ impl ServerLink {
     fn start_push(
         &mut self,
         gradient: &[f32],
-        note: Note,
+        note: StrategyNote,
         wants_parameters: bool,
     ) -> Result<(), ParameterServerError> {
         self.wants_parameters = wants_parameters;
@@ -261,7 +266,7 @@ impl ServerLink {
         &mut self,
         ranges: &[Range<usize>],
         gradients: &[f32],
-        note: Note,
+        note: StrategyNote,
     ) -> Result<(), ParameterServerError> {
         let parts = shard_parts_of_ranges(ranges, &self.range);
         self.wants_parameters = false;
@@ -283,7 +288,12 @@ impl ServerLink {
     }
 
     /// Sends a request without ranges. The payload is the `words` words after the header in `buffer`.
-    fn request(&mut self, kind: RequestKind, note: Note, words: usize) -> Result<(), ParameterServerError> {
+    fn request(
+        &mut self,
+        kind: RequestKind,
+        note: StrategyNote,
+        words: usize,
+    ) -> Result<(), ParameterServerError> {
         self.request_ranges(kind, note, 0, words)
     }
 
@@ -292,7 +302,7 @@ impl ServerLink {
     fn request_ranges(
         &mut self,
         kind: RequestKind,
-        note: Note,
+        note: StrategyNote,
         ranges: usize,
         words: usize,
     ) -> Result<(), ParameterServerError> {
@@ -337,7 +347,7 @@ impl ServerLink {
     /// Receives the reply to a push or a pull. While the server waits for other workers, repeats the request.
     fn receive_parameters(
         &mut self,
-        note: Note,
+        note: StrategyNote,
         parameters: Option<&mut [f32]>,
     ) -> Result<ReplyHeader, ParameterServerError> {
         loop {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::ParameterServerError;
 use crate::group::Group;
-use crate::train::batches::part;
+use crate::train::batches::range_of_rank;
 use crate::types::{Rank, WorldSize};
 
 /// A server waits at most this long for the next request of a client. A year stands for no limit, because a worker
@@ -48,7 +48,7 @@ impl ShardLayout {
                 tensors.map_or(count, <[_]>::len),
             )));
         }
-        let even: Vec<_> = size.ranks().map(|rank| part(count, rank, size)).collect();
+        let even: Vec<_> = size.ranks().map(|rank| range_of_rank(count, rank, size)).collect();
         let ranges = match tensors {
             None => even,
             Some(tensors) => whole_tensors(tensors, &even),

@@ -5,7 +5,7 @@
 
 /// The number of words of a header.
 pub(super) const HEADER_WORDS: usize = 16;
-/// The number of words of a [`Note`].
+/// The number of words of a [`StrategyNote`].
 pub(crate) const NOTE_WORDS: usize = 4;
 
 /// The maximum length, in words, of the text in a reply with [`ReplyStatus::Refused`].
@@ -21,7 +21,7 @@ pub(super) const fn payload_words_max(len: usize) -> usize {
 
 /// Numbers that a training strategy attaches to a request or to a reply. The parameter server does not interpret
 /// these numbers.
-pub(crate) type Note = [u64; NOTE_WORDS];
+pub(crate) type StrategyNote = [u64; NOTE_WORDS];
 
 /// What a client requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +71,7 @@ pub(super) struct RequestHeader {
     pub(super) wants_parameters: bool,
     /// The version of the parameters with which the client computed its gradient.
     pub(super) version: u64,
-    pub(super) note: Note,
+    pub(super) note: StrategyNote,
 }
 
 /// How a server answered a request.
@@ -104,7 +104,7 @@ pub(super) struct ReplyHeader {
     pub(super) version: u64,
     /// The staleness of the gradient that the client pushed. 0 for other requests.
     pub(super) staleness: u64,
-    pub(super) note: Note,
+    pub(super) note: StrategyNote,
 }
 
 impl RequestHeader {
@@ -149,7 +149,7 @@ struct HeaderFields {
     /// In a request, the number of ranges. In a reply, the length of the text in bytes.
     count: u32,
     version: u64,
-    note: Note,
+    note: StrategyNote,
     /// In a request, 1 if the client wants parameters, otherwise 0. In a reply, the staleness.
     extra: u64,
 }

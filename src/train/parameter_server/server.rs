@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::error::{RefusalReason, describe_link_failure};
 use super::links::PairLink;
 use super::message::{
-    HEADER_WORDS, Note, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, TEXT_WORDS_MAX,
+    HEADER_WORDS, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, StrategyNote, TEXT_WORDS_MAX,
     payload_words_max,
 };
 use super::shard::{PushOutcome, Shard, StalenessRule};
@@ -23,7 +23,7 @@ const REPLY_DELAY_MAX: Duration = Duration::from_millis(500);
 
 /// When a server applies gradients.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Synchrony {
+pub(crate) enum UpdateMode {
     /// In each step, the server waits for the gradients of all workers, and applies their sum. The server adds the gradients
     /// in the order of the workers' ranks, so the sum does not depend on the order in which the gradients arrive.
     Synchronous {
@@ -41,16 +41,16 @@ pub(crate) enum Synchrony {
 pub(crate) trait RequestHandler: Send + Sync {
     /// Returns whether the server should apply a gradient that a client has pushed with the note `note`. The shard is
     /// locked during the call.
-    fn wants_gradient(&self, _client: usize, _note: &Note) -> bool {
+    fn wants_gradient(&self, _client: usize, _note: &StrategyNote) -> bool {
         true
     }
 
     /// Called after the server has applied or dropped the gradient of a client. The shard is locked during the call.
-    fn note_push_outcome(&self, _client: usize, _note: &Note, _outcome: PushOutcome) {}
+    fn note_push_outcome(&self, _client: usize, _note: &StrategyNote, _outcome: PushOutcome) {}
 
     /// Returns the note of the reply to a request. May block for at most 500 ms.
-    fn answer(&self, _client: usize, _kind: AnsweredRequest, _note: &Note) -> Note {
-        Note::default()
+    fn answer(&self, _client: usize, _kind: AnsweredRequest, _note: &StrategyNote) -> StrategyNote {
+        StrategyNote::default()
     }
 
     /// Returns the words that clients can fetch at the end of the run.
@@ -85,14 +85,14 @@ pub(crate) struct ShardServer<'a> {
     state: Mutex<ServerState<'a>>,
     /// Notified when a synchronous step ends, and when the server fails.
     changed: Condvar,
-    synchrony: Synchrony,
+    update_mode: UpdateMode,
     handler: Arc<dyn RequestHandler + 'a>,
 }
 
 struct ServerState<'a> {
     shard: Shard<'a>,
     /// The gradient and the note of each client in the current synchronous step.
-    gradients: Vec<Option<(Vec<f32>, Note)>>,
+    gradients: Vec<Option<(Vec<f32>, StrategyNote)>>,
     /// If present, the server refuses all requests for this reason.
     failure: Option<(RefusalReason, String)>,
     /// If present, a synchronous server refuses pushes because a client is lost, which this text names.
@@ -100,9 +100,13 @@ struct ServerState<'a> {
 }
 
 impl<'a> ShardServer<'a> {
-    pub(crate) fn new(shard: Shard<'a>, synchrony: Synchrony, handler: Arc<dyn RequestHandler + 'a>) -> Self {
+    pub(crate) fn new(
+        shard: Shard<'a>,
+        update_mode: UpdateMode,
+        handler: Arc<dyn RequestHandler + 'a>,
+    ) -> Self {
         let state = ServerState { shard, gradients: Vec::new(), failure: None, lost_client: None };
-        Self { state: Mutex::new(state), changed: Condvar::new(), synchrony, handler }
+        Self { state: Mutex::new(state), changed: Condvar::new(), update_mode, handler }
     }
 
     /// Calls `use_shard` with the shard locked.
@@ -126,7 +130,7 @@ impl<'a> ShardServer<'a> {
         // First tell the handler, then the other clients. Other clients may end because of this loss, and the handler
         // must see the original loss first.
         self.handler.note_link_end(client, &outcome);
-        if let (LinkOutcome::Lost(problem), Synchrony::Synchronous { .. }) = (&outcome, self.synchrony) {
+        if let (LinkOutcome::Lost(problem), UpdateMode::Synchronous { .. }) = (&outcome, self.update_mode) {
             let lost_client = format!("rank {} is lost: {problem}", link.peer);
             self.lock().lost_client.get_or_insert(lost_client);
             self.changed.notify_all();
@@ -212,7 +216,7 @@ impl<'a> ShardServer<'a> {
         let version = state.shard.version();
         let refusal = state.refusal(header.kind, status);
         drop(state);
-        let (mut text_bytes, mut reason) = (0, Note::default());
+        let (mut text_bytes, mut reason) = (0, StrategyNote::default());
         if let Some((why, message)) = refusal {
             status = ReplyStatus::Refused;
             reason[0] = why.to_code();
@@ -224,7 +228,7 @@ impl<'a> ShardServer<'a> {
                 self.handler.answer(client, AnsweredRequest::Push, &header.note)
             }
             (_, RequestKind::Note) => self.handler.answer(client, AnsweredRequest::Note, &header.note),
-            _ => Note::default(),
+            _ => StrategyNote::default(),
         };
         ReplyHeader { status, text_bytes, version, staleness, note }.encode(reply);
         Ok(())
@@ -244,7 +248,7 @@ impl<'a> ShardServer<'a> {
         if gradients.len() != ranges.iter().map(Range::len).sum::<usize>() {
             return Err("the ranges and the gradients have different lengths".into());
         }
-        let Synchrony::Asynchronous(rule) = self.synchrony else {
+        let UpdateMode::Asynchronous(rule) = self.update_mode else {
             return Err(
                 "a synchronous server needs the gradients of all parameters, not of some ranges".into()
             );
@@ -271,8 +275,8 @@ impl<'a> ShardServer<'a> {
         if state.failure.is_some() || state.lost_client.is_some() {
             return Ok((state, ReplyStatus::Waiting, 0));
         }
-        let (workers, factor) = match (self.synchrony, gradient) {
-            (Synchrony::Asynchronous(rule), Some(gradient)) => {
+        let (workers, factor) = match (self.update_mode, gradient) {
+            (UpdateMode::Asynchronous(rule), Some(gradient)) => {
                 let outcome = if self.handler.wants_gradient(client, &header.note) {
                     state.shard.push(gradient, header.version, rule)
                 } else {
@@ -282,8 +286,8 @@ impl<'a> ShardServer<'a> {
                 let (status, staleness) = status_of(outcome);
                 return Ok((state, status, staleness));
             }
-            (Synchrony::Asynchronous(_), None) => return Err("no push waits for a step".into()),
-            (Synchrony::Synchronous { workers, factor }, gradient) => {
+            (UpdateMode::Asynchronous(_), None) => return Err("no push waits for a step".into()),
+            (UpdateMode::Synchronous { workers, factor }, gradient) => {
                 if let Some(gradient) = gradient {
                     state.store_gradient(client, gradient, header)?;
                 }

@@ -111,14 +111,14 @@ impl<'a> Shard<'a> {
         rule: StalenessRule,
     ) -> PushOutcome {
         self.push_with(pulled, rule, |optimizer, parameters| {
-            optimizer.begin();
+            optimizer.begin_step();
             let mut rest = gradients;
             for range in ranges {
                 let (gradient, others) = rest.split_at_mut(range.len());
-                optimizer.update(range.clone(), parameters, gradient);
+                optimizer.update_range(range.clone(), parameters, gradient);
                 rest = others;
             }
-            optimizer.finish(parameters);
+            optimizer.finish_step(parameters);
         })
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::input::{InputOptions, TargetColumn, open};
+use super::input::{InputOptions, TargetColumn, open_new_data};
 use super::{PredictError, Truth, for_each_row};
 use crate::train::data::DataError;
 use crate::train::model_file::{Prediction, SavedModel};
@@ -101,7 +101,7 @@ pub fn evaluate(
         TargetColumn::Unread => TargetColumn::SameName,
         given => given.clone(),
     };
-    let mut reader = open(&InputOptions { target, ..input.clone() }, model.description())?;
+    let mut reader = open_new_data(&InputOptions { target, ..input.clone() }, model.description())?;
     let classes = model.description().classes.clone();
     let mut sums = EvaluationSums::new(&classes, top_k);
     let rows = for_each_row(model, &mut *reader, |prediction, truth| {

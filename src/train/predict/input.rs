@@ -104,7 +104,7 @@ pub(super) trait RowReader {
 /// # Errors
 ///
 /// If the data cannot be read, or if it does not have the columns that the model needs.
-pub(super) fn open(
+pub(super) fn open_new_data(
     options: &InputOptions,
     description: &ModelDescription,
 ) -> Result<Box<dyn RowReader>, DataError> {

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use super::note::{WorkReply, WorkRequest};
 use crate::train::batch_queue::{Assignment, BatchQueue};
 use crate::train::checkpoint::Position;
-use crate::train::parameter_server::{AnsweredRequest, LinkOutcome, Note, PushOutcome, RequestHandler};
+use crate::train::parameter_server::{
+    AnsweredRequest, LinkOutcome, PushOutcome, RequestHandler, StrategyNote,
+};
 use crate::types::Rank;
 
 /// A request of an idle worker waits at most this long for a free batch.
@@ -306,12 +308,12 @@ impl BatchCoordinator {
 }
 
 impl RequestHandler for BatchCoordinator {
-    fn wants_gradient(&self, client: usize, note: &Note) -> bool {
+    fn wants_gradient(&self, client: usize, note: &StrategyNote) -> bool {
         let batch = WorkRequest::decode(note).batch;
         self.worker(client).is_some_and(|worker| self.lock().queue.is_open(worker, batch))
     }
 
-    fn note_push_outcome(&self, client: usize, note: &Note, outcome: PushOutcome) {
+    fn note_push_outcome(&self, client: usize, note: &StrategyNote, outcome: PushOutcome) {
         let Some(worker) = self.worker(client) else { return };
         let request = WorkRequest::decode(note);
         let mut state = self.lock();
@@ -342,7 +344,7 @@ impl RequestHandler for BatchCoordinator {
         self.changed.notify_all();
     }
 
-    fn answer(&self, client: usize, kind: AnsweredRequest, note: &Note) -> Note {
+    fn answer(&self, client: usize, kind: AnsweredRequest, note: &StrategyNote) -> StrategyNote {
         let request = WorkRequest::decode(note);
         let worker = self.worker(client);
         if request.is_stopping {

@@ -48,7 +48,7 @@ pub(super) fn lead(
     };
     let coordinator = Arc::new(BatchCoordinator::new(&start, clients, other_servers, context.is_synchronous));
     let handler = Arc::clone(&coordinator);
-    let server = ShardServer::new(shard(context, Rank::ZERO, &state), context.synchrony, handler);
+    let server = ShardServer::new(shard(context, Rank::ZERO, &state), context.update_mode, handler);
     let mut leader = Leader {
         context,
         server: &server,

@@ -28,7 +28,7 @@ use super::config::Config;
 use super::optimizer::{Optimizer, Rule};
 use super::parameter_server::{
     LinkOutcome, Links, ParameterServerError, RefusalReason, RequestHandler, ServerClient, Shard,
-    ShardLayout, ShardServer, StalenessRule, Synchrony, connect,
+    ShardLayout, ShardServer, StalenessRule, UpdateMode, connect,
 };
 use super::progress::Observer;
 use super::run::Summary;
@@ -47,7 +47,7 @@ pub(super) struct RunContext<'a> {
     pub(super) setup: &'a Setup,
     stop: &'a AtomicBool,
     pub(super) layout: ShardLayout,
-    pub(super) synchrony: Synchrony,
+    pub(super) update_mode: UpdateMode,
     pub(super) is_synchronous: bool,
     pub(super) size: WorldSize,
     /// The longest time that a rank waits for the reply or for the end of another rank.
@@ -77,7 +77,7 @@ struct WorkerPlace {
 }
 
 /// Trains with a parameter server. All ranks of `group` must call this function with the same `state`.
-pub(super) fn run(
+pub(super) fn train_with_servers(
     group: &mut Group,
     (config, setup): (&Config, &Setup),
     state: TrainingState,
@@ -90,18 +90,18 @@ pub(super) fn run(
     let count = setup.network.parameter_count();
     let layout =
         ShardLayout::new(group.size(), config.server_count(), count, needs_tensors.then_some(&tensors[..]))?;
-    let synchrony = match config.strategy {
+    let update_mode = match config.strategy {
         StrategySpec::PsAsync { .. } => {
-            Synchrony::Asynchronous(config.staleness_rule(layout.workers().count()))
+            UpdateMode::Asynchronous(config.staleness_rule(layout.workers().count()))
         }
-        _ => Synchrony::Synchronous { workers: layout.workers().count(), factor: 1.0 },
+        _ => UpdateMode::Synchronous { workers: layout.workers().count(), factor: 1.0 },
     };
     let context = RunContext {
         config,
         setup,
         stop,
-        synchrony,
-        is_synchronous: matches!(synchrony, Synchrony::Synchronous { .. }),
+        update_mode,
+        is_synchronous: matches!(update_mode, UpdateMode::Synchronous { .. }),
         size: group.size(),
         timeout: group.timeout(),
         started,
@@ -118,7 +118,7 @@ pub(super) fn run(
         let place = WorkerPlace { index: rank.get() - first, workers: context.size.get() - first };
         let mut client = ServerClient::new(links.servers, &context.layout, context.is_synchronous);
         let mut parameters = state.parameters;
-        match worker::work(&context, &place, &mut client, &mut parameters) {
+        match worker::run_worker(&context, &place, &mut client, &mut parameters) {
             Ok(done) => {
                 let mut summary = await_summary(&context, &mut client)?;
                 summary.report.samples_per_second = done.samples as f64 / done.seconds.max(1e-9);
@@ -145,11 +145,11 @@ fn serve(
     let open_links = Arc::new(OpenLinks { count: Mutex::new(links.clients.len()), changed: Condvar::new() });
     let handler = Arc::clone(&open_links);
     // The first server decides which gradients are dropped.
-    let synchrony = match context.synchrony {
-        Synchrony::Asynchronous(rule) => Synchrony::Asynchronous(StalenessRule { max: u64::MAX, ..rule }),
-        synchronous @ Synchrony::Synchronous { .. } => synchronous,
+    let update_mode = match context.update_mode {
+        UpdateMode::Asynchronous(rule) => UpdateMode::Asynchronous(StalenessRule { max: u64::MAX, ..rule }),
+        synchronous @ UpdateMode::Synchronous { .. } => synchronous,
     };
-    let server = ShardServer::new(shard, synchrony, handler);
+    let server = ShardServer::new(shard, update_mode, handler);
     let mut client = ServerClient::new(links.servers, &context.layout, context.is_synchronous);
     std::thread::scope(|scope| {
         for (client, link) in links.clients.iter().enumerate() {

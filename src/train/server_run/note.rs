@@ -1,7 +1,7 @@
 //! The notes that workers and the first server attach to their messages.
 
 use crate::train::batch_queue::Assignment;
-use crate::train::parameter_server::Note;
+use crate::train::parameter_server::StrategyNote;
 
 const IS_STOPPING_FLAG: u64 = 1;
 const HAS_DIVERGED_FLAG: u64 = 2;
@@ -25,7 +25,7 @@ pub(super) struct WorkRequest {
 }
 
 impl WorkRequest {
-    pub(super) fn encode(self) -> Note {
+    pub(super) fn encode(self) -> StrategyNote {
         let flag = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
         let flags = flag(self.is_stopping, IS_STOPPING_FLAG)
             | flag(self.has_diverged, HAS_DIVERGED_FLAG)
@@ -33,7 +33,7 @@ impl WorkRequest {
         [flags, self.loss.to_bits(), self.samples, self.batch]
     }
 
-    pub(super) fn decode(&[flags, loss, samples, batch]: &Note) -> Self {
+    pub(super) fn decode(&[flags, loss, samples, batch]: &StrategyNote) -> Self {
         Self {
             is_stopping: flags & IS_STOPPING_FLAG != 0,
             has_diverged: flags & HAS_DIVERGED_FLAG != 0,
@@ -60,7 +60,7 @@ pub(super) enum WorkReply {
 }
 
 impl WorkReply {
-    pub(super) fn encode(self) -> Note {
+    pub(super) fn encode(self) -> StrategyNote {
         match self {
             Self::Work(Assignment::Batch(batch)) => [BATCH_CODE, batch, 0, 0],
             Self::Work(Assignment::Wait) => [WAIT_CODE, 0, 0, 0],
@@ -70,7 +70,7 @@ impl WorkReply {
     }
 
     /// Reads a note. A note with an unknown code means that the worker asks again.
-    pub(super) fn decode(&[code, number, ..]: &Note) -> Self {
+    pub(super) fn decode(&[code, number, ..]: &StrategyNote) -> Self {
         match code {
             BATCH_CODE => Self::Work(Assignment::Batch(number)),
             FINISHED_CODE => Self::Work(Assignment::Finished),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::note::{WorkReply, WorkRequest};
 use super::{RunContext, WorkerPlace};
 use crate::train::batch_queue::Assignment;
-use crate::train::batches::{Batches, part};
+use crate::train::batches::{Batches, range_of_rank};
 use crate::train::clipping;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::model::StepSeed;
@@ -22,7 +22,7 @@ pub(super) struct WorkDone {
 }
 
 /// Computes gradients until the first server replies that the run has ended. `parameters` are the initial parameters.
-pub(super) fn work(
+pub(super) fn run_worker(
     context: &RunContext<'_>,
     place: &WorkerPlace,
     client: &mut ServerClient,
@@ -99,5 +99,5 @@ pub(super) fn work(
 /// Returns this worker's part of a batch.
 fn own_part<'a>(batch: &'a [u32], place: &WorkerPlace) -> &'a [u32] {
     let workers = WorldSize::new(place.workers).unwrap_or(WorldSize::ONE);
-    &batch[part(batch.len(), Rank::new(place.index), workers)]
+    &batch[range_of_rank(batch.len(), Rank::new(place.index), workers)]
 }

@@ -20,7 +20,7 @@ use crate::types::WorldSize;
 /// The strategy `allreduce`.
 pub(crate) struct AllReduce {
     compression: Compression,
-    /// Reduces gradients during the backward pass. If `None`, all gradients are reduced after the backward pass.
+    /// The buckets that are reduced during the backward pass. `None` reduces all gradients after the backward pass.
     buckets: Option<Buckets>,
 }
 
@@ -58,7 +58,7 @@ impl Strategy for AllReduce {
             weight,
             (range_elements, |range, gradients: &mut [f32]| {
                 if let (Some(buckets), Ok(())) = (&mut self.buckets, &added) {
-                    added = buckets.add(runtime, range, gradients);
+                    added = buckets.add_gradients(runtime, range, gradients);
                 }
             }),
         );
@@ -84,10 +84,11 @@ impl Strategy for AllReduce {
                 buckets.drain_into(gradients)?;
                 optimizer.step(parameters, gradients);
             } else {
-                optimizer.begin();
-                buckets
-                    .drain(gradients, |range, gradients| optimizer.update(range, parameters, gradients))?;
-                optimizer.finish(parameters);
+                optimizer.begin_step();
+                buckets.wait_for_all_buckets(gradients, |range, gradients| {
+                    optimizer.update_range(range, parameters, gradients);
+                })?;
+                optimizer.finish_step(parameters);
             }
             totals.copy_from_slice(&pending.wait()?);
         } else {

@@ -36,9 +36,9 @@ pub(super) fn take_divided_step(
     let mut totals = own.to_array().to_vec();
     totals.push(own.save_flags);
     let pending = runtime.start_totals(totals)?;
-    optimizer.begin();
-    optimizer.update(0..parameters.len(), parameters, gradients);
-    optimizer.finish(parameters);
+    optimizer.begin_step();
+    optimizer.update_range(0..parameters.len(), parameters, gradients);
+    optimizer.finish_step(parameters);
     let mut totals = pending.wait()?;
     let save_flags = totals.pop().unwrap_or_default();
     let mut sums = own.to_array();

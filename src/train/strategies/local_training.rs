@@ -138,7 +138,7 @@ impl<A: Averaging> Strategy for LocalTraining<A> {
             optimizer.step(parameters, gradients);
         } else {
             // All ranks count the same steps, so that Adam's bias correction stays the same on all ranks.
-            optimizer.begin();
+            optimizer.begin_step();
         }
         Ok(None)
     }

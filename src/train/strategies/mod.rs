@@ -139,7 +139,7 @@ pub(crate) fn create(
             let place = partition.place();
             let replicas = match replicas {
                 WorldSize::ONE => None,
-                _ => Some(runtime::split(group, place.part as u32)?),
+                _ => Some(runtime::split_into_parts(group, place.part as u32)?),
             };
             let replicas = (replicas, compression);
             Box::new(Pipeline::new((network, &stages), place, config.micro_batches_of_a_step(), replicas))

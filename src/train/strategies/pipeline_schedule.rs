@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pass_alternates_between_forward_and_backward_after_the_first_micro_batches() {
+    fn forward_and_backward_alternate_after_the_first_micro_batches() {
         use StagePass::{Backward as B, Forward as F};
         assert_eq!(order_of_passes(1, 2, 3), [F(0), B(0), F(1), B(1), F(2), B(2)]);
         assert_eq!(order_of_passes(0, 2, 3), [F(0), F(1), B(0), F(2), B(1), B(2)]);
@@ -77,7 +77,7 @@ mod tests {
     /// Runs the passes of all stages. A forward pass waits for the previous stage, a backward pass for the next
     /// stage.
     #[test]
-    fn no_stage_waits_forever_and_the_number_of_micro_batches_in_progress_is_limited() {
+    fn no_stage_waits_forever_and_few_micro_batches_are_in_progress() {
         for stages in 1..=6 {
             for micro_batches in 0..=9 {
                 let mut queues: Vec<VecDeque<StagePass>> =

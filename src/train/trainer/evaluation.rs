@@ -3,7 +3,7 @@
 use super::Trainer;
 use crate::group::Group;
 use crate::train::TrainError;
-use crate::train::batches::part;
+use crate::train::batches::range_of_rank;
 use crate::train::data::{Samples, Targets};
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::setup::total_sum_of_squares;
@@ -22,18 +22,18 @@ pub(crate) struct Metrics {
 
 impl Trainer<'_> {
     /// Evaluates the model on `samples`. Each replica of the model evaluates a part of the samples. Returns `None` if
-    /// there are no samples, or if a rank has received a stop signal, which ends the evaluation after the current
-    /// block.
+    /// there are no samples. If a rank receives a stop signal, the evaluation ends after the current block and
+    /// returns `None`.
     pub(crate) fn evaluate(
         &mut self,
         group: &mut Group,
         samples: &Samples,
     ) -> Result<Option<Metrics>, TrainError> {
         let place = self.partition.place();
-        let local_rows = part(samples.len(), place.replica, place.replicas);
+        let local_rows = range_of_rank(samples.len(), place.replica, place.replicas);
         // All ranks evaluate the same number of blocks as rank 0, whose part is the longest. On other ranks, the last
         // block may be empty.
-        let longest = part(samples.len(), Rank::ZERO, place.replicas).len();
+        let longest = range_of_rank(samples.len(), Rank::ZERO, place.replicas).len();
         let block = self.evaluation_rows;
         let mut sums = [0.0; 3];
         for index in 0..longest.div_ceil(block) {

@@ -1,4 +1,4 @@
-//! The sockets of which a forked process gets copies.
+//! Lists the open sockets of this process. A forked child inherits these sockets and must close them.
 
 use std::os::fd::{AsRawFd, RawFd};
 

@@ -106,7 +106,8 @@ impl TcpTransport {
         let late: Vec<Token> =
             self.extras.iter().filter(|(_, extra)| is_late(extra)).map(|(&token, _)| token).collect();
         for token in late {
-            // If this rank did not call the library for a long time, the connection may be established by now.
+            // The deadline has passed, but the connection may have been established while this rank was outside the
+            // library.
             self.advance_extra(now, token);
             if self.extras.get(&token).is_some_and(is_late)
                 && let Some(ExtraDial { peer, stream, .. }) = self.extras.remove(&token)

@@ -1,9 +1,9 @@
-//! System calls on sockets for which no library has a wrapper.
+//! Socket functions that call the kernel directly, because no Rust library wraps these system calls.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
 
-// The numbers are from asm-generic/socket.h. Architectures with other numbers are not supported.
+// From asm-generic/socket.h. A few architectures have other numbers, and are not supported.
 const SO_MAX_PACING_RATE: libc::c_int = 47;
 const SO_MEMINFO: libc::c_int = 55;
 /// The number of values that `SO_MEMINFO` returns.

@@ -1,9 +1,8 @@
 //! TCP links. Two ranks that communicate have one link, which is opened when it is first needed.
 //!
 //! The rank that needs a link dials the other rank. If both ranks dial, `simultaneous_open` decides which connection
-//! becomes the link.
-//! A link may consist of several connections (`bundle`); the rank that dialed the first connection also opens the
-//! extra connections (`extra`).
+//! becomes the link. A link may consist of several connections (`bundle`). The rank that dialed the first connection
+//! also opens the extra connections (`extra`).
 
 mod bundle;
 mod descriptors;
@@ -38,8 +37,8 @@ use crate::types::Rank;
 use crate::wire::cause::NO_ANSWER;
 use crate::wire::handshake::{Introduction, Purpose, StreamId};
 
-/// The time within which a peer's machine must accept a TCP connection. The peer's process completes the handshake
-/// during its next call, which may be much later. The deadline of the operation that needs the link also limits the
+/// The time within which a peer's machine must accept a TCP connection. The peer completes the handshake when it next
+/// calls the library, which may be much later. The deadline of the operation that needs the link also limits the
 /// handshake.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -50,7 +49,7 @@ pub struct TcpTransport {
     /// The address on which each rank listens, in rank order.
     addresses: Vec<SocketAddr>,
     options: SocketOptions,
-    /// The number of connections of the links that this rank opens.
+    /// The number of connections of each link that this rank opens.
     streams: u8,
     /// The number of connections of a link on which this rank sends.
     used_streams: u8,
@@ -325,7 +324,8 @@ impl TcpTransport {
         let late: Vec<Rank> =
             self.links.iter().filter(|(_, link)| is_late(link)).map(|(&peer, _)| peer).collect();
         for peer in late {
-            // If this rank did not call the library for a long time, the connection may be established by now.
+            // The deadline has passed, but the connection may have been established while this rank was outside the
+            // library.
             self.advance_dial(now, peer);
             if self.links.get(&peer).is_some_and(is_late) {
                 let why = format!("{NO_ANSWER} {} s", CONNECT_TIMEOUT.as_secs());

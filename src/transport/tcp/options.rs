@@ -17,7 +17,7 @@ use crate::transport::listener;
 
 /// The file in which Linux lists the available congestion controls.
 const AVAILABLE_FILE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
-/// The error code of a connection attempt that continues in the background.
+/// The error code of a non-blocking `connect` that is still in progress.
 const IN_PROGRESS: i32 = Errno::INPROGRESS.raw_os_error();
 /// The time without data after which the kernel checks whether the peer's machine still answers.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
@@ -34,8 +34,8 @@ const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum CongestionControl {
     /// Cubic if the kernel offers it. If the kernel does not offer cubic, links use the host's default, and a log
-    /// message says so. Over loopback and inside a rack, cubic is more than twice as fast as BBR, which is the
-    /// default of some hosts.
+    /// message says so. The default of some hosts is BBR. Over loopback and inside a rack, cubic is more than twice
+    /// as fast as BBR.
     #[default]
     Auto,
     /// The host's default congestion control.

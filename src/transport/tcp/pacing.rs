@@ -1,5 +1,5 @@
-//! The pacing rate of links. A link without a pacing rate sends in bursts, of which a switch may drop a part. A link
-//! with a pacing rate sends evenly. A user who knows the bandwidth of the network can set the pacing rate.
+//! The pacing rate of links. A link without a pacing rate sends in bursts, and a switch may drop packets of a burst.
+//! A link with a pacing rate sends evenly. A user who knows the bandwidth of the network can set the pacing rate.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,8 +7,8 @@ use std::str::FromStr;
 /// The lowest and the highest accepted rate, in bits per second.
 const BITS_MIN: f64 = 1e5;
 const BITS_MAX: f64 = 1e13;
-/// The units of a rate, as in tc(8), in bits per second. `mbps` is not accepted: it means bytes in tc(8), and bits
-/// elsewhere.
+/// The units of tc(8), in bits per second. `mbps` is not accepted, because it means megabytes per second in tc(8) and
+/// megabits per second elsewhere.
 const UNITS: [(&str, f64); 4] = [("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9), ("bit", 1.0)];
 
 /// The maximum rate at which a link sends.

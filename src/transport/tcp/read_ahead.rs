@@ -38,8 +38,8 @@ impl ReadAhead {
         self.start - before
     }
 
-    /// Reads into the parts, and also reads ahead if the parts are short. All bytes that were read ahead earlier must
-    /// have been taken.
+    /// Reads into the parts, and also reads ahead if the parts are short. Before the call, [`take`](Self::take) must
+    /// have moved all bytes that were read ahead.
     pub(super) fn read(&mut self, stream: &mut TcpStream, parts: &mut [IoSliceMut<'_>]) -> io::Result<Read> {
         let read = self.try_read(stream, parts);
         self.has_blocked |= read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);

@@ -30,7 +30,7 @@ pub(super) struct SimultaneousOpen<D, A> {
     ours_wins: bool,
 }
 
-/// The decision after an event. The caller closes every connection that the decision does not name.
+/// Which connection becomes the link. The caller closes every connection that the variant does not contain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Resolution<D, A> {
     /// There is no decision yet.
@@ -110,7 +110,7 @@ mod tests {
     struct SimulatedConnection {
         dialer: usize,
         stage: HandshakeStage,
-        /// Which sides have closed their ends.
+        /// `is_closed[side]` is true if this side has closed its end of the connection.
         is_closed: [bool; 2],
     }
 
@@ -311,8 +311,8 @@ mod tests {
         }
     }
 
-    /// Visits all worlds that can result from `start` through any sequence of events. Returns the number of worlds,
-    /// and the number of final worlds with a link. If a world breaks a rule, returns this violation as an error.
+    /// Model checker: visits every state ([`World`]) that any sequence of events can reach from `start`. Returns the
+    /// number of states, and the number of final states with a link. Returns an error if a state violates a rule.
     fn explore(start: World) -> Result<(usize, usize), (&'static str, World)> {
         let failures = start.failures;
         let (mut seen, mut waiting, mut linked) = (BTreeSet::new(), vec![start], 0);
@@ -365,10 +365,11 @@ mod tests {
     /// The search must reject wrong rules.
     #[test]
     fn the_search_finds_violations_if_the_rules_are_wrong() {
-        // Each rank believes that it is the higher one, and accepts the other rank's connection.
+        // A wrong rule: both ranks believe that they are the higher rank. Each rank accepts the connection of its
+        // peer.
         let violation = explore(World::new([(5, 3), (5, 3)], [true, true], 0, 0)).unwrap_err().0;
         assert!(violation.contains("different") || violation.contains("closed by the other"), "{violation}");
-        // Each rank believes that it is the lower one, and waits.
+        // A wrong rule: both ranks believe that they are the lower rank. Both wait.
         let violation = explore(World::new([(3, 5), (3, 5)], [true, true], 0, 0)).unwrap_err().0;
         assert_eq!(violation, "there is no link");
     }

@@ -94,8 +94,7 @@ fn make_ends_with_streams(n: u32, streams: u8) -> Vec<TestRank> {
         .collect()
 }
 
-/// Waits for the events of the ends with these indices, and handles them at the virtual time `now`, until `is_done`
-/// is true.
+/// Handles the events of `ends[i]` for each i in `indices`, at the virtual time `now`, until `is_done` returns true.
 fn handle_events_until(
     ends: &mut [TestRank],
     indices: &[usize],
@@ -111,7 +110,7 @@ fn handle_events_until(
     }
 }
 
-/// Checks that both ends have the same connection, and sends a byte over it in each direction.
+/// Checks that both ends use the same connection, and sends one byte in each direction.
 fn assert_linked(ends: &mut [TestRank], now: Duration) {
     assert_eq!(ends[0].end_addresses(1), ends[1].end_addresses(0));
     for (from, to) in [(0, 1), (1, 0)] {
@@ -256,7 +255,7 @@ fn ranks_that_dial_each_other_choose_the_same_connection() {
 /// The higher rank's connection waits for the lower rank's verdict. When the lower rank's own dial fails, the higher
 /// rank's connection becomes the link.
 #[test]
-fn the_higher_ranks_connection_becomes_the_link_if_the_lower_ranks_dial_fails() {
+fn the_connection_of_the_higher_rank_is_used_if_the_lower_rank_fails() {
     let mut ends = make_ends(2);
     let elsewhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     ends[0].transport.addresses[1] = elsewhere.local_addr().unwrap();
@@ -306,8 +305,8 @@ fn a_dialer_that_claims_the_acceptors_rank_is_refused() {
     assert!(!ends[1].transport.is_open(Rank::new(1)));
 }
 
-/// Receives into parts of these lengths until `count` bytes or more have arrived or the link is lost. Returns the
-/// bytes, and why the link was lost.
+/// Receives until at least `count` bytes have arrived or the link is lost. Each call of `receive` gets parts with
+/// these `lengths`. Returns the bytes, and the reason if the link was lost.
 fn receive_all(ends: &mut [TestRank], lengths: &[usize], count: usize) -> (Vec<u8>, Option<String>) {
     let (mut received, started) = (Vec::new(), std::time::Instant::now());
     while received.len() < count {
@@ -360,7 +359,7 @@ fn bytes_that_were_read_ahead_are_received_in_order() {
     }
 }
 
-/// Returns whether the end with this index has `count` open connections to the other end.
+/// Returns whether `ends[index]` has `count` open connections.
 fn has_connections(ends: &[TestRank], index: usize, count: usize) -> bool {
     match &ends[index].transport.links[&Rank::new(1 - index as u32)].state {
         LinkState::Bundled(bundle) => bundle.connections().count() == count,
@@ -441,7 +440,7 @@ fn a_connection_that_a_link_does_not_need_is_closed() {
     assert_linked(&mut ends, SECOND);
 }
 
-/// The extra connections are closed once both ends have decided to use only the first one, and no data are lost.
+/// When both ends decide to use only the first connection, the extra connections close without loss of data.
 #[test]
 fn a_link_can_change_to_one_connection() {
     let mut ends = make_ends_with_open_link(4);

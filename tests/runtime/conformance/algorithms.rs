@@ -2,7 +2,7 @@
 
 use ringtrain::{JoinOptions, ReduceOp};
 
-use super::{Case, LONG_COUNT, check_reduction, check_reductions, expected, value};
+use super::{Case, LONG_COUNT, check_reduction, check_reductions, contributed_value, expected_reduction};
 use crate::util::ranks::{self, TestTransport};
 use crate::util::{if_long_tests_else, runs_long_tests};
 
@@ -53,8 +53,8 @@ fn a_double_tree_reduces_long_buffers() {
             options.algorithms = "double-tree".parse().unwrap();
         };
         ranks::run_with(n, adjust, |mut group| {
-            let value = |rank, index| value::<f32>(ReduceOp::Average, rank, index);
-            let expected = |ranks, index| expected::<f32>(ReduceOp::Average, ranks, index);
+            let value = |rank, index| contributed_value::<f32>(ReduceOp::Average, rank, index);
+            let expected = |ranks, index| expected_reduction::<f32>(ReduceOp::Average, ranks, index);
             check_reduction(
                 &mut group,
                 LONG_COUNT,

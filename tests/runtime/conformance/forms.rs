@@ -70,7 +70,7 @@ pub(super) fn check_scan_forms<T: Element>(group: &mut Group, count: usize, case
     assert_elements(&scanned.wait().unwrap(), upto(rank + 1), "scan_from_async", group);
 }
 
-/// Checks the forms of collectives that move data and reduce nothing.
+/// Checks all forms of gather, all-gather, scatter, broadcast and all-to-all.
 pub(super) fn check_moving_forms<T: Element>(
     group: &mut Group,
     count: usize,
@@ -176,8 +176,8 @@ fn check_exchanges<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u
     assert_elements(&output, parts.into_iter(), "all_to_all_uneven_into", group);
 }
 
-/// Checks that outputs of a wrong length and counts beyond the address space are refused, and that the group still
-/// works.
+/// Checks that a call fails if an output has the wrong length or a count exceeds the address space, and that the
+/// group can still be used.
 pub(super) fn check_refusals(group: &mut Group) {
     let n = group.size().as_usize();
     let mut long = vec![0f64; 2 * n + 1];

@@ -2,11 +2,11 @@
 
 use ringtrain::{Compression, Rank, ReduceOp};
 
-use super::{WORLDS, assert_elements, long_count, tested_lengths, value};
+use super::{WORLDS, assert_elements, contributed_value, long_count, tested_lengths};
 use crate::util::{if_long_tests_else, ranks, runs_long_tests};
 
 /// Returns an element that represents the function x -> a x + b modulo 2^32: the element holds the numbers a and b.
-/// The composition of such functions is associative and does not commute.
+/// The test reduces elements by composing their functions, which is associative but not commutative.
 fn affine(rank: u32, index: usize) -> u64 {
     let mixed = (index as u64 + 1) * 0x9e37_79b9 + u64::from(rank) * 0x85eb_ca6b;
     (mixed | 1) << 32 | (mixed >> 7 & 0xffff_ffff)
@@ -53,15 +53,16 @@ fn scaled_sums_multiply_each_contribution_before_the_sum() {
         super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank().get());
             for count in tested_lengths(n) {
-                let scaled =
-                    |rank: u32, index| value::<f64>(ReduceOp::Sum, rank, index) * f64::from(rank + 1);
+                let scaled = |rank: u32, index| {
+                    contributed_value::<f64>(ReduceOp::Sum, rank, index) * f64::from(rank + 1)
+                };
                 let expected = |index| (0..n).map(|rank| scaled(rank, index)).sum();
                 let mut floats: Vec<f64> =
-                    (0..count).map(|index| value(ReduceOp::Sum, rank, index)).collect();
+                    (0..count).map(|index| contributed_value(ReduceOp::Sum, rank, index)).collect();
                 group.all_reduce_scaled(&mut floats, f64::from(rank + 1)).unwrap();
                 assert_elements(&floats, (0..count).map(expected), "all_reduce_scaled", &group);
                 let mut integers: Vec<i32> =
-                    (0..count).map(|index| value(ReduceOp::Sum, rank, index)).collect();
+                    (0..count).map(|index| contributed_value(ReduceOp::Sum, rank, index)).collect();
                 group.all_reduce_scaled(&mut integers, rank as i32 + 1).unwrap();
                 let expected = (0..count).map(|index| expected(index) as i32);
                 assert_elements(&integers, expected, "all_reduce_scaled", &group);

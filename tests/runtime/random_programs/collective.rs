@@ -6,7 +6,9 @@ use rand::RngExt as _;
 use ringtrain::{Group, Rank};
 
 use super::program::CollectiveKind;
-use super::{OPS, ProgramRunner, combine, compose_affine, contributed_elements, reduce};
+use super::{
+    OPS, ProgramRunner, apply_reduction, compose_affine, contributed_elements, reduce_in_rank_order,
+};
 
 /// Returns the lengths of `size` uneven parts of `count` elements.
 fn uneven_counts(size: usize, count: usize) -> Vec<usize> {
@@ -72,14 +74,16 @@ impl ProgramRunner {
     ) {
         let me = group.rank().index();
         let op = OPS[step % OPS.len()];
-        let combined = |ranks: Range<usize>| reduce(&contributions[ranks], |a, b| combine(op, a, b));
+        let combined = |ranks: Range<usize>| {
+            reduce_in_rank_order(&contributions[ranks], |a, b| apply_reduction(op, a, b))
+        };
         let whole = combined(0..contributions.len());
         let mut own = contributions[me].clone();
         let root_rank = Rank::new(root as u32);
         match kind {
             CollectiveKind::AllReduceWith => {
                 group.all_reduce_with(&mut own, |&first, &second| compose_affine(first, second)).unwrap();
-                assert!(own == reduce(contributions, compose_affine), "{description}");
+                assert!(own == reduce_in_rank_order(contributions, compose_affine), "{description}");
             }
             CollectiveKind::AllReduce if self.rng.random_bool(0.5) => {
                 group.all_reduce(&mut own, op).unwrap();

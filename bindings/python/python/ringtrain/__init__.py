@@ -124,14 +124,14 @@ def init(
         "streams": streams,
         "check_payloads": check_payloads,
     }
-    return _world.join(**{name: value for name, value in options.items() if value is not None})
+    return _world.join_world(**{name: value for name, value in options.items() if value is not None})
 
 
 def shutdown() -> None:
     """Leaves the job. Does nothing if this process has not joined a job. A program that ends without a call of
     `shutdown` also leaves the job.
     """
-    _world.leave()
+    _world.leave_world()
 
 
 def is_initialized() -> bool:
@@ -141,7 +141,7 @@ def is_initialized() -> bool:
 
 def world() -> Group:
     """Returns the group of all ranks of the job. Raises `Error` if this process has not joined a job."""
-    return _world.current()
+    return _world.current_world()
 
 
 def solo() -> Group:
@@ -151,22 +151,22 @@ def solo() -> Group:
 
 def rank() -> int:
     """Returns this process's rank in the job."""
-    return _world.current().rank
+    return _world.current_world().rank
 
 
 def size() -> int:
     """Returns the number of ranks in the job."""
-    return _world.current().size
+    return _world.current_world().size
 
 
 def local_rank() -> int:
     """Returns the number of this process among the ranks of the job on this host, counted from 0."""
-    return _world.current().local_rank
+    return _world.current_world().local_rank
 
 
 def local_size() -> int:
     """Returns the number of ranks of the job on this host."""
-    return _world.current().local_size
+    return _world.current_world().local_size
 
 
 _WORLD_OPERATIONS = (
@@ -226,7 +226,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ringtrain' has no attribute {name!r}")
 
     def call_on_world(*args: Any, **kwargs: Any) -> Any:
-        return getattr(_world.current(), name)(*args, **kwargs)
+        return getattr(_world.current_world(), name)(*args, **kwargs)
 
     call_on_world.__name__ = call_on_world.__qualname__ = name
     call_on_world.__doc__ = getattr(Group, name).__doc__

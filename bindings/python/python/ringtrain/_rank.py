@@ -35,7 +35,7 @@ def main() -> int:
         _write_result(directory, rank, data)
         # The caller prints the traceback. Other ranks may be waiting for this rank, so this rank ends the job.
         if not isinstance(error, _core.JobFailed):
-            _world.abort(f"its function raised {type(error).__name__}: {error}")
+            _world.abort_world(f"its function raised {type(error).__name__}: {error}")
         return 1
     _write_result(directory, rank, data)
     return 0

@@ -31,7 +31,7 @@ class GroupResource:
 
     def __init__(self, group: _core.Group | _core.ParameterServer) -> None:
         self.group = group
-        register(self)
+        register_resource(self)
 
     def fail(self, message: str) -> None:
         with contextlib.suppress(_core.Error):  # the job has ended already
@@ -51,7 +51,7 @@ _pid = 0
 _reported: BaseException | None = None
 
 
-def register(resource: Resource) -> None:
+def register_resource(resource: Resource) -> None:
     """Calls `resource.shutdown()` when this process ends. If an uncaught exception ends the process, calls
     `resource.fail()` first. Resources are closed in the reverse order of their registration.
     """

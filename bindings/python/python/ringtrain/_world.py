@@ -11,7 +11,7 @@ _world: Group | None = None
 _resource: _shutdown.GroupResource | None = None
 
 
-def join(**options: object) -> Group:
+def join_world(**options: object) -> Group:
     """Returns the group of all ranks. Joins the job first if this process has not joined it yet."""
     global _world, _resource
     with _lock:
@@ -23,7 +23,7 @@ def join(**options: object) -> Group:
         return _world
 
 
-def current() -> Group:
+def current_world() -> Group:
     """Returns the group of all ranks. Raises `Error` if this process has not joined the job."""
     world = _world
     if world is None or world.core.is_closed:
@@ -36,7 +36,7 @@ def is_joined() -> bool:
     return _world is not None and not _world.core.is_closed
 
 
-def leave() -> None:
+def leave_world() -> None:
     """Leaves the job. Does nothing if this process has not joined a job."""
     global _world
     with _lock:
@@ -45,7 +45,7 @@ def leave() -> None:
         world.close()
 
 
-def abort(message: str) -> None:
+def abort_world(message: str) -> None:
     """Ends the job on every rank. The errors of all ranks contain `message`. Does nothing if this process has not joined a
     job."""
     world = _world

@@ -23,7 +23,7 @@ from .arrays import (
     scalar_or_array,
 )
 from .handles import Handle
-from .objects import Objects
+from .objects import ObjectCollectives
 
 
 class Status(NamedTuple):
@@ -35,7 +35,7 @@ class Status(NamedTuple):
     """The number of elements."""
 
 
-class Group(Objects):
+class Group(ObjectCollectives):
     """A group of ranks of a job.
 
     All ranks of a group call the same collectives in the same order, with arrays of the same shape and type. If their

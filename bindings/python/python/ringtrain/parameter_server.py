@@ -94,7 +94,7 @@ class ParameterServer:
             raise InvalidArgument(f"staleness is {staleness}; it must be at least 0")
         if synchronous and (staleness is not None or staleness_aware):
             raise InvalidArgument("a synchronous server has no old gradients; leave out staleness and staleness_aware")
-        group = _world.current() if group is None else group
+        group = _world.current_world() if group is None else group
         self._parameters = Parameters(parameters)
         self._optimizer = optimizer
         self._is_synchronous = bool(synchronous)

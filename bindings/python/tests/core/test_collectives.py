@@ -52,7 +52,7 @@ LOGICAL = ("land", "lor", "lxor")
 BITWISE = ("band", "bor", "bxor")
 
 
-def sample(dtype, shape, rank, seed=0) -> np.ndarray:
+def make_sample(dtype, shape, rank, seed=0) -> np.ndarray:
     """Returns the array that rank `rank` contributes. Every rank can compute the arrays of all ranks. The values are
     small integers, so sums and products over a few ranks are exact."""
     dtype = np.dtype(dtype)
@@ -75,7 +75,7 @@ def sample(dtype, shape, rank, seed=0) -> np.ndarray:
     return values.reshape(shape)
 
 
-def reference(op, arrays) -> np.ndarray:
+def expected_reduction(op, arrays) -> np.ndarray:
     """Returns the result that numpy computes for a reduction."""
     stack = np.stack(arrays)
     dtype = stack.dtype
@@ -121,12 +121,12 @@ def average_of_integers(stack) -> np.ndarray:
     )
 
 
-def stacked(arrays) -> np.ndarray:
+def stack_arrays(arrays) -> np.ndarray:
     """Stacks the arrays. The result has the type and the byte order of the first array."""
     return np.stack(arrays).astype(arrays[0].dtype)
 
 
-def concatenated(arrays) -> np.ndarray:
+def concatenate_arrays(arrays) -> np.ndarray:
     """Concatenates the arrays. The result has the type and the byte order of the first array."""
     return np.concatenate(arrays).astype(arrays[0].dtype)
 
@@ -161,7 +161,7 @@ def assert_same_on_all_ranks(world, results) -> None:
 
 
 def all_samples(world, dtype, shape, seed=0) -> list[np.ndarray]:
-    return [sample(dtype, shape, rank, seed) for rank in range(world.size)]
+    return [make_sample(dtype, shape, rank, seed) for rank in range(world.size)]
 
 
 @cases.for_each((*NUMBERS, "bool", *COMPLEX))
@@ -171,7 +171,7 @@ def all_reduce_gives_the_same_result_in_all_forms(world, dtype):
         if shape == SHAPES[-1] and (op != "sum" or dtype in ("float16", *INTEGERS) and not FULL):
             continue
         arrays = all_samples(world, dtype, shape)
-        own, expected, what = arrays[world.rank], reference(op, arrays), (dtype, op, shape)
+        own, expected, what = arrays[world.rank], expected_reduction(op, arrays), (dtype, op, shape)
         before = own.copy()
         results.append(world.all_reduce(own, op))
         assert_same(results[-1], expected, what)
@@ -196,17 +196,17 @@ def reduce_scan_and_exscan_give_right_results(world, dtype):
             handle = world.reduce_async(own, op, root=root)
             waited = handle.wait()
             if rank == root:
-                assert_same(result, reference(op, arrays), (dtype, op, shape))
-                assert_same(waited, reference(op, arrays), (dtype, op, shape))
+                assert_same(result, expected_reduction(op, arrays), (dtype, op, shape))
+                assert_same(waited, expected_reduction(op, arrays), (dtype, op, shape))
             else:
                 assert result is None and waited is None
         if op == "avg":
             continue
-        assert_same(world.scan(own, op), reference(op, arrays[: rank + 1]), (dtype, op, shape))
-        assert_same(world.scan_async(own, op).wait(), reference(op, arrays[: rank + 1]), (dtype, op, shape))
+        assert_same(world.scan(own, op), expected_reduction(op, arrays[: rank + 1]), (dtype, op, shape))
+        assert_same(world.scan_async(own, op).wait(), expected_reduction(op, arrays[: rank + 1]), (dtype, op, shape))
         buffer = own.copy()
         assert world.scan(buffer, op, out=buffer) is buffer
-        assert_same(buffer, reference(op, arrays[: rank + 1]))
+        assert_same(buffer, expected_reduction(op, arrays[: rank + 1]))
         result, waited = world.exscan(own, op), world.exscan_async(own, op).wait()
         out = own.copy()
         world.exscan(own, op, out=out)
@@ -215,7 +215,7 @@ def reduce_scan_and_exscan_give_right_results(world, dtype):
             assert_same(out, own, "on rank 0 the output must not change")
         else:
             for got in (result, waited, out):
-                assert_same(got, reference(op, arrays[:rank]), (dtype, op, shape))
+                assert_same(got, expected_reduction(op, arrays[:rank]), (dtype, op, shape))
 
 
 @cases.for_each((*NUMBERS, "bool", *COMPLEX))
@@ -224,7 +224,7 @@ def reduce_scatter_accepts_even_and_uneven_parts(world, dtype):
     for op in supported_reductions(dtype):
         for row in ((), (3,), (2, 0)):
             arrays = all_samples(world, dtype, (5 * n, *row), 2)
-            expected = reference(op, arrays)
+            expected = expected_reduction(op, arrays)
             mine = expected[5 * rank : 5 * rank + 5]
             assert_same(world.reduce_scatter(arrays[rank], op), mine)
             assert_same(world.reduce_scatter_async(arrays[rank], op).wait(), mine)
@@ -234,7 +234,7 @@ def reduce_scatter_accepts_even_and_uneven_parts(world, dtype):
             counts = [r % 3 for r in range(n)]
             arrays = all_samples(world, dtype, (sum(counts), *row), 3)
             before = sum(counts[:rank])
-            mine = reference(op, arrays)[before : before + counts[rank]]
+            mine = expected_reduction(op, arrays)[before : before + counts[rank]]
             assert_same(world.reduce_scatter(arrays[rank], op, counts=counts), mine)
             assert_same(world.reduce_scatter_async(arrays[rank], op, counts=counts).wait(), mine)
 
@@ -253,17 +253,17 @@ def collectives_without_reduction_give_right_results(world, dtype):
             assert_same(out, arrays[root])
             for got in (world.gather(own, root), world.gather_async(own, root).wait()):
                 if rank == root:
-                    assert_same(got, stacked(arrays))
+                    assert_same(got, stack_arrays(arrays))
                 else:
                     assert got is None
-        assert_same(world.all_gather(own), stacked(arrays))
-        assert_same(world.all_gather_async(own).wait(), stacked(arrays))
+        assert_same(world.all_gather(own), stack_arrays(arrays))
+        assert_same(world.all_gather_async(own).wait(), stack_arrays(arrays))
     for row in ((), (3,), (0, 2)):
         arrays = all_samples(world, dtype, (2 * n, *row), 5)
         own = arrays[rank]
         mine = slice(2 * rank, 2 * rank + 2)
-        assert_same(world.all_to_all(own), concatenated([array[mine] for array in arrays]))
-        assert_same(world.all_to_all_async(own).wait(), concatenated([array[mine] for array in arrays]))
+        assert_same(world.all_to_all(own), concatenate_arrays([array[mine] for array in arrays]))
+        assert_same(world.all_to_all_async(own).wait(), concatenate_arrays([array[mine] for array in arrays]))
         for root in range(n):
             given = own if rank == root else None
             assert_same(world.scatter(given, root), arrays[root][mine])
@@ -278,7 +278,7 @@ def collectives_accept_uneven_parts(world, dtype):
     n, rank = world.size, world.rank
     for row in ((), (3,)):
         counts = [(3 * r) % 4 for r in range(n)]
-        parts = [sample(dtype, (counts[r], *row), r, 6) for r in range(n)]
+        parts = [make_sample(dtype, (counts[r], *row), r, 6) for r in range(n)]
         whole = np.concatenate(parts)
         own = parts[rank]
         assert_same(world.all_gather(own, counts=counts), whole)
@@ -298,7 +298,7 @@ def collectives_accept_uneven_parts(world, dtype):
             assert_same(world.scatter(given, root, counts=np.array(counts), out=out), own)
         # Rank i sends (i + 2j) mod 3 rows to rank j.
         table = [[(i + 2 * j) % 3 for j in range(n)] for i in range(n)]
-        arrays = [sample(dtype, (sum(table[i]), *row), i, 7) for i in range(n)]
+        arrays = [make_sample(dtype, (sum(table[i]), *row), i, 7) for i in range(n)]
         pieces = [arrays[i][sum(table[i][:rank]) : sum(table[i][: rank + 1])] for i in range(n)]
         sent, received = table[rank], [table[i][rank] for i in range(n)]
         expected = np.concatenate(pieces)
@@ -311,13 +311,13 @@ def short_and_long_arrays_give_right_results(world):
     n, rank = world.size, world.rank
     for count in (1, 63, 65_537, 300_007):
         arrays = all_samples(world, "float32", (count * n,), 8)
-        total = reference("sum", arrays)
+        total = expected_reduction("sum", arrays)
         mine = slice(rank * count, (rank + 1) * count)
         results = [world.all_reduce(arrays[rank]), world.all_gather(arrays[rank][:count])]
         assert_same(results[0], total)
         assert_same(world.reduce_scatter(arrays[rank]), total[mine])
         assert_same(world.all_to_all(arrays[rank]), np.concatenate([array[mine] for array in arrays]))
-        assert_same(world.scan(arrays[rank]), reference("sum", arrays[: rank + 1]))
+        assert_same(world.scan(arrays[rank]), expected_reduction("sum", arrays[: rank + 1]))
         results.append(world.broadcast(arrays[rank], root=n - 1))
         assert_same_on_all_ranks(world, results)
 
@@ -361,8 +361,8 @@ def collectives_accept_scalars_lists_and_arrays_without_dimensions(world):
 @cases
 def inputs_may_have_any_layout(world):
     n, rank = world.size, world.rank
-    base = sample("float32", (6 * n, 8), rank, 10)
-    total = reference("sum", all_samples(world, "float32", (6 * n, 8), 10))
+    base = make_sample("float32", (6 * n, 8), rank, 10)
+    total = expected_reduction("sum", all_samples(world, "float32", (6 * n, 8), 10))
     layouts = {
         "transposed": lambda a: a.T,
         "every other": lambda a: a[::2],
@@ -377,8 +377,8 @@ def inputs_may_have_any_layout(world):
         assert_same(world.all_reduce_async(view(base)).wait(), view(total), name)
         gathered = world.all_gather(view(base))
         for r in range(n):
-            assert_same(gathered[r], view(sample("float32", (6 * n, 8), r, 10)), name)
-        assert_same(world.broadcast(view(base), root=0), view(sample("float32", (6 * n, 8), 0, 10)), name)
+            assert_same(gathered[r], view(make_sample("float32", (6 * n, 8), r, 10)), name)
+        assert_same(world.broadcast(view(base), root=0), view(make_sample("float32", (6 * n, 8), 0, 10)), name)
     packed = np.zeros(9, np.dtype([("pad", "u1"), ("value", "<f8")]))
     packed["value"] = rank
     assert_same(world.all_reduce(packed["value"]), np.full(9, float(sum(range(n)))), "unaligned")
@@ -391,7 +391,7 @@ def inputs_may_have_any_layout(world):
 def inputs_may_overlap_the_result(world):
     n, rank = world.size, world.rank
     arrays = all_samples(world, "int64", (4 * n,), 11)
-    total = reference("sum", arrays)
+    total = expected_reduction("sum", arrays)
     mine = slice(4 * rank, 4 * rank + 4)
     x = arrays[rank].copy()
     assert_same(world.all_reduce(x, out=x[:]), total, "another view of the same memory")
@@ -430,7 +430,7 @@ def inputs_may_overlap_the_result(world):
         got = call(x[:-1], out=x[1:])
         upto = rank + (call == world.scan)
         if upto:
-            assert_same(got, reference("sum", arrays[:upto]), "scan one element further")
+            assert_same(got, expected_reduction("sum", arrays[:upto]), "scan one element further")
 
 
 @cases
@@ -447,7 +447,9 @@ def large_inputs_may_overlap_the_result(world):
     part = slice(rank * count, (rank + 1) * count)
     memory = np.concatenate([own, np.zeros(shift, np.int64)])
     assert_same(
-        world.reduce_scatter(memory[:-shift], out=memory[shift : shift + count]), reference("sum", arrays)[part], "reduce_scatter"
+        world.reduce_scatter(memory[:-shift], out=memory[shift : shift + count]),
+        expected_reduction("sum", arrays)[part],
+        "reduce_scatter",
     )
     memory = np.concatenate([own, np.zeros(shift, np.int64)])
     exchanged = np.concatenate([array[part] for array in arrays])
@@ -559,7 +561,7 @@ INVALID_CALLS = {
 
 @cases.for_each(INVALID_CALLS)
 def invalid_arguments_are_refused_and_nothing_is_sent(world, name):
-    x = sample("float32", (6,), world.rank, 13)
+    x = make_sample("float32", (6,), world.rank, 13)
     before = x.copy()
     sent = world.statistics()["operations"]
     error = raised(Exception, INVALID_CALLS[name], world, x)

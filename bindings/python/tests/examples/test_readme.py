@@ -33,7 +33,7 @@ class Program(NamedTuple):
     output: list[str]
 
 
-def programs() -> list[Program]:
+def read_programs() -> list[Program]:
     text = README.read_text()
     found: list[Program] = []
     for block in BLOCK.finditer(text):
@@ -48,8 +48,8 @@ def programs() -> list[Program]:
 
 def test_every_program_is_found() -> None:
     text = README.read_text()
-    assert len(programs()) == text.count("```python\n") > 5
-    assert text.count("<!-- run:") == sum(program.command != ["ringrun", "-n", "2"] for program in programs())
+    assert len(read_programs()) == text.count("```python\n") > 5
+    assert text.count("<!-- run:") == sum(program.command != ["ringrun", "-n", "2"] for program in read_programs())
 
 
 def parameters() -> list:
@@ -57,7 +57,7 @@ def parameters() -> list:
     because `torch/programs/horovod.py` covers it."""
     return [
         pytest.param(program, id=f"line-{program.line}", marks=[pytest.mark.full] if " as hvd" in program.code else [])
-        for program in programs()
+        for program in read_programs()
     ]
 
 
@@ -73,7 +73,7 @@ def test_program(ringrun: Launcher, tmp_path: Path, program: Program) -> None:
     if start == "python":
         # Run the program without a launcher, because the program itself starts ranks with `ringtrain.run`.
         done = subprocess.run(
-            [sys.executable, script], env=environment(ringrun), capture_output=True, text=True, timeout=WAIT_LIMIT_S
+            [sys.executable, script], env=program_environment(ringrun), capture_output=True, text=True, timeout=WAIT_LIMIT_S
         )
         assert done.returncode == 0, done
     else:
@@ -85,7 +85,7 @@ def test_program(ringrun: Launcher, tmp_path: Path, program: Program) -> None:
         assert sorted(done.stdout.splitlines()) == sorted(program.output), done
 
 
-def environment(ringrun: Launcher) -> dict[str, str]:
+def program_environment(ringrun: Launcher) -> dict[str, str]:
     """Returns an environment in which a program finds the package and the launcher."""
     package = os.pathsep.join(entry for entry in sys.path if entry)
     return {**os.environ, "PYTHONPATH": package, "PATH": f"{Path(ringrun.program).parent}{os.pathsep}{os.environ['PATH']}"}

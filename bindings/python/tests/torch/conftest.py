@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 Job = subprocess.CompletedProcess[str]
 
 
-def environment() -> dict[str, str]:
+def job_environment() -> dict[str, str]:
     """Returns the environment for processes that the tests start: the environment of this process, with the package on
     the import path."""
     import ringtrain
@@ -56,15 +56,15 @@ def environment() -> dict[str, str]:
     return found | {"PYTHONPATH": f"{package}:{PROGRAMS}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def run(command: list[str]) -> Job:
+def run_command(command: list[str]) -> Job:
     """Runs a command and waits until it ends."""
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    return subprocess.run(command, env=job_environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
 
 
 @pytest.fixture
-def run_text() -> Callable[[str], Job]:
+def run_python_text() -> Callable[[str], Job]:
     """Runs a program in a new process. The program is given as text."""
-    return lambda program: run([sys.executable, "-c", program])
+    return lambda program: run_command([sys.executable, "-c", program])
 
 
 @pytest.fixture
@@ -72,20 +72,20 @@ def launch() -> Callable[..., Job]:
     """Runs a program on n ranks under ringrun."""
 
     def run_job(n: int, program: str, *arguments: str, options: Sequence[str] = ()) -> Job:
-        return run([str(ringrun), *options, "-n", str(n), sys.executable, str(PROGRAMS / program), *arguments])
+        return run_command([str(ringrun), *options, "-n", str(n), sys.executable, str(PROGRAMS / program), *arguments])
 
     return run_job
 
 
 @pytest.fixture
-def interrupt() -> Callable[..., tuple[Job, float]]:
+def run_and_interrupt() -> Callable[..., tuple[Job, float]]:
     """Runs a program and sends it SIGINT, as Ctrl-C does, when every rank has printed "ready". Returns the job and the seconds
     from the signal to the end of the job."""
 
     def run_job(n: int, program: str, *arguments: str) -> tuple[Job, float]:
         command = [str(ringrun), "-n", str(n), sys.executable, str(PROGRAMS / program), *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        with subprocess.Popen(command, env=environment(), **pipes) as process:
+        with subprocess.Popen(command, env=job_environment(), **pipes) as process:
             watchdog = threading.Timer(TIMEOUT_SECONDS, process.kill)
             watchdog.start()
             lines = []
@@ -106,13 +106,13 @@ def torchrun() -> Callable[..., Job]:
 
     def run_job(n: int, program: str, *arguments: str) -> Job:
         options = ["--nnodes=1", f"--nproc-per-node={n}", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-        return run([sys.executable, "-m", "torch.distributed.run", *options, str(PROGRAMS / program), *arguments])
+        return run_command([sys.executable, "-m", "torch.distributed.run", *options, str(PROGRAMS / program), *arguments])
 
     return run_job
 
 
 @pytest.fixture
-def by_address() -> Callable[..., list[Job]]:
+def run_by_address() -> Callable[..., list[Job]]:
     """Runs a program in n processes without a launcher. Each process gets the address of a store, its rank and the
     number of ranks."""
 
@@ -126,7 +126,7 @@ def by_address() -> Callable[..., list[Job]]:
         started = [
             subprocess.Popen(
                 [*command, "--init-method", method, "--rank", str(rank), "--world-size", str(n)],
-                env=environment(),
+                env=job_environment(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

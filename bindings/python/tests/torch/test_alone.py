@@ -10,13 +10,13 @@ from unittest import mock
 import pytest
 
 
-def test_the_package_does_not_import_torch(run_text: Callable) -> None:
-    job = run_text("import sys, ringtrain; assert 'torch' not in sys.modules")
+def test_the_package_does_not_import_torch(run_python_text: Callable) -> None:
+    job = run_python_text("import sys, ringtrain; assert 'torch' not in sys.modules")
     assert job.returncode == 0, job.stderr
 
 
-def test_the_import_error_says_that_torch_is_missing(run_text: Callable) -> None:
-    job = run_text("import sys; sys.modules['torch'] = None; import ringtrain.torch")
+def test_the_import_error_says_that_torch_is_missing(run_python_text: Callable) -> None:
+    job = run_python_text("import sys; sys.modules['torch'] = None; import ringtrain.torch")
     assert "ImportError: ringtrain.torch needs PyTorch 2.8 or later" in job.stderr, job.stderr
 
 
@@ -64,7 +64,7 @@ def test_a_tensor_on_a_gpu_is_reduced_piece_by_piece(count: int) -> None:
         ]:
             patches.enter_context(mock.patch.object(target, name, value))
         numbers = torch.arange(count, dtype=torch.float32)
-        cuda.all_reduce(numbers, DoublingHandle)
+        cuda.all_reduce_on_gpu(numbers, DoublingHandle)
     assert torch.equal(numbers, 2 * torch.arange(count, dtype=torch.float32))
     assert sum(piece_sizes) == count and max(piece_sizes, default=0) <= 10
 
@@ -90,7 +90,7 @@ class PartialState:
 @pytest.mark.parametrize(
     "imports", ["accelerate.state, ringtrain.torch", pytest.param("ringtrain.torch, accelerate.state", marks=pytest.mark.full)]
 )
-def test_accelerate_accepts_the_backend_on_a_cpu(run_text: Callable, tmp_path: Path, imports: str) -> None:
+def test_accelerate_accepts_the_backend_on_a_cpu(run_python_text: Callable, tmp_path: Path, imports: str) -> None:
     """Without ringtrain, accelerate 1.15 chooses "gloo" and refuses "ring". The package `accelerate` that this test writes
     chooses in the same way."""
     (tmp_path / "accelerate").mkdir()
@@ -104,6 +104,6 @@ State = accelerate.state.PartialState
 print(State(cpu=True, backend="ring").backend, State(cpu=True).backend, State(backend="ring").backend)
 State(cpu=True, backend="nccl")
 """
-    job = run_text(program)
+    job = run_python_text(program)
     assert job.stdout.split() == ["ring", "gloo", "ring"], job.stderr
     assert "assigned backend nccl is not available" in job.stderr, job.stderr

@@ -50,8 +50,8 @@ def test_ranks_connect_under_torchrun(torchrun: Launch) -> None:
 
 
 @FULL
-def test_ranks_connect_by_address(by_address: Launch) -> None:
-    for job in by_address(2, "connect.py"):
+def test_ranks_connect_by_address(run_by_address: Launch) -> None:
+    for job in run_by_address(2, "connect.py"):
         assert "connected" in check_output(job)
 
 
@@ -108,8 +108,8 @@ def test_the_benchmark_runs(launch: Launch) -> None:
 
 
 @FULL
-def test_ctrl_c_ends_all_ranks(interrupt: Launch) -> None:
-    job, seconds = interrupt(2, "failures.py", "--only", "run_until_interrupt")
+def test_ctrl_c_ends_all_ranks(run_and_interrupt: Launch) -> None:
+    job, seconds = run_and_interrupt(2, "failures.py", "--only", "run_until_interrupt")
     require_no_crash(job)
     assert job.returncode == 128 + 2, job.stderr
     assert seconds < 10, f"{seconds} s\n{job.stderr}"

@@ -16,12 +16,12 @@ const COLUMN_NAMES_SHOWN: usize = 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum HeaderRow {
     /// The first row should hold the names of the columns. If the first row looks like data, reading the table fails,
-    /// because the values of this row would be lost.
+    /// so that no data is mistaken for names.
     #[default]
     Expected,
     /// The first row holds names, even if it looks like data.
     Present,
-    /// The first row holds data. The name of a column is its number, counted from 0.
+    /// The first row holds data. The columns get the names 0, 1, 2 and so on.
     Absent,
 }
 

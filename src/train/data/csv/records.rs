@@ -7,7 +7,7 @@ use csv::ByteRecord;
 
 use super::dialect::{Separator, byte_order_mark_length, detect_separator};
 use crate::train::data::DataError;
-use crate::train::data::file::{open, stream_error};
+use crate::train::data::file::{open_data_file, stream_error};
 
 /// The separator and the kinds of the columns are chosen from this many bytes at the beginning of a file. The number
 /// is doubled until the bytes hold two complete rows.
@@ -40,7 +40,7 @@ impl Records {
         separator: Option<Separator>,
         sample_rows: usize,
     ) -> Result<Self, DataError> {
-        Self::from_reader(path, open(path)?, separator, sample_rows)
+        Self::from_reader(path, open_data_file(path)?, separator, sample_rows)
     }
 
     /// Like [`open`](Self::open), but reads the content of the file from `rest`. Errors name the file `path`.

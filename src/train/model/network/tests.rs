@@ -20,7 +20,7 @@ fn network(spec: &str, input: impl Into<InputShape>, outputs: usize, loss: Loss)
 /// Returns a workspace with random inputs.
 fn filled_workspace(network: &Network, rows: usize) -> Workspace {
     let mut workspace = network.workspace(rows);
-    let mut stream = random::stream("inputs", 1, 2);
+    let mut stream = random::random_stream("inputs", 1, 2);
     workspace.input.mapv_inplace(|_| random::symmetric_uniform(&mut stream, 1.0));
     workspace
 }
@@ -32,7 +32,7 @@ fn batch<'a>(targets: &'a Targets, samples: &'a [u32], weight: f32) -> TrainingB
 
 /// Checks that the gradient is the slope of the loss divided by `divisor`. Computes the slope by finite differences.
 fn check_gradient(network: &Network, targets: &Targets, divisor: f64) {
-    let mut stream = random::stream("test", 1, 2);
+    let mut stream = random::random_stream("test", 1, 2);
     let mut parameters = vec![0.0; network.parameter_count()];
     parameters.fill_with(|| random::symmetric_uniform(&mut stream, 0.7));
     let mut workspace = filled_workspace(network, 4);
@@ -135,7 +135,7 @@ fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
 /// The random numbers of dropout must depend on a sample's index, not on its position in the batch. Otherwise the
 /// result would depend on the number of ranks. The test therefore reorders the samples.
 #[test]
-fn the_gradients_of_parts_of_a_batch_add_up_and_that_of_an_empty_part_is_zero() {
+fn the_gradients_of_parts_of_a_batch_add_up_to_the_gradient_of_the_batch() {
     let targets = Targets::Classes(vec![0, 2, 1, 2]);
     for network in [
         network("mlp:6", 40, 3, Loss::CrossEntropy),

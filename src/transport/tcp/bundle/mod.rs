@@ -7,7 +7,7 @@
 //! receive buffers. So this module stores no records, and a slow receiver makes the sender wait, as on a link with
 //! one connection.
 //!
-//! The link works with the connections that are open. Further connections may be added later.
+//! The link can be used as soon as one connection is open. The other connections are added later.
 
 mod receiving;
 mod sending;
@@ -92,7 +92,8 @@ struct Stream<P> {
     /// The state of the send buffer at the last check.
     send_space: SendSpace,
     buffer: RecordBuffer,
-    /// The record that is being read or will be read next; `None` until the record's header has been read.
+    /// The record that is being read, or the next record to read. `None` until the header of this record has been
+    /// read.
     head: Option<PendingRecord>,
 }
 
@@ -108,7 +109,8 @@ enum ConnectionEnd {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct PendingRecord {
     number: u64,
-    /// The number of bytes that have not been read; `None` if the record ends where the connection ends.
+    /// The number of bytes of the record that have not been read. `None` for the last record, which has no fixed
+    /// length.
     left: Option<usize>,
 }
 
@@ -134,13 +136,13 @@ impl<P: Connection> Bundle<P> {
         self.streams.len() as u8
     }
 
-    /// Returns whether the connection with this number is not open and may still be added.
+    /// Returns whether the link still needs a connection with the number `index`.
     pub(super) fn is_missing(&self, index: u8) -> bool {
         !self.is_single() && matches!(self.streams.get(usize::from(index)), Some(None))
     }
 
-    /// Sets the number of connections that this rank is opening. As long as this number is not 0, the link does not
-    /// end, even if all open connections have ended.
+    /// Sets the number of connections that this rank is opening. While this rank is opening a connection, the link
+    /// does not end, even if all open connections have ended.
     pub(super) fn expect_connections(&mut self, count: usize) {
         self.awaited = count;
     }
@@ -150,13 +152,13 @@ impl<P: Connection> Bundle<P> {
         self.awaited = self.awaited.saturating_sub(1);
     }
 
-    /// Adds an extra connection, or closes the connection if the link does not need it.
+    /// Adds an extra connection. Closes `connection` instead if the link does not need it.
     pub(super) fn add(&mut self, index: u8, connection: P, token: Token) {
         if !self.is_missing(index) {
             return;
         }
         if self.is_finished {
-            finish(&connection);
+            finish_connection(&connection);
         }
         if let Some(entry) = self.streams.get_mut(usize::from(index)) {
             *entry = Some(Stream::new(connection, token));
@@ -192,7 +194,7 @@ impl<P: Connection> Bundle<P> {
     /// Closes the sending direction of all connections.
     pub(super) fn finish(&mut self) {
         self.is_finished = true;
-        self.connections().for_each(finish);
+        self.connections().for_each(finish_connection);
     }
 
     /// Returns whether the sending and the receiving direction both use only the first connection from now on.
@@ -225,7 +227,7 @@ impl<P> Stream<P> {
     }
 }
 
-fn finish<P: Connection>(connection: &P) {
+fn finish_connection<P: Connection>(connection: &P) {
     if let Err(error) = connection.finish() {
         log::debug!("the sending direction of a connection could not be closed: {error}");
     }

@@ -23,11 +23,12 @@ pub(super) struct Receiving {
     pub(super) is_in_last_record: bool,
     /// An error in the received data that has not been reported yet.
     fault: Option<String>,
-    /// Whether an error in the received data has been reported. The order of data received afterwards is undefined.
+    /// Whether an error in the received data has been reported. After an error, data may be received in any order.
     is_corrupt: bool,
 }
 
-/// The bytes of a connection that have been read ahead: headers and the bytes after them.
+/// Bytes that were read from a connection before a caller requested them: record headers, and the bytes after the
+/// headers.
 #[derive(Default)]
 pub(super) struct RecordBuffer {
     bytes: Vec<u8>,
@@ -170,14 +171,14 @@ impl<P: Connection> Bundle<P> {
         ReceiveStop::Empty
     }
 
-    /// Returns whether all open connections have ended and this rank is opening no further one.
+    /// Returns whether all open connections have ended and no further connection is being opened.
     fn have_all_connections_ended(&self) -> bool {
         self.awaited == 0 && self.streams.iter().flatten().all(|stream| stream.end.is_some())
     }
 
-    /// Reads from any connection, after an error in the received data. The caller ignores these bytes, but must read
-    /// the bytes: if a connection with unread data is closed, the kernel resets the connection, and this rank's last
-    /// frame is lost.
+    /// Reads from any connection, after an error in the received data. The caller ignores the bytes. If this rank
+    /// closed a connection with unread data, the kernel would reset the connection, and the peer would lose this
+    /// rank's last frame.
     fn read_any_connection(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
@@ -219,8 +220,9 @@ impl<P: Connection> Stream<P> {
         }
     }
 
-    /// Reads up to `wanted` bytes into the parts from position `skip` on, and possibly further bytes ahead. `left` is
-    /// the number of bytes of the record that have not been read; `None` if the record has no fixed length.
+    /// Reads up to `wanted` bytes into `parts`, starting at byte `skip` of the parts. May also read further bytes
+    /// into `self.buffer`. `left` is the number of bytes of the record that have not been read; `None` if the record
+    /// has no fixed length.
     fn read(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
@@ -247,8 +249,8 @@ impl<P: Connection> Stream<P> {
         };
         slices.push(IoSliceMut::new(&mut self.buffer.make_space()[..beyond]));
         let read = self.connection.read(&mut slices);
-        // More data may have arrived during a long read. For a long read, pass 0: `handle_read` then assumes that the
-        // connection is still readable, even if the read returned fewer bytes than fit.
+        // During a long read, more data may have arrived. Pass 0 to `handle_read` after a long read, so that
+        // `handle_read` assumes that the connection is still readable.
         let requested = if wanted < READ_AHEAD_BYTES { wanted + beyond } else { 0 };
         match self.handle_read(read, requested) {
             Some(count) => {

@@ -149,8 +149,8 @@ impl<P: Connection> Bundle<P> {
         }
     }
 
-    /// Chooses the connection and the length of the next record, when `rest` of `total` bytes are left to send.
-    /// Returns `None` if no connection has free buffer space.
+    /// Chooses the connection and the length of the next record. `rest` is the number of bytes that are left of the
+    /// `total` bytes to send. Returns `None` if no connection has free buffer space.
     fn begin_record(&mut self, rest: usize, total: usize) -> io::Result<Option<PartialRecord>> {
         let is_last = self.sending.is_last;
         let used = if is_last { 1 } else { self.used };
@@ -189,8 +189,9 @@ impl<P: Connection> Stream<P> {
             self.connection.send_space().unwrap_or(SendSpace { queued: 0, free: LONG_RECORD_BYTES_MAX });
     }
 
-    /// Returns whether the send buffer probably has space for a record. The kernel uses the same rule to decide
-    /// whether a socket is writable. If there is no space, an event will report when there is space again.
+    /// Returns whether the send buffer probably has space for a record. By the rule of the kernel, a socket is
+    /// writable if `free >= queued / 2`. If the socket is not writable, an event will report when it becomes
+    /// writable.
     fn has_space(&mut self) -> io::Result<bool> {
         if self.send_space.free >= self.send_space.queued / 2 {
             return Ok(true);

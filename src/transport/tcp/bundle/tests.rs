@@ -343,7 +343,7 @@ fn receive_from(stream_count: u8, streams: &[(u8, Vec<u8>)]) -> Vec<TransferResu
 }
 
 /// Returns the bytes of a record; length 0 stands for the last record.
-fn record(number: u64, length: usize) -> Vec<u8> {
+fn make_record(number: u64, length: usize) -> Vec<u8> {
     let header = Record { number, length: (length > 0).then_some(length as u32) };
     header.encode().into_iter().chain(std::iter::repeat_n(9, length)).collect()
 }
@@ -351,9 +351,9 @@ fn record(number: u64, length: usize) -> Vec<u8> {
 #[test]
 fn a_repeated_record_number_is_an_error() {
     for streams in [
-        [(0, [record(0, 5), record(0, 5)].concat()), (1, Vec::new())],
-        [(0, record(1, 5)), (1, record(1, 5))],
-        [(0, record(0, 5)), (1, [record(1, 5), record(0, 1)].concat())],
+        [(0, [make_record(0, 5), make_record(0, 5)].concat()), (1, Vec::new())],
+        [(0, make_record(1, 5)), (1, make_record(1, 5))],
+        [(0, make_record(0, 5)), (1, [make_record(1, 5), make_record(0, 1)].concat())],
     ] {
         let last = receive_from(2, &streams).pop();
         let is_reported = matches!(&last, Some(TransferResult::Corrupt(why)) if why.contains("twice"));
@@ -363,7 +363,7 @@ fn a_repeated_record_number_is_an_error() {
 
 #[test]
 fn a_missing_record_is_an_error_once_no_connection_can_deliver_it() {
-    let streams = [(0, record(1, 5)), (1, record(2, 5))];
+    let streams = [(0, make_record(1, 5)), (1, make_record(2, 5))];
     let last = receive_from(2, &streams).pop();
     assert!(matches!(&last, Some(TransferResult::Corrupt(why)) if why.contains("left out")), "{last:?}");
     assert_eq!(
@@ -375,7 +375,7 @@ fn a_missing_record_is_an_error_once_no_connection_can_deliver_it() {
 
 #[test]
 fn a_corrupt_header_is_reported_once_and_the_following_bytes_are_read() {
-    let mut bytes = record(0, 5);
+    let mut bytes = make_record(0, 5);
     bytes[3] ^= 1;
     let mut link = SimulatedLink::new(1, 2, 1);
     link.pipes[0][1].borrow_mut().arrived.extend(&bytes);
@@ -389,20 +389,20 @@ fn a_corrupt_header_is_reported_once_and_the_following_bytes_are_read() {
 
 #[test]
 fn the_last_record_must_be_on_the_first_connection() {
-    let last = receive_from(2, &[(0, Vec::new()), (1, record(0, 0))]).pop();
+    let last = receive_from(2, &[(0, Vec::new()), (1, make_record(0, 0))]).pop();
     assert!(
         matches!(&last, Some(TransferResult::Corrupt(why)) if why.contains("first connection")),
         "{last:?}"
     );
-    let streams = [(0, [record(1, 0), vec![1; 300]].concat()), (1, record(0, 7))];
+    let streams = [(0, [make_record(1, 0), vec![1; 300]].concat()), (1, make_record(0, 7))];
     let moved = receive_from(2, &streams);
     assert_eq!(moved.last(), Some(&TransferResult::Blocked));
     let bytes = |moved: &TransferResult| if let TransferResult::Bytes(count) = moved { *count } else { 0 };
     assert_eq!(moved.iter().map(bytes).sum::<usize>(), 307);
 }
 
-/// The last data may be on any connection. So the link does not end when one connection has ended. The link also does
-/// not end when all open connections have ended, as long as this rank is opening a further connection.
+/// The last data of a link may be on any connection, even on one that this rank is still opening. So the link ends
+/// only when all connections have ended and no further connection is being opened.
 #[test]
 fn a_link_ends_when_all_its_connections_have_ended() {
     let mut link = SimulatedLink::new(1, 3, 1000);
@@ -418,7 +418,7 @@ fn a_link_ends_when_all_its_connections_have_ended() {
     link.ends[0].expect_connections(1);
     finish(&mut link, 0);
     assert_eq!(receive(&mut link), TransferResult::Blocked);
-    link.pipes[1][1].borrow_mut().arrived.extend(record(0, 5));
+    link.pipes[1][1].borrow_mut().arrived.extend(make_record(0, 5));
     finish(&mut link, 1);
     assert_eq!(receive(&mut link), TransferResult::Bytes(5));
     assert_eq!(receive(&mut link), TransferResult::Blocked, "the third connection is still being opened");
@@ -432,7 +432,7 @@ fn a_link_is_lost_if_one_connection_breaks() {
     let mut link = SimulatedLink::new(1, 2, 1000);
     link.add(1);
     link.pipes[0][1].borrow_mut().has_failed = true;
-    link.pipes[1][1].borrow_mut().arrived.extend(record(0, 5));
+    link.pipes[1][1].borrow_mut().arrived.extend(make_record(0, 5));
     let mut buffer = [0; 100];
     let mut receive = || link.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)]);
     assert_eq!(receive(), TransferResult::Bytes(5));

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import _core
-from ..objects import exchange
+from ..objects import call_with_encoded
 from . import constants as c
 from .errors import Exception, translated
 from .messages import Message
@@ -194,7 +194,7 @@ class Objects:
 
     def _exchanged_objects(self, operation: str, encode: Callable[[], Any], *arguments: Any) -> Any:
         try:
-            return exchange(getattr(self._group, operation), encode, *arguments)
+            return call_with_encoded(getattr(self._group, operation), encode, *arguments)
         except _Error as error:
             raise translated(error) from error
 

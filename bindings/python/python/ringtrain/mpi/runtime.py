@@ -49,7 +49,7 @@ class Runtime:
         try:
             # Messages of `ringtrain`'s own interface must not meet those of this one: the world's group is for them, and for
             # what communicators have to tell each other, with tags of their own.
-            self.control = _world.join().core
+            self.control = _world.join_world().core
             world = self.control.duplicate()
         except _core.Error as error:
             raise translated(error) from error
@@ -63,7 +63,7 @@ class Runtime:
         self.is_finalized = True
         self.control = AFTER
         if self.has_joined:
-            _world.leave()
+            _world.leave_world()
 
     def abort(self, text: str) -> None:
         """Ends the job on every rank, which are told `text`."""

@@ -18,16 +18,16 @@ from typing import Any
 _MODULE = "accelerate.state"
 
 
-def accept(backend: str) -> None:
+def make_accelerate_accept(backend: str) -> None:
     """Makes accelerate use `backend` if a program requests this backend."""
     module = sys.modules.get(_MODULE)
     if module is not None:
         _wrap_backend_choice(module, backend)
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(backend))
+    elif not any(isinstance(finder, _BackendChoiceWrapper) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _BackendChoiceWrapper(backend))
 
 
-class _Finder:
+class _BackendChoiceWrapper:
     """An import finder that calls `_wrap_backend_choice` as soon as the module `accelerate.state` has been imported."""
 
     def __init__(self, backend: str) -> None:

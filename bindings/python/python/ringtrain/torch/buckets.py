@@ -21,7 +21,7 @@ Parameter = torch.nn.Parameter
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReducerSettings:
     """The settings of a `Reducer`."""
 
     op: str
@@ -34,7 +34,7 @@ class Settings:
     bucket_bytes: int
 
 
-class Reducer:
+class GradientReducer:
     """Reduces the gradients of parameters in buckets. The reduction of a bucket begins as soon as the gradients of
     this bucket and of all earlier buckets have been computed.
 
@@ -44,14 +44,14 @@ class Reducer:
     """
 
     def __init__(
-        self, group: _core.Group, parameters: Sequence[Parameter], names: dict[Parameter, str], settings: Settings
+        self, group: _core.Group, parameters: Sequence[Parameter], names: dict[Parameter, str], settings: ReducerSettings
     ) -> None:
         self._resource = _shutdown.GroupResource(group)
         self._settings = settings
         self._passes = settings.passes
         self._names = names
         _require_same_everywhere(group, parameters, names)
-        self._buckets = [Bucket(group, part) for part in _partition(parameters, settings.bucket_bytes)]
+        self._buckets = [Bucket(group, part) for part in _divide_into_buckets(parameters, settings.bucket_bytes)]
         self._place = {p: (bucket, index) for bucket in self._buckets for index, p in enumerate(bucket.parameters)}
         self._count = dict.fromkeys(parameters, 0)
         self._begun = 0
@@ -73,10 +73,10 @@ class Reducer:
             for index, p in enumerate(bucket.parameters):
                 if not bucket.taken[index] and p.grad is not None:
                     self._copy_to_bucket(bucket, index, p)
-            bucket.begin(self._settings)
+            bucket.begin_all_reduce(self._settings)
         self._begun = len(self._buckets)
         for bucket in self._buckets:
-            bucket.finish(self._settings)
+            bucket.finish_all_reduce(self._settings)
         self._begun = 0
         self._count = dict.fromkeys(self._count, 0)
 
@@ -107,7 +107,7 @@ class Reducer:
                     f"the gradient of {self._names[p]} is sparse; pass sparse_as_dense=True, or sparse=False"
                 )
             gradient = gradient.to_dense()
-        bucket.take(index, gradient)
+        bucket.take_gradient(index, gradient)
 
 
 class Bucket:
@@ -143,14 +143,14 @@ class Bucket:
         self._context: Any = None
         self._packed: torch.Tensor | None = None
 
-    def take(self, index: int, gradient: torch.Tensor) -> None:
+    def take_gradient(self, index: int, gradient: torch.Tensor) -> None:
         """Copies a gradient into the bucket, unless the gradient is already a view into the bucket."""
         view = self._views[index]
         if gradient.data_ptr() != view.data_ptr():
             view.copy_(gradient.detach())
         self.taken[index] = True
 
-    def begin(self, settings: Settings) -> None:
+    def begin_all_reduce(self, settings: ReducerSettings) -> None:
         """Begins the reduction. For parameters without a gradient, this rank contributes zeros."""
         for view, taken in zip(self._views, self.taken, strict=True):
             if not taken:
@@ -162,9 +162,11 @@ class Bucket:
         wire = settings.compression.wire if packed.dtype is torch.float32 else None
         self._packed = packed
         if not packed.is_cpu:
-            cuda.all_reduce(packed, lambda host: self._group.all_reduce_async(tensors.memory(host), settings.op, None, wire))
+            cuda.all_reduce_on_gpu(
+                packed, lambda host: self._group.all_reduce_async(tensors.as_memory(host), settings.op, None, wire)
+            )
             return
-        memory = self._shared if packed is self._flat and self._can_pass_shared_memory() else tensors.memory(packed)
+        memory = self._shared if packed is self._flat and self._can_pass_shared_memory() else tensors.as_memory(packed)
         self._handle = self._group.all_reduce_async(memory, settings.op, None, wire)
 
     def _can_pass_shared_memory(self) -> bool:
@@ -172,7 +174,7 @@ class Bucket:
         The buffer protocol has no format for bfloat16."""
         return self._shared is not None and self._flat.dtype is not torch.bfloat16
 
-    def finish(self, settings: Settings) -> None:
+    def finish_all_reduce(self, settings: ReducerSettings) -> None:
         """Waits for the reduction and sets the gradients of the parameters to the results."""
         if self._handle is not None:
             self._handle.wait()
@@ -188,7 +190,7 @@ class Bucket:
         self.taken = [False] * len(self.parameters)
 
 
-def _partition(parameters: Sequence[Parameter], bucket_bytes: int) -> list[list[Parameter]]:
+def _divide_into_buckets(parameters: Sequence[Parameter], bucket_bytes: int) -> list[list[Parameter]]:
     """Divides the parameters into buckets of at most `bucket_bytes` bytes, from the last parameter to the first. All
     parameters of a bucket have the same type and device. A parameter of more than `bucket_bytes` has a bucket of its
     own."""

@@ -24,7 +24,7 @@ def require_gpu() -> None:
         )
 
 
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
+def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a copy of the tensor in pinned host memory. The copy is complete on return."""
     host = empty_host_tensor(tensor)
     host.copy_(tensor)
@@ -41,7 +41,7 @@ def empty_host_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
-def all_reduce(tensor: torch.Tensor, begin: Callable[[torch.Tensor], _core.Handle]) -> None:
+def all_reduce_on_gpu(tensor: torch.Tensor, begin: Callable[[torch.Tensor], _core.Handle]) -> None:
     """All-reduces a contiguous tensor on a GPU piece by piece. While one piece is reduced on the host, the next piece is copied
     to the host, and the previous piece is copied back. `begin` starts the reduction of a piece, in place in host memory,
     and returns the handle of the reduction. When this function returns, the tensor contains the result."""

@@ -224,8 +224,8 @@ def broadcast_async(tensor: Tensor, root_rank: int, name: str | None = None) -> 
 
 def broadcast_async_(tensor: Tensor, root_rank: int, name: str | None = None) -> Handle:
     """Begins to copy the root's tensor into the tensor of every rank."""
-    host, back = tensors.writable(tensor)
-    return Handle(world().broadcast_async(tensors.memory(host), root_rank), _finish(tensor, back))
+    host, back = tensors.writable_on_host(tensor)
+    return Handle(world().broadcast_async(tensors.as_memory(host), root_rank), _finish(tensor, back))
 
 
 def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
@@ -241,20 +241,20 @@ def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tenso
 def alltoall(tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name: str | None = None) -> Any:
     """Sends `splits[i]` rows of the tensor to rank i. Without `splits`, each rank gets the same number of rows.
     Returns the received rows in rank order. With `splits`, also returns how many rows came from each rank, as int32."""
-    group, source = world(), tensors.readable(tensor)
+    group, source = world(), tensors.readable_on_host(tensor)
     if splits is None and source.shape[0] % group.size:
         raise _core.InvalidArgument(f"{source.shape[0]} rows cannot be split evenly among {group.size} ranks; pass splits")
     send_counts = [source.shape[0] // group.size] * group.size if splits is None else [int(split) for split in splits]
     if len(send_counts) != group.size or sum(send_counts) != source.shape[0] or min(send_counts) < 0:
         raise _core.InvalidArgument(f"the splits {send_counts} do not divide {source.shape[0]} rows among {group.size} ranks")
     sent, received = torch.tensor(send_counts, dtype=torch.int64), torch.empty(group.size, dtype=torch.int64)
-    group.all_to_all(tensors.memory(received), tensors.memory(sent, False))
+    group.all_to_all(tensors.as_memory(received), tensors.as_memory(sent, False))
     receive_counts = received.tolist()
-    row_elements = _element_count(source.shape[1:]) * tensors.units(source)
+    row_elements = _element_count(source.shape[1:]) * tensors.units_per_element(source)
     result = torch.empty((sum(receive_counts), *source.shape[1:]), dtype=source.dtype)
     group.all_to_all(
-        tensors.memory(result),
-        tensors.memory(source, False),
+        tensors.as_memory(result),
+        tensors.as_memory(source, False),
         [count * row_elements for count in send_counts],
         [count * row_elements for count in receive_counts],
     )
@@ -265,18 +265,18 @@ def alltoall(tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name:
 def reducescatter(tensor: Tensor, name: str | None = None, op: str | None = None) -> Tensor:
     """Reduces the tensors of all ranks and returns this rank's part of the rows. If the rows cannot be divided
     evenly, each of the first ranks gets one row more than the others."""
-    group, source = world(), tensors.readable(tensor)
+    group, source = world(), tensors.readable_on_host(tensor)
     rows = [source.shape[0] // group.size + (index < source.shape[0] % group.size) for index in range(group.size)]
     result = torch.empty((rows[group.rank], *source.shape[1:]), dtype=source.dtype)
-    counts = [count * _element_count(source.shape[1:]) * tensors.units(source) for count in rows]
-    group.reduce_scatter(tensors.memory(result), tensors.memory(source, False), _reduction_name(None, op), counts)
+    counts = [count * _element_count(source.shape[1:]) * tensors.units_per_element(source) for count in rows]
+    group.reduce_scatter(tensors.as_memory(result), tensors.as_memory(source, False), _reduction_name(None, op), counts)
     return result.to(tensor.device)
 
 
 def metric_average(value: Tensor | float, name: str | None = None) -> float:
     """Returns the average over all ranks of a number, such as a loss."""
     number = torch.tensor([float(value)], dtype=torch.float64)
-    world().all_reduce(tensors.memory(number), Average)
+    world().all_reduce(tensors.as_memory(number), Average)
     return float(number)
 
 
@@ -295,15 +295,15 @@ def _begin_allreduce(
 ) -> Handle:
     group = world()
     packed, context = compression.compress(tensor.detach())
-    source = tensors.readable(packed)
+    source = tensors.readable_on_host(packed)
     # Averages of integers are rounded towards minus infinity, as in Horovod.
     divide = op == Average and not source.dtype.is_floating_point and not source.dtype.is_complex
     if prescale != 1.0:
         source = source * prescale
     host = source if into is not None and source.data_ptr() == into.data_ptr() else torch.empty_like(source)
     wire = compression.wire if source.dtype is torch.float32 else None
-    input_memory = None if host is source else tensors.memory(source, False)
-    handle = group.all_reduce_async(tensors.memory(host), Sum if divide else op, input_memory, wire)
+    input_memory = None if host is source else tensors.as_memory(source, False)
+    handle = group.all_reduce_async(tensors.as_memory(host), Sum if divide else op, input_memory, wire)
 
     def finish() -> Tensor:
         if divide:
@@ -323,12 +323,12 @@ def _begin_allreduce(
 def _begin_allgather(tensor: Tensor) -> tuple[Handle, list[int]]:
     """Begins to concatenate the ranks' tensors. Returns the handle of the operation, and the number of rows of each rank's
     tensor."""
-    group, source = world(), tensors.readable(tensor)
+    group, source = world(), tensors.readable_on_host(tensor)
     rows = _rows_of_all(group, source)
     result = torch.empty((sum(rows), *source.shape[1:]), dtype=source.dtype)
-    row_elements = _element_count(source.shape[1:]) * tensors.units(source)
+    row_elements = _element_count(source.shape[1:]) * tensors.units_per_element(source)
     counts = [count * row_elements for count in rows]
-    handle = group.all_gather_async(tensors.memory(result), tensors.memory(source, False), counts)
+    handle = group.all_gather_async(tensors.as_memory(result), tensors.as_memory(source, False), counts)
     return Handle(handle, lambda: result.to(tensor.device)), rows
 
 

@@ -50,23 +50,23 @@ def DistributedOptimizer(
     _check_arguments(optimizer, op, gradient_predivide_factor, process_set)
     # The buckets use the order of the optimizer's parameters. The names are only for Horovod's checks and for error messages.
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    names = _names(optimizer, named_parameters)
+    names = _parameter_names(optimizer, named_parameters)
     # The class is a subclass of the wrapped optimizer's class, because schedulers and scripts check it with isinstance.
-    subclass = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
+    subclass = type(type(optimizer).__name__, (_DistributedOptimizerMixin, type(optimizer)), {})
     wrapped = subclass.__new__(subclass)
     # If a scheduler has patched the wrapped optimizer's `step`, then `step` is in its `__dict__`. Do not copy that method.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     scale = gradient_predivide_factor if op == horovod.Average else 1.0
-    settings = buckets.Settings(op, compression, scale, backward_passes_per_step, sparse_as_dense, bucket_bytes)
-    wrapped._reducer = buckets.Reducer(horovod.world().duplicate(), parameters, names, settings)
+    settings = buckets.ReducerSettings(op, compression, scale, backward_passes_per_step, sparse_as_dense, bucket_bytes)
+    wrapped._reducer = buckets.GradientReducer(horovod.world().duplicate(), parameters, names, settings)
     wrapped._should_synchronize = True
     return wrapped
 
 
-class _Distributed:
+class _DistributedOptimizerMixin:
     """The methods of a DistributedOptimizer that differ from those of the wrapped optimizer."""
 
-    _reducer: buckets.Reducer
+    _reducer: buckets.GradientReducer
     _should_synchronize: bool
 
     def synchronize(self) -> None:
@@ -117,7 +117,7 @@ class _Distributed:
 
 
 def _check_arguments(optimizer: torch.optim.Optimizer, op: str, predivide: float, process_set: Any) -> None:
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, _DistributedOptimizerMixin):
         raise ValueError("the optimizer is already a DistributedOptimizer")
     if op not in (horovod.Average, horovod.Sum):
         raise NotImplementedError(f"DistributedOptimizer supports Average and Sum, not {op!r}")
@@ -127,7 +127,7 @@ def _check_arguments(optimizer: torch.optim.Optimizer, op: str, predivide: float
         raise NotImplementedError("process sets are not implemented; use torch.distributed.new_group and DistributedDataParallel")
 
 
-def _names(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Parameter]] | None) -> dict[Parameter, str]:
+def _parameter_names(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Parameter]] | None) -> dict[Parameter, str]:
     """Returns a name for each parameter. Raises ValueError in the same cases as Horovod."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if named is None:

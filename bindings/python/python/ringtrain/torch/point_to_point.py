@@ -28,7 +28,7 @@ class PointToPoint:
     def send(self, tensor: list[torch.Tensor], to: int, tag: int = 0) -> dist._Work:
         """Begins to send a tensor. Do not change the tensor before `wait` returns."""
         [source] = tensor
-        memory = tensors.memory(tensors.readable(source), False)
+        memory = tensors.as_memory(tensors.readable_on_host(source), False)
         return self._begin_message("send", lambda: self._group.send_async(memory, to, _check_tag(tag)), tensor)
 
     def recv(self, tensor: list[torch.Tensor], source: int, tag: int = 0) -> dist._Work:
@@ -101,18 +101,18 @@ class PointToPoint:
 
     def _begin_receive(self, name: str, tensor: list[torch.Tensor], source: int | None, tag: int) -> dist._Work:
         [target] = tensor
-        host, back = tensors.writable(target, keep=False)
-        memory = tensors.memory(host)
+        host, back = tensors.writable_on_host(target, keep=False)
+        memory = tensors.as_memory(host)
         return self._begin_message(name, lambda: self._group.receive_async(memory, source, _check_tag(tag)), tensor, back)
 
     def _begin_message(self, name: str, begin: Any, outputs: list[torch.Tensor], back: Any = None) -> dist._Work:
         """Calls `begin`, which begins to send or receive, and returns the `Work` of the message. Torch's profiler shows the
         message under `name`. After a receive, `back` copies the elements to the tensors `outputs`, if a copy is needed."""
-        event = profiling.begin(name)
+        event = profiling.begin_event(name)
         try:
             handle = begin()
         except _core.Error as error:
-            profiling.end(event)
+            profiling.end_event(event)
             raise self._with_global_rank(error) from None
         return PendingWork([handle], outputs, [back] if back is not None else (), self._with_global_rank, None, event)
 

@@ -47,7 +47,7 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
         self._description = ""
         self._closed = False
         # Close the group when the process ends.
-        _shutdown.register(self)
+        _shutdown.register_resource(self)
 
     # Description
 
@@ -172,21 +172,21 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
         options = _options_of(opts, timeout)
         if target.is_sparse:
             return self._all_reduce_now(
-                lambda: sparse.all_reduce(self._group, target, tensors.reduction(op, target.dtype)), target, options
+                lambda: sparse.all_reduce_sparse(self._group, target, tensors.reduction_name(op, target.dtype)), target, options
             )
-        if not target.is_cpu and tensors.reduction(op, target.dtype) != "premulsum" and target.is_contiguous():
-            name = tensors.reduction(op, target.dtype)
+        if not target.is_cpu and tensors.reduction_name(op, target.dtype) != "premulsum" and target.is_contiguous():
+            name = tensors.reduction_name(op, target.dtype)
             begin = self._group.all_reduce_async
             return self._all_reduce_now(
-                lambda: cuda.all_reduce(target, lambda host: begin(tensors.memory(host), name)), target, options
+                lambda: cuda.all_reduce_on_gpu(target, lambda host: begin(tensors.as_memory(host), name)), target, options
             )
         return self._run("all_reduce", options, *self._in_place(target, op))
 
     def broadcast(self, tensor: Tensors | Tensor, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         target = _only_tensor(tensor)
         root = opts if isinstance(opts, int) else opts.rootRank
-        host, back = tensors.writable(target)
-        return self._run("broadcast", _options_of(opts, timeout), (tensors.memory(host), root), [target], back)
+        host, back = tensors.writable_on_host(target)
+        return self._run("broadcast", _options_of(opts, timeout), (tensors.as_memory(host), root), [target], back)
 
     def reduce(self, tensor: Tensors | Tensor, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """Reduces the tensors of all ranks. On the root, the result replaces the tensor. The tensors of the other ranks do
@@ -197,21 +197,21 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
         if self.rank() == root:
             arguments, outputs, back = self._in_place(target, op)
             return self._run("reduce", _options_of(opts, timeout), (*arguments, root), outputs, back)
-        name, source = self._scaled(tensors.readable(target), op)
-        return self._run("reduce", _options_of(opts, timeout), (None, name, root, tensors.memory(source, False)), [target])
+        name, source = self._scaled(tensors.readable_on_host(target), op)
+        return self._run("reduce", _options_of(opts, timeout), (None, name, root, tensors.as_memory(source, False)), [target])
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist._Work:
         """Gathers the tensors of all ranks on every rank. The sizes of these tensors may differ; output i has the size of rank
         i's tensor."""
-        parts, mine = _only_list(outputs), tensors.readable(_only_tensor(inputs))
+        parts, mine = _only_list(outputs), tensors.readable_on_host(_only_tensor(inputs))
         flat, back = tensors.flat_output(parts)
-        arguments = (tensors.memory(flat), tensors.memory(mine, False), tensors.counts(parts, flat))
+        arguments = (tensors.as_memory(flat), tensors.as_memory(mine, False), tensors.part_counts(parts, flat))
         return self._run("all_gather", _options_of(opts), arguments, [parts], back)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist._Work:
         """Gathers the tensors of all ranks into the tensor `output`, in rank order."""
-        host, back = tensors.writable(output, keep=False)
-        arguments = (tensors.memory(host), tensors.memory(tensors.readable(input), False))
+        host, back = tensors.writable_on_host(output, keep=False)
+        arguments = (tensors.as_memory(host), tensors.as_memory(tensors.readable_on_host(input), False))
         return self._run("all_gather", _options_of(opts), arguments, [output], back)
 
     _allgather_base = all_gather_single
@@ -220,17 +220,17 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
         """Each rank passes a list with one tensor for each rank. Rank i gets the reduction of all tensors with index i."""
         output, parts = _only_tensor(outputs), _only_list(inputs)
         op = _reduction_of(opts)
-        name, flat = self._scaled(tensors.flatten(parts), op)
-        host, back = tensors.writable(output, keep=False)
-        arguments = (tensors.memory(host), tensors.memory(flat, False), name, tensors.counts(parts, flat))
+        name, flat = self._scaled(tensors.concatenate_on_host(parts), op)
+        host, back = tensors.writable_on_host(output, keep=False)
+        arguments = (tensors.as_memory(host), tensors.as_memory(flat, False), name, tensors.part_counts(parts, flat))
         return self._run("reduce_scatter", _options_of(opts, timeout), arguments, [output], back)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist._Work:
         """Divides the tensor of each rank into equal parts, one for each rank. Rank i gets the reduction of all parts with
         index i."""
-        name, flat = self._scaled(tensors.readable(input), _reduction_of(opts))
-        host, back = tensors.writable(output, keep=False)
-        arguments = (tensors.memory(host), tensors.memory(flat, False), name)
+        name, flat = self._scaled(tensors.readable_on_host(input), _reduction_of(opts))
+        host, back = tensors.writable_on_host(output, keep=False)
+        arguments = (tensors.as_memory(host), tensors.as_memory(flat, False), name)
         return self._run("reduce_scatter", _options_of(opts), arguments, [output], back)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -238,21 +238,21 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """Gathers the tensors of all ranks in the root's list `outputs`. The other ranks get no tensors."""
         root = opts if isinstance(opts, int) else opts.rootRank
-        mine = tensors.memory(tensors.readable(_only_tensor(inputs)), False)
+        mine = tensors.as_memory(tensors.readable_on_host(_only_tensor(inputs)), False)
         if self.rank() != root:
             return self._run("gather", _options_of(opts, timeout), (None, mine, root), [])
         parts = _only_list(outputs)
         flat, back = tensors.flat_output(parts)
-        arguments = (tensors.memory(flat), mine, root, tensors.counts(parts, flat))
+        arguments = (tensors.as_memory(flat), mine, root, tensors.part_counts(parts, flat))
         return self._run("gather", _options_of(opts, timeout), arguments, [parts], back)
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist._Work:
         """Gathers the tensors of all ranks into the root's tensor `output`, in rank order."""
-        mine = tensors.memory(tensors.readable(input), False)
+        mine = tensors.as_memory(tensors.readable_on_host(input), False)
         if self.rank() != opts.rootRank:
             return self._run("gather", opts, (None, mine, opts.rootRank), [])
-        host, back = tensors.writable(output, keep=False)
-        return self._run("gather", opts, (tensors.memory(host), mine, opts.rootRank), [output], back)
+        host, back = tensors.writable_on_host(output, keep=False)
+        return self._run("gather", opts, (tensors.as_memory(host), mine, opts.rootRank), [output], back)
 
     gather_into_tensor = gather_single
 
@@ -260,22 +260,22 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
         """Sends tensor i of the root's list to rank i."""
         root = opts if isinstance(opts, int) else opts.rootRank
         output = _only_tensor(outputs)
-        host, back = tensors.writable(output, keep=False)
-        flat, sizes = None, [host.numel() * tensors.units(host)] * self.size()
+        host, back = tensors.writable_on_host(output, keep=False)
+        flat, sizes = None, [host.numel() * tensors.units_per_element(host)] * self.size()
         if self.rank() == root:
             parts = _only_list(inputs)
             if any(part.numel() != output.numel() for part in parts):
                 raise _core.InvalidArgument("scatter: all tensors of the list need as many elements as the output")
-            flat = tensors.memory(tensors.flatten(parts), False)
-        return self._run("scatter", _options_of(opts, timeout), (tensors.memory(host), flat, root, sizes), [output], back)
+            flat = tensors.as_memory(tensors.concatenate_on_host(parts), False)
+        return self._run("scatter", _options_of(opts, timeout), (tensors.as_memory(host), flat, root, sizes), [output], back)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist._Work:
         """Sends input i to rank i and receives output i from rank i. The sizes of tensors may differ."""
         flat, back = tensors.flat_output(outputs)
-        mine = tensors.flatten(inputs)
-        uneven = tensors.counts(inputs, mine) or tensors.counts(outputs, flat)
+        mine = tensors.concatenate_on_host(inputs)
+        uneven = tensors.part_counts(inputs, mine) or tensors.part_counts(outputs, flat)
         send, receive = (_element_counts(inputs, mine), _element_counts(outputs, flat)) if uneven else (None, None)
-        arguments = (tensors.memory(flat), tensors.memory(mine, False), send, receive)
+        arguments = (tensors.as_memory(flat), tensors.as_memory(mine, False), send, receive)
         return self._run("all_to_all", _options_of(opts), arguments, [outputs], back)
 
     def all_to_all_single(
@@ -283,10 +283,10 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
     ) -> dist._Work:
         """Sends part i of the input's rows to rank i and receives part i of the output's rows from rank i. If
         the lists of sizes are empty, all parts have equally many rows."""
-        host, back = tensors.writable(output, keep=False)
-        mine = tensors.readable(input)
+        host, back = tensors.writable_on_host(output, keep=False)
+        mine = tensors.readable_on_host(input)
         send, receive = _row_counts(mine, input_sizes, self.size()), _row_counts(host, output_sizes, self.size())
-        arguments = (tensors.memory(host), tensors.memory(mine, False), send, receive)
+        arguments = (tensors.as_memory(host), tensors.as_memory(mine, False), send, receive)
         return self._run("all_to_all", _options_of(opts), arguments, [output], back)
 
     alltoall_base = all_to_all_single
@@ -297,8 +297,8 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
     def all_reduce_compressed(self, tensor: Tensor, op: dist.ReduceOp, compression: str | None) -> PendingWork:
         """Begins to all-reduce a float32 tensor in place. The ranks send the elements in the format `compression`: "fp16",
         "bf16" or None (unchanged)."""
-        host, back = tensors.writable(tensor)
-        arguments = (tensors.memory(host), tensors.reduction(op, tensor.dtype), None, compression)
+        host, back = tensors.writable_on_host(tensor)
+        arguments = (tensors.as_memory(host), tensors.reduction_name(op, tensor.dtype), None, compression)
         return self._begin("all_reduce", None, arguments, [tensor], back)
 
     # Execution
@@ -314,13 +314,13 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
             if options is not None and not options.asyncOp:
                 work.wait()
             return work
-        event = profiling.begin(name)
+        event = profiling.begin_event(name)
         try:
             getattr(self._group, name)(*arguments)
         except _core.Error as error:
             raise self._with_global_rank(error) from None
         finally:
-            profiling.end(event)
+            profiling.end_event(event)
         if back is not None:
             back()
         return CompletedWork(outputs)
@@ -328,12 +328,12 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
     def _begin(
         self, name: str, limit: float | None, arguments: tuple, outputs: Sequence[Any], back: Callable[[], None] | None
     ) -> PendingWork:
-        event = profiling.begin(name)
+        event = profiling.begin_event(name)
         try:
             with self._timeout_of(limit):
                 handle = getattr(self._group, name + "_async")(*arguments)
         except _core.Error as error:
-            profiling.end(event)
+            profiling.end_event(event)
             raise self._with_global_rank(error) from None
         return PendingWork([handle], outputs, [back] if back is not None else (), self._with_global_rank, self._completer, event)
 
@@ -354,31 +354,31 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
     def _all_reduce_now(self, reduce: Callable[[], None], target: Tensor, options: Any) -> dist._Work:
         """Runs an all-reduce that consists of several operations. The operations run in the calling thread even if `async_op` is
         true, so that all ranks begin these operations in the same order."""
-        event = profiling.begin("all_reduce")
+        event = profiling.begin_event("all_reduce")
         try:
             with self._timeout_of(None if options is None else seconds(options.timeout)):
                 reduce()
         except _core.Error as error:
             raise self._with_global_rank(error) from None
         finally:
-            profiling.end(event)
+            profiling.end_event(event)
         return CompletedWork([target])
 
     def _in_place(self, target: Tensor, op: dist.ReduceOp) -> tuple[tuple, Tensors, Callable[[], None] | None]:
         """Prepares an in-place reduction of `target`. Returns the arguments for the method of `core`, the output tensors, and
         the function that copies the result back to `target`, or `None` if no copy is needed."""
-        host, back = tensors.writable(target)
-        name = tensors.reduction(op, target.dtype)
+        host, back = tensors.writable_on_host(target)
+        name = tensors.reduction_name(op, target.dtype)
         if name == "premulsum":
             name = "sum"
-            host.detach().mul_(tensors.factor(op))
-        return (tensors.memory(host), name), [target], back
+            host.detach().mul_(tensors.premul_factor(op))
+        return (tensors.as_memory(host), name), [target], back
 
     def _scaled(self, source: Tensor, op: dist.ReduceOp) -> tuple[str, Tensor]:
         """Returns the name of the reduction `op` in the compiled module, and the tensor to reduce. If `op` has a factor, this
         tensor is `source` times the factor, otherwise `source` itself."""
-        name = tensors.reduction(op, source.dtype)
-        return ("sum", source.detach() * tensors.factor(op)) if name == "premulsum" else (name, source)
+        name = tensors.reduction_name(op, source.dtype)
+        return ("sum", source.detach() * tensors.premul_factor(op)) if name == "premulsum" else (name, source)
 
     def _with_global_rank(self, error: Exception) -> Exception:
         """Returns an error that gives the rank at fault by its number in the default group. Returns `error` itself if this
@@ -431,14 +431,14 @@ def _only_list(argument: Any) -> Tensors:
 
 
 def _element_counts(parts: Tensors, whole: Tensor) -> list[int]:
-    """Returns the length of each part, counted in elements of `tensors.memory(whole)`. For example, a complex number
+    """Returns the length of each part, counted in elements of `tensors.as_memory(whole)`. For example, a complex number
     counts as two elements."""
-    scale = tensors.units(whole)
+    scale = tensors.units_per_element(whole)
     return [part.numel() * scale for part in parts]
 
 
 def _row_counts(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int] | None:
-    """Returns the length of each rank's part, counted in elements of `tensors.memory(tensor)`. The part of a rank has
+    """Returns the length of each rank's part, counted in elements of `tensors.as_memory(tensor)`. The part of a rank has
     `sizes[rank]` rows. Returns `None` if `sizes` is empty: all parts are then equal."""
     if not sizes:
         if tensor.dim() and tensor.shape[0] % ranks:
@@ -447,5 +447,5 @@ def _row_counts(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int] |
     if len(sizes) != ranks or sum(sizes) != tensor.shape[0]:
         raise _core.InvalidArgument(f"the sizes {list(sizes)} do not split {tensor.shape[0]} rows among {ranks} ranks")
     rows = tensor.shape[0]
-    scale = (tensor.numel() // rows if rows else 0) * tensors.units(tensor)
+    scale = (tensor.numel() // rows if rows else 0) * tensors.units_per_element(tensor)
     return [size * scale for size in sizes]

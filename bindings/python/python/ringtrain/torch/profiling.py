@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 
-class Event:
+class ProfilerEvent:
     """An event that has begun. Any thread may end the event by calling `end`."""
 
     def __init__(self, name: str) -> None:
@@ -21,12 +21,12 @@ class Event:
             self._end.set_result(None)
 
 
-def begin(name: str) -> Event | None:
+def begin_event(name: str) -> ProfilerEvent | None:
     """Begins an event and returns it. Returns `None` if no profiler is active in this thread."""
-    return Event(name) if torch.autograd._profiler_enabled() else None
+    return ProfilerEvent(name) if torch.autograd._profiler_enabled() else None
 
 
-def end(event: Event | None) -> None:
+def end_event(event: ProfilerEvent | None) -> None:
     """Ends an event. Does nothing if `event` is `None`."""
     if event is not None:
         event.end()

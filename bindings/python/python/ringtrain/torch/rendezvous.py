@@ -34,7 +34,7 @@ def is_launched(rank: int, size: int) -> bool:
     """Returns whether this process is rank `rank` of a job of `size` ranks. Until this process has joined a job, checks the job
     for which ringrun started the process, if any."""
     if _world.is_joined():
-        world = _world.current().core
+        world = _world.current_world().core
         return (world.rank, world.size) == (rank, size)
     return (os.environ.get("RING_RANK"), os.environ.get("RING_WORLD_SIZE")) == (str(rank), str(size))
 
@@ -42,7 +42,7 @@ def is_launched(rank: int, size: int) -> bool:
 def join_launched(timeout: float) -> _core.Group:
     """Returns a new group of all ranks of the job. The operations of this group are independent of those of
     `ringtrain.world()`."""
-    world = _world.current() if _world.is_joined() else _world.join()
+    world = _world.current_world() if _world.is_joined() else _world.join_world()
     group = world.core.duplicate()
     group.timeout = timeout
     return group
@@ -73,7 +73,7 @@ def join_through_store(store: Any, member: Membership) -> _core.Group:
     del server
     # All ranks have read the invitation. Delete it before a rank can start another rendezvous in the same store.
     if member.rank == 0:
-        _delete(store, [_KEY])
+        _delete_keys(store, [_KEY])
     group.barrier()
     return group
 
@@ -83,7 +83,7 @@ def _invite(store: Any, member: Membership, start_timeout: float) -> tuple[_core
     keys = [f"{_KEY}/{rank}" for rank in range(member.size)]
     locations = [json.loads(store.get(key)) for key in keys]
     # No rank writes its key again before it has read the invitation.
-    _delete(store, keys)
+    _delete_keys(store, keys)
     job_id = secrets.token_hex(16)
     secret = _job_secret() if member.started_by_ringrun else secrets.token_hex(32)
     server = _core.Rendezvous(member.size, secret, job_id, _server_host(locations), start_timeout)
@@ -92,7 +92,7 @@ def _invite(store: Any, member: Membership, start_timeout: float) -> tuple[_core
     return server, invitation
 
 
-def _delete(store: Any, keys: list[str]) -> None:
+def _delete_keys(store: Any, keys: list[str]) -> None:
     """Deletes keys from the store, if this kind of store supports that."""
     for key in keys:
         with contextlib.suppress(RuntimeError, NotImplementedError):

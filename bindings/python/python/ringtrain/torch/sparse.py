@@ -8,7 +8,7 @@ from ringtrain import _core
 from ringtrain.torch import tensors
 
 
-def all_reduce(group: _core.Group, tensor: torch.Tensor, op: str) -> None:
+def all_reduce_sparse(group: _core.Group, tensor: torch.Tensor, op: str) -> None:
     """Adds or averages a sparse tensor over the ranks, in place. The result has every index that is in the tensor of
     at least one rank.
 
@@ -19,9 +19,9 @@ def all_reduce(group: _core.Group, tensor: torch.Tensor, op: str) -> None:
     if op == "avg" and not tensor.is_floating_point():
         raise _core.Unsupported(f"sparse tensors of {tensor.dtype} have no average; use SUM")
     mine = tensor.detach().coalesce().cpu()
-    lengths = _lengths(group, mine)
-    indices = _gather(group, mine.indices().t().contiguous(), lengths).t()
-    values = _gather(group, mine.values().contiguous(), lengths)
+    lengths = _index_counts(group, mine)
+    indices = _gather_rows(group, mine.indices().t().contiguous(), lengths).t()
+    values = _gather_rows(group, mine.values().contiguous(), lengths)
     # All ranks add the same values in the same order, so their results have the same bits.
     result = torch.sparse_coo_tensor(indices, values, mine.size(), check_invariants=False).coalesce()
     if op == "avg":
@@ -30,7 +30,7 @@ def all_reduce(group: _core.Group, tensor: torch.Tensor, op: str) -> None:
         tensor.copy_(result)
 
 
-def _lengths(group: _core.Group, mine: torch.Tensor) -> list[int]:
+def _index_counts(group: _core.Group, mine: torch.Tensor) -> list[int]:
     """Returns the number of indices of each rank's tensor. Raises `ringtrain.InvalidArgument` on every rank if the
     shapes or types of the tensors differ."""
     kind = f"{mine.dtype} {tuple(mine.shape)} with {mine.sparse_dim()} sparse dimensions"
@@ -41,9 +41,9 @@ def _lengths(group: _core.Group, mine: torch.Tensor) -> list[int]:
     return [int(length) for length, _ in descriptions]
 
 
-def _gather(group: _core.Group, rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+def _gather_rows(group: _core.Group, rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     """Returns the rows of all ranks, in rank order."""
     result = torch.empty((sum(lengths), *rows.shape[1:]), dtype=rows.dtype)
-    per_row = rows.shape[1:].numel() * tensors.units(rows)
-    group.all_gather(tensors.memory(result), tensors.memory(rows, False), [length * per_row for length in lengths])
+    per_row = rows.shape[1:].numel() * tensors.units_per_element(rows)
+    group.all_gather(tensors.as_memory(result), tensors.as_memory(rows, False), [length * per_row for length in lengths])
     return result

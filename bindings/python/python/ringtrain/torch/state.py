@@ -67,7 +67,7 @@ class _TensorSlot:
 def _without_tensors(state: Any, found: list[torch.Tensor]) -> Any:
     """Returns `state` with a `_TensorSlot` in the place of each tensor. Appends the tensors to `found`."""
     if isinstance(state, torch.Tensor):
-        found.append(tensors.readable(state.detach()))
+        found.append(tensors.readable_on_host(state.detach()))
         return _TensorSlot(state)
     if isinstance(state, dict):
         return {key: _without_tensors(value, found) for key, value in state.items()}

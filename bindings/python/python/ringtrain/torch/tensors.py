@@ -46,7 +46,7 @@ _BOOL_REDUCTIONS = {"sum": "lor", "max": "lor", "bor": "lor", "prod": "land", "m
 Copy = Callable[[], None]
 
 
-def reduction(op: ReduceOp, dtype: torch.dtype) -> str:
+def reduction_name(op: ReduceOp, dtype: torch.dtype) -> str:
     """Returns the name that the compiled module has for a reduction of elements of `dtype`. Raises `ringtrain.Unsupported` if the
     module has no such reduction."""
     name = _REDUCTIONS.get(getattr(op, "op", op))
@@ -66,14 +66,14 @@ def reduction(op: ReduceOp, dtype: torch.dtype) -> str:
     return name
 
 
-def factor(op: ReduceOp) -> float | torch.Tensor:
+def premul_factor(op: ReduceOp) -> float | torch.Tensor:
     """Returns the factor in `op`, a `PREMUL_SUM`: before the sum, each rank multiplies its elements by its factor."""
     # Older versions of torch have the factor only in the pickled state of `op`.
     found = getattr(op, "factor", None)
     return op.__getstate__()[1] if found is None else found
 
 
-def memory(tensor: torch.Tensor, writable: bool = True) -> _core.Memory:
+def as_memory(tensor: torch.Tensor, writable: bool = True) -> _core.Memory:
     """Returns the memory of a contiguous tensor on the host. The memory presents a complex number as two real
     numbers, and an element of a type without reductions as bytes.
     """
@@ -96,21 +96,21 @@ def require_dense(tensor: torch.Tensor) -> None:
         )
 
 
-def readable(tensor: torch.Tensor) -> torch.Tensor:
+def readable_on_host(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a contiguous tensor on the host with the same elements: the tensor itself if possible, otherwise a copy."""
     if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
         return tensor
     require_dense(tensor)
     plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.contiguous() if plain.is_cpu else cuda.to_host(plain)
+    return plain.contiguous() if plain.is_cpu else cuda.copy_to_host(plain)
 
 
-def writable(tensor: torch.Tensor, keep: bool = True) -> tuple[torch.Tensor, Copy | None]:
+def writable_on_host(tensor: torch.Tensor, keep: bool = True) -> tuple[torch.Tensor, Copy | None]:
     """Returns a contiguous tensor on the host to write to: `tensor` itself if possible, otherwise a copy. With a
     copy, also returns a function that copies the elements back to `tensor`. If `keep` is false, a copy may start with
     unspecified elements. The caller must then overwrite all elements.
     """
-    host = readable(tensor) if keep or tensor.is_cpu else cuda.empty_host_tensor(tensor)
+    host = readable_on_host(tensor) if keep or tensor.is_cpu else cuda.empty_host_tensor(tensor)
     if host is tensor:
         return tensor, None
     target = tensor.detach()
@@ -122,9 +122,9 @@ def _copy_back(target: torch.Tensor, host: torch.Tensor) -> None:
         target.copy_(host.view(target.shape))
 
 
-def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def concatenate_on_host(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns the concatenated elements of all tensors, on the host."""
-    return torch.cat([readable(tensor).detach().reshape(-1) for tensor in tensors])
+    return torch.cat([readable_on_host(tensor).detach().reshape(-1) for tensor in tensors])
 
 
 def flat_output(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Copy]:
@@ -143,19 +143,19 @@ def flat_output(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Copy]:
     return flat, unflatten
 
 
-def counts(tensors: Sequence[torch.Tensor], whole: torch.Tensor) -> list[int] | None:
-    """Returns how many elements of `memory(whole)` belong to each tensor, or `None` if this number is the same for
+def part_counts(tensors: Sequence[torch.Tensor], whole: torch.Tensor) -> list[int] | None:
+    """Returns how many elements of `as_memory(whole)` belong to each tensor, or `None` if this number is the same for
     all tensors. `whole` contains the elements of all `tensors`.
     """
     sizes = [tensor.numel() for tensor in tensors]
     if min(sizes) == max(sizes):
         return None
-    scale = units(whole)
+    scale = units_per_element(whole)
     return [size * scale for size in sizes]
 
 
-def units(tensor: torch.Tensor) -> int:
-    """Returns how many elements `memory(tensor)` has for each element of the tensor."""
+def units_per_element(tensor: torch.Tensor) -> int:
+    """Returns how many elements `as_memory(tensor)` has for each element of the tensor."""
     if tensor.dtype in ELEMENT_TYPES:
         return 1
     return 2 if tensor.dtype in (torch.complex64, torch.complex128) else tensor.element_size()

@@ -93,7 +93,7 @@ class PendingWork(dist._Work):
         after: Sequence[Callable[[], None]],
         explain: Explain,
         completer: Completer | None,
-        event: profiling.Event | None = None,
+        event: profiling.ProfilerEvent | None = None,
     ) -> None:
         super().__init__()
         self._handles = handles
@@ -224,7 +224,7 @@ class PendingWork(dist._Work):
             self._error = error
             self._after = ()
             self._ended = True
-        profiling.end(self._event)
+        profiling.end_event(self._event)
 
 
 def _called_by_hook() -> bool:

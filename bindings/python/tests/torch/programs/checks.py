@@ -14,7 +14,7 @@ import torch
 import ringtrain.torch  # noqa: F401  (registers the backend)
 
 
-def parse() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Parses the arguments that the tests pass to a program."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--init-method")

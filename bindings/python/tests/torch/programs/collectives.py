@@ -437,7 +437,7 @@ def check_barriers(rank: int, n: int) -> None:
 
 
 if __name__ == "__main__":
-    arguments = checks.parse()
+    arguments = checks.parse_arguments()
     dist.init_process_group("ring", init_method=arguments.init_method, rank=arguments.rank, world_size=arguments.world_size)
     checks.run(globals(), dist.get_rank(), dist.get_world_size(), only=arguments.only)
     dist.destroy_process_group()

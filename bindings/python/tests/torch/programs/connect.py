@@ -13,7 +13,7 @@ import ringtrain.torch as hvd
 from ringtrain.torch import backend
 
 
-def connect(arguments: object) -> None:
+def join_and_all_reduce(arguments: object) -> None:
     dist.init_process_group(
         "ring",
         init_method=arguments.init_method,
@@ -37,9 +37,9 @@ def connect(arguments: object) -> None:
 
 
 if __name__ == "__main__":
-    arguments = checks.parse()
+    arguments = checks.parse_arguments()
     assert "RING_RANK" not in os.environ
-    connect(arguments)
+    join_and_all_reduce(arguments)
     hvd.init()
     assert hvd.metric_average(float(hvd.rank())) == 0.5
     hvd.shutdown()
@@ -50,6 +50,6 @@ if __name__ == "__main__":
         hvd.shutdown()
         # The launcher has one store, which the process groups use one after the other.
         for _ in range(2):
-            connect(arguments)
+            join_and_all_reduce(arguments)
             dist.destroy_process_group()
     print("connected", flush=True)

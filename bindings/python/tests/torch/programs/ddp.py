@@ -70,7 +70,7 @@ def train(
     return losses, torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def compare(rank: int, n: int, gloo: Any, tolerance: float = 1e-5, **options: Any) -> None:
+def compare_with_gloo(rank: int, n: int, gloo: Any, tolerance: float = 1e-5, **options: Any) -> None:
     losses, parameters = train(None, rank, **options)
     expected_losses, expected = train(gloo, rank, **options)
     torch.testing.assert_close(losses, expected_losses, rtol=tolerance, atol=tolerance)
@@ -85,15 +85,15 @@ def require_identical(parameters: torch.Tensor, n: int) -> None:
 
 
 def check_plain(rank: int, n: int, gloo: Any) -> None:
-    compare(rank, n, gloo)
+    compare_with_gloo(rank, n, gloo)
 
 
 def check_static_graph(rank: int, n: int, gloo: Any) -> None:
-    compare(rank, n, gloo, static_graph=True)
+    compare_with_gloo(rank, n, gloo, static_graph=True)
 
 
 def check_bucket_view(rank: int, n: int, gloo: Any) -> None:
-    compare(rank, n, gloo, gradient_as_bucket_view=True)
+    compare_with_gloo(rank, n, gloo, gradient_as_bucket_view=True)
 
 
 def check_unused_parameters(rank: int, n: int, gloo: Any) -> None:
@@ -102,7 +102,7 @@ def check_unused_parameters(rank: int, n: int, gloo: Any) -> None:
         loss.backward()
         return loss
 
-    compare(rank, n, gloo, step=step, find_unused_parameters=True)
+    compare_with_gloo(rank, n, gloo, step=step, find_unused_parameters=True)
 
 
 def check_no_sync(rank: int, n: int, gloo: Any) -> None:
@@ -113,7 +113,7 @@ def check_no_sync(rank: int, n: int, gloo: Any) -> None:
         loss.backward()
         return loss
 
-    compare(rank, n, gloo, step=step)
+    compare_with_gloo(rank, n, gloo, step=step)
 
 
 def check_join(rank: int, n: int, gloo: Any) -> None:
@@ -136,15 +136,15 @@ def check_join(rank: int, n: int, gloo: Any) -> None:
 
 
 def check_python_hook(rank: int, n: int, gloo: Any) -> None:
-    compare(rank, n, gloo, setup=lambda model, group: model.register_comm_hook(group, default_hooks.allreduce_hook))
+    compare_with_gloo(rank, n, gloo, setup=lambda model, group: model.register_comm_hook(group, default_hooks.allreduce_hook))
 
 
 def check_compression_hook_of_torch(rank: int, n: int, gloo: Any) -> None:
     hook = default_hooks.fp16_compress_hook
-    compare(rank, n, gloo, tolerance=1e-3, setup=lambda model, group: model.register_comm_hook(group, hook))
+    compare_with_gloo(rank, n, gloo, tolerance=1e-3, setup=lambda model, group: model.register_comm_hook(group, hook))
 
 
-def power_sgd(model: DistributedDataParallel, group: Any) -> None:
+def register_power_sgd(model: DistributedDataParallel, group: Any) -> None:
     state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2, random_seed=5)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
@@ -154,13 +154,13 @@ def check_power_sgd(rank: int, n: int, gloo: Any) -> None:
     buckets, the comparison would fail: PowerSGD begins operations for several buckets at the same time, and Gloo
     mixes up these operations.
     """
-    compare(rank, n, gloo, tolerance=1e-3, setup=power_sgd, bucket_cap_mb=25)
+    compare_with_gloo(rank, n, gloo, tolerance=1e-3, setup=register_power_sgd, bucket_cap_mb=25)
 
 
 def check_power_sgd_in_buckets(rank: int, n: int, gloo: Any) -> None:
     """The continuation of a bucket's all-reduce begins other operations. At this time, the backward pass computes the
     gradients of the next buckets."""
-    runs = [train(None, rank, setup=power_sgd)[1] for _ in range(5)]
+    runs = [train(None, rank, setup=register_power_sgd)[1] for _ in range(5)]
     require_identical(runs[0], n)
     assert all(torch.equal(runs[0], run) for run in runs), "the order of operations differs between runs"
 
@@ -289,7 +289,7 @@ def check_distributed_checkpoint(rank: int, n: int, gloo: Any) -> None:
 
 
 if __name__ == "__main__":
-    arguments = checks.parse()
+    arguments = checks.parse_arguments()
     dist.init_process_group("ring")
     gloo_group = dist.new_group(backend="gloo")
     checks.run(globals(), dist.get_rank(), dist.get_world_size(), gloo_group, only=arguments.only)

@@ -130,6 +130,6 @@ def run_until_interrupt(rank: int) -> None:
 
 
 if __name__ == "__main__":
-    arguments = checks.parse()
+    arguments = checks.parse_arguments()
     dist.init_process_group("ring", timeout=timedelta(seconds=60))
     globals()[arguments.only](dist.get_rank())

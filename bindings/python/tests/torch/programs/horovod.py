@@ -117,7 +117,7 @@ class Network(nn.Module):
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
 
-def build() -> Network:
+def build_network() -> Network:
     """Returns a network with the same parameters on all ranks."""
     torch.manual_seed(11)
     return Network()
@@ -128,7 +128,7 @@ def batch_of(rank: int, step: int) -> torch.Tensor:
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * rank + step))
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
+def make_sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
@@ -137,7 +137,7 @@ def train_in_one_process(
 ) -> Network:
     """Returns the model that one process trains on the batches of `n` ranks. `make` creates the optimizer. `uses(rank, step)`
     says whether the batch uses the layers `left` and `right`."""
-    model = build()
+    model = build_network()
     optimizer = make(model.parameters())
     for step in range(steps):
         optimizer.zero_grad()
@@ -155,9 +155,9 @@ def assert_same_parameters(model: nn.Module, expected: nn.Module, tolerance: flo
 
 
 def check_optimizer(rank: int, n: int) -> None:
-    for make in (sgd, lambda parameters: torch.optim.Adam(parameters, lr=0.01)):
+    for make in (make_sgd, lambda parameters: torch.optim.Adam(parameters, lr=0.01)):
         for options in ({}, {"bucket_bytes": 2000}, {"gradient_predivide_factor": 2.0}):
-            model = build()
+            model = build_network()
             plain = make(model.parameters())
             optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters(), **options)
             assert isinstance(optimizer, type(plain))
@@ -175,19 +175,19 @@ def check_unused_parameters(rank: int, n: int) -> None:
     def uses(rank: int, step: int) -> tuple[bool, bool]:
         return (rank + step) % 2 == 0, (rank + step) % 3 == 0
 
-    model = build()
-    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), bucket_bytes=2000)
+    model = build_network()
+    optimizer = hvd.DistributedOptimizer(make_sgd(model.parameters()), bucket_bytes=2000)
     for step in range(6):
         optimizer.zero_grad()
         model(batch_of(rank, step), *uses(rank, step)).square().mean().backward()
         optimizer.step()
-    assert_same_parameters(model, train_in_one_process(n, 6, sgd, uses))
+    assert_same_parameters(model, train_in_one_process(n, 6, make_sgd, uses))
 
 
 def check_gradient_accumulation_and_clipping(rank: int, n: int) -> None:
-    model, expected = build(), build()
-    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), backward_passes_per_step=2, op=hvd.Sum)
-    plain = sgd(expected.parameters())
+    model, expected = build_network(), build_network()
+    optimizer = hvd.DistributedOptimizer(make_sgd(model.parameters()), backward_passes_per_step=2, op=hvd.Sum)
+    plain = make_sgd(expected.parameters())
     for step in range(3):
         optimizer.zero_grad()
         plain.zero_grad()
@@ -205,19 +205,21 @@ def check_gradient_accumulation_and_clipping(rank: int, n: int) -> None:
 
 
 def check_misuse(rank: int, n: int) -> None:
-    model = build()
-    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()))
+    model = build_network()
+    optimizer = hvd.DistributedOptimizer(make_sgd(model.parameters()))
     model(batch_of(rank, 0)).sum().backward()
     error = raised(AssertionError, lambda: model(batch_of(rank, 0)).sum().backward())
     assert "backward_passes_per_step" in str(error), error
     optimizer.step()
     raised(ValueError, lambda: hvd.DistributedOptimizer(optimizer))
-    raised(ValueError, lambda: hvd.DistributedOptimizer(sgd(model.parameters()), named_parameters=[("x", model.first.weight)]))
-    raised(NotImplementedError, lambda: hvd.DistributedOptimizer(sgd(model.parameters()), op=hvd.Max))
+    raised(
+        ValueError, lambda: hvd.DistributedOptimizer(make_sgd(model.parameters()), named_parameters=[("x", model.first.weight)])
+    )
+    raised(NotImplementedError, lambda: hvd.DistributedOptimizer(make_sgd(model.parameters()), op=hvd.Max))
     raised(NotImplementedError, lambda: optimizer.add_param_group({"params": []}))
     if n > 1:
         odd = nn.Linear(3 + rank, 2)
-        error = raised(core.InvalidArgument, lambda: hvd.DistributedOptimizer(sgd(odd.parameters())))
+        error = raised(core.InvalidArgument, lambda: hvd.DistributedOptimizer(make_sgd(odd.parameters())))
         assert "different parameters" in str(error), error
 
 
@@ -236,18 +238,18 @@ def check_types_of_gradients(rank: int, n: int) -> None:
 def check_compression(rank: int, n: int) -> None:
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
-            model = build().to(dtype)
-            optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), compression=compression)
+            model = build_network().to(dtype)
+            optimizer = hvd.DistributedOptimizer(make_sgd(model.parameters()), compression=compression)
             for step in range(3):
                 optimizer.zero_grad()
                 model(batch_of(rank, step).to(dtype)).square().mean().backward()
                 optimizer.step()
-            assert_same_parameters(model.float(), train_in_one_process(n, 3, sgd), tolerance=5e-2)
+            assert_same_parameters(model.float(), train_in_one_process(n, 3, make_sgd), tolerance=5e-2)
 
 
 def check_closures_and_zero_grad(rank: int, n: int) -> None:
-    model = build()
-    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()))
+    model = build_network()
+    optimizer = hvd.DistributedOptimizer(make_sgd(model.parameters()))
     for step in range(3):
 
         def closure(step: int = step) -> torch.Tensor:
@@ -257,7 +259,7 @@ def check_closures_and_zero_grad(rank: int, n: int) -> None:
             return loss
 
         optimizer.step(closure)
-    assert_same_parameters(model, train_in_one_process(n, 3, sgd))
+    assert_same_parameters(model, train_in_one_process(n, 3, make_sgd))
 
 
 def check_broadcasts_of_state(rank: int, n: int) -> None:
@@ -303,7 +305,7 @@ def check_training_script(rank: int, n: int) -> None:
 
 
 if __name__ == "__main__":
-    arguments = checks.parse()
+    arguments = checks.parse_arguments()
     assert not hvd.is_initialized()
     assert "init()" in str(raised(core.Error, hvd.rank))
     hvd.init()
