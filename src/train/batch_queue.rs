@@ -65,8 +65,7 @@ impl BatchQueue {
             return Assignment::Finished;
         }
         let batch = self.returned.pop_first().or_else(|| self.take_next()).or_else(|| {
-            let in_progress =
-                self.taken.iter().flatten().copied().filter(|batch| !self.done_ahead.contains(batch));
+            let in_progress = self.taken.iter().flatten().copied().filter(|&batch| !self.is_done(batch));
             if is_idle { in_progress.min() } else { None }
         });
         self.taken[worker] = batch;
@@ -86,7 +85,7 @@ impl BatchQueue {
 
     /// Returns whether the worker computes `batch`, and no worker has completed it.
     pub(crate) fn is_open(&self, worker: usize, batch: u64) -> bool {
-        self.taken[worker] == Some(batch) && self.done_before <= batch && !self.done_ahead.contains(&batch)
+        self.taken[worker] == Some(batch) && !self.is_done(batch)
     }
 
     /// Marks the batch of a worker as done. Returns `None` if another worker has already completed the batch.
@@ -100,14 +99,17 @@ impl BatchQueue {
     /// Takes the batch of a worker back, so that another worker can compute it.
     pub(crate) fn give_back(&mut self, worker: usize) {
         let Some(batch) = self.taken[worker].take() else { return };
-        let is_done = batch < self.done_before || self.done_ahead.contains(&batch);
-        if !is_done && !self.taken.contains(&Some(batch)) {
+        if !self.is_done(batch) && !self.taken.contains(&Some(batch)) {
             self.returned.insert(batch);
         }
     }
 
-    /// Ends the run after all batches that are handed out or done. Rounds the number of batches of the run up to a multiple of
-    /// `unit`.
+    fn is_done(&self, batch: u64) -> bool {
+        batch < self.done_before || self.done_ahead.contains(&batch)
+    }
+
+    /// Ends the run after all batches that are handed out or done. Rounds the number of batches of the run up to a
+    /// multiple of `unit`.
     pub(crate) fn finish_at_multiple_of(&mut self, unit: u64) {
         let done_end = self.done_ahead.last().map_or(self.done_before, |last| last + 1);
         self.end = self.end.min(self.next.max(done_end).next_multiple_of(unit));
