@@ -347,6 +347,12 @@ fn starting_state(
         ..TrainingState::default()
     });
     broadcast_state(group, (partition, resumes), &mut state)?;
+    // The last checkpoint of a completed run has exchanged the parameters of the last step for the best ones.
+    if let Some(best) = &mut state.best
+        && best.record.selected
+    {
+        best.swap_parameters(&mut state.parameters);
+    }
     state.learning_rate = Some(match (given.or(state.learning_rate), setup.settings.rule) {
         (Some(rate), _) => rate,
         (None, Rule::Accelerated) if setup.model.is_convex() => {

@@ -96,11 +96,6 @@ impl<'a> Trainer<'a> {
         if setup.validation.is_some() && state.best.is_none() {
             state.best = Some(BestParameters::new(&state.parameters));
         }
-        if let Some(best) = &mut state.best
-            && best.record.selected
-        {
-            best.swap_parameters(&mut state.parameters);
-        }
         let mut strategy = strategies::create(config, &setup.network, &partition, group)?;
         for (vector, saved) in strategy.state().into_iter().zip(std::mem::take(&mut state.strategy)) {
             *vector = saved;
@@ -174,7 +169,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Computes the validation loss of the last record, if the run holds out samples and this loss is missing.
-    fn validate(&mut self, group: &mut Group) -> Result<(), TrainError> {
+    pub(crate) fn validate(&mut self, group: &mut Group) -> Result<(), TrainError> {
         let setup = self.setup;
         let (Some(validation), Some(record)) = (&setup.validation, self.state.history.last()) else {
             return Ok(());

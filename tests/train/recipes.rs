@@ -3,15 +3,16 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use ringtrain::Group;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
     ClassWeights, Config, EpochRecord, ExistingCheckpoint, Patience, RateSchedule, Recipe, SilentObserver,
     Summary, Warmup, run,
 };
+use ringtrain::{Group, Rank};
 
 use super::library::{StopAfter, checkpoint_in, config, train};
+use super::strategies::{NONE, TestActions, parse_strategy, train_and_compare, train_on};
 use super::util::ranks;
 
 /// Returns the configuration of a run of 3 epochs with 15 steps each.
@@ -235,6 +236,34 @@ fn the_best_parameters_are_the_result_also_after_a_resumption() {
     let continued = train(&Config { checkpoint, ..config_that_overfits(100) }).unwrap();
     let losses = |summary: &Summary| -> Vec<f64> {
         summary.report.history.iter().map(|record| record.train_loss).collect()
+    };
+    assert_eq!(losses(&continued), losses(&uninterrupted));
+    assert_eq!(continued.parameters, uninterrupted.parameters);
+}
+
+/// The first part ends after the last step of an epoch, before the validation. The second part ends early, and saves
+/// the best parameters. Each next part continues from the parameters of the last step.
+#[test]
+fn a_run_with_a_parameter_server_resumes_with_the_same_bits() {
+    let config = |records| Config {
+        strategy: parse_strategy("ps-sync"),
+        epochs: Some(16),
+        ..config_that_overfits(records)
+    };
+    let uninterrupted = train_and_compare(2, &config(100));
+    let directory = tempfile::tempdir().unwrap();
+    let saved = |records| Config {
+        checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume)),
+        ..config(records)
+    };
+    let stop = TestActions { stop: Some((Rank::ZERO, 5)), ..NONE };
+    for result in train_on(2, &saved(3), stop) {
+        assert_eq!(result.unwrap().report.history[0].validation_loss, None);
+    }
+    assert!(train_and_compare(2, &saved(3)).report.epochs < 16);
+    let continued = train_and_compare(2, &saved(100));
+    let losses = |summary: &Summary| -> Vec<Option<f64>> {
+        summary.report.history.iter().map(|record| record.validation_loss).collect()
     };
     assert_eq!(losses(&continued), losses(&uninterrupted));
     assert_eq!(continued.parameters, uninterrupted.parameters);

@@ -114,6 +114,8 @@ impl Leader<'_, '_> {
     fn train(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let epochs = self.context.setup.settings.epochs;
         let mut solo = Group::solo();
+        // If a signal stopped the run during the evaluation, the checkpoint has no validation loss.
+        self.trainer.validate(&mut solo)?;
         loop {
             let epoch = self.trainer.state.position.epoch;
             if epoch >= epochs || self.trainer.is_out_of_patience() {
