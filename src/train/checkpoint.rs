@@ -183,6 +183,7 @@ pub(crate) fn check_space(
     let path = files.latest_path();
     let header_bytes = check_header(&path, identity, HEADER_BYTES_MAX)?;
     create_directory(&settings.directory)?;
+    files.check_file_types()?;
     let bytes = files.count_files_to_add()? * (tensor_bytes(network, identity) + header_bytes);
     atomic_file::check_space(&path, bytes).map_err(|source| CheckpointError::NoSpace {
         path,

@@ -5,6 +5,16 @@ use super::optimizer::Rule;
 use super::strategies::StrategySpec;
 use crate::codec::Compression;
 
+/// Returns the names of the options that [`check_divided_model_options`] refuses for this strategy, without `--`.
+pub(crate) fn options_refused_by(strategy: StrategySpec) -> &'static [&'static str] {
+    match strategy {
+        StrategySpec::Pipeline { .. } => &["accumulate", "compression", "scale-lr"],
+        StrategySpec::Hybrid { .. } => &["accumulate"],
+        StrategySpec::Tensor => &["micro-batches", "compression", "scale-lr"],
+        _ => &["micro-batches"],
+    }
+}
+
 /// Checks that the options fit a strategy that divides the model. Refuses `--micro-batches` with every other
 /// strategy.
 ///

@@ -64,6 +64,7 @@ pub(crate) use class_weights::check_class_weights;
 pub use config::{Config, ServerSettings, default_learning_rate, default_model};
 pub use console::{Console, ConsoleLines, ConsoleOptions, ProgressDisplay};
 pub use curve_files::CurveFiles;
+pub(crate) use divided_model_options::options_refused_by;
 pub use early_stopping::{Patience, VALIDATION_FRACTION_DEFAULT};
 pub use error::{Phase, TrainError};
 pub use gossip::GossipError;

@@ -117,13 +117,26 @@ pub(super) fn conclude(
     let mut report = create_report(group, (config, setup), (trainer, hash), (train, test), (started, before));
     complete(&mut report);
     let written = if group.rank() == Rank::ZERO { write_results(config, setup, &report) } else { Ok(()) };
-    check_all_succeeded(group, Phase::Storage, written.map_err(TrainError::from))?;
-    if let Some(path) = &config.model_file {
-        save_model(group, (path, config), setup, &report, &parameters)?;
-        observer.notice(&format!("saved the model to {}", path.display()));
+    let written = check_all_succeeded(group, Phase::Storage, written.map_err(TrainError::from));
+    let mut model_saved = Ok(());
+    if let (Some(path), Ok(()) | Err(TrainError::Checkpoint(_) | TrainError::OtherRankFailed { .. })) =
+        (&config.model_file, &written)
+    {
+        model_saved = save_model(group, (path, config), setup, &report, &parameters);
+        if model_saved.is_ok() {
+            observer.notice(&format!("saved the model to {}", path.display()));
+        }
     }
-    saved?;
+    first_error([saved, written, model_saved], observer)?;
     Ok(Summary { report, parameters })
+}
+
+/// Returns the first error. Shows all other errors to the user as warnings.
+fn first_error(results: [Result<(), TrainError>; 3], observer: &mut dyn Observer) -> Result<(), TrainError> {
+    let mut errors = results.into_iter().filter_map(Result::err);
+    let Some(first) = errors.next() else { return Ok(()) };
+    errors.for_each(|error| observer.warning(&error.to_string()));
+    Err(first)
 }
 
 /// At its start, a run checks that the disk has this number of bytes for the report, and again for the picture of the
@@ -467,18 +480,20 @@ fn save_model(
 const WRITE_REPORT: &str = "write the report";
 const WRITE_PLOT: &str = "write the picture of --plot";
 
-/// Writes the report and the picture of the curves.
+/// Writes the report and the picture of the curves. Writes the picture even if the report cannot be written.
 fn write_results(config: &Config, setup: &Setup, report: &Report) -> Result<(), CheckpointError> {
-    if let Some(path) = &config.report {
-        let mut text = serde_json::to_string_pretty(report).expect("strings and numbers are valid JSON");
-        text.push('\n');
+    let write = |what, path: &Path, text: String| {
         atomic_file::replace_file(path, text.as_bytes())
-            .map_err(|error| CheckpointError::io(WRITE_REPORT, path, error))?;
-    }
-    if let Some(path) = &config.curves.plot {
-        let picture = draw_curves(report, setup.dataset.task());
-        atomic_file::replace_file(path, picture.as_bytes())
-            .map_err(|error| CheckpointError::io(WRITE_PLOT, path, error))?;
-    }
-    Ok(())
+            .map_err(|error| CheckpointError::io(what, path, error))
+    };
+    let report_written = config.report.as_ref().map_or(Ok(()), |path| {
+        let text = serde_json::to_string_pretty(report).expect("strings and numbers are valid JSON");
+        write(WRITE_REPORT, path, text + "\n")
+    });
+    let plot_written = config
+        .curves
+        .plot
+        .as_ref()
+        .map_or(Ok(()), |path| write(WRITE_PLOT, path, draw_curves(report, setup.dataset.task())));
+    report_written.and(plot_written)
 }

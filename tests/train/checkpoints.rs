@@ -15,11 +15,12 @@ use ringtrain::Group;
 use ringtrain::train::data::{DataSource, Task};
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    Checkpoint, CompletedStep, Config, EpochRecord, ExistingCheckpoint, Observer, StrategySpec, Summary,
-    TrainError, run,
+    Checkpoint, CompletedStep, Config, CurveFiles, EpochRecord, ExistingCheckpoint, Observer, StrategySpec,
+    Summary, TrainError, run,
 };
 
 use super::library::{config, train};
+use super::program::assert_fails;
 use super::util::{FinishedProgram, ranks, ringrun, run as finish, runs_long_tests, wait_until};
 
 /// The number of training samples of [`small_config`].
@@ -201,6 +202,32 @@ fn a_run_fails_last_if_its_final_checkpoint_cannot_be_saved() {
     let mut observer = BatchRecorder::new(|_| {});
     run_solo(&all_files, &mut observer).unwrap();
     assert_eq!(resumed_steps(&observer.lines), 10);
+}
+
+/// Regression test: before the fix, a run that could not write the report did not save the model.
+#[test]
+fn a_run_whose_report_cannot_be_written_saves_the_model_and_the_picture() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let (report, plot, model_file) = (path("report.json"), path("curves.svg"), path("model"));
+    let curves = CurveFiles { plot: Some(plot.clone()), ..CurveFiles::default() };
+    let config = Config {
+        report: Some(report),
+        curves,
+        model_file: Some(model_file.clone()),
+        ..with_checkpoint(Checkpoint::new(directory.path(), ExistingCheckpoint::Resume), small_config())
+    };
+    let mut observer = BatchRecorder::new(|steps| {
+        if steps == 1 {
+            fs::create_dir(path(".report.json.ringtrain-tmp")).unwrap();
+            block_writes(directory.path());
+        }
+    });
+    let error = run_solo(&config, &mut observer).unwrap_err().to_string();
+    assert!(error.starts_with("the checkpoint of step 30, the last of the run, was not saved"), "{error}");
+    let warns = |line: &String| line.starts_with("warning: cannot write the report");
+    assert!(observer.lines.iter().any(warns), "{:?}", observer.lines);
+    assert!(plot.exists() && model_file.exists());
 }
 
 /// Runs `config` on `n` ranks. With `death` = `(rank, steps)`, this rank ends after this number of steps without a
@@ -389,6 +416,22 @@ fn resume_takes_the_options_of_the_checkpoint() {
     }
     let repeated = ringtrain(2, "--config c/config.toml --lr 0.02");
     assert_eq!(loss(&repeated), loss(&whole), "{repeated:?}");
+}
+
+/// Regression test: before the fix, a run replaced a user's file with the name of the file for its options.
+#[test]
+fn a_config_file_of_the_user_in_the_checkpoint_directory_is_not_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let own = "# My options.\nepochs = 1\n";
+    fs::write(directory.path().join("config.toml"), own).unwrap();
+    assert_fails(
+        directory.path(),
+        "--config config.toml --checkpoint .",
+        10,
+        "config.toml by a file with its options, but ringtrain did not write",
+    );
+    assert_eq!(fs::read_to_string(directory.path().join("config.toml")).unwrap(), own);
+    assert_eq!(sorted_file_names(directory.path()), ["config.toml"]);
 }
 
 /// Fills a small disk during a run. The run trains to its end, and then fails with exit code 10. The last complete

@@ -74,6 +74,7 @@ fn a_run_does_not_write_a_file_over_another_file_of_the_run() {
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     std::fs::create_dir(path("c")).unwrap();
     std::fs::write(path("a.csv"), "a,y\n1,2\n").unwrap();
+    std::fs::write(path("t.toml"), "epochs = 1\n").unwrap();
     std::os::unix::fs::symlink(path("a.csv"), path("link")).unwrap();
     for (line, expected) in [
         ("--report r --save-model r", "--save-model would replace"),
@@ -86,6 +87,7 @@ fn a_run_does_not_write_a_file_over_another_file_of_the_run() {
         ("--plot p.svg --report p.svg", "--plot would replace p.svg, which --report"),
         ("--tensorboard r --report r", "--tensorboard would replace r, which --report"),
         ("--plot curves.png", "pass a name that ends in .svg"),
+        ("--config t.toml --report t.toml", "--report would replace t.toml, the file of --config"),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_ringtrain"))
             .args(line.split(' '))

@@ -11,7 +11,7 @@ use super::config_file;
 use super::option_set::{self, OptionOrigin, OptionSet};
 use super::output_args::OutputArgs;
 use crate::cli::group_args::GroupArgs;
-use crate::train::{CHECKPOINT_FILE_NAME, Config, read_options};
+use crate::train::{CHECKPOINT_FILE_NAME, Config, options_refused_by, read_options, replaces};
 
 /// The options with which the user started `ringtrain`.
 pub(super) struct Invocation {
@@ -99,15 +99,36 @@ impl Invocation {
         if let (Some(text), Some(directory)) = (stored, directory) {
             let origin = |_| OptionOrigin::Checkpoint(directory.clone());
             let stored = config_file::parse_toml_options(&self.command, text, origin)?;
-            options.add_missing(&self.command, stored.without_learning_rate());
+            // If this start has another strategy, stored options may not suit it. The user cannot take them back.
+            let strategy = options.value("strategy").and_then(|text| text.parse().ok());
+            let refused = strategy.map_or(&[][..], options_refused_by);
+            options.add_missing(&self.command, stored.without_learning_rate().without(refused));
         }
         let args = parse_options(&self.command, &options)?;
         let output = args.output.clone();
         let mut config = args.into_config().map_err(|message| options.add_origins(&message))?;
+        self.check_config_file_remains(&config)?;
         if let Some(checkpoint) = &mut config.checkpoint {
             checkpoint.options = Some(options.to_toml(&self.command)?);
         }
         Ok((config, output))
+    }
+
+    /// Checks that the run does not write a file over the configuration file.
+    fn check_config_file_remains(&self, config: &Config) -> Result<(), String> {
+        let Some(read) = &self.args.config else { return Ok(()) };
+        let written = [
+            ("--report", &config.report),
+            ("--save-model", &config.model_file),
+            ("--plot", &config.curves.plot),
+        ];
+        match written.into_iter().find(|(_, path)| path.as_ref().is_some_and(|path| replaces(path, read))) {
+            Some((option, _)) => Err(format!(
+                "{option} would replace {}, the file of --config; pass another path to {option}",
+                read.display()
+            )),
+            None => Ok(()),
+        }
     }
 }
 
@@ -123,6 +144,7 @@ fn parse_options(command: &Command, options: &OptionSet) -> Result<TrainArgs, St
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::Compression;
     use crate::train::{ExistingCheckpoint, RateSchedule};
 
     impl Invocation {
@@ -240,6 +262,31 @@ mod tests {
         let expected = "--betas does not apply to --optimizer sgd; pass --optimizer adam, adamw or lamb (--betas is given in the \
                         checkpoint in c)";
         assert_eq!(error, expected);
+    }
+
+    /// Regression test: before the fix, a run with `--micro-batches` could not continue with `allreduce`, because no
+    /// option removes a stored option.
+    #[test]
+    fn stored_options_that_another_strategy_refuses_are_left_out() {
+        let stored = "model = \"mlp:8\"\nstrategy = \"pipeline:2\"\nmicro-batches = 3\n";
+        let resumed = |line: &str, stored| invocation(line).unwrap().to_config(Some(stored));
+        assert_eq!(resumed("--resume c", stored).unwrap().pipeline_micro_batches.unwrap().get(), 3);
+        let kept = resumed("--resume c --strategy hybrid:2x2", stored).unwrap();
+        assert_eq!(kept.pipeline_micro_batches.unwrap().get(), 3);
+        for strategy in ["allreduce", "tensor"] {
+            let line = format!("--resume c --strategy {strategy}");
+            assert_eq!(resumed(&line, stored).unwrap().pipeline_micro_batches, None);
+            let error = resumed(&format!("{line} --micro-batches 3"), stored).unwrap_err();
+            assert!(error.contains("--micro-batches is for --strategy pipeline and hybrid"), "{error}");
+        }
+        let stored = "model = \"mlp:8\"\naccumulate = 2\nscale-lr = true\ncompression = \"fp16\"\n";
+        for strategy in ["pipeline:2", "hybrid:2x2", "tensor"] {
+            let config = resumed(&format!("--resume c --strategy {strategy}"), stored).unwrap();
+            let is_hybrid = strategy.starts_with("hybrid");
+            assert_eq!(config.recipe.scale_learning_rate, is_hybrid, "{strategy}");
+            assert_eq!(config.compression != Compression::None, is_hybrid, "{strategy}");
+            assert_eq!(config.micro_batches.get(), if strategy == "tensor" { 2 } else { 1 }, "{strategy}");
+        }
     }
 
     #[test]

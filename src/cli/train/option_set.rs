@@ -137,6 +137,20 @@ impl OptionSet {
         self
     }
 
+    /// Removes the options with these names.
+    pub(super) fn without(mut self, names: &[&str]) -> Self {
+        self.options.retain(|name, _| !names.contains(&name.as_str()));
+        self
+    }
+
+    /// Returns the first value of an option, if the option is given and the value is valid Unicode.
+    pub(super) fn value(&self, name: &str) -> Option<&str> {
+        match self.options.get(name) {
+            Some((OptionValue::Values(values), _)) => values.first()?.to_str(),
+            _ => None,
+        }
+    }
+
     /// Returns the arguments of the program `ringtrain` that give these options.
     pub(super) fn to_arguments(&self, command: &Command) -> Vec<OsString> {
         let mut arguments = vec![OsString::from("ringtrain")];

@@ -47,6 +47,28 @@ pub enum CheckpointError {
         /// The error of the operating system.
         source: io::Error,
     },
+    /// A checkpoint that a run would replace or remove is not a regular file.
+    #[error(
+        "cannot save checkpoints: {} is {kind}, not a regular file; remove it or replace it by a copy of a checkpoint, or pass \
+         another --checkpoint directory",
+        path.display()
+    )]
+    NotRegularFile {
+        /// The path of the checkpoint.
+        path: PathBuf,
+        /// What is at the path, such as `a symbolic link`.
+        kind: &'static str,
+    },
+    /// The checkpoint directory has a file of the user with the name of the file for the options of the run.
+    #[error(
+        "this run would replace {} by a file with its options, but ringtrain did not write {}; rename the file, or pass \
+         another --checkpoint directory",
+        path.display(), path.display()
+    )]
+    OtherOptionsFile {
+        /// The file of the user.
+        path: PathBuf,
+    },
     /// The last checkpoint of a run was not saved.
     #[error(
         "the checkpoint of step {steps}, the last of the run, was not saved: {source}; {latest}; correct the cause and pass \

@@ -85,23 +85,42 @@ impl CheckpointFiles {
         result.map_err(|source| CheckpointError::NoLinks { path: self.directory.clone(), source })
     }
 
-    /// Replaces the latest checkpoint by `bytes`, the checkpoint after `steps` steps. `previous` is the number of
+    /// Checks that the latest, the best and the earlier checkpoints are regular files. A run that wrote through a
+    /// symbolic link could overwrite an earlier checkpoint.
+    pub(crate) fn check_file_types(&self) -> Result<(), CheckpointError> {
+        let earlier = self.steps_of_earlier_checkpoints().map_err(|error| self.directory_error(error))?;
+        let earlier = earlier.into_iter().map(|steps| self.path_of_steps(steps));
+        for path in [self.latest_path(), self.best_path()].into_iter().chain(earlier) {
+            match fs::symlink_metadata(&path) {
+                Ok(found) if found.is_file() => {}
+                Ok(found) => {
+                    let kind = if found.is_symlink() { "a symbolic link" } else { "a directory or a device" };
+                    return Err(CheckpointError::NotRegularFile { path, kind });
+                }
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(CheckpointError::io("look for", &path, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces the latest checkpoint by `bytes`, the checkpoint after `steps` steps. `latest_steps` is the number of
     /// steps of the checkpoint that is now the latest. Keeps the previous checkpoint if `keep` is more than 1, and
     /// removes the oldest checkpoints. If `is_best`, the new checkpoint also replaces the best one.
     ///
     /// # Errors
     ///
     /// Any error of the operating system. After an error, the latest checkpoint is either unchanged or completely
-    /// replaced.
+    /// replaced. If it is replaced, `latest_steps` is set to `steps`.
     pub(crate) fn replace_latest(
         &self,
         bytes: &[u8],
         steps: u64,
-        previous: Option<u64>,
+        latest_steps: &mut Option<u64>,
         is_best: bool,
     ) -> io::Result<()> {
         let latest = self.latest_path();
-        if let Some(previous) = previous.filter(|&previous| self.keep > 1 && previous < steps) {
+        if let Some(previous) = latest_steps.filter(|&previous| self.keep > 1 && previous < steps) {
             match link_over(&latest, &self.path_of_steps(previous)) {
                 // The user may have moved the latest checkpoint to another directory.
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -109,6 +128,7 @@ impl CheckpointFiles {
             }
         }
         atomic_file::replace_file(&latest, bytes)?;
+        *latest_steps = Some(steps);
         if is_best && self.keeps_best {
             let temporary = self.temporary_best_path();
             link_over(&latest, &temporary)?;
@@ -216,12 +236,12 @@ mod tests {
             files.check_links().unwrap();
             assert_eq!(list_names_and_texts(directory.path()), []);
             assert_eq!(files.count_files_to_add().unwrap(), u64::from(keep) + 1 + u64::from(keeps_best));
-            let mut previous = None;
+            let mut latest = None;
             // A run may save twice after the same step.
             for steps in [10, 20, 30, 40, 50, 50] {
                 let is_best = steps <= 20;
-                files.replace_latest(steps.to_string().as_bytes(), steps, previous, is_best).unwrap();
-                previous = Some(steps);
+                files.replace_latest(steps.to_string().as_bytes(), steps, &mut latest, is_best).unwrap();
+                assert_eq!(latest, Some(steps));
             }
             let found = list_names_and_texts(directory.path());
             let found: Vec<_> = found.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
@@ -238,12 +258,51 @@ mod tests {
         for name in ["checkpoint-90.safetensors", "checkpoint-07.safetensors", "checkpoint-x.safetensors"] {
             fs::write(directory.path().join(name), "own").unwrap();
         }
-        for (steps, previous) in [(10, None), (20, Some(10)), (30, Some(20))] {
-            files.replace_latest(b"new", steps, previous, false).unwrap();
+        let mut latest = None;
+        for steps in [10, 20, 30] {
+            files.replace_latest(b"new", steps, &mut latest, false).unwrap();
         }
         let names: Vec<String> =
             list_names_and_texts(directory.path()).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["c", "c-07", "c-20", "c-90", "c-x"]);
+    }
+
+    /// Regression test: before the fix, the next save kept the new checkpoint under the name of the previous one.
+    #[test]
+    fn an_error_after_the_latest_checkpoint_is_replaced_does_not_change_earlier_checkpoints() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = make_checkpoint_files(directory.path(), 9, true);
+        let mut latest = None;
+        files.replace_latest(b"10", 10, &mut latest, false).unwrap();
+        let blocked = directory.path().join(BEST_FILE_NAME);
+        fs::create_dir(&blocked).unwrap();
+        files.replace_latest(b"20", 20, &mut latest, true).unwrap_err();
+        assert_eq!(latest, Some(20));
+        fs::remove_dir(&blocked).unwrap();
+        files.replace_latest(b"30", 30, &mut latest, true).unwrap();
+        let found = list_names_and_texts(directory.path());
+        let found: Vec<_> = found.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+        assert_eq!(found, [("c", "30"), ("c-10", "10"), ("c-20", "20"), ("c-best", "30")]);
+    }
+
+    /// Regression test: before the fix, a run that resumed through a symbolic link to an earlier checkpoint overwrote
+    /// this checkpoint, and kept several links to it.
+    #[test]
+    fn links_and_directories_with_the_names_of_checkpoints_are_refused() {
+        for name in [FILE_NAME, BEST_FILE_NAME, "checkpoint-8.safetensors"] {
+            let directory = tempfile::tempdir().unwrap();
+            let files = make_checkpoint_files(directory.path(), 1, false);
+            fs::write(directory.path().join("checkpoint-7.safetensors"), "").unwrap();
+            files.check_file_types().unwrap();
+            let path = directory.path().join(name);
+            std::os::unix::fs::symlink("checkpoint-7.safetensors", &path).unwrap();
+            let error = files.check_file_types().unwrap_err().to_string();
+            assert!(error.contains(&format!("{name} is a symbolic link, not a regular file")), "{error}");
+            fs::remove_file(&path).unwrap();
+            fs::create_dir(&path).unwrap();
+            let error = files.check_file_types().unwrap_err().to_string();
+            assert!(error.contains(&format!("{name} is a directory or a device")), "{error}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{ErrorKind, Read as _};
+use std::io::{self, ErrorKind, Read as _};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -15,6 +15,9 @@ use crate::train::setup::Setup;
 
 /// The name of the file with the options of the run, in the checkpoint directory.
 pub(crate) const OPTIONS_FILE_NAME: &str = "config.toml";
+
+/// The beginning of the file with the options. A file without this beginning belongs to the user.
+const HEADING: &str = "# The options of the last run that saved checkpoints in this directory.\n";
 
 /// The header of a safetensors file, without the tensors.
 #[derive(Deserialize)]
@@ -59,10 +62,13 @@ pub(crate) fn write_options(
     config: &Config,
     setup: &Setup,
 ) -> Result<(), CheckpointError> {
-    let mut text = String::from(
-        "# The options of the last run that saved checkpoints in this directory.\n\
-         # To start a new run with the same options, pass this file to ringtrain --config.\n\n",
-    );
+    let path = directory.join(OPTIONS_FILE_NAME);
+    let fail = |action, error| CheckpointError::io(action, &path, error);
+    if !is_absent_or_own(&path).map_err(|error| fail("read", error))? {
+        return Err(CheckpointError::OtherOptionsFile { path });
+    }
+    let mut text = HEADING.to_owned();
+    text += "# To start a new run with the same options, pass this file to ringtrain --config.\n\n";
     text += options;
     let settings = &setup.settings;
     let chosen = [
@@ -75,7 +81,15 @@ pub(crate) fn write_options(
     for (name, _, value) in chosen.iter().filter(|(_, is_chosen, _)| *is_chosen) {
         let _ = writeln!(text, "# {name} = {value}");
     }
-    let path = directory.join(OPTIONS_FILE_NAME);
-    atomic_file::replace_file(&path, text.as_bytes())
-        .map_err(|error| CheckpointError::io("write", &path, error))
+    atomic_file::replace_file(&path, text.as_bytes()).map_err(|error| fail("write", error))
+}
+
+/// Returns whether the file with the options does not exist, or was written by [`write_options`].
+fn is_absent_or_own(path: &Path) -> io::Result<bool> {
+    let mut beginning = Vec::new();
+    match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
+        file => file?.take(HEADING.len() as u64).read_to_end(&mut beginning)?,
+    };
+    Ok(beginning == HEADING.as_bytes())
 }

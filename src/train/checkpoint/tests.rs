@@ -21,7 +21,7 @@ fn save_checkpoint(
 }
 
 /// Returns the network, the identity and the state of a run.
-fn sample_run() -> (Network, RunIdentity, TrainingState) {
+pub(super) fn sample_run() -> (Network, RunIdentity, TrainingState) {
     let network = Network::new(&"mlp:3".parse().unwrap(), 2, 2, Loss::CrossEntropy).unwrap();
     let identity = RunIdentity {
         entries: vec![

@@ -28,8 +28,8 @@ pub(crate) struct CheckpointWriter {
     spare: TrainingState,
     /// The number of steps of the latest checkpoint in the directory.
     saved: Option<u64>,
-    /// The number of steps and the error of the last save, if this save failed.
-    failed: Option<(u64, CheckpointError)>,
+    /// The last save, if it failed.
+    failed: Option<FailedSave>,
     notices: FailureNotices,
 }
 
@@ -45,20 +45,39 @@ struct WritePlan {
 #[derive(Debug)]
 struct Write {
     steps: u64,
-    result: Receiver<(TrainingState, Result<(), CheckpointError>)>,
+    is_best: bool,
+    result: Receiver<WriteResult>,
+}
+
+/// What the thread returns after a write.
+#[derive(Debug)]
+struct WriteResult {
+    copy: TrainingState,
+    /// The number of steps of the checkpoint that is the latest after the write.
+    latest_steps: Option<u64>,
+    result: Result<(), CheckpointError>,
+}
+
+/// A save that failed.
+#[derive(Debug)]
+struct FailedSave {
+    steps: u64,
+    /// Whether the checkpoint would have been the best one.
+    is_best: bool,
+    error: CheckpointError,
 }
 
 impl WritePlan {
     fn write(
         &self,
         state: &TrainingState,
-        previous: Option<u64>,
+        latest_steps: &mut Option<u64>,
         is_best: bool,
     ) -> Result<(), CheckpointError> {
         let path = self.files.latest_path();
         let fail = |error| CheckpointError::io("write", &path, error);
         let bytes = serialize(&self.network, &self.identity, state).map_err(fail)?;
-        self.files.replace_latest(&bytes, state.position.steps_total, previous, is_best).map_err(fail)
+        self.files.replace_latest(&bytes, state.position.steps_total, latest_steps, is_best).map_err(fail)
     }
 }
 
@@ -103,25 +122,27 @@ impl CheckpointWriter {
     pub(crate) fn begin(&mut self, state: &TrainingState, is_best: bool, now: Instant) -> Option<String> {
         debug_assert!(self.current.is_none(), "only one write is in progress at a time");
         let steps = state.position.steps_total;
+        // If the save of the best checkpoint failed, the next save after the same step repeats it.
+        let is_best = is_best || self.failed.as_ref().is_some_and(|last| last.is_best && last.steps == steps);
         self.schedule.begin(steps, now);
         let mut copy = std::mem::take(&mut self.spare);
         copy.copy_from(state);
         let (sender, result) = mpsc::channel();
-        let (plan, previous) = (Arc::clone(&self.plan), self.saved);
+        let (plan, mut latest_steps) = (Arc::clone(&self.plan), self.saved);
         let started = thread::Builder::new().name("checkpoint".into()).spawn(move || {
-            let result = plan.write(&copy, previous, is_best);
+            let result = plan.write(&copy, &mut latest_steps, is_best);
             // Sending fails if the run has ended without waiting for this checkpoint.
-            let _ = sender.send((copy, result));
+            let _ = sender.send(WriteResult { copy, latest_steps, result });
         });
         match started {
             Ok(_) => {
-                self.current = Some(Write { steps, result });
+                self.current = Some(Write { steps, is_best, result });
                 None
             }
             Err(error) => {
                 let error =
                     CheckpointError::io("start a thread to write", &self.plan.files.latest_path(), error);
-                self.record(steps, Err(error), now)
+                self.record((steps, is_best), Err(error), now)
             }
         }
     }
@@ -129,11 +150,12 @@ impl CheckpointWriter {
     /// Waits for the end of the write that is in progress, at most for `timeout`. Returns a line for the user if the
     /// write failed, or if it succeeded after failed writes.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Option<String> {
-        let Write { steps, result } = self.current.as_ref()?;
-        let steps = *steps;
+        let Write { steps, is_best, result } = self.current.as_ref()?;
+        let save = (*steps, *is_best);
         let result = match result.recv_timeout(timeout) {
-            Ok((copy, result)) => {
+            Ok(WriteResult { copy, latest_steps, result }) => {
                 self.spare = copy;
+                self.saved = latest_steps;
                 result
             }
             Err(RecvTimeoutError::Timeout) => return None,
@@ -143,19 +165,19 @@ impl CheckpointWriter {
             }
         };
         self.current = None;
-        self.record(steps, result, Instant::now())
+        self.record(save, result, Instant::now())
     }
 
     /// Records that the save after `steps` steps could not begin, because the previous write is still in progress.
     /// May return a line for the user.
-    pub(crate) fn skip(&mut self, steps: u64, now: Instant) -> Option<String> {
-        self.record(steps, Err(self.still_writing()), now)
+    pub(crate) fn skip(&mut self, steps: u64, is_best: bool, now: Instant) -> Option<String> {
+        self.record((steps, is_best), Err(self.still_writing()), now)
     }
 
     /// Returns the error of the last save, if this save failed or did not end.
     pub(crate) fn take_error(&mut self) -> Result<(), CheckpointError> {
         let (steps, source) = match (self.failed.take(), &self.current) {
-            (Some(failed), None) => failed,
+            (Some(failed), None) => (failed.steps, failed.error),
             (_, Some(write)) => (write.steps, self.still_writing()),
             (None, None) => return Ok(()),
         };
@@ -170,10 +192,17 @@ impl CheckpointWriter {
     }
 
     /// Records the result of the save after `steps` steps.
-    fn record(&mut self, steps: u64, result: Result<(), CheckpointError>, now: Instant) -> Option<String> {
+    fn record(
+        &mut self,
+        (steps, is_best): (u64, bool),
+        result: Result<(), CheckpointError>,
+        now: Instant,
+    ) -> Option<String> {
+        // A save after a later step was skipped while this write was in progress. The run has to repeat that save.
+        let is_superseded = self.failed.as_ref().is_some_and(|last| last.steps > steps);
         match result {
+            Ok(()) if is_superseded => None,
             Ok(()) => {
-                self.saved = Some(steps);
                 self.failed = None;
                 self.notices.succeeded(steps)
             }
@@ -182,7 +211,9 @@ impl CheckpointWriter {
                 let line = format!(
                     "warning: the checkpoint of step {steps} was not saved: {error}; {latest}; training continues"
                 );
-                self.failed = Some((steps, error));
+                if !is_superseded {
+                    self.failed = Some(FailedSave { steps, is_best, error });
+                }
                 self.notices.failed(line, now)
             }
         }
@@ -240,7 +271,29 @@ impl FailureNotices {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ExistingCheckpoint;
+    use super::super::tests::sample_run;
     use super::*;
+
+    /// A slow disk may complete a write only after the next save was skipped.
+    #[test]
+    fn a_save_that_was_skipped_stays_failed_when_the_write_before_it_ends() {
+        let settings = Checkpoint::new("absent", ExistingCheckpoint::Refuse);
+        let (network, identity, state) = sample_run();
+        let now = Instant::now();
+        let mut writer = CheckpointWriter::new(&settings, (network, identity), 0, now);
+        let (sender, result) = mpsc::channel();
+        writer.current = Some(Write { steps: 10, is_best: false, result });
+        let line = writer.skip(20, true, now).unwrap();
+        assert!(line.contains("step 20 was not saved") && line.contains("there is no checkpoint"), "{line}");
+        sender.send(WriteResult { copy: state, latest_steps: Some(10), result: Ok(()) }).unwrap();
+        assert_eq!((writer.wait(DROP_WAIT_MAX), writer.has_failed()), (None, true));
+        let error = writer.take_error().unwrap_err().to_string();
+        assert!(
+            error.contains("step 20") && error.contains("latest checkpoint is that of step 10"),
+            "{error}"
+        );
+    }
 
     /// A run may try to save in every step. On a full disk, a message for each failed save would fill the log.
     #[test]

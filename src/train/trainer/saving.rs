@@ -49,7 +49,7 @@ impl Trainer<'_> {
         let notice = writer.wait(PREVIOUS_WAIT_MAX.min(group.timeout() / 4));
         show(observer, notice);
         let notice = if writer.is_writing() {
-            writer.skip(self.state.position.steps_total, Instant::now())
+            writer.skip(self.state.position.steps_total, is_best, Instant::now())
         } else {
             self.begin_save(collected.as_ref(), is_best)
         };
