@@ -17,6 +17,10 @@ use super::DataError;
 const FILE_BYTES_MAX: u64 = 1 << 28;
 /// The maximum width and height of an image in pixels.
 const IMAGE_SIDE_MAX: usize = 1 << 14;
+/// The maximum number of bytes of pixels for each byte of a PNG file, which is the highest ratio of deflate.
+const PNG_RATIO_MAX: usize = 1032;
+/// The maximum number of pixels for each byte of a JPEG file: a block of 8 x 8 pixels needs at least one bit.
+const JPEG_PIXELS_PER_BYTE_MAX: usize = 8 * 64;
 
 /// A decoded image with one byte for each channel of each pixel.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -77,6 +81,7 @@ fn describe_damage(format: &str, error: impl std::fmt::Debug) -> String {
 
 fn decode_png(bytes: &[u8]) -> Result<DecodedImage, String> {
     let fail = |error| describe_damage("PNG", error);
+    check_png_size(bytes)?;
     let mut decoder = PngDecoder::new_with_options(ZCursor::new(bytes), strict_options());
     let pixels = decoder.decode_raw().map_err(fail)?;
     let (Some((width, height)), Some(colors)) = (decoder.dimensions(), decoder.colorspace()) else {
@@ -86,6 +91,31 @@ fn decode_png(bytes: &[u8]) -> Result<DecodedImage, String> {
         return Err("is a PNG image with an unsupported bit depth".into());
     }
     to_image((width, height), colors, pixels)
+}
+
+/// Returns an error if a PNG file is too short for the size in its header. Without this check, the decoder would
+/// allocate up to 2 GiB for a file of a few bytes.
+fn check_png_size(bytes: &[u8]) -> Result<(), String> {
+    // The signature, a length and the name IHDR take 16 bytes. Width, height, bit depth and colour type follow.
+    let header = bytes.get(16..).and_then(|header| header.first_chunk::<10>());
+    let Some(&[w0, w1, w2, w3, h0, h1, h2, h3, depth, colour_type]) = header else { return Ok(()) };
+    let width = u32::from_be_bytes([w0, w1, w2, w3]) as usize;
+    let height = u32::from_be_bytes([h0, h1, h2, h3]) as usize;
+    let channels = match colour_type {
+        2 => 3,
+        4 => 2,
+        6 => 4,
+        _ => 1,
+    };
+    let row_bytes = width.saturating_mul(channels * usize::from(depth)).div_ceil(8);
+    if row_bytes.saturating_mul(height) > bytes.len().saturating_mul(PNG_RATIO_MAX) {
+        return Err(describe_missing_bytes((width, height), bytes));
+    }
+    Ok(())
+}
+
+fn describe_missing_bytes((width, height): (usize, usize), bytes: &[u8]) -> String {
+    format!("is damaged: its {} bytes are too few for {width} x {height} pixels", bytes.len())
 }
 
 fn decode_jpeg(bytes: &[u8]) -> Result<DecodedImage, String> {
@@ -100,6 +130,10 @@ fn decode_jpeg(bytes: &[u8]) -> Result<DecodedImage, String> {
             return Err(format!("is a JPEG image with the colours {name}; convert it to RGB"));
         }
     };
+    let (width, height) = decoder.dimensions().ok_or("is a JPEG image without a header")?;
+    if width.saturating_mul(height) > bytes.len().saturating_mul(JPEG_PIXELS_PER_BYTE_MAX) {
+        return Err(describe_missing_bytes((width, height), bytes));
+    }
     decoder.set_options(strict_options().jpeg_set_out_colorspace(colors));
     let pixels = decoder.decode().map_err(fail)?;
     let info = decoder.info().ok_or("is a JPEG image without a header")?;
@@ -161,6 +195,29 @@ mod tests {
                 let tolerance = if name.ends_with("jpg") { 2 } else { 0 };
                 assert!(found.abs_diff(*expected) <= tolerance, "{name}: {:?}", image.pixels);
             }
+        }
+    }
+
+    /// Regression test: before the fix, the decoder allocated gigabytes for a short file.
+    #[test]
+    fn a_header_with_a_size_that_the_file_cannot_hold_is_an_error() {
+        for (name, bytes, _) in SAMPLES.iter().filter(|(name, ..)| *name != "cmyk.jpg") {
+            let mut changed = bytes.to_vec();
+            let sides = if name.ends_with("png") {
+                [16..20, 20..24]
+            } else {
+                // The marker of a frame is FF C0 or FF C2. A length of 2 bytes and the precision in 1 byte follow.
+                let frame = bytes.windows(2).position(|pair| matches!(pair, [0xff, 0xc0 | 0xc2])).unwrap();
+                [frame + 5..frame + 7, frame + 7..frame + 9]
+            };
+            for side in sides {
+                let side = &mut changed[side];
+                side.fill(0);
+                let high = side.len() - 2;
+                side[high] = 0x40;
+            }
+            let error = decode_image(&changed).unwrap_err();
+            assert!(error.contains("are too few for 16384 x 16384 pixels"), "{name}: {error}");
         }
     }
 
