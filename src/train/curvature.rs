@@ -4,7 +4,6 @@
 use ndarray::{Array2, s};
 
 use super::TrainError;
-use super::batches::range_of_rank;
 use super::model::Loss;
 use super::portable::round_down_to_three_digits;
 use super::random;
@@ -44,8 +43,8 @@ pub(crate) fn safe_learning_rate(
 /// 1 for the bias. Uses the power method.
 fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainError> {
     let samples = &setup.dataset.train;
-    let columns = samples.features.columns();
-    let local_rows = range_of_rank(samples.len(), group.rank(), group.size());
+    let columns = samples.columns();
+    let local_rows = samples.own_part(group.rank(), group.size());
     let mut rows = Array2::<f32>::zeros((BLOCK_ROWS, columns));
     let mut stream = random::random_stream("power method", 0, 0);
     let mut vector: Vec<f64> =
@@ -57,7 +56,7 @@ fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainErro
         for start in local_rows.clone().step_by(BLOCK_ROWS) {
             let block = start..local_rows.end.min(start + BLOCK_ROWS);
             let mut block_rows = rows.slice_mut(s![..block.len(), ..]);
-            samples.features.gather(block, setup.standardizer.as_ref(), block_rows.view_mut());
+            samples.held.features.gather(block, setup.standardizer.as_ref(), block_rows.view_mut());
             for row in block_rows.rows() {
                 let dot: f64 =
                     row.iter().zip(&vector).map(|(&x, v)| f64::from(x) * v).sum::<f64>() + vector[columns];

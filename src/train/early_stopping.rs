@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::data::{DataError, Samples, Targets};
+use super::data::DataError;
 use super::random;
 
 /// The seed of the shuffle that chooses the held-out samples. This seed does not depend on `--seed`, so that runs
@@ -70,21 +70,13 @@ impl BestParameters {
     }
 }
 
-/// Moves `fraction` of the samples out of a training set and returns them as the validation set. A shuffle with a
-/// fixed seed chooses these samples. Both sets keep the order of the samples.
+/// Chooses the samples that are held out of a training set with `count` samples. `fraction` of the samples are held
+/// out. A shuffle with a fixed seed chooses these samples. Returns the indices of the training samples and the
+/// indices of the held-out samples, each in ascending order.
 ///
 /// # Errors
 ///
 /// If either set would be empty.
-pub(crate) fn hold_out(samples: &mut Samples, fraction: f64) -> Result<Samples, DataError> {
-    let (training, validation) = hold_out_rows(samples.len(), fraction)?;
-    let held_out = select(samples, &validation);
-    *samples = select(samples, &training);
-    Ok(held_out)
-}
-
-/// Chooses the held-out samples of a training set with `count` samples, as [`hold_out`] does. Returns the indices of
-/// the training samples and the indices of the held-out samples, each in ascending order.
 pub(crate) fn hold_out_rows(count: usize, fraction: f64) -> Result<(Vec<usize>, Vec<usize>), DataError> {
     let taken = (count as f64 * fraction).round() as usize;
     if taken == 0 || taken >= count {
@@ -106,36 +98,28 @@ pub(crate) fn hold_out_rows(count: usize, fraction: f64) -> Result<(Vec<usize>, 
     Ok((sorted(training), sorted(validation)))
 }
 
-/// Returns a copy of the samples whose indices are in `rows`.
-fn select(samples: &Samples, rows: &[usize]) -> Samples {
-    let targets = match &samples.targets {
-        Targets::Numbers(values) => Targets::Numbers(rows.iter().map(|&row| values[row]).collect()),
-        Targets::Classes(classes) => Targets::Classes(rows.iter().map(|&row| classes[row]).collect()),
-    };
-    Samples { features: samples.features.select(rows), targets }
-}
-
 #[cfg(test)]
 mod tests {
     use ndarray::Array2;
 
     use super::*;
-    use crate::train::data::Features;
+    use crate::train::data::{Features, Samples, SharedSamples, Targets};
 
-    fn numbered_samples(count: usize) -> Samples {
+    fn numbered_samples(count: usize) -> SharedSamples {
         let values: Vec<f64> = (0..count).map(|row| row as f64).collect();
         let features = Array2::from_shape_fn((count, 1), |(row, _)| row as f32);
-        Samples { features: Features::Numbers(features), targets: Targets::Numbers(values) }
+        let targets = Targets::Numbers(values);
+        SharedSamples::held_by_each_rank(Samples { features: Features::Numbers(features), targets })
     }
 
     #[test]
     fn held_out_samples_and_the_rest_are_the_whole_set() {
         let mut training = numbered_samples(50);
-        let validation = hold_out(&mut training, 0.1).unwrap();
+        let validation = training.hold_out(0.1).unwrap();
         let mut found = Vec::new();
         for (samples, expected) in [(&training, 45), (&validation, 5)] {
-            let Features::Numbers(features) = &samples.features else { panic!() };
-            let Targets::Numbers(targets) = &samples.targets else { panic!() };
+            let Features::Numbers(features) = &samples.held.features else { panic!() };
+            let Targets::Numbers(targets) = &samples.held.targets else { panic!() };
             assert_eq!((features.nrows(), targets.len()), (expected, expected));
             assert!(features.iter().zip(targets).all(|(&feature, &target)| f64::from(feature) == target));
             found.extend(targets.iter().map(|&target| target as usize));
@@ -143,7 +127,7 @@ mod tests {
         found.sort_unstable();
         assert!(found.into_iter().eq(0..50));
         for (count, fraction) in [(4, 0.1), (4, 0.9), (1, 0.5)] {
-            let error = hold_out(&mut numbered_samples(count), fraction).unwrap_err();
+            let error = numbered_samples(count).hold_out(fraction).unwrap_err();
             assert!(error.to_string().contains("--validation-fraction"), "{error}");
         }
     }

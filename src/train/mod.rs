@@ -9,6 +9,7 @@
 //! divide the model over the ranks.
 
 pub(crate) mod atomic_file;
+mod batch_exchange;
 mod batch_queue;
 mod batches;
 mod buckets;

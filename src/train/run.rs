@@ -8,7 +8,7 @@ use super::checkpoint::{
     self, CheckpointError, CheckpointFiles, ExistingCheckpoint, Position, TrainingState,
 };
 use super::config::{Config, default_learning_rate};
-use super::data::Samples;
+use super::data::SharedSamples;
 use super::early_stopping::{BestParameters, BestRecord};
 use super::optimizer::Rule;
 use super::partition::ModelPartition;
@@ -54,9 +54,9 @@ pub fn run(
     check_same_arguments(group, config)?;
     // The options are the same on all ranks, so all ranks return this error.
     config.check().map_err(TrainError::Options)?;
-    let setup = Setup::new(config).map_err(TrainError::from);
+    let setup = Setup::new(config, group);
     let setup = check_all_succeeded(group, Phase::Data, setup)?;
-    check_same_data(group, &setup)?;
+    check_same_weights(group, &setup)?;
     setup.dataset.notes.iter().for_each(|note| observer.notice(note));
     let place = (group.rank(), group.size());
     // The model and the number of ranks are the same on all ranks, so all ranks return this error.
@@ -229,7 +229,7 @@ fn create_report(
         dataset: setup.dataset.name.clone(),
         train_samples: setup.dataset.train.len(),
         test_samples: setup.dataset.test.len(),
-        validation_samples: setup.validation.as_ref().map_or(0, Samples::len),
+        validation_samples: setup.validation.as_ref().map_or(0, SharedSamples::len),
         parameters: setup.network.parameter_count(),
         optimizer: setup.settings.rule.name().into(),
         lr: widen_decimal(trainer.learning_rate()),
@@ -283,7 +283,7 @@ fn opening_line(group: &Group, config: &Config, setup: &Setup, learning_rate: Op
         setup.dataset.name,
         setup.dataset.train.len(),
         setup.dataset.test.len(),
-        setup.dataset.train.features.columns(),
+        setup.dataset.train.columns(),
         setup.network.parameter_count(),
         rule.name(),
         learning_rate.unwrap_or_default(),
@@ -307,14 +307,11 @@ fn check_same_arguments(group: &mut Group, config: &Config) -> Result<(), TrainE
     Err(TrainError::ArgumentsDiffer { rank, what: names.join(", ") })
 }
 
-fn check_same_data(group: &mut Group, setup: &Setup) -> Result<(), TrainError> {
-    // `loss` includes the class weights. If a file holds the weights, its content may differ between hosts.
+/// Checks that the class weights, which may come from a file, are the same on all ranks.
+fn check_same_weights(group: &mut Group, setup: &Setup) -> Result<(), TrainError> {
     let loss = format!("{:?}", setup.network.loss());
-    match find_first_difference(group, &[short_digest(&setup.digest), short_digest(loss.as_bytes())])? {
+    match find_first_difference(group, &[short_digest(loss.as_bytes())])? {
         None => Ok(()),
-        Some((rank, different)) if different.contains(&0) => {
-            Err(TrainError::DataDiffer { rank, name: setup.dataset.name.clone() })
-        }
         Some((rank, _)) => Err(TrainError::DataDiffer { rank, name: "the file of --class-weights".into() }),
     }
 }

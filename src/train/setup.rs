@@ -2,15 +2,22 @@
 
 use super::checkpoint::{IdentityEntry, RunIdentity};
 use super::config::{Config, default_model};
-use super::data::{ColumnEncoding, DataError, Dataset, LoadOptions, Samples, Standardizer, Targets, Task};
-use super::early_stopping::hold_out;
+use super::data::{
+    ColumnEncoding, DataError, Dataset, LoadOptions, SharedSamples, Standardizer, TargetStatistics, Task,
+};
 use super::learning_rate::LearningRates;
 use super::model::{InputShape, Loss, ModelSpec, Network, Scale};
 use super::optimizer::{AdamOptions, Rule};
 use super::portable::ln;
+use super::rank_checks::{check_all_succeeded, find_first_difference, short_digest};
 use super::recipe::Recipe;
 use super::report::parameters_hash;
 use super::strategies::StrategySpec;
+use super::{Phase, TrainError};
+use crate::group::Group;
+
+/// Each rank holds all rows of a table with at most this many cells.
+const WHOLE_TABLE_CELLS_MAX: usize = 1 << 16;
 
 /// By default, a convex model trains with one batch per epoch if the training set has at most this many values (rows
 /// times features).
@@ -35,9 +42,9 @@ const CONSTANT_INPUTS_SHOWN: usize = 8;
 /// The data, the model and the settings of a run.
 #[derive(Debug)]
 pub(crate) struct Setup {
-    pub(crate) dataset: Dataset,
+    pub(crate) dataset: Dataset<SharedSamples>,
     /// The samples that are held out of the training set for validation.
-    pub(crate) validation: Option<Samples>,
+    pub(crate) validation: Option<SharedSamples>,
     pub(crate) model: ModelSpec,
     pub(crate) network: Network,
     pub(crate) standardizer: Option<Standardizer>,
@@ -67,8 +74,8 @@ impl TrainingSettings {
     /// [`Rule::Accelerated`] and the whole training set as one batch, until the loss no longer falls.
     /// [`Rule::Accelerated`] needs no tuning and reaches the optimum of the loss. Small batches at a constant rate do
     /// not reach the optimum.
-    fn new(config: &Config, model: &ModelSpec, dataset: &Dataset) -> Self {
-        let (rows, columns) = (dataset.train.len(), dataset.train.features.columns());
+    fn new(config: &Config, model: &ModelSpec, dataset: &Dataset<SharedSamples>) -> Self {
+        let (rows, columns) = (dataset.train.len(), dataset.train.columns());
         let convex = model.is_convex();
         let is_small = rows.saturating_mul(columns) <= WHOLE_BATCH_VALUES_MAX;
         let is_synchronous = config.strategy == StrategySpec::AllReduce;
@@ -107,38 +114,54 @@ impl TrainingSettings {
 }
 
 impl Setup {
-    /// Reads the data and chooses the model and the settings.
-    pub(crate) fn new(config: &Config) -> Result<Self, DataError> {
-        let mut dataset = config.source.load(&LoadOptions {
+    /// Reads the data and chooses the model and the settings. All ranks must call this function.
+    pub(crate) fn new(config: &Config, group: &mut Group) -> Result<Self, TrainError> {
+        let options = LoadOptions {
             target: config.target.clone(),
             table: config.table.clone(),
             test_fraction: config.test_fraction,
             task: config.task(),
             validation_fraction: config.recipe.patience.map(|patience| patience.validation_fraction),
-        })?;
-        let digest = dataset.digest();
-        let validation = match config.recipe.patience {
-            Some(patience) => Some(hold_out(&mut dataset.train, patience.validation_fraction)?),
+        };
+        let loaded = config.source.load_on_ranks(&options, group);
+        let mut dataset = check_all_succeeded(group, Phase::Data, loaded)?;
+        let cell_count = dataset.train.cell_count() + dataset.test.cell_count();
+        if !config.strategy.divides_batches() || cell_count <= WHOLE_TABLE_CELLS_MAX {
+            dataset.train = dataset.train.gather_on_all_ranks(dataset.classes.len(), group)?;
+            dataset.test = dataset.test.gather_on_all_ranks(dataset.classes.len(), group)?;
+        }
+        let digest = dataset.digest(group)?;
+        // The collectives below need the same data on all ranks.
+        if let Some((rank, _)) = find_first_difference(group, &[short_digest(&digest)])? {
+            return Err(TrainError::DataDiffer { rank, name: dataset.name });
+        }
+        let mut validation = match config.recipe.patience {
+            Some(patience) => Some(dataset.train.hold_out(patience.validation_fraction)?),
             None => None,
         };
+        for samples in [&mut dataset.train, &mut dataset.test].into_iter().chain(&mut validation) {
+            samples.measure_targets(dataset.classes.len(), group)?;
+        }
         let model = config.model.clone().unwrap_or_else(|| default_model(dataset.task()));
         // Standardize pixels only for a linear model, which converges faster with standardized pixels. Other models
         // can use pixels from 0 to 1.
         let standardize = config.standardize && (dataset.tabular || model == ModelSpec::Linear);
-        let fitted = standardize.then(|| Standardizer::fit(&dataset.train.features));
+        let fitted = if standardize { Some(Standardizer::fit(&dataset.train, group)?) } else { None };
         let (standardizer, ignored) = fitted.unzip();
         dataset.notes.extend(ignored.and_then(|ignored| describe_ignored_inputs(&dataset, &ignored)));
-        let (loss, outputs) = match &dataset.train.targets {
-            Targets::Numbers(values) => {
+        let TargetStatistics { mean, sum_of_squares, class_counts } = &dataset.train.statistics;
+        let (loss, outputs) = match dataset.task() {
+            Task::Regression => {
                 config.recipe.refuse_class_options()?;
-                (Loss::SquaredError(if config.standardize { Scale::fit(values) } else { Scale::IDENTITY }), 1)
+                let variance = sum_of_squares / dataset.train.len() as f64;
+                let scale = if config.standardize { Scale::new(*mean, variance) } else { Scale::IDENTITY };
+                (Loss::SquaredError(scale), 1)
             }
-            Targets::Classes(classes) => {
-                let counts = count_classes(classes, dataset.classes.len());
-                (config.recipe.class_loss(&dataset.classes, &counts)?, dataset.classes.len())
+            Task::Classification => {
+                (config.recipe.class_loss(&dataset.classes, class_counts)?, dataset.classes.len())
             }
         };
-        let input = InputShape { features: dataset.train.features.columns(), image: dataset.image };
+        let input = InputShape { features: dataset.train.columns(), image: dataset.image };
         let network = Network::new(&model, input, outputs, loss).map_err(|why| {
             let features = input.features;
             DataError::Unsuitable(format!(
@@ -152,7 +175,8 @@ impl Setup {
                 "--patience needs several tests of the model, but with --strategy {} the run of {epochs} epochs tests the model \
                  only at its end; raise --epochs, or leave out --patience",
                 config.strategy
-            )));
+            ))
+            .into());
         }
         let steps_per_epoch = dataset.train.len().div_ceil(settings.batch_size).max(1) as u64;
         let Recipe { schedule, warmup, .. } = config.recipe;
@@ -204,7 +228,7 @@ impl Setup {
         // An error names the first entry that differs. The sizes come last, because other entries may explain a
         // different size.
         entries.extend([
-            entry("features", "number of features", self.dataset.train.features.columns().to_string()),
+            entry("features", "number of features", self.dataset.train.columns().to_string()),
             entry("train_samples", "number of training samples", self.dataset.train.len().to_string()),
         ]);
         let scale = match self.network.loss() {
@@ -230,23 +254,22 @@ impl Setup {
     /// Returns the mean training loss of the best constant prediction. For regression, this is the variance of the
     /// targets. For classification, it is the entropy of the classes, with class weights and label smoothing.
     pub(crate) fn constant_loss(&self) -> f64 {
-        let samples = &self.dataset.train;
-        let count = samples.len() as f64;
-        let Targets::Classes(classes) = &samples.targets else {
-            return total_sum_of_squares(samples) / count;
-        };
-        let counts = count_classes(classes, self.dataset.classes.len());
-        if let Loss::WeightedCrossEntropy(targets) = self.network.loss() {
-            return targets.constant_loss(&counts);
+        let count = self.dataset.train.len() as f64;
+        let TargetStatistics { sum_of_squares, class_counts, .. } = &self.dataset.train.statistics;
+        if self.dataset.task() == Task::Regression {
+            return sum_of_squares / count;
         }
-        let fractions = counts.iter().filter(|&&found| found > 0).map(|&found| found as f64 / count);
+        if let Loss::WeightedCrossEntropy(targets) = self.network.loss() {
+            return targets.constant_loss(class_counts);
+        }
+        let fractions = class_counts.iter().filter(|&&found| found > 0).map(|&found| found as f64 / count);
         fractions.map(|fraction| -fraction * ln(fraction)).sum()
     }
 }
 
 /// Returns a warning about inputs whose values differ too little, so that they count as constant. Returns `None` for
 /// images.
-fn describe_ignored_inputs(dataset: &Dataset, ignored: &[usize]) -> Option<String> {
+fn describe_ignored_inputs<S>(dataset: &Dataset<S>, ignored: &[usize]) -> Option<String> {
     if ignored.is_empty() || !dataset.tabular {
         return None;
     }
@@ -263,25 +286,4 @@ fn describe_ignored_inputs(dataset: &Dataset, ignored: &[usize]) -> Option<Strin
          does not use them; multiply such a column by a large number, or subtract a constant from it",
         shown.join(", ")
     ))
-}
-
-/// Returns the number of samples of each class.
-fn count_classes(classes: &[u32], class_count: usize) -> Vec<u64> {
-    let mut counts = vec![0; class_count];
-    for &class in classes {
-        counts[class as usize] += 1;
-    }
-    counts
-}
-
-/// Returns the sum of the squared differences between the targets and their mean. R² compares the squared errors of a
-/// model with this sum. Returns 0 for classes.
-pub(crate) fn total_sum_of_squares(samples: &Samples) -> f64 {
-    match &samples.targets {
-        Targets::Numbers(values) => {
-            let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
-            values.iter().map(|value| (value - mean).powi(2)).sum()
-        }
-        Targets::Classes(_) => 0.0,
-    }
 }

@@ -77,6 +77,13 @@ impl StepTimer {
         self.data += started.elapsed();
     }
 
+    /// Adds the time since `started` to the time for data, except for the time in which this rank waited for other
+    /// ranks. `exposed` is the value of `group.statistics().exposed` at the time `started`.
+    pub(crate) fn add_exchange(&mut self, (started, exposed): (Instant, Duration), group: &Group) {
+        let waited = group.statistics().exposed.saturating_sub(exposed);
+        self.data += started.elapsed().saturating_sub(waited);
+    }
+
     /// Returns the times since the start of the measurement. `steps` is the number of steps in this time.
     pub(crate) fn finish(&self, group: &Group, steps: u64) -> StepTimes {
         let total = self.started.elapsed();

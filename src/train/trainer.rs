@@ -9,7 +9,8 @@ use std::time::Instant;
 
 pub(crate) use self::evaluation::Metrics;
 use super::TrainError;
-use super::batches::{Batches, range_of_rank};
+use super::batch_exchange::{BatchExchange, LocalBatch};
+use super::batches::Batches;
 use super::checkpoint::{CheckpointWriter, Position, TrainingState};
 use super::config::Config;
 use super::convergence;
@@ -104,8 +105,11 @@ impl<'a> Trainer<'a> {
             let content = (setup.network.clone(), setup.identity(config));
             CheckpointWriter::new(settings, content, state.position.steps_total, Instant::now())
         });
-        let batch =
-            setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(group.size().as_usize());
+        let train = &setup.dataset.train;
+        let batch = match setup.settings.batch_size {
+            size if size < train.len() => size.div_ceil(group.size().as_usize()),
+            _ => train.longest_part(group.size()),
+        };
         let evaluation_rows =
             micro_batch_rows(batch, config.micro_batches).max(setup.network.evaluation_rows());
         Ok(Self {
@@ -273,28 +277,32 @@ impl<'a> Trainer<'a> {
     ) -> Result<u64, TrainError> {
         let shuffling = Instant::now();
         let batch_size = self.setup.settings.batch_size;
-        let batches = Batches::new(self.config.seed, epoch, self.setup.dataset.train.len(), batch_size);
+        let train = &self.setup.dataset.train;
+        let batches = Batches::new(self.config.seed, epoch, train.len(), batch_size);
         self.timer.add_data(shuffling);
+        let place = self.partition.place();
+        let mut exchange = BatchExchange::new(train, batches, place);
         let mut samples = 0;
-        for index in first as usize..batches.count() {
-            let batch = batches.batch(index);
-            let place = self.partition.place();
-            let own = &batch[range_of_rank(batch.len(), place.replica, place.replicas)];
-            observer.batch_started(epoch, index as u64, own);
+        for index in first as usize..exchange.batches.count() {
+            let exchanging = (Instant::now(), group.statistics().exposed);
+            let local_batch = exchange.local_batch(group, index)?;
+            self.timer.add_exchange(exchanging, group);
+            observer.batch_started(epoch, index as u64, local_batch.row_numbers);
             self.plan_save(observer);
-            let loss = self.step(group, own, batch.len())?;
-            samples += batch.len() as u64;
+            let batch_len = local_batch.batch_len;
+            let loss = self.step(group, &local_batch)?;
+            samples += batch_len as u64;
             observer.step_taken(&CompletedStep {
                 steps_total: self.state.position.steps_total,
                 loss,
                 learning_rate: self.optimizer.learning_rate,
-                samples: batch.len() as u64,
+                samples: batch_len as u64,
             });
             if self.stopped {
                 break;
             }
             // Do not save after the last step of an epoch, because the end of the epoch saves a checkpoint.
-            if index + 1 < batches.count() {
+            if index + 1 < exchange.batches.count() {
                 self.save_if_due(group, observer)?;
             }
         }
@@ -348,19 +356,19 @@ impl<'a> Trainer<'a> {
         self.state.position = Position { epoch, steps_total, momentum_start, ..Position::default() };
     }
 
-    /// Takes one step on a global batch of `batch_len` samples, of which this rank processes `local_batch`. Returns
-    /// the mean loss of the batch, or of this rank's part of the batch if the ranks do not exchange losses in every
-    /// step.
-    fn step(&mut self, group: &mut Group, local_batch: &[u32], batch_len: usize) -> Result<f64, TrainError> {
+    /// Takes one step, in which this rank processes `local_batch`. Returns the mean loss of the samples of all ranks,
+    /// or of this rank's samples if the ranks do not exchange losses in every step.
+    fn step(&mut self, group: &mut Group, local_batch: &LocalBatch<'_>) -> Result<f64, TrainError> {
         let setup = self.setup;
+        let batch_len = local_batch.batch_len;
         let work = GradientWork {
             network: &setup.network,
             parameters: &self.state.parameters,
             gradients: &mut self.gradients,
             workspace: &mut self.workspace,
-            train: &setup.dataset.train,
+            train: local_batch.samples,
             standardizer: setup.standardizer.as_ref(),
-            samples: local_batch,
+            samples: local_batch.indices,
             batch_len,
             micro_batches: self.config.micro_batches,
             step: StepSeed { seed: self.config.seed, step: self.state.position.steps_total },
@@ -393,7 +401,7 @@ impl<'a> Trainer<'a> {
         } else {
             self.stopped = stopped;
             self.local_loss += own.loss;
-            own.loss / local_batch.len().max(1) as f64
+            own.loss / local_batch.indices.len().max(1) as f64
         };
         let position = &mut self.state.position;
         position.step += 1;

@@ -15,6 +15,7 @@ mod parameter_server;
 mod program;
 mod recipes;
 mod several_ranks;
+mod shared_tables;
 mod strategies;
 mod tables;
 #[path = "../util/mod.rs"]

@@ -210,20 +210,26 @@ impl TableEncoding {
     /// `inputs`.
     pub fn expand(&self, cells: &ArrayView1<'_, f32>, mut inputs: ArrayViewMut1<'_, f32>) {
         inputs.fill(0.0);
+        self.visit_inputs(cells, |index, value| inputs[index] = value);
+    }
+
+    /// Calls `visit` with the index and the value of each input of a row that may differ from 0. `cells` holds one
+    /// cell for each column.
+    pub(crate) fn visit_inputs(&self, cells: &ArrayView1<'_, f32>, mut visit: impl FnMut(usize, f32)) {
         let mut at = 0;
         for (column, &cell) in self.columns.iter().zip(cells) {
             match &column.inputs {
                 ColumnInputs::Number { fill, indicator }
                 | ColumnInputs::ShiftedNumber { fill, indicator, .. } => {
                     let missing = cell.is_nan();
-                    inputs[at] = if missing { fill.unwrap_or_default() } else { cell };
+                    visit(at, if missing { fill.unwrap_or_default() } else { cell });
                     if *indicator && missing {
-                        inputs[at + 1] = 1.0;
+                        visit(at + 1, 1.0);
                     }
                 }
                 ColumnInputs::OneHot { .. } | ColumnInputs::Hashed { .. } => {
                     if !cell.is_nan() {
-                        inputs[at + cell as usize] = 1.0;
+                        visit(at + cell as usize, 1.0);
                     }
                 }
             }

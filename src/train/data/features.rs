@@ -5,8 +5,8 @@ use std::sync::Arc;
 use ndarray::{Array2, ArrayViewMut2, Axis};
 use sha2::{Digest, Sha256};
 
-use super::TableEncoding;
 use super::sparse::SparseRows;
+use super::{ColumnEncoding, Standardizer, TableEncoding};
 
 /// Features of samples: a row per sample, a column per feature.
 #[derive(Clone, PartialEq, Debug)]
@@ -105,94 +105,92 @@ impl Features {
         }
     }
 
-    /// Adds the shape and the values to `hasher`.
-    pub(crate) fn digest(&self, hasher: &mut Sha256) {
-        hasher.update((self.rows() as u64).to_le_bytes());
-        hasher.update((self.columns() as u64).to_le_bytes());
+    /// Calls `visit` with the index and the value of each feature of a sample that is not 0.
+    pub(crate) fn visit_row(&self, row: usize, mut visit: impl FnMut(usize, f32)) {
+        let mut visit = |(index, value): (usize, f32)| {
+            if value != 0.0 {
+                visit(index, value);
+            }
+        };
         match self {
-            Self::Numbers(values) => digest_numbers(values, hasher),
+            Self::Numbers(values) => values.row(row).iter().copied().enumerate().for_each(visit),
             Self::Pixels { values, divisor } => {
-                hasher.update(divisor.to_le_bytes());
-                for row in values.rows() {
-                    hasher.update(row.to_vec());
-                }
+                values.row(row).iter().map(|&byte| f32::from(byte) / divisor).enumerate().for_each(visit);
             }
             Self::Encoded { cells, encoding } => {
-                encoding.digest(hasher);
-                digest_numbers(cells, hasher);
+                encoding.visit_inputs(&cells.row(row), |index, value| visit((index, value)));
+            }
+            Self::Sparse(rows) => rows.row(row).for_each(visit),
+        }
+    }
+
+    /// Returns for each feature whether it is a number. Other features have only the values 0 and 1.
+    pub(crate) fn number_flags(&self) -> Vec<bool> {
+        match self {
+            Self::Numbers(_) | Self::Pixels { .. } | Self::Sparse(_) => vec![true; self.columns()],
+            Self::Encoded { encoding, .. } => {
+                let inputs = encoding
+                    .columns
+                    .iter()
+                    .flat_map(|column| (0..column.width()).map(|input| input == 0 && column.is_number()));
+                inputs.collect()
+            }
+        }
+    }
+
+    /// Returns the cells of a table. Returns `None` for pixels and sparse rows.
+    pub(crate) fn cells(&self) -> Option<&Array2<f32>> {
+        match self {
+            Self::Numbers(cells) | Self::Encoded { cells, .. } => Some(cells),
+            Self::Pixels { .. } | Self::Sparse(_) => None,
+        }
+    }
+
+    /// Returns whether each cell of a text column is NaN or the index of one of the column's inputs.
+    pub(crate) fn has_valid_cells(&self) -> bool {
+        let Self::Encoded { cells, encoding } = self else { return true };
+        let is_valid = |(column, &cell): (&ColumnEncoding, &f32)| {
+            column.is_number() || cell.is_nan() || (0.0..column.width() as f32).contains(&cell)
+        };
+        cells.rows().into_iter().all(|row| encoding.columns.iter().zip(row).all(is_valid))
+    }
+
+    /// Returns features with the rows `cells`, and with the columns and the encoding of `self`. Returns `None` for
+    /// pixels and sparse rows.
+    pub(crate) fn with_other_rows(&self, cells: Array2<f32>) -> Option<Self> {
+        match self {
+            Self::Numbers(_) => Some(Self::Numbers(cells)),
+            Self::Encoded { encoding, .. } => Some(Self::Encoded { cells, encoding: Arc::clone(encoding) }),
+            Self::Pixels { .. } | Self::Sparse(_) => None,
+        }
+    }
+
+    /// Adds the number of columns, the divisor of pixels and the encoding of a table to a digest.
+    pub(crate) fn digest_format(&self, hasher: &mut Sha256) {
+        hasher.update((self.columns() as u64).to_le_bytes());
+        match self {
+            Self::Numbers(_) | Self::Sparse(_) => {}
+            Self::Pixels { divisor, .. } => hasher.update(divisor.to_le_bytes()),
+            Self::Encoded { encoding, .. } => encoding.digest(hasher),
+        }
+    }
+
+    /// Adds the values of a sample to a digest.
+    pub(crate) fn digest_row(&self, row: usize, hasher: &mut Sha256) {
+        match self {
+            Self::Pixels { values, .. } => hasher.update(values.row(row).to_vec()),
+            Self::Numbers(cells) | Self::Encoded { cells, .. } => {
+                let bits: Vec<[u8; 4]> = cells.row(row).iter().map(|value| value.to_le_bytes()).collect();
+                hasher.update(bits.as_flattened());
             }
             Self::Sparse(rows) => {
-                for row in 0..rows.rows() {
-                    for (column, value) in rows.row(row) {
-                        hasher.update((column as u64).to_le_bytes());
-                        hasher.update(value.to_le_bytes());
-                    }
-                    hasher.update(u64::MAX.to_le_bytes());
+                for (column, value) in rows.row(row) {
+                    hasher.update((column as u64).to_le_bytes());
+                    hasher.update(value.to_le_bytes());
                 }
             }
         }
     }
-}
-
-/// Adds the numbers to a digest, row by row.
-fn digest_numbers(values: &Array2<f32>, hasher: &mut Sha256) {
-    for row in values.rows() {
-        let bits: Vec<[u8; 4]> = row.iter().map(|value| value.to_le_bytes()).collect();
-        hasher.update(bits.as_flattened());
-    }
-}
-
-/// Scales every feature to mean 0 and standard deviation 1 over the training set. Constant features become 0.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Standardizer {
-    /// The mean of each feature.
-    pub mean: Vec<f32>,
-    /// 1 / s for each feature, where s is the population standard deviation (numpy's `std`). 0 for a constant
-    /// feature.
-    pub inverse_deviation: Vec<f32>,
-}
-
-impl Standardizer {
-    /// Computes the mean and the standard deviation of each feature. The computation uses f64 and two passes, so that
-    /// large means do not reduce the precision. Also returns the indices of the features that differ too little to be
-    /// scaled. Like constant features, these features become 0.
-    pub fn fit(features: &Features) -> (Self, Vec<usize>) {
-        let (rows, columns) = (features.rows(), features.columns());
-        let mut row_values = Array2::<f32>::zeros((1, columns));
-        let mut mean = vec![0.0_f64; columns];
-        let mut is_constant = vec![true; columns];
-        let mut first_values: Option<Vec<f32>> = None;
-        for row in 0..rows {
-            features.gather(std::iter::once(row), None, row_values.view_mut());
-            mean.iter_mut().zip(&row_values).for_each(|(sum, &value)| *sum += f64::from(value));
-            let first_values = first_values.get_or_insert_with(|| row_values.iter().copied().collect());
-            for ((is_constant, value), first) in is_constant.iter_mut().zip(&row_values).zip(first_values) {
-                *is_constant &= value == first;
-            }
-        }
-        for sum in &mut mean {
-            *sum /= rows.max(1) as f64;
-        }
-        let mut variance = vec![0.0_f64; columns];
-        for row in 0..rows {
-            features.gather(std::iter::once(row), None, row_values.view_mut());
-            for ((sum, &value), mean) in variance.iter_mut().zip(&row_values).zip(&mean) {
-                *sum += (f64::from(value) - mean).powi(2);
-            }
-        }
-        let deviations = variance.iter().map(|sum| (sum / rows.max(1) as f64).sqrt());
-        let inverse_deviation: Vec<f32> =
-            deviations.zip(&mean).map(|(deviation, mean)| invert_deviation(deviation, *mean)).collect();
-        let is_ignored = |&column: &usize| !is_constant[column] && inverse_deviation[column] == 0.0;
-        let ignored = (0..columns).filter(is_ignored).collect();
-        (Self { mean: mean.iter().map(|&mean| mean as f32).collect(), inverse_deviation }, ignored)
-    }
-}
-
-/// Returns 1 / `deviation`. Returns 0 if `deviation` may be a rounding error, or if the inverse is not finite as f32.
-fn invert_deviation(deviation: f64, mean: f64) -> f32 {
-    let inverse = (1.0 / deviation) as f32;
-    if deviation <= 1e-7 * mean.abs() || !inverse.is_finite() { 0.0 } else { inverse }
 }
 
 #[cfg(test)]
@@ -200,37 +198,6 @@ mod tests {
     use ndarray::array;
 
     use super::*;
-
-    #[test]
-    fn standardized_features_have_mean_0_and_deviation_1() {
-        let features =
-            Features::Numbers(array![[1.0, 7.7, 1e6], [2.0, 7.7, 1e6 + 2.0], [6.0, 7.7, 1e6 + 4.0]]);
-        let (standardizer, ignored) = Standardizer::fit(&features);
-        assert!(ignored.is_empty(), "{ignored:?}");
-        let mut out = Array2::zeros((3, 3));
-        features.gather(0..3, Some(&standardizer), out.view_mut());
-        for (column, deviation) in [1.0, 0.0, 1.0].into_iter().enumerate() {
-            let values = out.column(column);
-            assert!(values.mean().unwrap().abs() < 1e-5, "{values}");
-            assert!((values.std(0.0) - deviation).abs() < 1e-3, "{values}");
-        }
-    }
-
-    /// Regression test: before the fix, the inverse of a tiny deviation was infinite, so the loss was NaN.
-    #[test]
-    fn features_that_differ_too_little_become_0_and_are_named() {
-        let features = Features::Numbers(array![
-            [1e-39, 1e-38, 7.7, 16_777_216.0, 0.0],
-            [2e-39, 3e-38, 7.7, 16_777_218.0, 0.0],
-            [3e-39, 2e-38, 7.7, 16_777_216.0, 0.0]
-        ]);
-        let (standardizer, ignored) = Standardizer::fit(&features);
-        assert_eq!(ignored, [0, 3]);
-        let is_used: Vec<bool> =
-            standardizer.inverse_deviation.iter().map(|&inverse| inverse > 0.0).collect();
-        assert_eq!(is_used, [false, true, false, false, false]);
-        assert!(standardizer.inverse_deviation.iter().all(|inverse| inverse.is_finite()));
-    }
 
     #[test]
     fn gather_divides_pixels_by_their_divisor() {

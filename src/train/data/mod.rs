@@ -5,6 +5,7 @@ mod csv;
 mod digits;
 mod encoding;
 mod error;
+mod exact_sum;
 mod features;
 mod file;
 mod format;
@@ -14,14 +15,19 @@ mod image_folder;
 mod image_shape;
 mod layout;
 mod libsvm;
+mod load;
 mod loaded_rows;
 pub(crate) mod npy;
 mod numbers;
 mod raw_table;
+mod row_map;
+mod shared_samples;
 mod source;
 mod sparse;
 mod split;
+mod standardizer;
 mod synthetic;
+mod table_load;
 mod target;
 mod texts;
 
@@ -35,18 +41,24 @@ pub(crate) use csv::{
 };
 pub use encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 pub use error::DataError;
-pub use features::{Features, Standardizer};
+pub use features::Features;
 pub use format::DataFormat;
 pub(crate) use image_folder::WantedImages;
 pub use image_shape::ImageShape;
 pub use layout::TableLayout;
+pub use load::LoadOptions;
 pub(crate) use loaded_rows::LoadedRows;
 pub(crate) use npy::{FeatureShape, NpyStream};
-pub use source::{DataSource, LoadOptions};
+pub(crate) use row_map::RowMap;
+pub(crate) use shared_samples::{SharedSamples, TargetStatistics};
+pub use source::DataSource;
 pub use sparse::SparseRows;
+pub use standardizer::Standardizer;
 pub(crate) use target::{CLASS_END, CLASSES_MAX};
 pub use target::{Targets, Task};
 use texts::Texts;
+
+use crate::group::{Error, Group};
 
 /// The maximum number of values (rows times columns) in a data set.
 pub const ELEMENTS_MAX: u64 = 1 << 31;
@@ -88,15 +100,15 @@ impl Samples {
     }
 }
 
-/// A training set and a test set.
+/// A training set and a test set. `S` is the type of these sets.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Dataset {
+pub struct Dataset<S = Samples> {
     /// The name of the data in reports.
     pub name: String,
     /// The training set, which holds at least one sample.
-    pub train: Samples,
+    pub train: S,
     /// The test set, which may be empty.
-    pub test: Samples,
+    pub test: S,
     /// The names of the classes: entry i is the name of the class with the index i. Empty for regression.
     pub classes: Vec<String>,
     /// `true` if the features are columns of a table. `false` if the features are pixels.
@@ -113,21 +125,28 @@ pub struct Dataset {
     pub notes: Vec<String>,
 }
 
-impl Dataset {
+impl<S> Dataset<S> {
     /// Returns the task that the target requires: to predict classes, or to predict numbers.
     pub fn task(&self) -> Task {
         if self.classes.is_empty() { Task::Regression } else { Task::Classification }
     }
 
-    /// Returns a SHA-256 of both sets of samples and the names of the classes. Two ranks with the same digest train
-    /// on the same data.
-    pub fn digest(&self) -> [u8; 32] {
+    /// Replaces the training set and the test set by the results of `convert`.
+    fn map_sets<T>(self, mut convert: impl FnMut(S) -> T) -> Dataset<T> {
+        let Self { name, train, test, classes, tabular, image, encoding, layout, notes } = self;
+        let (train, test) = (convert(train), convert(test));
+        Dataset { name, train, test, classes, tabular, image, encoding, layout, notes }
+    }
+}
+
+impl Dataset<SharedSamples> {
+    /// Returns a SHA-256 of both sets of samples and the names of the classes. Two runs with the same hash train on
+    /// the same data. All ranks must call this function, and get the same hash.
+    pub(crate) fn digest(&self, group: &mut Group) -> Result<[u8; 32], Error> {
         let mut hasher = Sha256::new();
-        for samples in [&self.train, &self.test] {
-            samples.features.digest(&mut hasher);
-            samples.targets.digest(&mut hasher);
-        }
+        self.train.digest(&mut hasher, group)?;
+        self.test.digest(&mut hasher, group)?;
         self.classes.iter().for_each(|name| hasher.update([name.as_bytes(), &[0]].concat()));
-        hasher.finalize().into()
+        Ok(hasher.finalize().into())
     }
 }

@@ -4,6 +4,9 @@
 //! rounded to multiples of 128 s. A column whose numbers are much closer to each other than to 0 is stored as f64
 //! until its encoding is chosen. The encoding `ShiftedNumber` subtracts the mean before the numbers become f32.
 
+use crate::group::{Error, Group};
+use crate::types::ReduceOp;
+
 /// A column is narrow if its range times this factor is less than its largest magnitude. In a column that is not narrow,
 /// rounding to f32 changes the numbers by at most 2^-14 of their range.
 const NARROW_RATIO: f64 = 1024.0;
@@ -71,6 +74,17 @@ impl NumberRange {
     }
 }
 
+/// Extends each range by the numbers of the other ranks. All ranks must pass the same number of ranges.
+pub(crate) fn merge_ranges(group: &mut Group, ranges: &mut [NumberRange]) -> Result<(), Error> {
+    let bounds = |range: &NumberRange| [range.low, -range.high, f64::from(u8::from(range.is_exact))];
+    let mut lowest: Vec<f64> = ranges.iter().flat_map(bounds).collect();
+    group.all_reduce(&mut lowest, ReduceOp::Min)?;
+    for (range, &[low, negative_high, is_exact]) in ranges.iter_mut().zip(lowest.as_chunks().0) {
+        *range = NumberRange { low, high: -negative_high, is_exact: is_exact > 0.0 };
+    }
+    Ok(())
+}
+
 /// Collects the numbers of a column. Stores the numbers as f64 while their range is narrow, and otherwise as f32.
 #[derive(Debug)]
 pub(crate) struct NumberCollector {
@@ -99,10 +113,17 @@ impl NumberCollector {
         }
     }
 
-    /// Returns the collected numbers.
-    pub(crate) fn finish(self) -> Numbers {
+    /// Returns the range of the numbers of this rank.
+    pub(crate) fn range(&self) -> NumberRange {
+        self.range
+    }
+
+    /// Returns the collected numbers. `range` is the range of the numbers of all ranks, so that all ranks choose the
+    /// same type.
+    pub(crate) fn finish(self, range: NumberRange) -> Numbers {
         match self.numbers {
-            Numbers::Double(values) if !self.range.needs_f64() => Numbers::Single(to_f32(&values)),
+            Numbers::Double(values) if !range.needs_f64() => Numbers::Single(to_f32(&values)),
+            // If the range of this rank is not narrow, the range of all ranks is not narrow either.
             numbers => numbers,
         }
     }
@@ -123,7 +144,8 @@ mod tests {
             for &value in values {
                 collector.push(value);
             }
-            collector.finish()
+            let range = collector.range();
+            collector.finish(range)
         };
         for values in [
             &[1_700_000_000.0, f64::NAN, 1_700_000_001.0][..],

@@ -1,5 +1,6 @@
-//! A table as it was read from files. [`RawTable::encode`] chooses how each column is encoded, and then encodes the
-//! rows.
+//! A table as it was read from files. Each rank holds a part of the rows. [`RawTable::encode`] chooses how each
+//! column is encoded, and then encodes the rows. The choice depends on the rows of all ranks, and is the same on all
+//! ranks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,8 +8,13 @@ use std::sync::Arc;
 use ndarray::Array2;
 
 use super::encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
-use super::numbers::{NumberRange, Numbers};
+use super::exact_sum::{self, ExactSum};
+use super::numbers::{NumberRange, Numbers, merge_ranges};
+use super::row_map::RowMap;
 use super::{Column, DataError, Features, Table, TableLayout, Texts};
+use crate::group::Group;
+use crate::train::TrainError;
+use crate::types::ReduceOp;
 
 /// The maximum number of bytes of all category names of a column. The model file and the checkpoint hold these names.
 const CATEGORY_BYTES_MAX: usize = 1 << 24;
@@ -16,6 +22,8 @@ const CATEGORY_BYTES_MAX: usize = 1 << 24;
 /// A table as it was read from files.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct RawTable {
+    /// Which rank holds which rows. The columns and the target hold the rows of this rank.
+    pub(crate) rows: RowMap,
     /// The feature columns.
     pub(crate) columns: Vec<RawColumn>,
     /// The name of the column with the target.
@@ -44,7 +52,7 @@ pub(crate) enum RawValues {
     Texts(Texts),
 }
 
-/// The indices of the rows of a table, divided into sets.
+/// The rows of all ranks, divided into sets. Each set has the numbers of its rows in ascending order.
 pub(crate) struct RowSets {
     /// The training rows on which the encoding is fitted. Rows that early stopping holds out are not included.
     pub(crate) fitted: Vec<usize>,
@@ -54,10 +62,14 @@ pub(crate) struct RowSets {
     pub(crate) test: Vec<usize>,
 }
 
-/// The training rows and the test rows of a table after encoding.
+/// The encoded training rows and test rows of this rank.
 pub(crate) struct EncodedTable {
     pub(crate) train: Table,
     pub(crate) test: Table,
+    /// Which rank holds which training rows.
+    pub(crate) train_rows: RowMap,
+    /// Which rank holds which test rows.
+    pub(crate) test_rows: RowMap,
     pub(crate) encoding: Arc<TableEncoding>,
     pub(crate) layout: TableLayout,
     /// Messages for the user.
@@ -65,39 +77,40 @@ pub(crate) struct EncodedTable {
 }
 
 impl RawTable {
-    /// Returns the number of rows.
-    pub(crate) fn rows(&self) -> usize {
-        self.target.len()
-    }
-
-    /// Fits the encoding on the rows `fitted`, and encodes the rows `train` and `test`. A text column with at most
-    /// `categories_max` distinct texts in the fitted rows has an input for each text. A text column with more
-    /// distinct texts is hashed to `categories_max` inputs.
+    /// Fits the encoding on the rows `fitted`, and encodes this rank's rows of `train` and `test`. A text column with
+    /// at most `categories_max` distinct texts in the fitted rows has an input for each text. A text column with more
+    /// distinct texts is hashed to `categories_max` inputs. All ranks must call this function.
     pub(crate) fn encode(
         self,
         RowSets { fitted, train, test }: &RowSets,
-        missing: MissingPolicy,
-        categories_max: usize,
-    ) -> Result<EncodedTable, DataError> {
+        (missing, categories_max): (MissingPolicy, usize),
+        group: &mut Group,
+    ) -> Result<EncodedTable, TrainError> {
+        let [fitted_here, train_here, test_here] =
+            [fitted, train, test].map(|set| self.rows.held_indices_of(set));
+        let inputs = self.fit(&fitted_here, (missing, categories_max), group)?;
         let mut notes = self.notes;
         let mut columns = Vec::with_capacity(self.columns.len());
-        for column in &self.columns {
-            let inputs = column.fit(fitted, missing, categories_max)?;
+        for (column, inputs) in self.columns.iter().zip(inputs) {
             notes.extend(column.describe(&inputs));
             columns.push(ColumnEncoding { name: column.name.clone(), inputs });
         }
         let encoding = Arc::new(TableEncoding { target: self.target_name, missing, columns });
-        let (train_cells, unknown_in_validation) = encode_rows(&self.columns, train, &encoding);
-        let (test_cells, unknown_in_test) = encode_rows(&self.columns, test, &encoding);
-        for (set, unknown) in [("validation", unknown_in_validation), ("test", unknown_in_test)] {
-            for (column, count) in self.columns.iter().zip(unknown).filter(|(_, count)| *count > 0) {
+        let (train_cells, unknown_in_validation) = encode_rows(&self.columns, &train_here, &encoding);
+        let (test_cells, unknown_in_test) = encode_rows(&self.columns, &test_here, &encoding);
+        let mut unknown = [unknown_in_validation, unknown_in_test].concat();
+        group.all_reduce(&mut unknown, ReduceOp::Sum)?;
+        for (set, unknown) in
+            ["validation", "test"].into_iter().zip(unknown.chunks(self.columns.len().max(1)))
+        {
+            for (column, count) in self.columns.iter().zip(unknown).filter(|(_, count)| **count > 0) {
                 notes.push(format!(
                     "{count} {set} rows have a value of `{}` that no training row has; its inputs are 0 in these rows",
                     column.name
                 ));
             }
         }
-        let table = |cells, rows| {
+        let table = |cells, rows: &[usize]| {
             let features = if encoding.is_plain() {
                 Features::Numbers(cells)
             } else {
@@ -105,60 +118,138 @@ impl RawTable {
             };
             Table { features, target: self.target.select(rows) }
         };
-        let (train, test) = (table(train_cells, train), table(test_cells, test));
-        Ok(EncodedTable { train, test, encoding, layout: self.layout, notes })
+        Ok(EncodedTable {
+            train: table(train_cells, &train_here),
+            test: table(test_cells, &test_here),
+            train_rows: self.rows.map_of_chosen_rows(train),
+            test_rows: self.rows.map_of_chosen_rows(test),
+            encoding,
+            layout: self.layout,
+            notes,
+        })
     }
-}
 
-impl RawColumn {
-    /// Fits the encoding of this column on `rows`.
+    /// Fits the encoding of each column. Each rank passes the indices of its rows to which the encoding is fitted.
     fn fit(
         &self,
         rows: &[usize],
-        missing: MissingPolicy,
-        categories_max: usize,
-    ) -> Result<ColumnInputs, DataError> {
-        match &self.values {
-            RawValues::Numbers(numbers) => self.fit_numbers(numbers, rows, missing),
-            RawValues::Texts(texts) => {
-                let categories: BTreeSet<&str> = texts.distinct_in(rows.iter().copied()).collect();
-                if categories.len() > categories_max {
-                    return Ok(ColumnInputs::Hashed { buckets: categories_max as u32 });
-                }
-                let bytes: usize = categories.iter().map(|category| category.len()).sum();
-                if bytes > CATEGORY_BYTES_MAX {
-                    let (name, count) = (&self.name, categories.len());
-                    return Err(DataError::Unsuitable(format!(
-                        "the {count} distinct texts of column `{name}` have {bytes} bytes; the limit for a column with an \
-                         input for each text is {CATEGORY_BYTES_MAX}; pass a smaller --max-categories to hash the texts, or \
-                         --drop {name} to leave out the column"
-                    )));
-                }
-                Ok(ColumnInputs::OneHot { categories: categories.into_iter().map(str::to_owned).collect() })
-            }
+        (missing, categories_max): (MissingPolicy, usize),
+        group: &mut Group,
+    ) -> Result<Vec<ColumnInputs>, TrainError> {
+        let mut numbers: Vec<NumberStatistics> =
+            self.columns.iter().map(|column| column.number_statistics(rows)).collect();
+        merge_statistics(group, &mut numbers)?;
+        let texts: Vec<Option<BTreeSet<&str>>> =
+            self.columns.iter().map(|column| column.distinct_texts(rows, categories_max)).collect();
+        let texts = merge_texts(group, &texts, categories_max)?;
+        let mut row_count = [rows.len() as u64];
+        group.all_reduce(&mut row_count, ReduceOp::Sum)?;
+        let columns = self.columns.iter().zip(numbers.iter().zip(texts));
+        let inputs = columns.map(|(column, (numbers, texts))| match &column.values {
+            RawValues::Numbers(_) => column.fit_numbers(numbers, row_count[0], missing),
+            RawValues::Texts(_) => column.fit_texts(texts, categories_max),
+        });
+        Ok(inputs.collect::<Result<_, DataError>>()?)
+    }
+}
+
+/// Statistics of a column of numbers.
+struct NumberStatistics {
+    range: NumberRange,
+    sum: ExactSum,
+    count: u64,
+}
+
+/// Replaces the statistics of this rank by the statistics of all ranks.
+fn merge_statistics(group: &mut Group, statistics: &mut [NumberStatistics]) -> Result<(), TrainError> {
+    let mut ranges: Vec<NumberRange> = statistics.iter().map(|column| column.range).collect();
+    merge_ranges(group, &mut ranges)?;
+    let mut sums: Vec<ExactSum> = statistics.iter().map(|column| column.sum.clone()).collect();
+    exact_sum::add_sums_of_ranks(group, &mut sums)?;
+    let mut counts: Vec<u64> = statistics.iter().map(|column| column.count).collect();
+    group.all_reduce(&mut counts, ReduceOp::Sum)?;
+    let merged = ranges.into_iter().zip(sums).zip(counts);
+    for (column, ((range, sum), count)) in statistics.iter_mut().zip(merged) {
+        *column = NumberStatistics { range, sum, count };
+    }
+    Ok(())
+}
+
+/// Returns the distinct texts of each column on all ranks. `columns` has the distinct texts on this rank. A column
+/// with more than `count_max` distinct texts is `None`.
+fn merge_texts(
+    group: &mut Group,
+    columns: &[Option<BTreeSet<&str>>],
+    count_max: usize,
+) -> Result<Vec<Option<BTreeSet<String>>>, TrainError> {
+    let own: Vec<Option<Vec<String>>> = columns
+        .iter()
+        .map(|texts| texts.as_ref().map(|texts| texts.iter().map(|&text| text.to_owned()).collect()))
+        .collect();
+    let mut merged = vec![Some(BTreeSet::new()); columns.len()];
+    for rank in group.all_gather_object(&own)? {
+        for (merged, texts) in merged.iter_mut().zip(rank) {
+            *merged = merged.take().zip(texts).and_then(|(mut merged, texts)| {
+                merged.extend(texts);
+                (merged.len() <= count_max).then_some(merged)
+            });
         }
     }
+    Ok(merged)
+}
 
-    /// Fits the encoding of a column of numbers on `rows`.
+impl RawColumn {
+    /// Returns the distinct texts in these rows. Returns `None` if there are more than `count_max`. A column of
+    /// numbers has no texts.
+    fn distinct_texts(&self, rows: &[usize], count_max: usize) -> Option<BTreeSet<&str>> {
+        let RawValues::Texts(texts) = &self.values else { return Some(BTreeSet::new()) };
+        let distinct: BTreeSet<&str> = texts.distinct_in(rows.iter().copied()).take(count_max + 1).collect();
+        (distinct.len() <= count_max).then_some(distinct)
+    }
+
+    /// Fits the encoding of a text column. `texts` holds the distinct texts, or `None` if there are more than
+    /// `categories_max`.
+    fn fit_texts(
+        &self,
+        texts: Option<BTreeSet<String>>,
+        categories_max: usize,
+    ) -> Result<ColumnInputs, DataError> {
+        let Some(categories) = texts else {
+            return Ok(ColumnInputs::Hashed { buckets: categories_max as u32 });
+        };
+        let bytes: usize = categories.iter().map(String::len).sum();
+        if bytes > CATEGORY_BYTES_MAX {
+            let (name, count) = (&self.name, categories.len());
+            return Err(DataError::Unsuitable(format!(
+                "the {count} distinct texts of column `{name}` have {bytes} bytes; the limit for a column with an input for each \
+                 text is {CATEGORY_BYTES_MAX}; pass a smaller --max-categories to hash the texts, or --drop {name} to leave out \
+                 the column"
+            )));
+        }
+        Ok(ColumnInputs::OneHot { categories: categories.into_iter().collect() })
+    }
+
+    /// Returns the statistics of the numbers in these rows. A text column has no numbers.
+    fn number_statistics(&self, rows: &[usize]) -> NumberStatistics {
+        let mut statistics = NumberStatistics { range: NumberRange::EMPTY, sum: ExactSum::ZERO, count: 0 };
+        let RawValues::Numbers(numbers) = &self.values else { return statistics };
+        for value in rows.iter().map(|&row| numbers.get(row)).filter(|value| !value.is_nan()) {
+            statistics.range.add(value);
+            statistics.sum.add(value);
+            statistics.count += 1;
+        }
+        statistics
+    }
+
+    /// Fits the encoding of a column of numbers to its statistics. `rows` is the number of rows that were counted,
+    /// including rows without a number.
     fn fit_numbers(
         &self,
-        numbers: &Numbers,
-        rows: &[usize],
+        NumberStatistics { range, sum, count }: &NumberStatistics,
+        rows: u64,
         missing: MissingPolicy,
     ) -> Result<ColumnInputs, DataError> {
-        let (mut range, mut sum, mut count) = (NumberRange::EMPTY, 0.0, 0_usize);
-        // The sum keeps more digits if the first number is subtracted from each large number.
-        let mut first = None;
-        for value in rows.iter().map(|&row| numbers.get(row)).filter(|value| !value.is_nan()) {
-            range.add(value);
-            sum += value
-                - *first.get_or_insert(match numbers {
-                    Numbers::Single(_) => 0.0,
-                    Numbers::Double(_) => value,
-                });
-            count += 1;
-        }
-        let mean = first.unwrap_or_default() + sum / count as f64;
+        let (mean, count) = (sum.value() / *count as f64, *count);
         let is_filled = matches!(missing, MissingPolicy::Mean | MissingPolicy::Indicator);
         if is_filled && count == 0 {
             let name = &self.name;
@@ -166,8 +257,8 @@ impl RawColumn {
                 "column `{name}` holds no value in the training rows, so it has no mean; pass --drop {name}"
             )));
         }
-        let indicator = missing == MissingPolicy::Indicator && count < rows.len();
-        if matches!(numbers, Numbers::Double(_)) && range.has_differences() {
+        let indicator = missing == MissingPolicy::Indicator && count < rows;
+        if matches!(self.values, RawValues::Numbers(Numbers::Double(_))) && range.has_differences() {
             return Ok(ColumnInputs::ShiftedNumber {
                 offset: mean,
                 fill: is_filled.then_some(0.0),
@@ -180,17 +271,16 @@ impl RawColumn {
     /// Returns a message for the user if the column holds text, or numbers that are stored as f64.
     fn describe(&self, inputs: &ColumnInputs) -> Option<String> {
         let name = &self.name;
-        let count = match &self.values {
-            RawValues::Texts(texts) => texts.distinct.len(),
-            RawValues::Numbers(Numbers::Single(_)) => return None,
-            RawValues::Numbers(Numbers::Double(_)) => 0,
-        };
+        if matches!(self.values, RawValues::Numbers(Numbers::Single(_))) {
+            return None;
+        }
         Some(match inputs {
             ColumnInputs::Hashed { buckets } => format!(
-                "column `{name}` holds text with {count} distinct values: hashed to {buckets} inputs; see --max-categories, or \
-                 leave it out with --drop {name}"
+                "column `{name}` holds text with more than {buckets} distinct values: hashed to {buckets} inputs; see \
+                 --max-categories, or leave it out with --drop {name}"
             ),
-            ColumnInputs::OneHot { .. } => {
+            ColumnInputs::OneHot { categories } => {
+                let count = categories.len();
                 format!("column `{name}` holds text with {count} distinct values: one input for each value")
             }
             ColumnInputs::ShiftedNumber { offset, .. } => format!(
@@ -206,7 +296,7 @@ impl RawColumn {
 }
 
 /// Returns the cells of `rows`, and for each column the number of texts without a category.
-fn encode_rows(columns: &[RawColumn], rows: &[usize], encoding: &TableEncoding) -> (Array2<f32>, Vec<usize>) {
+fn encode_rows(columns: &[RawColumn], rows: &[usize], encoding: &TableEncoding) -> (Array2<f32>, Vec<u64>) {
     let mut cells = Array2::zeros((rows.len(), columns.len()));
     let mut unknown = vec![0; columns.len()];
     let plain = encoding.is_plain();
@@ -224,7 +314,7 @@ fn encode_rows(columns: &[RawColumn], rows: &[usize], encoding: &TableEncoding) 
                 let cell_of: Vec<f32> = distinct.iter().map(|text| encoding.text_cell(text)).collect();
                 for (cell, &row) in to.into_iter().zip(rows) {
                     *cell = cell_of[indices[row] as usize];
-                    unknown[index] += usize::from(cell.is_nan());
+                    unknown[index] += u64::from(cell.is_nan());
                 }
             }
         }

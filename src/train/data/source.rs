@@ -9,13 +9,7 @@ use std::str::FromStr;
 use super::compression::FileCompression;
 use super::file::extension;
 use super::image_folder::WantedImages;
-use super::raw_table::{EncodedTable, RowSets};
-use super::synthetic::SyntheticTarget;
-use super::{
-    DataError, Dataset, ELEMENTS_MAX, Features, LoadedRows, Samples, Table, TableOptions, Task, csv, digits,
-    idx, image_folder, libsvm, npy, split, synthetic, target,
-};
-use crate::train::early_stopping::hold_out_rows;
+use super::{DataError, ELEMENTS_MAX, LoadedRows, image_folder, libsvm};
 
 /// The maximum number of files of a table.
 const FILES_MAX: usize = 100_000;
@@ -170,38 +164,6 @@ impl fmt::Display for DataSource {
     }
 }
 
-/// The options for reading a source.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct LoadOptions {
-    /// For a table: the name of the column that holds the target, or its number counted from 0.
-    pub target: Option<String>,
-    /// How to read a table.
-    pub table: TableOptions,
-    /// The fraction of the rows to use for testing. This field has no effect if the source has a test set of its own.
-    pub test_fraction: f64,
-    /// Whether to predict classes or numbers. If `None`, the values of the target decide; see
-    /// [`Targets`](super::Targets).
-    pub task: Option<Task>,
-    /// The fraction of the training rows that early stopping will hold out for validation. [`DataSource::load`]
-    /// returns these rows in the training set, but does not fit the encoding of a table on them.
-    pub validation_fraction: Option<f64>,
-}
-
-impl LoadOptions {
-    /// Divides the indices `0..rows` into fitted, training and test rows.
-    fn choose_row_sets(&self, rows: usize) -> Result<RowSets, DataError> {
-        let (train, test) = split::split_rows(rows, self.test_fraction)?;
-        let fitted = match self.validation_fraction {
-            Some(fraction) => {
-                let (remaining, _) = hold_out_rows(train.len(), fraction)?;
-                remaining.into_iter().map(|index| train[index]).collect()
-            }
-            None => train.clone(),
-        };
-        Ok(RowSets { fitted, train, test })
-    }
-}
-
 impl DataSource {
     /// Returns the files of a table. Returns `None` if the data is not a table.
     pub fn table_files(&self) -> Option<&[PathBuf]> {
@@ -265,95 +227,6 @@ impl DataSource {
             other => Err(format!("--data {other}: only tables (.csv, .tsv) can consist of several files")),
         };
         Ok(Self::CsvFiles(sources.into_iter().map(table).collect::<Result<_, _>>()?))
-    }
-
-    /// Reads and encodes a table.
-    fn load_table(&self, options: &LoadOptions) -> Result<EncodedTable, DataError> {
-        let target = options.target.as_deref().ok_or_else(|| {
-            DataError::Unsuitable(format!("{self} is a table: name the column to predict with --target"))
-        })?;
-        let table = csv::load_csv_files(self.table_files().unwrap_or_default(), target, &options.table)?;
-        let TableOptions { missing, categories_max, .. } = options.table;
-        let rows = options.choose_row_sets(table.rows())?;
-        table.encode(&rows, missing, categories_max)
-    }
-
-    /// Reads the data, splits off a test set if the source has none, and interprets the target.
-    ///
-    /// # Errors
-    ///
-    /// If a file cannot be read or is malformed (the error names the file and the line), or if the target does not fit the task.
-    pub fn load(&self, options: &LoadOptions) -> Result<Dataset, DataError> {
-        let split = |table: Table| split::split_table(&table, options.test_fraction);
-        let mut notes = Vec::new();
-        let (mut encoding, mut layout, mut image) = (None, None, None);
-        let (train, test) = match self {
-            Self::Digits => {
-                image = Some(digits::IMAGE);
-                split(digits::load_digits())?
-            }
-            Self::Idx(directory) => {
-                let (train, test, shape) = idx::load_idx_directory(directory)?;
-                image = Some(shape);
-                (train, test)
-            }
-            Self::Csv(_) | Self::CsvFiles(_) => {
-                let encoded = self.load_table(options)?;
-                notes = encoded.notes;
-                (encoding, layout) = (Some(encoded.encoding), Some(encoded.layout));
-                (encoded.train, encoded.test)
-            }
-            Self::Images(directory) => {
-                let (loaded, shape) = image_folder::load_image_folder(directory)?;
-                (notes, image) = (loaded.notes, Some(shape));
-                split(loaded.table)?
-            }
-            Self::Libsvm(path) => {
-                let loaded = libsvm::load_libsvm_file(path)?;
-                notes = loaded.notes;
-                split(loaded.table)?
-            }
-            Self::Npy(features, targets) => {
-                let loaded = npy::load_array_pair(features, targets)?;
-                (notes, image) = (loaded.notes, loaded.image);
-                split(loaded.table)?
-            }
-            &Self::Synthetic { rows, columns } => {
-                let kind = if options.task == Some(Task::Regression) {
-                    SyntheticTarget::Numbers
-                } else {
-                    SyntheticTarget::Classes
-                };
-                split(synthetic::generate_table(rows, columns, kind))?
-            }
-        };
-        if train.features.rows() == 0 || train.features.columns() == 0 {
-            return Err(DataError::Unsuitable(format!("{self} holds no samples")));
-        }
-        let task = match (self, options.task) {
-            (_, Some(task)) => task,
-            (Self::Csv(_) | Self::CsvFiles(_) | Self::Npy(..) | Self::Libsvm(_), None) => {
-                let (task, note) = target::guess_task(&train.target, &test.target);
-                notes.push(note);
-                task
-            }
-            // Digits, IDX files, images and synthetic data have classes as targets.
-            (_, None) => Task::Classification,
-        };
-        let is_pixels = matches!(train.features, Features::Pixels { .. });
-        let ([train_targets, test_targets], classes) =
-            target::interpret_targets(train.target, test.target, task)?;
-        Ok(Dataset {
-            name: self.to_string(),
-            train: Samples { features: train.features, targets: train_targets },
-            test: Samples { features: test.features, targets: test_targets },
-            classes,
-            tabular: !is_pixels,
-            image,
-            encoding,
-            layout,
-            notes,
-        })
     }
 }
 
@@ -479,17 +352,5 @@ mod tests {
             DataSource::from_values(&[format!("{features},{targets}")]),
             Ok(DataSource::Npy(features.into(), targets.into()))
         );
-    }
-
-    #[test]
-    fn synthetic_data_has_classes_or_numbers_as_the_task_requires() {
-        let source = DataSource::Synthetic { rows: 100, columns: 4 };
-        let load = |task, test_fraction| {
-            source.load(&LoadOptions { test_fraction, task, ..LoadOptions::default() }).unwrap()
-        };
-        assert_eq!(load(None, 0.2).task(), Task::Classification);
-        let dataset = load(Some(Task::Regression), 0.2);
-        assert_eq!((dataset.task(), dataset.train.len(), dataset.test.len()), (Task::Regression, 80, 20));
-        assert_ne!(dataset.digest(), load(Some(Task::Regression), 0.3).digest());
     }
 }

@@ -8,14 +8,6 @@ use crate::train::random;
 const SPLIT_SEED: u64 = 1998;
 
 impl Column {
-    /// Returns the number of values.
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::Numbers(values) => values.len(),
-            Self::Text(texts) => texts.indices.len(),
-        }
-    }
-
     /// Returns a copy of the values whose indices are in `rows`.
     pub(crate) fn select(&self, rows: &[usize]) -> Self {
         match self {

@@ -3,10 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{Column, DataError, Texts};
+use crate::group::Group;
+use crate::train::TrainError;
+use crate::types::ReduceOp;
 
 /// The maximum number of classes in a target.
 pub(crate) const CLASSES_MAX: usize = 10_000;
@@ -45,59 +49,101 @@ pub enum Targets {
 }
 
 impl Targets {
-    /// Adds the targets to a digest.
-    pub(crate) fn digest(&self, hasher: &mut Sha256) {
+    /// Adds the target of a sample to a digest.
+    pub(crate) fn digest_row(&self, row: usize, hasher: &mut Sha256) {
         match self {
-            Self::Numbers(values) => values.iter().for_each(|value| hasher.update(value.to_le_bytes())),
-            Self::Classes(values) => values.iter().for_each(|value| hasher.update(value.to_le_bytes())),
+            Self::Numbers(values) => hasher.update(values[row].to_le_bytes()),
+            Self::Classes(values) => hasher.update(values[row].to_le_bytes()),
+        }
+    }
+}
+
+/// The properties of a target that decide the task.
+#[derive(Default, Serialize, Deserialize)]
+struct TargetSummary {
+    holds_text: bool,
+    /// The number of values.
+    samples: u64,
+    /// The smallest value that is not an integer.
+    fraction: Option<f64>,
+    /// The bits of the distinct values. If there are more than [`CLASSES_GUESSED_MAX`], some of them may be missing.
+    distinct: BTreeSet<u64>,
+}
+
+impl TargetSummary {
+    fn new(columns: [&Column; 2]) -> Self {
+        let mut summary = Self::default();
+        for column in columns {
+            let Column::Numbers(values) = column else {
+                return Self { holds_text: true, ..summary };
+            };
+            summary.samples += values.len() as u64;
+            for &value in values {
+                if value.fract() != 0.0 {
+                    summary.fraction = Some(summary.fraction.map_or(value, |smallest| smallest.min(value)));
+                }
+                if summary.distinct.len() <= CLASSES_GUESSED_MAX {
+                    // Adding 0.0 converts -0 to 0.
+                    summary.distinct.insert((value + 0.0).to_bits());
+                }
+            }
+        }
+        summary
+    }
+
+    fn merge(mut self, other: Self) -> Self {
+        let fractions = [self.fraction, other.fraction].into_iter().flatten();
+        self.distinct.extend(other.distinct);
+        Self {
+            holds_text: self.holds_text || other.holds_text,
+            samples: self.samples + other.samples,
+            fraction: fractions.reduce(f64::min),
+            distinct: self.distinct,
         }
     }
 }
 
 /// Guesses the task by the rule that [`Targets`] documents. Also returns a message for the user that gives the
-/// reason. If the other task is possible too, the message names the option that chooses it.
-pub(crate) fn guess_task(train_target: &Column, test_target: &Column) -> (Task, String) {
-    let (mut distinct, mut samples) = (BTreeSet::new(), 0);
-    for column in [train_target, test_target] {
-        let Column::Numbers(values) = column else {
-            return (Task::Classification, "the target holds text: treated as classes".into());
-        };
-        samples += values.len();
-        for value in values {
-            // Adding 0.0 converts -0 to 0.
-            distinct.insert((value + 0.0).to_bits());
-            if value.fract() != 0.0 {
-                return (
-                    Task::Regression,
-                    format!("the target holds {value}, which is not an integer: treated as numbers"),
-                );
-            }
-            if distinct.len() > CLASSES_GUESSED_MAX {
-                let found = format!("the target holds more than {CLASSES_GUESSED_MAX} distinct integers");
-                return (
-                    Task::Regression,
-                    format!("{found}: treated as numbers; to predict classes, pass --task classification"),
-                );
-            }
-        }
+/// reason. If the other task is possible too, the message names the option that chooses it. Each rank of `group`
+/// passes its part of the target.
+pub(crate) fn guess_task(
+    train_target: &Column,
+    test_target: &Column,
+    group: &mut Group,
+) -> Result<(Task, String), TrainError> {
+    let own = TargetSummary::new([train_target, test_target]);
+    let ranks = group.all_gather_object(&own)?.into_iter();
+    let TargetSummary { holds_text, samples, fraction, distinct } =
+        ranks.fold(TargetSummary::default(), TargetSummary::merge);
+    if holds_text {
+        return Ok((Task::Classification, "the target holds text: treated as classes".into()));
+    }
+    if let Some(value) = fraction {
+        let note = format!("the target holds {value}, which is not an integer: treated as numbers");
+        return Ok((Task::Regression, note));
     }
     let count = distinct.len();
+    let as_classes = "treated as classes; to predict numbers, pass --task regression";
+    let as_numbers = "treated as numbers; to predict classes, pass --task classification";
     let found = format!("the target holds {count} distinct integers in {samples} rows");
-    if count <= 2 || samples >= SAMPLES_PER_CLASS_MIN * count {
-        let note = format!("{found}: treated as classes; to predict numbers, pass --task regression");
-        (Task::Classification, note)
+    Ok(if count > CLASSES_GUESSED_MAX {
+        let found = format!("the target holds more than {CLASSES_GUESSED_MAX} distinct integers");
+        (Task::Regression, format!("{found}: {as_numbers}"))
+    } else if count <= 2 || samples >= (SAMPLES_PER_CLASS_MIN * count) as u64 {
+        (Task::Classification, format!("{found}: {as_classes}"))
     } else {
-        let note = format!("{found}: treated as numbers; to predict classes, pass --task classification");
-        (Task::Regression, note)
-    }
+        (Task::Regression, format!("{found}: {as_numbers}"))
+    })
 }
 
-/// Returns the targets of the training and the test set, and the names of the classes (none for regression).
+/// Returns the targets of the training and the test set, and the names of the classes (none for regression). Each
+/// rank of `group` passes its part of the targets, and gets the targets of this part.
 pub(crate) fn interpret_targets(
     train: Column,
     test: Column,
     task: Task,
-) -> Result<([Targets; 2], Vec<String>), DataError> {
+    group: &mut Group,
+) -> Result<([Targets; 2], Vec<String>), TrainError> {
     match (task, train, test) {
         (Task::Regression, Column::Numbers(train), Column::Numbers(test)) => {
             Ok(([Targets::Numbers(train), Targets::Numbers(test)], Vec::new()))
@@ -106,25 +152,14 @@ pub(crate) fn interpret_targets(
             "the target holds text, so regression (--model linear, --task regression) cannot predict it; \
              try --model softmax, or another --target"
                 .into(),
-        )),
+        )
+        .into()),
         (Task::Classification, Column::Numbers(train), Column::Numbers(test)) => {
-            if let Some(value) = train.iter().chain(&test).find(|value| value.fract() != 0.0) {
-                return Err(DataError::Unsuitable(format!(
-                    "the target holds {value}, which is not a class; to predict numbers, pass --model linear, \
-                     or --model mlp:... with --task regression"
-                )));
-            }
-            if let Some(value) = train.iter().chain(&test).find(|value| value.abs() >= CLASS_END) {
-                return Err(DataError::Unsuitable(format!(
-                    "the target holds {value:.0}; as numbers, integers of 2^53 = {CLASS_END:.0} or more cannot be told apart; to \
-                     predict classes, pass --categorical with the name of the target, which reads the classes of a table as \
-                     texts, or give the classes smaller numbers"
-                )));
-            }
+            check_class_numbers([&train, &test], group)?;
             // Sort the classes as integers and not as text, so that 2 comes before 10.
             let key = |value: &f64| (value + 0.0) as i64;
             let sets = [train, test].map(|values| values.iter().map(key).collect::<Vec<i64>>());
-            let classes = sort_classes(sets.iter().flatten().copied())?;
+            let classes = merge_classes(sets.iter().flatten().copied(), group)?;
             let targets = sets.map(|values| {
                 let class = |value| {
                     classes.binary_search(value).expect("the classes were collected from these values")
@@ -135,17 +170,46 @@ pub(crate) fn interpret_targets(
         }
         (Task::Classification, train, test) => {
             let sets = [train, test].map(to_texts);
-            let classes = sort_classes(sets.iter().flat_map(|set| set.distinct_in(0..set.indices.len())))?;
+            let distinct = sets.iter().flat_map(|set| set.distinct_in(0..set.indices.len()));
+            let classes = merge_classes(distinct.map(str::to_owned), group)?;
             let targets = sets.each_ref().map(|texts| {
                 // A distinct text that occurs in no row has no class. `unwrap_or_default` gives 0, which is never
                 // used.
-                let class = |text: &Arc<str>| classes.binary_search(&&**text).unwrap_or_default() as u32;
+                let class = |text: &Arc<str>| {
+                    classes.binary_search_by(|class| class.as_str().cmp(text)).unwrap_or_default() as u32
+                };
                 let class_of: Vec<u32> = texts.distinct.iter().map(class).collect();
                 Targets::Classes(texts.indices.iter().map(|&index| class_of[index as usize]).collect())
             });
-            Ok((targets, classes.iter().map(|&class| class.to_owned()).collect()))
+            Ok((targets, classes))
         }
     }
+}
+
+/// Returns an error on all ranks if a number of a rank is not an integer, or too large for a class.
+fn check_class_numbers(sets: [&Vec<f64>; 2], group: &mut Group) -> Result<(), TrainError> {
+    let smallest = |is_bad: fn(f64) -> bool| {
+        sets.into_iter().flatten().copied().filter(|&value| is_bad(value)).fold(f64::INFINITY, f64::min)
+    };
+    let mut bad = [smallest(|value| value.fract() != 0.0), smallest(|value| value.abs() >= CLASS_END)];
+    group.all_reduce(&mut bad, ReduceOp::Min)?;
+    let [fraction, large] = bad;
+    if fraction.is_finite() {
+        return Err(DataError::Unsuitable(format!(
+            "the target holds {fraction}, which is not a class; to predict numbers, pass --model linear, \
+             or --model mlp:... with --task regression"
+        ))
+        .into());
+    }
+    if large.is_finite() {
+        return Err(DataError::Unsuitable(format!(
+            "the target holds {large:.0}; as numbers, integers of 2^53 = {CLASS_END:.0} or more cannot be told apart; to \
+             predict classes, pass --categorical with the name of the target, which reads the classes of a table as \
+             texts, or give the classes smaller numbers"
+        ))
+        .into());
+    }
+    Ok(())
 }
 
 /// Converts a column to text. The target of one set may hold only numbers while the target of the other set holds
@@ -160,20 +224,25 @@ fn to_texts(column: Column) -> Texts {
     }
 }
 
-/// Returns the distinct values in sorted order.
-fn sort_classes<T: Ord>(values: impl Iterator<Item = T>) -> Result<Vec<T>, DataError> {
-    let classes: BTreeSet<T> = values.collect();
+/// Returns the distinct values of all ranks in sorted order.
+fn merge_classes<T: Ord + Serialize + DeserializeOwned>(
+    values: impl Iterator<Item = T>,
+    group: &mut Group,
+) -> Result<Vec<T>, TrainError> {
+    let own: BTreeSet<T> = values.collect();
+    // One class too many is enough for the error.
+    let own: Vec<T> = own.into_iter().take(CLASSES_MAX + 1).collect();
+    let classes: BTreeSet<T> = group.all_gather_object(&own)?.into_iter().flatten().collect();
     if classes.len() > CLASSES_MAX {
         return Err(DataError::Unsuitable(format!(
-            "the target holds {} distinct values, but at most {CLASSES_MAX} classes are possible; to predict a \
-             number, pass --model linear or --task regression",
-            classes.len()
-        )));
+            "the target holds more than {CLASSES_MAX} distinct values, which is the maximum number of classes; to predict a \
+             number, pass --model linear or --task regression"
+        ))
+        .into());
     }
     if classes.len() < 2 {
-        return Err(DataError::Unsuitable(
-            "the target holds only one class; there is nothing to learn".into(),
-        ));
+        let problem = "the target holds only one class; there is nothing to learn";
+        return Err(DataError::Unsuitable(problem.into()).into());
     }
     Ok(classes.into_iter().collect())
 }
@@ -204,7 +273,7 @@ mod tests {
             (cycle(101, 100_000), Task::Regression, "more than 100 distinct integers: treated as numbers"),
             (numbers(&[1.0, 0.5]), Task::Regression, "holds 0.5, which is not an integer"),
         ] {
-            let (task, found) = guess_task(&column, &numbers(&[]));
+            let (task, found) = guess_task(&column, &numbers(&[]), &mut Group::solo()).unwrap();
             assert_eq!(task, expected, "{found}");
             assert!(found.contains(note), "{found}");
         }
@@ -212,14 +281,20 @@ mod tests {
 
     #[test]
     fn training_and_test_set_use_the_same_sorted_classes() {
-        let (targets, names) =
-            interpret_targets(numbers(&[10.0, 9.0]), numbers(&[-1.0]), Task::Classification).unwrap();
+        let (targets, names) = interpret_targets(
+            numbers(&[10.0, 9.0]),
+            numbers(&[-1.0]),
+            Task::Classification,
+            &mut Group::solo(),
+        )
+        .unwrap();
         assert_eq!(names, ["-1", "9", "10"]);
         assert_eq!(targets, [Targets::Classes(vec![2, 1]), Targets::Classes(vec![0])]);
         let column: Texts = ["b", "unused", "c", "b", "a"].into_iter().collect();
         let column = |rows: &[usize]| Column::Text(column.select(rows));
         let (targets, names) =
-            interpret_targets(column(&[0, 2]), column(&[4, 3]), Task::Classification).unwrap();
+            interpret_targets(column(&[0, 2]), column(&[4, 3]), Task::Classification, &mut Group::solo())
+                .unwrap();
         assert_eq!(names, ["a", "b", "c"]);
         assert_eq!(targets, [Targets::Classes(vec![1, 2]), Targets::Classes(vec![0, 1])]);
     }
@@ -239,7 +314,8 @@ mod tests {
             ),
             (numbers(&[5.0, -1e20]), Task::Classification, "pass --categorical with the name of the target"),
         ] {
-            let error = interpret_targets(train, numbers(&[]), task).unwrap_err().to_string();
+            let error =
+                interpret_targets(train, numbers(&[]), task, &mut Group::solo()).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -233,7 +233,7 @@ impl<'a> Worker<'a> {
         observer: &mut dyn Observer,
     ) -> Result<DonePart, TrainError> {
         let GossipContext { config, setup, shared, batches_per_epoch, .. } = *self.context;
-        let train = &setup.dataset.train;
+        let train = &setup.dataset.train.held;
         let ranks = u64::from(self.context.size.get());
         let (batch, owner) = (number / ranks, Rank::new((number % ranks) as u32));
         let (epoch, step) = (batch / batches_per_epoch, batch % batches_per_epoch);

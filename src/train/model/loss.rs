@@ -20,12 +20,10 @@ impl Scale {
     /// The scale of a model that predicts unscaled targets.
     pub const IDENTITY: Self = Self { mean: 0.0, deviation: 1.0 };
 
-    /// Returns the scale that converts `values` to mean 0 and deviation 1. If all values are the same, the scale has the
-    /// deviation 1.
-    pub fn fit(values: &[f64]) -> Self {
-        let count = values.len().max(1) as f64;
-        let mean = values.iter().sum::<f64>() / count;
-        let deviation = (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count).sqrt();
+    /// Returns the scale that converts values with this mean and this variance to mean 0 and deviation 1. If all
+    /// values are the same, the scale has the deviation 1.
+    pub fn new(mean: f64, variance: f64) -> Self {
+        let deviation = variance.sqrt();
         let usable = deviation.is_finite() && deviation > 1e-12 * mean.abs();
         Self { mean, deviation: if usable { deviation } else { 1.0 } }
     }

@@ -57,7 +57,7 @@ fn describe_run(config: &Config, setup: &Setup, training: TrainingRecord) -> Mod
     };
     let encoding = setup.dataset.encoding.as_deref();
     let (columns_from, columns) = describe_columns(config, setup);
-    let pixel_divisor = match &setup.dataset.train.features {
+    let pixel_divisor = match &setup.dataset.train.held.features {
         Features::Pixels { divisor, .. } => Some(*divisor),
         Features::Numbers(_) | Features::Encoded { .. } | Features::Sparse(_) => None,
     };
@@ -88,7 +88,7 @@ fn describe_columns(config: &Config, setup: &Setup) -> (ColumnOrigin, Vec<Column
             name: index.to_string(),
             inputs: ColumnInputs::Number { fill: None, indicator: false },
         };
-        return (ColumnOrigin::Position, (0..setup.dataset.train.features.columns()).map(column).collect());
+        return (ColumnOrigin::Position, (0..setup.dataset.train.columns()).map(column).collect());
     };
     let columns = encoding.columns.clone();
     let distinct: BTreeSet<&String> = encoding.columns.iter().map(|column| &column.name).collect();
@@ -121,7 +121,7 @@ pub(crate) fn check_before_training(
     if is_filled && !is_model() {
         return Err(ModelFileError::Occupied { path: path.to_owned() });
     }
-    let inputs = setup.dataset.train.features.columns();
+    let inputs = setup.dataset.train.columns();
     let tensor_bytes = 4 * (setup.network.parameter_count() + 2 * inputs) as u64;
     let bytes = tensor_bytes + header_bytes;
     atomic_file::check_space(path, bytes).map_err(|source| ModelFileError::io("write", path, source))

@@ -29,7 +29,7 @@ pub(super) fn run_worker(
     parameters: &mut [f32],
 ) -> Result<WorkDone, ParameterServerError> {
     let setup = context.setup;
-    let (train, batch_size) = (&setup.dataset.train, setup.settings.batch_size);
+    let (train, batch_size) = (&setup.dataset.train.held, setup.settings.batch_size);
     let batches_per_epoch = train.len().div_ceil(batch_size) as u64;
     let micro_batches = context.config.micro_batches;
     let mut workspace = setup.network.workspace(micro_batch_rows(batch_size.min(train.len()), micro_batches));

@@ -97,6 +97,21 @@ impl StrategySpec {
         if self.divides_model() { Self::AllReduce } else { self }
     }
 
+    /// Returns whether all ranks take each step of an epoch, and each rank processes one part of the batch. With
+    /// these strategies, a rank holds only a part of the rows of a table. With the other strategies, each rank holds
+    /// all rows.
+    pub(crate) fn divides_batches(self) -> bool {
+        match self {
+            Self::AllReduce | Self::ModelAverage { .. } | Self::LocalSgd { .. } | Self::DiLoCo { .. } => true,
+            Self::Tensor
+            | Self::Pipeline { .. }
+            | Self::Hybrid { .. }
+            | Self::Gossip { .. }
+            | Self::PsSync
+            | Self::PsAsync { .. } => false,
+        }
+    }
+
     /// Returns whether some ranks are parameter servers.
     pub(crate) fn uses_parameter_server(self) -> bool {
         matches!(self, Self::PsSync | Self::PsAsync { .. })

@@ -3,11 +3,9 @@
 use super::Trainer;
 use crate::group::Group;
 use crate::train::TrainError;
-use crate::train::batches::range_of_rank;
-use crate::train::data::{Samples, Targets};
+use crate::train::data::{SharedSamples, Targets};
 use crate::train::evaluation_work::EvaluationWork;
-use crate::train::setup::total_sum_of_squares;
-use crate::types::{Rank, ReduceOp};
+use crate::types::ReduceOp;
 
 /// The results of evaluating a set of samples.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -27,13 +25,13 @@ impl Trainer<'_> {
     pub(crate) fn evaluate(
         &mut self,
         group: &mut Group,
-        samples: &Samples,
+        samples: &SharedSamples,
     ) -> Result<Option<Metrics>, TrainError> {
         let place = self.partition.place();
-        let local_rows = range_of_rank(samples.len(), place.replica, place.replicas);
-        // All ranks evaluate the same number of blocks as rank 0, whose part is the longest. On other ranks, the last
-        // block may be empty.
-        let longest = range_of_rank(samples.len(), Rank::ZERO, place.replicas).len();
+        let local_rows = samples.own_part(place.replica, place.replicas);
+        // All ranks evaluate the same number of blocks as the rank with the longest part. The last blocks of the
+        // other ranks may be empty.
+        let longest = samples.longest_part(place.replicas);
         let block = self.evaluation_rows;
         let mut sums = [0.0; 3];
         for index in 0..longest.div_ceil(block) {
@@ -46,7 +44,7 @@ impl Trainer<'_> {
                 network: &self.setup.network,
                 parameters: &self.state.parameters,
                 workspace: &mut self.workspace,
-                samples,
+                samples: &samples.held,
                 standardizer: self.setup.standardizer.as_ref(),
                 rows,
             };
@@ -69,10 +67,10 @@ impl Trainer<'_> {
             return Err(TrainError::Diverged(message));
         }
         let count = samples.len() as f64;
-        let total = total_sum_of_squares(samples);
+        let total = samples.statistics.sum_of_squares;
         Ok(Some(Metrics {
             loss: loss / count,
-            accuracy: matches!(samples.targets, Targets::Classes(_)).then_some(correct / count),
+            accuracy: matches!(samples.held.targets, Targets::Classes(_)).then_some(correct / count),
             r2: (total > 0.0).then(|| 1.0 - loss / total),
         }))
     }

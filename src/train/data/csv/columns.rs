@@ -1,7 +1,7 @@
 //! Collects the values of the columns of a table.
 
 use super::cells::{ColumnKind, is_missing, parse_number};
-use crate::train::data::numbers::NumberCollector;
+use crate::train::data::numbers::{NumberCollector, NumberRange};
 use crate::train::data::raw_table::{RawColumn, RawValues};
 use crate::train::data::texts::{TextBudget, TextCollector};
 use crate::train::data::{Column, MissingPolicy};
@@ -124,10 +124,16 @@ impl ColumnValues {
         }
     }
 
-    /// Returns the values of a feature. Returns `None` if this column is not a feature.
-    pub(crate) fn into_feature_column(self) -> Option<RawColumn> {
+    /// Returns the range of the numbers of a feature. Returns the range of no numbers for other columns.
+    pub(crate) fn range(&self) -> NumberRange {
+        if let Sink::Numbers(values) = &self.sink { values.range() } else { NumberRange::EMPTY }
+    }
+
+    /// Returns the values of a feature. Returns `None` if this column is not a feature. `range` is the range of the
+    /// numbers that all ranks have read from this column.
+    pub(crate) fn into_feature_column(self, range: NumberRange) -> Option<RawColumn> {
         let values = match self.sink {
-            Sink::Numbers(values) => RawValues::Numbers(values.finish()),
+            Sink::Numbers(values) => RawValues::Numbers(values.finish(range)),
             Sink::Texts(values) => RawValues::Texts(values.texts),
             _ => return None,
         };

@@ -5,10 +5,12 @@ mod columns;
 mod dialect;
 mod options;
 mod records;
+mod row_blocks;
 
 use std::path::{Path, PathBuf};
 
 use csv::ByteRecord;
+use sha2::{Digest, Sha256};
 
 use self::cells::looks_like_data;
 pub(crate) use self::cells::{is_missing, missing_spellings, parse_number};
@@ -17,17 +19,24 @@ pub use self::dialect::Separator;
 pub(crate) use self::options::find_column;
 pub use self::options::{HeaderRow, TableOptions};
 pub(crate) use self::records::Records;
+pub(crate) use self::row_blocks::BlockShare;
+use super::numbers::{NumberRange, merge_ranges};
 use super::raw_table::RawTable;
+use super::row_map::RowMap;
 use super::texts::{TEXT_BYTES_MAX, TextBudget};
 use super::{DataError, ELEMENTS_MAX, MissingPolicy, TableLayout};
+use crate::group::Group;
+use crate::train::TrainError;
+use crate::train::rank_checks::short_digest;
+use crate::types::ReduceOp;
 
 /// The number of rows of data from which the kinds of the columns are chosen.
 const SAMPLE_ROWS: usize = 1000;
 /// A message about missing values names at most this number of columns.
 const MISSING_COLUMNS_SHOWN: usize = 8;
 
-/// Reads a table from one or more files with the same columns. `target` is the name or the number of the column to
-/// predict. Rows without a target are left out.
+/// Reads the rows of a table that belong to `share`, from one or more files with the same columns. `target` is the
+/// name or the number of the column to predict. Leaves out rows without a target.
 ///
 /// The first rows decide whether a column holds numbers or text ([`TableOptions::categorical`] overrides this). A
 /// text in a column of numbers is an error, so that damaged cells are found.
@@ -37,59 +46,55 @@ const MISSING_COLUMNS_SHOWN: usize = 8;
 /// Returns an error in each of these cases. If the fault is in a line or a column, the message names this line or
 /// column.
 ///
-/// - The file cannot be read, is empty, has only a header, or is not UTF-8 text.
+/// - The file cannot be read, is empty, or is not UTF-8 text.
 /// - The target or a column that an option names does not exist.
 /// - Rows have different lengths, or a cell of a column of numbers is not a finite number.
 /// - A value is missing, and [`TableOptions::missing`] is [`MissingPolicy::Error`].
 /// - The first row should be a header, but looks like data.
 /// - The files have different columns.
-pub(crate) fn load_csv_files(
+pub(crate) fn read_share(
     paths: &[PathBuf],
     target: &str,
     options: &TableOptions,
-) -> Result<RawTable, DataError> {
+    share: BlockShare,
+) -> Result<TableShare, DataError> {
     let Some((first, more)) = paths.split_first() else {
         return Err(DataError::Unsuitable("the table has no files".into()));
     };
-    let mut records = Records::open(first, options.separator, SAMPLE_ROWS + 1)?;
+    let mut records = Records::open_share(first, options.separator, SAMPLE_ROWS + 1, (share, 0))?;
     if !records.advance()? {
         return Err(records.error("is empty"));
     }
-    let mut table = TableReader::new(&records, target, options)?;
-    if options.header == HeaderRow::Absent {
-        table.read_row(&records)?;
-    }
-    while records.advance()? {
-        table.read_row(&records)?;
-    }
+    let mut table = TableShare::new((first, more.len()), &records, target, (options, share))?;
+    let has_header = options.header != HeaderRow::Absent;
+    table.read_file(&mut records, has_header)?;
     for path in more {
-        let mut records = Records::open(path, options.separator, 0)?;
+        let mut records = Records::open_share(path, options.separator, 0, (share, table.blocks))?;
         if !records.advance()? {
             return Err(records.error("is empty"));
         }
-        if options.header == HeaderRow::Absent {
-            table.read_row(&records)?;
-        } else {
+        if has_header {
             check_header(&records, table.columns.iter().map(|column| column.name.as_str()), first)?;
         }
-        while records.advance()? {
-            table.read_row(&records)?;
-        }
+        table.read_file(&mut records, has_header)?;
     }
-    if table.rows == 0 {
-        let hint = "; pass --no-header if its first row holds data";
-        return Err(match more.len() {
-            0 => records.error(format!("has no rows below its header{hint}")),
-            count => {
-                records.error(format!("this file and {count} more files have no rows below their headers"))
-            }
-        });
-    }
-    table.finish()
+    Ok(table)
 }
 
-/// The part of a table that was read so far.
-struct TableReader {
+/// The rows of a table that one rank has read.
+pub(crate) struct TableShare {
+    /// The first file.
+    path: PathBuf,
+    /// The number of further files.
+    more_files: usize,
+    share: BlockShare,
+    /// The number of blocks of all files, including the blocks of other ranks.
+    blocks: usize,
+    /// For each block of this rank: the number of the block, and the number of its rows. Rows that were left out do
+    /// not count.
+    block_rows: Vec<(usize, u64)>,
+    /// A hash of all files, including the rows of other ranks.
+    content: Sha256,
     columns: Vec<ColumnValues>,
     /// The index of the target.
     target: usize,
@@ -103,9 +108,14 @@ struct TableReader {
     rows_incomplete: usize,
 }
 
-impl TableReader {
+impl TableShare {
     /// Chooses what to do with each column. The current row of `records` is the first row of the file.
-    fn new(records: &Records, target: &str, options: &TableOptions) -> Result<Self, DataError> {
+    fn new(
+        (path, more_files): (&Path, usize),
+        records: &Records,
+        target: &str,
+        (options, share): (&TableOptions, BlockShare),
+    ) -> Result<Self, DataError> {
         let names = read_header(records, options.header)?;
         let sample =
             &records.sample()[usize::from(options.header != HeaderRow::Absent).min(records.sample().len())..];
@@ -116,6 +126,12 @@ impl TableReader {
         })?;
         let is_target = |column_use: &columns::ColumnUse| matches!(column_use, columns::ColumnUse::Target(_));
         Ok(Self {
+            path: path.to_owned(),
+            more_files,
+            share,
+            blocks: 0,
+            block_rows: Vec::new(),
+            content: Sha256::new(),
             target: uses.iter().position(is_target).unwrap_or_default(),
             columns: names
                 .into_iter()
@@ -128,6 +144,23 @@ impl TableReader {
             rows_without_target: 0,
             rows_incomplete: 0,
         })
+    }
+
+    /// Reads the rows of a file. The current row of `records` is the first row of the file. If `has_header` is true,
+    /// the first row holds the names of the columns.
+    fn read_file(&mut self, records: &mut Records, has_header: bool) -> Result<(), DataError> {
+        // All ranks read the first row of the file, but only one rank holds it.
+        if !has_header && self.share.contains(records.block()) {
+            self.read_row(records)?;
+        }
+        while records.advance()? {
+            self.read_row(records)?;
+        }
+        self.blocks = records.first_block_of_next_file();
+        let file = records.fingerprint();
+        self.content
+            .update([file.bytes, file.checksum, self.blocks as u64].map(u64::to_le_bytes).as_flattened());
+        Ok(())
     }
 
     /// Reads the current row of `records`.
@@ -152,8 +185,17 @@ impl TableReader {
                 )));
             }
         }
+        match self.block_rows.last_mut() {
+            Some((block, rows)) if *block == records.block() => *rows += 1,
+            _ => self.block_rows.push((records.block(), 1)),
+        }
+        self.check_size()
+    }
+
+    /// Returns an error if the table has too many values.
+    fn check_size(&self) -> Result<(), DataError> {
         if (self.rows as u64).saturating_mul(self.columns.len() as u64) > ELEMENTS_MAX {
-            return Err(records.error(format!("holds more than {ELEMENTS_MAX} values")));
+            return Err(DataError::malformed(&self.path, format!("holds more than {ELEMENTS_MAX} values")));
         }
         Ok(())
     }
@@ -170,18 +212,77 @@ impl TableReader {
         count
     }
 
-    /// Returns the table.
-    fn finish(mut self) -> Result<RawTable, DataError> {
-        let notes = self.describe_missing();
-        if self.rows == self.rows_without_target + self.rows_incomplete {
-            return Err(DataError::Unsuitable(format!("no row remains: {}", notes.join("; "))));
+    /// Returns a number that identifies the content of the files. Two ranks with the same number have read the same
+    /// files.
+    pub(crate) fn content_digest(&self) -> u64 {
+        short_digest(&self.content.clone().finalize())
+    }
+
+    /// Returns the table with the rows of this rank and the counts of all ranks. All ranks must have read the same
+    /// files, and must call this function.
+    ///
+    /// # Errors
+    ///
+    /// If a collective fails, or if the table has too many values or no rows.
+    pub(crate) fn merge(mut self, group: &mut Group) -> Result<RawTable, TrainError> {
+        self.add_counts(group)?;
+        self.check_size()?;
+        if self.rows == 0 {
+            let problem = match self.more_files {
+                0 => "has no rows below its header; pass --no-header if its first row holds data".to_owned(),
+                count => format!("this file and {count} more files have no rows below their headers"),
+            };
+            return Err(DataError::malformed(&self.path, problem).into());
         }
+        let notes = self.describe_missing();
+        let dropped_rows = self.rows_without_target.saturating_add(self.rows_incomplete);
+        let kept_rows = self.rows.saturating_sub(dropped_rows);
+        if kept_rows == 0 {
+            return Err(DataError::Unsuitable(format!("no row remains: {}", notes.join("; "))).into());
+        }
+        let mut block_rows = vec![0; self.blocks];
+        for &(block, rows) in &self.block_rows {
+            block_rows[block] = rows;
+        }
+        group.all_reduce(&mut block_rows, ReduceOp::Sum)?;
+        self.check_block_rows(&block_rows, kept_rows)?;
+        let mut ranges: Vec<NumberRange> = self.columns.iter().map(ColumnValues::range).collect();
+        merge_ranges(group, &mut ranges)?;
         let target_name = self.columns[self.target].name.clone();
         let target = self.columns[self.target].take_target().expect("`target` is the index of the target");
         let features = (0..self.columns.len()).filter(|&index| self.columns[index].is_feature()).collect();
         let layout = TableLayout { columns: self.columns.len(), target: self.target, features };
-        let columns = self.columns.into_iter().filter_map(ColumnValues::into_feature_column).collect();
-        Ok(RawTable { columns, target_name, target, layout, notes })
+        let columns = self.columns.into_iter().zip(ranges);
+        let columns = columns.filter_map(|(column, range)| column.into_feature_column(range)).collect();
+        let rows = RowMap::new(self.share, &block_rows);
+        Ok(RawTable { rows, columns, target_name, target, layout, notes })
+    }
+
+    /// Checks the numbers of rows that other ranks have sent, because later code uses these numbers as indices.
+    /// `block_rows` has the number of rows of each block. `kept_rows` is the number of rows of all blocks.
+    fn check_block_rows(&self, block_rows: &[u64], kept_rows: usize) -> Result<(), DataError> {
+        let total = block_rows.iter().try_fold(0, |total: u64, &rows| total.checked_add(rows));
+        if total == Some(kept_rows as u64)
+            && self.block_rows.iter().all(|&(block, rows)| block_rows[block] == rows)
+        {
+            return Ok(());
+        }
+        Err(DataError::malformed(
+            &self.path,
+            "the ranks disagree about the number of rows: the memory of a host or the network corrupted a value; start the job \
+             again without --no-checksum",
+        ))
+    }
+
+    /// Replaces the counts of this rank by the counts of all ranks.
+    fn add_counts(&mut self, group: &mut Group) -> Result<(), TrainError> {
+        let own = [&mut self.rows, &mut self.rows_without_target, &mut self.rows_incomplete];
+        let mut counts: Vec<&mut usize> =
+            own.into_iter().chain(self.columns.iter_mut().map(|column| &mut column.missing)).collect();
+        let mut sums: Vec<u64> = counts.iter().map(|count| **count as u64).collect();
+        group.all_reduce(&mut sums, ReduceOp::Sum)?;
+        counts.iter_mut().zip(sums).for_each(|(count, sum)| **count = sum as usize);
+        Ok(())
     }
 
     /// Returns messages about missing values.

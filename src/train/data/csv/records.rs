@@ -6,26 +6,26 @@ use std::path::{Path, PathBuf};
 use csv::ByteRecord;
 
 use super::dialect::{Separator, byte_order_mark_length, detect_separator};
+use super::row_blocks::{BlockShare, FileFingerprint, OwnRows, ROW_BYTES_MAX};
 use crate::train::data::DataError;
 use crate::train::data::file::{open_data_file, stream_error};
 
 /// The separator and the kinds of the columns are chosen from this many bytes at the beginning of a file. The number
 /// is doubled until the bytes hold two complete rows.
 const FILE_START_BYTES: u64 = 1 << 18;
-/// The maximum size in bytes of a row. Without a limit, an unclosed quotation mark would make the rest of the file
-/// one huge row.
-const ROW_BYTES_MAX: u64 = 1 << 26;
 /// The size in bytes of the buffer from which rows are parsed.
 const BUFFER_BYTES: usize = 1 << 18;
 
 /// The rows of a file.
 pub(crate) struct Records {
     path: PathBuf,
-    reader: csv::Reader<RowInput>,
+    reader: csv::Reader<OwnRows<RowInput>>,
     /// The current row.
     row: ByteRecord,
     /// The number of the line in which the current row begins, counted from 1.
     line: u64,
+    /// The number of the block of the current row.
+    block: usize,
     /// The separator of the cells.
     separator: Separator,
     /// Copies of the first rows of the file.
@@ -43,12 +43,32 @@ impl Records {
         Self::from_reader(path, open_data_file(path)?, separator, sample_rows)
     }
 
-    /// Like [`open`](Self::open), but reads the content of the file from `rest`. Errors name the file `path`.
+    /// Like [`open`](Self::open), but reads the content of the file from `input`. Errors name the file `path`.
     pub(crate) fn from_reader(
         path: &Path,
-        mut rest: Box<dyn Read>,
+        input: Box<dyn Read>,
         separator: Option<Separator>,
         sample_rows: usize,
+    ) -> Result<Self, DataError> {
+        Self::new((path, input), separator, sample_rows, (BlockShare::ALL, 0))
+    }
+
+    /// Does what [`open`](Self::open) does, but [`advance`](Self::advance) reads only the first row and the rows
+    /// in the blocks of `share`. `first_block` is the number of the first block of this file.
+    pub(crate) fn open_share(
+        path: &Path,
+        separator: Option<Separator>,
+        sample_rows: usize,
+        (share, first_block): (BlockShare, usize),
+    ) -> Result<Self, DataError> {
+        Self::new((path, open_data_file(path)?), separator, sample_rows, (share, first_block))
+    }
+
+    fn new(
+        (path, mut rest): (&Path, Box<dyn Read>),
+        separator: Option<Separator>,
+        sample_rows: usize,
+        (share, first_block): (BlockShare, usize),
     ) -> Result<Self, DataError> {
         let mut start = Vec::new();
         let mut next_bytes = FILE_START_BYTES;
@@ -68,8 +88,17 @@ impl Records {
             next_bytes = start.len() as u64;
         };
         let input = RowInput::new(Cursor::new(start).chain(rest));
+        let input = OwnRows::new(input, separator.byte(), share, first_block);
         let reader = csv_reader_builder(separator).buffer_capacity(BUFFER_BYTES).from_reader(input);
-        Ok(Self { path: path.to_owned(), reader, row: ByteRecord::new(), line: 0, separator, sample })
+        Ok(Self {
+            path: path.to_owned(),
+            reader,
+            row: ByteRecord::new(),
+            line: 0,
+            block: first_block,
+            separator,
+            sample,
+        })
     }
 
     /// Returns the separator of the cells.
@@ -84,15 +113,15 @@ impl Records {
 
     /// Reads the next row. Returns `false` at the end of the file. Skips empty lines.
     pub(crate) fn advance(&mut self) -> Result<bool, DataError> {
-        let input = self.reader.get_mut();
-        (input.bytes_since_row, input.ended_since_row) = (0, false);
+        self.reader.get_mut().has_ended = false;
         let found = self.reader.read_byte_record(&mut self.row).map_err(|error| self.convert(error))?;
         if found {
             // `row.position()` would be the position before skipped empty lines. `reader.position()` is the position
             // after the row's line break, which the last row of a file may lack.
             let row_lines = self.row.as_slice().split(|&byte| byte == b'\n').count() as u64;
-            let after_row = u64::from(!self.reader.get_ref().ended_since_row);
-            self.line = (self.reader.position().line() + 1).saturating_sub(row_lines + after_row);
+            let after_row = u64::from(!self.reader.get_ref().has_ended);
+            let line = (self.reader.position().line() + 1).saturating_sub(row_lines + after_row);
+            (self.line, self.block) = self.reader.get_mut().line_and_block_of_row(line);
         }
         Ok(found)
     }
@@ -105,6 +134,21 @@ impl Records {
     /// Returns the number of the line in which the current row begins, counted from 1.
     pub(crate) fn line(&self) -> u64 {
         self.line
+    }
+
+    /// Returns the number of the block of the current row.
+    pub(crate) fn block(&self) -> usize {
+        self.block
+    }
+
+    /// Returns the number of the first block of the next file. The caller must have read all rows of this file.
+    pub(crate) fn first_block_of_next_file(&self) -> usize {
+        self.reader.get_ref().first_block_of_next_file()
+    }
+
+    /// Returns the length and the checksum of the file. The caller must have read all rows of this file.
+    pub(crate) fn fingerprint(&self) -> FileFingerprint {
+        self.reader.get_ref().fingerprint()
     }
 
     /// Returns an error if the current row does not have `wanted` cells.
@@ -132,7 +176,8 @@ impl Records {
         let line = error.position().map_or(self.line(), csv::Position::line);
         match error.into_kind() {
             csv::ErrorKind::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => self.error(format!(
-                "a row after line {line} has more than {ROW_BYTES_MAX} bytes; a quotation mark may be missing"
+                "the row that begins in line {} has more than {ROW_BYTES_MAX} bytes; a quotation mark may be missing",
+                self.reader.get_ref().long_row_line()
             )),
             csv::ErrorKind::Io(error) => stream_error(&self.path, error),
             kind => self.error(format!("line {line}: {kind:?}")),
@@ -162,21 +207,16 @@ fn read_sample(start: &[u8], separator: Separator, whole: bool, rows_max: usize)
     rows
 }
 
-/// Reads a file, and replaces the line ends CR LF and CR by LF. Reading returns an error if a row has more than
-/// [`ROW_BYTES_MAX`] bytes.
+/// Reads a file, and replaces the line ends CR LF and CR by LF.
 struct RowInput {
     input: Chain<Cursor<Vec<u8>>, Box<dyn Read>>,
     /// Whether the last byte from `input` was a CR. If the next byte is an LF, it is skipped.
     after_cr: bool,
-    /// The number of bytes that were read since the last call of [`Records::advance`].
-    bytes_since_row: u64,
-    /// Whether the end of the file was reached since the last call of [`Records::advance`].
-    ended_since_row: bool,
 }
 
 impl RowInput {
     fn new(input: Chain<Cursor<Vec<u8>>, Box<dyn Read>>) -> Self {
-        Self { input, after_cr: false, bytes_since_row: 0, ended_since_row: false }
+        Self { input, after_cr: false }
     }
 
     /// Replaces CR LF and CR by LF. Returns the new number of bytes.
@@ -199,13 +239,8 @@ impl RowInput {
 
 impl Read for RowInput {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.bytes_since_row > ROW_BYTES_MAX {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
         loop {
             let count = self.input.read(buffer)?;
-            self.bytes_since_row += count as u64;
-            self.ended_since_row |= count == 0 && !buffer.is_empty();
             let len = self.unify_line_ends(&mut buffer[..count]);
             // If the only byte was a skipped LF, more bytes are read, because a result of 0 would mean the end of the
             // file.

@@ -24,6 +24,15 @@ fn parse_table_with_options(
     load_csv_files(&[path], target, options)
 }
 
+/// Reads a table on one rank.
+fn load_csv_files(paths: &[PathBuf], target: &str, options: &TableOptions) -> Result<RawTable, DataError> {
+    let merged = read_share(paths, target, options, BlockShare::ALL)?.merge(&mut Group::solo());
+    merged.map_err(|error| match error {
+        TrainError::Data(error) => error,
+        other => panic!("{other}"),
+    })
+}
+
 /// Returns a column of numbers.
 fn number_column(name: &str, values: &[f32]) -> RawColumn {
     RawColumn { name: name.into(), values: RawValues::Numbers(Numbers::Single(values.to_vec())) }
@@ -50,13 +59,14 @@ fn csv_whose_first_row_has_numbers_needs_a_header_option() {
         for (header, expected) in [(HeaderRow::Absent, rows), (HeaderRow::Present, rows - 1)] {
             let table =
                 parse_table_with_options(bytes, target, &TableOptions { header, ..options.clone() }).unwrap();
-            assert_eq!(table.rows(), expected);
+            assert_eq!(table.rows.rows(), expected);
         }
     }
     for header in
         [&b"0,1,2\n4,5,6\n"[..], b"0,1,target\n4,5,6\n", b"2019,rooms,price\n1,2,3\n", b",0,1\n0,7,8\n"]
     {
-        assert_eq!(parse_table_with_header_row(header, "2", HeaderRow::Expected).unwrap().rows(), 1);
+        let table = parse_table_with_header_row(header, "2", HeaderRow::Expected).unwrap();
+        assert_eq!(table.rows.rows(), 1);
     }
 }
 
@@ -206,7 +216,7 @@ fn a_column_that_changes_from_numbers_to_text_is_an_error() {
     let table =
         parse_table_with_options(&bytes, "y", &TableOptions { categorical, ..TableOptions::default() })
             .unwrap();
-    assert_eq!(table.rows(), 5001);
+    assert_eq!(table.rows.rows(), 5001);
 }
 
 /// A row that begins in the first `FILE_START_BYTES` bytes of a file and ends after them must be read as one row.
@@ -221,7 +231,7 @@ fn files_longer_than_the_first_part_are_read_completely() {
         panic!("`a` holds numbers")
     };
     assert!(bytes.len() > 1 << 18 && values.iter().enumerate().all(|(row, &value)| value == row as f32));
-    assert_eq!((table.rows(), values.len()), (10_000, 10_000));
+    assert_eq!((table.rows.rows(), values.len()), (10_000, 10_000));
 }
 
 /// Regression test: before the fix, a column of text was taken for numbers if the first row of data was longer than
@@ -273,7 +283,7 @@ fn several_files_are_read_as_one_table() {
     assert!(error.ends_with("4.csv: this file and 1 more files have no rows below their headers"), "{error}");
     let options = TableOptions { header: HeaderRow::Absent, ..TableOptions::default() };
     let [one, two] = ["one.csv", "two.csv"].map(|name| write(name, b"1,2\n3,4\n"));
-    assert_eq!(load_csv_files(&[one, two], "1", &options).unwrap().rows(), 4);
+    assert_eq!(load_csv_files(&[one, two], "1", &options).unwrap().rows.rows(), 4);
 }
 
 fn make_row_sets(train: &[usize], test: &[usize]) -> RowSets {
@@ -287,7 +297,8 @@ fn encodings_are_fitted_on_the_training_rows() {
         let table =
             parse_table_with_options(bytes, "y", &TableOptions { missing, ..TableOptions::default() })
                 .unwrap();
-        table.encode(&make_row_sets(&[0, 1, 2], &[3]), missing, categories_max).unwrap()
+        let rows = make_row_sets(&[0, 1, 2], &[3]);
+        table.encode(&rows, (missing, categories_max), &mut Group::solo()).unwrap()
     };
     let inputs = |table: &super::super::Table| {
         let mut inputs = ndarray::Array2::zeros((table.features.rows(), table.features.columns()));
@@ -302,7 +313,7 @@ fn encodings_are_fitted_on_the_training_rows() {
     let notes = encoded.notes.join("\n");
     assert!(notes.contains("1 test rows have a value of `name` that no training row has"), "{notes}");
     assert!(
-        notes.contains("column `name` holds text with 4 distinct values: one input for each value"),
+        notes.contains("column `name` holds text with 3 distinct values: one input for each value"),
         "{notes}"
     );
     // Only `a` has an indicator, because no other column lacks numbers in the training rows.
@@ -316,8 +327,9 @@ fn encodings_are_fitted_on_the_training_rows() {
         "y",
         &TableOptions { missing: MissingPolicy::Mean, ..TableOptions::default() },
     );
-    let error =
-        only.unwrap().encode(&make_row_sets(&[0], &[1]), MissingPolicy::Mean, 2).err().unwrap().to_string();
+    let rows = make_row_sets(&[0], &[1]);
+    let encoded = only.unwrap().encode(&rows, (MissingPolicy::Mean, 2), &mut Group::solo());
+    let error = encoded.err().unwrap().to_string();
     assert!(error.contains("column `a` holds no value in the training rows"), "{error}");
 }
 
@@ -329,7 +341,8 @@ fn small_differences_between_large_numbers_are_kept() {
         let rows = values.map(|value| format!("{value},0\n")).concat();
         let options = TableOptions { missing, ..TableOptions::default() };
         let table = parse_table_with_options(format!("t,y\n{rows}").as_bytes(), "y", &options).unwrap();
-        let encoded = table.encode(&make_row_sets(&[0, 1, 3], &[2]), missing, 2).unwrap();
+        let rows = make_row_sets(&[0, 1, 3], &[2]);
+        let encoded = table.encode(&rows, (missing, 2), &mut Group::solo()).unwrap();
         (encoded.encoding.columns[0].inputs.clone(), encoded)
     };
     let shifted = |offset, fill| ColumnInputs::ShiftedNumber { offset, fill, indicator: false };

@@ -1,0 +1,244 @@
+//! Sends samples to the ranks that process them in the next steps.
+//!
+//! Batches are drawn from the whole training set, so a rank holds only some of the samples that it processes. The
+//! steps of an epoch are divided into windows. For each window, the ranks exchange the samples of all steps of the
+//! window with one all-to-all. While the ranks take the steps of a window, they already exchange the samples of the
+//! next window.
+
+use std::ops::Range;
+
+use ndarray::Array2;
+
+use super::TrainError;
+use super::batches::{Batches, range_of_rank};
+use super::data::{RowMap, Samples, SharedSamples, Targets};
+use super::partition::PartPlace;
+use crate::group::{Error, Group, Handle};
+use crate::types::{Rank, WorldSize};
+
+/// The approximate size in bytes of the samples that a rank receives for a window.
+const WINDOW_BYTES: usize = 1 << 16;
+
+/// The samples that this rank processes in a step.
+pub(crate) struct LocalBatch<'a> {
+    /// The samples of the current window. Without an exchange, the samples that this rank holds.
+    pub(crate) samples: &'a Samples,
+    /// The samples of this step, as indices of `samples`.
+    pub(crate) indices: &'a [u32],
+    /// The same samples as row numbers of the training set.
+    pub(crate) row_numbers: &'a [u32],
+    /// The number of samples of all ranks together in this step.
+    pub(crate) batch_len: usize,
+}
+
+/// The batches of an epoch, and the samples of the next steps on this rank.
+pub(crate) struct BatchExchange<'a> {
+    train: &'a SharedSamples,
+    pub(crate) batches: Batches,
+    place: PartPlace,
+    /// If the epoch is a single batch, the indices of the samples that this rank holds: the rank processes these
+    /// samples, so the ranks exchange no samples. Otherwise empty.
+    held_indices: Vec<u32>,
+    /// The row numbers of the samples in `held_indices`.
+    held_row_numbers: Vec<u32>,
+    window: Option<Window>,
+    next_window: Option<PendingWindow>,
+}
+
+/// The samples that this rank processes in consecutive steps.
+struct Window {
+    steps: Range<usize>,
+    samples: Samples,
+    /// The samples of all steps, as indices of `samples`.
+    indices: Vec<u32>,
+    /// For each step, the end of its part of `indices`.
+    step_ends: Vec<usize>,
+}
+
+/// A window whose samples this rank has not received yet.
+struct PendingWindow {
+    steps: Range<usize>,
+    words: Handle<Vec<u32>>,
+    /// For each rank, the number of samples that this rank receives from it.
+    samples_from_rank: Vec<usize>,
+}
+
+impl<'a> BatchExchange<'a> {
+    /// All ranks must pass the same batches. `place` says which part of each batch this rank processes.
+    pub(crate) fn new(train: &'a SharedSamples, batches: Batches, place: PartPlace) -> Self {
+        let mut held_row_numbers = Vec::new();
+        if let (1, Some(rows)) = (batches.count(), train.row_map()) {
+            held_row_numbers = rows.held_rows().map(|row| row as u32).collect();
+        }
+        let held_indices = (0..held_row_numbers.len() as u32).collect();
+        Self { train, batches, place, held_indices, held_row_numbers, window: None, next_window: None }
+    }
+
+    /// Returns which rank holds which samples. Returns `None` if the ranks need not exchange samples.
+    fn row_map(&self) -> Option<&'a RowMap> {
+        self.train.row_map().filter(|_| self.batches.count() > 1)
+    }
+
+    fn held_cells(&self) -> &'a Array2<f32> {
+        self.train.held.features.cells().expect("only the samples of tables are divided among ranks")
+    }
+
+    /// Returns this rank's samples of batch `index`. The first call may pass any index. Each later call must pass the
+    /// next index. All ranks must call this function with the same indices.
+    pub(crate) fn local_batch(
+        &mut self,
+        group: &mut Group,
+        index: usize,
+    ) -> Result<LocalBatch<'_>, TrainError> {
+        if self.row_map().is_some() {
+            self.advance_window(group, index)?;
+        }
+        let samples = &self.train.held;
+        let batch = self.batches.batch(index);
+        let batch_len = batch.len();
+        let own = &batch[range_of_rank(batch_len, self.place.replica, self.place.replicas)];
+        Ok(match &self.window {
+            Some(Window { steps, samples, indices, step_ends }) => {
+                let step = index - steps.start;
+                let start = if step == 0 { 0 } else { step_ends[step - 1] };
+                LocalBatch { samples, indices: &indices[start..step_ends[step]], row_numbers: own, batch_len }
+            }
+            None if self.train.row_map().is_some() => LocalBatch {
+                samples,
+                indices: &self.held_indices,
+                row_numbers: &self.held_row_numbers,
+                batch_len,
+            },
+            None => LocalBatch { samples, indices: own, row_numbers: own, batch_len },
+        })
+    }
+
+    /// Waits for the samples of the window that contains batch `index`. Then sends the samples of the next window.
+    fn advance_window(&mut self, group: &mut Group, index: usize) -> Result<(), TrainError> {
+        if self.window.as_ref().is_some_and(|window| window.steps.contains(&index)) {
+            return Ok(());
+        }
+        // The samples of the old window are freed before the new samples arrive.
+        self.window = None;
+        let pending = match self.next_window.take() {
+            Some(pending) => Some(pending),
+            None => self.send_window(group, index)?,
+        };
+        if let Some(pending) = pending {
+            let end = pending.steps.end;
+            self.window = Some(self.receive_window(group, pending)?);
+            self.next_window = self.send_window(group, end)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the number of 32-bit words of a sample: its cells, and a class or the two halves of a number.
+    fn words_per_sample(&self) -> usize {
+        let target = if matches!(self.train.held.targets, Targets::Numbers(_)) { 2 } else { 1 };
+        self.held_cells().ncols() + target
+    }
+
+    /// Sends those samples of a window that this rank holds. The window begins with batch `first`. Returns `None`
+    /// after the last batch.
+    fn send_window(&self, group: &mut Group, first: usize) -> Result<Option<PendingWindow>, Error> {
+        let count = self.batches.count();
+        let Some(rows) = self.row_map().filter(|_| first < count) else { return Ok(None) };
+        let size = group.size();
+        let samples_per_step = self.batches.batch(0).len().div_ceil(size.as_usize());
+        let bytes_per_step = samples_per_step * self.words_per_sample() * size_of::<u32>();
+        let steps = first..count.min(first + (WINDOW_BYTES / bytes_per_step).max(1));
+        let mut sent_words = Vec::with_capacity(size.as_usize());
+        let mut samples_from_rank = vec![0; size.as_usize()];
+        let mut words = Vec::new();
+        for receiver in size.ranks() {
+            let before = words.len();
+            for sample in samples_of_rank(&self.batches, &steps, receiver, size) {
+                let (holder, index) = rows.holder_and_index(sample as usize);
+                if holder == group.rank().index() {
+                    self.append_sample(index, &mut words);
+                }
+                if receiver == group.rank() {
+                    samples_from_rank[holder] += 1;
+                }
+            }
+            sent_words.push(words.len() - before);
+        }
+        let width = self.words_per_sample();
+        let received_words: Vec<usize> = samples_from_rank.iter().map(|count| count * width).collect();
+        let words = group.all_to_all_uneven_async(&words, &sent_words, &received_words)?;
+        Ok(Some(PendingWindow { steps, words, samples_from_rank }))
+    }
+
+    /// Appends the words of a sample that this rank holds.
+    fn append_sample(&self, index: usize, words: &mut Vec<u32>) {
+        let targets = &self.train.held.targets;
+        words.extend(self.held_cells().row(index).iter().map(|cell| cell.to_bits()));
+        match targets {
+            Targets::Numbers(values) => {
+                let bits = values[index].to_bits();
+                words.extend([bits as u32, (bits >> 32) as u32]);
+            }
+            Targets::Classes(classes) => words.push(classes[index]),
+        }
+    }
+
+    /// Waits for the samples of a window.
+    fn receive_window(&self, group: &Group, pending: PendingWindow) -> Result<Window, TrainError> {
+        let PendingWindow { steps, words, samples_from_rank } = pending;
+        let words = words.wait()?;
+        let samples = self.samples_from_words(&words);
+        samples.check_received_samples(self.train.statistics.class_counts.len(), group)?;
+        // The samples of each rank arrive in the order of the steps.
+        let mut next_from_rank: Vec<u32> = samples_from_rank
+            .iter()
+            .scan(0, |end, &count| Some(std::mem::replace(end, *end + count as u32)))
+            .collect();
+        let rows = self.row_map().expect("a window was sent, so each rank holds only a part of the samples");
+        let (mut indices, mut step_ends) = (Vec::new(), Vec::new());
+        for step in steps.clone() {
+            for sample in samples_of_rank(&self.batches, &(step..step + 1), group.rank(), group.size()) {
+                let (holder, _) = rows.holder_and_index(sample as usize);
+                indices.push(next_from_rank[holder]);
+                next_from_rank[holder] += 1;
+            }
+            step_ends.push(indices.len());
+        }
+        Ok(Window { steps, samples, indices, step_ends })
+    }
+
+    /// Returns the samples that [`append_sample`](Self::append_sample) has appended to `words`.
+    fn samples_from_words(&self, words: &[u32]) -> Samples {
+        let columns = self.held_cells().ncols();
+        let samples = words.chunks_exact(self.words_per_sample());
+        let mut cells = Vec::with_capacity(samples.len() * columns);
+        for sample in samples.clone() {
+            cells.extend(sample[..columns].iter().map(|&bits| f32::from_bits(bits)));
+        }
+        let cells =
+            Array2::from_shape_vec((samples.len(), columns), cells).expect("a sample has `columns` cells");
+        let targets = samples.map(|sample| &sample[columns..]);
+        let targets = match &self.train.held.targets {
+            Targets::Numbers(_) => {
+                let number =
+                    |halves: &[u32]| f64::from_bits(u64::from(halves[1]) << 32 | u64::from(halves[0]));
+                Targets::Numbers(targets.map(number).collect())
+            }
+            Targets::Classes(_) => Targets::Classes(targets.map(|class| class[0]).collect()),
+        };
+        let features = self.train.held.features.with_other_rows(cells);
+        Samples { features: features.expect("only the samples of tables are divided among ranks"), targets }
+    }
+}
+
+/// Returns the row numbers of the samples that `rank` processes in `steps`.
+fn samples_of_rank(
+    batches: &Batches,
+    steps: &Range<usize>,
+    rank: Rank,
+    size: WorldSize,
+) -> impl Iterator<Item = u32> {
+    steps.clone().flat_map(move |step| {
+        let batch = batches.batch(step);
+        batch[range_of_rank(batch.len(), rank, size)].iter().copied()
+    })
+}

@@ -1,0 +1,386 @@
+//! Divides the rows of a file into blocks, so that each rank parses only the rows of its own blocks.
+//!
+//! A line break in a quoted cell does not end a row. So a rank that starts in the middle of a file does not know
+//! which line breaks end rows. Therefore each rank reads the whole file and finds the ends of all rows, which takes
+//! much less time than parsing the cells. The blocks depend only on the content of the file, and not on the number of
+//! ranks.
+
+use std::collections::VecDeque;
+use std::io::{self, Read};
+use std::ops::Range;
+
+use crc_fast::{CrcAlgorithm, Digest};
+use memchr::{memchr, memchr_iter, memchr2};
+
+/// A block ends with the row in which it reaches this size in bytes.
+pub(crate) const BLOCK_BYTES: u64 = 1 << 16;
+/// The maximum size in bytes of a row. A quotation mark that is never closed makes the rest of the file one row.
+pub(super) const ROW_BYTES_MAX: u64 = 1 << 26;
+/// The size in bytes of the buffer in which row ends are found.
+const BUFFER_BYTES: usize = 1 << 18;
+
+/// The blocks that a rank parses: every `ranks`-th block, starting with block number `rank`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BlockShare {
+    /// The number of this rank.
+    pub(crate) rank: usize,
+    /// The number of ranks that share the blocks.
+    pub(crate) ranks: usize,
+}
+
+impl BlockShare {
+    /// All blocks.
+    pub(crate) const ALL: Self = Self { rank: 0, ranks: 1 };
+
+    /// Returns whether the rank parses the block with this number.
+    pub(crate) fn contains(self, block: usize) -> bool {
+        block % self.ranks == self.rank
+    }
+}
+
+/// The length and the checksum of a file. Ranks compare them to find out whether they read the same file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct FileFingerprint {
+    /// The number of bytes, with LF at the end of each line.
+    pub(crate) bytes: u64,
+    /// The CRC-32C of these bytes.
+    pub(crate) checksum: u64,
+}
+
+/// The place of the next byte of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum BytePlace {
+    /// The beginning of a cell. Here, a quotation mark begins a quoted cell.
+    CellStart,
+    /// A cell that does not begin with a quotation mark. Here, a quotation mark is text.
+    Unquoted,
+    /// A quoted cell. Here, a line break is text.
+    Quoted,
+    /// Behind a quotation mark in a quoted cell. Here, a second quotation mark is text, and any other byte ends the
+    /// quoted text.
+    AfterQuote,
+}
+
+/// Finds the ends of rows by the rules of the crate `csv`, which parses the rows.
+#[derive(Debug)]
+struct RowScanner {
+    separator: u8,
+    place: BytePlace,
+}
+
+impl RowScanner {
+    /// Returns the number of bytes up to the end of the current row, including the line break. Returns `None` if the
+    /// row does not end in `bytes`. The next call must pass the bytes that follow.
+    fn find_row_end(&mut self, bytes: &[u8]) -> Option<usize> {
+        let mut at = 0;
+        while let Some(&next) = bytes.get(at) {
+            match self.place {
+                BytePlace::Quoted => {
+                    at += memchr(b'"', &bytes[at..])? + 1;
+                    self.place = BytePlace::AfterQuote;
+                }
+                BytePlace::AfterQuote | BytePlace::CellStart if next == b'"' => {
+                    at += 1;
+                    self.place = BytePlace::Quoted;
+                }
+                BytePlace::CellStart | BytePlace::Unquoted | BytePlace::AfterQuote => {
+                    // A quotation mark in the place `Unquoted` is text, so the search starts behind it.
+                    let skipped = usize::from(next == b'"');
+                    let found =
+                        memchr2(b'\n', b'"', &bytes[at + skipped..]).map(|found| at + skipped + found);
+                    let end = found.unwrap_or(bytes.len());
+                    let after_separator = end > at && bytes[end - 1] == self.separator;
+                    self.place = if after_separator { BytePlace::CellStart } else { BytePlace::Unquoted };
+                    if found.is_some_and(|end| bytes[end] == b'\n') {
+                        self.place = BytePlace::CellStart;
+                        return Some(end + 1);
+                    }
+                    at = end;
+                }
+            }
+        }
+        None
+    }
+}
+
+/// A segment: consecutive lines of one block that [`OwnRows`] passes on.
+#[derive(Clone, Copy, Debug)]
+struct BlockLines {
+    /// The number of the block.
+    block: usize,
+    /// The number of lines that [`OwnRows`] has passed on before this segment.
+    lines_before: u64,
+    /// The number of lines that [`OwnRows`] has skipped before this segment.
+    lines_skipped: u64,
+}
+
+/// Reads a file and passes on its first row and the rows of this rank's blocks. Skips all other rows. In `input`,
+/// each line must end with LF.
+pub(super) struct OwnRows<R> {
+    input: R,
+    scanner: RowScanner,
+    share: BlockShare,
+    buffer: Vec<u8>,
+    /// The parts of `buffer` that are to be passed on.
+    ready: VecDeque<Range<usize>>,
+    /// The number of the current block.
+    block: usize,
+    /// The number of bytes of the current block so far.
+    block_bytes: u64,
+    /// The number of bytes of the current row so far.
+    row_bytes: u64,
+    /// Whether the first row of the file is complete.
+    has_first_row: bool,
+    /// The line, counted from 1, in which the current row begins.
+    row_line: u64,
+    /// The segments, starting with the segment of the row that the caller located last.
+    segments: VecDeque<BlockLines>,
+    lines_passed: u64,
+    lines_skipped: u64,
+    digest: Digest,
+    bytes: u64,
+    /// `true` after `read` has reached the end of the file. The caller may set this field to `false`.
+    pub(super) has_ended: bool,
+}
+
+impl<R: Read> OwnRows<R> {
+    /// `first_block` is the number of the first block of this file.
+    pub(super) fn new(input: R, separator: u8, share: BlockShare, first_block: usize) -> Self {
+        Self {
+            input,
+            scanner: RowScanner { separator, place: BytePlace::CellStart },
+            share,
+            buffer: vec![0; BUFFER_BYTES],
+            ready: VecDeque::new(),
+            block: first_block,
+            block_bytes: 0,
+            row_bytes: 0,
+            has_first_row: false,
+            row_line: 1,
+            segments: VecDeque::from([BlockLines { block: first_block, lines_before: 0, lines_skipped: 0 }]),
+            lines_passed: 0,
+            lines_skipped: 0,
+            digest: Digest::new(CrcAlgorithm::Crc32Iscsi),
+            bytes: 0,
+            has_ended: false,
+        }
+    }
+
+    /// Returns the first line of a row in the file, and the number of the block of this row. `line` is the first line
+    /// of the row in the output of `OwnRows`. Lines are counted from 1. The caller must pass the rows in ascending
+    /// order.
+    pub(super) fn line_and_block_of_row(&mut self, line: u64) -> (u64, usize) {
+        while self.segments.get(1).is_some_and(|next| next.lines_before < line) {
+            self.segments.pop_front();
+        }
+        self.segments.front().map_or((line, 0), |segment| (line + segment.lines_skipped, segment.block))
+    }
+
+    /// Returns the line in which the row that is too long begins, counted from 1. The caller must have received the
+    /// error `FileTooLarge`.
+    pub(super) fn long_row_line(&self) -> u64 {
+        self.row_line
+    }
+
+    /// Returns the number of the first block of the next file. The caller must have read this file to its end.
+    pub(super) fn first_block_of_next_file(&self) -> usize {
+        self.block + usize::from(self.block_bytes > 0)
+    }
+
+    /// Returns the length and the checksum of the file. The caller must have read the file to its end.
+    pub(super) fn fingerprint(&self) -> FileFingerprint {
+        FileFingerprint { bytes: self.bytes, checksum: self.digest.finalize() }
+    }
+
+    /// Reads the next part of the file. Returns `false` at the end of the file.
+    fn read_part(&mut self) -> io::Result<bool> {
+        let count = self.input.read(&mut self.buffer)?;
+        let buffer = std::mem::take(&mut self.buffer);
+        self.digest.update(&buffer[..count]);
+        self.bytes += count as u64;
+        let scanned = self.divide_into_parts(&buffer[..count]);
+        self.buffer = buffer;
+        scanned.map(|()| count > 0)
+    }
+
+    /// Finds the ends of the rows in `bytes`, and divides `bytes` into parts to pass on and parts to skip.
+    fn divide_into_parts(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let lines_before = self.lines_passed + self.lines_skipped;
+        let (mut start, mut at, mut row_start) = (0, 0, 0);
+        while at < bytes.len() {
+            let end = self.scanner.find_row_end(&bytes[at..]);
+            let len = end.unwrap_or(bytes.len() - at);
+            at += len;
+            self.row_bytes += len as u64;
+            self.block_bytes += len as u64;
+            if self.row_bytes > ROW_BYTES_MAX {
+                return Err(io::ErrorKind::FileTooLarge.into());
+            }
+            if end.is_none() {
+                break;
+            }
+            row_start = at;
+            // The crate `csv` skips empty lines.
+            let is_first_row = !self.has_first_row && self.row_bytes > 1;
+            self.row_bytes = 0;
+            if is_first_row || self.block_bytes >= BLOCK_BYTES {
+                self.pass_on_or_skip(bytes, start..at);
+                start = at;
+                self.has_first_row |= is_first_row;
+                if self.block_bytes >= BLOCK_BYTES {
+                    self.block += 1;
+                    self.block_bytes = 0;
+                }
+                self.begin_segment();
+            }
+        }
+        self.pass_on_or_skip(bytes, start..at);
+        if row_start > 0 {
+            self.row_line = lines_before + count_lines(&bytes[..row_start]) + 1;
+        }
+        Ok(())
+    }
+
+    /// Begins a segment with the next row. If the last segment has no lines, the new segment replaces it.
+    fn begin_segment(&mut self) {
+        self.segments.pop_back_if(|last| last.lines_before == self.lines_passed);
+        self.segments.push_back(BlockLines {
+            block: self.block,
+            lines_before: self.lines_passed,
+            lines_skipped: self.lines_skipped,
+        });
+    }
+
+    /// Passes on or skips a part of the current block.
+    fn pass_on_or_skip(&mut self, bytes: &[u8], part: Range<usize>) {
+        let lines = count_lines(&bytes[part.clone()]);
+        if !self.has_first_row || self.share.contains(self.block) {
+            self.lines_passed += lines;
+            if part.start < part.end {
+                self.ready.push_back(part);
+            }
+        } else {
+            self.lines_skipped += lines;
+        }
+        // If the last segment has no lines yet, all lines that were skipped are before its first line.
+        if let Some(last) = self.segments.back_mut().filter(|last| last.lines_before == self.lines_passed) {
+            last.lines_skipped = self.lines_skipped;
+        }
+    }
+}
+
+/// Returns the number of line ends.
+fn count_lines(bytes: &[u8]) -> u64 {
+    memchr_iter(b'\n', bytes).count() as u64
+}
+
+impl<R: Read> Read for OwnRows<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if let Some(part) = self.ready.pop_front() {
+                let count = part.len().min(out.len());
+                let end = part.start + count;
+                out[..count].copy_from_slice(&self.buffer[part.start..end]);
+                if end < part.end {
+                    self.ready.push_front(end..part.end);
+                }
+                return Ok(count);
+            }
+            if !self.read_part()? {
+                self.has_ended = true;
+                return Ok(0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Returns the line, the block and the cells of each row that `OwnRows` passes on.
+    fn rows_of_share(text: &[u8], share: BlockShare) -> Vec<(u64, usize, Vec<String>)> {
+        let input = OwnRows::new(text, b',', share, 5 * share.ranks);
+        let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(input);
+        let mut row = csv::ByteRecord::new();
+        let mut rows = Vec::new();
+        loop {
+            let line = reader.position().line();
+            if !reader.read_byte_record(&mut row).unwrap() {
+                return rows;
+            }
+            let (line, block) = reader.get_mut().line_and_block_of_row(line);
+            rows.push((
+                line,
+                block,
+                row.iter().map(|cell| String::from_utf8_lossy(cell).into_owned()).collect(),
+            ));
+        }
+    }
+
+    proptest! {
+        /// If the scanner and the crate `csv` found different ends of a row, a rank would read a part of the row.
+        #[test]
+        fn the_scanner_finds_the_rows_of_the_crate_csv(text in "[a,\"\n]{0,60}", part in 1_usize..9) {
+            let text = text.as_bytes();
+            let mut scanner = RowScanner { separator: b',', place: BytePlace::CellStart };
+            let mut ends = Vec::new();
+            for (index, bytes) in text.chunks(part).enumerate() {
+                let mut at = 0;
+                while let Some(len) = scanner.find_row_end(&bytes[at..]) {
+                    at += len;
+                    ends.push(index * part + at);
+                }
+            }
+            let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(text);
+            let rows: Vec<_> = reader.byte_records().collect::<Result<_, _>>().unwrap();
+            let mut found = Vec::new();
+            let mut start = 0;
+            for end in ends.into_iter().chain([text.len()]) {
+                let mut reader =
+                    csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(&text[start..end]);
+                found.extend(reader.byte_records().map(Result::unwrap));
+                start = end;
+            }
+            prop_assert_eq!(found, rows);
+        }
+    }
+
+    #[test]
+    fn exactly_one_rank_reads_each_row_after_the_first() {
+        let mut text = String::from("\nname,\"text\nof a cell\"\n");
+        for row in 0..6000 {
+            writeln!(text, "{row},\"{}\n\"", "x".repeat(row % 97)).unwrap();
+            if row % 5 == 0 {
+                text += "\n";
+            }
+        }
+        let all = rows_of_share(text.as_bytes(), BlockShare::ALL);
+        assert_eq!(all.len(), 6001);
+        assert!(all.last().unwrap().1 > 5 + 4, "the text has several blocks");
+        for ranks in [2, 3, 7] {
+            let mut found = Vec::new();
+            for rank in 0..ranks {
+                let rows = rows_of_share(text.as_bytes(), BlockShare { rank, ranks });
+                assert_eq!(rows[0].2, all[0].2);
+                assert!(rows[1..].iter().all(|row| row.1 % ranks == rank));
+                found.extend_from_slice(&rows[1..]);
+            }
+            found.sort();
+            let expected = all[1..].iter().map(|row| (row.0, row.1 - 5 + 5 * ranks, row.2.clone()));
+            assert_eq!(found, expected.collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn the_error_about_a_long_row_names_its_first_line() {
+        let start = &b"a,b\n1,2\n\"3\n"[..];
+        let mut input = OwnRows::new(start.chain(io::repeat(b'\n')), b',', BlockShare::ALL, 0);
+        let error = io::copy(&mut input, &mut io::sink()).unwrap_err();
+        assert_eq!((error.kind(), input.long_row_line()), (io::ErrorKind::FileTooLarge, 3));
+    }
+}

@@ -1,0 +1,226 @@
+//! Loads data: reads the rows, splits off a test set, and interprets the target.
+
+use std::sync::Arc;
+
+use super::raw_table::{EncodedTable, RowSets};
+use super::row_map::RowMap;
+use super::synthetic::SyntheticTarget;
+use super::{
+    Column, DataError, DataSource, Dataset, Features, ImageShape, LoadedRows, Samples, SharedSamples, Table,
+    TableEncoding, TableLayout, TableOptions, Targets, Task, digits, idx, image_folder, libsvm, npy, split,
+    synthetic, table_load, target,
+};
+use crate::group::Group;
+use crate::train::TrainError;
+use crate::train::early_stopping::hold_out_rows;
+
+/// The options for reading a source.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct LoadOptions {
+    /// For a table: the name of the column that holds the target, or its number counted from 0.
+    pub target: Option<String>,
+    /// How to read a table.
+    pub table: TableOptions,
+    /// The fraction of the rows to use for testing. This field has no effect if the source has a test set of its own.
+    pub test_fraction: f64,
+    /// Whether to predict classes or numbers. If `None`, the values of the target decide; see
+    /// [`Targets`](super::Targets).
+    pub task: Option<Task>,
+    /// The fraction of the training rows that early stopping will hold out for validation. [`DataSource::load`]
+    /// returns these rows in the training set, but does not fit the encoding of a table on them.
+    pub validation_fraction: Option<f64>,
+}
+
+impl LoadOptions {
+    /// Divides the indices `0..rows` into fitted, training and test rows.
+    pub(crate) fn choose_row_sets(&self, rows: usize) -> Result<RowSets, DataError> {
+        let (train, test) = split::split_rows(rows, self.test_fraction)?;
+        let fitted = match self.validation_fraction {
+            Some(fraction) => {
+                let (remaining, _) = hold_out_rows(train.len(), fraction)?;
+                remaining.into_iter().map(|index| train[index]).collect()
+            }
+            None => train.clone(),
+        };
+        Ok(RowSets { fitted, train, test })
+    }
+}
+
+impl DataSource {
+    /// Reads the data, splits off a test set if the source has none, and interprets the target.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read or is malformed (the error names the file and the line), or if the target does not
+    /// fit the task.
+    pub fn load(&self, options: &LoadOptions) -> Result<Dataset, DataError> {
+        let loaded = self.load_on_ranks(options, &mut Group::solo()).map_err(|error| match error {
+            TrainError::Data(error) => error,
+            // The collectives of a group of one rank do not fail.
+            other => DataError::Unsuitable(other.to_string()),
+        });
+        loaded.map(|dataset| dataset.map_sets(|samples| samples.held))
+    }
+
+    /// Does what [`load`](Self::load) does, on several ranks. All ranks of `group` must call this function. Each rank
+    /// parses and holds a part of the rows of a table. Each rank reads and holds all rows of other data.
+    pub(crate) fn load_on_ranks(
+        &self,
+        options: &LoadOptions,
+        group: &mut Group,
+    ) -> Result<Dataset<SharedSamples>, TrainError> {
+        let UninterpretedData { train, test, row_maps, encoding, layout, image, mut notes } =
+            self.read_sets(options, group)?;
+        let rows = row_maps.as_ref().map_or(train.features.rows(), |[train, _]| train.rows());
+        if rows == 0 || train.features.columns() == 0 {
+            return Err(DataError::Unsuitable(format!("{self} holds no samples")).into());
+        }
+        // If each rank holds all rows, a rank needs no other rank to interpret the target.
+        let mut solo = Group::solo();
+        let holders = if row_maps.is_some() { group } else { &mut solo };
+        let ([train_targets, test_targets], classes) = self.choose_task_and_interpret_targets(
+            [train.target, test.target],
+            options.task,
+            holders,
+            &mut notes,
+        )?;
+        let tabular = !matches!(train.features, Features::Pixels { .. });
+        let train = Samples { features: train.features, targets: train_targets };
+        let test = Samples { features: test.features, targets: test_targets };
+        let (train, test) = match row_maps {
+            Some([train_rows, test_rows]) => (
+                SharedSamples::divided_among_ranks(train, train_rows),
+                SharedSamples::divided_among_ranks(test, test_rows),
+            ),
+            None => (SharedSamples::held_by_each_rank(train), SharedSamples::held_by_each_rank(test)),
+        };
+        Ok(Dataset { name: self.to_string(), train, test, classes, tabular, image, encoding, layout, notes })
+    }
+
+    /// Reads the rows, and splits off a test set if the source has none.
+    fn read_sets(&self, options: &LoadOptions, group: &mut Group) -> Result<UninterpretedData, TrainError> {
+        let split = |table: &Table| split::split_table(table, options.test_fraction);
+        Ok(match self {
+            Self::Csv(_) | Self::CsvFiles(_) => table_load::load_table(self, options, group)?.into(),
+            Self::Digits => UninterpretedData {
+                image: Some(digits::IMAGE),
+                ..UninterpretedData::held_by_each_rank(split(&digits::load_digits())?)
+            },
+            Self::Idx(directory) => {
+                let (train, test, shape) = idx::load_idx_directory(directory)?;
+                UninterpretedData {
+                    image: Some(shape),
+                    ..UninterpretedData::held_by_each_rank((train, test))
+                }
+            }
+            Self::Images(directory) => {
+                let (LoadedRows { table, notes, .. }, shape) = image_folder::load_image_folder(directory)?;
+                UninterpretedData {
+                    notes,
+                    image: Some(shape),
+                    ..UninterpretedData::held_by_each_rank(split(&table)?)
+                }
+            }
+            Self::Libsvm(path) => {
+                let LoadedRows { table, notes, .. } = libsvm::load_libsvm_file(path)?;
+                UninterpretedData { notes, ..UninterpretedData::held_by_each_rank(split(&table)?) }
+            }
+            Self::Npy(features, targets) => {
+                let loaded = npy::load_array_pair(features, targets)?;
+                let sets = split(&loaded.table)?;
+                UninterpretedData {
+                    notes: loaded.notes,
+                    image: loaded.image,
+                    ..UninterpretedData::held_by_each_rank(sets)
+                }
+            }
+            &Self::Synthetic { rows, columns } => {
+                let kind = if options.task == Some(Task::Regression) {
+                    SyntheticTarget::Numbers
+                } else {
+                    SyntheticTarget::Classes
+                };
+                UninterpretedData::held_by_each_rank(split(&synthetic::generate_table(rows, columns, kind))?)
+            }
+        })
+    }
+
+    /// Chooses the task, if `task` is `None`. Interprets the targets of the training set and of the test set. Returns
+    /// the targets of both sets and the names of the classes.
+    fn choose_task_and_interpret_targets(
+        &self,
+        [train, test]: [Column; 2],
+        task: Option<Task>,
+        group: &mut Group,
+        notes: &mut Vec<String>,
+    ) -> Result<([Targets; 2], Vec<String>), TrainError> {
+        let task = match (self, task) {
+            (_, Some(task)) => task,
+            (Self::Csv(_) | Self::CsvFiles(_) | Self::Npy(..) | Self::Libsvm(_), None) => {
+                let (task, note) = target::guess_task(&train, &test, group)?;
+                notes.push(note);
+                task
+            }
+            // Digits, IDX files, images and synthetic data have classes as targets.
+            (_, None) => Task::Classification,
+        };
+        target::interpret_targets(train, test, task, group)
+    }
+}
+
+/// The rows that this rank has read, divided into a training set and a test set, before the targets are interpreted.
+struct UninterpretedData {
+    train: Table,
+    test: Table,
+    /// Which rank holds which rows of the training set and of the test set. `None` if each rank holds all rows.
+    row_maps: Option<[RowMap; 2]>,
+    encoding: Option<Arc<TableEncoding>>,
+    layout: Option<TableLayout>,
+    image: Option<ImageShape>,
+    notes: Vec<String>,
+}
+
+impl UninterpretedData {
+    /// Returns a training set and a test set of which each rank holds all rows.
+    fn held_by_each_rank((train, test): (Table, Table)) -> Self {
+        let notes = Vec::new();
+        Self { train, test, row_maps: None, encoding: None, layout: None, image: None, notes }
+    }
+}
+
+impl From<EncodedTable> for UninterpretedData {
+    fn from(table: EncodedTable) -> Self {
+        Self {
+            train: table.train,
+            test: table.test,
+            row_maps: Some([table.train_rows, table.test_rows]),
+            encoding: Some(table.encoding),
+            layout: Some(table.layout),
+            image: None,
+            notes: table.notes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn synthetic_data_has_classes_or_numbers_as_the_task_requires() {
+        let source = DataSource::Synthetic { rows: 100, columns: 4 };
+        let load = |task, test_fraction| {
+            source.load(&LoadOptions { test_fraction, task, ..LoadOptions::default() }).unwrap()
+        };
+        assert_eq!(load(None, 0.2).task(), Task::Classification);
+        let dataset = load(Some(Task::Regression), 0.2);
+        assert_eq!((dataset.task(), dataset.train.len(), dataset.test.len()), (Task::Regression, 80, 20));
+        let digest = |test_fraction| {
+            let options =
+                LoadOptions { test_fraction, task: Some(Task::Regression), ..LoadOptions::default() };
+            let mut group = Group::solo();
+            source.load_on_ranks(&options, &mut group).unwrap().digest(&mut group).unwrap()
+        };
+        assert_ne!(digest(0.2), digest(0.3));
+    }
+}

@@ -1,0 +1,152 @@
+//! Which rank holds which rows of a table.
+
+use std::ops::Range;
+
+use super::csv::BlockShare;
+
+/// Which rank holds which rows of a table. Rows are numbered from 0 in the order of the files. Each block of rows
+/// belongs to one rank.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct RowMap {
+    /// This rank's share of the blocks.
+    share: BlockShare,
+    /// The first row of each block, followed by the number of rows of the table.
+    starts: Vec<usize>,
+    /// For each block, the number of rows in earlier blocks of the same rank.
+    held_before: Vec<usize>,
+}
+
+impl RowMap {
+    /// Entry i of `block_rows` is the number of rows of block i.
+    pub(crate) fn new(share: BlockShare, block_rows: &[u64]) -> Self {
+        let mut starts = vec![0];
+        starts.extend(block_rows.iter().scan(0, |end, &rows| {
+            *end += rows as usize;
+            Some(*end)
+        }));
+        Self::from_starts(share, starts)
+    }
+
+    fn from_starts(share: BlockShare, starts: Vec<usize>) -> Self {
+        let mut held = vec![0; share.ranks];
+        let blocks = starts.windows(2).enumerate();
+        let held_before = blocks
+            .map(|(block, bounds)| {
+                let held = &mut held[block % share.ranks];
+                std::mem::replace(held, *held + bounds[1] - bounds[0])
+            })
+            .collect();
+        Self { share, starts, held_before }
+    }
+
+    /// Returns whether the rows belong to several ranks.
+    pub(crate) fn has_several_ranks(&self) -> bool {
+        self.share.ranks > 1
+    }
+
+    /// Returns the number of rows of the table.
+    pub(crate) fn rows(&self) -> usize {
+        self.starts.last().copied().unwrap_or_default()
+    }
+
+    /// Returns the map of a table that has only the rows in `chosen`. These rows get new numbers, counted from 0.
+    /// `chosen` must be sorted.
+    pub(crate) fn map_of_chosen_rows(&self, chosen: &[usize]) -> Self {
+        let starts = self.starts.iter().map(|&start| chosen.partition_point(|&row| row < start)).collect();
+        Self::from_starts(self.share, starts)
+    }
+
+    /// Returns the rank that holds a row, and the index of the row among the rows of that rank.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row.
+    pub(crate) fn holder_and_index(&self, row: usize) -> (usize, usize) {
+        let block = self.starts.partition_point(|&start| start <= row) - 1;
+        (block % self.share.ranks, self.held_before[block] + row - self.starts[block])
+    }
+
+    /// Returns the numbers of the rows that this rank holds.
+    pub(crate) fn held_rows(&self) -> impl Iterator<Item = usize> {
+        self.blocks_of_rank(self.share.rank).flatten()
+    }
+
+    /// Returns the blocks of a rank, as ranges of rows.
+    fn blocks_of_rank(&self, rank: usize) -> impl Iterator<Item = Range<usize>> {
+        let blocks = self.starts.windows(2).map(|bounds| bounds[0]..bounds[1]);
+        blocks.skip(rank).step_by(self.share.ranks)
+    }
+
+    /// Returns the rows in `chosen` that this rank holds, as indices among the rows that this rank holds. `chosen`
+    /// must be sorted.
+    pub(crate) fn held_indices_of(&self, chosen: &[usize]) -> Vec<usize> {
+        let mut own = Vec::new();
+        let mut rows_before = 0;
+        for block in self.blocks_of_rank(self.share.rank) {
+            let [start, end] =
+                [block.start, block.end].map(|bound| chosen.partition_point(|&row| row < bound));
+            own.extend(chosen[start..end].iter().map(|row| row - block.start + rows_before));
+            rows_before += block.len();
+        }
+        own
+    }
+
+    /// Returns the number of rows that each rank holds.
+    pub(crate) fn row_counts_of_ranks(&self) -> Vec<usize> {
+        (0..self.share.ranks).map(|rank| self.blocks_of_rank(rank).map(|block| block.len()).sum()).collect()
+    }
+
+    /// Sorts values by the number of their row. `by_rank` has `width` values for each row: first for all rows of rank
+    /// 0, then for all rows of rank 1, and so on.
+    pub(crate) fn to_row_order<T: Copy>(&self, by_rank: &[T], width: usize) -> Vec<T> {
+        let mut next: Vec<usize> = self
+            .row_counts_of_ranks()
+            .iter()
+            .scan(0, |end, rows| Some(std::mem::replace(end, *end + rows * width)))
+            .collect();
+        let mut sorted = Vec::with_capacity(by_rank.len());
+        for (block, bounds) in self.starts.windows(2).enumerate() {
+            let next = &mut next[block % self.share.ranks];
+            let values = (bounds[1] - bounds[0]) * width;
+            sorted.extend_from_slice(&by_rank[*next..*next + values]);
+            *next += values;
+        }
+        sorted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_row_belongs_to_the_rank_of_its_block() {
+        let block_rows = [3, 0, 2, 4, 1];
+        let chosen = [0, 2, 3, 5, 8, 9];
+        for ranks in 1..=6 {
+            let map = |rank| RowMap::new(BlockShare { rank, ranks }, &block_rows);
+            let (mut rows, mut kept) = (Vec::new(), Vec::new());
+            for rank in 0..ranks {
+                let own: Vec<usize> = map(rank).held_rows().collect();
+                assert!(
+                    own.iter().enumerate().all(|(index, &row)| map(0).holder_and_index(row) == (rank, index))
+                );
+                kept.extend(map(rank).held_indices_of(&chosen).into_iter().map(|index| own[index]));
+                rows.extend(own);
+            }
+            assert_eq!(map(0).to_row_order(&rows, 1), (0..10).collect::<Vec<_>>(), "{ranks}");
+            assert_eq!(map(0).map_of_chosen_rows(&chosen).to_row_order(&kept, 1), chosen, "{ranks}");
+            assert_eq!(map(0).row_counts_of_ranks().iter().sum::<usize>(), 10);
+            let pairs: Vec<usize> = rows.iter().flat_map(|&row| [row, row]).collect();
+            assert!(
+                map(0)
+                    .to_row_order(&pairs, 2)
+                    .as_chunks::<2>()
+                    .0
+                    .iter()
+                    .enumerate()
+                    .all(|(row, pair)| pair == &[row; 2])
+            );
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! A training set or a test set of which each rank holds all samples or only a part of the samples.
+
+use std::ops::Range;
+
+use sha2::{Digest, Sha256};
+
+use super::exact_sum::{self, ExactSum};
+use super::row_map::RowMap;
+use super::{DataError, Samples, Targets};
+use crate::group::{Error, Group};
+use crate::train::TrainError;
+use crate::train::batches::range_of_rank;
+use crate::train::early_stopping::hold_out_rows;
+use crate::types::{Rank, ReduceOp, WorldSize};
+
+/// A training set, a validation set or a test set that all ranks use.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct SharedSamples {
+    /// The samples that this rank holds.
+    pub(crate) held: Samples,
+    /// Which rank holds which samples. `None` if each rank holds all samples.
+    rows: Option<RowMap>,
+    /// All fields are 0 or empty until [`measure_targets`](Self::measure_targets) is called.
+    pub(crate) statistics: TargetStatistics,
+}
+
+/// Statistics of the targets of all samples on all ranks.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct TargetStatistics {
+    /// The mean of the targets. 0 for classes.
+    pub(crate) mean: f64,
+    /// The sum of the squared differences between the targets and their mean. R² compares the squared errors of a
+    /// model with this sum. 0 for classes.
+    pub(crate) sum_of_squares: f64,
+    /// The number of samples of each class. Empty for numbers.
+    pub(crate) class_counts: Vec<u64>,
+}
+
+impl SharedSamples {
+    /// Returns a set of which each rank holds all samples.
+    pub(crate) fn held_by_each_rank(samples: Samples) -> Self {
+        Self { held: samples, rows: None, statistics: TargetStatistics::default() }
+    }
+
+    /// Returns a set of rows of a table. `rows` says which rank holds which rows. `samples` has the rows of this
+    /// rank.
+    pub(crate) fn divided_among_ranks(samples: Samples, rows: RowMap) -> Self {
+        Self {
+            held: samples,
+            rows: Some(rows).filter(RowMap::has_several_ranks),
+            statistics: TargetStatistics::default(),
+        }
+    }
+
+    /// Returns the number of samples of all ranks together.
+    pub(crate) fn len(&self) -> usize {
+        self.rows.as_ref().map_or(self.held.len(), RowMap::rows)
+    }
+
+    /// Returns whether the set has no samples.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the number of features.
+    pub(crate) fn columns(&self) -> usize {
+        self.held.features.columns()
+    }
+
+    /// Returns the number of cells in the table of the set. Returns 0 if the data is not a table.
+    pub(crate) fn cell_count(&self) -> usize {
+        self.held.features.cells().map_or(0, |cells| self.len() * cells.ncols())
+    }
+
+    /// Returns which rank holds which samples. Returns `None` if each rank holds all samples.
+    pub(crate) fn row_map(&self) -> Option<&RowMap> {
+        self.rows.as_ref()
+    }
+
+    /// Returns the samples that this rank processes if the ranks process each sample once. The range has indices of
+    /// [`held`](Self::held).
+    pub(crate) fn own_part(&self, rank: Rank, size: WorldSize) -> Range<usize> {
+        match &self.rows {
+            None => range_of_rank(self.held.len(), rank, size),
+            Some(_) => 0..self.held.len(),
+        }
+    }
+
+    /// Returns the length of the longest [`own_part`](Self::own_part) of a rank.
+    pub(crate) fn longest_part(&self, size: WorldSize) -> usize {
+        match &self.rows {
+            None => range_of_rank(self.held.len(), Rank::ZERO, size).len(),
+            Some(rows) => rows.row_counts_of_ranks().into_iter().max().unwrap_or_default(),
+        }
+    }
+
+    /// Gathers the samples of all ranks, so that each rank holds all samples. `class_count` is the number of classes.
+    /// All ranks must call this function.
+    pub(crate) fn gather_on_all_ranks(
+        self,
+        class_count: usize,
+        group: &mut Group,
+    ) -> Result<Self, TrainError> {
+        let Some(rows) = self.rows else { return Ok(self) };
+        let samples = self.held.gather_on_all_ranks(&rows, group)?;
+        samples.check_received_samples(class_count, group)?;
+        Ok(Self::held_by_each_rank(samples))
+    }
+
+    /// Moves a part of the samples out of the set, and returns this part. `fraction` is the size of the part relative
+    /// to the set. A shuffle with a fixed seed chooses the samples. Both sets keep the order of the samples.
+    ///
+    /// # Errors
+    ///
+    /// If either set would be empty.
+    pub(crate) fn hold_out(&mut self, fraction: f64) -> Result<Self, DataError> {
+        let (training, validation) = hold_out_rows(self.len(), fraction)?;
+        let held_out = self.select(&validation);
+        *self = self.select(&training);
+        Ok(held_out)
+    }
+
+    /// Returns the samples in `chosen`, which must be sorted.
+    fn select(&self, chosen: &[usize]) -> Self {
+        match &self.rows {
+            None => Self::held_by_each_rank(select_samples(&self.held, chosen)),
+            Some(rows) => Self::divided_among_ranks(
+                select_samples(&self.held, &rows.held_indices_of(chosen)),
+                rows.map_of_chosen_rows(chosen),
+            ),
+        }
+    }
+
+    /// Computes the statistics of the targets. `class_count` is the number of classes. All ranks must call this
+    /// function.
+    pub(crate) fn measure_targets(&mut self, class_count: usize, group: &mut Group) -> Result<(), Error> {
+        let part = self.own_part(group.rank(), group.size());
+        self.statistics = match &self.held.targets {
+            Targets::Numbers(values) => {
+                let count = self.len().max(1) as f64;
+                let mean = sum_over_ranks(values[part.clone()].iter().copied(), group)? / count;
+                let squares = values[part].iter().map(|value| (value - mean).powi(2));
+                TargetStatistics {
+                    mean,
+                    sum_of_squares: sum_over_ranks(squares, group)?,
+                    class_counts: Vec::new(),
+                }
+            }
+            Targets::Classes(classes) => {
+                let mut class_counts = vec![0; class_count];
+                for &class in &classes[part] {
+                    class_counts[class as usize] += 1;
+                }
+                group.all_reduce(&mut class_counts, ReduceOp::Sum)?;
+                TargetStatistics { class_counts, ..TargetStatistics::default() }
+            }
+        };
+        Ok(())
+    }
+
+    /// Adds the shape and the content of the set to a digest. Each sample is hashed together with its number. The
+    /// digest contains sums of these hashes modulo 2^64, so the digest does not depend on which rank holds which
+    /// samples.
+    pub(crate) fn digest(&self, hasher: &mut Sha256, group: &mut Group) -> Result<(), Error> {
+        let mut sums = [0_u64; 2];
+        let numbers: Box<dyn Iterator<Item = usize>> = match &self.rows {
+            None => Box::new(0..self.held.len()),
+            Some(rows) => Box::new(rows.held_rows()),
+        };
+        for (index, number) in numbers.enumerate() {
+            let mut row = Sha256::new();
+            row.update((number as u64).to_le_bytes());
+            self.held.features.digest_row(index, &mut row);
+            self.held.targets.digest_row(index, &mut row);
+            let digest: [u8; 32] = row.finalize().into();
+            for (sum, part) in sums.iter_mut().zip(digest.as_chunks().0) {
+                *sum = sum.wrapping_add(u64::from_le_bytes(*part));
+            }
+        }
+        if self.rows.is_some() {
+            group.all_reduce(&mut sums, ReduceOp::Sum)?;
+        }
+        hasher.update((self.len() as u64).to_le_bytes());
+        self.held.features.digest_format(hasher);
+        hasher.update(sums.map(u64::to_le_bytes).as_flattened());
+        Ok(())
+    }
+}
+
+/// Returns the sum of the values of all ranks. If a value is infinite, the sum is infinite.
+fn sum_over_ranks(values: impl Iterator<Item = f64>, group: &mut Group) -> Result<f64, Error> {
+    let mut sum = [ExactSum::ZERO];
+    for value in values {
+        sum[0].add(value);
+    }
+    exact_sum::add_sums_of_ranks(group, &mut sum)?;
+    Ok(sum[0].value())
+}
+
+impl Samples {
+    /// Checks samples that other ranks have sent: each class must be below `class_count`, and each category must have
+    /// an input.
+    pub(crate) fn check_received_samples(&self, class_count: usize, group: &Group) -> Result<(), TrainError> {
+        let has_valid_classes = match &self.targets {
+            Targets::Numbers(_) => true,
+            Targets::Classes(classes) => classes.iter().all(|&class| (class as usize) < class_count),
+        };
+        if has_valid_classes && self.features.has_valid_cells() {
+            return Ok(());
+        }
+        let message = "a row of the table that another rank sent holds a class or a category that does not exist: the memory \
+                       of a host or the network corrupted a value; start the job again without --no-checksum";
+        // If another rank has aborted the job first, `abort` fails. This rank returns its own message in both cases.
+        let _ = group.abort(message);
+        Err(DataError::Unsuitable(message.into()).into())
+    }
+}
+
+/// Returns a copy of the samples with the indices `rows`.
+fn select_samples(samples: &Samples, rows: &[usize]) -> Samples {
+    let targets = match &samples.targets {
+        Targets::Numbers(values) => Targets::Numbers(rows.iter().map(|&row| values[row]).collect()),
+        Targets::Classes(classes) => Targets::Classes(rows.iter().map(|&row| classes[row]).collect()),
+    };
+    Samples { features: samples.features.select(rows), targets }
+}

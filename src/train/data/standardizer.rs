@@ -1,0 +1,263 @@
+//! Scales features to mean 0 and standard deviation 1.
+
+use std::ops::Range;
+
+use super::exact_sum::{self, ExactSum};
+use super::{Features, SharedSamples};
+use crate::group::{Error, Group};
+use crate::types::ReduceOp;
+
+/// Scales every feature to mean 0 and standard deviation 1 over the training set. Constant features become 0.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Standardizer {
+    /// The mean of each feature.
+    pub mean: Vec<f32>,
+    /// 1 / s for each feature, where s is the population standard deviation (numpy's `std`). 0 for a constant
+    /// feature.
+    pub inverse_deviation: Vec<f32>,
+}
+
+impl Standardizer {
+    /// Computes the mean and the deviation of each feature. All ranks must call this function. The result is the same
+    /// on all ranks, and does not depend on the number of ranks.
+    ///
+    /// Also returns the indices of the features that differ too little to be scaled. Like constant features, these
+    /// features become 0.
+    pub(crate) fn fit(samples: &SharedSamples, group: &mut Group) -> Result<(Self, Vec<usize>), Error> {
+        let features = &samples.held.features;
+        match features {
+            Features::Numbers(_) | Features::Encoded { .. } => {
+                let rows = samples.own_part(group.rank(), group.size());
+                Self::fit_with::<ExactSum>(features, &rows, group)
+            }
+            // Each rank holds all of these rows, so plain sums are enough. An exact sum needs 544 bytes for each
+            // feature, and sparse rows may have millions of features.
+            Features::Pixels { .. } | Features::Sparse(_) => {
+                Self::fit_with::<f64>(features, &(0..features.rows()), &mut Group::solo())
+            }
+        }
+    }
+
+    /// Does what [`fit`](Self::fit) does. Each rank of `group` reads only its `rows`. A second pass adds up
+    /// the squared differences between the values and the mean, so that large means do not reduce the precision.
+    fn fit_with<S: FeatureSum>(
+        features: &Features,
+        rows: &Range<usize>,
+        group: &mut Group,
+    ) -> Result<(Self, Vec<usize>), Error> {
+        let is_number = features.number_flags();
+        let columns = is_number.len();
+        let mut total = [rows.len() as f64];
+        group.all_reduce(&mut total, ReduceOp::Sum)?;
+        let total = total[0].max(1.0);
+        let values = ValueStatistics::<S>::new(features, rows, &is_number, group)?;
+        let mean: Vec<f64> = (0..columns).map(|column| values.sum(column) / total).collect();
+        let squares: Vec<S> = sum_squares(features, rows, (&is_number, &mean), group)?;
+        let mut squares = squares.iter();
+        let inverse_deviation: Vec<f32> = (0..columns)
+            .map(|column| {
+                let (count, mean) = (values.counts[column] as f64, mean[column]);
+                let of_others = if is_number[column] {
+                    squares.next().map_or(0.0, FeatureSum::value)
+                } else {
+                    count * (1.0 - mean).powi(2)
+                };
+                // The sum `of_others` does not contain the values that are 0.
+                let variance = (of_others + (total - count) * mean.powi(2)) / total;
+                invert_deviation(variance.sqrt(), mean)
+            })
+            .collect();
+        let is_ignored =
+            |&column: &usize| inverse_deviation[column] == 0.0 && !values.is_constant(column, total);
+        let ignored = (0..columns).filter(is_ignored).collect();
+        Ok((Self { mean: mean.iter().map(|&mean| mean as f32).collect(), inverse_deviation }, ignored))
+    }
+}
+
+/// A sum of the values of a feature.
+trait FeatureSum: Clone {
+    /// The sum of no values.
+    const ZERO: Self;
+
+    /// Adds a value to the sum.
+    fn add(&mut self, value: f64);
+
+    /// Returns the sum, rounded to the nearest f64.
+    fn value(&self) -> f64;
+
+    /// Replaces the sums of each rank by the sums of all ranks.
+    fn add_sums_of_ranks(sums: &mut [Self], group: &mut Group) -> Result<(), Error>;
+}
+
+impl FeatureSum for ExactSum {
+    const ZERO: Self = Self::ZERO;
+
+    fn add(&mut self, value: f64) {
+        self.add(value);
+    }
+
+    fn value(&self) -> f64 {
+        self.value()
+    }
+
+    fn add_sums_of_ranks(sums: &mut [Self], group: &mut Group) -> Result<(), Error> {
+        exact_sum::add_sums_of_ranks(group, sums)
+    }
+}
+
+impl FeatureSum for f64 {
+    const ZERO: Self = 0.0;
+
+    fn add(&mut self, value: f64) {
+        *self += value;
+    }
+
+    fn value(&self) -> f64 {
+        *self
+    }
+
+    fn add_sums_of_ranks(sums: &mut [Self], group: &mut Group) -> Result<(), Error> {
+        group.all_reduce(sums, ReduceOp::Sum)
+    }
+}
+
+/// For each feature, statistics of its values other than 0.
+struct ValueStatistics<S> {
+    /// The number of values other than 0.
+    counts: Vec<u64>,
+    /// The sum of the values. `None` for a feature whose only values are 0 and 1, because its sum is the count.
+    sums: Vec<Option<S>>,
+    /// The smallest value other than 0.
+    low: Vec<f32>,
+    /// The largest value other than 0.
+    high: Vec<f32>,
+}
+
+impl<S: FeatureSum> ValueStatistics<S> {
+    fn new(
+        features: &Features,
+        rows: &Range<usize>,
+        is_number: &[bool],
+        group: &mut Group,
+    ) -> Result<Self, Error> {
+        let columns = is_number.len();
+        let mut counts = vec![0_u64; columns];
+        let mut sums: Vec<Option<S>> =
+            is_number.iter().map(|&is_number| is_number.then_some(S::ZERO)).collect();
+        let (mut low, mut high) = (vec![f32::INFINITY; columns], vec![f32::NEG_INFINITY; columns]);
+        for row in rows.clone() {
+            features.visit_row(row, |column, value| {
+                counts[column] += 1;
+                low[column] = low[column].min(value);
+                high[column] = high[column].max(value);
+                if let Some(sum) = &mut sums[column] {
+                    sum.add(value.into());
+                }
+            });
+        }
+        group.all_reduce(&mut counts, ReduceOp::Sum)?;
+        group.all_reduce(&mut low, ReduceOp::Min)?;
+        group.all_reduce(&mut high, ReduceOp::Max)?;
+        let mut numbers: Vec<S> = sums.iter().flatten().cloned().collect();
+        S::add_sums_of_ranks(&mut numbers, group)?;
+        sums.iter_mut().flatten().zip(numbers).for_each(|(sum, total)| *sum = total);
+        Ok(Self { counts, sums, low, high })
+    }
+
+    fn sum(&self, column: usize) -> f64 {
+        self.sums[column].as_ref().map_or(self.counts[column] as f64, FeatureSum::value)
+    }
+
+    /// Returns whether a feature has the same value in all `total` samples.
+    fn is_constant(&self, column: usize, total: f64) -> bool {
+        let count = self.counts[column];
+        count == 0 || count as f64 == total && self.low[column] == self.high[column]
+    }
+}
+
+/// Returns the sum of the squared differences between the mean and the values that are not 0. Returns a sum only for
+/// the features that are numbers.
+fn sum_squares<S: FeatureSum>(
+    features: &Features,
+    rows: &Range<usize>,
+    (is_number, mean): (&[bool], &[f64]),
+    group: &mut Group,
+) -> Result<Vec<S>, Error> {
+    let indices: Vec<usize> = is_number
+        .iter()
+        .scan(0, |next, &is_number| Some(std::mem::replace(next, *next + usize::from(is_number))))
+        .collect();
+    let mut squares = vec![S::ZERO; is_number.iter().filter(|&&is_number| is_number).count()];
+    for row in rows.clone() {
+        features.visit_row(row, |column, value| {
+            if is_number[column] {
+                squares[indices[column]].add((f64::from(value) - mean[column]).powi(2));
+            }
+        });
+    }
+    S::add_sums_of_ranks(&mut squares, group)?;
+    Ok(squares)
+}
+
+/// Returns 1 / `deviation`. Returns 0 if `deviation` may be a rounding error, or if the inverse is not finite as f32.
+fn invert_deviation(deviation: f64, mean: f64) -> f32 {
+    let inverse = (1.0 / deviation) as f32;
+    if deviation <= 1e-7 * mean.abs() || !inverse.is_finite() { 0.0 } else { inverse }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::{Array2, array};
+
+    use super::*;
+    use crate::train::data::sparse::SparseRowsBuilder;
+    use crate::train::data::{Samples, Targets};
+
+    fn fit(features: &Features) -> (Standardizer, Vec<usize>) {
+        let targets = Targets::Classes(vec![0; features.rows()]);
+        let samples = SharedSamples::held_by_each_rank(Samples { features: features.clone(), targets });
+        Standardizer::fit(&samples, &mut Group::solo()).unwrap()
+    }
+
+    #[test]
+    fn standardized_features_have_mean_0_and_deviation_1() {
+        let features =
+            Features::Numbers(array![[1.0, 7.7, 1e6], [2.0, 7.7, 1e6 + 2.0], [6.0, 7.7, 1e6 + 4.0]]);
+        let (standardizer, ignored) = fit(&features);
+        assert!(ignored.is_empty(), "{ignored:?}");
+        let mut out = Array2::zeros((3, 3));
+        features.gather(0..3, Some(&standardizer), out.view_mut());
+        for (column, deviation) in [1.0, 0.0, 1.0].into_iter().enumerate() {
+            let values = out.column(column);
+            assert!(values.mean().unwrap().abs() < 1e-5, "{values}");
+            assert!((values.std(0.0) - deviation).abs() < 1e-3, "{values}");
+        }
+    }
+
+    /// Regression test: before the fix, the inverse of a tiny deviation was infinite, so the loss was NaN.
+    #[test]
+    fn features_that_differ_too_little_become_0_and_are_named() {
+        let features = Features::Numbers(array![
+            [1e-39, 1e-38, 7.7, 16_777_216.0, 0.0],
+            [2e-39, 3e-38, 7.7, 16_777_218.0, 0.0],
+            [3e-39, 2e-38, 7.7, 16_777_216.0, 0.0]
+        ]);
+        let (standardizer, ignored) = fit(&features);
+        assert_eq!(ignored, [0, 3]);
+        let is_used: Vec<bool> =
+            standardizer.inverse_deviation.iter().map(|&inverse| inverse > 0.0).collect();
+        assert_eq!(is_used, [false, true, false, false, false]);
+        assert!(standardizer.inverse_deviation.iter().all(|inverse| inverse.is_finite()));
+    }
+
+    #[test]
+    fn sparse_rows_have_the_same_mean_and_deviation_as_dense_rows() {
+        let dense = array![[0.0, 2.0, 7.0], [3.0, 0.0, 7.0], [0.0, -4.5, 7.0], [0.0, 0.0, 7.0]];
+        let mut builder = SparseRowsBuilder::default();
+        for row in dense.rows() {
+            row.iter().enumerate().for_each(|(column, &value)| builder.push(column as u32, value));
+            builder.end_row();
+        }
+        assert_eq!(fit(&Features::Sparse(builder.finish(3))), fit(&Features::Numbers(dense)));
+    }
+}

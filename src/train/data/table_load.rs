@@ -1,0 +1,77 @@
+//! Loads a table on several ranks. Each rank parses a part of the rows.
+
+use ndarray::Array2;
+
+use super::csv::{BlockShare, read_share};
+use super::raw_table::EncodedTable;
+use super::row_map::RowMap;
+use super::{DataError, DataSource, LoadOptions, Samples, Targets};
+use crate::group::{Error, Group};
+use crate::train::rank_checks::{check_all_succeeded, find_first_difference};
+use crate::train::{Phase, TrainError};
+use crate::types::{Element, WorldSize};
+
+/// Reads and encodes a table. Returns the rows that this rank has parsed. All ranks must call this function.
+///
+/// # Errors
+///
+/// All ranks return an error if one rank cannot read its rows, if the ranks read different files, or if the table
+/// cannot be encoded.
+pub(crate) fn load_table(
+    source: &DataSource,
+    options: &LoadOptions,
+    group: &mut Group,
+) -> Result<EncodedTable, TrainError> {
+    let share = BlockShare { rank: group.rank().index(), ranks: group.size().as_usize() };
+    let files = source.table_files().unwrap_or_default();
+    let target = options.target.as_deref().ok_or_else(|| {
+        DataError::Unsuitable(format!("{source} is a table: name the column to predict with --target"))
+    });
+    let read = target.and_then(|target| read_share(files, target, &options.table, share));
+    let read = check_all_succeeded(group, Phase::Data, read.map_err(TrainError::from))?;
+    if let Some((rank, _)) = find_first_difference(group, &[read.content_digest()])? {
+        return Err(TrainError::DataDiffer { rank, name: source.to_string() });
+    }
+    let table = read.merge(group)?;
+    let rows = options.choose_row_sets(table.rows.rows())?;
+    table.encode(&rows, (options.table.missing, options.table.categories_max), group)
+}
+
+impl Samples {
+    /// Returns the samples of all ranks in the order of the table. `rows` says which rank holds which samples. All
+    /// ranks must call this function.
+    pub(crate) fn gather_on_all_ranks(self, rows: &RowMap, group: &mut Group) -> Result<Self, Error> {
+        if group.size() == WorldSize::ONE {
+            return Ok(self);
+        }
+        let gathered = match self.features.cells() {
+            Some(cells) => self.features.with_other_rows(gather_cells(cells, rows, group)?),
+            None => None,
+        };
+        // Each rank already holds all pixels and all sparse rows.
+        let features = gathered.unwrap_or(self.features);
+        let targets = match self.targets {
+            Targets::Numbers(values) => Targets::Numbers(gather_values(&values, 1, rows, group)?),
+            Targets::Classes(classes) => Targets::Classes(gather_values(&classes, 1, rows, group)?),
+        };
+        Ok(Self { features, targets })
+    }
+}
+
+fn gather_cells(cells: &Array2<f32>, rows: &RowMap, group: &mut Group) -> Result<Array2<f32>, Error> {
+    let width = cells.ncols();
+    let own: Vec<f32> = cells.iter().copied().collect();
+    let all = gather_values(&own, width, rows, group)?;
+    Ok(Array2::from_shape_vec((rows.rows(), width), all).expect("the map counts the rows of all ranks"))
+}
+
+/// Returns the values of all ranks in the order of the rows. `own` has `width` values for each row of this rank.
+fn gather_values<T: Element>(
+    own: &[T],
+    width: usize,
+    rows: &RowMap,
+    group: &mut Group,
+) -> Result<Vec<T>, Error> {
+    let counts: Vec<usize> = rows.row_counts_of_ranks().iter().map(|rows| rows * width).collect();
+    Ok(rows.to_row_order(&group.all_gather_uneven(own, &counts)?, width))
+}
