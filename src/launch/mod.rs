@@ -153,7 +153,7 @@ pub struct LaunchLimits {
     pub job_timeout: Option<Duration>,
 }
 
-/// Why a job could not be started. If a rank fails after the start, [`run`] returns an exit code and no error.
+/// Why a job could not be started. If a rank fails after the start, [`run_job`] returns an exit code and no error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {

@@ -38,7 +38,7 @@ const HOST_ID_SEPARATOR: &str = " as ";
 pub struct Member {
     /// The name of the rank's host in errors.
     pub host: String,
-    /// The text that [`machine`] returns to identify the rank's machine.
+    /// The text that [`machine_id`] returns to identify the rank's machine.
     pub machine: String,
     /// The address on which the rank listens.
     pub address: SocketAddr,

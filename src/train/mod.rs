@@ -2,7 +2,7 @@
 //! of [`Group`](crate::Group).
 //!
 //! All ranks draw the same batches, and each rank computes the gradients of its part of every batch ([`Batches`],
-//! [`part`]). With the default strategy, each rank divides its gradients by the size of the global batch. The ranks
+//! [`range_of_rank`]). With the default strategy, each rank divides its gradients by the size of the global batch. The ranks
 //! sum their gradients, and every rank takes the same step. So the result of a run does not depend on the number of
 //! ranks, except for rounding: the number of ranks changes the order in which floating-point numbers are added. Some
 //! other strategies ([`StrategySpec`]) let each rank take steps alone and average the parameters of the ranks, or
