@@ -126,7 +126,7 @@ fn top_module(path: &str) -> Option<&str> {
 
 /// Returns the text of a violation, with the file and line of the violation.
 fn violation_at(source: &Source, offset: usize, text: &str) -> String {
-    format!("{}:{}: {text}", source.path, source.line(offset))
+    format!("{}:{}: {text}", source.path, source.line_number(offset))
 }
 
 /// (a) Checks that a module imports only modules that [`MAY_IMPORT`] allows. `reexports` maps each name that `lib.rs`
@@ -439,8 +439,12 @@ fn the_architecture_page_lists_every_module_and_every_page_is_linked() {
     let read = |path: &str| fs::read_to_string(repository_root().join(path)).unwrap_or_default();
     let architecture = read("docs/ARCHITECTURE.md");
     let linking = format!("{architecture}{}", read("README.md"));
-    let missing =
-        find_unmentioned(&architecture, &linking, &names_in_folder("src"), &names_in_folder("docs"));
+    let missing = find_unmentioned(
+        &architecture,
+        &linking,
+        &file_names_in_folder("src"),
+        &file_names_in_folder("docs"),
+    );
     assert!(missing.is_empty(), "{missing:?}");
 }
 
@@ -458,7 +462,7 @@ fn find_unmentioned(architecture: &str, linking: &str, folders: &[String], pages
     modules.chain(pages).cloned().collect()
 }
 
-fn names_in_folder(folder: &str) -> Vec<String> {
+fn file_names_in_folder(folder: &str) -> Vec<String> {
     let entries = fs::read_dir(repository_root().join(folder)).expect("the folder is there").flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }

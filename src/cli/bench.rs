@@ -188,7 +188,7 @@ pub fn bench(
     group.set_profiling(plan.profiles);
     let mut results = Vec::with_capacity(plan.cases.len());
     for &case in &plan.cases {
-        let row = measure_dtype(group, case, options)?;
+        let row = measure_with_dtype(group, case, options)?;
         row.write_row(out).map_err(BenchError::Output)?;
         results.push(row);
     }
@@ -199,7 +199,11 @@ pub fn bench(
 }
 
 /// Calls [`measure`] for the element type of the case.
-fn measure_dtype(group: &mut Group, case: BenchCase, options: MeasureOptions) -> Result<BenchRow, Error> {
+fn measure_with_dtype(
+    group: &mut Group,
+    case: BenchCase,
+    options: MeasureOptions,
+) -> Result<BenchRow, Error> {
     match case.dtype {
         DType::F16 => measure::<f16>(group, case, options),
         DType::Bf16 => measure::<bf16>(group, case, options),

@@ -18,7 +18,8 @@ use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser};
 use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::launch::{
-    self, Binding, FailurePolicy, LaunchLimits, LaunchPlan, Mpi4py, OWN_PREFIX, OutputFormat, Verbosity,
+    self, Binding, FailurePolicy, LaunchLimits, LaunchPlan, Mpi4py, OWN_VARIABLE_PREFIX, OutputFormat,
+    Verbosity,
 };
 use crate::types::WorldSize;
 
@@ -258,10 +259,12 @@ fn parse_variable(argument: OsString) -> Result<(OsString, Option<OsString>), St
     if name.is_empty() {
         return Err(format!("-x {shown}: a variable needs a name"));
     }
-    if name.starts_with(OWN_PREFIX.as_bytes()) {
+    if name.starts_with(OWN_VARIABLE_PREFIX.as_bytes()) {
         // Error messages contain only the name, because the value may be a secret.
         let name = String::from_utf8_lossy(name);
-        return Err(format!("-x {name}: only ringrun sets variables whose names begin with {OWN_PREFIX}"));
+        return Err(format!(
+            "-x {name}: only ringrun sets variables whose names begin with {OWN_VARIABLE_PREFIX}"
+        ));
     }
     Ok((OsStr::from_bytes(name).to_owned(), value))
 }

@@ -32,7 +32,7 @@ use super::group_args;
 use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::group::{Algorithms, Group};
-use crate::launch::STATUS_COLUMNS;
+use crate::launch::STATUS_COLUMNS_VARIABLE;
 use crate::train::{
     self, Console, GossipError, Observer, ParameterServerError, Phase, ProgressDisplay, RefusalReason,
     SilentObserver, TrainError,
@@ -119,7 +119,7 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
 
 /// Returns the configuration and the output options of a run that resumes. Only rank 0 reads the options in the
 /// checkpoint, because the hosts of the other ranks may not have the checkpoint.
-fn prepare_resumed(
+fn prepare_resumed_run(
     invocation: &Invocation,
     group: &mut Group,
 ) -> Result<(train::Config, OutputArgs), ProgramFailure> {
@@ -150,7 +150,7 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
         .map_err(|error| ProgramFailure { exit: error.exit(), message: error.to_string() })?;
     let (config, output) = match prepared {
         Some(prepared) => prepared,
-        None => prepare_resumed(invocation, &mut group)?,
+        None => prepare_resumed_run(invocation, &mut group)?,
     };
     let console_options = output.console_options(progress_display());
     let stop = stop_on_signals().map_err(|error| ProgramFailure {
@@ -187,8 +187,10 @@ fn progress_display() -> ProgressDisplay {
     if stderr.is_terminal() {
         return ProgressDisplay::Bar;
     }
-    let columns =
-        env::var(STATUS_COLUMNS).ok().and_then(|text| text.parse().ok()).filter(|&columns| columns > 0);
+    let columns = env::var(STATUS_COLUMNS_VARIABLE)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .filter(|&columns| columns > 0);
     // If a wrapper script redirects standard error to a file, ringrun cannot read the bar.
     let is_pipe = fstat(&stderr).is_ok_and(|status| FileType::from_raw_mode(status.st_mode).is_fifo());
     columns

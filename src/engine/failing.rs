@@ -8,7 +8,7 @@ use super::history::CallerContract;
 use super::operation::{OperationInfo, OperationKey, RunningOperation};
 use super::{Engine, FrameVerdict, OpId, Timestamp, Transmit};
 use crate::types::{Contract, GROUP_FLAGS, Operation, Rank, Site};
-use crate::wire::cause::{AWAITED_MAX, SilentLink, WaitingRank};
+use crate::wire::cause::{AWAITED_RANKS_MAX, SilentLink, WaitingRank};
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
 /// How long others may take to tell why a peer cannot be reached.
@@ -116,7 +116,7 @@ impl Engine {
     /// Whether every peer that can still be heard has told us the same root cause, or nothing is to be learnt from it.
     pub fn is_settled(&self) -> bool {
         let Some(Failure { cause, .. }) = &self.failure else { return true };
-        !cause.may_gain_reports()
+        !cause.other_ranks_may_add_reports()
             || self.links.values().all(|link| link.lost || link.left || link.heard.as_ref() == Some(cause))
     }
 
@@ -207,7 +207,7 @@ impl Engine {
             Some(Failure { cause, .. }) => {
                 // It is told even what it told us, if others may know more: that is how it learns that we agree.
                 let knows = link.told.as_ref() == Some(cause)
-                    || (link.heard.as_ref() == Some(cause) && !cause.may_gain_reports());
+                    || (link.heard.as_ref() == Some(cause) && !cause.other_ranks_may_add_reports());
                 if knows {
                     return None;
                 }
@@ -313,8 +313,8 @@ impl Engine {
         let id = self.waiting_operation()?;
         let call = self.call_of(id)?;
         let awaited: Vec<Rank> = match (self.operations.get(&id), self.external.get(&id)) {
-            (Some(running), _) => running.awaited().take(AWAITED_MAX).collect(),
-            (None, Some(external)) => external.awaited.iter().copied().take(AWAITED_MAX).collect(),
+            (Some(running), _) => running.awaited().take(AWAITED_RANKS_MAX).collect(),
+            (None, Some(external)) => external.awaited.iter().copied().take(AWAITED_RANKS_MAX).collect(),
             (None, None) => self.matching.find_posted(id)?.pattern.source.into_iter().collect(),
         };
         let sequence = if call.sequence() == u64::MAX { 0 } else { call.sequence() };

@@ -112,7 +112,7 @@ fn divide_shared_cores(processors: &mut [Vec<Processor>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launch::topology::format_list;
+    use crate::launch::topology::format_processor_list;
 
     /// Returns cores with `threads` hardware threads each, half of them on each of two NUMA nodes. As on many
     /// machines, the numbers of the first threads of all cores come before the numbers of the second threads.
@@ -129,7 +129,7 @@ mod tests {
     }
 
     fn format_processors(plan: &BindingPlan) -> String {
-        plan.processors.iter().map(|own| format_list(own)).collect::<Vec<_>>().join(" ")
+        plan.processors.iter().map(|own| format_processor_list(own)).collect::<Vec<_>>().join(" ")
     }
 
     #[test]

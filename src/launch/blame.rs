@@ -9,7 +9,7 @@ use super::outcome::{JobOutcome, RankEnd, RankStatus};
 use crate::types::Rank;
 
 /// The texts after `rank N on HOST` that say that rank N is at fault.
-const FAULTS: [&str; 4] =
+const FAULT_PHRASES: [&str; 4] =
     [" was lost: ", " closed its group while ", " stopped the job: ", " broke the protocol: "];
 
 /// While the last lines of the blamed rank name another rank at fault, blames the named rank instead. Blames only
@@ -53,7 +53,7 @@ fn rank_at_fault(line: &str) -> Option<Rank> {
         let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
         let (number, rest) = rest.split_at(digits);
         let is_fault = rest.starts_with(" failed: ")
-            || (rest.starts_with(" on ") && FAULTS.iter().any(|fault| rest.contains(fault)));
+            || (rest.starts_with(" on ") && FAULT_PHRASES.iter().any(|fault| rest.contains(fault)));
         is_fault.then(|| number.parse().ok().map(Rank::new))?
     })
 }

@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 use super::topology::PhysicalCore;
 
 /// The maximal number of jobs that can claim the same core.
-const JOBS_COUNTED_MAX: usize = 16;
+const JOBS_PER_CORE_MAX: usize = 16;
 
 /// How long to wait for the lock. A job holds the lock only while it claims its processors, which takes some
 /// milliseconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The pause between two attempts to get the lock.
-const LOCK_RETRY: Duration = Duration::from_millis(2);
+const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(2);
 
 /// The claims of all jobs on this machine. The name of each claim begins with `prefix`.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl ClaimRegistry {
             match bind_abstract_socket(&format!("{prefix}.lock")) {
                 Ok(lock) => break Some(lock),
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
-                    thread::sleep(LOCK_RETRY);
+                    thread::sleep(LOCK_RETRY_PAUSE);
                 }
                 Err(_) => break None,
             }
@@ -57,14 +57,14 @@ impl ClaimRegistry {
             bind_abstract_socket(&self.claim_name(core, job))
                 .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
         };
-        let count = |core: &PhysicalCore| (0..JOBS_COUNTED_MAX).filter(|&job| is_claimed(core, job)).count();
+        let count = |core: &PhysicalCore| (0..JOBS_PER_CORE_MAX).filter(|&job| is_claimed(core, job)).count();
         cores.iter().map(count).collect()
     }
 
     /// Claims a core for this job. Dropping the returned socket ends the claim. Returns `None` if the system refuses
     /// a socket, or if too many jobs have claimed the core.
-    pub(super) fn claim(&self, core: &PhysicalCore) -> Option<UnixDatagram> {
-        (0..JOBS_COUNTED_MAX).find_map(|job| bind_abstract_socket(&self.claim_name(core, job)).ok())
+    pub(super) fn claim_core(&self, core: &PhysicalCore) -> Option<UnixDatagram> {
+        (0..JOBS_PER_CORE_MAX).find_map(|job| bind_abstract_socket(&self.claim_name(core, job)).ok())
     }
 
     fn claim_name(&self, core: &PhysicalCore, job: usize) -> String {
@@ -88,8 +88,8 @@ mod tests {
         let cores = [core(0), core(1)];
         let registry = ClaimRegistry::lock_with_prefix(&prefix);
         assert_eq!(registry.count_jobs(&cores), [0, 0]);
-        let first = registry.claim(&cores[1]).unwrap();
-        let second = registry.claim(&cores[1]).unwrap();
+        let first = registry.claim_core(&cores[1]).unwrap();
+        let second = registry.claim_core(&cores[1]).unwrap();
         assert_eq!(registry.count_jobs(&cores), [0, 2]);
         drop(first);
         assert_eq!(registry.count_jobs(&cores), [0, 1]);

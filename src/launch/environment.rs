@@ -4,15 +4,15 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::status_line::STATUS_COLUMNS;
+use super::status_line::STATUS_COLUMNS_VARIABLE;
 use crate::types::{Rank, WorldSize};
 
 /// The prefix of variables that only ringrun may set. `-x` refuses these variables.
-pub const OWN_PREFIX: &str = "RING_";
+pub const OWN_VARIABLE_PREFIX: &str = "RING_";
 
 /// The variable with the job's id. All processes that a rank starts inherit this variable, so the
 /// [watchdog](super::watchdog) can find these processes.
-pub(super) const JOB_ID: &str = "RING_JOB_ID";
+pub(super) const JOB_ID_VARIABLE: &str = "RING_JOB_ID";
 
 /// The values that are the same for all ranks of a job.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
         ("RING_LOCAL_WORLD_SIZE", size.clone()),
         ("RING_RENDEZVOUS", common.rendezvous.to_string()),
         ("RING_SECRET", common.secret.clone()),
-        (JOB_ID, common.job_id.clone()),
+        (JOB_ID_VARIABLE, common.job_id.clone()),
         ("RING_START_TIMEOUT_MS", common.start_timeout.as_millis().to_string()),
         ("RING_LOCAL_PROCESSORS", common.processors.to_string()),
     ];
@@ -89,7 +89,7 @@ pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
         .chain(horovod)
         .chain(open_mpi)
         .chain(threads)
-        .chain(status_columns.map(|columns| (STATUS_COLUMNS, columns.to_string())))
+        .chain(status_columns.map(|columns| (STATUS_COLUMNS_VARIABLE, columns.to_string())))
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
 }
@@ -116,7 +116,7 @@ mod tests {
     fn only_rank_0_can_show_its_progress() {
         let find = |rank| {
             let variables = environment(Rank::new(rank), &job_variables(None));
-            variables.into_iter().find(|(name, _)| name == STATUS_COLUMNS).map(|(_, value)| value)
+            variables.into_iter().find(|(name, _)| name == STATUS_COLUMNS_VARIABLE).map(|(_, value)| value)
         };
         assert_eq!((find(0).as_deref(), find(1)), (Some("70"), None));
     }

@@ -33,9 +33,9 @@ use super::output::{Output, OutputEvent, OutputSummary, stdout_incomplete_messag
 use super::output_files::OutputFiles;
 use super::rank_processes::RankProcesses;
 use super::signals::Signals;
-use super::status_line::{self, STATUS_COLUMNS};
+use super::status_line::{self, STATUS_COLUMNS_VARIABLE};
 use super::supervisor::{Supervisor, SupervisorAction};
-use super::terminal_writer::bar_columns;
+use super::terminal_writer::progress_bar_columns;
 use super::topology::{self, Processor};
 use super::watchdog::Watchdog;
 use super::{Binding, LaunchError, LaunchPlan, Verbosity, shim};
@@ -51,11 +51,11 @@ const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The number of open files that each rank needs: two pipes, a socket to its [`shim`], and two files of
 /// `--output-dir`.
-const FILES_PER_RANK: u64 = 5;
+const OPEN_FILES_PER_RANK: u64 = 5;
 
-/// The number of open files that a job needs, besides [`FILES_PER_RANK`] for each rank and one file for each
+/// The number of open files that a job needs, besides [`OPEN_FILES_PER_RANK`] for each rank and one file for each
 /// processor.
-const OTHER_FILES: u64 = 64;
+const OTHER_OPEN_FILES: u64 = 64;
 
 /// Runs the job and returns the exit code of ringrun.
 pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
@@ -92,9 +92,9 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         // With --output-dir, files store all output of the ranks, so a progress bar would fill these files.
         status_columns: status_line::terminal_columns()
             .filter(|_| plan.output_dir.is_none())
-            .map(|columns| bar_columns(columns, plan.output_format)),
+            .map(|columns| progress_bar_columns(columns, plan.output_format)),
     };
-    job.print_limits(&server.address());
+    job.print_time_limits(&server.address());
     for rank in plan.world.ranks() {
         let processors = bindings.processors.get(rank.index()).map_or(&[][..], Vec::as_slice);
         if plan.report_bindings {
@@ -102,7 +102,7 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         }
         let mut command = shim::shim_command(&program, &plan.arguments, processors);
         // If ringrun itself runs as rank 0 of another ringrun job, it has inherited this variable.
-        command.env_remove(STATUS_COLUMNS);
+        command.env_remove(STATUS_COLUMNS_VARIABLE);
         command.current_dir(&directory).envs(environment(rank, &common)).envs(&variables);
         let started = job.ranks.start_rank(command);
         let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
@@ -129,7 +129,7 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
 fn assign_processors(plan: &LaunchPlan, output: &Output) -> (BindingPlan, Vec<UnixDatagram>) {
     let mut binding = plan.binding;
     if binding != Binding::None
-        && let Err(error) = topology::try_to_bind()
+        && let Err(error) = topology::check_binding_is_allowed()
     {
         output.print_message(&format!(
             "this system does not let ringrun bind ranks to processors, so it continues as with --bind-to none: {error}"
@@ -140,7 +140,7 @@ fn assign_processors(plan: &LaunchPlan, output: &Output) -> (BindingPlan, Vec<Un
     let registry = ClaimRegistry::lock_for_machine();
     let bindings =
         BindingPlan::new(binding, plan.world, &cores, &registry.count_jobs(&cores), usable_processors());
-    let claims = bindings.claimed.iter().filter_map(|&core| registry.claim(&cores[core])).collect();
+    let claims = bindings.claimed.iter().filter_map(|&core| registry.claim_core(&cores[core])).collect();
     (bindings, claims)
 }
 
@@ -155,7 +155,7 @@ fn describe_binding(processors: &[Processor]) -> String {
         return "is not bound".to_owned();
     }
     let plural = if processors.len() > 1 { "s" } else { "" };
-    format!("is bound to processor{plural} {}", topology::format_list(processors))
+    format!("is bound to processor{plural} {}", topology::format_processor_list(processors))
 }
 
 /// Starts the rendezvous server of the job. While ranks are missing, the server prints their numbers.
@@ -335,7 +335,7 @@ impl<'a> RunningJob<'a> {
         }
     }
 
-    fn print_limits(&self, rendezvous: &SocketAddr) {
+    fn print_time_limits(&self, rendezvous: &SocketAddr) {
         if self.plan.verbosity == Verbosity::Verbose {
             let limits = &self.plan.limits;
             let job = limits.job_timeout.map_or_else(|| "none".to_owned(), format_seconds);
@@ -398,7 +398,8 @@ fn user_variables(plan: &LaunchPlan) -> Result<BTreeMap<OsString, OsString>, Lau
 /// Raises the soft limit on open files if the limit is lower than the number of files that the job needs. The ranks
 /// inherit the new limit.
 fn raise_file_limit(plan: &LaunchPlan) -> Result<(), LaunchError> {
-    let needed = u64::from(plan.world.get()) * FILES_PER_RANK + OTHER_FILES + usable_processors() as u64;
+    let needed =
+        u64::from(plan.world.get()) * OPEN_FILES_PER_RANK + OTHER_OPEN_FILES + usable_processors() as u64;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= needed) {
         return Ok(());

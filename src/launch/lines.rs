@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::status_line::replaced_bytes;
+use super::status_line::count_replaced_bytes;
 
 /// The maximal length in bytes of a line that is printed in one piece. Longer lines are printed in pieces, so that a
 /// rank that never ends its line cannot exhaust the memory.
@@ -51,7 +51,7 @@ impl LineSplitter {
 
     /// Removes the texts of the unfinished line that later text has replaced with `\r`. Returns the rest of the line.
     pub(super) fn unfinished_after_replacements(&mut self) -> &[u8] {
-        self.pending.drain(..replaced_bytes(&self.pending));
+        self.pending.drain(..count_replaced_bytes(&self.pending));
         &self.pending
     }
 

@@ -42,10 +42,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 pub use command::Program;
-pub use environment::{JobVariables, OWN_PREFIX, environment};
+pub use environment::{JobVariables, OWN_VARIABLE_PREFIX, environment};
 pub use outcome::{JobOutcome, RankEnd};
 pub use shim::SHIM_NAME;
-pub use status_line::STATUS_COLUMNS;
+pub use status_line::STATUS_COLUMNS_VARIABLE;
 pub use watchdog::WATCHDOG_NAME;
 
 use crate::exit::Exit;

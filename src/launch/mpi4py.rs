@@ -27,10 +27,10 @@ use super::shim::{self, ShimSocket};
 use super::{LaunchError, LaunchPlan, Mpi4py, processes};
 
 /// The Python module that `python -m` runs to print the path of the directory with ringtrain's `mpi4py`.
-const MODULE: &str = "ringtrain.mpi.path";
+const PATH_MODULE: &str = "ringtrain.mpi.path";
 
-/// The package that the directory printed by [`MODULE`] must contain.
-const PACKAGE: &str = "mpi4py";
+/// The package that the directory printed by [`PATH_MODULE`] must contain.
+const MPI4PY_PACKAGE: &str = "mpi4py";
 
 /// The interpreter to ask if the command is not an interpreter, but for example a shell script.
 const DEFAULT_INTERPRETER: &str = "python3";
@@ -57,7 +57,7 @@ pub(super) fn extend_python_path(
 ) -> Result<Option<Mpi4pyGuard>, LaunchError> {
     let (first, guard) = match plan.mpi4py {
         Mpi4py::Installed => return Ok(None),
-        Mpi4py::Ringtrain => (find_directory(plan, search, variables)?.into_os_string(), None),
+        Mpi4py::Ringtrain => (find_alias_directory(plan, search, variables)?.into_os_string(), None),
         // If the system cannot create the guard's file in memory, the ranks run without a guard.
         Mpi4py::Refused => match Mpi4pyGuard::create() {
             Ok(guard) => (guard.path(), Some(guard)),
@@ -70,7 +70,7 @@ pub(super) fn extend_python_path(
 }
 
 /// Asks the interpreter for the directory of ringtrain's `mpi4py`. Waits at most `--start-timeout` for the answer.
-fn find_directory(
+fn find_alias_directory(
     plan: &LaunchPlan,
     search: SearchPaths<'_>,
     variables: &BTreeMap<OsString, OsString>,
@@ -79,10 +79,10 @@ fn find_directory(
     let failed = |why| LaunchError::Mpi4py { interpreter: interpreter.to_owned(), why };
     let program = Program::find(interpreter, search.path, search.directory)
         .map_err(|error| failed(error.to_string()))?;
-    let mut command = shim::shim_command(&program, &["-m", MODULE].map(OsString::from), &[]);
+    let mut command = shim::shim_command(&program, &["-m", PATH_MODULE].map(OsString::from), &[]);
     command.current_dir(search.directory).envs(variables);
     let answer = ask_interpreter(command, plan.limits.start_timeout).map_err(failed)?;
-    check_directory(&answer).map_err(failed)
+    check_alias_directory(&answer).map_err(failed)
 }
 
 /// Returns `command` if its name begins with `python` or `pypy`, otherwise [`DEFAULT_INTERPRETER`].
@@ -132,7 +132,7 @@ fn describe_failure(status: ExitStatus, error_line: &[u8]) -> String {
         Some(code) => RankEnd::Exited(code as u8),
         None => RankEnd::Killed(status.signal().unwrap_or(SIGKILL)),
     };
-    match printable(error_line) {
+    match to_printable_text(error_line) {
         text if text.is_empty() => format!("it {ended} without output"),
         text => format!("it {ended}: {text}"),
     }
@@ -154,7 +154,7 @@ fn last_line(mut pipe: impl Read) -> Vec<u8> {
 }
 
 /// Checks the directory that the interpreter printed.
-fn check_directory(answer: &[u8]) -> Result<PathBuf, String> {
+fn check_alias_directory(answer: &[u8]) -> Result<PathBuf, String> {
     if answer.is_empty() {
         return Err("it printed nothing".to_owned());
     }
@@ -163,18 +163,18 @@ fn check_directory(answer: &[u8]) -> Result<PathBuf, String> {
         "is not an absolute path"
     } else if !path.is_dir() {
         "is not a directory"
-    } else if !path.join(PACKAGE).is_dir() {
+    } else if !path.join(MPI4PY_PACKAGE).is_dir() {
         "does not contain the package mpi4py"
     } else if answer.contains(&b':') {
         "cannot be in PYTHONPATH, because it contains a colon"
     } else {
         return Ok(path.to_owned());
     };
-    Err(format!("it printed `{}`, which {problem}", printable(answer)))
+    Err(format!("it printed `{}`, which {problem}", to_printable_text(answer)))
 }
 
 /// Converts a line that a program printed to text that is safe to print. Shortens long lines.
-fn printable(line: &[u8]) -> String {
+fn to_printable_text(line: &[u8]) -> String {
     let mut tail = LastLines::default();
     tail.push(line.trim_ascii());
     tail.into_text().concat()
@@ -225,7 +225,7 @@ mod tests {
             assert_eq!(last_line(text), expected);
         }
         assert_eq!(last_line(&long[..]), b"last\r");
-        assert_eq!(printable(b" \x1b[1mred\r "), "\u{fffd}[1mred");
+        assert_eq!(to_printable_text(b" \x1b[1mred\r "), "\u{fffd}[1mred");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::types::Rank;
 pub(super) const EPIPE: i32 = rustix::io::Errno::PIPE.raw_os_error();
 
 /// The exit codes with which a rank reports that another rank may have caused its failure.
-const VICTIM_CODES: [Exit; 4] = [Exit::PeerLost, Exit::Mismatch, Exit::Timeout, Exit::Protocol];
+const VICTIM_EXIT_CODES: [Exit; 4] = [Exit::PeerLost, Exit::Mismatch, Exit::Timeout, Exit::Protocol];
 
 /// How one rank's process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,7 +36,7 @@ impl RankEnd {
     pub fn code(self) -> u8 {
         match self {
             Self::Exited(code) => code,
-            Self::Killed(signal) => signal_code(signal),
+            Self::Killed(signal) => exit_code_of_signal(signal),
             Self::NotRun(errno) if errno == rustix::io::Errno::NOENT.raw_os_error() => {
                 Exit::CommandNotFound as u8
             }
@@ -45,12 +45,12 @@ impl RankEnd {
     }
 
     /// Returns a score: the higher the score, the more likely it is that this rank failed first. A rank that exited
-    /// with one of [`VICTIM_CODES`], or was killed by SIGPIPE, probably failed because of another rank. A rank that
+    /// with one of [`VICTIM_EXIT_CODES`], or was killed by SIGPIPE, probably failed because of another rank. A rank that
     /// was killed by any signal except SIGPIPE probably failed first.
     pub(super) fn blame_score(self) -> u8 {
         match self {
             Self::Exited(0) => 0,
-            Self::Exited(code) if VICTIM_CODES.iter().any(|&exit| code == exit as u8) => 1,
+            Self::Exited(code) if VICTIM_EXIT_CODES.iter().any(|&exit| code == exit as u8) => 1,
             Self::Killed(SIGPIPE) => 1,
             Self::Exited(_) => 2,
             Self::Killed(_) | Self::NotRun(_) => 3,
@@ -72,7 +72,7 @@ impl fmt::Display for RankEnd {
 }
 
 /// Returns the exit code that a shell would report for a program killed by `signal`.
-pub(super) fn signal_code(signal: i32) -> u8 {
+pub(super) fn exit_code_of_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
@@ -139,13 +139,13 @@ pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
         JobOutcome::Failed(rank) | JobOutcome::Tolerated(rank) => {
             members[rank.index()].ended.map_or(Exit::Failure as u8, |(ended, _)| ended.code())
         }
-        JobOutcome::Interrupted(signal) => signal_code(signal),
+        JobOutcome::Interrupted(signal) => exit_code_of_signal(signal),
         JobOutcome::TimedOut => Exit::JobTimeout as u8,
         // After SIGTERM, the job is a success if all ranks saved and exited with 0.
         JobOutcome::Terminated if all_succeeded => 0,
-        JobOutcome::Terminated => signal_code(SIGTERM),
+        JobOutcome::Terminated => exit_code_of_signal(SIGTERM),
         // The job was stopped early, so the exit code is not 0 even if all ranks exited with 0.
-        JobOutcome::OutputClosed { errno: EPIPE } => signal_code(SIGPIPE),
+        JobOutcome::OutputClosed { errno: EPIPE } => exit_code_of_signal(SIGPIPE),
         JobOutcome::OutputClosed { .. } => Exit::Failure as u8,
     }
 }
@@ -186,7 +186,7 @@ pub(super) fn failure_report(outcome: JobOutcome, members: &[RankStatus], tails:
         _ => None,
     };
     if let Some(rank) = blamed {
-        write_tail(&mut text, rank, tails.get(rank.index()).map_or(&[], Vec::as_slice));
+        write_last_lines(&mut text, rank, tails.get(rank.index()).map_or(&[], Vec::as_slice));
     }
     for (ranks, what) in group_by_end(members.iter().filter(|member| Some(member.rank) != blamed)) {
         let _ = writeln!(text, "ringrun: {ranks} {what}");
@@ -205,7 +205,7 @@ fn summarize_tolerated_failures(members: &[RankStatus]) -> String {
     text + "\n"
 }
 
-fn write_tail(text: &mut String, rank: Rank, lines: &[String]) {
+fn write_last_lines(text: &mut String, rank: Rank, lines: &[String]) {
     if lines.is_empty() {
         let _ = writeln!(text, "ringrun: rank {rank} printed nothing");
         return;

@@ -20,16 +20,16 @@ use super::lines::{LINE_BYTES_MAX, LINE_BYTES_MIN, LastLines, LineEnd, LineSplit
 use super::outcome::EPIPE;
 use super::output_files::OutputFiles;
 use super::rank_processes::RankStreams;
-use super::status_line::final_text;
+use super::status_line::text_of_finished_line;
 use super::terminal_writer::TerminalWriter;
 use crate::types::{Rank, WorldSize};
 
 /// The maximal number of bytes in one read from a rank's pipe: the default capacity of a pipe.
-const READ_BYTES: usize = 64 * 1024;
+const READ_BYTES_MAX: usize = 64 * 1024;
 
 /// How long ringrun waits, after all ranks have ended, for output from pipes that another process still holds open.
 /// Before this wait, ringrun kills every process of the job that it can find.
-const DRAIN_SILENCE: Duration = Duration::from_secs(1);
+const DRAIN_SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The maximal number of bytes that are read from one pipe after all ranks have ended. By default, Linux allows an
 /// ordinary user no pipe with a larger capacity.
@@ -211,13 +211,13 @@ struct OutputReader {
 impl OutputReader {
     fn read_until_job_ends(&mut self) {
         let mut events = Events::with_capacity(256);
-        let mut buffer = vec![0; READ_BYTES];
+        let mut buffer = vec![0; READ_BYTES_MAX];
         let mut silent_since = Instant::now();
         loop {
             let busy = self.pipes.iter().any(|source| source.readable);
             let timeout = match (busy, self.finishing) {
                 (true, _) => Some(Duration::ZERO),
-                (false, true) => Some(DRAIN_SILENCE.saturating_sub(silent_since.elapsed())),
+                (false, true) => Some(DRAIN_SILENCE_TIMEOUT.saturating_sub(silent_since.elapsed())),
                 (false, false) => None,
             };
             if let Err(error) = self.poll.poll(&mut events, timeout)
@@ -244,7 +244,7 @@ impl OutputReader {
                 silent_since = Instant::now();
             }
             let open = self.pipes.iter().any(|source| source.pipe.is_some());
-            if self.finishing && (!open || silent_since.elapsed() >= DRAIN_SILENCE) {
+            if self.finishing && (!open || silent_since.elapsed() >= DRAIN_SILENCE_TIMEOUT) {
                 break;
             }
         }
@@ -410,7 +410,7 @@ impl OutputReader {
 /// Returns the part of `line` that ringrun prints. If the pipe has no status line, this is the whole line. Otherwise
 /// this is the text that no later text has replaced, or `None` if that text is invisible.
 fn printed_text(line: &[u8], has_status: bool) -> Option<&[u8]> {
-    if has_status { final_text(line) } else { Some(line) }
+    if has_status { text_of_finished_line(line) } else { Some(line) }
 }
 
 /// Returns the message about a failed write to standard output, for the end of a job that continued after this

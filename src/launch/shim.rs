@@ -29,18 +29,18 @@ pub const SHIM_NAME: &str = "ring-rank";
 const GO_BYTE: u8 = b'g';
 
 /// The argument of the shim which says that the next argument names a program built into ringrun's executable.
-const BUILT_IN_KIND: &str = "built-in";
+const BUILT_IN_PROGRAM_ARGUMENT: &str = "built-in";
 /// The argument of the shim which says that the next argument is the path of a program, or its name on `PATH`.
-const NAMED_KIND: &str = "named";
+const NAMED_PROGRAM_ARGUMENT: &str = "named";
 
 /// Returns the command that starts a rank through the shim. The rank is bound to `processors`. If `processors` is
 /// empty, the rank is not bound.
 pub(super) fn shim_command(program: &Program, arguments: &[OsString], processors: &[Processor]) -> Command {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0(SHIM_NAME).arg(getpid().to_string()).arg(topology::format_list(processors));
+    command.arg0(SHIM_NAME).arg(getpid().to_string()).arg(topology::format_processor_list(processors));
     match program {
-        Program::BuiltIn(name) => command.arg(BUILT_IN_KIND).arg(name),
-        Program::Named(name) => command.arg(NAMED_KIND).arg(name),
+        Program::BuiltIn(name) => command.arg(BUILT_IN_PROGRAM_ARGUMENT).arg(name),
+        Program::Named(name) => command.arg(NAMED_PROGRAM_ARGUMENT).arg(name),
     };
     command.args(arguments);
     command
@@ -97,7 +97,7 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         return Exit::Start.into();
     }
     bind_to_processors(&processors);
-    let mut command = if kind == BUILT_IN_KIND {
+    let mut command = if kind == BUILT_IN_PROGRAM_ARGUMENT {
         let mut command = Command::new("/proc/self/exe");
         command.arg0(name);
         command
@@ -113,7 +113,7 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
 /// Binds this process to the processors. All threads of the command inherit this binding. If the system refuses the
 /// binding, for example in a sandbox, the rank runs unbound.
 fn bind_to_processors(processors: &OsStr) {
-    let Some(processors) = processors.to_str().and_then(topology::parse_list) else { return };
+    let Some(processors) = processors.to_str().and_then(topology::parse_processor_list) else { return };
     let mut set = CpuSet::new();
     for processor in processors {
         set.set(processor);

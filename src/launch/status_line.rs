@@ -12,7 +12,7 @@ use rustix::termios::tcgetwinsize;
 
 /// The environment variable that tells rank 0 the width of the status line in characters. ringrun sets the variable
 /// only if its own standard error is a terminal.
-pub const STATUS_COLUMNS: &str = "RING_STATUS_COLUMNS";
+pub const STATUS_COLUMNS_VARIABLE: &str = "RING_STATUS_COLUMNS";
 
 /// The width in characters that ringrun assumes if the terminal does not report its width.
 const COLUMNS_DEFAULT: u16 = 80;
@@ -60,7 +60,7 @@ pub(super) fn status_text(unfinished: &[u8], prefix: &str, columns: u16) -> Stri
     if !unfinished.contains(&b'\r') {
         return String::new();
     }
-    let last = last_text(unfinished);
+    let last = last_nonempty_text(unfinished);
     let text = visible_text(&last[..last.len().min(STATUS_BYTES_MAX)]);
     if text.is_empty() {
         return text;
@@ -72,23 +72,23 @@ pub(super) fn status_text(unfinished: &[u8], prefix: &str, columns: u16) -> Stri
 
 /// Returns the newest text of a finished line: the last text between carriage returns. Returns `None` if the line has
 /// carriage returns and its newest text is invisible.
-pub(super) fn final_text(line: &[u8]) -> Option<&[u8]> {
+pub(super) fn text_of_finished_line(line: &[u8]) -> Option<&[u8]> {
     if !line.contains(&b'\r') {
         return Some(line);
     }
-    let last = last_text(line);
+    let last = last_nonempty_text(line);
     (last.len() > STATUS_BYTES_MAX || !visible_text(last).is_empty()).then_some(last)
 }
 
 /// Returns how many bytes at the beginning of an unfinished line were replaced by later text.
-pub(super) fn replaced_bytes(unfinished: &[u8]) -> usize {
-    let start = last_text(unfinished).as_ptr().addr() - unfinished.as_ptr().addr();
+pub(super) fn count_replaced_bytes(unfinished: &[u8]) -> usize {
+    let start = last_nonempty_text(unfinished).as_ptr().addr() - unfinished.as_ptr().addr();
     // Keep the carriage return before the newest text, as a mark that this text replaced another text.
     start.saturating_sub(1)
 }
 
 /// Returns the last nonempty text between carriage returns, or an empty text if there is none.
-fn last_text(line: &[u8]) -> &[u8] {
+fn last_nonempty_text(line: &[u8]) -> &[u8] {
     let end = line.iter().rposition(|&byte| byte != b'\r').map_or(0, |at| at + 1);
     let start = line[..end].iter().rposition(|&byte| byte == b'\r').map_or(0, |at| at + 1);
     &line[start..end]
@@ -144,7 +144,7 @@ mod tests {
             ("\r 10%\r\x1b[K", None),
             ("\r", None),
         ] {
-            assert_eq!(final_text(line.as_bytes()), expected.map(str::as_bytes), "{line:?}");
+            assert_eq!(text_of_finished_line(line.as_bytes()), expected.map(str::as_bytes), "{line:?}");
         }
     }
 
@@ -155,13 +155,13 @@ mod tests {
         let mut unfinished = b"begin".to_vec();
         for step in 0..1000 {
             unfinished.extend_from_slice(format!("\rstep {step}").as_bytes());
-            unfinished.drain(..replaced_bytes(&unfinished));
+            unfinished.drain(..count_replaced_bytes(&unfinished));
             assert_eq!(status_text(&unfinished, "", 80), format!("step {step}"));
             assert!(unfinished.len() < 20, "{unfinished:?}");
         }
-        assert_eq!(replaced_bytes(b"no carriage return"), 0);
-        assert_eq!(replaced_bytes(b""), 0);
-        assert_eq!(replaced_bytes(b"abc\r"), 0);
+        assert_eq!(count_replaced_bytes(b"no carriage return"), 0);
+        assert_eq!(count_replaced_bytes(b""), 0);
+        assert_eq!(count_replaced_bytes(b"abc\r"), 0);
     }
 
     #[test]

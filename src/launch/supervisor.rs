@@ -108,9 +108,9 @@ impl Supervisor {
         }
         match (self.phase, self.outcome) {
             (StopPhase::Running, _) if self.has_started && self.failure_policy == FailurePolicy::Tolerate => {
-                self.tolerate(batch, rank, now);
+                self.tolerate_failures(batch, rank, now);
             }
-            (StopPhase::Running, _) => self.fail(rank, now),
+            (StopPhase::Running, _) => self.fail_job(rank, now),
             // Blame `rank` instead of `first`, which may have failed only because its connection to `rank` closed:
             // when a process dies, the kernel closes its sockets before it notifies ringrun.
             (StopPhase::Leaving { .. }, JobOutcome::Failed(first))
@@ -135,11 +135,11 @@ impl Supervisor {
                         format_seconds(self.limits.kill_after),
                         if signal == SIGINT { "; press Ctrl-C again to kill them at once" } else { "" }
                     ));
-                    self.stop(signal, self.limits.kill_after, now);
+                    self.stop_ranks(signal, self.limits.kill_after, now);
                 }
                 // While ringrun stops the job, Ctrl-C kills the ranks at once. Other signals, such as SIGHUP, change
                 // nothing.
-                _ if signal == SIGINT => self.kill(now),
+                _ if signal == SIGINT => self.kill_ranks(now),
                 _ => {}
             },
             SIGTERM => {
@@ -149,7 +149,7 @@ impl Supervisor {
                         "SIGTERM: the ranks have {} to exit",
                         format_seconds(self.limits.term_timeout)
                     ));
-                    self.stop(signal, self.limits.term_timeout, now);
+                    self.stop_ranks(signal, self.limits.term_timeout, now);
                 }
             }
             other => self.actions.push_back(SupervisorAction::Signal(other)),
@@ -161,7 +161,7 @@ impl Supervisor {
     pub(super) fn handle_closed_output(&mut self, errno: i32, now: Duration) {
         if self.phase == StopPhase::Running {
             self.outcome = JobOutcome::OutputClosed { errno };
-            self.stop(SIGTERM, self.limits.kill_after, now);
+            self.stop_ranks(SIGTERM, self.limits.kill_after, now);
         }
     }
 
@@ -171,10 +171,12 @@ impl Supervisor {
             StopPhase::Running if self.limits.job_timeout.is_some_and(|timeout| now >= timeout) => {
                 self.outcome = JobOutcome::TimedOut;
                 self.queue_message("the job passed its --job-timeout; stopping it".to_owned());
-                self.stop(SIGTERM, self.limits.kill_after, now);
+                self.stop_ranks(SIGTERM, self.limits.kill_after, now);
             }
-            StopPhase::Leaving { until } if now >= until => self.stop(SIGTERM, self.limits.kill_after, now),
-            StopPhase::Stopping { until } if now >= until => self.kill(now),
+            StopPhase::Leaving { until } if now >= until => {
+                self.stop_ranks(SIGTERM, self.limits.kill_after, now);
+            }
+            StopPhase::Stopping { until } if now >= until => self.kill_ranks(now),
             StopPhase::Killing { until } if now >= until => self.phase = StopPhase::KillFailed,
             _ => {}
         }
@@ -211,7 +213,7 @@ impl Supervisor {
     }
 
     /// Lets the other ranks continue after the failures in `batch`. `rank` is the one that probably failed first.
-    fn tolerate(&mut self, batch: &[(Rank, RankEnd)], rank: Rank, now: Duration) {
+    fn tolerate_failures(&mut self, batch: &[(Rank, RankEnd)], rank: Rank, now: Duration) {
         let until = *self.blame_until.get_or_insert(now + self.limits.grace);
         let is_less_likely = |first| now > until || self.blame_score(rank) <= self.blame_score(first);
         if !matches!(self.outcome, JobOutcome::Tolerated(first) if is_less_likely(first)) {
@@ -227,7 +229,7 @@ impl Supervisor {
     }
 
     /// Blames `rank` for the failure of the job, and gives the other ranks time to exit.
-    fn fail(&mut self, rank: Rank, now: Duration) {
+    fn fail_job(&mut self, rank: Rank, now: Duration) {
         self.outcome = JobOutcome::Failed(rank);
         if self.members.iter().any(|member| member.ended.is_none()) {
             let grace = format_seconds(self.limits.grace);
@@ -243,14 +245,14 @@ impl Supervisor {
     }
 
     /// Sends `signal` to all ranks, and gives the ranks the time `patience` to exit.
-    fn stop(&mut self, signal: i32, patience: Duration, now: Duration) {
+    fn stop_ranks(&mut self, signal: i32, patience: Duration, now: Duration) {
         self.actions.push_back(SupervisorAction::Signal(signal));
         // A stopped process handles no signal but SIGKILL until it is continued.
         self.actions.push_back(SupervisorAction::Signal(SIGCONT));
         self.phase = StopPhase::Stopping { until: now + patience };
     }
 
-    fn kill(&mut self, now: Duration) {
+    fn kill_ranks(&mut self, now: Duration) {
         if !matches!(self.phase, StopPhase::Killing { .. } | StopPhase::KillFailed) {
             self.actions.push_back(SupervisorAction::Signal(SIGKILL));
             self.phase = StopPhase::Killing { until: now + WAIT_AFTER_KILL };

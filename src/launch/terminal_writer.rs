@@ -13,7 +13,7 @@ use super::status_line::{StatusLine, status_text, terminal_columns};
 use crate::types::Rank;
 
 /// The pause before the next attempt to write to a full non-blocking output.
-const FULL_PAUSE: Duration = Duration::from_millis(5);
+const FULL_OUTPUT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Writes to ringrun's own standard output and standard error.
 pub(super) struct TerminalWriter {
@@ -92,7 +92,7 @@ impl TerminalWriter {
 }
 
 /// Returns the number of characters of rank 0's progress bar on a terminal with `columns` columns.
-pub(super) fn bar_columns(columns: u16, output_format: OutputFormat) -> u16 {
+pub(super) fn progress_bar_columns(columns: u16, output_format: OutputFormat) -> u16 {
     let prefix = line_prefix(output_format, Rank::ZERO, OutputStream::Stderr);
     columns.saturating_sub(prefix.len() as u16 + 1).max(1)
 }
@@ -115,7 +115,7 @@ fn write_all(out: &mut impl Write, mut text: &[u8]) -> Result<(), i32> {
             Ok(0) => return Err(Errno::IO.raw_os_error()),
             Ok(count) => text = &text[count..],
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(FULL_PAUSE),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(FULL_OUTPUT_PAUSE),
             Err(error) => return Err(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())),
         }
     }
@@ -142,7 +142,10 @@ mod tests {
 
     #[test]
     fn a_progress_bar_fits_into_the_terminal_together_with_the_tag() {
-        assert_eq!(bar_columns(80, OutputFormat::Tagged), 80 - "[0]<stderr>:".len() as u16 - 1);
-        assert_eq!((bar_columns(80, OutputFormat::Raw), bar_columns(3, OutputFormat::Tagged)), (79, 1));
+        assert_eq!(progress_bar_columns(80, OutputFormat::Tagged), 80 - "[0]<stderr>:".len() as u16 - 1);
+        assert_eq!(
+            (progress_bar_columns(80, OutputFormat::Raw), progress_bar_columns(3, OutputFormat::Tagged)),
+            (79, 1)
+        );
     }
 }

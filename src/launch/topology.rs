@@ -26,7 +26,7 @@ pub(super) fn usable_cores() -> Vec<PhysicalCore> {
 
 /// Binds this thread to the processors that it may use anyway, to find out whether binding is allowed. A sandbox that
 /// forbids this call also forbids binding the ranks.
-pub(super) fn try_to_bind() -> Result<(), Errno> {
+pub(super) fn check_binding_is_allowed() -> Result<(), Errno> {
     sched_setaffinity(None, &sched_getaffinity(None)?)
 }
 
@@ -70,7 +70,7 @@ fn group_by_core(mut processors: Vec<(Processor, ProcessorPosition)>) -> Vec<Phy
 }
 
 /// Formats processors as a list such as `0-3,8`, in the format of `taskset`.
-pub(super) fn format_list(processors: &[Processor]) -> String {
+pub(super) fn format_processor_list(processors: &[Processor]) -> String {
     let runs = processors.chunk_by(|a, b| a + 1 == *b);
     let runs = runs.map(|run| match run {
         [only] => only.to_string(),
@@ -81,7 +81,7 @@ pub(super) fn format_list(processors: &[Processor]) -> String {
 }
 
 /// Parses a list such as `0-3,8`. Returns `None` if the text is not a list.
-pub(super) fn parse_list(text: &str) -> Option<Vec<Processor>> {
+pub(super) fn parse_processor_list(text: &str) -> Option<Vec<Processor>> {
     let mut found = Vec::new();
     for run in text.split(',') {
         let (first, last) = run.split_once('-').unwrap_or((run, run));
@@ -103,11 +103,11 @@ mod tests {
         for (processors, expected) in
             [(&[0_usize][..], "0"), (&[0, 1, 2, 3, 8], "0-3,8"), (&[1, 3], "1,3"), (&[4, 5], "4-5")]
         {
-            assert_eq!(format_list(processors), expected);
-            assert_eq!(parse_list(expected).as_deref(), Some(processors));
+            assert_eq!(format_processor_list(processors), expected);
+            assert_eq!(parse_processor_list(expected).as_deref(), Some(processors));
         }
         for wrong in ["", "x", "1-", "3,", "0-99999999"] {
-            assert_eq!(parse_list(wrong), None, "{wrong}");
+            assert_eq!(parse_processor_list(wrong), None, "{wrong}");
         }
     }
 

@@ -22,17 +22,17 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 
-use super::environment::JOB_ID;
+use super::environment::JOB_ID_VARIABLE;
 use super::processes;
 
 /// The name (`argv[0]`) under which ringrun's executable runs as the watchdog.
 pub const WATCHDOG_NAME: &str = "ring-watchdog";
 
 /// The watchdog searches again while it finds processes to kill, but for at most this time.
-const SWEEP_TIME: Duration = Duration::from_secs(5);
+const KILL_SWEEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The pause between two searches for processes.
-const SWEEP_PAUSE: Duration = Duration::from_millis(5);
+const KILL_SWEEP_PAUSE: Duration = Duration::from_millis(5);
 
 /// The handle with which ringrun controls the watchdog.
 #[derive(Debug)]
@@ -127,11 +127,11 @@ impl WatchedJob {
             processes::signal_group(group, SIGKILL);
         }
         let Some(job) = &self.job else { return };
-        let entry = format!("{JOB_ID}={job}");
-        let until = Instant::now() + SWEEP_TIME;
+        let entry = format!("{JOB_ID_VARIABLE}={job}");
+        let until = Instant::now() + KILL_SWEEP_TIMEOUT;
         // A process can fork while it is being killed, so search again until no process is left.
         while processes::kill_by_environment(entry.as_bytes()) > 0 && Instant::now() < until {
-            thread::sleep(SWEEP_PAUSE);
+            thread::sleep(KILL_SWEEP_PAUSE);
         }
     }
 }

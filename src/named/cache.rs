@@ -1,8 +1,8 @@
 //! The response cache. Each tensor in the cache has a number, which is called its slot. If a tensor is in the cache,
 //! ranks send its slot instead of its name.
 //!
-//! Only the coordinator, which runs on rank 0 of the group, assigns and retires slots ([`CacheDirectory`]). Each rank
-//! keeps a copy of the cache ([`CacheView`]), and updates this copy from the coordinator's messages.
+//! Only the coordinator, which runs on rank 0 of the group, assigns and retires slots ([`CoordinatorCache`]). Each rank
+//! keeps a copy of the cache ([`RankCache`]), and updates this copy from the coordinator's messages.
 //!
 //! A slot gets a new tensor in two steps. First the coordinator *retires* the slot: it sends a message after which
 //! ranks no longer use the slot. When every rank has reported that it has read this message, the coordinator assigns
@@ -16,12 +16,12 @@ use super::message::{AnnouncedTensor, Request, Signature};
 
 /// A rank's copy of the cache.
 #[derive(Default)]
-pub(super) struct CacheView {
+pub(super) struct RankCache {
     by_name: BTreeMap<String, u16>,
     requests: BTreeMap<u16, Request>,
 }
 
-impl CacheView {
+impl RankCache {
     /// Returns the slot of the tensor with this name and signature, or `None` if the tensor has no slot.
     pub(super) fn find(&self, name: &str, signature: &Signature) -> Option<u16> {
         let slot = *self.by_name.get(name)?;
@@ -56,7 +56,7 @@ impl CacheView {
 }
 
 /// The coordinator's copy of the cache, with the data to choose which slot to retire.
-pub(super) struct CacheDirectory {
+pub(super) struct CoordinatorCache {
     slots: Vec<Option<CachedTensor>>,
     by_name: BTreeMap<String, u16>,
     /// The number of announcements so far, which [`CachedTensor::last_use`] stores.
@@ -67,13 +67,13 @@ pub(super) struct CacheDirectory {
 
 struct CachedTensor {
     request: Request,
-    /// The value of `CacheDirectory::use_count` at the last announcement of this tensor.
+    /// The value of `CoordinatorCache::use_count` at the last announcement of this tensor.
     last_use: u64,
     /// The number of the message that retired this slot; `None` if the slot is not retired.
     retired_by: Option<u64>,
 }
 
-impl CacheDirectory {
+impl CoordinatorCache {
     pub(super) fn new(capacity: u16) -> Self {
         let slots = (0..capacity).map(|_| None).collect();
         Self { slots, by_name: BTreeMap::new(), use_count: 0, retired_count: 0 }
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_reused_only_when_all_ranks_have_read_that_it_is_retired() {
-        let mut directory = CacheDirectory::new(2);
+        let mut directory = CoordinatorCache::new(2);
         let mut retired = Vec::new();
         assert_eq!(
             directory.announce(request("a", 1), 1, &mut retired),
@@ -195,9 +195,9 @@ mod tests {
 
     #[test]
     fn a_tensor_with_a_new_signature_keeps_its_slot_and_is_announced_in_full() {
-        let mut directory = CacheDirectory::new(2);
-        let mut slots = CacheView::default();
-        let mut announce = |directory: &mut CacheDirectory, count| {
+        let mut directory = CoordinatorCache::new(2);
+        let mut slots = RankCache::default();
+        let mut announce = |directory: &mut CoordinatorCache, count| {
             let tensor = directory.announce(request("a", count), 1, &mut Vec::new());
             slots.resolve(tensor.clone()).unwrap();
             assert_eq!(slots.find("a", &request("a", count).signature), Some(0));
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_retired_slot_is_empty_and_using_it_is_an_error() {
-        let mut slots = CacheView::default();
+        let mut slots = RankCache::default();
         slots.resolve(AnnouncedTensor::Named(request("a", 1), Some(3))).unwrap();
         assert_eq!(slots.resolve(AnnouncedTensor::Cached(3)), Ok(request("a", 1)));
         assert_eq!(slots.retire(3), Some(request("a", 1)));
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_cache_of_capacity_0_announces_every_tensor_in_full() {
-        let mut directory = CacheDirectory::new(0);
+        let mut directory = CoordinatorCache::new(0);
         assert_eq!(
             directory.announce(request("a", 1), 1, &mut Vec::new()),
             AnnouncedTensor::Named(request("a", 1), None)

@@ -5,10 +5,11 @@
 use std::collections::BTreeMap;
 
 use super::NamedStatistics;
-use super::cache::CacheView;
+use super::cache::RankCache;
 use super::error::{NamedError, Violation};
 use super::message::{
-    CoordinatorMessage, Instruction, REQUESTS_MAX, RankReport, RefusalKind, Request, Signature, check_name,
+    CoordinatorMessage, Instruction, REQUESTS_MAX, RankReport, RefusalKind, Request, Signature,
+    check_tensor_name,
 };
 use crate::types::{Rank, WorldSize};
 
@@ -19,7 +20,7 @@ pub const TENSORS_MAX: usize = 1 << 16;
 /// `P` is the type of a tensor's data.
 pub(super) struct Client<P> {
     world: WorldSize,
-    slots: CacheView,
+    slots: RankCache,
     /// The submitted tensors without a result, by name. The data are `None` after the tensor's operation has begun.
     tensors: BTreeMap<String, (Signature, Option<P>)>,
     report: RankReport,
@@ -47,7 +48,7 @@ impl<P> Client<P> {
     pub(super) fn new(world: WorldSize) -> Self {
         Self {
             world,
-            slots: CacheView::default(),
+            slots: RankCache::default(),
             tensors: BTreeMap::new(),
             report: RankReport::default(),
             has_joined: false,
@@ -76,7 +77,7 @@ impl<P> Client<P> {
             let shown_len = name.floor_char_boundary(40);
             NamedError::Limit { name: name[..shown_len].to_owned(), reason }
         };
-        check_name(name)
+        check_tensor_name(name)
             .and_then(|()| signature.check_size_and_operation(self.world))
             .map_err(|wrong| limit(wrong.0))?;
         if self.has_closed {
@@ -157,7 +158,7 @@ impl<P> Client<P> {
                         let payload = self.take_payload(&request)?;
                         run.push((request, payload));
                     }
-                    check_run(&run)?;
+                    check_fused_run(&run)?;
                     self.statistics.operations += 1;
                     actions.push(ClientAction::Run(run));
                 }
@@ -228,7 +229,7 @@ impl<P> Client<P> {
 }
 
 /// Checks that the coordinator fused only tensors with the same operation and element type.
-fn check_run<P>(run: &[(Request, Option<P>)]) -> Result<(), Violation> {
+fn check_fused_run<P>(run: &[(Request, Option<P>)]) -> Result<(), Violation> {
     let kind = |request: &Request| (request.signature.kind, request.signature.dtype);
     let Some((first, _)) = run.first() else {
         return Err(Violation("it ran an operation without tensors".into()));

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cache::CacheDirectory;
+use super::cache::CoordinatorCache;
 use super::client::TENSORS_MAX;
 use super::error::Violation;
 use super::message::{
@@ -44,7 +44,7 @@ pub(super) struct Coordinator {
     ready: VecDeque<Request>,
     /// The instructions to send that refuse a tensor: on every rank, the handle of the tensor gets an error.
     refused: VecDeque<Instruction>,
-    directory: CacheDirectory,
+    directory: CoordinatorCache,
     /// The number of messages sent so far.
     messages: u64,
     /// The number of operations that are running.
@@ -90,7 +90,7 @@ impl Coordinator {
             pending: BTreeMap::new(),
             ready: VecDeque::new(),
             refused: VecDeque::new(),
-            directory: CacheDirectory::new(limits.capacity),
+            directory: CoordinatorCache::new(limits.capacity),
             messages: 0,
             outstanding: 0,
             last_joined: None,
@@ -243,7 +243,7 @@ impl Coordinator {
     }
 
     /// Records that an operation has ended on this rank. The operation no longer counts toward `outstanding_max`.
-    pub(super) fn complete(&mut self, now: Duration) {
+    pub(super) fn record_completion(&mut self, now: Duration) {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.watch.record_activity(now);
     }

@@ -10,7 +10,7 @@ use crate::types::{DType, Rank, ReduceOp};
 
 const SUM: Signature = Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 4 };
 const LIMITS: CoordinatorLimits = CoordinatorLimits { fusion_bytes: 64, capacity: 8, outstanding_max: 1 };
-const T0: Duration = Duration::ZERO;
+const START_TIME: Duration = Duration::ZERO;
 
 fn coordinator(n: u32) -> Coordinator {
     // In the job, the ranks of the group have the numbers 10, 11, ...
@@ -29,7 +29,7 @@ fn submissions(names: &[&str], signature: Signature) -> RankReport {
 }
 
 fn send_report(coordinator: &mut Coordinator, rank: u32, report: RankReport) {
-    coordinator.handle_report(T0, Rank::new(rank), report).expect("the report should be valid");
+    coordinator.handle_report(START_TIME, Rank::new(rank), report).expect("the report should be valid");
 }
 
 /// Returns the names of the tensors in each operation of the next message. The name of a cached tensor
@@ -64,11 +64,11 @@ fn tensors_that_become_ready_while_an_operation_runs_are_fused() {
     assert_eq!(next_runs(&mut coordinator), [["c"]]);
     send_report(&mut coordinator, 1, submissions(&["f", "a", "e", "b", "d"], SUM));
     assert_eq!(coordinator.next_message(), None, "one operation still runs");
-    coordinator.complete(T0);
+    coordinator.record_completion(START_TIME);
     // Each tensor has 16 bytes, and a fused operation at most 64 bytes. The tensors are in the order in which they
     // became ready.
     assert_eq!(next_runs(&mut coordinator), [["f", "a", "e", "b"]]);
-    coordinator.complete(T0);
+    coordinator.record_completion(START_TIME);
     assert_eq!(next_runs(&mut coordinator), [["d"]]);
 }
 
@@ -84,7 +84,7 @@ fn only_tensors_of_the_same_kind_are_fused_and_others_run_later() {
     let mut order = Vec::new();
     for _ in 0..5 {
         order.extend(next_runs(&mut coordinator));
-        coordinator.complete(T0);
+        coordinator.record_completion(START_TIME);
     }
     assert_eq!(order, [vec!["a", "b"], vec!["m", "n"], vec!["g"], vec!["h"], vec!["l"]]);
 }
@@ -94,7 +94,7 @@ fn a_cached_tensor_is_reported_and_announced_by_its_slot() {
     let mut coordinator = coordinator(1);
     send_report(&mut coordinator, 0, submissions(&["a"], SUM));
     assert_eq!(next_runs(&mut coordinator), [["a"]]);
-    coordinator.complete(T0);
+    coordinator.record_completion(START_TIME);
     send_report(
         &mut coordinator,
         0,
@@ -132,11 +132,11 @@ fn tensors_do_not_wait_for_ranks_that_have_joined() {
         &message.instructions[..],
         [Instruction::Refuse { refusal: RefusalKind::WithoutJoined, .. }]
     ));
-    let late = coordinator.handle_report(T0, Rank::new(1), submissions(&["z"], SUM));
+    let late = coordinator.handle_report(START_TIME, Rank::new(1), submissions(&["z"], SUM));
     assert!(late.unwrap_err().0.contains("after it had joined"));
     send_report(&mut coordinator, 2, join_report());
     send_report(&mut coordinator, 0, join_report());
-    coordinator.complete(T0);
+    coordinator.record_completion(START_TIME);
     let message = coordinator.next_message().expect("all ranks should have joined");
     assert_eq!(message.instructions, [Instruction::Joined(Rank::ZERO)]);
     send_report(&mut coordinator, 1, RankReport { messages_read: 3, ..submissions(&["b"], SUM) });
@@ -155,7 +155,7 @@ fn tensors_that_a_closed_rank_has_not_submitted_are_refused() {
     assert!(matches!(&message.instructions[1], Instruction::Run(tensors) if tensors.len() == 1));
     assert!(
         coordinator
-            .handle_report(T0, Rank::new(1), close_report())
+            .handle_report(START_TIME, Rank::new(1), close_report())
             .unwrap_err()
             .0
             .contains("after it had closed")
@@ -168,12 +168,12 @@ fn tensors_that_a_closed_rank_has_not_submitted_are_refused() {
 
 #[test]
 fn invalid_reports_are_violations() {
-    let violation = |report| coordinator(2).handle_report(T0, Rank::ZERO, report).unwrap_err().0;
+    let violation = |report| coordinator(2).handle_report(START_TIME, Rank::ZERO, report).unwrap_err().0;
     assert!(violation(submissions(&["a", "a"], SUM)).contains("twice"));
     assert!(violation(RankReport { slots: [3].into(), ..RankReport::default() }).contains("empty"));
     assert!(violation(RankReport { slots: [9000].into(), ..RankReport::default() }).contains("empty"));
     assert!(violation(RankReport { messages_read: 1, ..RankReport::default() }).contains("has read"));
-    let from_rank_2_of_2 = coordinator(2).handle_report(T0, Rank::new(2), close_report());
+    let from_rank_2_of_2 = coordinator(2).handle_report(START_TIME, Rank::new(2), close_report());
     assert!(from_rank_2_of_2.unwrap_err().0.contains("not a rank of the group"));
 }
 
@@ -204,7 +204,7 @@ fn a_join_or_close_is_no_stall_as_long_as_other_ranks_are_active() {
     coordinator.handle_report(second(1), Rank::new(1), join_report()).unwrap();
     coordinator.handle_report(second(25), Rank::ZERO, submissions(&["x"], SUM)).unwrap();
     assert!(next_runs(&mut coordinator).len() == 1);
-    coordinator.complete(second(26));
+    coordinator.record_completion(second(26));
     assert!(coordinator.check_for_stalls(second(35)).stalls.is_empty());
     let report = coordinator.check_for_stalls(second(56));
     assert_eq!(report.stalls[0].tensor, None);

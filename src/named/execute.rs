@@ -111,7 +111,7 @@ pub(super) trait TensorPayload: Send {
 }
 
 /// A submitted tensor with elements of type `T`.
-pub(super) struct Submitted<T> {
+pub(super) struct SubmittedTensor<T> {
     pub(super) elements: Vec<T>,
     /// The function that this rank applies to its result.
     pub(super) after: PostProcess<T>,
@@ -121,7 +121,7 @@ pub(super) struct Submitted<T> {
 /// The function that this rank applies to its result, if there is one.
 pub(super) type PostProcess<T> = Option<Box<dyn FnOnce(&mut [T]) + Send>>;
 
-impl<T: Element> TensorPayload for Submitted<T> {
+impl<T: Element> TensorPayload for SubmittedTensor<T> {
     fn fail(self: Box<Self>, error: NamedError) {
         self.promise.fulfil(Err(error));
     }
@@ -192,7 +192,7 @@ fn begin_operation_of_type<T: Element>(
     let mut start = 0;
     for (request, payload) in items {
         let count = request.signature.count as usize;
-        let submitted = payload.and_then(|payload| payload.into_any().downcast::<Submitted<T>>().ok());
+        let submitted = payload.and_then(|payload| payload.into_any().downcast::<SubmittedTensor<T>>().ok());
         let (elements, promise) = match submitted {
             Some(submitted) => {
                 names.push(request.name);

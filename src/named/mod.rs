@@ -48,8 +48,8 @@ pub use message::{NAME_BYTES_MAX, TENSOR_BYTES_MAX};
 pub use stalls::Stall;
 
 use self::coordinator::{Coordinator, CoordinatorLimits};
-use self::execute::{PostProcess, ReadySignal, ResultReceiver, Submitted, lock, new_promise};
-use self::message::{SLOTS_MAX, Signature, TensorOp};
+use self::execute::{PostProcess, ReadySignal, ResultReceiver, SubmittedTensor, lock, new_promise};
+use self::message::{CACHED_MAX, Signature, TensorOp};
 use self::runtime::NamedShared;
 use self::stalls::StallWatch;
 use crate::group::{Error, Group};
@@ -57,7 +57,7 @@ use crate::types::{Element, Rank, ReduceOp};
 
 /// The largest number of operations that run at the same time. While one operation sends and receives, the tensors of
 /// the next operation are copied into a buffer.
-const OUTSTANDING_MAX: usize = 2;
+const OUTSTANDING_OPERATIONS_MAX: usize = 2;
 
 /// The options of named tensors. All ranks use the options that rank 0 of the group passes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,8 +133,8 @@ impl NamedTensors {
         let coordinator = (control.rank() == Rank::ZERO).then(|| {
             let limits = CoordinatorLimits {
                 fusion_bytes: options.fusion_bytes as u64,
-                capacity: options.cache_capacity.min(usize::from(SLOTS_MAX)) as u16,
-                outstanding_max: OUTSTANDING_MAX,
+                capacity: options.cache_capacity.min(usize::from(CACHED_MAX)) as u16,
+                outstanding_max: OUTSTANDING_OPERATIONS_MAX,
             };
             let watch = StallWatch::new(options.stall_warning, options.stall_abort);
             Coordinator::new(limits, Arc::from(control.members()), watch)
@@ -156,7 +156,7 @@ impl NamedTensors {
         elements: Vec<T>,
         op: ReduceOp,
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
-        check_op::<T>(op)?;
+        check_op_applies_to::<T>(op)?;
         self.submit(name, elements, TensorOp::AllReduce(op), None)
     }
 
@@ -173,7 +173,7 @@ impl NamedTensors {
         op: ReduceOp,
         (before, after): (T, T),
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
-        check_op::<T>(op)?;
+        check_op_applies_to::<T>(op)?;
         let multiply = |elements: &mut [T], factor: T| {
             for element in elements {
                 *element = *element * factor;
@@ -196,7 +196,7 @@ impl NamedTensors {
         elements: Vec<T>,
         op: ReduceOp,
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
-        check_op::<T>(op)?;
+        check_op_applies_to::<T>(op)?;
         self.submit(name, elements, TensorOp::ReduceScatter(op), None)
     }
 
@@ -248,7 +248,7 @@ impl NamedTensors {
         if let Some(error) = &local.ended {
             return Err(error.clone());
         }
-        local.client.submit(name, signature, || Box::new(Submitted { elements, after, promise }))?;
+        local.client.submit(name, signature, || Box::new(SubmittedTensor { elements, after, promise }))?;
         drop(local);
         self.shared.changed.notify_all();
         Ok(NamedHandle(receiver))
@@ -381,7 +381,7 @@ pub fn wait_any<R>(handles: &mut Vec<NamedHandle<R>>) -> Option<(usize, Result<R
     None
 }
 
-fn check_op<T: Element>(op: ReduceOp) -> Result<(), Error> {
+fn check_op_applies_to<T: Element>(op: ReduceOp) -> Result<(), Error> {
     if op == ReduceOp::Custom || !op.applies_to(T::DTYPE) {
         return Err(Error::Unsupported { op, dtype: T::DTYPE });
     }

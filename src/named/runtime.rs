@@ -26,7 +26,7 @@ const REPORT_TAG: u32 = 0;
 const MESSAGE_TAG: u32 = 1;
 /// The largest number of operations that have begun and wait for the finisher. At this limit, the reader waits before
 /// it passes another operation to the finisher.
-const RUNNING_MAX: usize = 4;
+const RUNNING_OPERATIONS_MAX: usize = 4;
 
 /// The state that a rank's threads share.
 pub(super) struct NamedShared {
@@ -86,7 +86,7 @@ pub(super) fn start_threads(
         leader,
         epoch: Instant::now(),
     });
-    let (running, begun) = mpsc::sync_channel(RUNNING_MAX);
+    let (running, begun) = mpsc::sync_channel(RUNNING_OPERATIONS_MAX);
     let mut threads = Vec::new();
     let mut spawn = |name: &str, work: Box<dyn FnOnce(&NamedShared) + Send>| {
         let own = Arc::clone(&shared);
@@ -95,7 +95,7 @@ pub(super) fn start_threads(
         thread.map(|thread| threads.push(thread)).map_err(|error| {
             let error = Error::System { what: "a thread", detail: error.to_string() };
             shared.abort(&error.to_string());
-            shared.end(&error.clone().into());
+            shared.end_named_tensors(&error.clone().into());
             error
         })
     };
@@ -125,7 +125,7 @@ impl NamedShared {
             drop(local);
             let is_last = report.closes;
             if let Err(error) = self.send_report(report) {
-                return self.end(&error.into());
+                return self.end_named_tensors(&error.into());
             }
             if is_last {
                 return;
@@ -148,7 +148,7 @@ impl NamedShared {
         let Some(leader) = &self.leader else { return };
         while lock(&leader.coordinator).expects_reports() {
             if let Err(error) = self.collect_report(leader) {
-                return self.end(&error.into());
+                return self.end_named_tensors(&error.into());
             }
         }
     }
@@ -213,8 +213,8 @@ impl NamedShared {
             };
             match read.and_then(|message| self.execute_message(message, &mut data, running)) {
                 Ok(false) => {}
-                Ok(true) => return self.end(&NamedError::Closed),
-                Err(error) => return self.end(&error.into()),
+                Ok(true) => return self.end_named_tensors(&NamedError::Closed),
+                Err(error) => return self.end_named_tensors(&error.into()),
             }
         }
     }
@@ -298,11 +298,11 @@ impl NamedShared {
             let mut result = operation.wait_and_deliver(&mut release_names);
             if let (Ok(()), Some(leader)) = (&result, &self.leader) {
                 let mut coordinator = lock(&leader.coordinator);
-                coordinator.complete(self.epoch.elapsed());
+                coordinator.record_completion(self.epoch.elapsed());
                 result = self.send_messages(leader, &mut coordinator);
             }
             if let Err(error) = result {
-                self.end(&error.into());
+                self.end_named_tensors(&error.into());
             }
         }
     }
@@ -318,7 +318,7 @@ impl NamedShared {
 
     /// Ends the named tensors. The handles of tensors that have no result yet get the error. A thread that waits in
     /// `join` gets the error too. If this function is called several times, the error of the first call counts.
-    fn end(&self, error: &NamedError) {
+    fn end_named_tensors(&self, error: &NamedError) {
         let mut local = lock(&self.local);
         local.ended.get_or_insert_with(|| error.clone());
         let error = local.ended.clone().unwrap_or(NamedError::Closed);

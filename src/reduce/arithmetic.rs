@@ -27,7 +27,7 @@ pub(super) trait Integer: Number {
 }
 
 /// The operations that reductions need for a value with an index, such as [`F32Loc`](crate::types::F32Loc).
-pub(super) trait Located: bytemuck::Pod {
+pub(super) trait IndexedValue: bytemuck::Pod {
     fn is_nan(self) -> bool;
     fn is_less(self, other: Self) -> bool;
     /// Chooses between two equal values or two NaNs: returns whether this value has the lower index, or the same
@@ -123,7 +123,7 @@ macro_rules! integers {
 
 macro_rules! located {
     ($($ty:ty, $is_nan:expr, $bits:expr);+ $(;)?) => { $(
-        impl Located for $ty {
+        impl IndexedValue for $ty {
             #[inline(always)]
             fn is_nan(self) -> bool { $is_nan(self.value) }
             #[inline(always)]
@@ -179,7 +179,7 @@ reductions! { Integer:
     BitXor => |a, b| a.xor(b);
 }
 
-reductions! { Located:
+reductions! { IndexedValue:
     MinLoc => |a, b| a.winner(b, N::is_less);
     MaxLoc => |a, b| a.winner(b, |this, that| that.is_less(this));
 }

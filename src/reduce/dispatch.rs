@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 
 use super::arithmetic::{
-    BinaryReduction, BitAnd, BitOr, BitXor, DivideResult, Integer, KeepResult, Located, LogicalAnd,
+    BinaryReduction, BitAnd, BitOr, BitXor, DivideResult, IndexedValue, Integer, KeepResult, LogicalAnd,
     LogicalOr, LogicalXor, Max, MaxLoc, Min, MinLoc, Number, Product, ResultStep, Sum, reduce_slice,
 };
 use super::half_floats::reduce_half_slice;
@@ -84,10 +84,10 @@ stored!(itself = reduce_slice: f32, f64, i8, u8, i16, u16, i32, u32, i64, u64, F
 stored!(f32 = reduce_half_slice: f16, bf16);
 
 /// The loop that combines elements of type `S` with the reduction `R` and then applies `F` to each result.
-struct LoopOver<S, R, F>(std::marker::PhantomData<(S, R, F)>);
+struct ElementLoop<S, R, F>(std::marker::PhantomData<(S, R, F)>);
 
 impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: ResultStep<S::Computed>> ReductionLoop
-    for LoopOver<S, R, F>
+    for ElementLoop<S, R, F>
 {
     #[inline(always)]
     fn reduce_bytes(accumulator: &mut [u8], input: &[u8], divisor: u32) {
@@ -112,7 +112,7 @@ fn kernel_for_width<L: ReductionLoop>(width: VectorWidth) -> Kernel {
 fn kernels_without_division<S: StoredElement, R: BinaryReduction<S::Computed>>(
     width: VectorWidth,
 ) -> Kernels {
-    let kernel = kernel_for_width::<LoopOver<S, R, KeepResult>>(width);
+    let kernel = kernel_for_width::<ElementLoop<S, R, KeepResult>>(width);
     Kernels { reduce: kernel.clone(), reduce_last: kernel }
 }
 
@@ -159,8 +159,8 @@ pub(super) fn number_kernels<S: StoredElement<Computed: Number>>(
         ReduceOp::LogicalOr => kernels_without_division::<S, LogicalOr>(width),
         ReduceOp::LogicalXor => kernels_without_division::<S, LogicalXor>(width),
         ReduceOp::Average => Kernels {
-            reduce: kernel_for_width::<LoopOver<S, Sum, KeepResult>>(width),
-            reduce_last: kernel_for_width::<LoopOver<S, Sum, DivideResult>>(width),
+            reduce: kernel_for_width::<ElementLoop<S, Sum, KeepResult>>(width),
+            reduce_last: kernel_for_width::<ElementLoop<S, Sum, DivideResult>>(width),
         },
         ReduceOp::BitAnd
         | ReduceOp::BitOr
@@ -185,7 +185,7 @@ pub(super) fn integer_kernels<S: StoredElement<Computed: Integer>>(
 }
 
 /// Returns the kernels of a type whose elements are pairs of a value and a location, such as `F32Loc`.
-pub(super) fn located_kernels<S: StoredElement<Computed: Located>>(
+pub(super) fn indexed_value_kernels<S: StoredElement<Computed: IndexedValue>>(
     width: VectorWidth,
     op: ReduceOp,
 ) -> Option<Kernels> {

@@ -18,12 +18,12 @@ mod tests;
 
 use half::{bf16, f16};
 
-use self::dispatch::{VectorWidth, integer_kernels, located_kernels, number_kernels};
+use self::dispatch::{VectorWidth, indexed_value_kernels, integer_kernels, number_kernels};
 pub use self::kernel::{Kernel, Kernels};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 
 /// The number of 8-byte words in the block of zeros with which [`reduce_single_contribution`] reduces a contribution.
-const ZERO_WORDS: usize = 512;
+const ZERO_BLOCK_WORDS: usize = 512;
 
 /// Returns the kernels of `op` on elements of `dtype`. Returns `None` if the reduction is not defined for this type
 /// ([`ReduceOp::applies_to`]), and for [`ReduceOp::Custom`], whose kernels are made by [`Kernels::custom`].
@@ -45,10 +45,10 @@ fn kernels_for(width: VectorWidth, dtype: DType, op: ReduceOp) -> Option<Kernels
         DType::U32 => integer_kernels::<u32>(width, op),
         DType::I64 => integer_kernels::<i64>(width, op),
         DType::U64 => integer_kernels::<u64>(width, op),
-        DType::F32Loc => located_kernels::<F32Loc>(width, op),
-        DType::F64Loc => located_kernels::<F64Loc>(width, op),
-        DType::I32Loc => located_kernels::<I32Loc>(width, op),
-        DType::I64Loc => located_kernels::<I64Loc>(width, op),
+        DType::F32Loc => indexed_value_kernels::<F32Loc>(width, op),
+        DType::F64Loc => indexed_value_kernels::<F64Loc>(width, op),
+        DType::I32Loc => indexed_value_kernels::<I32Loc>(width, op),
+        DType::I64Loc => indexed_value_kernels::<I64Loc>(width, op),
     }
 }
 
@@ -63,7 +63,7 @@ pub fn reduce_single_contribution(dtype: DType, op: ReduceOp, memory: &mut [u8])
         return;
     }
     let Some(kernels) = kernels(dtype, ReduceOp::LogicalOr) else { return };
-    let zeros = [0u64; ZERO_WORDS];
+    let zeros = [0u64; ZERO_BLOCK_WORDS];
     let zeros: &[u8] = bytemuck::cast_slice(&zeros);
     for block in memory.chunks_mut(zeros.len()) {
         let length = block.len();

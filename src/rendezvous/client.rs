@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::message::{self, FromRank, ToRank};
-use super::server::NOTICE_AFTER;
+use super::server::FIRST_NOTICE_AFTER;
 use super::{Member, Roster, StartError};
 use crate::transport::handshake::{DialError, Identity, advance, nonce};
 use crate::transport::listener::HANDSHAKE_TIMEOUT;
@@ -14,12 +14,12 @@ use crate::types::{Rank, WorldSize};
 use crate::wire::handshake::{Dialer, Introduction, Purpose, StreamId};
 
 /// The pause between two attempts to reach the rendezvous, which may not have been started yet.
-const RETRY_PAUSE: Duration = Duration::from_millis(50);
+const CONNECT_RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// The timeout of one attempt to connect.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
+const CONNECT_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a rank waits for the answer to [`FromRank::Ask`]. A rank sends `Ask` when the rank's start timeout is
 /// over.
-const ASK_TIMEOUT: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a rank needs to register.
 pub struct Registration<'a> {
@@ -51,7 +51,8 @@ pub fn register(
 ) -> Result<Roster, StartError> {
     let started = Instant::now();
     let mut stream = registration.connect(started)?;
-    let local = stream.local_addr().map_err(|error| registration.lost_error(&error.to_string()))?;
+    let local =
+        stream.local_addr().map_err(|error| registration.rendezvous_lost_error(&error.to_string()))?;
     let member = listen(local.ip())?;
     registration.send(&mut stream, &FromRank::Register(member))?;
     let mut input = Vec::new();
@@ -66,9 +67,9 @@ pub fn register(
     // The start timeout of this rank is over. The rendezvous may still wait for ranks, because another rank may have
     // a longer start timeout.
     registration.send(&mut stream, &FromRank::Ask)?;
-    match registration.receive(&mut stream, &mut input, Instant::now() + ASK_TIMEOUT)? {
+    match registration.receive(&mut stream, &mut input, Instant::now() + ANSWER_TIMEOUT)? {
         Some(answer) => registration.interpret_answer(answer, &name),
-        None => Err(registration.lost_error("it did not say which ranks are missing")),
+        None => Err(registration.rendezvous_lost_error("it did not say which ranks are missing")),
     }
 }
 
@@ -79,7 +80,7 @@ impl Registration<'_> {
         let introduction = Introduction { purpose: Purpose::Rendezvous, from, to, stream };
         let mut has_warned = false;
         loop {
-            let detail = match TcpStream::connect_timeout(&self.address, ATTEMPT_TIMEOUT) {
+            let detail = match TcpStream::connect_timeout(&self.address, CONNECT_ATTEMPT_TIMEOUT) {
                 Ok(stream) => match self.handshake(stream, introduction) {
                     Ok(stream) => return Ok(stream),
                     Err(DialError::Handshake(source)) => {
@@ -93,7 +94,7 @@ impl Registration<'_> {
                 },
                 Err(error) => error.to_string(),
             };
-            if started.elapsed() + RETRY_PAUSE >= self.start_timeout {
+            if started.elapsed() + CONNECT_RETRY_PAUSE >= self.start_timeout {
                 return Err(StartError::NoRendezvous {
                     who: self.who.clone(),
                     address: self.address,
@@ -101,14 +102,14 @@ impl Registration<'_> {
                     timeout: self.start_timeout,
                 });
             }
-            if !has_warned && started.elapsed() >= NOTICE_AFTER {
+            if !has_warned && started.elapsed() >= FIRST_NOTICE_AFTER {
                 has_warned = true;
                 let (who, address, timeout) = (&self.who, self.address, self.start_timeout.as_secs_f32());
                 log::warn!(
                     "waiting for {who} at {address}, which does not answer ({detail}); giving up after {timeout} s"
                 );
             }
-            std::thread::sleep(RETRY_PAUSE);
+            std::thread::sleep(CONNECT_RETRY_PAUSE);
         }
     }
 
@@ -126,7 +127,9 @@ impl Registration<'_> {
     }
 
     fn send(&self, stream: &mut TcpStream, message: &FromRank) -> Result<(), StartError> {
-        stream.write_all(&message::encode(message)).map_err(|error| self.lost_error(&error.to_string()))
+        stream
+            .write_all(&message::encode(message))
+            .map_err(|error| self.rendezvous_lost_error(&error.to_string()))
     }
 
     /// Receives the next message. Returns `None` at the deadline.
@@ -140,7 +143,7 @@ impl Registration<'_> {
         let mut bytes = [0; 4096];
         loop {
             if let Some(message) =
-                message::decode(input, bytes_max).map_err(|error| self.lost_error(&error))?
+                message::decode(input, bytes_max).map_err(|error| self.rendezvous_lost_error(&error))?
             {
                 return Ok(Some(message));
             }
@@ -148,12 +151,14 @@ impl Registration<'_> {
             if left.is_zero() {
                 return Ok(None);
             }
-            stream.set_read_timeout(Some(left)).map_err(|error| self.lost_error(&error.to_string()))?;
+            stream
+                .set_read_timeout(Some(left))
+                .map_err(|error| self.rendezvous_lost_error(&error.to_string()))?;
             match stream.read(&mut bytes) {
-                Ok(0) => return Err(self.lost_error("it closed the connection")),
+                Ok(0) => return Err(self.rendezvous_lost_error("it closed the connection")),
                 Ok(count) => input.extend_from_slice(&bytes[..count]),
                 Err(error) if is_timeout(&error) => {}
-                Err(error) => return Err(self.lost_error(&error.to_string())),
+                Err(error) => return Err(self.rendezvous_lost_error(&error.to_string())),
             }
         }
     }
@@ -162,7 +167,7 @@ impl Registration<'_> {
     fn interpret_answer(&self, answer: ToRank, name: &dyn Fn(Rank) -> String) -> Result<Roster, StartError> {
         match answer {
             ToRank::Ready(roster) if roster.members.len() == self.world.as_usize() => Ok(roster),
-            ToRank::Ready(_) => Err(self.lost_error("its roster has another number of ranks")),
+            ToRank::Ready(_) => Err(self.rendezvous_lost_error("its roster has another number of ranks")),
             ToRank::Missing(absent) | ToRank::Waiting(absent) => {
                 let missing = absent.describe(name);
                 Err(StartError::Missing { missing, timeout: self.start_timeout })
@@ -177,7 +182,7 @@ impl Registration<'_> {
     }
 
     /// Creates the error for a rendezvous that ended or broke the protocol.
-    fn lost_error(&self, detail: &str) -> StartError {
+    fn rendezvous_lost_error(&self, detail: &str) -> StartError {
         let detail = detail.to_owned();
         StartError::RendezvousLost { who: self.who.clone(), address: self.address, detail }
     }

@@ -157,22 +157,22 @@ fn parse_16_hex_bytes(text: &str) -> Option<[u8; 16]> {
 mod tests {
     use super::*;
 
-    const VALID: [(&str, &str); 4] = [
+    const VALID_VARIABLES: [(&str, &str); 4] = [
         ("RING_RENDEZVOUS", "127.0.0.1:4000"),
         ("RING_RANK", "2"),
         ("RING_WORLD_SIZE", "4"),
         ("RING_JOB_ID", "000102030405060708090a0b0c0d0e0f"),
     ];
 
-    /// Changes to the variables in `VALID`: each has the name of a variable and its new value, or `None` to unset the
+    /// Changes to the variables in `VALID_VARIABLES`: each has the name of a variable and its new value, or `None` to unset the
     /// variable.
-    type Changes<'a> = &'a [(&'a str, Option<&'a str>)];
+    type VariableChanges<'a> = &'a [(&'a str, Option<&'a str>)];
 
-    fn read_with(changes: Changes<'_>) -> Result<Option<Launched>, EnvironmentError> {
+    fn parse_with_changes(changes: VariableChanges<'_>) -> Result<Option<Launched>, EnvironmentError> {
         parse_environment(|name| {
             let changed = changes.iter().find(|(changed, _)| *changed == name);
             let value = changed.map_or_else(
-                || VALID.iter().find(|(good, _)| *good == name).map(|(_, value)| *value),
+                || VALID_VARIABLES.iter().find(|(good, _)| *good == name).map(|(_, value)| *value),
                 |(_, value)| *value,
             );
             value.map(str::to_owned)
@@ -181,13 +181,13 @@ mod tests {
 
     #[test]
     fn the_launchers_variables_are_read() {
-        let launched = read_with(&[]).unwrap().unwrap();
+        let launched = parse_with_changes(&[]).unwrap().unwrap();
         assert_eq!((launched.rank.get(), launched.world.get(), launched.job_id[15]), (2, 4, 15));
     }
 
     #[test]
     fn missing_and_invalid_variables_are_errors() {
-        let cases: [(Changes<'_>, &str); 8] = [
+        let cases: [(VariableChanges<'_>, &str); 8] = [
             (&[("RING_RENDEZVOUS", None)], "RING_RANK is set but RING_RENDEZVOUS is not"),
             (&[("RING_RANK", None)], "RING_RANK is not"),
             (&[("RING_RANK", Some("4"))], "a rank below"),
@@ -198,7 +198,7 @@ mod tests {
             (&[("RING_START_TIMEOUT_MS", Some("soon"))], "milliseconds"),
         ];
         for (changes, expected) in cases {
-            let error = read_with(changes).unwrap_err().to_string();
+            let error = parse_with_changes(changes).unwrap_err().to_string();
             assert!(error.contains(expected), "{changes:?}: {error}");
         }
     }

@@ -15,7 +15,7 @@ pub(super) const FROM_RANK_BYTES_MAX: usize = 4096;
 /// The maximum length in bytes of one member in an encoded roster.
 const MEMBER_BYTES_MAX: usize = 1024;
 /// The size in bytes of the length field that begins each message.
-const LENGTH_BYTES: usize = 4;
+const LENGTH_PREFIX_BYTES: usize = 4;
 
 const _: () = assert!(FROM_RANK_BYTES_MAX > MEMBER_BYTES_MAX);
 
@@ -129,7 +129,7 @@ pub(super) fn to_rank_bytes_max(world: WorldSize) -> usize {
 /// Encodes a message as its length in four bytes, followed by JSON.
 pub(super) fn encode<M: Serialize>(message: &M) -> Vec<u8> {
     let body = serde_json::to_vec(message).expect("a message of plain fields can be written as JSON");
-    let mut out = Vec::with_capacity(LENGTH_BYTES + body.len());
+    let mut out = Vec::with_capacity(LENGTH_PREFIX_BYTES + body.len());
     out.extend_from_slice(&(body.len() as u32).to_le_bytes());
     out.extend_from_slice(&body);
     out
@@ -144,7 +144,7 @@ pub(super) fn decode<M: DeserializeOwned + Printable>(
     input: &mut Vec<u8>,
     bytes_max: usize,
 ) -> Result<Option<M>, String> {
-    let Some((length, rest)) = input.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+    let Some((length, rest)) = input.split_first_chunk::<LENGTH_PREFIX_BYTES>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;
     if length > bytes_max {
         return Err(format!("it announces a message of {length} bytes, more than {bytes_max}"));
@@ -153,7 +153,7 @@ pub(super) fn decode<M: DeserializeOwned + Printable>(
     let mut message: M = serde_json::from_slice(body)
         .map_err(|error| format!("it sent an invalid message: {}", printable(&error.to_string())))?;
     message.make_printable();
-    input.drain(..LENGTH_BYTES + length);
+    input.drain(..LENGTH_PREFIX_BYTES + length);
     Ok(Some(message))
 }
 

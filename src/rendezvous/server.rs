@@ -24,9 +24,9 @@ use crate::wire::handshake::{Job, Purpose};
 /// How long the server tries to send its last message to all ranks.
 const FINAL_SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a rank waits for the start of the job before it logs a notice for the first time.
-pub(super) const NOTICE_AFTER: Duration = Duration::from_secs(2);
+pub(super) const FIRST_NOTICE_AFTER: Duration = Duration::from_secs(2);
 /// The time of each notice is the time of the previous notice multiplied by this number: 2 s, 10 s, 50 s, ...
-const NOTICE_GROWTH: u32 = 5;
+const NOTICE_TIME_FACTOR: u32 = 5;
 
 /// Serves the rendezvous on `listener` until all ranks of `world` have registered. `own` is the registration of the
 /// serving rank. `name(rank)` returns a rank's name for messages. Later processes get the reply that the job already
@@ -44,7 +44,7 @@ pub fn serve(
     name: impl Fn(Rank) -> String,
 ) -> Result<Roster, StartError> {
     let (_sender, commands) = channel();
-    let mut registry = RankRegistry::new(listener, world, start_timeout, Audience::AllRanks);
+    let mut registry = RankRegistry::new(listener, world, start_timeout, NoticeAudience::AllRanks);
     registry.register_rank(own.0, own.1);
     let roster = registry.serve_until_complete(&commands, &name)?.unwrap_or(Roster { members: Vec::new() });
     registry.send_to_all(&ToRank::Ready(roster.clone()));
@@ -126,7 +126,7 @@ impl Server {
         let started_flag = Arc::clone(&has_started);
         let serve = move || {
             let mut registry =
-                RankRegistry::new(&mut listener, world, start_timeout, Audience::Launcher(notices));
+                RankRegistry::new(&mut listener, world, start_timeout, NoticeAudience::Launcher(notices));
             match registry.serve_until_complete(&receiver, &|rank| format!("rank {rank}")) {
                 Ok(None) => {}
                 Ok(Some(roster)) => {
@@ -210,7 +210,7 @@ fn reply_until_stopped(
 }
 
 /// The receivers of the notices that the job waits for missing ranks.
-enum Audience {
+enum NoticeAudience {
     /// All registered ranks, including the serving rank, because each rank may have been started in another terminal.
     AllRanks,
     /// Only the launcher, because it shows the output of all ranks.
@@ -222,7 +222,7 @@ struct RankRegistry<'a> {
     listener: &'a mut Listener,
     world: WorldSize,
     start_timeout: Duration,
-    audience: Audience,
+    audience: NoticeAudience,
     started: Instant,
     /// The time of the first registration and the time of the next notice about missing ranks.
     notice: Option<(Duration, Duration)>,
@@ -263,7 +263,7 @@ impl<'a> RankRegistry<'a> {
         listener: &'a mut Listener,
         world: WorldSize,
         start_timeout: Duration,
-        audience: Audience,
+        audience: NoticeAudience,
     ) -> Self {
         Self {
             listener,
@@ -281,7 +281,7 @@ impl<'a> RankRegistry<'a> {
     fn register_rank(&mut self, rank: Rank, member: Member) {
         self.members.insert(rank, member);
         let now = self.started.elapsed();
-        self.notice.get_or_insert((now, now + NOTICE_AFTER));
+        self.notice.get_or_insert((now, now + FIRST_NOTICE_AFTER));
     }
 
     /// Serves until all ranks have registered. Returns the roster, or `None` if the launcher has stopped the server.
@@ -303,8 +303,8 @@ impl<'a> RankRegistry<'a> {
                 return Err(self.fail_for_timeout(name));
             }
             if let Some((since, at)) = self.notice.filter(|&(_, at)| now >= at) {
-                self.report_absent(now.saturating_sub(since), name);
-                self.notice = Some((since, since + at.saturating_sub(since) * NOTICE_GROWTH));
+                self.report_absent_ranks(now.saturating_sub(since), name);
+                self.notice = Some((since, since + at.saturating_sub(since) * NOTICE_TIME_FACTOR));
             }
             let until = self.notice.map_or(self.start_timeout, |(_, at)| at.min(self.start_timeout));
             self.wait_and_serve(now, until, &mut events).map_err(|error| match error {
@@ -318,16 +318,16 @@ impl<'a> RankRegistry<'a> {
     }
 
     /// Sends a notice about the missing ranks to all receivers of notices.
-    fn report_absent(&mut self, waited: Duration, name: &dyn Fn(Rank) -> String) {
+    fn report_absent_ranks(&mut self, waited: Duration, name: &dyn Fn(Rank) -> String) {
         let absent = self.absent_ranks();
         let notice = absent.describe_wait(name, waited);
         let audience_ranks = match &self.audience {
-            Audience::AllRanks => {
+            NoticeAudience::AllRanks => {
                 log::warn!("{notice}");
                 usize::MAX
             }
-            Audience::Launcher(Notices::LowestRank) => 1,
-            Audience::Launcher(Notices::Report(report)) => return report(&notice),
+            NoticeAudience::Launcher(Notices::LowestRank) => 1,
+            NoticeAudience::Launcher(Notices::Report(report)) => return report(&notice),
         };
         let bytes = message::encode(&ToRank::Waiting(absent));
         let registered = self.clients.values_mut().filter(|client| client.state == ClientState::Registered);
@@ -421,7 +421,7 @@ impl<'a> RankRegistry<'a> {
     /// Returns the ranks that have not registered, and the processes that were refused.
     fn absent_ranks(&self) -> AbsentRanks {
         let ranks = self.world.ranks().filter(|rank| !self.members.contains_key(rank)).collect();
-        AbsentRanks { ranks, refused: self.listener.refused().map(ToString::to_string).collect() }
+        AbsentRanks { ranks, refused: self.listener.refused_ranks().map(ToString::to_string).collect() }
     }
 
     /// Sends all clients the error that the start timeout is over, and returns the error.

@@ -48,9 +48,10 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     let links = Tree::BOTH.map(|tree| TreeLinks::new(tree, world, rank));
     // With two or three ranks, two ranks are neighbours in both trees, and the order of the steps decides which
     // message is sent first on their link. Messages up a tree wait for fewer receives, so their steps come first.
-    let reduced = [0, 1].map(|tree| links[tree].push_up(&mut schedule, half_of_tree(count, tree), block));
+    let reduced =
+        [0, 1].map(|tree| links[tree].push_reduce_to_parent(&mut schedule, half_of_tree(count, tree), block));
     for (tree, reduced) in reduced.into_iter().enumerate() {
-        links[tree].push_down(&mut schedule, half_of_tree(count, tree), block, &reduced);
+        links[tree].push_broadcast_to_children(&mut schedule, half_of_tree(count, tree), block, &reduced);
     }
     schedule
 }
@@ -67,7 +68,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usi
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH.into_iter().enumerate() {
         let links = TreeLinks::with_root_on_top(root, tree, world, rank);
-        links.push_up(&mut schedule, half_of_tree(count, index), block);
+        links.push_reduce_to_parent(&mut schedule, half_of_tree(count, index), block);
     }
     schedule
 }
@@ -82,7 +83,7 @@ pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: 
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH.into_iter().enumerate() {
         let links = TreeLinks::with_root_on_top(root, tree, world, rank);
-        links.push_down(&mut schedule, half_of_tree(count, index), block, &[]);
+        links.push_broadcast_to_children(&mut schedule, half_of_tree(count, index), block, &[]);
     }
     schedule
 }
@@ -133,7 +134,12 @@ impl TreeLinks {
 
     /// For each block, adds the steps that reduce the children's block into the rank's block and send the result to
     /// the parent. Returns the last reducing step of each block, or `None` if the rank has no children.
-    fn push_up(&self, schedule: &mut Schedule, half: Range<usize>, block: usize) -> Vec<Option<After>> {
+    fn push_reduce_to_parent(
+        &self,
+        schedule: &mut Schedule,
+        half: Range<usize>,
+        block: usize,
+    ) -> Vec<Option<After>> {
         let mut ends = Vec::new();
         for range in split_into_blocks(half, block) {
             let mut after = None;
@@ -154,9 +160,9 @@ impl TreeLinks {
     }
 
     /// For each block, adds the steps that receive the block from the parent and send it to the children, first to
-    /// the child with the larger subtree. `reduced` is the result of `push_up`: for each block, the step after which
-    /// a rank without a parent may send this block.
-    fn push_down(
+    /// the child with the larger subtree. `reduced` is the result of `push_reduce_to_parent`: for each block, the
+    /// step after which a rank without a parent may send this block.
+    fn push_broadcast_to_children(
         &self,
         schedule: &mut Schedule,
         half: Range<usize>,

@@ -60,7 +60,7 @@ impl Value {
     const BLANK: Self = Self { ranks: 0, element: usize::MAX };
 
     /// Returns the contribution of one rank to an element.
-    fn own(rank: Rank, element: usize) -> Self {
+    fn contribution(rank: Rank, element: usize) -> Self {
         Self { ranks: 1 << rank.get(), element }
     }
 
@@ -463,7 +463,7 @@ fn tested_roots(world: WorldSize) -> Vec<Rank> {
 
 /// Returns a buffer that contains the contribution of `rank` to every element.
 fn own_contribution(_: WorldSize, rank: Rank, count: usize) -> Vec<Value> {
-    (0..count).map(|element| Value::own(rank, element)).collect()
+    (0..count).map(|element| Value::contribution(rank, element)).collect()
 }
 
 /// Returns a buffer in which every element is the reduction of the contributions of all ranks.
@@ -487,12 +487,13 @@ fn tested_partition(count: usize, world: WorldSize, which: usize) -> Partition {
 /// Returns a buffer for all parts that contains only the rank's own part.
 fn own_part(partition: &Partition, rank: Rank) -> Vec<Value> {
     let own = partition.range(rank);
-    let value = |element| if own.contains(&element) { Value::own(rank, element) } else { Value::BLANK };
+    let value =
+        |element| if own.contains(&element) { Value::contribution(rank, element) } else { Value::BLANK };
     (0..partition.total()).map(value).collect()
 }
 
 /// Returns a buffer that contains the parts of all ranks.
 fn every_part(partition: &Partition, world: WorldSize) -> Vec<Value> {
-    let part = |rank| partition.range(rank).map(move |element| Value::own(rank, element));
+    let part = |rank| partition.range(rank).map(move |element| Value::contribution(rank, element));
     world.ranks().flat_map(part).collect()
 }

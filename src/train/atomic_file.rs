@@ -11,7 +11,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 /// Replaces the file at `path`: writes the temporary file `.NAME.ringtrain-tmp` in the same directory, syncs the
 /// temporary file to the disk and renames it to `path`. The new file has the permissions of the old file.
 ///
-/// If the process is killed, the temporary file remains, and the next call of this function or of [`check_space`]
+/// If the process is killed, the temporary file remains, and the next call of this function or of [`check_disk_space`]
 /// removes that file. If the temporary name already belongs to a link, a pipe or a file of another user, this
 /// function changes nothing and returns an error. A lock prevents two processes from writing the temporary file at
 /// the same time. If `path` is not a regular file (a pipe, a terminal, `/dev/null`), then this function writes
@@ -21,17 +21,17 @@ use rustix::fs::{FallocateFlags, OFlags};
 ///
 /// Any error of the operating system. After an error, the old file is unchanged, and the temporary file is removed.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    replace(path, bytes, File::sync_all)
+    replace_file_with_sync(path, bytes, File::sync_all)
 }
 
 /// Like [`replace_file`], but calls `sync_directory` to write the renamed directory entry to the disk.
-fn replace(
+fn replace_file_with_sync(
     path: &Path,
     bytes: &[u8],
     sync_directory: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<()> {
     let target = resolve_symlink(path);
-    if is_special(&target) {
+    if is_special_file(&target) {
         return OpenOptions::new().write(true).open(&target)?.write_all(bytes);
     }
     let temporary = TemporaryFile::create(&target)?;
@@ -78,7 +78,7 @@ impl ReplacementFile {
     /// Any error of the operating system.
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
         let target = resolve_symlink(path);
-        let output = if is_special(&target) {
+        let output = if is_special_file(&target) {
             ReplacementOutput::Special(OpenOptions::new().write(true).open(&target)?)
         } else if target.is_dir() {
             return Err(io::ErrorKind::IsADirectory.into());
@@ -117,9 +117,9 @@ impl ReplacementFile {
 /// # Errors
 ///
 /// Any error of the operating system, such as a full disk or a missing permission.
-pub(crate) fn check_space(path: &Path, len: u64) -> io::Result<()> {
+pub(crate) fn check_disk_space(path: &Path, len: u64) -> io::Result<()> {
     let target = resolve_symlink(path);
-    if is_special(&target) {
+    if is_special_file(&target) {
         return OpenOptions::new().write(true).open(&target).map(drop);
     }
     if target.is_dir() {
@@ -149,7 +149,7 @@ fn resolve_symlink(path: &Path) -> PathBuf {
 }
 
 /// Returns whether `path` is neither a regular file nor a directory, for example a pipe or a device.
-fn is_special(path: &Path) -> bool {
+fn is_special_file(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
 }
 
@@ -281,7 +281,7 @@ mod tests {
 
     use super::*;
 
-    const TEMPORARY: &str = ".file.ringtrain-tmp";
+    const TEMPORARY_FILE_NAME: &str = ".file.ringtrain-tmp";
 
     /// Returns the sorted names of the files in a directory.
     fn file_names(directory: &Path) -> Vec<OsString> {
@@ -296,19 +296,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         replace_file(&path, b"one").unwrap();
-        check_space(&path, 100_000).unwrap();
+        check_disk_space(&path, 100_000).unwrap();
         replace_file(&path, b"two").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
         let blocked = directory.path().join("directory");
         fs::create_dir(&blocked).unwrap();
         assert!(replace_file(&blocked, b"three").is_err());
-        assert!(check_space(&blocked, 1).is_err());
-        for operation in [replace_file, |path: &Path, _: &[u8]| check_space(path, 1)] {
+        assert!(check_disk_space(&blocked, 1).is_err());
+        for operation in [replace_file, |path: &Path, _: &[u8]| check_disk_space(path, 1)] {
             assert!(operation(&directory.path().join("absent/file"), b"three").is_err());
         }
         assert_eq!(file_names(directory.path()), ["directory", "file"]);
         replace_file(Path::new("/dev/null"), b"gone").unwrap();
-        check_space(Path::new("/dev/null"), 1).unwrap();
+        check_disk_space(Path::new("/dev/null"), 1).unwrap();
     }
 
     /// Regression test: before the fix, the names of temporary files contained the process id, so each killed process
@@ -317,7 +317,7 @@ mod tests {
     fn the_temporary_file_of_a_killed_process_is_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
-        fs::write(directory.path().join(TEMPORARY), "a long half-written content").unwrap();
+        fs::write(directory.path().join(TEMPORARY_FILE_NAME), "a long half-written content").unwrap();
         replace_file(&path, b"whole").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
         assert_eq!(file_names(directory.path()), ["file"]);
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn only_temporary_files_are_replaced() {
         let directory = tempfile::tempdir().unwrap();
-        let (path, temporary) = (directory.path().join("file"), directory.path().join(TEMPORARY));
+        let (path, temporary) = (directory.path().join("file"), directory.path().join(TEMPORARY_FILE_NAME));
         let own = directory.path().join("own");
         fs::write(&own, "own").unwrap();
         fs::write(directory.path().join("file.tmp"), "own").unwrap();
@@ -343,7 +343,7 @@ mod tests {
         ];
         for (index, make) in make.iter().enumerate() {
             make();
-            for error in [replace_file(&path, b"new").unwrap_err(), check_space(&path, 1).unwrap_err()] {
+            for error in [replace_file(&path, b"new").unwrap_err(), check_disk_space(&path, 1).unwrap_err()] {
                 assert!(error.to_string().contains("exists and is not a temporary file"), "{index}: {error}");
             }
             assert!(ReplacementFile::create(&path).is_err());
@@ -381,7 +381,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         replace_file(&path, b"old").unwrap();
-        replace(&path, b"new", |_| Err(io::Error::other("the disk failed"))).unwrap();
+        replace_file_with_sync(&path, b"new", |_| Err(io::Error::other("the disk failed"))).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
     }
 
@@ -399,7 +399,7 @@ mod tests {
     #[test]
     fn check_space_fails_and_leaves_no_file_if_the_disk_is_too_small() {
         let directory = tempfile::tempdir().unwrap();
-        assert!(check_space(&directory.path().join("file"), 1 << 60).is_err());
+        assert!(check_disk_space(&directory.path().join("file"), 1 << 60).is_err());
         assert!(file_names(directory.path()).is_empty());
     }
 }

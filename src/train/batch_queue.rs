@@ -84,7 +84,7 @@ impl BatchQueue {
     }
 
     /// Returns whether the worker computes `batch`, and no worker has completed it.
-    pub(crate) fn is_open(&self, worker: usize, batch: u64) -> bool {
+    pub(crate) fn is_assigned_and_not_done(&self, worker: usize, batch: u64) -> bool {
         self.taken[worker] == Some(batch) && !self.is_done(batch)
     }
 
@@ -170,9 +170,9 @@ mod tests {
         assert_eq!(queue.take(0, false), Assignment::Batch(0));
         assert_eq!(queue.take(1, false), Assignment::Wait);
         assert_eq!(queue.take(1, true), Assignment::Batch(0));
-        assert!(queue.is_open(0, 0) && queue.is_open(1, 0));
+        assert!(queue.is_assigned_and_not_done(0, 0) && queue.is_assigned_and_not_done(1, 0));
         assert_eq!(queue.complete(1), Some(0));
-        assert!(!queue.is_open(0, 0));
+        assert!(!queue.is_assigned_and_not_done(0, 0));
         assert_eq!(queue.complete(0), None);
     }
 

@@ -44,7 +44,7 @@ impl Buckets {
     }
 
     /// Returns the number of elements in a full bucket.
-    pub(crate) fn elements(&self) -> usize {
+    pub(crate) fn elements_per_bucket(&self) -> usize {
         self.elements
     }
 
@@ -60,7 +60,7 @@ impl Buckets {
         while self.ready.len() >= self.elements {
             let bucket = self.ready.end - self.elements..self.ready.end;
             self.ready.end = bucket.start;
-            self.start_sum(runtime, bucket, gradients)?;
+            self.start_sum_of_range(runtime, bucket, gradients)?;
         }
         Ok(())
     }
@@ -68,7 +68,7 @@ impl Buckets {
     /// Starts the all-reduce of the remaining gradients, which do not fill a bucket.
     pub(crate) fn flush(&mut self, runtime: &mut dyn Runtime, gradients: &[f32]) -> Result<(), Error> {
         let rest = std::mem::replace(&mut self.ready, 0..0);
-        if rest.is_empty() { Ok(()) } else { self.start_sum(runtime, rest, gradients) }
+        if rest.is_empty() { Ok(()) } else { self.start_sum_of_range(runtime, rest, gradients) }
     }
 
     /// Waits for the all-reduces of all buckets, in the order in which they were started. Calls `on_reduced` with the
@@ -95,7 +95,7 @@ impl Buckets {
     }
 
     /// Starts to sum the gradients of `range` over all ranks.
-    fn start_sum(
+    fn start_sum_of_range(
         &mut self,
         runtime: &mut dyn Runtime,
         range: Range<usize>,

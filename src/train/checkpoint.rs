@@ -43,14 +43,14 @@ const FORMAT_1: &str = "ringtrain-1";
 /// The key of the metadata that holds the hash of all other metadata.
 const METADATA_HASH_KEY: &str = "metadata_hash";
 /// The key of the metadata that holds [`RunIdentity::options`].
-const OPTIONS: &str = "options";
+const OPTIONS_KEY: &str = "options";
 /// The name of the tensor that holds [`BestParameters::parameters`].
 const BEST_PARAMETERS_TENSOR: &str = "best.parameters";
 /// The key of the metadata that holds [`BestParameters::record`].
 const BEST_RECORD_KEY: &str = "best_record";
 /// The keys of [`RunIdentity`] that earlier versions did not store, each with the value that all runs of these
 /// versions had.
-const ADDED_ENTRIES: [(&str, &str); 8] = [
+const ENTRY_DEFAULTS_OF_OLD_VERSIONS: [(&str, &str); 8] = [
     ("strategy", "allreduce"),
     ("adam_options", "default"),
     ("schedule", "constant"),
@@ -149,7 +149,7 @@ fn identity_metadata(identity: &RunIdentity) -> HashMap<String, String> {
         metadata.insert("encoding".into(), encoding.clone());
     }
     if let Some(options) = &identity.options {
-        metadata.insert(OPTIONS.into(), options.clone());
+        metadata.insert(OPTIONS_KEY.into(), options.clone());
     }
     metadata.insert("target_mean".into(), identity.scale.mean.to_string());
     metadata.insert("target_deviation".into(), identity.scale.deviation.to_string());
@@ -174,7 +174,7 @@ fn create_directory(directory: &Path) -> Result<(), CheckpointError> {
 /// Checks that the directory of `settings` has enough space for all checkpoints that the run keeps and for the one
 /// that it writes. To check, creates the directory if it does not exist, allocates a file of the required size and
 /// deletes the file.
-pub(crate) fn check_space(
+pub(crate) fn check_disk_space(
     settings: &Checkpoint,
     network: &Network,
     identity: &RunIdentity,
@@ -185,12 +185,12 @@ pub(crate) fn check_space(
     create_directory(&settings.directory)?;
     files.check_file_types()?;
     let bytes = files.count_files_to_add()? * (tensor_bytes(network, identity) + header_bytes);
-    atomic_file::check_space(&path, bytes).map_err(|source| CheckpointError::NoSpace {
+    atomic_file::check_disk_space(&path, bytes).map_err(|source| CheckpointError::NoSpace {
         path,
         bytes,
         source,
     })?;
-    files.check_links()
+    files.check_hard_links()
 }
 
 /// Returns the size in bytes of all tensors in a checkpoint.
@@ -258,7 +258,7 @@ fn check_identity(
     };
     let is_format_1 = metadata["format"] == FORMAT_1;
     for IdentityEntry { key, option, value } in &identity.entries {
-        let added = ADDED_ENTRIES.iter().find(|(added, _)| added == key);
+        let added = ENTRY_DEFAULTS_OF_OLD_VERSIONS.iter().find(|(added, _)| added == key);
         let found = match (metadata.get(*key), added) {
             (Some(found), _) => found.as_str(),
             (None, Some((_, default))) => default,
@@ -357,7 +357,8 @@ pub(crate) fn load_checkpoint(
     if *value("state_hash")? != state_hash(&state) {
         return Err(corrupt("its content does not match its hash".into()));
     }
-    check_ranges(&state, identity.steps_per_epoch, metadata["format"] == FORMAT_1).map_err(corrupt)?;
+    check_state_is_reachable(&state, identity.steps_per_epoch, metadata["format"] == FORMAT_1)
+        .map_err(corrupt)?;
     Ok(Some(state))
 }
 
@@ -387,7 +388,11 @@ fn read_file(path: &Path, tensor_bytes: u64) -> Result<Vec<u8>, CheckpointError>
 /// Returns an error if a run with `steps_per_epoch` steps in each epoch cannot have this state. Checkpoints of
 /// earlier versions have no hash of their metadata, so only this function finds a wrong position. Checkpoints of the
 /// first version may have another `steps_total`, because they do not record the batch size.
-fn check_ranges(state: &TrainingState, steps_per_epoch: u64, is_format_1: bool) -> Result<(), String> {
+fn check_state_is_reachable(
+    state: &TrainingState,
+    steps_per_epoch: u64,
+    is_format_1: bool,
+) -> Result<(), String> {
     let Position { epoch, step, steps_total, momentum_start, loss_sum, .. } = state.position;
     if step >= steps_per_epoch {
         return Err(format!("its step is {step}, but an epoch has {steps_per_epoch} steps"));

@@ -155,7 +155,7 @@ impl Config {
             ));
         }
         match (self.rule, self.strategy) {
-            (Some(Rule::Accelerated), _) if !self.recipe.suits_accelerated() => {
+            (Some(Rule::Accelerated), _) if !self.recipe.suits_accelerated_rule() => {
                 Err("--schedule, --warmup, --scale-lr and --clip-norm do not apply to --optimizer accelerated, which \
                      computes its learning rate from the data; pass another --optimizer"
                     .into())
@@ -186,7 +186,7 @@ impl Config {
 
     fn check_checkpoint(&self) -> Result<(), String> {
         match &self.checkpoint {
-            Some(checkpoint) if checkpoint.is_periodic() && !self.strategy.agrees_within_epochs() => {
+            Some(checkpoint) if checkpoint.is_periodic() && !self.strategy.can_save_within_epochs() => {
                 Err(format!(
                     "--checkpoint-steps and --checkpoint-minutes do not apply to --strategy {}, because the ranks hold different \
                      models within an epoch; leave out both options: a checkpoint is saved after each epoch that is reported",

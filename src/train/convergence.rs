@@ -4,7 +4,7 @@ use super::report::EpochRecord;
 
 /// The loss has converged if it differs between the last two records by less than this fraction of the constant loss.
 /// The constant loss is the loss of the best model that ignores its inputs.
-const CONVERGED_FRACTION: f64 = 1e-6;
+const CONVERGED_LOSS_FRACTION: f64 = 1e-6;
 /// Advise a longer run of a convex model if the last tenth of the run caused more than 0.1 % of the total decrease of
 /// the loss. This limit is low, because the run should reach the optimum of the loss.
 const STILL_FALLING_FRACTION_CONVEX: f64 = 0.001;
@@ -16,7 +16,7 @@ const STILL_FALLING_FRACTION: f64 = 0.01;
 /// prediction.
 pub(crate) fn has_converged(history: &[EpochRecord], constant_loss: f64) -> bool {
     let [.., before, last] = history else { return false };
-    (before.train_loss - last.train_loss).abs() < CONVERGED_FRACTION * constant_loss
+    (before.train_loss - last.train_loss).abs() < CONVERGED_LOSS_FRACTION * constant_loss
 }
 
 /// Returns whether a longer run is advised, because the training loss still decreased in the last tenth of the run.
@@ -26,7 +26,7 @@ pub(crate) fn is_still_improving(history: &[EpochRecord], constant_loss: f64, co
     let recent_fall = history[history.len() - 1 - tenth].train_loss - last.train_loss;
     let total_fall = first.train_loss.max(constant_loss) - last.train_loss;
     let fraction = if convex { STILL_FALLING_FRACTION_CONVEX } else { STILL_FALLING_FRACTION };
-    recent_fall > fraction * total_fall && recent_fall > CONVERGED_FRACTION * constant_loss
+    recent_fall > fraction * total_fall && recent_fall > CONVERGED_LOSS_FRACTION * constant_loss
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ const ITERATIONS_MAX: usize = 50;
 const BLOCK_ROWS: usize = 256;
 /// The computed eigenvalue is multiplied by this factor, because the power method approaches the true eigenvalue from
 /// below.
-const MARGIN: f64 = 1.05;
+const EIGENVALUE_MARGIN_FACTOR: f64 = 1.05;
 
 /// Returns the largest learning rate that is safe for a model without hidden layers, rounded down to three
 /// significant digits. The rounding makes the rate the same for every number of ranks, although this number changes
@@ -35,7 +35,8 @@ pub(crate) fn safe_learning_rate(
         Loss::CrossEntropy => 0.5,
         Loss::WeightedCrossEntropy(targets) => 0.5 * f64::from(targets.weight_max()),
     };
-    let curvature = factor * MARGIN * largest_eigenvalue(group, setup)? + f64::from(weight_decay);
+    let curvature =
+        factor * EIGENVALUE_MARGIN_FACTOR * largest_eigenvalue(group, setup)? + f64::from(weight_decay);
     Ok(round_down(1.0 / curvature))
 }
 

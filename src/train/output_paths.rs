@@ -43,7 +43,8 @@ pub(super) fn check_output_paths(config: &Config) -> Result<(), String> {
     }
     let resolved: Vec<PathBuf> = files.iter().map(|(_, path)| resolve(path)).collect();
     for (index, (option, path)) in files.iter().enumerate().skip(read) {
-        if let Some(other) = (0..index).find(|&other| resolved[other] == resolved[index] && is_replaced(path))
+        if let Some(other) =
+            (0..index).find(|&other| resolved[other] == resolved[index] && replaces_earlier_content(path))
         {
             return Err(format!(
                 "{option} would replace {}, which {} of this run uses; pass another path to {option}",
@@ -57,12 +58,12 @@ pub(super) fn check_output_paths(config: &Config) -> Result<(), String> {
 
 /// Returns whether writing to `output` replaces the file `other`.
 pub(crate) fn replaces(output: &Path, other: &Path) -> bool {
-    is_replaced(output) && resolve(output) == resolve(other)
+    replaces_earlier_content(output) && resolve(output) == resolve(other)
 }
 
 /// Returns whether writing to `path` replaces earlier content. Returns `false` for pipes and devices, such as
 /// `/dev/null`.
-fn is_replaced(path: &Path) -> bool {
+fn replaces_earlier_content(path: &Path) -> bool {
     fs::metadata(path).map_or(true, |metadata| metadata.is_file() || metadata.is_dir())
 }
 

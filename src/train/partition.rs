@@ -88,11 +88,11 @@ impl ModelPartition {
     }
 
     /// Returns the number of parameters that this rank holds.
-    pub(crate) fn own_count(&self) -> usize {
-        self.count(self.place.part)
+    pub(crate) fn own_parameter_count(&self) -> usize {
+        self.part_parameter_count(self.place.part)
     }
 
-    fn count(&self, part: usize) -> usize {
+    fn part_parameter_count(&self, part: usize) -> usize {
         self.parts[part].iter().map(Range::len).sum()
     }
 
@@ -118,7 +118,7 @@ impl ModelPartition {
         if self.is_whole() {
             return network.initialize(seed);
         }
-        let mut own = Vec::with_capacity(self.own_count());
+        let mut own = Vec::with_capacity(self.own_parameter_count());
         let mut start = 0;
         for index in 0..network.stage().layers().len() {
             let values = network.initialize_layer(index, seed);
@@ -147,8 +147,9 @@ impl ModelPartition {
         self.copy_part(0, own, &mut whole);
         for part in 1..self.parts.len() {
             let sender = self.place.rank_with_part(part);
-            let values =
-                runtime.start_receive(vec![0.0; self.count(part)], sender, MODEL_PART_TAG)?.wait()?;
+            let values = runtime
+                .start_receive(vec![0.0; self.part_parameter_count(part)], sender, MODEL_PART_TAG)?
+                .wait()?;
             self.copy_part(part, &values, &mut whole);
         }
         Ok(Some(whole))
@@ -168,7 +169,7 @@ impl ModelPartition {
     /// parameter of the model. All other ranks pass a vector of the length of their part. All ranks must call this
     /// function.
     pub(crate) fn distribute(&self, runtime: &mut dyn Runtime, vector: &mut Vec<f32>) -> Result<(), Error> {
-        let (rank, size) = runtime.place();
+        let (rank, size) = runtime.rank_and_size();
         if rank != Rank::ZERO {
             *vector = runtime.start_receive(std::mem::take(vector), Rank::ZERO, MODEL_PART_TAG)?.wait()?;
             return Ok(());
@@ -188,7 +189,7 @@ impl ModelPartition {
 
     /// Returns a sentence for the user that says how many parameters each rank holds.
     pub(crate) fn describe(&self) -> String {
-        let counts = || (0..self.parts.len()).map(|part| self.count(part));
+        let counts = || (0..self.parts.len()).map(|part| self.part_parameter_count(part));
         let (least, most) = (counts().min().unwrap_or_default(), counts().max().unwrap_or_default());
         let total = self.parameter_count;
         format!("each rank holds a part of the model: from {least} to {most} of the {total} parameters")

@@ -8,7 +8,7 @@ use crate::group::{Cause, Error, Group, Handle, Messenger, Received};
 use crate::types::Rank;
 
 /// A rank waits this long for a request. TCP keepalive detects a rank whose machine does not answer.
-const IDLE_MAX: Duration = Duration::from_hours(24 * 365);
+const IDLE_TIME_MAX: Duration = Duration::from_hours(24 * 365);
 
 /// A rank waits at least this long for a reply, even if the deadline of an operation is shorter.
 const REPLY_TIMEOUT_MIN: Duration = Duration::from_secs(2);
@@ -30,7 +30,7 @@ pub(crate) struct PeerLink {
     pub(crate) peer: Rank,
     /// An isolated group of the two ranks.
     group: Group,
-    /// Starts operations with the deadline [`IDLE_MAX`] in the same group.
+    /// Starts operations with the deadline [`IDLE_TIME_MAX`] in the same group.
     patient: Messenger,
     /// The other rank's rank in `group`.
     other: Rank,
@@ -56,7 +56,7 @@ pub(crate) fn connect_pairs(group: &mut Group) -> Result<Vec<PeerLink>, ConnectE
                 problem: error.to_string(),
             })?;
             let timeout = isolated.timeout().max(REPLY_TIMEOUT_MIN);
-            isolated.set_timeout(IDLE_MAX);
+            isolated.set_timeout(IDLE_TIME_MAX);
             let patient = isolated.messenger();
             isolated.set_timeout(timeout);
             let (peer, other) = if own == low { (high, Rank::new(1)) } else { (low, Rank::ZERO) };

@@ -15,7 +15,7 @@ const PICTURE_HEIGHT: f64 = 420.0;
 /// The height in pixels of the title line above the charts.
 const TITLE_HEIGHT: f64 = 34.0;
 /// A picture with n charts has a title of at most n times this number of characters.
-const TITLE_CHARACTERS: usize = 70;
+const TITLE_CHARACTERS_PER_CHART: usize = 70;
 
 /// Colors that people with color blindness can distinguish (Okabe and Ito 2008).
 const BLUE: &str = "#0072b2";
@@ -41,7 +41,7 @@ pub(super) fn draw_curves(report: &Report, task: Task) -> String {
         &mut svg,
         (20.0, 24.0),
         "font-size=\"13\"",
-        &make_title(report, TITLE_CHARACTERS * charts.len().max(1)),
+        &make_title(report, TITLE_CHARACTERS_PER_CHART * charts.len().max(1)),
     );
     if charts.is_empty() {
         write_text(&mut svg, (20.0, 60.0), "", "The run ended before an epoch was complete.");

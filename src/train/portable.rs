@@ -3,7 +3,7 @@
 //! differently on different hosts.
 
 /// The largest exponent in the series of [`ln`]. For a mantissa from 1/√2 to √2, each omitted term is below 2^-60.
-const POWER_MAX: u32 = 23;
+const SERIES_EXPONENT_MAX: u32 = 23;
 
 /// Returns the natural logarithm of `value`, with an error of a few units in the last place. Uses only additions,
 /// multiplications and divisions. Returns NaN unless `value` is a normal number above 0.
@@ -20,7 +20,7 @@ pub(crate) fn ln(value: f64) -> f64 {
     }
     let s = (mantissa - 1.0) / (mantissa + 1.0);
     let mut sum = 0.0;
-    for power in (1..=POWER_MAX).rev().step_by(2) {
+    for power in (1..=SERIES_EXPONENT_MAX).rev().step_by(2) {
         sum = sum * s * s + 1.0 / f64::from(power);
     }
     f64::from(exponent) * std::f64::consts::LN_2 + 2.0 * s * sum

@@ -84,7 +84,7 @@ impl ReplicaHash {
     ///
     /// For example, with 3 replicas of a part, the first adds `2 * hash`, and each other replica adds `-hash`. A hash
     /// is split into halves of 32 bits, so that the sums are exact.
-    pub(crate) fn differences(&self) -> [f64; 2] {
+    pub(crate) fn terms_of_difference(&self) -> [f64; 2] {
         const _: () = assert!((WORLD_SIZE_MAX as u64) << 33 < 1 << f64::MANTISSA_DIGITS);
         let PartPlace { replica, replicas, .. } = self.place;
         let weight = if replica == Rank::ZERO { f64::from(replicas.get()) - 1.0 } else { -1.0 };
@@ -121,10 +121,10 @@ impl ReplicaHash {
 /// Returns a hash of the bits of `values`. Every change of a single bit changes the hash. The hash is not
 /// cryptographic.
 fn hash_of_bits(values: &[f32]) -> u64 {
-    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-    values
-        .iter()
-        .fold(0, |hash: u64, value| (hash.rotate_left(5) ^ u64::from(value.to_bits())).wrapping_mul(FACTOR))
+    const HASH_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+    values.iter().fold(0, |hash: u64, value| {
+        (hash.rotate_left(5) ^ u64::from(value.to_bits())).wrapping_mul(HASH_MULTIPLIER)
+    })
 }
 
 /// Returns the first 8 bytes of the SHA-256 of `text` as a number.

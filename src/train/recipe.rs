@@ -35,7 +35,7 @@ pub struct Recipe {
 impl Recipe {
     /// Returns whether every option suits [`Rule::Accelerated`](super::optimizer::Rule::Accelerated).
     /// `Rule::Accelerated` computes its learning rate from the data and does not clip gradients.
-    pub fn suits_accelerated(&self) -> bool {
+    pub fn suits_accelerated_rule(&self) -> bool {
         self.schedule == RateSchedule::Constant
             && self.warmup == Warmup::default()
             && !self.scale_learning_rate

@@ -85,12 +85,12 @@ pub fn run(
     let before = group.statistics();
     let mut trainer = Trainer::new(config, &setup, state, (group, partition), stop)?;
     trainer.train(group, observer)?;
-    conclude(group, (config, &setup, &mut trainer), (started, before), observer, |_| ())
+    conclude_run(group, (config, &setup, &mut trainer), (started, before), observer, |_| ())
 }
 
 /// Evaluates the model, and writes the report and the model file. `started` and `before` are the time and the group's
 /// statistics at the start of the run. `complete` sets the parts of the report that only some strategies have.
-pub(super) fn conclude(
+pub(super) fn conclude_run(
     group: &mut Group,
     (config, setup, trainer): (&Config, &Setup, &mut Trainer<'_>),
     (started, before): (Instant, Statistics),
@@ -100,7 +100,7 @@ pub(super) fn conclude(
     let train = trainer.evaluate(group, &setup.dataset.train)?;
     let test = trainer.evaluate(group, &setup.dataset.test)?;
     if let Some(train) = train {
-        check_against_constant(setup, trainer, train, observer)?;
+        check_loss_against_constant(setup, trainer, train, observer)?;
     }
     let saved = match trainer.finish_saving(group, observer) {
         Err(error @ TrainError::Group(_)) => return Err(error),
@@ -141,13 +141,13 @@ fn first_error(results: [Result<(), TrainError>; 3], observer: &mut dyn Observer
 
 /// At its start, a run checks that the disk has this number of bytes for the report, and again for the picture of the
 /// curves.
-const RESULT_BYTES_ASSUMED: u64 = 1 << 16;
+const RESULT_FILE_BYTES_ASSUMED: u64 = 1 << 16;
 /// A run fails if its training loss exceeds ten times the loss of the best constant prediction.
-const DIVERGED_RATIO: f64 = 10.0;
+const DIVERGED_LOSS_RATIO: f64 = 10.0;
 
 /// Compares the training loss with `constant`, the loss of the best constant prediction. Warns the user if the
-/// training loss is larger. Returns an error if the training loss is more than [`DIVERGED_RATIO`] times `constant`.
-fn check_against_constant(
+/// training loss is larger. Returns an error if the training loss is more than [`DIVERGED_LOSS_RATIO`] times `constant`.
+fn check_loss_against_constant(
     setup: &Setup,
     trainer: &Trainer<'_>,
     train: Metrics,
@@ -165,7 +165,7 @@ fn check_against_constant(
         if train.accuracy.is_some() { "the same class probabilities" } else { "the mean" },
         trainer.learning_rate(),
     );
-    if train.loss > DIVERGED_RATIO * constant {
+    if train.loss > DIVERGED_LOSS_RATIO * constant {
         return Err(TrainError::Diverged(message));
     }
     observer.warning(&message);
@@ -348,7 +348,7 @@ fn starting_state(
     {
         observer.notice(&format!("--lr changes from {saved} to {given}"));
     }
-    let count = partition.own_count();
+    let count = partition.own_parameter_count();
     let resumes = found.is_some();
     let mut state = found.unwrap_or_else(|| TrainingState {
         parameters: partition.initialize(&setup.network, config.seed),
@@ -421,9 +421,9 @@ fn broadcast_state(
 /// the end of its first epoch. Returns the state of the checkpoint from which the run resumes.
 fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingState>, TrainError> {
     config.check_paths().map_err(TrainError::Options)?;
-    for (path, what) in [(&config.report, WRITE_REPORT), (&config.curves.plot, WRITE_PLOT)] {
+    for (path, what) in [(&config.report, WRITE_REPORT_ACTION), (&config.curves.plot, WRITE_PLOT_ACTION)] {
         if let Some(path) = path {
-            atomic_file::check_space(path, RESULT_BYTES_ASSUMED)
+            atomic_file::check_disk_space(path, RESULT_FILE_BYTES_ASSUMED)
                 .map_err(|error| CheckpointError::io(what, path, error))?;
         }
     }
@@ -450,7 +450,7 @@ fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingStat
         }
         _ => {}
     }
-    checkpoint::check_space(target, &setup.network, &identity)?;
+    checkpoint::check_disk_space(target, &setup.network, &identity)?;
     if let Some(options) = &target.options {
         checkpoint::write_options(&target.directory, options, config, setup)?;
     }
@@ -474,8 +474,8 @@ fn save_model(
 }
 
 /// Names of actions that can fail, for the messages of [`CheckpointError`].
-const WRITE_REPORT: &str = "write the report";
-const WRITE_PLOT: &str = "write the picture of --plot";
+const WRITE_REPORT_ACTION: &str = "write the report";
+const WRITE_PLOT_ACTION: &str = "write the picture of --plot";
 
 /// Writes the report and the picture of the curves. Writes the picture even if the report cannot be written.
 fn write_results(config: &Config, setup: &Setup, report: &Report) -> Result<(), CheckpointError> {
@@ -485,12 +485,12 @@ fn write_results(config: &Config, setup: &Setup, report: &Report) -> Result<(), 
     };
     let report_written = config.report.as_ref().map_or(Ok(()), |path| {
         let text = serde_json::to_string_pretty(report).expect("strings and numbers are valid JSON");
-        write(WRITE_REPORT, path, text + "\n")
+        write(WRITE_REPORT_ACTION, path, text + "\n")
     });
     let plot_written = config
         .curves
         .plot
         .as_ref()
-        .map_or(Ok(()), |path| write(WRITE_PLOT, path, draw_curves(report, setup.dataset.task())));
+        .map_or(Ok(()), |path| write(WRITE_PLOT_ACTION, path, draw_curves(report, setup.dataset.task())));
     report_written.and(plot_written)
 }

@@ -12,7 +12,7 @@ use crate::types::{Element, Rank, ReduceOp, WorldSize};
 /// This trait has at most six functions, so that it stays easy to see what strategies need.
 pub(crate) trait Runtime {
     /// Returns this rank and the number of ranks.
-    fn place(&self) -> (Rank, WorldSize);
+    fn rank_and_size(&self) -> (Rank, WorldSize);
 
     /// Replaces each value by the sum of the values of all ranks. The result has the same bits on all ranks.
     fn sum(&mut self, values: Values<'_>) -> Result<(), Error>;
@@ -27,7 +27,7 @@ pub(crate) trait Runtime {
     ) -> Result<PendingSum, Error>;
 
     /// Starts to sum a few numbers over all ranks, and returns while the sum is still in progress.
-    fn start_totals(&mut self, totals: Vec<f64>) -> Result<PendingTotals, Error>;
+    fn start_sum_of_totals(&mut self, totals: Vec<f64>) -> Result<PendingTotals, Error>;
 
     /// Starts to send `values` to the rank `to`, and returns while the message is still being sent. Messages with the
     /// same tag arrive in the order in which they were sent. Only the sender and the receiver call this function and
@@ -79,7 +79,7 @@ pub(crate) struct PendingSend(Handle<Vec<f32>>);
 pub(crate) struct PendingReceive(Handle<(Vec<f32>, Status)>);
 
 impl Runtime for Group {
-    fn place(&self) -> (Rank, WorldSize) {
+    fn rank_and_size(&self) -> (Rank, WorldSize) {
         (self.rank(), self.size())
     }
 
@@ -121,7 +121,7 @@ impl Runtime for Group {
         })
     }
 
-    fn start_totals(&mut self, totals: Vec<f64>) -> Result<PendingTotals, Error> {
+    fn start_sum_of_totals(&mut self, totals: Vec<f64>) -> Result<PendingTotals, Error> {
         self.all_reduce_async(totals, ReduceOp::Sum).map(PendingTotals)
     }
 

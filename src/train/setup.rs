@@ -24,10 +24,10 @@ const WHOLE_TABLE_CELLS_MAX: usize = 1 << 16;
 const WHOLE_BATCH_VALUES_MAX: usize = 1 << 24;
 /// If the whole training set is one batch, the default number of epochs is this number divided by the number of
 /// values in the training set, but at least 1,000 and at most 5,000.
-const WHOLE_BATCH_VALUES_READ: usize = 1 << 32;
+const WHOLE_BATCH_VALUES_PER_RUN: usize = 1 << 32;
 /// A run with the default number of epochs makes about this many records. With each record, the run tests the model,
 /// prints a line and saves a checkpoint.
-const RECORDS_DEFAULT: u64 = 40;
+const RECORDS_PER_RUN_DEFAULT: u64 = 40;
 /// The default batch size in samples, unless the whole training set is one batch.
 pub const BATCH_SIZE_DEFAULT: usize = 128;
 /// The default number of epochs, unless the whole training set is one batch. On small data sets the default is
@@ -84,7 +84,7 @@ impl TrainingSettings {
             && is_small
             && config.batch_size.is_none()
             && is_synchronous
-            && config.recipe.suits_accelerated();
+            && config.recipe.suits_accelerated_rule();
         let adam = Rule::Adam(AdamOptions::DEFAULT);
         let rule = config.rule.unwrap_or(if suits_accelerated { Rule::Accelerated } else { adam });
         let batch_size = config.batch_size.unwrap_or(match rule {
@@ -93,7 +93,7 @@ impl TrainingSettings {
         });
         let whole_batch = rule == Rule::Accelerated && batch_size >= rows;
         let values = (rows * columns.max(1)).max(1);
-        let whole_batch_epochs = (WHOLE_BATCH_VALUES_READ / values).clamp(1000, 5000) as u64;
+        let whole_batch_epochs = (WHOLE_BATCH_VALUES_PER_RUN / values).clamp(1000, 5000) as u64;
         let steps_per_epoch = rows.div_ceil(batch_size).max(1) as u64;
         let epochs_default = match config.batch_size {
             _ if whole_batch => whole_batch_epochs,
@@ -102,7 +102,7 @@ impl TrainingSettings {
         };
         let epochs = config.epochs.unwrap_or(epochs_default);
         let usual_epochs_per_record =
-            if whole_batch || config.epochs.is_none() { epochs.div_ceil(RECORDS_DEFAULT) } else { 1 };
+            if whole_batch || config.epochs.is_none() { epochs.div_ceil(RECORDS_PER_RUN_DEFAULT) } else { 1 };
         Self {
             rule,
             batch_size,
@@ -207,7 +207,7 @@ impl Setup {
             entry("adam_options", "--betas and --epsilon", adam_options),
             entry("weight_decay", "--weight-decay", config.weight_decay.to_string()),
             entry("batch_size", "--batch-size", self.settings.batch_size.to_string()),
-            entry("strategy", "--strategy", config.strategy.identity().to_string()),
+            entry("strategy", "--strategy", config.strategy.resumable_strategy().to_string()),
             entry("seed", "--seed", config.seed.to_string()),
         ];
         if let Some(encoding) = &self.dataset.encoding {

@@ -73,7 +73,7 @@ impl StepTimer {
     }
 
     /// Adds the time since `started` to the time for data.
-    pub(crate) fn add_data(&mut self, started: Instant) {
+    pub(crate) fn add_data_time(&mut self, started: Instant) {
         self.data += started.elapsed();
     }
 
@@ -127,7 +127,7 @@ mod tests {
         let timer = StepTimer::start(&group);
         let mut timer =
             StepTimer { started: timer.started.checked_sub(Duration::from_secs(2)).unwrap(), ..timer };
-        timer.add_data(Instant::now().checked_sub(Duration::from_secs(1)).unwrap());
+        timer.add_data_time(Instant::now().checked_sub(Duration::from_secs(1)).unwrap());
         let times = timer.finish(&group, 7);
         assert_eq!((times.steps, times.exposed_communication_seconds), (7, 0.0));
         assert!(
@@ -135,7 +135,7 @@ mod tests {
             "{times:?}"
         );
         // The data time of one minute is longer than the total time.
-        timer.add_data(Instant::now().checked_sub(Duration::from_mins(1)).unwrap());
+        timer.add_data_time(Instant::now().checked_sub(Duration::from_mins(1)).unwrap());
         let times = timer.finish(&group, 7);
         assert!(times.compute_seconds == 0.0 && times.seconds() < 60.0, "{times:?}");
     }

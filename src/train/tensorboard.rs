@@ -30,7 +30,7 @@ pub struct TensorBoard {
 /// Checks that events can be written to `directory`.
 pub(super) fn check_before_training(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
-    atomic_file::check_space(&directory.join("events"), EVENT_FILE_BYTES_ASSUMED)
+    atomic_file::check_disk_space(&directory.join("events"), EVENT_FILE_BYTES_ASSUMED)
 }
 
 /// Records the events of a run, and passes them on to another observer.

@@ -83,7 +83,7 @@ impl<'a> Trainer<'a> {
         (group, partition): (&mut Group, ModelPartition),
         stop: &'a AtomicBool,
     ) -> Result<Self, TrainError> {
-        let count = partition.own_count();
+        let count = partition.own_parameter_count();
         let rate = state.learning_rate.expect("the run has decided on a learning rate");
         let mut optimizer = Optimizer::new(setup.settings.rule, rate, config.weight_decay, count);
         optimizer.steps = state.position.steps_total;
@@ -236,7 +236,7 @@ impl<'a> Trainer<'a> {
                 strategy.after_epoch(group, &mut replica, epoch + 1)?;
             }
             if self.stopped || epoch + 1 == last {
-                self.agree(group)?;
+                self.agree_on_parameters(group)?;
             }
             if is_complete {
                 self.begin_epoch(epoch + 1);
@@ -259,7 +259,7 @@ impl<'a> Trainer<'a> {
         }
         let recorded = self.state.position.epoch == last;
         if recorded {
-            let record = self.test_epoch(group, samples, (times.seconds(), Some(times)))?;
+            let record = self.test_and_record(group, samples, (times.seconds(), Some(times)))?;
             self.state.history.push(record);
             self.validate(group)?;
         }
@@ -279,7 +279,7 @@ impl<'a> Trainer<'a> {
         let batch_size = self.setup.settings.batch_size;
         let train = &self.setup.dataset.train;
         let batches = Batches::new(self.config.seed, epoch, train.len(), batch_size);
-        self.timer.add_data(shuffling);
+        self.timer.add_data_time(shuffling);
         let place = self.partition.place();
         let mut exchange = BatchExchange::new(train, batches, place);
         let mut samples = 0;
@@ -311,7 +311,7 @@ impl<'a> Trainer<'a> {
 
     /// Tests the model and returns the record of the epochs since the last record. In these epochs, the ranks
     /// processed `samples` samples in `seconds` seconds. `step_times` are the times of this rank's steps.
-    fn test_epoch(
+    fn test_and_record(
         &mut self,
         group: &mut Group,
         samples: u64,
@@ -335,12 +335,12 @@ impl<'a> Trainer<'a> {
 
     /// Makes the parameters agree on all ranks, and sums the losses over all ranks. Does nothing if the strategy does
     /// this in every step.
-    fn agree(&mut self, group: &mut Group) -> Result<(), TrainError> {
+    fn agree_on_parameters(&mut self, group: &mut Group) -> Result<(), TrainError> {
         if self.strategy.agreement() == Agreement::EveryStep {
             return Ok(());
         }
         let (strategy, mut replica) = self.strategy_and_replica();
-        strategy.agree(group, &mut replica)?;
+        strategy.agree_on_parameters(group, &mut replica)?;
         let mut sums = [std::mem::take(&mut self.local_loss), self.stop_flag()];
         group.all_reduce(&mut sums, ReduceOp::Sum)?;
         self.state.position.loss_sum += sums[0];
@@ -382,7 +382,7 @@ impl<'a> Trainer<'a> {
             loss: outcome.loss,
             stop_flags: self.stop_flag(),
             save_flags: f64::from(u8::from(self.is_save_due)),
-            differences: self.unchecked.as_ref().map_or([0.0; 2], ReplicaHash::differences),
+            differences: self.unchecked.as_ref().map_or([0.0; 2], ReplicaHash::terms_of_difference),
         };
         let steps_total = self.state.position.steps_total;
         self.optimizer.learning_rate = setup.learning_rates.rate_at_step(self.learning_rate(), steps_total);

@@ -94,7 +94,7 @@ pub(crate) fn advance<S: io::Read + io::Write>(
     handshake: &mut dyn Handshake,
 ) -> Result<bool, DialError> {
     loop {
-        let wanted = handshake.wanted();
+        let wanted = handshake.wanted_bytes();
         if wanted == 0 {
             return Ok(true);
         }

@@ -1,7 +1,7 @@
 //! The listening socket and the connections whose handshake is not complete.
 //!
 //! A connection must complete the [handshake](crate::wire::handshake) within [`HANDSHAKE_TIMEOUT`], and at most
-//! [`PENDING_MAX`] handshakes are in progress. If a handshake fails, the listener logs the failure and closes the
+//! [`PENDING_HANDSHAKES_MAX`] handshakes are in progress. If a handshake fails, the listener logs the failure and closes the
 //! connection, and the job continues. The owner of the listener takes a connection with [`Listener::take_accepted`].
 //! The owner then either accepts the connection with [`Accepted::confirm`], or prefers another connection to the same
 //! peer.
@@ -31,22 +31,22 @@ use crate::wire::handshake::{Acceptor, Handshake as _, HandshakeError, Introduct
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of handshakes in progress. If a further connection arrives, the listener closes the connection
 /// that is least likely to belong to a rank.
-pub const PENDING_MAX: usize = 256;
+pub const PENDING_HANDSHAKES_MAX: usize = 256;
 /// While handshakes are in progress, a rank that is not busy calls [`Listener::serve`] again after at most this time.
 /// If the rank calls later, for example after 60 s, only 1 s counts toward the time-out of the handshakes.
 const SERVE_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// The maximum number of connections that one call of [`Listener::serve`] accepts. Without this limit, programs that
 /// connect again and again could prevent the listener from serving its other connections. The limit is lower than
-/// [`PENDING_MAX`], so that a new connection stays open until the listener has read the connection's first message.
-const ACCEPTS_MAX: usize = 64;
-const _: () = assert!(ACCEPTS_MAX * 2 <= PENDING_MAX);
+/// [`PENDING_HANDSHAKES_MAX`], so that a new connection stays open until the listener has read the connection's first message.
+const ACCEPTS_PER_SERVE_MAX: usize = 64;
+const _: () = assert!(ACCEPTS_PER_SERVE_MAX * 2 <= PENDING_HANDSHAKES_MAX);
 /// The pause after a failed attempt to accept a connection, for example because there was no free file descriptor.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// If ranks are missing, the error message also lists at most this number of refused ranks.
-const REFUSED_MAX: usize = 8;
+const REFUSED_RANKS_MAX: usize = 8;
 /// After the reply to a late rank, the listener keeps the connection open, because a reset could discard the reply.
 /// At most this number of such connections stay open.
-const REPLIED_MAX: usize = 64;
+const REPLIED_CONNECTIONS_MAX: usize = 64;
 /// The number of established connections that the kernel keeps until the process accepts them. The setting
 /// `somaxconn` may lower this number. If the queue is full, the kernel does not answer, and the dialer waits and may
 /// time out.
@@ -225,8 +225,8 @@ impl Listener {
         self.accepted.remove(index)
     }
 
-    /// Returns the first `REFUSED_MAX` ranks that were refused, each rank once.
-    pub fn refused(&self) -> impl Iterator<Item = &RefusedRank> {
+    /// Returns the first `REFUSED_RANKS_MAX` ranks that were refused, each rank once.
+    pub fn refused_ranks(&self) -> impl Iterator<Item = &RefusedRank> {
         self.refused.iter()
     }
 
@@ -290,12 +290,12 @@ impl Listener {
                 others.push(event);
             }
         }
-        self.expire(now);
+        self.expire_handshakes(now);
         self.accept(now);
     }
 
     fn accept(&mut self, now: Duration) {
-        for _ in 0..ACCEPTS_MAX {
+        for _ in 0..ACCEPTS_PER_SERVE_MAX {
             if !self.may_have_waiting || now < self.accept_at {
                 return;
             }
@@ -310,7 +310,7 @@ impl Listener {
                 Err(error) => {
                     // An attempt to accept fails, for example, if there is no free file descriptor. The kernel
                     // reports waiting connections only once, so try again later.
-                    self.accept_at = now + ACCEPT_RETRY;
+                    self.accept_at = now + ACCEPT_RETRY_DELAY;
                     self.log.log_or_count(
                         now,
                         format_args!("a connection could not be accepted, trying again: {error}"),
@@ -321,8 +321,8 @@ impl Listener {
     }
 
     fn begin_handshake(&mut self, now: Duration, mut stream: TcpStream, address: SocketAddr) {
-        if self.pending.len() >= PENDING_MAX {
-            self.evict(now);
+        if self.pending.len() >= PENDING_HANDSHAKES_MAX {
+            self.evict_connection(now);
         }
         let token = self.new_token();
         let interest = Interest::READABLE | Interest::WRITABLE;
@@ -338,7 +338,7 @@ impl Listener {
     }
 
     /// Closes the pending connection that is least likely to belong to a rank.
-    fn evict(&mut self, now: Duration) {
+    fn evict_connection(&mut self, now: Duration) {
         let Some(token) = self.eviction.first() else { return };
         let Some(IncomingHandshake { address, .. }) = self.remove_pending(token) else { return };
         self.log.log_or_count(
@@ -392,7 +392,7 @@ impl Listener {
         let refused = RefusedRank { claimed, host, reason };
         if !self.refused.contains(&refused) {
             self.refused.push_back(refused);
-            self.refused.truncate(REFUSED_MAX);
+            self.refused.truncate(REFUSED_RANKS_MAX);
         }
     }
 
@@ -413,7 +413,7 @@ impl Listener {
                     now,
                     format_args!("refused rank {rank} at {address}: the job already runs"),
                 );
-                self.replied.truncate(REPLIED_MAX - 1);
+                self.replied.truncate(REPLIED_CONNECTIONS_MAX - 1);
                 self.replied.push_front(stream);
                 return;
             }
@@ -422,7 +422,7 @@ impl Listener {
     }
 
     /// Updates the elapsed time of all handshakes, and closes the connections that exceed [`HANDSHAKE_TIMEOUT`].
-    fn expire(&mut self, now: Duration) {
+    fn expire_handshakes(&mut self, now: Duration) {
         let elapsed = now.saturating_sub(self.served_at).min(SERVE_INTERVAL_MAX);
         self.served_at = now;
         let Self { pending, eviction, log, .. } = self;

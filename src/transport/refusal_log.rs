@@ -5,9 +5,9 @@ use std::fmt;
 use std::time::Duration;
 
 /// The time after which the count of lines starts again at zero.
-const INTERVAL: Duration = Duration::from_secs(10);
+const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 /// The maximum number of lines logged in an interval. The log counts further lines, but does not print them.
-const LINES_MAX: u32 = 10;
+const LINES_PER_INTERVAL_MAX: u32 = 10;
 
 /// Logs the first lines of each interval. At the end of the interval, logs how many lines were not logged.
 #[derive(Default)]
@@ -28,20 +28,20 @@ impl RefusalLog {
 
     /// If the interval is over, logs how many lines were not logged, and begins the next interval.
     pub(super) fn tick(&mut self, now: Duration) {
-        if now >= self.began + INTERVAL {
-            self.report();
+        if now >= self.began + COUNT_INTERVAL {
+            self.log_suppressed_count();
             *self = Self { began: now, ..Self::default() };
         }
     }
 
     /// Returns the time at which the number of suppressed lines is logged. `None` if no lines were suppressed.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        (self.suppressed > 0).then_some(self.began + INTERVAL)
+        (self.suppressed > 0).then_some(self.began + COUNT_INTERVAL)
     }
 
     /// Counts a line, and returns whether it may be logged.
     fn count_line(&mut self) -> bool {
-        let is_allowed = self.lines < LINES_MAX;
+        let is_allowed = self.lines < LINES_PER_INTERVAL_MAX;
         if is_allowed {
             self.lines += 1;
         } else {
@@ -50,9 +50,9 @@ impl RefusalLog {
         is_allowed
     }
 
-    fn report(&self) {
+    fn log_suppressed_count(&self) {
         if self.suppressed > 0 {
-            let seconds = INTERVAL.as_secs();
+            let seconds = COUNT_INTERVAL.as_secs();
             log::warn!("... and {} more refused connections in the last {seconds} s", self.suppressed);
         }
     }
@@ -60,7 +60,7 @@ impl RefusalLog {
 
 impl Drop for RefusalLog {
     fn drop(&mut self) {
-        self.report();
+        self.log_suppressed_count();
     }
 }
 
@@ -75,10 +75,13 @@ mod tests {
         for millisecond in 0..30_000 {
             log.log_or_count(Duration::from_millis(millisecond) / 3, format_args!("refused"));
         }
-        assert_eq!((log.lines, log.suppressed, log.deadline()), (LINES_MAX, 29_990, Some(INTERVAL)));
-        log.tick(INTERVAL);
+        assert_eq!(
+            (log.lines, log.suppressed, log.deadline()),
+            (LINES_PER_INTERVAL_MAX, 29_990, Some(COUNT_INTERVAL))
+        );
+        log.tick(COUNT_INTERVAL);
         assert_eq!((log.lines, log.suppressed, log.deadline()), (0, 0, None));
-        log.log_or_count(INTERVAL, format_args!("refused"));
+        log.log_or_count(COUNT_INTERVAL, format_args!("refused"));
         assert_eq!((log.lines, log.suppressed), (1, 0));
     }
 }

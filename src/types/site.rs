@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::Location;
 
 /// If the path of a file is longer than this number of bytes, messages show only the end of the path.
-const FILE_BYTES_MAX: usize = 60;
+const SHOWN_PATH_BYTES_MAX: usize = 60;
 
 /// A line of the user's program that calls the library. Error messages show this line, for example as `train.py:12`.
 ///
@@ -37,7 +37,7 @@ impl From<&'static Location<'static>> for Site {
 /// Prints the end of the path and the number of the line.
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let start = self.file.ceil_char_boundary(self.file.len().saturating_sub(FILE_BYTES_MAX));
+        let start = self.file.ceil_char_boundary(self.file.len().saturating_sub(SHOWN_PATH_BYTES_MAX));
         write!(f, "{}:{}", &self.file[start..], self.line)
     }
 }

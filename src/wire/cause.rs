@@ -5,8 +5,12 @@ use std::fmt;
 use rustix::io::Errno;
 
 use super::frame::CONTROL_BYTES_MAX;
-pub use super::missed_deadline::{AWAITED_MAX, LINKS_MAX, SilentLink, WAITING_MAX, WaitingRank};
-use super::missed_deadline::{MissedDeadline, SITE_BYTES_MAX, join_links, join_waiting, put_all, read_all};
+pub use super::missed_deadline::{
+    AWAITED_RANKS_MAX, SILENT_LINKS_MAX, SilentLink, WAITING_RANKS_MAX, WaitingRank,
+};
+use super::missed_deadline::{
+    MissedDeadline, SITE_BYTES_MAX, join_links, join_waiting, put_ranks_and_links, read_ranks_and_links,
+};
 use super::reader::{Reader, put_text, truncate};
 use crate::types::{Algorithm, Contract, DType, GROUP_FLAGS, Operation, Rank, ReduceOp};
 
@@ -17,7 +21,7 @@ pub enum Cause {
     /// A process ended, or the network between two ranks failed. The rank that reports the failure cannot tell which.
     #[error(
         "rank {seen_by}'s connection to rank {rank} on {host} was lost: {detail}; {}",
-        advice(*seen_by, *rank, detail)
+        lost_link_advice(*seen_by, *rank, detail)
     )]
     PeerLost {
         /// The rank at the other end of the connection.
@@ -69,10 +73,10 @@ pub enum Cause {
     Timeout {
         /// The time-out of the operation in milliseconds.
         timeout_ms: u64,
-        /// The waiting ranks, in rank order, at most [`WAITING_MAX`]. Each entry describes the rank's oldest
+        /// The waiting ranks, in rank order, at most [`WAITING_RANKS_MAX`]. Each entry describes the rank's oldest
         /// operation.
         waiting: Vec<WaitingRank>,
-        /// The links on which these ranks wait, in rank order, at most [`LINKS_MAX`].
+        /// The links on which these ranks wait, in rank order, at most [`SILENT_LINKS_MAX`].
         links: Vec<SilentLink>,
     },
     /// The program on a rank stopped the job with a message.
@@ -100,7 +104,7 @@ pub enum Cause {
 }
 
 /// Returns advice for the user after `seen_by` has lost the connection to `rank`.
-fn advice(seen_by: Rank, rank: Rank, detail: &str) -> String {
+fn lost_link_advice(seen_by: Rank, rank: Rank, detail: &str) -> String {
     let network = format!("check the network between ranks {seen_by} and {rank}");
     if means_no_answer(detail) {
         return format!("{network}: addresses, MTU and firewall");
@@ -113,11 +117,11 @@ fn advice(seen_by: Rank, rank: Rank, detail: &str) -> String {
 pub fn means_no_answer(detail: &str) -> bool {
     let errors = [Errno::TIMEDOUT, Errno::HOSTUNREACH, Errno::HOSTDOWN, Errno::NETUNREACH, Errno::NETDOWN];
     let is_error = |error: &Errno| detail.contains(&format!("(os error {})", error.raw_os_error()));
-    detail.contains(NO_ANSWER) || errors.iter().any(is_error)
+    detail.contains(NO_ANSWER_TEXT) || errors.iter().any(is_error)
 }
 
 /// An error message of a transport contains this text if a host does not answer.
-pub const NO_ANSWER: &str = "no connection within";
+pub const NO_ANSWER_TEXT: &str = "no connection within";
 
 /// Displays the file and line of a call, if they are known.
 pub(super) struct AtCallSite<'a>(pub(super) &'a str);
@@ -152,7 +156,7 @@ impl Cause {
                 links: join_links(links, more_links),
             },
             (mut a, mut b) => {
-                a.exchange_sites(&mut b);
+                a.fill_missing_call_sites(&mut b);
                 let key = |cause: &Self| (cause.precedence(), cause.encoded_contracts());
                 if key(&b) < key(&a) { b } else { a }
             }
@@ -160,7 +164,7 @@ impl Cause {
     }
 
     /// Returns whether other ranks may know more about this cause, so that this rank should wait for their messages.
-    pub fn may_gain_reports(&self) -> bool {
+    pub fn other_ranks_may_add_reports(&self) -> bool {
         matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
     }
 
@@ -177,7 +181,7 @@ impl Cause {
     }
 
     /// If both causes are about the same mismatch, each gets the files and lines that only the other one has.
-    fn exchange_sites(&mut self, other: &mut Self) {
+    fn fill_missing_call_sites(&mut self, other: &mut Self) {
         if self.precedence() != other.precedence() || self.encoded_contracts() != other.encoded_contracts() {
             return;
         }
@@ -251,7 +255,7 @@ impl Cause {
             Self::Timeout { timeout_ms, waiting, links } => {
                 put_cause_start(&mut out, 5, Rank::ZERO, &[]);
                 out.extend_from_slice(&timeout_ms.to_le_bytes());
-                put_all(&mut out, waiting, links);
+                put_ranks_and_links(&mut out, waiting, links);
             }
             Self::Aborted { rank, host, message } => put_cause_start(&mut out, 6, *rank, &[host, message]),
             Self::Misbehaved { rank, host, detail } => put_cause_start(&mut out, 7, *rank, &[host, detail]),
@@ -282,7 +286,7 @@ impl Cause {
             },
             5 => {
                 let timeout_ms = reader.u64()?;
-                let (waiting, links) = read_all(&mut reader)?;
+                let (waiting, links) = read_ranks_and_links(&mut reader)?;
                 Self::Timeout { timeout_ms, waiting, links }
             }
             6 => Self::Aborted { rank, host: reader.text()?, message: reader.text()? },
@@ -416,7 +420,7 @@ mod tests {
             let (rank, host, seen_by) = (Rank::new(1), "h".into(), Rank::new(0));
             Cause::PeerLost { rank, host, seen_by, detail }.to_string()
         };
-        for detail in [error(Errno::TIMEDOUT), error(Errno::HOSTUNREACH), format!("{NO_ANSWER} 5 s")] {
+        for detail in [error(Errno::TIMEDOUT), error(Errno::HOSTUNREACH), format!("{NO_ANSWER_TEXT} 5 s")] {
             let text = text(detail);
             assert!(!text.contains("see the output"), "{text}");
             assert!(

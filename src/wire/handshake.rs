@@ -4,7 +4,7 @@
 //! The dialer sends its hello with a nonce. The acceptor answers with its nonce and an HMAC-SHA256 over both hellos.
 //! The dialer then sends its own HMAC, which uses another label. Because the labels differ, a dialer cannot send the
 //! acceptor's proof back as its own. The acceptor answers with its verdict, which accepts or refuses the connection.
-//! No frame is read before the verdict. Both sides are state machines without IO: [`Handshake::wanted`] returns how
+//! No frame is read before the verdict. Both sides are state machines without IO: [`Handshake::wanted_bytes`] returns how
 //! many bytes a side needs next, and [`Handshake::feed`] processes received bytes.
 
 use super::VERSION;
@@ -172,9 +172,9 @@ pub enum HandshakeError {
 /// One side of a handshake, without its IO.
 pub trait Handshake {
     /// Returns how many bytes this side needs next, or 0 when the handshake is over.
-    fn wanted(&self) -> usize;
+    fn wanted_bytes(&self) -> usize;
 
-    /// Processes bytes that the connection has received, at most [`Handshake::wanted`] of them.
+    /// Processes bytes that the connection has received, at most [`Handshake::wanted_bytes`] of them.
     ///
     /// # Errors
     ///
@@ -268,7 +268,7 @@ impl Dialer {
 }
 
 impl Handshake for Dialer {
-    fn wanted(&self) -> usize {
+    fn wanted_bytes(&self) -> usize {
         let size = match self.state {
             DialerState::Hello => ACCEPTOR_HELLO_BYTES,
             DialerState::Verdict => VERDICT_BYTES,
@@ -278,11 +278,11 @@ impl Handshake for Dialer {
     }
 
     fn feed(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
-        self.input.extend_from_slice(&bytes[..bytes.len().min(self.wanted())]);
+        self.input.extend_from_slice(&bytes[..bytes.len().min(self.wanted_bytes())]);
         if self.state == DialerState::Hello {
             check_magic(&self.input)?;
         }
-        if self.wanted() > 0 {
+        if self.wanted_bytes() > 0 {
             return Ok(());
         }
         match self.state {
@@ -437,7 +437,7 @@ impl Acceptor {
 }
 
 impl Handshake for Acceptor {
-    fn wanted(&self) -> usize {
+    fn wanted_bytes(&self) -> usize {
         let size = match self.state {
             AcceptorState::Hello => DIALER_HELLO_BYTES,
             AcceptorState::Proof { .. } => PROOF_BYTES,
@@ -447,14 +447,14 @@ impl Handshake for Acceptor {
     }
 
     fn feed(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
-        self.input.extend_from_slice(&bytes[..bytes.len().min(self.wanted())]);
+        self.input.extend_from_slice(&bytes[..bytes.len().min(self.wanted_bytes())]);
         if matches!(self.state, AcceptorState::Hello)
             && let Err(error) = check_magic(&self.input)
         {
             self.state = AcceptorState::Failed;
             return Err(error);
         }
-        if self.wanted() > 0 {
+        if self.wanted_bytes() > 0 {
             return Ok(());
         }
         match self.state {

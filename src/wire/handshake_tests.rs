@@ -60,7 +60,7 @@ fn the_handshake_succeeds_with_pieces_of_any_size() {
     for piece_bytes in [1, 7, 80, 104, 1000] {
         let (mut dialer, mut acceptor) = (dialer(&job(), 1, 2), acceptor(&job(), b"sixteen bytes or more"));
         assert_eq!(run_handshake(&mut dialer, &mut acceptor, piece_bytes), (Ok(()), Ok(())));
-        assert_eq!((dialer.wanted(), acceptor.wanted()), (0, 0));
+        assert_eq!((dialer.wanted_bytes(), acceptor.wanted_bytes()), (0, 0));
         assert_eq!(acceptor.introduction().unwrap().from, Rank::new(1));
     }
 }

@@ -21,15 +21,15 @@ pub struct WaitingRank {
     pub asked: Contract,
     /// The file and line of the call.
     pub site: String,
-    /// The ranks for which this rank waits, with the host of each. At most [`AWAITED_MAX`] ranks are listed.
+    /// The ranks for which this rank waits, with the host of each. At most [`AWAITED_RANKS_MAX`] ranks are listed.
     pub awaited: Vec<(Rank, String)>,
 }
 
 /// The maximum number of waiting ranks that a cause names. If more ranks wait, the cause names the ranks with the
 /// lowest numbers.
-pub const WAITING_MAX: usize = 12;
+pub const WAITING_RANKS_MAX: usize = 12;
 /// The maximum number of awaited ranks that a cause names for each waiting rank.
-pub const AWAITED_MAX: usize = 3;
+pub const AWAITED_RANKS_MAX: usize = 3;
 /// The maximum length of a call's file and line on the wire, in bytes.
 pub(super) const SITE_BYTES_MAX: u16 = 80;
 /// The maximum length of an awaited rank's host on the wire, in bytes.
@@ -37,15 +37,18 @@ const HOST_BYTES_MAX: u16 = 40;
 const CONTRACT_BYTES: usize = 20;
 
 /// The maximum length of an encoded [`WaitingRank`] in bytes.
-const WAITING_BYTES_MAX: usize =
-    19 + CONTRACT_BYTES + SITE_BYTES_MAX as usize + AWAITED_MAX * (6 + HOST_BYTES_MAX as usize);
+const WAITING_RANK_BYTES_MAX: usize =
+    19 + CONTRACT_BYTES + SITE_BYTES_MAX as usize + AWAITED_RANKS_MAX * (6 + HOST_BYTES_MAX as usize);
 
 /// The maximum number of links that a cause names.
-pub const LINKS_MAX: usize = 12;
+pub const SILENT_LINKS_MAX: usize = 12;
 /// The length of an encoded [`SilentLink`] in bytes.
-const LINK_BYTES: usize = 13;
+const SILENT_LINK_BYTES: usize = 13;
 
-const _: () = assert!(WAITING_MAX * WAITING_BYTES_MAX + LINKS_MAX * LINK_BYTES + 32 <= CONTROL_BYTES_MAX);
+const _: () = assert!(
+    WAITING_RANKS_MAX * WAITING_RANK_BYTES_MAX + SILENT_LINKS_MAX * SILENT_LINK_BYTES + 32
+        <= CONTROL_BYTES_MAX
+);
 
 /// A link on which a rank waits for data.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -155,7 +158,7 @@ pub(super) fn join_waiting(waiting: Vec<WaitingRank>, more: Vec<WaitingRank>) ->
             *entry = waiting;
         }
     }
-    known.into_values().take(WAITING_MAX).collect()
+    known.into_values().take(WAITING_RANKS_MAX).collect()
 }
 
 /// Merges the links of two causes. The order of the two arguments does not matter.
@@ -166,17 +169,17 @@ pub(super) fn join_links(links: Vec<SilentLink>, more: Vec<SilentLink>) -> Vec<S
         entry.silence_ms = entry.silence_ms.max(link.silence_ms);
         entry.is_acknowledged &= link.is_acknowledged;
     }
-    known.into_values().take(LINKS_MAX).collect()
+    known.into_values().take(SILENT_LINKS_MAX).collect()
 }
 
 /// Appends the waiting ranks and the links to `out`.
-pub(super) fn put_all(out: &mut Vec<u8>, waiting: &[WaitingRank], links: &[SilentLink]) {
-    out.push(waiting.len().min(WAITING_MAX) as u8);
-    for waiting in waiting.iter().take(WAITING_MAX) {
-        put_waiting(out, waiting);
+pub(super) fn put_ranks_and_links(out: &mut Vec<u8>, waiting: &[WaitingRank], links: &[SilentLink]) {
+    out.push(waiting.len().min(WAITING_RANKS_MAX) as u8);
+    for waiting in waiting.iter().take(WAITING_RANKS_MAX) {
+        put_waiting_rank(out, waiting);
     }
-    out.push(links.len().min(LINKS_MAX) as u8);
-    for SilentLink { rank, peer, silence_ms, is_acknowledged } in links.iter().take(LINKS_MAX) {
+    out.push(links.len().min(SILENT_LINKS_MAX) as u8);
+    for SilentLink { rank, peer, silence_ms, is_acknowledged } in links.iter().take(SILENT_LINKS_MAX) {
         out.extend_from_slice(&rank.get().to_le_bytes());
         out.extend_from_slice(&peer.get().to_le_bytes());
         out.extend_from_slice(&silence_ms.to_le_bytes());
@@ -184,11 +187,11 @@ pub(super) fn put_all(out: &mut Vec<u8>, waiting: &[WaitingRank], links: &[Silen
     }
 }
 
-/// Reads what [`put_all`] has written.
-pub(super) fn read_all(reader: &mut Reader<'_>) -> Option<(Vec<WaitingRank>, Vec<SilentLink>)> {
-    let count = usize::from(reader.u8()?).min(WAITING_MAX);
-    let waiting = (0..count).map(|_| read_waiting(reader)).collect::<Option<_>>()?;
-    let count = usize::from(reader.u8()?).min(LINKS_MAX);
+/// Reads what [`put_ranks_and_links`] has written.
+pub(super) fn read_ranks_and_links(reader: &mut Reader<'_>) -> Option<(Vec<WaitingRank>, Vec<SilentLink>)> {
+    let count = usize::from(reader.u8()?).min(WAITING_RANKS_MAX);
+    let waiting = (0..count).map(|_| read_waiting_rank(reader)).collect::<Option<_>>()?;
+    let count = usize::from(reader.u8()?).min(SILENT_LINKS_MAX);
     let links = (0..count).map(|_| read_link(reader)).collect::<Option<_>>()?;
     Some((waiting, links))
 }
@@ -202,21 +205,21 @@ fn read_link(reader: &mut Reader<'_>) -> Option<SilentLink> {
     })
 }
 
-fn put_waiting(out: &mut Vec<u8>, waiting: &WaitingRank) {
+fn put_waiting_rank(out: &mut Vec<u8>, waiting: &WaitingRank) {
     let WaitingRank { rank, group, sequence, asked, site, awaited } = waiting;
     out.extend_from_slice(&rank.get().to_le_bytes());
     out.extend_from_slice(&group.to_le_bytes());
     out.extend_from_slice(&sequence.to_le_bytes());
     put_contract(out, asked);
     put_text(out, site, SITE_BYTES_MAX);
-    out.push(awaited.len().min(AWAITED_MAX) as u8);
-    for (rank, host) in awaited.iter().take(AWAITED_MAX) {
+    out.push(awaited.len().min(AWAITED_RANKS_MAX) as u8);
+    for (rank, host) in awaited.iter().take(AWAITED_RANKS_MAX) {
         out.extend_from_slice(&rank.get().to_le_bytes());
         put_text(out, host, HOST_BYTES_MAX);
     }
 }
 
-fn read_waiting(reader: &mut Reader<'_>) -> Option<WaitingRank> {
+fn read_waiting_rank(reader: &mut Reader<'_>) -> Option<WaitingRank> {
     Some(WaitingRank {
         rank: Rank::new(reader.u32()?),
         group: reader.u32()?,
@@ -224,7 +227,7 @@ fn read_waiting(reader: &mut Reader<'_>) -> Option<WaitingRank> {
         asked: read_contract(reader)?,
         site: reader.text()?,
         awaited: {
-            let count = usize::from(reader.u8()?).min(AWAITED_MAX);
+            let count = usize::from(reader.u8()?).min(AWAITED_RANKS_MAX);
             (0..count).map(|_| Some((Rank::new(reader.u32()?), reader.text()?))).collect::<Option<_>>()?
         },
     })
@@ -244,7 +247,7 @@ pub(super) mod tests {
             (0..20u32, any::<u32>(), any::<u64>()),
             contracts(),
             "[ -~]{0,60}",
-            proptest::collection::vec(awaited, 0..=AWAITED_MAX),
+            proptest::collection::vec(awaited, 0..=AWAITED_RANKS_MAX),
         )
             .prop_map(|((rank, group, sequence), asked, site, awaited)| WaitingRank {
                 rank: Rank::new(rank),
@@ -270,8 +273,8 @@ pub(super) mod tests {
     /// Generates the waiting ranks and the links of a missed deadline.
     pub(in crate::wire) fn missed_deadlines() -> impl Strategy<Value = (Vec<WaitingRank>, Vec<SilentLink>)> {
         (
-            proptest::collection::vec(waiting_ranks(), 0..WAITING_MAX),
-            proptest::collection::vec(silent_links(), 0..LINKS_MAX),
+            proptest::collection::vec(waiting_ranks(), 0..WAITING_RANKS_MAX),
+            proptest::collection::vec(silent_links(), 0..SILENT_LINKS_MAX),
         )
     }
 

@@ -8,7 +8,7 @@ pub const RECORD_HEADER_BYTES: usize = 16;
 /// The maximum number of bytes after a record's header.
 pub const RECORD_BYTES_MAX: u32 = 1 << 20;
 /// The number of bytes that the checksum covers: all bytes of the header before the checksum.
-const CHECKED_BYTES: usize = RECORD_HEADER_BYTES - 4;
+const CHECKSUMMED_BYTES: usize = RECORD_HEADER_BYTES - 4;
 
 /// The header of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,9 +41,9 @@ impl Record {
     pub fn encode(self) -> [u8; RECORD_HEADER_BYTES] {
         let mut bytes = [0; RECORD_HEADER_BYTES];
         bytes[..8].copy_from_slice(&self.number.to_le_bytes());
-        bytes[8..CHECKED_BYTES].copy_from_slice(&self.length.unwrap_or(0).to_le_bytes());
-        let crc = crate::wire::crc32c(&bytes[..CHECKED_BYTES]);
-        bytes[CHECKED_BYTES..].copy_from_slice(&crc.to_le_bytes());
+        bytes[8..CHECKSUMMED_BYTES].copy_from_slice(&self.length.unwrap_or(0).to_le_bytes());
+        let crc = crate::wire::crc32c(&bytes[..CHECKSUMMED_BYTES]);
+        bytes[CHECKSUMMED_BYTES..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 
@@ -55,8 +55,8 @@ impl Record {
     pub fn decode(bytes: &[u8; RECORD_HEADER_BYTES]) -> Result<Self, RecordError> {
         let number = u64::from_le_bytes(from_fn(|index| bytes[index]));
         let length = u32::from_le_bytes(from_fn(|index| bytes[8 + index]));
-        let found = u32::from_le_bytes(from_fn(|index| bytes[CHECKED_BYTES + index]));
-        let expected = crate::wire::crc32c(&bytes[..CHECKED_BYTES]);
+        let found = u32::from_le_bytes(from_fn(|index| bytes[CHECKSUMMED_BYTES + index]));
+        let expected = crate::wire::crc32c(&bytes[..CHECKSUMMED_BYTES]);
         if found != expected {
             return Err(RecordError::Checksum { expected, found });
         }

@@ -6,10 +6,11 @@ use std::fs;
 use crate::util::{FinishedProgram, finish, read_pid, ringrun, ringrun_script, run, send_signal};
 
 /// A script that prints the rank, the processors that the rank may use, and `OMP_NUM_THREADS`.
-const SCRIPT: &str = "echo $RANK $(sed -n 's/Cpus_allowed_list:\t//p' /proc/self/status) $OMP_NUM_THREADS";
+const PRINT_BINDING_SCRIPT: &str =
+    "echo $RANK $(sed -n 's/Cpus_allowed_list:\t//p' /proc/self/status) $OMP_NUM_THREADS";
 
 /// Parses a list of numbers such as `0-3,8`.
-fn parse_list(list: &str) -> Vec<usize> {
+fn parse_number_list(list: &str) -> Vec<usize> {
     let run = |run: &str| {
         let (first, last) = run.split_once('-').unwrap_or((run, run));
         first.parse().unwrap()..=last.parse().unwrap()
@@ -20,23 +21,23 @@ fn parse_list(list: &str) -> Vec<usize> {
 /// Returns the processors that this test may use.
 fn allowed_processors() -> Vec<usize> {
     let status = fs::read_to_string("/proc/self/status").unwrap();
-    parse_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).unwrap())
+    parse_number_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).unwrap())
 }
 
-/// Parses the output of [`SCRIPT`]. Returns, for each rank in rank order, its processors and the value of
+/// Parses the output of [`PRINT_BINDING_SCRIPT`]. Returns, for each rank in rank order, its processors and the value of
 /// `OMP_NUM_THREADS`.
-fn parse_shares(done: &FinishedProgram) -> Vec<(Vec<usize>, usize)> {
+fn parse_processor_shares(done: &FinishedProgram) -> Vec<(Vec<usize>, usize)> {
     assert_eq!(done.code(), Some(0), "{}", done.stderr());
     let share = |line: &String| {
         let words: Vec<&str> = line.split(' ').collect();
-        (parse_list(words[1]), words[2].parse().unwrap())
+        (parse_number_list(words[1]), words[2].parse().unwrap())
     };
     done.sorted_lines().iter().map(share).collect()
 }
 
 fn run_job(arguments: &[&str]) -> FinishedProgram {
     let all = [&["--no-tag-output"], arguments].concat();
-    run(ringrun_script(&all, SCRIPT).env_remove("OMP_NUM_THREADS"))
+    run(ringrun_script(&all, PRINT_BINDING_SCRIPT).env_remove("OMP_NUM_THREADS"))
 }
 
 /// Ranks should not share a processor: a small message between two ranks takes 0.5 us on two processors, but 20 us on
@@ -45,7 +46,7 @@ fn run_job(arguments: &[&str]) -> FinishedProgram {
 fn every_rank_is_bound_to_an_even_share() {
     let processors = allowed_processors().len();
     for ranks in [2, 3, processors, 2 * processors + 1] {
-        let found = parse_shares(&run_job(&["-n", &ranks.to_string()]));
+        let found = parse_processor_shares(&run_job(&["-n", &ranks.to_string()]));
         assert_eq!(found.len(), ranks);
         let mut ranks_on = vec![0; allowed_processors().last().unwrap() + 1];
         for (share, threads) in &found {
@@ -64,15 +65,15 @@ fn every_rank_is_bound_to_an_even_share() {
 fn bindings_are_reported_and_can_be_turned_off() {
     let done = run_job(&["-n", "2", "--report-bindings"]);
     let messages = done.stderr();
-    for (rank, (share, _)) in parse_shares(&done).iter().enumerate() {
+    for (rank, (share, _)) in parse_processor_shares(&done).iter().enumerate() {
         let start = format!("ringrun: rank {rank} is bound to processor");
         let line =
             messages.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("{messages}"));
-        assert_eq!(&parse_list(line.rsplit(' ').next().unwrap()), share, "{messages}");
+        assert_eq!(&parse_number_list(line.rsplit(' ').next().unwrap()), share, "{messages}");
     }
     let done = run_job(&["-n", "2", "--bind-to", "none", "--report-bindings"]);
     assert!(done.stderr().contains("rank 1 is not bound"), "{}", done.stderr());
-    assert!(parse_shares(&done).iter().all(|(share, _)| *share == allowed_processors()));
+    assert!(parse_processor_shares(&done).iter().all(|(share, _)| *share == allowed_processors()));
 }
 
 /// ringrun itself may be limited to some processors: taskset, Slurm and containers set the affinity mask of the
@@ -91,14 +92,14 @@ fn an_inherited_affinity_mask_is_respected() {
         "--",
         "sh",
         "-c",
-        SCRIPT,
+        PRINT_BINDING_SCRIPT,
     ]);
     command
         .env_remove("OMP_NUM_THREADS")
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped());
     let Ok(child) = command.spawn() else { return eprintln!("SKIPPED: there is no taskset") };
-    assert_eq!(parse_shares(&finish(child)), vec![(vec![last], 1); 3]);
+    assert_eq!(parse_processor_shares(&finish(child)), vec![(vec![last], 1); 3]);
 }
 
 #[test]
@@ -137,7 +138,7 @@ fn a_bind_to_value_of_another_launcher_is_refused_with_one_sentence() {
 /// its arguments. The call has the number 203 on x86-64, and 122 on aarch64. The instructions of the seccomp filter
 /// are: load the number of the system call; if it is the number of `sched_setaffinity`, return EPERM; otherwise allow
 /// the call.
-const SANDBOX: &str = "
+const SANDBOX_SCRIPT: &str = "
 import ctypes, os, platform, struct, sys
 number = {'x86_64': 203, 'aarch64': 122}[platform.machine()]
 code = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]
@@ -155,7 +156,7 @@ fn a_sandbox_that_forbids_binding_causes_one_warning() {
     let mut command = std::process::Command::new("python3");
     command.args([
         "-c",
-        SANDBOX,
+        SANDBOX_SCRIPT,
         env!("CARGO_BIN_EXE_ringrun"),
         "-n",
         "2",

@@ -12,14 +12,14 @@ use crate::util::{
 
 /// A script for a rank. The rank starts one child in the process group of the rank, and one child in a new session.
 /// The rank and both children write their process ids to the directory `$DIR`.
-const RANK_WITH_CHILDREN: &str = r#"
+const RANK_WITH_CHILDREN_SCRIPT: &str = r#"
     put() { echo "$2" > "$DIR/part.$RANK.$1" && mv "$DIR/part.$RANK.$1" "$DIR/$1.$RANK"; }
     sleep 1000 & put child $!
     setsid sh -c 'echo $$ > "$DIR/part.$RANK.daemon" && mv "$DIR/part.$RANK.daemon" "$DIR/daemon.$RANK"; sleep 1000' &
     put rank $$
     wait"#;
 
-/// Starts a job whose ranks run `script`, which must contain [`RANK_WITH_CHILDREN`]. Waits until all processes of the
+/// Starts a job whose ranks run `script`, which must contain [`RANK_WITH_CHILDREN_SCRIPT`]. Waits until all processes of the
 /// job run. Returns the process of ringrun and the ids of the job's processes.
 fn start_ranks_with_children(
     ranks: u32,
@@ -102,7 +102,8 @@ fn survivors_that_exit_because_of_a_lost_peer_are_not_blamed() {
 #[test]
 fn a_killed_rank_ends_the_job() {
     let folder = tempfile::tempdir().unwrap();
-    let (child, pids) = start_ranks_with_children(3, &["--grace", "0.1"], RANK_WITH_CHILDREN, folder.path());
+    let (child, pids) =
+        start_ranks_with_children(3, &["--grace", "0.1"], RANK_WITH_CHILDREN_SCRIPT, folder.path());
     send_signal("KILL", read_pid(&folder.path().join("rank.1")));
     let done = finish(child);
     assert_eq!(done.code(), Some(137));
@@ -131,7 +132,7 @@ fn ranks_that_ignore_sigterm_are_killed() {
 #[test]
 fn no_process_is_left_when_ringrun_is_killed() {
     let folder = tempfile::tempdir().unwrap();
-    let (child, pids) = start_ranks_with_children(3, &[], RANK_WITH_CHILDREN, folder.path());
+    let (child, pids) = start_ranks_with_children(3, &[], RANK_WITH_CHILDREN_SCRIPT, folder.path());
     send_signal("KILL", child.id());
     assert_eq!(finish(child).code(), None);
     assert_no_process_left(folder.path(), &pids);
@@ -158,7 +159,7 @@ fn no_process_is_left_when_ringrun_is_killed_while_it_starts() {
 #[test]
 fn ctrl_c_ends_all_processes() {
     let folder = tempfile::tempdir().unwrap();
-    let (child, pids) = start_ranks_with_children(2, &[], RANK_WITH_CHILDREN, folder.path());
+    let (child, pids) = start_ranks_with_children(2, &[], RANK_WITH_CHILDREN_SCRIPT, folder.path());
     send_signal("INT", child.id());
     let done = finish(child);
     assert_eq!(done.code(), Some(130));
@@ -169,8 +170,9 @@ fn ctrl_c_ends_all_processes() {
 #[test]
 fn a_second_ctrl_c_kills_all_processes_at_once() {
     let folder = tempfile::tempdir().unwrap();
-    let ignores_ctrl_c =
-        format!("trap 'echo > \"$DIR/trapped.$RANK\"' INT; {RANK_WITH_CHILDREN}; while :; do wait; done");
+    let ignores_ctrl_c = format!(
+        "trap 'echo > \"$DIR/trapped.$RANK\"' INT; {RANK_WITH_CHILDREN_SCRIPT}; while :; do wait; done"
+    );
     let (child, pids) =
         start_ranks_with_children(1, &["--kill-after", "1000"], &ignores_ctrl_c, folder.path());
     send_signal("INT", child.id());
@@ -184,7 +186,7 @@ fn a_second_ctrl_c_kills_all_processes_at_once() {
 fn ranks_have_time_to_save_after_sigterm() {
     let folder = tempfile::tempdir().unwrap();
     for (code, expected) in [(0, 0), (3, 143)] {
-        let script = format!("trap 'echo saved; exit {code}' TERM; {RANK_WITH_CHILDREN}");
+        let script = format!("trap 'echo saved; exit {code}' TERM; {RANK_WITH_CHILDREN_SCRIPT}");
         let (child, pids) = start_ranks_with_children(2, &[], &script, folder.path());
         send_signal("TERM", child.id());
         let done = finish(child);
@@ -202,7 +204,7 @@ fn ranks_have_time_to_save_after_sigterm() {
 #[test]
 fn other_signals_are_forwarded_to_the_ranks() {
     let folder = tempfile::tempdir().unwrap();
-    let script = format!("trap 'echo got it; exit 0' USR1; {RANK_WITH_CHILDREN}");
+    let script = format!("trap 'echo got it; exit 0' USR1; {RANK_WITH_CHILDREN_SCRIPT}");
     let (child, _) = start_ranks_with_children(2, &[], &script, folder.path());
     send_signal("USR1", child.id());
     let done = finish(child);
@@ -219,7 +221,7 @@ fn a_job_timeout_stops_the_job() {
 #[test]
 fn the_watchdog_ignores_signals_and_its_death_is_reported() {
     let folder = tempfile::tempdir().unwrap();
-    let (child, pids) = start_ranks_with_children(1, &[], RANK_WITH_CHILDREN, folder.path());
+    let (child, pids) = start_ranks_with_children(1, &[], RANK_WITH_CHILDREN_SCRIPT, folder.path());
     let watchdog = find_watchdog(child.id());
     send_signal("TERM", watchdog);
     send_signal("INT", watchdog);
@@ -237,7 +239,7 @@ fn the_watchdog_ignores_signals_and_its_death_is_reported() {
 #[test]
 fn a_stopped_watchdog_still_kills_the_job_when_ringrun_dies() {
     let folder = tempfile::tempdir().unwrap();
-    let (child, pids) = start_ranks_with_children(2, &[], RANK_WITH_CHILDREN, folder.path());
+    let (child, pids) = start_ranks_with_children(2, &[], RANK_WITH_CHILDREN_SCRIPT, folder.path());
     let watchdog = find_watchdog(child.id());
     for &pid in pids.iter().chain(&[watchdog]) {
         send_signal("STOP", pid);

@@ -153,7 +153,7 @@ fn a_wrong_secret_and_a_different_peers_file_are_reported() {
 }
 
 /// A protocol version that this program does not speak.
-const OTHER_VERSION: u8 = 200;
+const OTHER_PROTOCOL_VERSION: u8 = 200;
 
 #[test]
 fn another_protocol_version_is_reported() {
@@ -167,11 +167,11 @@ fn another_protocol_version_is_reported() {
         stream.read_exact(&mut hello).unwrap();
         let mut answer = [0; 80];
         answer[..8].copy_from_slice(&hello[..8]);
-        answer[8] = OTHER_VERSION;
+        answer[8] = OTHER_PROTOCOL_VERSION;
         stream.write_all(&answer).unwrap();
     });
     let done = finish(spawn("ringtrain", folder.path(), &["--peers", "hosts.txt", "--rank", "1"]));
-    assert_fails(&done, Exit::Version, &format!("protocol version {OTHER_VERSION}"));
+    assert_fails(&done, Exit::Version, &format!("protocol version {OTHER_PROTOCOL_VERSION}"));
     server.join().unwrap();
 }
 

@@ -19,7 +19,7 @@ struct SimulatedHosts {
 }
 
 /// The index of the switch in [`SimulatedHosts::names`].
-const SWITCH: usize = 2;
+const SWITCH_INDEX: usize = 2;
 
 impl SimulatedHosts {
     /// Creates the hosts. Returns `None` if this process may not create network namespaces, or if the tests run
@@ -35,27 +35,30 @@ impl SimulatedHosts {
             println!("skipped: this process may not create network namespaces");
             return None;
         }
-        hosts.ip_on(SWITCH, "link add br0 type bridge");
-        hosts.ip_on(SWITCH, "link set br0 up");
+        hosts.run_ip_command_on(SWITCH_INDEX, "link add br0 type bridge");
+        hosts.run_ip_command_on(SWITCH_INDEX, "link set br0 up");
         for (host, address) in ADDRESSES.into_iter().enumerate() {
-            let switch = &hosts.names[SWITCH];
-            hosts.ip_on(host, &format!("link add eth0 type veth peer name port{host} netns {switch}"));
-            hosts.ip_on(SWITCH, &format!("link set port{host} master br0 up"));
-            hosts.ip_on(host, &format!("address add {address}/24 dev eth0"));
-            hosts.ip_on(host, "link set lo up");
-            hosts.ip_on(host, "link set eth0 up");
+            let switch = &hosts.names[SWITCH_INDEX];
+            hosts.run_ip_command_on(
+                host,
+                &format!("link add eth0 type veth peer name port{host} netns {switch}"),
+            );
+            hosts.run_ip_command_on(SWITCH_INDEX, &format!("link set port{host} master br0 up"));
+            hosts.run_ip_command_on(host, &format!("address add {address}/24 dev eth0"));
+            hosts.run_ip_command_on(host, "link set lo up");
+            hosts.run_ip_command_on(host, "link set eth0 up");
         }
         Some(hosts)
     }
 
     /// Runs `ip` in the network namespace of a host or of the switch.
-    fn ip_on(&self, host: usize, arguments: &str) {
+    fn run_ip_command_on(&self, host: usize, arguments: &str) {
         assert!(run_ip_command(&format!("-n {} {arguments}", self.names[host])), "ip {arguments}");
     }
 
     /// Makes the switch drop every packet of more than 700 bytes from this host.
     fn drop_large_packets_from(&self, host: usize) {
-        let (switch, port) = (&self.names[SWITCH], 1 - host);
+        let (switch, port) = (&self.names[SWITCH_INDEX], 1 - host);
         let qdisc = format!("-n {switch} qdisc add dev port{port} root tbf rate 1gbit burst 700 limit 1mb");
         assert!(run_silently("tc", &qdisc), "tc {qdisc}");
     }
@@ -138,8 +141,8 @@ fn blames_only_the_network(error: &str) -> bool {
 #[test]
 fn an_address_that_changes_during_a_job_is_reported_as_a_network_problem() {
     let change = |hosts: &SimulatedHosts| {
-        hosts.ip_on(1, "address del 10.213.7.2/24 dev eth0");
-        hosts.ip_on(1, "address add 10.213.7.3/24 dev eth0");
+        hosts.run_ip_command_on(1, "address del 10.213.7.2/24 dev eth0");
+        hosts.run_ip_command_on(1, "address add 10.213.7.3/24 dev eth0");
     };
     for error in errors_after_fault(change, "1", Exit::Timeout).into_iter().flatten() {
         assert!(blames_only_the_network(&error), "{error}");

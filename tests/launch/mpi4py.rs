@@ -31,7 +31,7 @@ fn has_python(test: &str) -> bool {
     found
 }
 
-fn write_with_folders(path: &Path, text: &str) {
+fn write_file_and_folders(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, text).unwrap();
 }
@@ -41,12 +41,12 @@ fn write_with_folders(path: &Path, text: &str) {
 fn make_fake_packages(module: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().canonicalize().unwrap();
-    write_with_folders(&home.join("packages/ringtrain/__init__.py"), "");
-    write_with_folders(&home.join("packages/ringtrain/mpi/__init__.py"), "");
-    write_with_folders(&home.join("packages/ringtrain/mpi/path.py"), module);
+    write_file_and_folders(&home.join("packages/ringtrain/__init__.py"), "");
+    write_file_and_folders(&home.join("packages/ringtrain/mpi/__init__.py"), "");
+    write_file_and_folders(&home.join("packages/ringtrain/mpi/path.py"), module);
     for (folder, name) in [("shim", "ringtrain"), ("packages", "installed")] {
-        write_with_folders(&home.join(folder).join("mpi4py/__init__.py"), "");
-        write_with_folders(&home.join(folder).join("mpi4py/MPI.py"), &format!("NAME = '{name}'\n"));
+        write_file_and_folders(&home.join(folder).join("mpi4py/__init__.py"), "");
+        write_file_and_folders(&home.join(folder).join("mpi4py/MPI.py"), &format!("NAME = '{name}'\n"));
     }
     (folder, home)
 }

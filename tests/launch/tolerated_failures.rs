@@ -27,7 +27,7 @@ enum RankEnding {
 use RankEnding::{Exit, Kill};
 
 /// Writes a file. Other processes see the file only when it is complete.
-fn write_whole(path: &Path, text: &str) {
+fn write_file_at_once(path: &Path, text: &str) {
     let part = path.with_file_name(format!("part.{}", std::process::id()));
     fs::write(&part, text).unwrap();
     fs::rename(part, path).unwrap();
@@ -42,7 +42,7 @@ fn program_of_a_rank() -> Result<(), Box<dyn Error>> {
     // `setsid` moves this process out of the rank's process group. ringrun must kill it nevertheless.
     Command::new("sh").args(["-c", "setsid sleep 1000 &"]).status()?;
     let rank = group.rank();
-    write_whole(&folder.join(format!("joined.{rank}")), &std::process::id().to_string());
+    write_file_at_once(&folder.join(format!("joined.{rank}")), &std::process::id().to_string());
     let command = folder.join(format!("exit.{rank}"));
     exit(wait_for("a command of the test", || fs::read_to_string(&command).ok()?.parse().ok()))
 }
@@ -94,7 +94,9 @@ fn the_other_ranks_continue_after_a_failure() {
         for (ended_before, (rank, end)) in ends.into_iter().enumerate() {
             match end {
                 Kill => send_signal("KILL", pids[rank]),
-                Exit(code) => write_whole(&folder.path().join(format!("exit.{rank}")), &code.to_string()),
+                Exit(code) => {
+                    write_file_at_once(&folder.path().join(format!("exit.{rank}")), &code.to_string());
+                }
             }
             wait_until("the rank has ended", || !is_alive(pids[rank]));
             let others_run = ended_before < 2;

@@ -7,13 +7,13 @@ use ringtrain::engine::CREDIT_BYTES;
 use ringtrain::wire::frame::HEADER_BYTES;
 use ringtrain::{Compression, DType, Error, F64Loc, Rank, ReduceOp};
 
-const WORLDS: [u32; 6] = [1, 2, 3, 4, 5, 8];
+const WORLD_SIZES: [u32; 6] = [1, 2, 3, 4, 5, 8];
 
 /// Rank r contributes its distance from the middle rank, so the first and the last rank both contribute the
 /// largest value.
 #[test]
 fn min_loc_and_max_loc_return_the_value_with_the_lowest_index() {
-    for n in WORLDS {
+    for n in WORLD_SIZES {
         ranks::run(n, move |mut group| {
             let rank = group.rank().get();
             let distance = |rank: u32| f64::from((2 * rank).abs_diff(n - 1));

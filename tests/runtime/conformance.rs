@@ -14,7 +14,7 @@ use half::bf16;
 use ringtrain::group::Checksums;
 use ringtrain::{DType, Element, F32Loc, Group, I64Loc, JoinOptions, Rank, ReduceOp};
 
-const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
+const WORLD_SIZES: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
 const LONG_COUNT: usize = 300_007;
 
 /// Returns the number of elements of a long buffer.
@@ -46,7 +46,7 @@ numbers! {
 
 /// A reduction to check. `value(rank, index)` returns the element at `index` of the contribution of `rank`.
 /// `expected(ranks, index)` returns the result at `index` of the reduction over `ranks`.
-struct Case<'a, T> {
+struct ReductionCase<'a, T> {
     op: ReduceOp,
     value: &'a dyn Fn(u32, usize) -> T,
     expected: &'a dyn Fn(Range<u32>, usize) -> T,
@@ -116,8 +116,8 @@ fn assert_elements<T: Element>(
 
 /// Checks all collectives that reduce. The asynchronous operations are in progress while this function calls the
 /// blocking operations.
-fn check_reduction<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
-    let Case { op, value, expected } = *case;
+fn check_reduction<T: Element>(group: &mut Group, count: usize, case: &ReductionCase<'_, T>) {
+    let ReductionCase { op, value, expected } = *case;
     let (n, rank) = (group.size().get(), group.rank());
     let root = Rank::new(count as u32 % n);
     let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
@@ -157,8 +157,8 @@ fn check_reduction<T: Element>(group: &mut Group, count: usize, case: &Case<'_, 
 }
 
 /// Checks `scan` and `exscan`.
-fn check_scans<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
-    let Case { op, value, expected } = *case;
+fn check_scans<T: Element>(group: &mut Group, count: usize, case: &ReductionCase<'_, T>) {
+    let ReductionCase { op, value, expected } = *case;
     let rank = group.rank().get();
     let own: Vec<T> = (0..count).map(|index| value(rank, index)).collect();
     let upto = |end: u32| (0..count).map(move |index| expected(0..end, index));
@@ -179,7 +179,11 @@ fn check_scans<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) 
 }
 
 /// Checks the collectives without a root that only move elements.
-fn check_unrooted_moves<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+fn check_unrooted_data_movement<T: Element>(
+    group: &mut Group,
+    count: usize,
+    value: &dyn Fn(u32, usize) -> T,
+) {
     let (size, rank) = (group.size(), group.rank());
     let n = size.as_usize();
     let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
@@ -211,7 +215,7 @@ fn check_unrooted_moves<T: Element>(group: &mut Group, count: usize, value: &dyn
 }
 
 /// Checks broadcast, scatter and gather.
-fn check_rooted_moves<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+fn check_rooted_data_movement<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
     let (size, rank) = (group.size(), group.rank());
     let root = Rank::new((count as u32 + 1) % size.get());
     let (is_root, counts) = (rank == root, uneven_counts(size.as_usize(), count));
@@ -290,7 +294,7 @@ fn check_reductions<T: Number>(group: &mut Group, reductions: &[ReduceOp]) {
     let n = group.size().get();
     for count in tested_lengths(n) {
         for &op in reductions.iter().filter(|op| op.applies_to(T::DTYPE) && **op != ReduceOp::Custom) {
-            let case = Case {
+            let case = ReductionCase {
                 op,
                 value: &|rank, index| contributed_value::<T>(op, rank, index),
                 expected: &|ranks, index| expected_reduction::<T>(op, ranks, index),
@@ -300,13 +304,13 @@ fn check_reductions<T: Number>(group: &mut Group, reductions: &[ReduceOp]) {
                 check_scans(group, count, &case);
             }
         }
-        check_moves::<T>(group, count, &|rank, index| contributed_value(ReduceOp::Sum, rank, index));
+        check_data_movement::<T>(group, count, &|rank, index| contributed_value(ReduceOp::Sum, rank, index));
     }
 }
 
-fn check_moves<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
-    check_unrooted_moves(group, count, value);
-    check_rooted_moves(group, count, value);
+fn check_data_movement<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+    check_unrooted_data_movement(group, count, value);
+    check_rooted_data_movement(group, count, value);
     check_exchanges(group, count, value);
 }
 
@@ -319,7 +323,7 @@ fn check_values_with_index<T: Element>(group: &mut Group, make: fn(i64, u64) -> 
     for count in tested_lengths(group.size().get()) {
         for op in [ReduceOp::MinLoc, ReduceOp::MaxLoc] {
             let sign = if op == ReduceOp::MinLoc { 1 } else { -1 };
-            let case = Case {
+            let case = ReductionCase {
                 op,
                 value: &|rank, index| {
                     let (value, place) = pair(rank, index);
@@ -333,7 +337,7 @@ fn check_values_with_index<T: Element>(group: &mut Group, make: fn(i64, u64) -> 
             };
             check_reduction(group, count, &case);
             check_scans(group, count, &case);
-            check_moves(group, count, case.value);
+            check_data_movement(group, count, case.value);
         }
     }
 }
@@ -347,7 +351,7 @@ fn run_on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 's
 
 #[test]
 fn every_collective_is_right_for_every_reduction() {
-    for &n in if_long_tests_else(&WORLDS[..], &[3]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[3]) {
         run_on_every_transport(n, |mut group| {
             check_numbers::<bf16>(&mut group);
             if runs_long_tests() {
@@ -356,7 +360,7 @@ fn every_collective_is_right_for_every_reduction() {
             check_numbers::<i64>(&mut group);
         });
     }
-    for &n in if_long_tests_else(&WORLDS[..], &[1, 5]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[1, 5]) {
         run_on_every_transport(n, |mut group| check_numbers::<f32>(&mut group));
     }
 }
@@ -376,7 +380,7 @@ fn small_segments_with_checksums_give_right_results() {
 
 #[test]
 fn every_collective_is_right_for_values_with_an_index() {
-    for &n in if_long_tests_else(&WORLDS[..], &[3]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[3]) {
         run_on_every_transport(n, |mut group| {
             check_values_with_index(&mut group, |value, index| F32Loc::new(value as f32, index as u32));
             check_values_with_index(&mut group, I64Loc::new);
@@ -388,13 +392,16 @@ fn every_collective_is_right_for_values_with_an_index() {
 fn every_collective_is_right_for_long_buffers() {
     fn check<T: Number>(group: &mut Group, op: ReduceOp) {
         let value = |rank, index| contributed_value::<T>(op, rank, index);
-        let case =
-            Case { op, value: &value, expected: &|ranks, index| expected_reduction::<T>(op, ranks, index) };
+        let case = ReductionCase {
+            op,
+            value: &value,
+            expected: &|ranks, index| expected_reduction::<T>(op, ranks, index),
+        };
         check_reduction(group, long_count(), &case);
         check_scans(group, long_count(), &case);
-        check_moves(group, long_count(), &value);
+        check_data_movement(group, long_count(), &value);
     }
-    for &n in if_long_tests_else(&WORLDS[..], &[3]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[3]) {
         run_on_every_transport(n, |mut group| {
             check::<f32>(&mut group, ReduceOp::Sum);
             if runs_long_tests() {
@@ -411,7 +418,7 @@ fn every_form_of_every_collective_is_right() {
     fn check<T: Number>(group: &mut Group, op: ReduceOp, counts: &[usize]) {
         for &count in counts {
             let value = |rank, index| contributed_value::<T>(op, rank, index);
-            let case = Case {
+            let case = ReductionCase {
                 op,
                 value: &value,
                 expected: &|ranks, index| expected_reduction::<T>(op, ranks, index),
@@ -420,10 +427,10 @@ fn every_form_of_every_collective_is_right() {
             if op != ReduceOp::Average {
                 forms::check_scan_forms(group, count, &case);
             }
-            forms::check_moving_forms(group, count, &value);
+            forms::check_data_movement_forms(group, count, &value);
         }
     }
-    for &n in if_long_tests_else(&WORLDS[..], &[3]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[3]) {
         run_on_every_transport(n, |mut group| {
             let lengths = tested_lengths(group.size().get());
             check::<f32>(&mut group, ReduceOp::Average, &lengths);
@@ -440,7 +447,7 @@ fn every_form_of_every_collective_is_right() {
 /// blocking and with asynchronous calls.
 #[test]
 fn rounded_sums_have_the_same_bits_on_every_rank() {
-    for n in WORLDS {
+    for n in WORLD_SIZES {
         // The test uses only sockets, because collectives in shared memory always reduce in rank order.
         let results = ranks::run(n, |mut group| {
             let rank = group.rank().get() as f32;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::util::proxy::{Damage, Proxy};
 use crate::util::ranks::{TestTransport, peers_file, peers_file_options, peers_text};
+use ringtrain::group::LocalTransport;
 use ringtrain::rendezvous::PeersFile;
 use ringtrain::wire::Cause;
 use ringtrain::wire::Secret;
@@ -169,7 +170,10 @@ fn a_job_continues_while_its_ranks_refuse_strangers() {
     let refused_count = Arc::new(AtomicUsize::new(0));
     let workers: Vec<_> = (0..3)
         .map(|rank| {
-            let options = peers_file_options(&file, rank, &secret);
+            // Over TCP, a rank serves its sockets in every collective. In shared memory, a rank serves them only before it
+            // sleeps, which ranks of a busy machine may never do.
+            let transport = LocalTransport::Tcp;
+            let options = JoinOptions { transport, ..peers_file_options(&file, rank, &secret) };
             let refused_count = Arc::clone(&refused_count);
             thread::spawn(move || {
                 let mut group = Group::join(&options).unwrap();

@@ -21,8 +21,8 @@ const LONG_DEADLINE: Duration = Duration::from_secs(20);
 /// The deadline of operations in tests that may wait for it, because only a missed deadline shows the mismatch.
 const SHORT_DEADLINE: Duration = Duration::from_millis(300);
 /// The additional time that a test may take on a busy machine.
-const EXTRA_TIME: Duration = Duration::from_secs(15);
-const WORLDS: [u32; 4] = [2, 3, 4, 5];
+const TIME_MARGIN: Duration = Duration::from_secs(15);
+const WORLD_SIZES: [u32; 4] = [2, 3, 4, 5];
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
@@ -47,7 +47,7 @@ fn wait_for_cause(group: &mut Group, first: CallResult) -> Cause {
     let started = Instant::now();
     let mut called = first;
     while called.is_ok() {
-        assert!(started.elapsed() < EXTRA_TIME, "the job has not failed");
+        assert!(started.elapsed() < TIME_MARGIN, "the job has not failed");
         called = group.barrier();
     }
     called.expect_err("the job has failed").cause().expect("the error is one of the job").clone()
@@ -66,7 +66,7 @@ fn causes(n: u32, differing_rank: u32, deadline: Duration, common: GroupCall, od
         let called =
             joined.and_then(|()| if rank == differing_rank { odd(&mut group) } else { common(&mut group) });
         let cause = wait_for_cause(&mut group, called);
-        assert!(started.elapsed() < SHORT_DEADLINE + EXTRA_TIME, "the failure took {:?}", started.elapsed());
+        assert!(started.elapsed() < SHORT_DEADLINE + TIME_MARGIN, "the failure took {:?}", started.elapsed());
         cause
     })
 }
@@ -79,7 +79,7 @@ fn common_report(what: &str, causes: &[Cause]) -> String {
 }
 
 /// Returns the line number of a `site`, which must have the form `FILE:LINE` and name this file.
-fn line_of(site: &str) -> usize {
+fn line_of_site(site: &str) -> usize {
     let line = site.strip_prefix(concat!(file!(), ":")).and_then(|line| line.parse().ok());
     line.unwrap_or_else(|| panic!("`{site}` is not a line of this file"))
 }
@@ -91,7 +91,7 @@ fn assert_lines_of_calls(start: u32, common: &str, odd: &str, report: &str) {
     let source: Vec<&str> = include_str!("mismatches.rs").lines().collect();
     let start = start as usize;
     let end = start + source[start..].iter().position(|line| *line == "    );").expect("the assertion ends");
-    let lines = [common, odd].map(line_of);
+    let lines = [common, odd].map(line_of_site);
     let is_shared = |line: usize| source[line - 2].starts_with("fn all_reduce_sum(");
     for line in lines {
         assert!((start..=end).contains(&line) || is_shared(line), "line {line}: {report}");
@@ -103,7 +103,7 @@ fn assert_lines_of_calls(start: u32, common: &str, odd: &str, report: &str) {
 /// `odd` and the other ranks call `common`. The jobs cover every world size and every choice of this rank.
 #[track_caller]
 fn assert_mismatch(what: &str, common: GroupCall, odd: GroupCall, expected_calls: [&str; 2]) {
-    assert_mismatch_in(&WORLDS, what, common, odd, expected_calls);
+    assert_mismatch_in(&WORLD_SIZES, what, common, odd, expected_calls);
 }
 
 /// Does the same as [`assert_mismatch`], but only for the given world sizes.
@@ -139,7 +139,7 @@ fn assert_mismatch_in(
 /// Checks that all ranks report both calls and the lines of both calls. The cause is a mismatch or, if no rank
 /// detects a mismatch, a missed deadline.
 fn assert_mismatch_or_timeout(what: &str, common: GroupCall, odd: GroupCall, expected_calls: [&str; 2]) {
-    for n in WORLDS {
+    for n in WORLD_SIZES {
         for differing_rank in [0, n - 1] {
             let causes = causes(n, differing_rank, SHORT_DEADLINE, common, odd);
             let case = format!("{what}, rank {differing_rank} of {n}");
@@ -233,7 +233,7 @@ fn different_reductions_are_reported() {
     // This test leaves out the world of 5 ranks, which uses several hosts. On several hosts only one of the two calls
     // is hierarchical, so no rank learns what rank 0 called.
     assert_mismatch_in(
-        &WORLDS[..3],
+        &WORLD_SIZES[..3],
         "function",
         |group| group.all_reduce_with(&mut [0f32; 100], |a, b| a + b),
         |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
@@ -324,13 +324,13 @@ fn different_uneven_parts_are_reported() {
 /// so the ranks cannot detect the mismatch by comparing the counts in frame headers.
 #[test]
 fn different_counts_of_an_uneven_all_to_all_are_reported() {
-    const LINE: u32 = line!() + 3;
+    const CALL_LINE: u32 = line!() + 3;
     fn exchange(group: &mut Group, count: usize) -> CallResult {
         let counts = vec![count; group.size().as_usize()];
         group.all_to_all_uneven(&vec![0u8; counts.iter().sum()], &counts, &counts).map(|_| ())
     }
     for (common, odd) in [(10, 11), (11, 10), (300_000, 10), (10, 300_000)] {
-        for n in WORLDS {
+        for n in WORLD_SIZES {
             let causes = ranks::run_with(n, set_options_for(n), move |mut group| {
                 let count = if group.rank() == R1 { odd } else { common };
                 // After this barrier all ranks have joined. If another rank fails early, the barrier may fail.
@@ -348,7 +348,7 @@ fn different_counts_of_an_uneven_all_to_all_are_reported() {
             {
                 let count = if *rank == R1 { odd } else { common };
                 assert_eq!((asked.operation, asked.count), (Operation::AllToAll, count as u64), "{report}");
-                assert_eq!(*site, format!("{}:{LINE}", file!()), "{report}");
+                assert_eq!(*site, format!("{}:{CALL_LINE}", file!()), "{report}");
             }
             assert!(*first == R1 || *second == R1, "{report}");
         }
@@ -390,7 +390,7 @@ fn an_additional_call_is_reported() {
 /// One rank calls an operation on a duplicate of the group, the other ranks on the group itself.
 #[test]
 fn calls_of_different_groups_are_reported() {
-    for n in WORLDS {
+    for n in WORLD_SIZES {
         for differing_rank in [0, n - 1] {
             let causes = ranks::run_with(n, set_options_for(n), move |mut group| {
                 let mut twin = group.duplicate().expect("all ranks agree so far");
@@ -421,7 +421,7 @@ fn a_rank_that_never_calls_is_reported() {
         ("all_to_all(", |group| group.all_to_all(&vec![0u8; group.size().as_usize()]).map(|_| ())),
     ];
     for (expected, call) in calls {
-        for &n in if_long_tests_else(&WORLDS[..], &[3]) {
+        for &n in if_long_tests_else(&WORLD_SIZES[..], &[3]) {
             let missing = n / 2;
             let failed = Arc::new(Barrier::new(n as usize));
             let causes = ranks::run_with(n, set_options_for(n), move |mut group| {
@@ -466,7 +466,7 @@ fn lines_that_a_binding_passes_are_reported() {
             begun?.wait().map(|_| ())
         },
     ];
-    for n in WORLDS {
+    for n in WORLD_SIZES {
         for odd in calls_with_site {
             let common: GroupCall = |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum);
             let (passed_site, found_site) = passed_and_found_sites(&causes(n, 1, LONG_DEADLINE, common, odd));

@@ -13,7 +13,7 @@ use ringtrain::{
     Group, NamedError, NamedHandle, NamedOptions, NamedStatistics, NamedTensors, Rank, ReduceOp,
 };
 
-const WORLDS: [u32; 4] = [1, 2, 3, 4];
+const WORLD_SIZES: [u32; 4] = [1, 2, 3, 4];
 
 fn create_named_tensors(group: &mut Group, adjust: impl FnOnce(&mut NamedOptions)) -> NamedTensors {
     let mut options = NamedOptions::default();
@@ -22,7 +22,7 @@ fn create_named_tensors(group: &mut Group, adjust: impl FnOnce(&mut NamedOptions
 }
 
 /// Returns the numbers below `count` in an order that depends on the seed.
-fn shuffled(count: usize, seed: u64) -> Vec<usize> {
+fn shuffled_indices(count: usize, seed: u64) -> Vec<usize> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut order: Vec<usize> = (0..count).collect();
     for index in (1..count).rev() {
@@ -60,7 +60,7 @@ fn reduce_in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics>
                 scope.spawn(move || {
                     for step in 0..STEPS {
                         let seed = u64::from(rank) * 100 + (step * 10 + part) as u64;
-                        let order = shuffled(TENSORS / THREADS, seed);
+                        let order = shuffled_indices(TENSORS / THREADS, seed);
                         let mut handles: Vec<(usize, NamedHandle<Vec<f32>>)> = Vec::new();
                         for tensor in order.iter().map(|index| index * THREADS + part) {
                             let name = format!("layer{tensor}/weights");
@@ -71,7 +71,7 @@ fn reduce_in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics>
                             );
                             handles.push((tensor, submitted.expect("the tensor is accepted")));
                         }
-                        for index in shuffled(handles.len(), seed + 7) {
+                        for index in shuffled_indices(handles.len(), seed + 7) {
                             // Call `test` instead of `wait` here, because `wait` consumes the handle.
                             wait_until("the tensor has been reduced", || handles[index].1.test());
                         }
@@ -92,7 +92,7 @@ fn reduce_in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics>
 }
 
 fn tensors_submitted_in_any_order_are_fused_and_have_exact_results(transport: TestTransport) {
-    for &n in if_long_tests_else(&WORLDS[..], &[1, 3]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[1, 3]) {
         for statistics in reduce_in_any_order(transport, n) {
             let NamedStatistics { tensors, cached, operations, reports, .. } = statistics;
             assert_eq!(tensors, (TENSORS * STEPS) as u64);
@@ -192,7 +192,7 @@ fn a_cache_that_is_too_small_gives_right_results(transport: TestTransport) {
     transport.run(3, |mut group| {
         let tensors = create_named_tensors(&mut group, |options| options.cache_capacity = 5);
         for step in 0..30usize {
-            let order = shuffled(12, step as u64 * 10 + u64::from(group.rank().get()));
+            let order = shuffled_indices(12, step as u64 * 10 + u64::from(group.rank().get()));
             let submit = |index: &usize| {
                 // Some tensors change their length every 10 steps.
                 let length = 1 + (step / 10) * (index % 3);
@@ -206,7 +206,7 @@ fn a_cache_that_is_too_small_gives_right_results(transport: TestTransport) {
 }
 
 fn a_rank_that_runs_out_of_data_contributes_zeros(transport: TestTransport) {
-    for n in WORLDS {
+    for n in WORLD_SIZES {
         let all = transport.run(n, move |mut group| {
             let tensors = create_named_tensors(&mut group, |_| {});
             let rank = group.rank().get();
@@ -431,7 +431,7 @@ fn pending_tensors_fail_when_a_rank_has_left(transport: TestTransport) {
 }
 
 fn uneven_gathers_reduce_scatters_and_scaled_sums_are_right(transport: TestTransport) {
-    for n in WORLDS {
+    for n in WORLD_SIZES {
         transport.run(n, |mut group| {
             let (size, rank) = (group.size(), group.rank());
             let tensors = create_named_tensors(&mut group, |_| {});

@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::util::{ranks, ringrun, ringrun_script, run};
 
 const TRANSPORTS: [LocalTransport; 2] = [LocalTransport::Tcp, LocalTransport::Shm];
-const PARTS: [&str; 5] = ["send", "receive", "reduce", "wait", "other"];
+const TIME_PARTS: [&str; 5] = ["send", "receive", "reduce", "wait", "other"];
 
 /// The largest allowed difference between the wall time and the sum of its parts, in microseconds. The difference is
 /// due to rounding.
@@ -154,7 +154,7 @@ fn ringbench_reports_the_profile_in_its_table_and_json() {
         assert_eq!(lines.len(), 6, "three lines for each of two rows:\n{table}");
         for (line, name) in lines.iter().zip(["mean of 3", "waits least", "waits most"].into_iter().cycle()) {
             assert!(line.starts_with('#') && line.contains(name), "{name}:\n{table}");
-            assert!(PARTS.iter().all(|part| line.contains(&format!(" {part} "))), "{line}");
+            assert!(TIME_PARTS.iter().all(|part| line.contains(&format!(" {part} "))), "{line}");
         }
 
         let report: Value =
@@ -164,7 +164,7 @@ fn ringbench_reports_the_profile_in_its_table_and_json() {
             let ranks = row["profile"].as_array().expect("the row has a profile");
             assert_eq!(ranks.iter().map(|one| one["rank"].as_u64()).collect::<Vec<_>>(), [0, 1, 2].map(Some));
             for rank_profile in ranks {
-                let parts = PARTS.map(|part| json_number(&rank_profile[format!("{part}_us")]));
+                let parts = TIME_PARTS.map(|part| json_number(&rank_profile[format!("{part}_us")]));
                 assert!(parts.iter().all(|&part| part >= 0.0), "{rank_profile}");
                 // For 64 bytes, a part may have taken no time: in shared memory the buffer is reduced in place,
                 // without a copy.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::util::ranks::{self, TestTransport};
-use program::{DUPLICATE, Program, Step};
+use program::{DUPLICATE_GROUP_INDEX, Program, Step};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
@@ -22,7 +22,7 @@ use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 const PROGRAM_COUNT: u64 = 5;
 /// The tag of a [`Step::FromAnySource`] message is this number plus the index of the step. All other tags are lower.
 const FIRST_STEP_TAG: u32 = 1000;
-const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::BitXor, ReduceOp::Max, ReduceOp::Min];
+const REDUCTIONS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::BitXor, ReduceOp::Max, ReduceOp::Min];
 
 /// Returns what a rank of the world contributes to a step.
 fn contributed_elements(step: usize, rank: u32, count: usize) -> Vec<u64> {
@@ -258,7 +258,7 @@ impl ProgramRunner {
         tag: u32,
         count: usize,
     ) {
-        let duplicate = self.groups[DUPLICATE].as_mut().expect("the duplicate is never dropped");
+        let duplicate = self.groups[DUPLICATE_GROUP_INDEX].as_mut().expect("the duplicate is never dropped");
         if from == to {
             return;
         }

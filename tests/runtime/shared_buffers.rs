@@ -8,7 +8,7 @@ use half::bf16;
 use ringtrain::group::LocalTransport;
 use ringtrain::{Element, Error, F64Loc, Group, Handle, JoinOptions, Rank, ReduceOp, SharedBuffer, wait_all};
 
-const WORLDS: [u32; 6] = [1, 2, 3, 4, 5, 8];
+const WORLD_SIZES: [u32; 6] = [1, 2, 3, 4, 5, 8];
 /// The number of elements of a long buffer. With 4 bytes per element, the buffer needs three slots.
 const LONG_COUNT: usize = 300_007;
 
@@ -84,7 +84,7 @@ fn check_all_reduce<T: FromNumber>(
     }
 }
 
-fn check_type<T: FromNumber>(group: &mut Group) {
+fn check_all_reduces_of_type<T: FromNumber>(group: &mut Group) {
     let n = group.size().as_usize();
     for op in ReduceOp::ALL.iter().copied().filter(|op| op.applies_to(T::DTYPE) && *op != ReduceOp::Custom) {
         for count in [0, 1, n - 1, n + 1, 4099] {
@@ -95,12 +95,12 @@ fn check_type<T: FromNumber>(group: &mut Group) {
 
 #[test]
 fn all_reduces_in_place_give_the_same_bits_as_with_slots() {
-    for &n in if_long_tests_else(&WORLDS[..], &[2, 5]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[2, 5]) {
         run_ranks(n, LocalTransport::Auto, |mut group| {
-            check_type::<bf16>(&mut group);
-            check_type::<f32>(&mut group);
-            check_type::<u8>(&mut group);
-            check_type::<F64Loc>(&mut group);
+            check_all_reduces_of_type::<bf16>(&mut group);
+            check_all_reduces_of_type::<f32>(&mut group);
+            check_all_reduces_of_type::<u8>(&mut group);
+            check_all_reduces_of_type::<F64Loc>(&mut group);
             check_all_reduce::<f32>(&mut group, LONG_COUNT, ReduceOp::Average, &|_| true);
             check_all_reduce::<F64Loc>(&mut group, LONG_COUNT / 4, ReduceOp::MaxLoc, &|_| true);
         });
@@ -112,7 +112,7 @@ fn all_reduces_in_place_give_the_same_bits_as_with_slots() {
 fn ranks_may_mix_group_buffers_and_ordinary_memory() {
     let patterns: [fn(Rank) -> bool; 4] =
         [|rank| rank.get() == 0, |rank| rank.get() > 0, |rank| rank.get() % 2 == 1, |rank| rank.get() != 1];
-    for &n in if_long_tests_else(&WORLDS[..], &[2, 5]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[2, 5]) {
         run_ranks(n, LocalTransport::Auto, move |mut group| {
             for passes_group_buffer in patterns {
                 for count in [0, 1, group.size().as_usize() + 1, 4099, LONG_COUNT] {
@@ -128,7 +128,7 @@ fn ranks_may_mix_group_buffers_and_ordinary_memory() {
 /// The function is neither commutative nor associative, so only rank order gives the expected result.
 #[test]
 fn custom_functions_are_applied_in_rank_order() {
-    for &n in if_long_tests_else(&WORLDS[..], &[1, 3, 8]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[1, 3, 8]) {
         run_ranks(n, LocalTransport::Auto, |mut group| {
             let own = contribution::<u64>(&group, 10_001);
             let combine = |a: &u64, b: &u64| a.wrapping_mul(3).wrapping_add(*b);
@@ -228,7 +228,7 @@ fn a_rank_may_drop_its_buffer_before_the_other_ranks() {
 
 #[test]
 fn asynchronous_all_reduces_return_the_buffer() {
-    for n in WORLDS {
+    for n in WORLD_SIZES {
         run_ranks(n, LocalTransport::Auto, |mut group| {
             let own = contribution::<f32>(&group, 70_001);
             let mut expected = own.clone();

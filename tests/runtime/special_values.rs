@@ -12,11 +12,11 @@ use ringtrain::{Element, Group, Rank, ReduceOp};
 
 /// A rank contributes the same 97 elements again and again, so that equal contributions are in different chunks of
 /// the buffer.
-const PERIOD: usize = 97;
+const CONTRIBUTION_PERIOD: usize = 97;
 /// The number of elements in a buffer of f32, and in a buffer of any other type. Neither number can be divided evenly
 /// among the ranks or into vector registers.
-const COUNTS: [usize; 2] = [4 * PERIOD + 3, 2 * PERIOD + 1];
-const OPS: [ReduceOp; 5] =
+const ELEMENT_COUNTS: [usize; 2] = [4 * CONTRIBUTION_PERIOD + 3, 2 * CONTRIBUTION_PERIOD + 1];
+const REDUCTIONS: [ReduceOp; 5] =
     [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product];
 
 /// The layout of an IEEE 754 number in the low bits of a word.
@@ -62,7 +62,7 @@ impl FloatFormat {
 
     /// Returns the magnitudes of the contributions: zero, six finite numbers (the first is the smallest subnormal
     /// number, and the last is the largest number), infinity, and four NaNs.
-    fn magnitudes(self) -> [u64; 12] {
+    fn contributed_magnitudes(self) -> [u64; 12] {
         let normal = 1 << self.mantissa_bits;
         let (infinity, quiet) = (self.infinity(), self.quiet_nan());
         let one = (infinity / 2) & !(normal - 1);
@@ -75,13 +75,13 @@ impl FloatFormat {
     /// numbers; 2, 6, 10, ... also infinities; and 3, 7, 11, ... also NaNs.
     fn contributions_of_all_ranks(self, n: u32) -> Vec<Vec<u64>> {
         let mut random = StdRng::seed_from_u64(u64::from(n));
-        let magnitudes = self.magnitudes();
+        let magnitudes = self.contributed_magnitudes();
         let kinds = [1, 7, 8, magnitudes.len()];
         let mut draw = |index: usize| {
             let magnitude = magnitudes[random.random_range(0..kinds[index % kinds.len()])];
             if random.random_bool(0.5) { magnitude } else { magnitude | self.sign_bit() }
         };
-        (0..n).map(|_| (0..PERIOD).map(&mut draw).collect()).collect()
+        (0..n).map(|_| (0..CONTRIBUTION_PERIOD).map(&mut draw).collect()).collect()
     }
 
     /// Returns the result of reducing the contributions `values`, or `None` if the result can depend on the order of
@@ -141,7 +141,7 @@ fn run_reductions<T: Element>(group: &mut Group, count: usize) -> Vec<ReductionO
     let own = format.contributions_of_all_ranks(n.get()).swap_remove(rank.index());
     let own: Vec<T> = elements_from_bits(own.into_iter().cycle().take(count));
     let mut outcomes = Vec::new();
-    for op in OPS {
+    for op in REDUCTIONS {
         let mut add = |operation, is_shared_buffer, ranks, start, part: &[T]| {
             let bits = bits_of(part);
             outcomes.push(ReductionOutcome { operation, is_shared_buffer, format, op, ranks, start, bits });
@@ -179,11 +179,12 @@ fn check_outcomes(of_ranks: &[&ReductionOutcome], context: &str) {
         let &&ReductionOutcome { operation, is_shared_buffer, op, start, .. } = outcome;
         let contributions = &contributions[outcome.ranks.clone()];
         let at = |place: usize| contributions.iter().map(|of| of[place]).collect::<Vec<u64>>();
-        let expected: Vec<_> = (0..PERIOD).map(|place| format.expected_reduction(op, &at(place))).collect();
+        let expected: Vec<_> =
+            (0..CONTRIBUTION_PERIOD).map(|place| format.expected_reduction(op, &at(place))).collect();
         // In a scan, the first rank gets its own contribution, in which NaNs keep their bits.
         let may_have_any_nan = contributions.len() == 1;
         for (index, &found) in outcome.bits.iter().enumerate() {
-            let place = (start + index) % PERIOD;
+            let place = (start + index) % CONTRIBUTION_PERIOD;
             let is_expected = expected[place].is_none_or(|expected| found == expected);
             let is_right_nan = may_have_any_nan || !format.is_nan(found) || found == format.quiet_nan();
             let is_same = operation != Operation::AllReduce || found == of_ranks[0].bits[index];
@@ -224,16 +225,16 @@ fn every_algorithm_gives_special_values_the_same_bits() {
                 options.algorithms = algorithm.name().parse().expect("an algorithm that can be asked for");
             };
             let results = transport.run_with(n, adjust, move |mut group| {
-                assert_eq!(group.algorithm(Operation::AllReduce, 4 * COUNTS[0]), algorithm);
-                let mut outcomes = run_reductions::<f32>(&mut group, COUNTS[0]);
+                assert_eq!(group.algorithm(Operation::AllReduce, 4 * ELEMENT_COUNTS[0]), algorithm);
+                let mut outcomes = run_reductions::<f32>(&mut group, ELEMENT_COUNTS[0]);
                 // On 8 ranks the test uses only f32, because many ranks on few processors take long. The algorithms
                 // are the same for all types.
                 if n < 8 {
                     if runs_long_tests() {
-                        outcomes.extend(run_reductions::<f64>(&mut group, COUNTS[1]));
+                        outcomes.extend(run_reductions::<f64>(&mut group, ELEMENT_COUNTS[1]));
                     }
-                    outcomes.extend(run_reductions::<f16>(&mut group, COUNTS[1]));
-                    outcomes.extend(run_reductions::<bf16>(&mut group, COUNTS[1]));
+                    outcomes.extend(run_reductions::<f16>(&mut group, ELEMENT_COUNTS[1]));
+                    outcomes.extend(run_reductions::<bf16>(&mut group, ELEMENT_COUNTS[1]));
                 }
                 outcomes
             });

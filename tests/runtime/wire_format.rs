@@ -206,7 +206,7 @@ fn a_handshake_has_the_documented_bytes() {
 
     let mut acceptor =
         Acceptor::new(Secret::new(SECRET).unwrap(), make_job(), Some(Rank::new(2)), [0xb2; 32]);
-    assert_eq!(acceptor.wanted(), 104);
+    assert_eq!(acceptor.wanted_bytes(), 104);
     acceptor.feed(&hello).unwrap();
     let answer = acceptor.take_output();
     let mut expected = Vec::new();
@@ -221,10 +221,10 @@ fn a_handshake_has_the_documented_bytes() {
     dialer.feed(&answer).unwrap();
     let proof = dialer.take_output();
     assert_eq!(proof, hmac_of(&[b"ringtrain 1 dialer", &hello, &answer]));
-    assert_eq!((proof.len(), acceptor.wanted()), (32, 32));
+    assert_eq!((proof.len(), acceptor.wanted_bytes()), (32, 32));
     acceptor.feed(&proof).unwrap();
     assert_eq!(acceptor.take_output(), [0; 4]);
-    assert_eq!(dialer.wanted(), 4);
+    assert_eq!(dialer.wanted_bytes(), 4);
 }
 
 #[test]
@@ -344,9 +344,9 @@ fn rendezvous_messages_have_the_documented_text() {
     let connect_as = |rank| {
         let mut stream = TcpStream::connect(server.address()).unwrap();
         let mut dialer = make_dialer(&job, Purpose::Rendezvous, rank, 0, StreamId::ONLY);
-        while dialer.wanted() > 0 {
+        while dialer.wanted_bytes() > 0 {
             stream.write_all(&dialer.take_output()).unwrap();
-            let mut bytes = vec![0; dialer.wanted()];
+            let mut bytes = vec![0; dialer.wanted_bytes()];
             stream.read_exact(&mut bytes).unwrap();
             dialer.feed(&bytes).unwrap();
         }

@@ -351,18 +351,18 @@ fn random_fault(random: &mut StdRng, world: WorldSize) -> Fault {
 }
 
 /// Returns the seed in the variable `SIM_SEED`. If `SIM_SEED` is set, the tests simulate only this seed.
-fn only_seed() -> Option<u64> {
+fn seed_of_environment() -> Option<u64> {
     std::env::var("SIM_SEED").ok().map(|seed| seed.parse().expect("SIM_SEED must be a number"))
 }
 
 /// Returns the seeds to simulate: only `SIM_SEED` if it is set, or else `count / network_count_divisor()` seeds.
 fn seeds(count: u64) -> Range<u64> {
-    only_seed().map_or(0..count.div_ceil(network_count_divisor()), |seed| seed..seed + 1)
+    seed_of_environment().map_or(0..count.div_ceil(network_count_divisor()), |seed| seed..seed + 1)
 }
 
 /// Returns whether a test simulates so many networks that some programs certainly complete and some certainly fail.
 fn has_many_seeds() -> bool {
-    !cfg!(miri) && only_seed().is_none()
+    !cfg!(miri) && seed_of_environment().is_none()
 }
 
 #[test]
@@ -387,7 +387,7 @@ fn long_messages_complete_if_a_receive_waits_for_an_earlier_receive() {
         let mut scenario = Scenario::random(seed, false);
         let mut random = StdRng::seed_from_u64(seed);
         let call = |(operation, algorithm)| {
-            let call = Call::random_of(operation, &mut random, &scenario.groups);
+            let call = Call::random_call_of(operation, &mut random, &scenario.groups);
             Call { algorithm, count: 2 * EAGER_BYTES * 5 / 4 / 8, ..call }
         };
         scenario.program = cases.map(call).into_iter().chain([Call::BARRIER]).collect();
@@ -435,7 +435,7 @@ fn every_operation_gives_right_results_or_fails_on_faulty_networks() {
             let mut scenario = Scenario::random(seed, true);
             let mut random = StdRng::seed_from_u64(seed);
             for call in scenario.program.iter_mut().rev().skip(1) {
-                *call = Call::random_of(operation, &mut random, &scenario.groups);
+                *call = Call::random_call_of(operation, &mut random, &scenario.groups);
             }
             let outcomes = scenario.run(seed);
             failed += u64::from(outcomes.iter().any(|outcome| matches!(outcome, SimEnd::Failed { .. })));

@@ -16,9 +16,9 @@ use ringtrain::{Rank, WorldSize};
 
 /// The number of elements in a block of the ring all-reduce. In a long buffer, the last block is shorter than
 /// the other blocks.
-const BLOCK: usize = 50;
+const RING_BLOCK_ELEMENTS: usize = 50;
 /// The smallest number of elements in a block of a double tree.
-const TREE_BLOCK_MIN: usize = 20;
+const TREE_BLOCK_ELEMENTS_MIN: usize = 20;
 /// The largest number of blocks into which a double tree divides a buffer.
 const TREE_BLOCKS_MAX: usize = 100;
 
@@ -66,11 +66,11 @@ impl Call {
 
     pub(crate) fn random(random: &mut StdRng, groups: &[Members]) -> Self {
         let operation = OPERATIONS[random.random_range(0..OPERATIONS.len())];
-        Self::random_of(operation, random, groups)
+        Self::random_call_of(operation, random, groups)
     }
 
     /// Returns a random call of this operation.
-    pub(crate) fn random_of(operation: Operation, random: &mut StdRng, groups: &[Members]) -> Self {
+    pub(crate) fn random_call_of(operation: Operation, random: &mut StdRng, groups: &[Members]) -> Self {
         let ops = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max];
         let mut op = ops[random.random_range(0..ops.len())];
         if matches!(operation, Operation::Scan | Operation::Exscan) && op == ReduceOp::Average {
@@ -150,7 +150,7 @@ impl Call {
         let is_direct = self.algorithm == Algorithm::Direct;
         let is_tree = self.algorithm == Algorithm::Tree;
         let is_double = self.algorithm == Algorithm::DoubleTree;
-        let block = TREE_BLOCK_MIN.max(count / TREE_BLOCKS_MAX);
+        let block = TREE_BLOCK_ELEMENTS_MIN.max(count / TREE_BLOCKS_MAX);
         match self.operation {
             Operation::AllReduce => match self.algorithm {
                 Algorithm::OneShot => schedule::direct::all_gather(world, rank, &slots),
@@ -158,7 +158,7 @@ impl Call {
                 Algorithm::Butterfly => schedule::butterfly::all_reduce(world, rank, count),
                 Algorithm::Direct => schedule::direct::all_reduce(world, rank, count),
                 Algorithm::DoubleTree => double_tree::all_reduce(world, rank, count, block),
-                _ => schedule::all_reduce(world, rank, count, BLOCK),
+                _ => schedule::all_reduce(world, rank, count, RING_BLOCK_ELEMENTS),
             },
             Operation::Reduce if is_tree => schedule::reduce_tree(world, rank, root, count),
             Operation::Reduce if is_double => double_tree::reduce(world, rank, root, count, block),

@@ -40,7 +40,7 @@ impl Source {
     }
 
     /// Returns the line number of an offset, counted from 1.
-    pub(crate) fn line(&self, at: usize) -> usize {
+    pub(crate) fn line_number(&self, at: usize) -> usize {
         self.text[..at].matches('\n').count() + 1
     }
 
@@ -210,13 +210,13 @@ fn blank_tests(code: &str) -> String {
     while let Some(at) = code[from..].find(TEST_ONLY).map(|at| from + at) {
         let end = code[at..].find(['{', ';']).map_or(code.len(), |end| at + end);
         let end = if code.as_bytes().get(end) == Some(&b'{') { closing_brace(code, end) } else { end };
-        blank(&mut bytes, at, (end + 1).min(code.len()));
+        overwrite_with_spaces(&mut bytes, at, (end + 1).min(code.len()));
         from = (end + 1).min(code.len());
     }
     String::from_utf8(bytes).expect("complete items are replaced by ASCII characters")
 }
 
-fn blank(bytes: &mut [u8], from: usize, to: usize) {
+fn overwrite_with_spaces(bytes: &mut [u8], from: usize, to: usize) {
     for byte in &mut bytes[from..to] {
         if *byte != b'\n' {
             *byte = b' ';
@@ -246,7 +246,7 @@ fn blank_comments_and_literals(text: &str) -> String {
             at += 1;
             continue;
         };
-        blank(&mut bytes, at + skip, end);
+        overwrite_with_spaces(&mut bytes, at + skip, end);
         let is_comment = rest[0] == b'/';
         at = if is_comment { end } else { end + 1 };
     }

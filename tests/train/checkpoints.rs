@@ -43,7 +43,7 @@ fn small_config() -> Config {
 }
 
 /// Returns settings that save a checkpoint every `steps` steps.
-fn saving_every(steps: u64, directory: &Path) -> Checkpoint {
+fn checkpoint_every(steps: u64, directory: &Path) -> Checkpoint {
     Checkpoint { steps: NonZeroU64::new(steps), ..Checkpoint::new(directory, ExistingCheckpoint::Resume) }
 }
 
@@ -103,7 +103,7 @@ fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
     let checkpoint = Checkpoint {
         keep: NonZeroU32::new(3).unwrap(),
         keeps_best: true,
-        ..saving_every(4, directory.path())
+        ..checkpoint_every(4, directory.path())
     };
     let expected = train(&small_config()).unwrap();
     let mut observer = BatchRecorder::new(|_| {});
@@ -159,7 +159,7 @@ fn block_writes(directory: &Path) -> PathBuf {
 fn a_failed_save_keeps_the_previous_checkpoint_and_training_continues() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("checkpoint.safetensors");
-    let config = with_checkpoint(saving_every(4, directory.path()), small_config());
+    let config = with_checkpoint(checkpoint_every(4, directory.path()), small_config());
     train(&Config { epochs: Some(1), ..config.clone() }).unwrap();
     let first = fs::read(&path).unwrap();
     let mut observer = BatchRecorder::new(|steps| match steps {
@@ -274,7 +274,7 @@ fn a_killed_job_resumes_on_fewer_ranks_with_the_same_result() {
         let directory = tempfile::tempdir().unwrap();
         let death = (random.random_range(0..4), random.random_range(1..3 * STEP_COUNT));
         let config =
-            with_checkpoint(saving_every(random.random_range(1..=6), directory.path()), small_config());
+            with_checkpoint(checkpoint_every(random.random_range(1..=6), directory.path()), small_config());
         let (summary, before, _) = run_on_ranks(4, &config, Some(death));
         assert!(summary.is_none(), "seed {seed}: the job should have died");
         let (summary, after, lines) = run_on_ranks(2, &config, None);
@@ -311,7 +311,7 @@ fn a_parameter_server_saves_within_epochs() {
     for strategy in [StrategySpec::PsSync, StrategySpec::PsAsync { staleness: None }] {
         let directory = tempfile::tempdir().unwrap();
         let checkpoint =
-            Checkpoint { keep: NonZeroU32::new(99).unwrap(), ..saving_every(3, directory.path()) };
+            Checkpoint { keep: NonZeroU32::new(99).unwrap(), ..checkpoint_every(3, directory.path()) };
         let config = Config { strategy, ..with_checkpoint(checkpoint, small_config()) };
         let (summary, _, _) = run_on_ranks(3, &config, None);
         assert_eq!(summary.unwrap().report.steps, 3 * STEP_COUNT, "{strategy}");

@@ -3,23 +3,33 @@
 use std::path::Path;
 use std::process::Command;
 
-const DIRECTORY: &str = "/usr/share/datasets/fashion-mnist";
+const FASHION_MNIST_DIRECTORY: &str = "/usr/share/datasets/fashion-mnist";
 
 /// To save time, the test trains for only one epoch. Ten epochs reach an accuracy of 0.88 and take nearly a minute on
 /// two cores.
 #[test]
 #[ignore = "runs with tools/test --full"]
 fn fashion_mnist_trains_on_four_ranks() {
-    if !Path::new(DIRECTORY).join("train-images-idx3-ubyte.gz").exists() {
+    if !Path::new(FASHION_MNIST_DIRECTORY).join("train-images-idx3-ubyte.gz").exists() {
         println!(
-            "SKIPPED: no Fashion-MNIST in {DIRECTORY}; install the Debian package dataset-fashion-mnist"
+            "SKIPPED: no Fashion-MNIST in {FASHION_MNIST_DIRECTORY}; install the Debian package dataset-fashion-mnist"
         );
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report.json");
     let output = Command::new(env!("CARGO_BIN_EXE_ringrun"))
-        .args(["-n", "4", "ringtrain", "--data", DIRECTORY, "--model", "mlp:64", "--epochs", "1"])
+        .args([
+            "-n",
+            "4",
+            "ringtrain",
+            "--data",
+            FASHION_MNIST_DIRECTORY,
+            "--model",
+            "mlp:64",
+            "--epochs",
+            "1",
+        ])
         .args(["--report", report.to_str().unwrap()])
         .output()
         .unwrap();

@@ -22,7 +22,7 @@ fn gossip_report(summary: &Summary) -> &GossipReport {
 }
 
 /// Returns the number of steps of all ranks together.
-fn steps(report: &GossipReport) -> u64 {
+fn total_steps(report: &GossipReport) -> u64 {
     report.steps.iter().map(|(_, count)| count).sum()
 }
 
@@ -50,7 +50,7 @@ fn gossip_learns_digits_as_well_as_a_single_process() {
         assert_eq!((found.report.epochs, found.report.steps), (alone.epochs, alone.steps));
         assert_eq!(found.report.history.last().map(|record| record.epoch), Some(alone.epochs));
         // Each part of a batch is used exactly once.
-        assert_eq!(steps(gossip_report(&found)), 4 * alone.steps);
+        assert_eq!(total_steps(gossip_report(&found)), 4 * alone.steps);
         assert!(gossip_report(&found).averages > 0);
     }
 }
@@ -89,7 +89,7 @@ fn a_stopped_run_resumes_on_another_number_of_ranks() {
             Config { checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume)), ..first };
         let resumed = train_and_compare(2, &resume);
         assert_eq!((resumed.report.steps, resumed.report.epochs), (72, 6));
-        assert_eq!(steps(gossip_report(&resumed)), 2 * (72 - reports[0].steps));
+        assert_eq!(total_steps(gossip_report(&resumed)), 2 * (72 - reports[0].steps));
         assert!(resumed.report.test_accuracy.unwrap() > 0.8, "{:?}", resumed.report);
     }
 }
@@ -104,7 +104,7 @@ fn divergence_on_one_rank_ends_all_ranks() {
 }
 
 /// The slow rank.
-const SLOW: Rank = Rank::new(3);
+const SLOW_RANK: Rank = Rank::new(3);
 
 /// Makes the slow rank ten times slower: after each step, this rank waits until ranks 1 and 2 have taken 20 steps together.
 struct SlowRank {
@@ -118,7 +118,7 @@ impl Observer for SlowRank {
     fn step_taken(&mut self, _: &CompletedStep) {
         let (steps, changed) = &*self.fast_steps;
         let mut steps = steps.lock().unwrap();
-        if self.rank == SLOW {
+        if self.rank == SLOW_RANK {
             let end = *steps + 20;
             // At the end of the run, the other ranks take no steps any more.
             let timeout = Duration::from_millis(500);
@@ -149,13 +149,13 @@ fn a_slow_rank_does_not_delay_the_others() {
 }
 
 /// Pauses after each step.
-struct Pausing {
+struct PausingObserver {
     pause: Duration,
     /// The number of steps, and the times of the first and of the last step.
     steps: (u32, Option<(Instant, Instant)>),
 }
 
-impl Observer for Pausing {
+impl Observer for PausingObserver {
     fn notice(&mut self, _: &str) {}
     fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
     fn step_taken(&mut self, _: &CompletedStep) {
@@ -174,8 +174,8 @@ fn measure_fast_ranks(text: &str, pause: Duration) -> f64 {
     let config =
         Config { strategy: parse_strategy(text), epochs: Some(30), learning_rate: Some(0.1), ..sgd_config() };
     let rates = ranks::run(4, move |mut group| {
-        let pause = if group.rank() == SLOW { pause } else { Duration::from_millis(5) };
-        let mut observer = Pausing { pause, steps: (0, None) };
+        let pause = if group.rank() == SLOW_RANK { pause } else { Duration::from_millis(5) };
+        let mut observer = PausingObserver { pause, steps: (0, None) };
         run(&mut group, &config, &AtomicBool::new(false), &mut observer).unwrap();
         let (count, Some((first, last))) = observer.steps else { return 0.0 };
         f64::from(count - 1) / last.duration_since(first).as_secs_f64()

@@ -95,8 +95,8 @@ fn a_run_is_not_resumed_with_another_recipe() {
     }
 }
 
-/// With class weights, a good model for a rare class can have a loss far above the entropy of the classes. The run
-/// must not count as diverged nevertheless.
+/// The weights of rare classes can make the loss of a good model larger than the loss of a model that always predicts
+/// the same probabilities. The run must not end with the error that it diverged.
 #[test]
 fn a_rare_class_with_balanced_weights_is_found() {
     let directory = tempfile::tempdir().unwrap();

@@ -178,10 +178,10 @@ pub fn shake_hands(stream: &mut TcpStream, file: &PeersFile, rank: u32, secret: 
     let mut dialer = Dialer::new(secret.clone(), &job, introduction, rand::random());
     loop {
         stream.write_all(&dialer.take_output()).expect("the peer listens");
-        if dialer.wanted() == 0 {
+        if dialer.wanted_bytes() == 0 {
             return;
         }
-        let mut bytes = vec![0; dialer.wanted()];
+        let mut bytes = vec![0; dialer.wanted_bytes()];
         stream.read_exact(&mut bytes).expect("the peer answers");
         dialer.feed(&bytes).expect("the peer belongs to the job");
     }

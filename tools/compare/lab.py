@@ -175,7 +175,7 @@ class LabRounds(rounds.ComparisonRounds):
             return
         self.line_rates.setdefault(control, []).append((one_way, statistics.mean(both_ways)))
 
-    def measured_lines(self):
+    def measured_line_rates(self):
         found = {}
         for control, measured in self.line_rates.items():
             one_way, both_ways = map(list, zip(*measured))

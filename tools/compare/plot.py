@@ -106,19 +106,19 @@ def draw_panel(body, x, y, rows, styles, value):
         draw_series(body, own, styles[key], across, up, (lambda row, time: time) if timed else bandwidth)
 
 
-def draw_series(body, rows, look, across, up, read):
+def draw_series(body, rows, style, x_of_size, y_of_value, value_at):
     """Draws the rows of one program: a line through the medians, and a bar from the lowest to the highest value of each size.
 
-    `across` converts a size to x, and `up` converts a value to y. `read(row, time_us)` returns the value to draw for this time of
-    the row.
+    `x_of_size` converts a size to x, and `y_of_value` converts a value to y. `value_at(row, time_us)` returns the value to draw for
+    this time of the row.
     """
-    colour, dash, width = look
+    colour, dash, width = style
     points = []
     for row in rows:
-        x = across(row["bytes"])
-        ends = sorted(up(read(row, row[name])) for name in ("time_us_min", "time_us_max"))
+        x = x_of_size(row["bytes"])
+        ends = sorted(y_of_value(value_at(row, row[name])) for name in ("time_us_min", "time_us_max"))
         body.append(f'<path d="M{x:.1f} {ends[0]:.1f}V{ends[1]:.1f}" stroke="{colour}" stroke-opacity="0.45"/>')
-        points.append((x, up(read(row, row["time_us"]))))
+        points.append((x, y_of_value(value_at(row, row["time_us"]))))
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     body.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="{width}"{dash}/>')
     body += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{1.4 + width / 2:.1f}" fill="{colour}"/>' for x, y in points]

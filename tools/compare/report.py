@@ -47,7 +47,7 @@ def json_document(machine, rounds, rows, names, notes, args):
     return {
         "machine": machine,
         # The rates of a lab's lines, by the host's default congestion control; empty without a lab.
-        "lines": rounds.measured_lines(),
+        "lines": rounds.measured_line_rates(),
         "versions": {names[key]: version for key, version in rounds.versions.items()},
         "rounds": args.rounds,
         "ours": args.ours,
@@ -116,7 +116,7 @@ def markdown_tables(data, cpu):
         title = f"**{operation} of {dtype}, {world} ranks, the host's default congestion control is {control}**"
         title += f"\n\nEach cell shows the median, the range, and in bold the time divided by that of {ours}."
         if line := data["lines"].get(control):
-            title += f"\n\n{line_text(line)}"
+            title += f"\n\n{line_rates_text(line)}"
         parts.append(markdown_table(title, data["programs"], keys, sizes, lambda size, key: cell(size, key, times_text)))
         if cpu:
             title = f"**the same runs: CPU seconds of all ranks for each GiB of {operation}**"
@@ -138,7 +138,7 @@ def times_text(row):
     return f"{time_text(row['time_us'])} ({time_text(row['time_us_min'])} - {time_text(row['time_us_max'])}){behind}"
 
 
-def line_text(line):
+def line_rates_text(line):
     """Returns sentences with the rates that iperf3 has measured."""
     shown = [
         f"{median:.0f} Mbit/s ({min(measured):.0f} - {max(measured):.0f}) {direction}"

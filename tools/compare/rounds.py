@@ -82,7 +82,7 @@ class ComparisonRounds:
         # For each (case, program), the iterations and the time of each size; empty if the program cannot measure the case.
         self.iterations = {}
 
-    def measured_lines(self):
+    def measured_line_rates(self):
         """Returns, for each congestion control, the rates that iperf3 has measured on the lines (the network links).
         Only a comparison in a lab measures these rates.
         """

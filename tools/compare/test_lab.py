@@ -50,7 +50,7 @@ def measure_fakes(line):
     results.measure_all(programs, [peers.BenchmarkCase("all_reduce", "f32", 2)], [(1 << 20, 0)], FakeCongestionControl())
     names = {program.key: program.name for program in programs}
     rows = report.result_rows(results, lab.OURS, names)
-    lab.add_line_rates(rows, results.measured_lines())
+    lab.add_line_rates(rows, results.measured_line_rates())
     host = {"cpu": "one", "processors": 2, "kernel": "Linux 6", "congestion_control_default": "bbr", "network": str(TWO_HOSTS)}
     return report.json_document(host, results, rows, names, said, args), said
 

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).resolve().parent / "mpi4py_latency.py"
 Key = tuple[str, int]
 
 
-def measure(command: str, n: int, budget: int) -> dict[Key, float]:
+def measure_latencies(command: str, n: int, budget: int) -> dict[Key, float]:
     """Runs the benchmark once on `n` ranks, with `budget` repetitions of a short call.
 
     Returns the times of the calls in microseconds, by the name of the call and the number of bytes.
@@ -37,7 +37,7 @@ def main() -> None:
     times: dict[str, dict[Key, list[float]]] = {"ours": defaultdict(list), "theirs": defaultdict(list)}
     for _ in range(arguments.rounds):
         for who, command in (("ours", arguments.ours), ("theirs", arguments.theirs)):
-            for key, us in measure(command, arguments.n, arguments.budget).items():
+            for key, us in measure_latencies(command, arguments.n, arguments.budget).items():
                 times[who][key].append(us)
     print(f"{arguments.n} ranks, medians of {arguments.rounds} alternating rounds (minimum to maximum), µs")
     print("| call | bytes | ringtrain | mpi4py | mpi4py / ringtrain |\n|---|---|---|---|---|")

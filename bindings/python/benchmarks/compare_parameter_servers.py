@@ -123,12 +123,12 @@ def run_torch(count: int, step_seconds: float, seconds: float) -> None:
     rpc.shutdown()
 
 
-def run_alone(_count: int, step_seconds: float, seconds: float) -> None:
+def run_without_exchange(_count: int, step_seconds: float, seconds: float) -> None:
     """A worker that only waits, and exchanges nothing."""
     print_result(run_worker(int(os.environ["RANK"]) - 1, step_seconds, seconds, lambda: None))
 
 
-PROGRAMS = {"ringtrain": run_ringtrain, "mpi4py": run_mpi4py, "torch": run_torch, "alone": run_alone}
+PROGRAMS = {"ringtrain": run_ringtrain, "mpi4py": run_mpi4py, "torch": run_torch, "alone": run_without_exchange}
 
 
 def available_systems() -> list[str]:
@@ -155,11 +155,11 @@ def run_job(system: str, arguments: list[str]) -> list[dict[str, float]]:
     command = [sys.executable, __file__, "--system", system, *arguments]
     ranks = str(WORKERS + 1)
     if system == "ringtrain":
-        output = check_output(["ringrun", "-n", ranks, "--bind-to", "none", "--no-tag-output", *command])
+        output = run_and_read_output(["ringrun", "-n", ranks, "--bind-to", "none", "--no-tag-output", *command])
     elif system == "mpi4py":
         tcp = ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--bind-to", "none"]
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        output = check_output(["mpiexec", *as_root, "--oversubscribe", *tcp, "-n", ranks, *command])
+        output = run_and_read_output(["mpiexec", *as_root, "--oversubscribe", *tcp, "-n", ranks, *command])
     else:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
         first = 0 if system == "torch" else 1
@@ -174,11 +174,11 @@ def run_job(system: str, arguments: list[str]) -> list[dict[str, float]]:
     return results
 
 
-def check_output(command: list[str]) -> str:
+def run_and_read_output(command: list[str]) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120).stdout
 
 
-def fast_rate(results: list[dict[str, float]]) -> float:
+def update_rate_of_fast_workers(results: list[dict[str, float]]) -> float:
     """Returns the updates per second of all workers except the slow worker."""
     return sum(result["steps"] / result["seconds"] for result in results if result["worker"] < WORKERS - 1)
 
@@ -204,7 +204,7 @@ def main() -> None:
             rates: dict[str, list[float]] = {system: [] for system in systems}
             for _ in range(rounds):
                 for system in systems:
-                    rates[system].append(fast_rate(run_job(system, ["--job", count, step, str(seconds)])))
+                    rates[system].append(update_rate_of_fast_workers(run_job(system, ["--job", count, step, str(seconds)])))
             print(f"{count} parameters, {float(step) * 1000:g} ms per step:")
             ours, alone = statistics.median(rates["ringtrain"]), statistics.median(rates["alone"])
             for system in systems:

@@ -19,7 +19,7 @@ def repetition_count(nbytes: int, budget: int) -> int:
     return max(5, min(budget, (256 << 20) // max(nbytes, 1)))
 
 
-def measure_call(comm: MPI.Comm, count: int, call) -> float:
+def time_call(comm: MPI.Comm, count: int, call) -> float:
     """Returns the seconds per call on the slowest rank. Makes some calls as a warm-up before the measurement."""
     for _ in range(max(count // 10, 2)):
         call()
@@ -42,7 +42,7 @@ def time_ping_pong(comm: MPI.Comm, nbytes: int, budget: int) -> float:
             comm.Recv(into, 0, 0)
             comm.Send(out, 0, 0)
 
-    seconds = measure_call(comm, repetition_count(nbytes, budget), call) / 2
+    seconds = time_call(comm, repetition_count(nbytes, budget), call) / 2
     assert comm.rank > 1 or (into == 2 - comm.rank).all()
     return seconds
 
@@ -50,7 +50,7 @@ def time_ping_pong(comm: MPI.Comm, nbytes: int, budget: int) -> float:
 def time_all_reduce(comm: MPI.Comm, nbytes: int, budget: int) -> float:
     """Returns the seconds for an all-reduce of 32-bit floats."""
     out, into = np.full(nbytes // FLOAT_BYTES, 1.0, "f"), np.zeros(nbytes // FLOAT_BYTES, "f")
-    seconds = measure_call(comm, repetition_count(nbytes * 4, budget), lambda: comm.Allreduce(out, into))
+    seconds = time_call(comm, repetition_count(nbytes * 4, budget), lambda: comm.Allreduce(out, into))
     assert (into == comm.size).all()
     return seconds
 
@@ -58,7 +58,7 @@ def time_all_reduce(comm: MPI.Comm, nbytes: int, budget: int) -> float:
 def time_broadcast(comm: MPI.Comm, nbytes: int, budget: int) -> float:
     """Returns the seconds for a broadcast of a buffer."""
     data = np.full(nbytes, 7 if comm.rank == 0 else 0, "u1")
-    seconds = measure_call(comm, repetition_count(nbytes, budget), lambda: comm.Bcast(data))
+    seconds = time_call(comm, repetition_count(nbytes, budget), lambda: comm.Bcast(data))
     assert (data == 7).all()
     return seconds
 
@@ -66,7 +66,7 @@ def time_broadcast(comm: MPI.Comm, nbytes: int, budget: int) -> float:
 def time_broadcast_object(comm: MPI.Comm, _nbytes: int, budget: int) -> float:
     """Returns the seconds for a broadcast of a dictionary."""
     assert comm.bcast(DICTIONARY if comm.rank == 0 else None) == DICTIONARY
-    return measure_call(comm, budget, lambda: comm.bcast(DICTIONARY if comm.rank == 0 else None))
+    return time_call(comm, budget, lambda: comm.bcast(DICTIONARY if comm.rank == 0 else None))
 
 
 def main() -> None:

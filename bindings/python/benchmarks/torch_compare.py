@@ -28,7 +28,7 @@ SIZES = {64: 50, 64 << 10: 30, 4 << 20: 6, 64 << 20: 2}
 EPOCH_STEPS = 8
 
 
-def measure(call: Callable[[], None], group: Any) -> float:
+def time_on_slowest_rank(call: Callable[[], None], group: Any) -> float:
     """Runs `call` on all ranks after a barrier, and returns the seconds that it takes on the slowest rank."""
     dist.barrier(group)
     start = time.perf_counter()
@@ -50,7 +50,7 @@ def measure_all_reduce(group: Any, buffer: torch.Tensor, calls: int) -> float:
         for _ in range(calls):
             dist.all_reduce(buffer, group=group)
 
-    return measure(call_repeatedly, group) / calls
+    return time_on_slowest_rank(call_repeatedly, group) / calls
 
 
 class Training:
@@ -84,7 +84,7 @@ class Training:
             self.losses.append(loss.item())
 
 
-def report(what: str, times: dict[str, list[float]]) -> None:
+def print_comparison(what: str, times: dict[str, list[float]]) -> None:
     if dist.get_rank():
         return
     ring, gloo = statistics.median(times["ring"]), statistics.median(times["gloo"])
@@ -114,20 +114,20 @@ def main() -> None:
                 # The first round is a warm-up: it allocates memory and opens connections.
                 if index or arguments.smoke:
                     times[name].append(spent)
-        report(f"all_reduce of {size} bytes", times)
+        print_comparison(f"all_reduce of {size} bytes", times)
     trainings = {name: Training(group, arguments.batch) for name, group in groups.items()}
     # Measure the same training without communication. The time of this training is a lower bound.
     baseline = Training(None, arguments.batch)
     times = {name: [] for name in (*groups, "no communication")}
     for index in range(rounds + 1):
         for name, training in trainings.items():
-            spent = measure(training.train_epoch, groups[name])
+            spent = time_on_slowest_rank(training.train_epoch, groups[name])
             if index or arguments.smoke:
                 times[name].append(spent)
-        baseline_seconds = measure(baseline.train_epoch, groups["ring"])
+        baseline_seconds = time_on_slowest_rank(baseline.train_epoch, groups["ring"])
         if index or arguments.smoke:
             times["no communication"].append(baseline_seconds)
-    report(f"epoch of {EPOCH_STEPS} steps of {arguments.batch}", times)
+    print_comparison(f"epoch of {EPOCH_STEPS} steps of {arguments.batch}", times)
     torch.testing.assert_close(trainings["ring"].losses, trainings["gloo"].losses, rtol=1e-3, atol=1e-3)
     dist.destroy_process_group()
 

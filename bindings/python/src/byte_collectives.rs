@@ -8,18 +8,18 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringtrain::{Error, Rank};
 
-use crate::bytes::BYTES_MAX;
+use crate::bytes::RECEIVED_BYTES_MAX;
 use crate::errors;
 use crate::group::PyGroup;
 use crate::region::Region;
 
 /// A rank refuses with a header in which this bit is set. In the header of a refusal, the low 63 bits are the length
 /// of the reason in bytes.
-const REFUSED: u64 = 1 << 63;
+const REFUSAL_BIT: u64 = 1 << 63;
 /// The maximum length of a reason in bytes. Longer reasons are cut.
 const REASON_BYTES_MAX: usize = 4096;
 
-const _: () = assert!((BYTES_MAX as u64) < REFUSED);
+const _: () = assert!((RECEIVED_BYTES_MAX as u64) < REFUSAL_BIT);
 
 /// A rank that refused, and its reason.
 struct RankRefusal {
@@ -42,11 +42,11 @@ impl<T: Default> Contribution<T> {
     /// refuses.
     fn new(py: Python<'_>, refusal: Option<String>, read: impl FnOnce() -> PyResult<T>) -> Self {
         if let Some(reason) = refusal {
-            return Self { data: Err(shorten(reason)), error: None };
+            return Self { data: Err(shorten_reason(reason)), error: None };
         }
         match read() {
             Ok(data) => Self { data: Ok(data), error: None },
-            Err(error) => Self { data: Err(shorten(error.value(py).to_string())), error: Some(error) },
+            Err(error) => Self { data: Err(shorten_reason(error.value(py).to_string())), error: Some(error) },
         }
     }
 
@@ -57,32 +57,32 @@ impl<T: Default> Contribution<T> {
 }
 
 /// Cuts a reason to the maximum length.
-fn shorten(mut reason: String) -> String {
+fn shorten_reason(mut reason: String) -> String {
     reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
     reason
 }
 
-/// Returns the header that a rank sends before its data: the length of the data, or [`REFUSED`] and the length of the
+/// Returns the header that a rank sends before its data: the length of the data, or [`REFUSAL_BIT`] and the length of the
 /// reason.
-fn header<T>(data: &Result<T, String>, length: impl FnOnce(&T) -> usize) -> u64 {
+fn length_header<T>(data: &Result<T, String>, length: impl FnOnce(&T) -> usize) -> u64 {
     match data {
         Ok(data) => length(data) as u64,
-        Err(reason) => REFUSED | reason.len() as u64,
+        Err(reason) => REFUSAL_BIT | reason.len() as u64,
     }
 }
 
 /// Returns a header for each of `n` ranks. The header is the length of the part for that rank, or zero if this rank
-/// has no parts. If this rank refuses, all headers are [`REFUSED`] and the length of the reason.
+/// has no parts. If this rank refuses, all headers are [`REFUSAL_BIT`] and the length of the reason.
 fn part_headers(data: &Result<(Vec<u8>, Vec<usize>), String>, n: usize) -> Vec<u64> {
     match data {
         Ok((_, lengths)) if !lengths.is_empty() => lengths.iter().map(|&length| length as u64).collect(),
-        data => vec![header(data, |_| 0); n],
+        data => vec![length_header(data, |_| 0); n],
     }
 }
 
 /// Returns the length of the reason if the rank that sent this header refuses, otherwise `None`.
-fn reason_bytes(header: u64) -> Option<usize> {
-    (header & REFUSED != 0).then_some(((header & !REFUSED) as usize).min(REASON_BYTES_MAX))
+fn reason_length(header: u64) -> Option<usize> {
+    (header & REFUSAL_BIT != 0).then_some(((header & !REFUSAL_BIT) as usize).min(REASON_BYTES_MAX))
 }
 
 /// Returns the lengths of all ranks' data. If some ranks refuse, exchanges the reasons and returns the refusal of the
@@ -92,10 +92,11 @@ fn lengths_or_refusal<T>(
     headers: &[u64],
     own: &Result<T, String>,
 ) -> UnlessRefused<Vec<usize>> {
-    let Some(first) = headers.iter().position(|&header| reason_bytes(header).is_some()) else {
+    let Some(first) = headers.iter().position(|&header| reason_length(header).is_some()) else {
         return Ok(Ok(check_lengths(headers)?));
     };
-    let counts: Vec<usize> = headers.iter().map(|&header| reason_bytes(header).unwrap_or_default()).collect();
+    let counts: Vec<usize> =
+        headers.iter().map(|&header| reason_length(header).unwrap_or_default()).collect();
     let reason = own.as_ref().err().map_or(&[][..], String::as_bytes);
     let reasons = group.all_gather_uneven(reason, &counts)?;
     // `reasons` begins with the reason of rank `first`, because the lower ranks sent no reason.
@@ -111,7 +112,7 @@ fn broadcast_lengths<T>(
     root: Rank,
 ) -> UnlessRefused<Vec<usize>> {
     group.broadcast(headers, root)?;
-    let Some(length) = headers.first().and_then(|&header| reason_bytes(header)) else {
+    let Some(length) = headers.first().and_then(|&header| reason_length(header)) else {
         return Ok(Ok(check_lengths(headers)?));
     };
     let mut reason = own.as_ref().err().map_or_else(Vec::new, |reason| reason.clone().into_bytes());
@@ -120,19 +121,23 @@ fn broadcast_lengths<T>(
     Ok(Err(RankRefusal { rank: root, reason: String::from_utf8_lossy(&reason).into_owned() }))
 }
 
-/// Returns the lengths, or an error if their sum is more than [`BYTES_MAX`].
+/// Returns the lengths, or an error if their sum is more than [`RECEIVED_BYTES_MAX`].
 fn check_lengths(lengths: &[u64]) -> Result<Vec<usize>, Error> {
     let all = lengths.iter().map(|&length| usize::try_from(length).unwrap_or(usize::MAX));
     let lengths: Vec<usize> = all.collect();
     let total = lengths.iter().fold(0, |total: usize, &length| total.saturating_add(length));
-    if total > BYTES_MAX {
+    if total > RECEIVED_BYTES_MAX {
         return Err(Error::InvalidCounts("the objects have more than 16 GiB in total"));
     }
     Ok(lengths)
 }
 
 /// Divides `all` into Python `bytes` objects. `lengths[i]` is the length of object i.
-fn divide<'py>(py: Python<'py>, mut all: &[u8], lengths: &[usize]) -> Vec<Bound<'py, PyBytes>> {
+fn divide_into_python_bytes<'py>(
+    py: Python<'py>,
+    mut all: &[u8],
+    lengths: &[usize],
+) -> Vec<Bound<'py, PyBytes>> {
     let mut part = |&length: &usize| {
         let (one, rest) = all.split_at(length);
         all = rest;
@@ -196,7 +201,7 @@ impl PyGroup {
         gather: impl FnOnce(&mut ringtrain::Group, &[u8], &[usize]) -> Result<Vec<u8>, Error> + Send,
     ) -> PyResult<(Vec<u8>, Vec<usize>)> {
         self.run_unless_refused(py, own.error, move |group| {
-            let headers = group.all_gather_from(&[header(&own.data, Vec::len)])?;
+            let headers = group.all_gather_from(&[length_header(&own.data, Vec::len)])?;
             match lengths_or_refusal(group, &headers, &own.data)? {
                 Ok(lengths) => {
                     let own = own.data.unwrap_or_default();
@@ -225,7 +230,7 @@ impl PyGroup {
             Contribution::none()
         };
         let bytes = self.run_unless_refused(py, own.error, move |group| {
-            let mut headers = [header(&own.data, Vec::len)];
+            let mut headers = [length_header(&own.data, Vec::len)];
             let length = match broadcast_lengths(group, &mut headers, &own.data, root)? {
                 Ok(lengths) => lengths[0],
                 Err(refusal) => return Ok(Err(refusal)),
@@ -250,7 +255,7 @@ impl PyGroup {
             group.all_gather_uneven(own, lengths)
         };
         let (all, lengths) = self.exchange_lengths(py, own, gather)?;
-        Ok(divide(py, &all, &lengths))
+        Ok(divide_into_python_bytes(py, &all, &lengths))
     }
 
     #[pyo3(signature = (data, root, refusal = None))]
@@ -267,7 +272,7 @@ impl PyGroup {
             group.gather_uneven(own, lengths, root)
         };
         let (all, lengths) = self.exchange_lengths(py, own, gather)?;
-        Ok((self.rank == root).then(|| divide(py, &all, &lengths)))
+        Ok((self.rank == root).then(|| divide_into_python_bytes(py, &all, &lengths)))
     }
 
     #[pyo3(signature = (data, root, refusal = None))]
@@ -316,6 +321,6 @@ impl PyGroup {
                 Err(refusal) => Ok(Err(refusal)),
             }
         })?;
-        Ok(divide(py, &all, &lengths))
+        Ok(divide_into_python_bytes(py, &all, &lengths))
     }
 }

@@ -13,7 +13,7 @@ use crate::region::Region;
 
 /// The maximum length of received data in bytes. The receiver allocates at most this many bytes for a message, even
 /// if the sender announces a greater length.
-pub(crate) const BYTES_MAX: usize = 1 << 34;
+pub(crate) const RECEIVED_BYTES_MAX: usize = 1 << 34;
 
 #[pymethods]
 impl PyGroup {
@@ -66,8 +66,8 @@ impl PyGroup {
         tag: Option<i64>,
     ) -> PyResult<PyHandle> {
         let (source, tag) = source_and_tag(py, source, tag)?;
-        let received =
-            self.with_messenger(py, |messenger| messenger.receive_async::<u8>(BYTES_MAX, source, tag))?;
+        let received = self
+            .with_messenger(py, |messenger| messenger.receive_async::<u8>(RECEIVED_BYTES_MAX, source, tag))?;
         let bytes = |received: ringtrain::Received<u8>| {
             Ok(OperationResult::Bytes(Arc::new(received.elements), received.status))
         };

@@ -45,7 +45,7 @@ pub(crate) fn add_classes(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// Makes an exception of the class `name`, which is one of `CLASS_NAMES`.
-fn exception(py: Python<'_>, name: &str, message: String) -> PyErr {
+fn new_exception(py: Python<'_>, name: &str, message: String) -> PyErr {
     let index = CLASS_NAMES.iter().position(|&known| known == name).unwrap_or_default();
     match classes(py) {
         Ok(classes) => PyErr::from_type(classes[index].bind(py).clone(), message),
@@ -63,20 +63,20 @@ fn with_attribute(py: Python<'_>, error: PyErr, name: &str, value: impl for<'py>
 /// Makes the exception for a call in a process that was forked from a rank.
 pub(crate) fn forked(py: Python<'_>) -> PyErr {
     let message = "this process was forked from a rank and is not a rank itself: communicate in the parent, or start processes with spawn";
-    exception(py, "Forked", message.into())
+    new_exception(py, "Forked", message.into())
 }
 
 pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
-    exception(py, "InvalidArgument", message.into())
+    new_exception(py, "InvalidArgument", message.into())
 }
 
 pub(crate) fn unsupported(py: Python<'_>, message: impl Into<String>) -> PyErr {
-    exception(py, "Unsupported", message.into())
+    new_exception(py, "Unsupported", message.into())
 }
 
 /// Makes an exception of the base class `Error`.
 pub(crate) fn base_error(py: Python<'_>, message: impl Into<String>) -> PyErr {
-    exception(py, "Error", message.into())
+    new_exception(py, "Error", message.into())
 }
 
 /// Makes the exception that says that `rank` did not contribute to a collective of objects, and why.
@@ -86,7 +86,7 @@ pub(crate) fn no_contribution(py: Python<'_>, rank: u32, reason: &str) -> PyErr 
 }
 
 pub(crate) fn still_running(py: Python<'_>, seconds: f64) -> PyErr {
-    exception(py, "StillRunning", format!("the operation has not ended within {seconds} s; it goes on"))
+    new_exception(py, "StillRunning", format!("the operation has not ended within {seconds} s; it goes on"))
 }
 
 /// Makes the exception for an error of the library.
@@ -94,11 +94,11 @@ pub(crate) fn from_error(py: Python<'_>, error: &Error) -> PyErr {
     let message = error.to_string();
     let name = match error {
         Error::Failed { cause, reported_by } => {
-            let failed = with_culprit(py, exception(py, class_name(cause), message), cause);
+            let failed = with_culprit(py, new_exception(py, class_name(cause), message), cause);
             return with_attribute(py, failed, "reported_by", reported_by.map(ringtrain::Rank::get));
         }
         Error::Truncated { status, .. } => {
-            let raised = exception(py, "Truncated", message);
+            let raised = new_exception(py, "Truncated", message);
             let raised = with_attribute(
                 py,
                 with_attribute(py, raised, "source", status.source.get()),
@@ -117,7 +117,7 @@ pub(crate) fn from_error(py: Python<'_>, error: &Error) -> PyErr {
         | Error::InvalidTag => "InvalidArgument",
         _ => "Error",
     };
-    exception(py, name, message)
+    new_exception(py, name, message)
 }
 
 fn class_name(cause: &Cause) -> &'static str {
@@ -168,25 +168,25 @@ pub(crate) fn from_parameter_server(py: Python<'_>, error: &ParameterServerError
     let message = error.to_string();
     let lost = |rank: &Rank, message| {
         let in_job = members.get(rank.index()).copied().unwrap_or(rank.get());
-        with_attribute(py, exception(py, "PeerLost", message), "rank", in_job)
+        with_attribute(py, new_exception(py, "PeerLost", message), "rank", in_job)
     };
     match error {
         ParameterServerError::Group(error) => from_error(py, error),
-        ParameterServerError::TooFewRanks { .. } => exception(py, "InvalidArgument", message),
-        ParameterServerError::Unsupported(_) => exception(py, "Unsupported", message),
+        ParameterServerError::TooFewRanks { .. } => new_exception(py, "InvalidArgument", message),
+        ParameterServerError::Unsupported(_) => new_exception(py, "Unsupported", message),
         ParameterServerError::Connect { .. } | ParameterServerError::Thread(_) => {
-            exception(py, "StartError", message)
+            new_exception(py, "StartError", message)
         }
         ParameterServerError::ServerLost { server: rank, .. }
         | ParameterServerError::WorkerLost { worker: rank, .. }
         | ParameterServerError::AllWorkersLost { worker: rank, .. } => lost(rank, message),
-        _ => exception(py, "JobFailed", message),
+        _ => new_exception(py, "JobFailed", message),
     }
 }
 
 /// Makes the exception for a rank that could not join its job.
 pub(crate) fn from_start_error(py: Python<'_>, error: &StartError) -> PyErr {
-    let raised = exception(py, "StartError", error.to_string());
+    let raised = new_exception(py, "StartError", error.to_string());
     match error {
         StartError::PeerLost { rank, host, .. } => {
             with_attribute(py, with_attribute(py, raised, "rank", rank.get()), "host", host.as_str())

@@ -40,7 +40,7 @@ impl PyGroup {
                     group.all_gather(output.elements_mut::<T>())
                 });
             };
-            let input = input.map(|input| input.elements_outside::<T>(output));
+            let input = input.map(|input| input.elements_without_overlap::<T>(output));
             let output = output.elements_mut::<T>();
             self.collective(py, move |group| {
                 let input = match input {
@@ -103,7 +103,7 @@ impl PyGroup {
         let counts = scale_counts(py, counts, scale)?;
         with_type!(dtype, T => {
             let input = match &output {
-                Some(output) => input.elements_outside::<T>(output),
+                Some(output) => input.elements_without_overlap::<T>(output),
                 None => Cow::Borrowed(input.elements::<T>()),
             };
             let output: &mut [T] = match &mut output {
@@ -166,7 +166,7 @@ impl PyGroup {
         let (dtype, scale) = output.kind.wire_type();
         let counts = scale_counts(py, counts, scale)?;
         with_type!(dtype, T => {
-            let input = input.as_ref().map(|input| input.elements_outside::<T>(&output)).unwrap_or_default();
+            let input = input.as_ref().map(|input| input.elements_without_overlap::<T>(&output)).unwrap_or_default();
             let output = output.elements_mut::<T>();
             let count = output.len() * self.size as usize;
             self.collective(py, move |group| match counts {
@@ -238,7 +238,7 @@ impl PyGroup {
         let (dtype, scale) = output.kind.wire_type();
         let counts = exchange_counts(py, send_counts, receive_counts, scale)?;
         with_type!(dtype, T => {
-            let input = input.elements_outside::<T>(&output);
+            let input = input.elements_without_overlap::<T>(&output);
             let output = output.elements_mut::<T>();
             self.collective(py, move |group| match counts {
                 Some((sent, received)) => group.all_to_all_uneven_into(&*input, output, &sent, &received),

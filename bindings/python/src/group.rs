@@ -8,7 +8,7 @@ use ringtrain::types::Operation;
 use ringtrain::{Error, Messenger, Rank};
 
 use crate::group_lock::{GroupLock, LockError};
-use crate::handle::duration;
+use crate::handle::duration_from_seconds;
 use crate::{deferred_drop, errors, fork, interrupt, site};
 
 /// A group of ranks of a job.
@@ -41,11 +41,11 @@ impl PyGroup {
         work: impl FnOnce(&mut ringtrain::Group) -> Result<R, Error> + Send,
     ) -> PyResult<R> {
         fork::fail_if_forked(py)?;
-        let site = site::find(py);
-        let result = py.detach(|| site::at(site, || self.lock.with(work)));
+        let site = site::find_user_line(py);
+        let result = py.detach(|| site::run_at(site, || self.lock.with_group(work)));
         deferred_drop::drop_all(py);
         // If a signal handler raised an exception, raise that exception, even if the operation has a result.
-        if let Some(raised) = interrupt::take_raised() {
+        if let Some(raised) = interrupt::take_raised_exception() {
             return Err(raised);
         }
         match result {
@@ -66,16 +66,16 @@ impl PyGroup {
         py: Python<'_>,
         work: impl FnOnce(&Messenger) -> Result<R, Error> + Send,
     ) -> PyResult<R> {
-        let (messenger, site) = (self.messenger(py)?, site::find(py));
+        let (messenger, site) = (self.messenger(py)?, site::find_user_line(py));
         let result = py.detach(|| {
-            let result = site::at(site, || work(&messenger));
+            let result = site::run_at(site, || work(&messenger));
             // If another thread closed the group during `work`, this is the last messenger, and dropping it closes
             // the connections.
             drop(messenger);
             result
         });
         deferred_drop::drop_all(py);
-        match interrupt::take_raised() {
+        match interrupt::take_raised_exception() {
             Some(raised) => Err(raised),
             None => result.map_err(|error| errors::from_error(py, &error)),
         }
@@ -160,7 +160,7 @@ impl PyGroup {
 
     #[setter]
     fn set_timeout(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
-        let timeout = duration(py, seconds)?;
+        let timeout = duration_from_seconds(py, seconds)?;
         self.collective(py, |group| {
             group.set_timeout(timeout);
             self.lock.renew_messenger(group);

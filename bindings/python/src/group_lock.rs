@@ -44,7 +44,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl GroupLock {
     pub(crate) fn new(group: Group) -> Self {
         let messenger = Arc::new(group.messenger());
-        fork::register(&messenger);
+        fork::register_messenger(&messenger);
         Self {
             messenger: Mutex::new(Some(messenger)),
             holder: Mutex::new(Holder::Free(Box::new(group))),
@@ -54,7 +54,7 @@ impl GroupLock {
 
     /// Waits until no other thread uses the group, and then calls `work` with the group. The caller must not hold the
     /// interpreter's lock.
-    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut Group) -> R) -> Result<R, LockError> {
+    pub(crate) fn with_group<R>(&self, work: impl FnOnce(&mut Group) -> R) -> Result<R, LockError> {
         let own = thread::current().id();
         let mut holder = lock(&self.holder);
         let group = loop {
@@ -102,7 +102,7 @@ impl GroupLock {
         let mut messenger = lock(&self.messenger);
         if messenger.is_some() {
             let renewed = Arc::new(group.messenger());
-            fork::register(&renewed);
+            fork::register_messenger(&renewed);
             *messenger = Some(renewed);
         }
     }

@@ -135,7 +135,7 @@ impl PyHandle {
 impl PyHandle {
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let limit = timeout.map(|seconds| duration(py, seconds)).transpose()?;
+        let limit = timeout.map(|seconds| duration_from_seconds(py, seconds)).transpose()?;
         let waited = self.wait_for(py, limit)?;
         waited.ok_or_else(|| errors::still_running(py, timeout.unwrap_or_default()))
     }
@@ -226,7 +226,7 @@ pub(crate) fn wait_any(
     timeout: Option<f64>,
 ) -> PyResult<Option<usize>> {
     fork::fail_if_forked(py)?;
-    let limit = timeout.map(|seconds| duration(py, seconds)).transpose()?;
+    let limit = timeout.map(|seconds| duration_from_seconds(py, seconds)).transpose()?;
     let handles: Vec<&PyHandle> = handles.iter().map(|handle| &**handle).collect();
     let started = Instant::now();
     if handles.is_empty() {
@@ -250,7 +250,7 @@ pub(crate) fn wait_any(
 }
 
 /// Converts a number of seconds to a duration. Infinity becomes about a hundred years.
-pub(crate) fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
+pub(crate) fn duration_from_seconds(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
     const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
     if seconds.is_nan() || seconds < 0.0 {
         return Err(errors::invalid(py, format!("{seconds} is not a valid time in seconds")));

@@ -16,7 +16,7 @@ thread_local! {
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Runs pending signal handlers. Returns whether a handler raised an exception, which [`take_raised`] returns later.
+/// Runs pending signal handlers. Returns whether a handler raised an exception, which [`take_raised_exception`] returns later.
 /// A waiting thread calls this function without the interpreter's lock.
 pub(crate) fn is_interrupted() -> bool {
     // Python runs signal handlers only in its main thread, so other threads need not take the interpreter's lock.
@@ -42,7 +42,7 @@ pub(crate) fn is_interrupted() -> bool {
 }
 
 /// Takes the exception that a signal handler raised while this thread waited.
-pub(crate) fn take_raised() -> Option<PyErr> {
+pub(crate) fn take_raised_exception() -> Option<PyErr> {
     RAISED.take()
 }
 

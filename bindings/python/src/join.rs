@@ -14,7 +14,7 @@ use ringtrain::wire::Secret;
 use ringtrain::{JoinMethod, JoinOptions, Rank, StartError};
 
 use crate::group::PyGroup;
-use crate::handle::duration;
+use crate::handle::duration_from_seconds;
 use crate::interrupt::SIGNAL_CHECK_INTERVAL;
 use crate::{errors, fork, interrupt};
 
@@ -39,11 +39,11 @@ impl Rendezvous {
         host: &str,
         start_timeout: f64,
     ) -> PyResult<Self> {
-        let world = world_size(py, size)?;
+        let world = parse_world_size(py, size)?;
         let (secret, job_id) = (parse_secret(py, secret)?, parse_job_id(py, job_id)?);
         let host: IpAddr =
             host.parse().map_err(|_| errors::invalid(py, format!("`{host}` is not an IP address")))?;
-        let timeout = duration(py, start_timeout)?;
+        let timeout = duration_from_seconds(py, start_timeout)?;
         let notices = Notices::LowestRank;
         let options = ServerOptions { host, world, secret, job_id, start_timeout: timeout, notices };
         let server = py.detach(|| Server::start(options));
@@ -64,7 +64,7 @@ impl Drop for Rendezvous {
     }
 }
 
-fn world_size(py: Python<'_>, size: u32) -> PyResult<WorldSize> {
+fn parse_world_size(py: Python<'_>, size: u32) -> PyResult<WorldSize> {
     WorldSize::new(size).ok_or_else(|| errors::invalid(py, format!("a job cannot have {size} ranks")))
 }
 
@@ -115,10 +115,10 @@ pub(crate) fn join(
         options.secret = parse_secret(py, secret)?;
     }
     if let Some(seconds) = start_timeout {
-        options.start_timeout = duration(py, seconds)?;
+        options.start_timeout = duration_from_seconds(py, seconds)?;
     }
     if let Some(seconds) = timeout {
-        options.operation_timeout = duration(py, seconds)?;
+        options.operation_timeout = duration_from_seconds(py, seconds)?;
     }
     if let Some(text) = algorithm {
         options.algorithms = text.parse().map_err(|error: String| errors::invalid(py, error))?;
@@ -198,7 +198,7 @@ fn join_options(
             };
             let address: SocketAddr =
                 address.parse().map_err(|_| errors::invalid(py, format!("`{address}` is not ip:port")))?;
-            let (world, rank) = (world_size(py, size)?, Rank::new(rank));
+            let (world, rank) = (parse_world_size(py, size)?, Rank::new(rank));
             if !world.contains(rank) {
                 return Err(to_exception(StartError::RankOutOfRange { rank, world }));
             }

@@ -7,7 +7,7 @@ use crate::dtype::with_type;
 use crate::errors;
 use crate::fork;
 use crate::group::PyGroup;
-use crate::handle::{OperationResult, PyHandle, duration};
+use crate::handle::{OperationResult, PyHandle, duration_from_seconds};
 use crate::interrupt::SIGNAL_CHECK_INTERVAL;
 use crate::region::Region;
 
@@ -92,7 +92,7 @@ impl PyGroup {
         }
         let scale = output.kind.wire_type().1;
         let status = with_type!(input.kind.wire_type().0, T => {
-            let sent = input.elements_outside::<T>(&output);
+            let sent = input.elements_without_overlap::<T>(&output);
             let received = output.elements_mut::<T>();
             self.with_messenger(py, |messenger| {
                 messenger.send_receive((&*sent, to, send_tag), (received, source, receive_tag))
@@ -149,7 +149,8 @@ impl PyGroup {
         tag: Option<i64>,
         timeout: f64,
     ) -> PyResult<Option<(u32, u32, usize, String)>> {
-        let ((source, tag), mut left) = (source_and_tag(py, source, tag)?, duration(py, timeout)?);
+        let ((source, tag), mut left) =
+            (source_and_tag(py, source, tag)?, duration_from_seconds(py, timeout)?);
         loop {
             let patience = left.min(SIGNAL_CHECK_INTERVAL);
             let found = self.with_messenger(py, |messenger| messenger.probe_for(source, tag, patience))?;

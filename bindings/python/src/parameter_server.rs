@@ -13,13 +13,13 @@ use ringtrain::{DType, Messenger, Rank};
 
 use crate::dtype::ElementKind;
 use crate::group::PyGroup;
-use crate::handle::duration;
+use crate::handle::duration_from_seconds;
 use crate::interrupt::{self, SIGNAL_CHECK_INTERVAL};
 use crate::region::Region;
 use crate::{deferred_drop, errors, fork, site};
 
 /// The result of a push on each server: whether the server applied the gradient, and the staleness of the gradient.
-type Outcomes = Vec<(bool, u64)>;
+type PushOutcomes = Vec<(bool, u64)>;
 
 /// The library's parameter server. If Python closes the parameter server during calls, the last call to return drops
 /// it. On a worker, a call takes the write lock. On a server, a call takes the read lock.
@@ -112,7 +112,7 @@ fn parse_ranges(py: Python<'_>, pairs: &Bound<'_, PyAny>, len: usize) -> PyResul
     ranges.ok_or_else(|| errors::invalid(py, format!("the ranges do not ascend within {len} elements")))
 }
 
-fn convert_outcomes(outcomes: &[PushOutcome]) -> Outcomes {
+fn convert_outcomes(outcomes: &[PushOutcome]) -> PushOutcomes {
     let convert = |outcome: &PushOutcome| match *outcome {
         PushOutcome::Applied { staleness } => (true, staleness),
         PushOutcome::Stale { staleness } => (false, staleness),
@@ -131,7 +131,7 @@ impl PyParameterServer {
     }
 
     /// Calls `work` on a worker. Other Python threads can run during `work`.
-    fn on_worker<R: Send>(
+    fn run_on_worker<R: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&mut ParameterServer) -> Result<R, ParameterServerError> + Send,
@@ -140,10 +140,10 @@ impl PyParameterServer {
         if self.is_server {
             return Err(errors::base_error(py, "this rank is a server; only workers push and pull"));
         }
-        let site = site::find(py);
+        let site = site::find_user_line(py);
         let result = py.detach(move || {
             let result = match shared.try_write() {
-                Ok(mut server) => Some(site::at(site, || work(&mut server))),
+                Ok(mut server) => Some(site::run_at(site, || work(&mut server))),
                 Err(TryLockError::Poisoned(poisoned)) => Some(work(&mut poisoned.into_inner())),
                 Err(TryLockError::WouldBlock) => None,
             };
@@ -152,7 +152,7 @@ impl PyParameterServer {
             result
         });
         deferred_drop::drop_all(py);
-        if let Some(raised) = interrupt::take_raised() {
+        if let Some(raised) = interrupt::take_raised_exception() {
             return Err(raised);
         }
         let busy =
@@ -162,7 +162,7 @@ impl PyParameterServer {
     }
 
     /// Calls `work` on a server. Other Python threads can run during `work`.
-    fn on_server<R: Send>(
+    fn run_on_server<R: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&ParameterServer) -> R + Send,
@@ -178,7 +178,7 @@ impl PyParameterServer {
         }))
     }
 
-    fn take(&self) -> Option<(SharedServer, Vec<Arc<Messenger>>)> {
+    fn take_server(&self) -> Option<(SharedServer, Vec<Arc<Messenger>>)> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -239,7 +239,7 @@ impl PyParameterServer {
         let started = group.collective(py, start)?;
         let (server, range) = started.map_err(|error| errors::from_parameter_server(py, &error, &members))?;
         let messengers: Vec<_> = server.messengers().into_iter().map(Arc::new).collect();
-        messengers.iter().for_each(fork::register);
+        messengers.iter().for_each(fork::register_messenger);
         let is_server = server.is_server();
         let in_job = |rank: &Rank| members.get(rank.index()).copied().unwrap_or(rank.get());
         Ok(Self {
@@ -267,12 +267,12 @@ impl PyParameterServer {
 
     fn pull(&self, py: Python<'_>, parameters: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut parameters = writable_f32(parameters, self.len)?;
-        self.on_worker(py, move |server| server.pull(parameters.elements_mut()))
+        self.run_on_worker(py, move |server| server.pull(parameters.elements_mut()))
     }
 
-    fn push(&self, py: Python<'_>, gradient: &Bound<'_, PyAny>) -> PyResult<Outcomes> {
+    fn push(&self, py: Python<'_>, gradient: &Bound<'_, PyAny>) -> PyResult<PushOutcomes> {
         let gradient = readable_f32(gradient, self.len)?;
-        let outcomes = self.on_worker(py, move |server| server.push(gradient.elements()))?;
+        let outcomes = self.run_on_worker(py, move |server| server.push(gradient.elements()))?;
         Ok(convert_outcomes(&outcomes))
     }
 
@@ -281,11 +281,11 @@ impl PyParameterServer {
         py: Python<'_>,
         gradient: &Bound<'_, PyAny>,
         parameters: &Bound<'_, PyAny>,
-    ) -> PyResult<Outcomes> {
+    ) -> PyResult<PushOutcomes> {
         let (gradient, mut parameters) =
             (readable_f32(gradient, self.len)?, writable_f32(parameters, self.len)?);
-        let outcomes = self.on_worker(py, move |server| {
-            let gradient = gradient.elements_outside::<f32>(&parameters);
+        let outcomes = self.run_on_worker(py, move |server| {
+            let gradient = gradient.elements_without_overlap::<f32>(&parameters);
             server.push_pull(&gradient, parameters.elements_mut())
         })?;
         Ok(convert_outcomes(&outcomes))
@@ -296,7 +296,7 @@ impl PyParameterServer {
         py: Python<'_>,
         ranges: &Bound<'_, PyAny>,
         gradients: &Bound<'_, PyAny>,
-    ) -> PyResult<Outcomes> {
+    ) -> PyResult<PushOutcomes> {
         let ranges = parse_ranges(py, ranges, self.len)?;
         let gradients = readable_f32(gradients, ranges.iter().map(Range::len).sum())?;
         if self.is_synchronous {
@@ -305,7 +305,8 @@ impl PyParameterServer {
                 "a synchronous server needs the gradients of all parameters",
             ));
         }
-        let outcomes = self.on_worker(py, move |server| server.push_ranges(&ranges, gradients.elements()))?;
+        let outcomes =
+            self.run_on_worker(py, move |server| server.push_ranges(&ranges, gradients.elements()))?;
         Ok(convert_outcomes(&outcomes))
     }
 
@@ -317,17 +318,17 @@ impl PyParameterServer {
     ) -> PyResult<()> {
         let ranges = parse_ranges(py, ranges, self.len)?;
         let mut values = writable_f32(values, ranges.iter().map(Range::len).sum())?;
-        self.on_worker(py, move |server| server.pull_ranges(&ranges, values.elements_mut()))
+        self.run_on_worker(py, move |server| server.pull_ranges(&ranges, values.elements_mut()))
     }
 
     #[pyo3(signature = (timeout = None))]
     fn wait_for_workers(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let limit = timeout.map(|seconds| duration(py, seconds)).transpose()?;
+        let limit = timeout.map(|seconds| duration_from_seconds(py, seconds)).transpose()?;
         let started = Instant::now();
         loop {
             let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
             let patience = left.map_or(SIGNAL_CHECK_INTERVAL, |left| left.min(SIGNAL_CHECK_INTERVAL));
-            if self.on_server(py, |server| server.wait_for_workers(Some(patience)))? {
+            if self.run_on_server(py, |server| server.wait_for_workers(Some(patience)))? {
                 return Ok(true);
             }
             py.check_signals()?;
@@ -339,14 +340,14 @@ impl PyParameterServer {
 
     #[getter]
     fn lost_workers(&self, py: Python<'_>) -> PyResult<Vec<(u32, String)>> {
-        let lost = self.on_server(py, ParameterServer::lost_workers)?;
+        let lost = self.run_on_server(py, ParameterServer::lost_workers)?;
         let in_job = |rank: Rank| self.members.get(rank.index()).copied().unwrap_or(rank.get());
         Ok(lost.into_iter().map(|(rank, problem)| (in_job(rank), problem)).collect())
     }
 
     #[getter]
     fn staleness(&self, py: Python<'_>) -> PyResult<(Vec<u64>, u64)> {
-        self.on_server(py, ParameterServer::staleness_counts)
+        self.run_on_server(py, ParameterServer::staleness_counts)
     }
 
     /// Copies this server's parameters and its optimizer's state vectors to the buffers. Returns the number of
@@ -359,7 +360,7 @@ impl PyParameterServer {
     ) -> PyResult<u64> {
         let mut parameters = writable_f32(parameters, self.range.len())?;
         let mut state = self.state_regions(py, state)?;
-        let steps = self.on_server(py, move |server| {
+        let steps = self.run_on_server(py, move |server| {
             server.with_shard(|_, values, optimizer| {
                 parameters.elements_mut::<f32>().copy_from_slice(values);
                 for (region, vector) in state.iter_mut().zip(&optimizer.state) {
@@ -381,7 +382,7 @@ impl PyParameterServer {
     ) -> PyResult<()> {
         let parameters = readable_f32(parameters, self.range.len())?;
         let state = self.state_regions(py, state)?;
-        self.on_server(py, move |server| {
+        self.run_on_server(py, move |server| {
             server.with_shard(|_, values, optimizer| {
                 values.copy_from_slice(parameters.elements());
                 for (region, vector) in state.iter().zip(&mut optimizer.state) {
@@ -405,10 +406,10 @@ impl PyParameterServer {
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         fork::fail_if_forked(py)?;
-        let server = self.take();
+        let server = self.take_server();
         py.detach(move || drop(server));
         deferred_drop::drop_all(py);
-        interrupt::take_raised().map_or(Ok(()), Err)
+        interrupt::take_raised_exception().map_or(Ok(()), Err)
     }
 }
 
@@ -438,7 +439,7 @@ fn tensor_ranges(lengths: &[usize]) -> Vec<Range<usize>> {
 
 impl Drop for PyParameterServer {
     fn drop(&mut self) {
-        let server = self.take();
+        let server = self.take_server();
         if fork::is_forked() {
             std::mem::forget(server);
         } else if server.is_some() {

@@ -148,7 +148,7 @@ impl PyGroup {
         let (dtype, op) = reduction_for(py, output.kind, op)?;
         let counts = scale_counts(py, counts, 1)?;
         with_type!(dtype, T => {
-            let input = input.elements_outside::<T>(&output);
+            let input = input.elements_without_overlap::<T>(&output);
             let output = output.elements_mut::<T>();
             self.collective(py, move |group| match counts {
                 Some(counts) => group.reduce_scatter_uneven_into(&*input, output, &counts, op),

@@ -119,7 +119,7 @@ impl Region {
                 "the array is not contiguous in row-major order; pass a copy (numpy.ascontiguousarray)";
             return Err(errors::invalid(py, what));
         }
-        if has_objects(view.format().to_bytes()) {
+        if has_python_objects(view.format().to_bytes()) {
             return Err(errors::invalid(
                 py,
                 "the elements of the array are Python objects, which cannot be sent",
@@ -180,14 +180,14 @@ impl Region {
             return &mut [];
         }
         // SAFETY: as in `elements`. If another argument overlaps with this region, operations read a copy of that
-        // argument (`elements_outside`). The caller guarantees that no other Python thread uses the elements during
+        // argument (`elements_without_overlap`). The caller guarantees that no other Python thread uses the elements during
         // the operation.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), count) }
     }
 
     /// Returns the elements for an operation that also writes to `output`: a copy if this region overlaps with
     /// `output`.
-    pub(crate) fn elements_outside<'a, T: Element>(&'a self, output: &Self) -> Cow<'a, [T]> {
+    pub(crate) fn elements_without_overlap<'a, T: Element>(&'a self, output: &Self) -> Cow<'a, [T]> {
         let elements = self.elements::<T>();
         if self.overlaps(output) { Cow::Owned(elements.to_vec()) } else { Cow::Borrowed(elements) }
     }
@@ -252,7 +252,7 @@ unsafe impl Sync for Region {}
 
 /// Returns whether items of this format hold references to Python objects (`O`). An `O` between two colons belongs to
 /// the name of a field, for example in `i:Offset:`.
-fn has_objects(format: &[u8]) -> bool {
+fn has_python_objects(format: &[u8]) -> bool {
     let mut is_name = false;
     format.iter().any(|&byte| {
         is_name ^= byte == b':';

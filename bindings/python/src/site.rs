@@ -9,14 +9,14 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 use ringtrain::{Site, group};
 
-/// The maximum number of stack frames in which `find` looks for a line of the user's program.
-const FRAMES_MAX: usize = 8;
+/// The maximum number of stack frames in which `find_user_line` looks for a line of the user's program.
+const STACK_FRAMES_MAX: usize = 8;
 /// The maximum number of entries in `FILES`. Once `FILES` is full, lines in further files are not found.
-const FILES_MAX: usize = 4096;
+const CACHED_FILES_MAX: usize = 4096;
 
 /// A source file.
 #[derive(Clone, Copy)]
-struct File {
+struct SourceFile {
     name: &'static str,
     /// Whether the file belongs to this package or to a framework, and not to the user's program.
     is_internal: bool,
@@ -26,16 +26,16 @@ thread_local! {
     /// The known files. The key is the address of the Python string that contains the file's name. The strings are
     /// never dropped, because dropping a Python string needs the interpreter's lock, and a thread that ends may not
     /// have the lock.
-    static FILES: RefCell<HashMap<usize, File>> = RefCell::new(HashMap::new());
+    static FILES: RefCell<HashMap<usize, SourceFile>> = RefCell::new(HashMap::new());
 }
 
 /// Parts of paths. A file whose path contains one of these parts belongs to a framework, which calls this package on
 /// behalf of the user's program.
-const FRAMEWORKS: [&str; 1] = ["/site-packages/torch/"];
+const FRAMEWORK_PATHS: [&str; 1] = ["/site-packages/torch/"];
 
 /// Runs the closure `calls`. If `site` is `Some`, the errors of operations that begin in the closure name the source
 /// line `site`.
-pub(crate) fn at<R>(site: Option<Site>, calls: impl FnOnce() -> R) -> R {
+pub(crate) fn run_at<R>(site: Option<Site>, calls: impl FnOnce() -> R) -> R {
     match site {
         Some(site) => group::at(site, calls),
         None => calls(),
@@ -44,11 +44,11 @@ pub(crate) fn at<R>(site: Option<Site>, calls: impl FnOnce() -> R) -> R {
 
 /// Returns the line of the innermost stack frame outside this package and the frameworks. If all frames are inside,
 /// as in a thread that a framework started, returns the line of the outermost frame.
-pub(crate) fn find(py: Python<'_>) -> Option<Site> {
+pub(crate) fn find_user_line(py: Python<'_>) -> Option<Site> {
     // SAFETY: the interpreter's lock is held; the frame is borrowed, or there is none.
     let frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };
     let (mut frame, mut fallback) = (frame?, None);
-    for _ in 0..FRAMES_MAX {
+    for _ in 0..STACK_FRAMES_MAX {
         let code = frame.getattr(pyo3::intern!(py, "f_code")).ok()?;
         let name = code.getattr(pyo3::intern!(py, "co_filename")).ok()?.cast_into::<PyString>().ok()?;
         let Some(file) = find_file(py, &name) else { break };
@@ -67,20 +67,20 @@ pub(crate) fn find(py: Python<'_>) -> Option<Site> {
     fallback
 }
 
-fn find_file(py: Python<'_>, name: &Bound<'_, PyString>) -> Option<File> {
+fn find_file(py: Python<'_>, name: &Bound<'_, PyString>) -> Option<SourceFile> {
     FILES.with_borrow_mut(|files| {
         let address = name.as_ptr() as usize;
         if let Some(file) = files.get(&address) {
             return Some(*file);
         }
-        if files.len() >= FILES_MAX {
+        if files.len() >= CACHED_FILES_MAX {
             return None;
         }
         let text = name.to_str().ok()?;
         let is_internal = package_directory(py).is_some_and(|directory| text.starts_with(&directory))
-            || FRAMEWORKS.iter().any(|framework| text.contains(framework));
+            || FRAMEWORK_PATHS.iter().any(|framework| text.contains(framework));
         // The name of each file is leaked, but the number of files is bounded.
-        let file = File { name: text.to_owned().leak(), is_internal };
+        let file = SourceFile { name: text.to_owned().leak(), is_internal };
         std::mem::forget(name.clone());
         files.insert(address, file);
         Some(file)

@@ -24,7 +24,7 @@ const LAST_RANK_DELAY: Duration = Duration::from_millis(2);
 /// The timeout for the operations of a rank that does not take part in the measured operation.
 const IDLE_RANK_TIMEOUT: Duration = Duration::from_hours(24);
 /// The tag of all messages of the benchmark.
-const TAG: u32 = 0;
+const MESSAGE_TAG: u32 = 0;
 
 /// The options that apply to every row.
 #[derive(Clone, Copy, Debug)]
@@ -311,7 +311,7 @@ fn run_operation_once<T: Sample>(
         BenchOperation::SendReceive => {
             let (next, previous) =
                 (group.size().after(group.rank(), 1), group.size().before(group.rank(), 1));
-            group.send_receive((input, next, TAG), (output, previous.into(), Some(TAG)))?;
+            group.send_receive((input, next, MESSAGE_TAG), (output, previous.into(), Some(MESSAGE_TAG)))?;
         }
     }
     Ok(())
@@ -326,12 +326,12 @@ fn ping_pong<T: Sample>(group: &mut Group, buffers: &mut BenchBuffers<T>) -> Res
         _ => return Ok(()),
     };
     if peer == Rank::ZERO {
-        group.receive(output, peer, TAG)?;
+        group.receive(output, peer, MESSAGE_TAG)?;
     }
     // `send_async` takes ownership of the buffer, and `wait` returns the buffer, so the time includes no copy.
-    *input = group.send_async(std::mem::take(input), peer, TAG)?.wait()?;
+    *input = group.send_async(std::mem::take(input), peer, MESSAGE_TAG)?.wait()?;
     if peer != Rank::ZERO {
-        group.receive(output, peer, TAG)?;
+        group.receive(output, peer, MESSAGE_TAG)?;
     }
     Ok(())
 }

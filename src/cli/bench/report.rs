@@ -71,7 +71,7 @@ pub struct BenchReport {
 impl BenchEnvironment {
     /// Describes this host. `ranks` holds the host name and the process id of every rank.
     pub fn new(group: &Group, plan: &BenchPlan, ranks: &[(String, u32)], segment_bytes: usize) -> Self {
-        let host_default = read_line(HOST_CONGESTION_PATH);
+        let host_default = read_trimmed_file(HOST_CONGESTION_PATH);
         let congestion = match (group.size(), group.congestion_control()) {
             (WorldSize::ONE, _) => "none".to_owned(),
             (_, Some(name)) => name.to_owned(),
@@ -287,6 +287,6 @@ fn cpu_name() -> String {
     name.map_or_else(|| "unknown processor".to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-fn read_line(path: &str) -> String {
+fn read_trimmed_file(path: &str) -> String {
     fs::read_to_string(path).map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
 }

@@ -36,7 +36,7 @@ impl SamplePosition {
 
     /// Returns an integer of `width` bits with one random bit set, or with no bit set. All ranks together set about
     /// half of the bits.
-    fn sparse_bit(self, width: u32) -> u64 {
+    fn at_most_one_bit(self, width: u32) -> u64 {
         let stride = self.world.div_ceil(width as usize / 2) as u64;
         let sets_bit = (self.bits >> 8).is_multiple_of(stride);
         if sets_bit { 1 << (self.bits % u64::from(width)) } else { 0 }
@@ -139,8 +139,8 @@ macro_rules! integers {
                     // Make the integer odd. A product of odd integers is odd, even if it wraps around, so it is never
                     // zero.
                     None | Some(ReduceOp::Product) => value | 1,
-                    Some(ReduceOp::BitAnd) => !(position.sparse_bit(<$ty>::BITS) as $ty),
-                    Some(ReduceOp::BitOr) => position.sparse_bit(<$ty>::BITS) as $ty,
+                    Some(ReduceOp::BitAnd) => !(position.at_most_one_bit(<$ty>::BITS) as $ty),
+                    Some(ReduceOp::BitOr) => position.at_most_one_bit(<$ty>::BITS) as $ty,
                     Some(op) if op.is_logical() => position.logical_contribution(op) as $ty,
                     Some(_) => value,
                 }

@@ -29,32 +29,34 @@ use Translation::{Dropped, DroppedFor, Refused, SameAs, Variable, Variables};
 /// is a long option: users may type such a name with one dash or two, and with `_` instead of `-`.
 type OptionRow = (&'static [&'static str], usize, Translation);
 
-const SEVERAL_HOSTS: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for \
+const SEVERAL_HOSTS_HINT: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for \
     example `ringtrain --peers hosts.txt --rank R`";
-const NOT_ELASTIC: &str = "ringrun starts a fixed number of ranks and does not restart them; give -n N, and after a \
+const NOT_ELASTIC_HINT: &str = "ringrun starts a fixed number of ranks and does not restart them; give -n N, and after a \
     failure start the job again with `ringtrain --resume`";
-const TOLERATE: &str = "use --tolerate-failures, so that the other ranks continue when a rank fails";
+const TOLERATE_FAILURES_HINT: &str =
+    "use --tolerate-failures, so that the other ranks continue when a rank fails";
 const NETWORK_HINT: &str = "ringrun's ranks communicate through shared memory and loopback, without a network interface; \
     on several hosts start each rank with --peers FILE and --bind IP";
-const NO_SSH: &str = "ringrun does not use ssh: it starts ranks on this host only; on several hosts start each rank with \
+const NO_SSH_HINT: &str = "ringrun does not use ssh: it starts ranks on this host only; on several hosts start each rank with \
     --peers FILE --rank R";
 const PLACEMENT_HINT: &str = "ringrun spreads ranks evenly over the processors; leave this option out, or use --bind-to core, \
     numa or none";
-const SHOW_PLACEMENT: &str = "use --report-bindings, which prints the processors of each rank";
-const CHOOSE_PROCESSORS: &str =
+const SHOW_PLACEMENT_HINT: &str = "use --report-bindings, which prints the processors of each rank";
+const CHOOSE_PROCESSORS_HINT: &str =
     "start ringrun under `taskset -c LIST`; ringrun uses only the processors that it may run on";
 const THREADS_HINT: &str = "each rank gets an even share of the processors; to change the number of threads use -x \
     OMP_NUM_THREADS=N";
 const MCA_HINT: &str = "ringrun has no MCA parameters; leave this option out (ringtrain and ringbench choose with \
     --transport and --algorithm)";
-const MASTER_HINT: &str = "leave this option out: ringrun finds a free port on this host; to choose one, use -x MASTER_PORT=P \
-    and -x MASTER_ADDR=A";
+const MASTER_ADDRESS_HINT: &str = "leave this option out: ringrun finds a free port on this host; to choose one, use \
+    -x MASTER_PORT=P and -x MASTER_ADDR=A";
 const RENDEZVOUS_HINT: &str = "leave this option out: ringrun serves the rendezvous of its job itself";
 const TUNING_HINT: &str = "ringrun has no tuning options of Horovod; leave this option out (ringtrain has --bucket-bytes and \
     --compression)";
 const LOGGING_HINT: &str = "use -x RUST_LOG=debug, which makes the ranks print what they do";
-const SAVE_OUTPUT: &str = "use --output-dir DIR, which saves the output of each rank and still prints it";
-const MERGE_HINT: &str = "redirect in the command: `ringrun -n N -- sh -c 'COMMAND 2>&1'`";
+const SAVE_OUTPUT_HINT: &str =
+    "use --output-dir DIR, which saves the output of each rank and still prints it";
+const MERGE_STREAMS_HINT: &str = "redirect in the command: `ringrun -n N -- sh -c 'COMMAND 2>&1'`";
 const TIMESTAMPS_HINT: &str = "ringrun prints no times; pipe its output through `ts` (package moreutils)";
 const STDIN_HINT: &str =
     "the ranks' standard input is always /dev/null; pass a file name to the command instead";
@@ -65,13 +67,13 @@ const DEBUGGER_HINT: &str =
     "start the debugger as the command, for example: ringrun -n N gdb --batch -ex run --args COMMAND";
 const ENVIRONMENT_HINT: &str =
     "every rank inherits ringrun's environment; clean it with `env -i ringrun ...`";
-const NO_SUCH_OPTION: &str = "ringrun has no such option; leave this option out";
+const NO_SUCH_OPTION_HINT: &str = "ringrun has no such option; leave this option out";
 
-const ONE_HOST_VALUES: &[&str] = &["1", "1:1"];
+const VALUES_FOR_ONE_HOST: &[&str] = &["1", "1:1"];
 
 /// The options of other launchers for which ringrun has a translation or an error message. The table does not contain
 /// options that ringrun has under the same name.
-const OPTIONS: &[OptionRow] = &[
+const FOREIGN_OPTIONS: &[OptionRow] = &[
     // Options for the number of ranks.
     (&["-c", "n", "proc", "ntasks"], 1, SameAs("--np")),
     (
@@ -87,23 +89,23 @@ const OPTIONS: &[OptionRow] = &[
         Refused("ringrun starts as many ranks as -n says, on this host; leave this option out"),
     ),
     (&["npersocket"], 1, Refused(PLACEMENT_HINT)),
-    (&["min-np", "max-np", "min-num-proc", "max-num-proc"], 1, Refused(NOT_ELASTIC)),
+    (&["min-np", "max-np", "min-num-proc", "max-num-proc"], 1, Refused(NOT_ELASTIC_HINT)),
     (
         &["host-discovery-script", "slots", "slots-per-host", "reset-limit", "cooldown-range"],
         1,
-        Refused(NOT_ELASTIC),
+        Refused(NOT_ELASTIC_HINT),
     ),
-    (&["elastic-timeout", "blacklist-cooldown-range"], 1, Refused(NOT_ELASTIC)),
+    (&["elastic-timeout", "blacklist-cooldown-range"], 1, Refused(NOT_ELASTIC_HINT)),
     // Options for hosts.
     (&["hosts"], 1, SameAs("--host")),
     (&["-f", "machinefile", "default-hostfile"], 1, SameAs("--hostfile")),
-    (&["nodelist", "add-host", "add-hostfile"], 1, Refused(SEVERAL_HOSTS)),
-    (&["nodes", "nnodes"], 1, DroppedFor(ONE_HOST_VALUES, SEVERAL_HOSTS)),
-    (&["node-rank"], 1, DroppedFor(&["0"], SEVERAL_HOSTS)),
+    (&["nodelist", "add-host", "add-hostfile"], 1, Refused(SEVERAL_HOSTS_HINT)),
+    (&["nodes", "nnodes"], 1, DroppedFor(VALUES_FOR_ONE_HOST, SEVERAL_HOSTS_HINT)),
+    (&["node-rank"], 1, DroppedFor(&["0"], SEVERAL_HOSTS_HINT)),
     (
         &["-p", "ssh-port", "-i", "ssh-identity-file", "launch-agent", "launcher", "launcher-exec"],
         1,
-        Refused(NO_SSH),
+        Refused(NO_SSH_HINT),
     ),
     (
         &["iface", "network-interface", "network-interfaces", "nics", "nic", "local-addr"],
@@ -119,21 +121,25 @@ const OPTIONS: &[OptionRow] = &[
     (&["bind-to-none"], 0, SameAs("--bind-to=none")),
     (&["bind-to-socket"], 0, Refused("use --bind-to numa")),
     (&["cpu-bind", "binding-args", "rankfile"], 1, Refused(PLACEMENT_HINT)),
-    (&["cpu-set", "cpu-list"], 1, Refused(CHOOSE_PROCESSORS)),
+    (&["cpu-set", "cpu-list"], 1, Refused(CHOOSE_PROCESSORS_HINT)),
     (&["cpus-per-rank", "cpus-per-proc", "cpus-per-task"], 1, Refused(THREADS_HINT)),
-    (&["display-map", "display-allocation", "display-devel-map", "display-topo"], 0, Refused(SHOW_PLACEMENT)),
-    (&["display"], 1, Refused(SHOW_PLACEMENT)),
+    (
+        &["display-map", "display-allocation", "display-devel-map", "display-topo"],
+        0,
+        Refused(SHOW_PLACEMENT_HINT),
+    ),
+    (&["display"], 1, Refused(SHOW_PLACEMENT_HINT)),
     // Options for the rendezvous and for restarts.
     (&["standalone"], 0, Dropped),
     (&["rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"], 1, Refused(RENDEZVOUS_HINT)),
-    (&["master-addr", "master-port"], 1, Refused(MASTER_HINT)),
-    (&["max-restarts"], 1, DroppedFor(&["0"], NOT_ELASTIC)),
+    (&["master-addr", "master-port"], 1, Refused(MASTER_ADDRESS_HINT)),
+    (&["max-restarts"], 1, DroppedFor(&["0"], NOT_ELASTIC_HINT)),
     (
         &["monitor-interval", "start-method", "role", "event-log-handler", "signals-to-handle"],
         1,
-        Refused(NO_SUCH_OPTION),
+        Refused(NO_SUCH_OPTION_HINT),
     ),
-    (&["enable-recovery", "continuous"], 0, Refused(TOLERATE)),
+    (&["enable-recovery", "continuous"], 0, Refused(TOLERATE_FAILURES_HINT)),
     (&["disable-recovery"], 0, Dropped),
     (&["timeout"], 1, SameAs("--job-timeout")),
     // Options for the command.
@@ -143,7 +149,7 @@ const OPTIONS: &[OptionRow] = &[
     (&["preload-binary", "debug", "debugger", "tv"], 0, Refused(DEBUGGER_HINT)),
     (&["xterm"], 1, Refused(DEBUGGER_HINT)),
     (&["chdir"], 1, SameAs("--wdir")),
-    (&["path", "prefix", "personality", "tmpdir", "tune", "am", "rmk"], 1, Refused(NO_SUCH_OPTION)),
+    (&["path", "prefix", "personality", "tmpdir", "tune", "am", "rmk"], 1, Refused(NO_SUCH_OPTION_HINT)),
     (&["mca", "gmca", "pmixmca", "prtemca"], 2, Refused(MCA_HINT)),
     (&["mpi-args", "mpi-threads-disable"], 1, Refused(MCA_HINT)),
     // Options for the environment of the ranks.
@@ -155,11 +161,11 @@ const OPTIONS: &[OptionRow] = &[
     // Options for the output of the ranks.
     (&["-l", "label", "prepend-rank"], 0, SameAs("--tag-output")),
     (&["timestamp-output", "prefix-timestamp", "prefix-output-with-timestamp"], 0, Refused(TIMESTAMPS_HINT)),
-    (&["merge-stderr-to-stdout", "stream-output"], 0, Refused(MERGE_HINT)),
+    (&["merge-stderr-to-stdout", "stream-output"], 0, Refused(MERGE_STREAMS_HINT)),
     (&["output"], 1, Refused("use --tag-output or --output-dir DIR")),
     (&["outfile-pattern", "errfile-pattern"], 1, SameAs("--output-dir")),
     (&["log-dir"], 1, SameAs("--output-dir")),
-    (&["-r", "redirects", "-t", "tee", "local-ranks-filter", "logs-specs"], 1, Refused(SAVE_OUTPUT)),
+    (&["-r", "redirects", "-t", "tee", "local-ranks-filter", "logs-specs"], 1, Refused(SAVE_OUTPUT_HINT)),
     (&["stdin"], 1, DroppedFor(&["none"], STDIN_HINT)),
     (&["log-level"], 1, Refused(LOGGING_HINT)),
     (&["report-pid", "report-uri"], 1, Refused("use --verbose; each rank also finds its number in $RANK")),
@@ -237,7 +243,7 @@ pub(super) fn translate_other_options(
 fn find_row(typed: &str) -> Option<&'static OptionRow> {
     let long = typed.strip_prefix("--").or_else(|| typed.strip_prefix('-').filter(|name| name.len() > 1));
     let long = long.map(|name| name.replace('_', "-"));
-    OPTIONS.iter().find(|(names, ..)| {
+    FOREIGN_OPTIONS.iter().find(|(names, ..)| {
         names.iter().any(|&name| name == typed || (!name.starts_with('-') && Some(name) == long.as_deref()))
     })
 }
@@ -326,7 +332,7 @@ mod tests {
     /// clap accepts, or an error of one sentence.
     #[test]
     fn every_option_of_the_table_is_translated_or_refused_with_a_sentence() {
-        for &(names, count, translation) in OPTIONS {
+        for &(names, count, translation) in FOREIGN_OPTIONS {
             for &name in names {
                 let spellings = match name.strip_prefix('-') {
                     Some(_) => vec![name.to_owned()],
@@ -376,7 +382,7 @@ mod tests {
 
     #[test]
     fn every_name_is_in_the_table_once_and_not_an_option_of_ringrun() {
-        let mut names: Vec<&str> = OPTIONS.iter().flat_map(|(names, ..)| *names).copied().collect();
+        let mut names: Vec<&str> = FOREIGN_OPTIONS.iter().flat_map(|(names, ..)| *names).copied().collect();
         for name in &names {
             let own = ringrun_command();
             let is_short = |arg: &Arg| arg.get_short().is_some_and(|short| *name == format!("-{short}"));

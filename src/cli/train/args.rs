@@ -172,7 +172,7 @@ impl TrainArgs {
         if self.epochs == Some(0) {
             return Err("--epochs 0: there must be at least 1".into());
         }
-        let OptimizerChoice { rule, learning_rate, weight_decay } = self.optimizer.choose()?;
+        let OptimizerChoice { rule, learning_rate, weight_decay } = self.optimizer.to_optimizer_choice()?;
         let table = self.table.into_options(&source)?;
         let curves = self.output.curve_files()?;
         let config = Config {
@@ -186,17 +186,17 @@ impl TrainArgs {
             standardize: !self.no_standardize,
             learning_rate,
             weight_decay,
-            recipe: self.recipe.choose()?,
+            recipe: self.recipe.to_recipe()?,
             batch_size,
             micro_batches: self.accumulate,
             epochs: self.epochs,
             seed: self.seed,
             strategy,
             pipeline_micro_batches: self.pipeline.micro_batches(),
-            parameter_server: self.server.to_options(),
+            parameter_server: self.server.to_server_settings(),
             compression,
             bucket_bytes: (!self.no_overlap).then_some(self.bucket_bytes),
-            checkpoint: self.checkpoint.choose()?,
+            checkpoint: self.checkpoint.into_checkpoint()?,
             report: self.output.report,
             curves,
             model_file: self.output.save_model,

@@ -63,7 +63,7 @@ impl CheckpointArgs {
     /// # Errors
     ///
     /// Returns a sentence that says which option is wrong and what to do.
-    pub(super) fn choose(self) -> Result<Option<Checkpoint>, String> {
+    pub(super) fn into_checkpoint(self) -> Result<Option<Checkpoint>, String> {
         let existing =
             if self.resume.is_some() { ExistingCheckpoint::Resume } else { ExistingCheckpoint::Refuse };
         let directory = match (self.checkpoint, self.resume) {

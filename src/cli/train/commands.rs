@@ -70,7 +70,7 @@ enum ModelCommand {
 }
 
 /// The names of the commands.
-const NAMES: [&str; 4] = ["predict", "eval", "inspect", "export"];
+const COMMAND_NAMES: [&str; 4] = ["predict", "eval", "inspect", "export"];
 
 #[derive(Args, Debug)]
 struct ModelDataArgs {
@@ -154,7 +154,7 @@ struct ExportArgs {
 
 /// Returns whether the first argument after the program's name is a command.
 pub(super) fn is_command(args: &[OsString]) -> bool {
-    args.get(1).is_some_and(|name| NAMES.iter().any(|known| name == known))
+    args.get(1).is_some_and(|name| COMMAND_NAMES.iter().any(|known| name == known))
 }
 
 /// Runs a command. The outer `Err` is an error in the arguments, or the text of `--help`. The inner `Err` is a
@@ -227,7 +227,7 @@ impl ModelDataArgs {
 fn predict_new_rows(args: PredictArgs) -> Result<(), ProgramFailure> {
     let input = args.input.input_options(TargetColumn::Unread)?;
     if let Some(output) = &args.output {
-        check_output(output, &args.input.model, &input.data).map_err(usage_error)?;
+        check_output_is_no_input(output, &args.input.model, &input.data).map_err(usage_error)?;
     }
     let mut model = SavedModel::load(&args.input.model)?;
     let output = args.output.map_or(PredictionOutput::StandardOutput, PredictionOutput::from_path);
@@ -236,7 +236,7 @@ fn predict_new_rows(args: PredictArgs) -> Result<(), ProgramFailure> {
 }
 
 /// Checks that `output` is neither the model file nor a data file.
-fn check_output(output: &Path, model: &Path, data: &NewData) -> Result<(), String> {
+fn check_output_is_no_input(output: &Path, model: &Path, data: &NewData) -> Result<(), String> {
     let mut files: Vec<(&str, &Path)> = vec![("--model", model)];
     match data {
         NewData::Table(paths) => files.extend(paths.iter().map(|path| ("--data", path.as_path()))),

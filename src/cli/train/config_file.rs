@@ -68,8 +68,8 @@ pub(super) fn parse_toml_options(
                 "`{written}` is given twice, first in {first}; remove one of the lines"
             )));
         }
-        let value =
-            convert(arg, value.get_ref()).map_err(|problem| fail(format!("`{written}` {problem}")))?;
+        let value = convert_option_value(arg, value.get_ref())
+            .map_err(|problem| fail(format!("`{written}` {problem}")))?;
         found.options.insert(name.clone(), (value, origin.clone()));
         check_value(command, &found, &name).map_err(fail)?;
     }
@@ -99,7 +99,7 @@ fn describe_unknown_option(command: &Command, key: &str, value: &DeValue<'_>) ->
 
 /// Converts a value of TOML to the value of an option. The text of an error, such as "must be true or false", follows
 /// the name of the option.
-fn convert(arg: &Arg, value: &DeValue<'_>) -> Result<OptionValue, String> {
+fn convert_option_value(arg: &Arg, value: &DeValue<'_>) -> Result<OptionValue, String> {
     let takes_nothing = arg.get_num_args().is_some_and(|range| range.min_values() == 0);
     match value {
         DeValue::Boolean(value) if is_flag(arg) => Ok(OptionValue::Flag(*value)),

@@ -106,7 +106,7 @@ impl Invocation {
         }
         let args = parse_options(&self.command, &options)?;
         let output = args.output.clone();
-        let mut config = args.into_config().map_err(|message| options.add_origins(&message))?;
+        let mut config = args.into_config().map_err(|message| options.append_option_origins(&message))?;
         self.check_config_file_remains(&config)?;
         if let Some(checkpoint) = &mut config.checkpoint {
             checkpoint.options = Some(options.to_toml(&self.command)?);
@@ -137,7 +137,7 @@ fn parse_options(command: &Command, options: &OptionSet) -> Result<TrainArgs, St
     TrainArgs::try_parse_from(options.to_arguments(command)).map_err(|error| {
         let text = error.to_string();
         let lines: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();
-        options.add_origins(lines.join(" ").trim_start_matches("error: "))
+        options.append_option_origins(lines.join(" ").trim_start_matches("error: "))
     })
 }
 

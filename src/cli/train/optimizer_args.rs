@@ -65,7 +65,7 @@ impl OptimizerArgs {
     /// # Errors
     ///
     /// Returns a sentence that says which option is wrong and what to do.
-    pub(super) fn choose(&self) -> Result<OptimizerChoice, String> {
+    pub(super) fn to_optimizer_choice(&self) -> Result<OptimizerChoice, String> {
         if let Some(rate) = self.lr {
             check_number("--lr", rate, rate > 0.0, "a number above 0")?;
         }

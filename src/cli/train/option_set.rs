@@ -16,7 +16,7 @@ use crate::cli::group_args::GroupArgs;
 const OPTIONS_NEVER_STORED: [&str; 3] = ["checkpoint", "resume", "config"];
 /// The option for the learning rate. A resumed run takes the learning rate from the state of the run in the
 /// checkpoint, because `--scale-lr` may have multiplied the rate by the number of ranks.
-const OPTION_STORED_IN_STATE: &str = "lr";
+const LEARNING_RATE_OPTION: &str = "lr";
 
 /// The place where an option was given.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -133,7 +133,7 @@ impl OptionSet {
 
     /// Removes the option for the learning rate, because a resumed run takes the rate from the state of the run.
     pub(super) fn without_learning_rate(mut self) -> Self {
-        self.options.remove(OPTION_STORED_IN_STATE);
+        self.options.remove(LEARNING_RATE_OPTION);
         self
     }
 
@@ -181,7 +181,7 @@ impl OptionSet {
 
     /// Appends to an error message the origin of each option in it, such as ` (--lr is given in run.toml, line 3)`.
     /// Skips options from the command line.
-    pub(super) fn add_origins(&self, message: &str) -> String {
+    pub(super) fn append_option_origins(&self, message: &str) -> String {
         let is_named = |name: &str| {
             let flag = format!("--{name}");
             message.match_indices(&flag).any(|(at, _)| {

@@ -15,8 +15,8 @@ pub(super) struct OutputArgs {
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(super) report: Option<PathBuf>,
 
-    /// Write the trained model to FILE in the safetensors format at the end of the run. A stop signal also ends the
-    /// run. Rank 0 writes FILE, and replaces an existing file. The commands below read FILE
+    /// Write the trained model to FILE in the safetensors format, at the end of the run or after a stop signal. Rank 0
+    /// writes FILE, and replaces an existing file. The commands below read FILE
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(super) save_model: Option<PathBuf>,
 

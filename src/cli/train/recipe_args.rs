@@ -73,7 +73,7 @@ impl RecipeArgs {
     /// # Errors
     ///
     /// Returns a sentence that says which option is wrong and what to do.
-    pub(super) fn choose(&self) -> Result<Recipe, String> {
+    pub(super) fn to_recipe(&self) -> Result<Recipe, String> {
         let smoothing = self.label_smoothing;
         let is_allowed = (0.0..1.0).contains(&smoothing);
         check_number("--label-smoothing", smoothing, is_allowed, "at least 0 and below 1")?;

@@ -20,7 +20,7 @@ pub(super) struct ServerArgs {
 }
 
 impl ServerArgs {
-    pub(super) fn to_options(&self) -> ServerSettings {
+    pub(super) fn to_server_settings(&self) -> ServerSettings {
         ServerSettings { servers: self.servers, staleness_aware: self.staleness_aware }
     }
 }

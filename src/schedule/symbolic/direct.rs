@@ -56,7 +56,9 @@ fn direct_all_gather_gives_every_rank_every_part() {
 #[test]
 fn recursive_doubling_gives_every_rank_every_part() {
     // The part of rank r holds the elements r * count to (r + 1) * count - 1 of the result.
-    let slot = |rank: Rank, count: usize| (0..count).map(move |e| Value::own(rank, rank.index() * count + e));
+    let slot = |rank: Rank, count: usize| {
+        (0..count).map(move |e| Value::contribution(rank, rank.index() * count + e))
+    };
     let proof = Proof { receives_may_wait: true, ..Proof::new() };
     proof.run(
         doubling::all_gather,

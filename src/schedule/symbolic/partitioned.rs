@@ -92,7 +92,7 @@ fn exchanged_count(world: WorldSize, count: usize, is_even: bool, from: Rank, to
 
 /// Returns the elements that `from` sends to `to`. Each element has a different symbolic value.
 fn exchanged_elements(from: Rank, to: Rank, length: usize) -> impl Iterator<Item = Value> {
-    (0..length).map(move |index| Value::own(from, to.index() << 32 | index))
+    (0..length).map(move |index| Value::contribution(from, to.index() << 32 | index))
 }
 
 #[test]

@@ -324,7 +324,7 @@ fn scan_and_exscan_combine_lower_ranks_in_rank_order() {
 
 #[test]
 fn all_to_all_gives_each_rank_the_parts_for_it() {
-    let value = |from: Rank, to: Rank, index: usize| Value::own(from, to.index() << 32 | index);
+    let value = |from: Rank, to: Rank, index: usize| Value::contribution(from, to.index() << 32 | index);
     run(
         |world, part| {
             let parts = Partition::of_equal_parts(part, world);

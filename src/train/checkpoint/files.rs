@@ -72,7 +72,7 @@ impl CheckpointFiles {
     }
 
     /// If the run keeps several checkpoints, checks that the file system has hard links.
-    pub(crate) fn check_links(&self) -> Result<(), CheckpointError> {
+    pub(crate) fn check_hard_links(&self) -> Result<(), CheckpointError> {
         if self.keep == 1 && !self.keeps_best {
             return Ok(());
         }
@@ -233,7 +233,7 @@ mod tests {
         ] {
             let directory = tempfile::tempdir().unwrap();
             let files = make_checkpoint_files(directory.path(), keep, keeps_best);
-            files.check_links().unwrap();
+            files.check_hard_links().unwrap();
             assert_eq!(list_names_and_texts(directory.path()), []);
             assert_eq!(files.count_files_to_add().unwrap(), u64::from(keep) + 1 + u64::from(keeps_best));
             let mut latest = None;

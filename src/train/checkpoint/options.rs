@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{CheckpointError, FILE_NAME, HEADER_BYTES_MAX, OPTIONS, check_metadata};
+use super::{CheckpointError, FILE_NAME, HEADER_BYTES_MAX, OPTIONS_KEY, check_metadata};
 use crate::train::atomic_file;
 use crate::train::config::Config;
 use crate::train::setup::Setup;
@@ -51,7 +51,7 @@ pub fn read_options(directory: &Path) -> Result<Option<String>, CheckpointError>
     let header: CheckpointHeader =
         serde_json::from_slice(&header).map_err(|error| corrupt(error.to_string()))?;
     check_metadata(&path, &header.metadata)?;
-    Ok(header.metadata.get(OPTIONS).cloned())
+    Ok(header.metadata.get(OPTIONS_KEY).cloned())
 }
 
 /// Writes the options of a run to a file in the checkpoint directory. Comments in this file show the values that the

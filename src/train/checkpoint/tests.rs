@@ -173,7 +173,7 @@ fn the_earlier_name_of_the_accelerated_rule_is_understood() {
 }
 
 /// Replaces texts of the same length in the metadata of a checkpoint.
-fn edit(bytes: &mut [u8], edits: &[(&str, &str)]) {
+fn replace_texts(bytes: &mut [u8], edits: &[(&str, &str)]) {
     for (from, to) in edits {
         assert_eq!(from.len(), to.len());
         let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
@@ -200,7 +200,7 @@ fn a_position_of_version_2_that_no_run_reaches_is_refused() {
         ("\"learning_rate\":\"0.05\"", "\"learning_rate\":\"1e99\"", Some("its learning_rate is inf")),
     ] {
         let mut bytes = complete.clone();
-        edit(&mut bytes, &[&version_2[..], &[(from, to)]].concat());
+        replace_texts(&mut bytes, &[&version_2[..], &[(from, to)]].concat());
         fs::write(&path, bytes).unwrap();
         match (load_checkpoint(directory.path(), &network, &identity), expected) {
             (Ok(Some(found)), None) => assert_eq!(found.parameters, state.parameters),
@@ -209,7 +209,7 @@ fn a_position_of_version_2_that_no_run_reaches_is_refused() {
         }
     }
     let mut bytes = complete;
-    edit(&mut bytes, &version_2[1..]);
+    replace_texts(&mut bytes, &version_2[1..]);
     fs::write(&path, bytes).unwrap();
     let error = load_checkpoint(directory.path(), &network, &identity).unwrap_err().to_string();
     assert!(error.contains("its metadata_hash is missing"), "{error}");
@@ -226,7 +226,7 @@ fn a_checkpoint_of_version_1_can_be_resumed() {
     let path = directory.path().join(FILE_NAME);
     let mut bytes = fs::read(&path).unwrap();
     // The new keys have the same lengths as the old keys, so the offsets in the file stay valid.
-    edit(
+    replace_texts(
         &mut bytes,
         &[
             (FORMAT, FORMAT_1),

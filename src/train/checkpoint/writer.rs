@@ -142,7 +142,7 @@ impl CheckpointWriter {
             Err(error) => {
                 let error =
                     CheckpointError::io("start a thread to write", &self.plan.files.latest_path(), error);
-                self.record((steps, is_best), Err(error), now)
+                self.record_save_result((steps, is_best), Err(error), now)
             }
         }
     }
@@ -165,34 +165,34 @@ impl CheckpointWriter {
             }
         };
         self.current = None;
-        self.record(save, result, Instant::now())
+        self.record_save_result(save, result, Instant::now())
     }
 
     /// Records that the save after `steps` steps could not begin, because the previous write is still in progress.
     /// May return a line for the user.
     pub(crate) fn skip(&mut self, steps: u64, is_best: bool, now: Instant) -> Option<String> {
-        self.record((steps, is_best), Err(self.still_writing()), now)
+        self.record_save_result((steps, is_best), Err(self.still_writing_error()), now)
     }
 
     /// Returns the error of the last save, if this save failed or did not end.
     pub(crate) fn take_error(&mut self) -> Result<(), CheckpointError> {
         let (steps, source) = match (self.failed.take(), &self.current) {
             (Some(failed), None) => (failed.steps, failed.error),
-            (_, Some(write)) => (write.steps, self.still_writing()),
+            (_, Some(write)) => (write.steps, self.still_writing_error()),
             (None, None) => return Ok(()),
         };
-        let latest = describe_latest(self.saved);
+        let latest = describe_latest_checkpoint(self.saved);
         Err(CheckpointError::LastNotSaved { steps, latest, source: Box::new(source) })
     }
 
-    fn still_writing(&self) -> CheckpointError {
+    fn still_writing_error(&self) -> CheckpointError {
         let problem = "the disk has not completed the previous write in time";
         let error = io::Error::new(io::ErrorKind::TimedOut, problem);
         CheckpointError::io("write", &self.plan.files.latest_path(), error)
     }
 
     /// Records the result of the save after `steps` steps.
-    fn record(
+    fn record_save_result(
         &mut self,
         (steps, is_best): (u64, bool),
         result: Result<(), CheckpointError>,
@@ -204,17 +204,17 @@ impl CheckpointWriter {
             Ok(()) if is_superseded => None,
             Ok(()) => {
                 self.failed = None;
-                self.notices.succeeded(steps)
+                self.notices.success_notice(steps)
             }
             Err(error) => {
-                let latest = describe_latest(self.saved);
+                let latest = describe_latest_checkpoint(self.saved);
                 let line = format!(
                     "warning: the checkpoint of step {steps} was not saved: {error}; {latest}; training continues"
                 );
                 if !is_superseded {
                     self.failed = Some(FailedSave { steps, is_best, error });
                 }
-                self.notices.failed(line, now)
+                self.notices.failure_notice(line, now)
             }
         }
     }
@@ -227,7 +227,7 @@ impl Drop for CheckpointWriter {
 }
 
 /// Returns a sentence that says which checkpoint is the latest.
-fn describe_latest(saved: Option<u64>) -> String {
+fn describe_latest_checkpoint(saved: Option<u64>) -> String {
     match saved {
         Some(steps) => format!("the latest checkpoint is that of step {steps}"),
         None => "there is no checkpoint yet".into(),
@@ -246,7 +246,7 @@ struct FailureNotices {
 
 impl FailureNotices {
     /// Records a failure. Returns `line` if no message was printed in the last [`FAILURE_NOTICE_INTERVAL`].
-    fn failed(&mut self, mut line: String, now: Instant) -> Option<String> {
+    fn failure_notice(&mut self, mut line: String, now: Instant) -> Option<String> {
         self.count += 1;
         if self.last.is_some_and(|last| now.saturating_duration_since(last) < FAILURE_NOTICE_INTERVAL) {
             return None;
@@ -260,7 +260,7 @@ impl FailureNotices {
     }
 
     /// Records a success. Returns a line if a message about an earlier failure was printed.
-    fn succeeded(&mut self, steps: u64) -> Option<String> {
+    fn success_notice(&mut self, steps: u64) -> Option<String> {
         let count = std::mem::take(&mut self.count);
         std::mem::take(&mut self.is_announced).then(|| {
             let saves = if count == 1 { "save" } else { "saves" };
@@ -312,8 +312,8 @@ mod tests {
             (None, Some("the checkpoint of step 9 was saved, after 1 failed save")),
         ] {
             let found = match seconds {
-                Some(seconds) => notices.failed("no".into(), start + Duration::from_secs(seconds)),
-                None => notices.succeeded(9),
+                Some(seconds) => notices.failure_notice("no".into(), start + Duration::from_secs(seconds)),
+                None => notices.success_notice(9),
             };
             assert_eq!(found.as_deref(), expected, "{seconds:?}");
         }

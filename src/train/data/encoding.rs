@@ -166,7 +166,7 @@ impl ColumnEncoding {
 
     /// Returns the input that replaces a missing number. Returns `None` if no number may be missing, or if this is a
     /// column of texts.
-    pub(crate) fn fill(&self) -> Option<f32> {
+    pub(crate) fn fill_value(&self) -> Option<f32> {
         match self.inputs {
             ColumnInputs::Number { fill, .. } | ColumnInputs::ShiftedNumber { fill, .. } => fill,
             ColumnInputs::OneHot { .. } | ColumnInputs::Hashed { .. } => None,

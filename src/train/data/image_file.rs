@@ -18,7 +18,7 @@ const FILE_BYTES_MAX: u64 = 1 << 28;
 /// The maximum width and height of an image in pixels.
 const IMAGE_SIDE_MAX: usize = 1 << 14;
 /// The maximum number of bytes of pixels for each byte of a PNG file, which is the highest ratio of deflate.
-const PNG_RATIO_MAX: usize = 1032;
+const PNG_COMPRESSION_RATIO_MAX: usize = 1032;
 /// The maximum number of pixels for each byte of a JPEG file: a block of 8 x 8 pixels needs at least one bit.
 const JPEG_PIXELS_PER_BYTE_MAX: usize = 8 * 64;
 
@@ -108,7 +108,7 @@ fn check_png_size(bytes: &[u8]) -> Result<(), String> {
         _ => 1,
     };
     let row_bytes = width.saturating_mul(channels * usize::from(depth)).div_ceil(8);
-    if row_bytes.saturating_mul(height) > bytes.len().saturating_mul(PNG_RATIO_MAX) {
+    if row_bytes.saturating_mul(height) > bytes.len().saturating_mul(PNG_COMPRESSION_RATIO_MAX) {
         return Err(describe_missing_bytes((width, height), bytes));
     }
     Ok(())

@@ -233,11 +233,11 @@ impl PixelRows {
             only_grey: inputs == Some(pixels),
             count,
         };
-        rows.check_size().map_err(|problem| DataError::malformed(path, problem))?;
+        rows.check_element_count().map_err(|problem| DataError::malformed(path, problem))?;
         Ok(rows)
     }
 
-    fn check_size(&self) -> Result<(), String> {
+    fn check_element_count(&self) -> Result<(), String> {
         let values = (self.shape.values() as u64).saturating_mul(self.count as u64);
         if values > ELEMENTS_MAX {
             return Err(format!(
@@ -276,7 +276,7 @@ impl PixelRows {
     fn convert_rows_to_colour(&mut self) -> Result<(), String> {
         let grey = std::mem::take(&mut self.values);
         self.shape.channels = 3;
-        self.check_size()?;
+        self.check_element_count()?;
         for image in grey.chunks(self.shape.height * self.shape.width) {
             self.values.extend_from_slice(&image.repeat(3));
         }

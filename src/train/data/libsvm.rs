@@ -16,7 +16,7 @@ use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
 const LINE_BYTES_MAX: usize = 1 << 26;
 /// The maximum index of a feature. The limit bounds the size of a model, which has parameters for every index up to
 /// the largest.
-const INDEX_MAX: u32 = 1 << 22;
+const FEATURE_INDEX_MAX: u32 = 1 << 22;
 /// The maximum number of characters of a token in a message.
 const TOKEN_CHARACTERS_SHOWN: usize = 40;
 
@@ -164,8 +164,8 @@ fn parse_feature(token: &[u8]) -> Result<(u32, f32), String> {
                         pass zero_based=False to dump_svmlight_file)"
                 .into());
         }
-        Some(index) if index > u64::from(INDEX_MAX) => {
-            return Err(format!("the index {index} is too large; the maximum is {INDEX_MAX}"));
+        Some(index) if index > u64::from(FEATURE_INDEX_MAX) => {
+            return Err(format!("the index {index} is too large; the maximum is {FEATURE_INDEX_MAX}"));
         }
         Some(index) => index as u32,
     };

@@ -54,7 +54,7 @@ pub(crate) use shared_samples::{SharedSamples, TargetStatistics};
 pub use source::DataSource;
 pub use sparse::SparseRows;
 pub use standardizer::Standardizer;
-pub(crate) use target::{CLASS_END, CLASSES_MAX};
+pub(crate) use target::{CLASS_NUMBER_END, CLASSES_MAX};
 pub use target::{Targets, Task};
 use texts::Texts;
 

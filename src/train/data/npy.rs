@@ -209,10 +209,10 @@ impl NpyStream {
         };
         Ok(match self.element.as_str() {
             "|u1" => bytes.iter().map(|&byte| f64::from(byte)).collect(),
-            "<f4" => decode(&bytes, |bytes| f64::from(f32::from_le_bytes(bytes))),
-            "<i4" => decode(&bytes, |bytes| f64::from(i32::from_le_bytes(bytes))),
-            "<i8" => decode(&bytes, |bytes| i64::from_le_bytes(bytes) as f64),
-            _ => decode(&bytes, f64::from_le_bytes),
+            "<f4" => decode_values(&bytes, |bytes| f64::from(f32::from_le_bytes(bytes))),
+            "<i4" => decode_values(&bytes, |bytes| f64::from(i32::from_le_bytes(bytes))),
+            "<i8" => decode_values(&bytes, |bytes| i64::from_le_bytes(bytes) as f64),
+            _ => decode_values(&bytes, f64::from_le_bytes),
         })
     }
 }
@@ -247,7 +247,7 @@ pub(crate) fn open_stream(path: &Path) -> Result<NpyStream, DataError> {
     Ok(NpyStream { element: description.to_owned(), shape, fortran_order, reader })
 }
 
-fn decode<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+fn decode_values<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64) -> Vec<f64> {
     bytes.as_chunks::<N>().0.iter().map(|&bytes| decode(bytes)).collect()
 }
 

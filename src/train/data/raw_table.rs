@@ -304,7 +304,7 @@ fn encode_rows(columns: &[RawColumn], rows: &[usize], encoding: &TableEncoding) 
         let to = cells.column_mut(index);
         match &column.values {
             RawValues::Numbers(numbers) => {
-                let fill = encoding.fill().filter(|_| plain).unwrap_or(f32::NAN);
+                let fill = encoding.fill_value().filter(|_| plain).unwrap_or(f32::NAN);
                 for (cell, &row) in to.into_iter().zip(rows) {
                     let value = numbers.get(row);
                     *cell = if value.is_nan() { fill } else { encoding.number_cell(value) };

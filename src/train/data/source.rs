@@ -78,7 +78,7 @@ impl FromStr for DataSource {
                 "has the format .{extension}, which ringtrain cannot read; save the table as .csv"
             )),
             // IDX data is always a directory, so a path to a file is a table.
-            _ if path.exists() => check_text(path).map(|()| Self::Csv(text.into())),
+            _ if path.exists() => check_file_holds_text(path).map(|()| Self::Csv(text.into())),
             _ => Ok(Self::Idx(text.into())),
         }
     }
@@ -93,7 +93,7 @@ const OTHER_FORMATS: [&str; 10] =
 const TEXT_CHECK_BYTES: u64 = 1 << 16;
 
 /// Returns an error if a regular file does not hold text. Pipes are not checked, because they cannot be read twice.
-fn check_text(path: &Path) -> Result<(), String> {
+fn check_file_holds_text(path: &Path) -> Result<(), String> {
     if !path.is_file() || FileCompression::from_file_name(path).is_some() {
         return Ok(());
     }

@@ -21,7 +21,7 @@ const CLASSES_GUESSED_MAX: usize = 100;
 const SAMPLES_PER_CLASS_MIN: usize = 10;
 
 /// The smallest integer n for which n and n + 1 are the same f64. Class numbers must be smaller.
-pub(crate) const CLASS_END: f64 = (1_u64 << 53) as f64;
+pub(crate) const CLASS_NUMBER_END: f64 = (1_u64 << 53) as f64;
 
 /// The kind of value that a model predicts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -191,7 +191,7 @@ fn check_class_numbers(sets: [&Vec<f64>; 2], group: &mut Group) -> Result<(), Tr
     let smallest = |is_bad: fn(f64) -> bool| {
         sets.into_iter().flatten().copied().filter(|&value| is_bad(value)).fold(f64::INFINITY, f64::min)
     };
-    let mut bad = [smallest(|value| value.fract() != 0.0), smallest(|value| value.abs() >= CLASS_END)];
+    let mut bad = [smallest(|value| value.fract() != 0.0), smallest(|value| value.abs() >= CLASS_NUMBER_END)];
     group.all_reduce(&mut bad, ReduceOp::Min)?;
     let [fraction, large] = bad;
     if fraction.is_finite() {
@@ -203,7 +203,7 @@ fn check_class_numbers(sets: [&Vec<f64>; 2], group: &mut Group) -> Result<(), Tr
     }
     if large.is_finite() {
         return Err(DataError::Unsuitable(format!(
-            "the target holds {large:.0}; as numbers, integers of 2^53 = {CLASS_END:.0} or more cannot be told apart; to \
+            "the target holds {large:.0}; as numbers, integers of 2^53 = {CLASS_NUMBER_END:.0} or more cannot be told apart; to \
              predict classes, pass --categorical with the name of the target, which reads the classes of a table as \
              texts, or give the classes smaller numbers"
         ))

@@ -57,7 +57,7 @@ impl<'a> StartedAverages<'a> {
                 self.pending[index] = Some(reply);
                 self.last_start = Instant::now();
             }
-            Err(problem) => self.lose(index, problem),
+            Err(problem) => self.note_lost_peer(index, problem),
         }
     }
 
@@ -65,7 +65,7 @@ impl<'a> StartedAverages<'a> {
     pub(super) fn apply_arrived(&mut self) {
         for index in 0..self.links.len() {
             if let Some(reply) = self.pending[index].take_if(|reply| reply.is_complete()) {
-                self.apply(index, reply.wait());
+                self.apply_reply(index, reply.wait());
             }
         }
     }
@@ -76,19 +76,19 @@ impl<'a> StartedAverages<'a> {
         for index in 0..self.links.len() {
             let Some(reply) = self.pending[index].take() else { continue };
             if let Some(reply) = reply.wait_timeout(until.saturating_duration_since(Instant::now())) {
-                self.apply(index, reply);
+                self.apply_reply(index, reply);
             }
         }
     }
 
-    fn apply(&mut self, index: usize, reply: Result<Vec<u32>, LinkFailure>) {
+    fn apply_reply(&mut self, index: usize, reply: Result<Vec<u32>, LinkFailure>) {
         let words = match reply {
             Ok(words) => words,
-            Err(problem) => return self.lose(index, problem),
+            Err(problem) => return self.note_lost_peer(index, problem),
         };
         let Some(message) = Message::decode(&words) else {
             let problem = "it sent a reply of an unexpected length".into();
-            return self.lose(index, LinkFailure::Lost(problem));
+            return self.note_lost_peer(index, LinkFailure::Lost(problem));
         };
         if GossipReplyStatus::decode(message.code) == Some(GossipReplyStatus::Done)
             && self.shared.replica.subtract(bytemuck::cast_slice(message.payload))
@@ -97,7 +97,7 @@ impl<'a> StartedAverages<'a> {
         }
     }
 
-    fn lose(&self, index: usize, failure: LinkFailure) {
-        self.shared.lose(&self.links[index], failure);
+    fn note_lost_peer(&self, index: usize, failure: LinkFailure) {
+        self.shared.note_lost_link(&self.links[index], failure);
     }
 }

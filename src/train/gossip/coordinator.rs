@@ -15,7 +15,7 @@ use crate::train::peer_link::LinkFailure;
 use crate::types::Rank;
 
 /// The coordinator answers a request after at most this time. If it has no result yet, the other rank asks again.
-const ANSWER_MAX: Duration = Duration::from_millis(400);
+const ANSWER_WAIT_MAX: Duration = Duration::from_millis(400);
 
 /// The state of a run that the coordinator knows.
 pub(super) struct PartCoordinator {
@@ -129,7 +129,7 @@ impl PartCoordinator {
     }
 
     /// Returns this rank.
-    pub(super) fn own(&self) -> Rank {
+    pub(super) fn own_rank(&self) -> Rank {
         self.own
     }
 
@@ -206,22 +206,22 @@ impl PartCoordinator {
     }
 
     /// Checks that this rank and the ranks that it can reach may continue the run.
-    pub(super) fn check_reachable(&self) -> Result<(), GossipError> {
+    pub(super) fn check_quorum_of_reachable_ranks(&self) -> Result<(), GossipError> {
         let state = self.lock();
         let is_failed = |end: &Option<PeerOutcome>| matches!(end, Some(PeerOutcome::Failed(_)));
         check_quorum(self.own, &state.ends.iter().map(|end| !is_failed(end)).collect::<Vec<_>>())
     }
 
     /// Checks that the ranks that have sent their final parameters may complete the run.
-    pub(super) fn check_deliveries(&self) -> Result<(), GossipError> {
+    pub(super) fn check_quorum_of_final_parameters(&self) -> Result<(), GossipError> {
         check_quorum(self.own, &self.lock().delivered)
     }
 
-    /// Answers a request for work. Waits at most for [`ANSWER_MAX`] until there is a part.
+    /// Answers a request for work. Waits at most for [`ANSWER_WAIT_MAX`] until there is a part.
     pub(super) fn answer_work_request(&self, rank: Rank, request: PartRequest) -> Answer<PartReply> {
-        let until = Instant::now() + ANSWER_MAX;
+        let until = Instant::now() + ANSWER_WAIT_MAX;
         let is_leading = |state: &mut PartCoordinatorState| state.queue.is_none() && state.failure.is_none();
-        let waited = self.changed.wait_timeout_while(self.lock(), ANSWER_MAX, is_leading);
+        let waited = self.changed.wait_timeout_while(self.lock(), ANSWER_WAIT_MAX, is_leading);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let is_accepted = self.complete_part(&mut state, rank, request);
         loop {
@@ -249,7 +249,9 @@ impl PartCoordinator {
         if request.is_stopping {
             queue.finish_at_multiple_of(self.parts);
         }
-        let Some(done) = request.done.filter(|done| queue.is_open(rank.index(), done.number)) else {
+        let Some(done) =
+            request.done.filter(|done| queue.is_assigned_and_not_done(rank.index(), done.number))
+        else {
             return false;
         };
         queue.complete(rank.index());
@@ -316,7 +318,7 @@ impl PartCoordinator {
 
     /// Waits at most for `timeout` until all ranks with an open connection have sent their final parameters. Returns the
     /// ranks that have not sent them.
-    pub(super) fn wait_for_deliveries(&self, timeout: Duration) -> Vec<Rank> {
+    pub(super) fn wait_for_final_parameters(&self, timeout: Duration) -> Vec<Rank> {
         let missing = |state: &PartCoordinatorState| -> Vec<Rank> {
             let ranks = state.delivered.iter().zip(&state.ends).enumerate();
             let missing = ranks.filter(|(_, (delivered, end))| !**delivered && end.is_none());
@@ -328,23 +330,23 @@ impl PartCoordinator {
     }
 
     /// Writes the average of the final parameters to `target`.
-    pub(super) fn write_average(&self, target: &mut [f32]) {
+    pub(super) fn write_average_parameters(&self, target: &mut [f32]) {
         let state = self.lock();
         let count = state.delivered.iter().filter(|&&delivered| delivered).count().max(1) as f64;
         target.iter_mut().zip(&state.sum).for_each(|(value, sum)| *value = (sum / count) as f32);
     }
 
     /// Makes the results of the run available to the other ranks.
-    pub(super) fn publish(&self, words: Vec<u32>) {
+    pub(super) fn publish_results(&self, words: Vec<u32>) {
         self.lock().results = Some(words);
         self.changed.notify_all();
     }
 
-    /// Returns the results of the run. Waits for them at most for [`ANSWER_MAX`].
+    /// Returns the results of the run. Waits for them at most for [`ANSWER_WAIT_MAX`].
     pub(super) fn wait_for_results(&self) -> Answer<Vec<u32>> {
         let is_missing =
             |state: &mut PartCoordinatorState| state.results.is_none() && state.failure.is_none();
-        let waited = self.changed.wait_timeout_while(self.lock(), ANSWER_MAX, is_missing);
+        let waited = self.changed.wait_timeout_while(self.lock(), ANSWER_WAIT_MAX, is_missing);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match (&state.failure, &state.results) {
             (Some((kind, message)), _) => Answer::Failed(*kind, message.clone()),
@@ -355,7 +357,7 @@ impl PartCoordinator {
 
     /// Waits at most for `timeout` until the connections with all other ranks have ended. Returns the ranks whose connections
     /// are still open.
-    pub(super) fn wait_for_ends(&self, timeout: Duration) -> Vec<Rank> {
+    pub(super) fn wait_for_connection_ends(&self, timeout: Duration) -> Vec<Rank> {
         let open = |state: &PartCoordinatorState| -> Vec<Rank> {
             let open = state.ends.iter().enumerate().filter(|(_, end)| end.is_none());
             open.map(|(rank, _)| Rank::new(rank as u32)).filter(|&rank| rank != self.own).collect()

@@ -13,7 +13,7 @@ use crate::train::partition::ModelPartition;
 use crate::train::peer_link::{LinkFailure, PeerLink};
 use crate::train::progress::Observer;
 use crate::train::report::GossipReport;
-use crate::train::run::{Summary, conclude};
+use crate::train::run::{Summary, conclude_run};
 use crate::train::summary_words::encode_summary;
 use crate::train::trainer::Trainer;
 use crate::types::{Rank, WorldSize};
@@ -60,8 +60,8 @@ impl<'a> GossipLeader<'a> {
         })
     }
 
-    /// Shows the progress to the observer. If an epoch is complete, tests and saves the model. [`conclude`](Self::conclude)
-    /// does this for the last epoch.
+    /// Shows the progress to the observer. If an epoch is complete, tests and saves the model.
+    /// [`conclude_run`](Self::conclude_run) does this for the last epoch.
     pub(super) fn record_progress(
         &mut self,
         worker: &Worker<'_>,
@@ -69,19 +69,19 @@ impl<'a> GossipLeader<'a> {
     ) -> Result<(), TrainError> {
         let settings = &self.context.setup.settings;
         self.announce_lost_ranks(observer);
-        self.context.shared.coordinator.check_reachable()?;
+        self.context.shared.coordinator.check_quorum_of_reachable_ranks()?;
         if self.context.is_stopping() {
             self.context.shared.coordinator.stop();
         }
         let progress = self.context.shared.coordinator.progress();
         self.show_progress(&progress, observer);
-        let complete = self.batches(&progress) / self.context.batches_per_epoch;
+        let complete = self.done_batches(&progress) / self.context.batches_per_epoch;
         let due = complete / settings.epochs_per_record * settings.epochs_per_record;
         if due <= self.recorded || due >= settings.epochs || progress.is_finished {
             return Ok(());
         }
-        self.copy_state(worker);
-        self.record(due, 0, &progress, observer)?;
+        self.copy_worker_state(worker);
+        self.save_and_test(due, 0, &progress, observer)?;
         if self.trainer.is_out_of_patience() {
             self.context.shared.coordinator.stop();
         }
@@ -89,7 +89,7 @@ impl<'a> GossipLeader<'a> {
     }
 
     /// Returns the number of the first batch that is not done.
-    fn batches(&self, progress: &PartProgress) -> u64 {
+    fn done_batches(&self, progress: &PartProgress) -> u64 {
         progress.parts / u64::from(self.context.size.get())
     }
 
@@ -104,7 +104,7 @@ impl<'a> GossipLeader<'a> {
     fn show_progress(&mut self, progress: &PartProgress, observer: &mut dyn Observer) {
         let settings = &self.context.setup.settings;
         let per_record = settings.epochs_per_record;
-        let batches = self.batches(progress);
+        let batches = self.done_batches(progress);
         if !self.has_begun_epoch {
             let last = (self.recorded + 1).next_multiple_of(per_record).min(settings.epochs);
             let begin = (last - 1) / per_record * per_record * self.context.batches_per_epoch;
@@ -121,7 +121,7 @@ impl<'a> GossipLeader<'a> {
     }
 
     /// Copies the parameters and the state of the optimizer of this rank.
-    fn copy_state(&mut self, worker: &Worker<'_>) {
+    fn copy_worker_state(&mut self, worker: &Worker<'_>) {
         let (parameters, optimizer) = self.trainer.parameters_and_optimizer();
         self.context.shared.replica.copy_to(parameters);
         optimizer.state.clone_from(&worker.optimizer.state);
@@ -130,7 +130,7 @@ impl<'a> GossipLeader<'a> {
 
     /// Saves a checkpoint after `step` batches of `epoch`, which counts from 0. If `step` is 0, also tests the model and adds a
     /// record of the previous epoch.
-    fn record(
+    fn save_and_test(
         &mut self,
         epoch: u64,
         step: u64,
@@ -159,7 +159,7 @@ impl<'a> GossipLeader<'a> {
     }
 
     /// Averages the parameters of all ranks that are not lost. Tests and saves the model, and sends the results to these ranks.
-    pub(super) fn conclude(
+    pub(super) fn conclude_run(
         &mut self,
         worker: &Worker<'_>,
         observer: &mut dyn Observer,
@@ -168,31 +168,31 @@ impl<'a> GossipLeader<'a> {
         let coordinator = &context.shared.coordinator;
         let own = context.shared.replica.update(|parameters| parameters.to_vec());
         coordinator.add_final_parameters(context.own, &own);
-        for rank in coordinator.wait_for_deliveries(context.timeout) {
+        for rank in coordinator.wait_for_final_parameters(context.timeout) {
             let problem = "it did not send its final parameters before the deadline (--timeout)";
-            context.shared.lose(context.link(rank), LinkFailure::Lost(problem.into()));
+            context.shared.note_lost_link(context.link(rank), LinkFailure::Lost(problem.into()));
         }
         self.announce_lost_ranks(observer);
-        coordinator.check_deliveries()?;
-        self.copy_state(worker);
-        coordinator.write_average(self.trainer.parameters_and_optimizer().0);
+        coordinator.check_quorum_of_final_parameters()?;
+        self.copy_worker_state(worker);
+        coordinator.write_average_parameters(self.trainer.parameters_and_optimizer().0);
         let progress = coordinator.progress();
         self.show_progress(&progress, observer);
-        let batches = self.batches(&progress);
+        let batches = self.done_batches(&progress);
         let (epoch, step) = (batches / context.batches_per_epoch, batches % context.batches_per_epoch);
         self.trainer.stopped = epoch < context.setup.settings.epochs && !self.trainer.is_out_of_patience();
-        self.record(epoch, step, &progress, observer)?;
+        self.save_and_test(epoch, step, &progress, observer)?;
         self.trainer.finish_steps_of_others(&mut Group::solo(), observer)?;
-        let summary = self.report(worker, &progress, observer)?;
-        coordinator.publish(encode_summary(&summary)?);
-        for rank in coordinator.wait_for_ends(context.timeout) {
+        let summary = self.evaluate_and_report(worker, &progress, observer)?;
+        coordinator.publish_results(encode_summary(&summary)?);
+        for rank in coordinator.wait_for_connection_ends(context.timeout) {
             observer.warning(&format!("rank {rank} did not end its part of the run"));
         }
         Ok(summary)
     }
 
     /// Evaluates the final model, and writes the report and the model file.
-    fn report(
+    fn evaluate_and_report(
         &mut self,
         worker: &Worker<'_>,
         progress: &PartProgress,
@@ -209,7 +209,7 @@ impl<'a> GossipLeader<'a> {
         let bytes_sent = context.links.iter().map(PeerLink::bytes_sent).sum();
         let run = (context.config, context.setup, &mut self.trainer);
         let start = (context.started, Statistics::default());
-        conclude(&mut Group::solo(), run, start, observer, |summary| {
+        conclude_run(&mut Group::solo(), run, start, observer, |summary| {
             summary.world_size = context.size.get();
             summary.bytes_sent = bytes_sent;
             summary.gossip = Some(report);

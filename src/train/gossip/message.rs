@@ -131,20 +131,23 @@ pub(super) struct DonePart {
     pub(super) samples: u64,
 }
 
-const IS_STOPPING: u64 = 1;
-const HAS_DONE: u64 = 2;
+const IS_STOPPING_FLAG: u64 = 1;
+const HAS_DONE_PART_FLAG: u64 = 2;
 
 impl PartRequest {
     pub(super) fn encode(self) -> [u64; 4] {
         let DonePart { number, loss, samples } = self.done.unwrap_or_default();
-        let done = if self.done.is_some() { HAS_DONE } else { 0 };
-        let stopping = if self.is_stopping { IS_STOPPING } else { 0 };
+        let done = if self.done.is_some() { HAS_DONE_PART_FLAG } else { 0 };
+        let stopping = if self.is_stopping { IS_STOPPING_FLAG } else { 0 };
         [done | stopping, number, loss.to_bits(), samples]
     }
 
     pub(super) fn decode([flags, number, loss, samples]: [u64; 4]) -> Self {
         let done = DonePart { number, loss: f64::from_bits(loss), samples };
-        Self { done: (flags & HAS_DONE != 0).then_some(done), is_stopping: flags & IS_STOPPING != 0 }
+        Self {
+            done: (flags & HAS_DONE_PART_FLAG != 0).then_some(done),
+            is_stopping: flags & IS_STOPPING_FLAG != 0,
+        }
     }
 }
 
@@ -159,16 +162,16 @@ pub(super) struct PartReply {
     pub(super) done_before: u64,
 }
 
-const PART: u64 = 1;
-const WAIT: u64 = 2;
-const FINISHED: u64 = 3;
+const PART_CODE: u64 = 1;
+const WAIT_CODE: u64 = 2;
+const FINISHED_CODE: u64 = 3;
 
 impl PartReply {
     pub(super) fn encode(self) -> [u64; 4] {
         let (code, number) = match self.assignment {
-            Assignment::Batch(number) => (PART, number),
-            Assignment::Wait => (WAIT, 0),
-            Assignment::Finished => (FINISHED, 0),
+            Assignment::Batch(number) => (PART_CODE, number),
+            Assignment::Wait => (WAIT_CODE, 0),
+            Assignment::Finished => (FINISHED_CODE, 0),
         };
         [code, number, self.done_before, u64::from(self.is_accepted)]
     }
@@ -176,8 +179,8 @@ impl PartReply {
     /// Reads the numbers of a reply. An unknown code means that the rank asks again.
     pub(super) fn decode([code, number, done_before, is_accepted]: [u64; 4]) -> Self {
         let assignment = match code {
-            PART => Assignment::Batch(number),
-            FINISHED => Assignment::Finished,
+            PART_CODE => Assignment::Batch(number),
+            FINISHED_CODE => Assignment::Finished,
             _ => Assignment::Wait,
         };
         Self { is_accepted: is_accepted == 1, assignment, done_before }

@@ -14,7 +14,7 @@ use crate::types::Rank;
 
 /// The largest number of words in a rank's list of the parts that it has done. The ranks compute parts beyond this limit
 /// again.
-pub(super) const DONE_WORDS_MAX: usize = 1 << 26;
+pub(super) const DONE_PARTS_WORDS_MAX: usize = 1 << 26;
 
 /// What the training loop of this rank and its connections share.
 pub(super) struct GossipState {
@@ -62,9 +62,9 @@ impl DoneParts {
 
 impl GossipState {
     /// Notes that a connection has failed, and ends it.
-    pub(super) fn lose(&self, link: &PeerLink, failure: LinkFailure) {
+    pub(super) fn note_lost_link(&self, link: &PeerLink, failure: LinkFailure) {
         let (LinkFailure::Lost(problem) | LinkFailure::Aborted(problem)) = &failure;
-        let message = format!("rank {} lost rank {}: {problem}", self.coordinator.own(), link.peer);
+        let message = format!("rank {} lost rank {}: {problem}", self.coordinator.own_rank(), link.peer);
         // After the abort, the thread that serves this rank would note that this rank has ended the connection itself.
         self.coordinator.note_connection_end(link.peer, PeerOutcome::Failed(failure));
         link.abort(&message);
@@ -108,37 +108,37 @@ impl GossipState {
         match kind {
             GossipRequestKind::Average => {
                 match self.replica.average_with(bytemuck::cast_slice(request.payload)) {
-                    Some(differences) => done_reply([0; 4], bytemuck::cast_slice(&differences)),
+                    Some(differences) => encode_done_reply([0; 4], bytemuck::cast_slice(&differences)),
                     None => encode_reply(GossipReplyStatus::Wait, [0; 4], &[]),
                 }
             }
             GossipRequestKind::Work => {
                 let answer = self.coordinator.answer_work_request(rank, PartRequest::decode(request.numbers));
-                encode_answer(answer, |reply: PartReply| done_reply(reply.encode(), &[]))
+                encode_answer(answer, |reply: PartReply| encode_done_reply(reply.encode(), &[]))
             }
             GossipRequestKind::DoneParts => {
                 let (done_before, own) = self.done_parts.snapshot();
                 let numbers = [done_before, u64::from(self.coordinator.leader().get()), 0, 0];
-                let parts = own.iter().take(DONE_WORDS_MAX / 2);
+                let parts = own.iter().take(DONE_PARTS_WORDS_MAX / 2);
                 let words: Vec<u32> = parts.flat_map(|&part| [part as u32, (part >> 32) as u32]).collect();
-                done_reply(numbers, &words)
+                encode_done_reply(numbers, &words)
             }
             GossipRequestKind::FinalParameters => {
                 let answer =
                     self.coordinator.add_final_parameters(rank, bytemuck::cast_slice(request.payload));
-                encode_answer(answer, |()| done_reply([0; 4], &[]))
+                encode_answer(answer, |()| encode_done_reply([0; 4], &[]))
             }
             GossipRequestKind::Results => {
                 encode_answer(self.coordinator.wait_for_results(), |words: Vec<u32>| {
-                    done_reply([0; 4], &words)
+                    encode_done_reply([0; 4], &words)
                 })
             }
             GossipRequestKind::Diverged => {
                 let message = text_from_words(request.payload, request.numbers[0]);
                 self.coordinator.fail(FailureKind::Diverged, &message);
-                done_reply([0; 4], &[])
+                encode_done_reply([0; 4], &[])
             }
-            GossipRequestKind::Close => done_reply([0; 4], &[]),
+            GossipRequestKind::Close => encode_done_reply([0; 4], &[]),
         }
     }
 }
@@ -147,7 +147,7 @@ fn encode_reply(status: GossipReplyStatus, numbers: [u64; 4], payload: &[u32]) -
     Message::new(status as u32, numbers, payload).encode()
 }
 
-fn done_reply(numbers: [u64; 4], payload: &[u32]) -> Vec<u32> {
+fn encode_done_reply(numbers: [u64; 4], payload: &[u32]) -> Vec<u32> {
     encode_reply(GossipReplyStatus::Done, numbers, payload)
 }
 

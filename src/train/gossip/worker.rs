@@ -10,7 +10,7 @@ use super::message::{
     DonePart, GossipReplyStatus, GossipRequestKind, HEADER_WORDS, Message, PartReply, PartRequest,
     TEXT_WORDS_MAX, text_from_words, text_words,
 };
-use super::service::DONE_WORDS_MAX;
+use super::service::DONE_PARTS_WORDS_MAX;
 use super::{GossipContext, GossipError};
 use crate::train::TrainError;
 use crate::train::batch_queue::Assignment;
@@ -27,7 +27,7 @@ use crate::train::summary_words::{REPORT_WORDS_MAX, decode_summary};
 use crate::types::Rank;
 
 /// At the end of the run, a rank waits at most this long for the averages that it has started.
-const AVERAGE_MAX: Duration = Duration::from_secs(1);
+const AVERAGES_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// The time after which a rank that becomes the coordinator asks another rank again for the parts that it has done.
 const TAKEOVER_PAUSE: Duration = Duration::from_millis(50);
@@ -96,7 +96,7 @@ impl<'a> Worker<'a> {
         {
             let coordinator = &self.context.shared.coordinator;
             coordinator.fail(failure_kind(error), &error.to_string());
-            coordinator.wait_for_ends(self.context.timeout_after(&result));
+            coordinator.wait_for_connection_ends(self.context.timeout_after(&result));
         }
         result
     }
@@ -201,7 +201,7 @@ impl<'a> Worker<'a> {
         let link = self.context.link(rank);
         let reply = link.request(words, words_max.max(HEADER_WORDS + TEXT_WORDS_MAX));
         let lose = |failure: LinkFailure| {
-            self.context.shared.lose(link, failure);
+            self.context.shared.note_lost_link(link, failure);
             None
         };
         let words = match reply {
@@ -305,10 +305,10 @@ impl<'a> Worker<'a> {
     /// run goes on because the coordinator is lost.
     fn finish(&mut self, leader: Rank, observer: &mut dyn Observer) -> Result<Option<Summary>, TrainError> {
         let shared = self.context.shared;
-        self.averages.wait_for_all(AVERAGE_MAX);
+        self.averages.wait_for_all(AVERAGES_WAIT_MAX);
         shared.replica.set_closed(true);
         if let Some(mut leading) = self.leader.take() {
-            let summary = leading.conclude(self, observer);
+            let summary = leading.conclude_run(self, observer);
             self.leader = Some(leading);
             return summary.map(Some);
         }
@@ -377,7 +377,7 @@ impl<'a> Worker<'a> {
                 first = first.max(done_before);
                 done.extend(parts);
             }
-            shared.coordinator.check_reachable()?;
+            shared.coordinator.check_quorum_of_reachable_ranks()?;
         }
         let mut state = std::mem::take(&mut self.start);
         self.start.position = state.position;
@@ -399,7 +399,7 @@ impl<'a> Worker<'a> {
         while !shared.coordinator.has_connection_ended(link.peer) {
             let request = Message::new(GossipRequestKind::DoneParts as u32, [0; 4], &[]).encode();
             let Some(Answer::Done(reply)) =
-                self.send_request(link.peer, request, HEADER_WORDS + DONE_WORDS_MAX)
+                self.send_request(link.peer, request, HEADER_WORDS + DONE_PARTS_WORDS_MAX)
             else {
                 continue;
             };

@@ -9,7 +9,7 @@
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2};
 
-use super::layer::{Activation, BackwardPass, CONTIGUOUS, GradientSink, Layer, LayerMemory, Mode};
+use super::layer::{Activation, BackwardPass, CONTIGUITY_MESSAGE, GradientSink, Layer, LayerMemory, Mode};
 use crate::train::data::ImageShape;
 
 /// A convolution. The biases follow the weights in the parameters.
@@ -45,12 +45,12 @@ impl Convolution {
     }
 
     /// Returns the height and the width of a padded image.
-    fn padded(&self) -> (usize, usize) {
+    fn padded_size(&self) -> (usize, usize) {
         (self.input.height + self.kernel - 1, self.input.width + self.kernel - 1)
     }
 
     fn padded_len(&self) -> usize {
-        let (height, width) = self.padded();
+        let (height, width) = self.padded_size();
         self.input.channels * height * width
     }
 
@@ -62,7 +62,7 @@ impl Convolution {
     /// Returns the index in a padded image of the value that element (`ky`, `kx`) of the kernel multiplies for the
     /// first output pixel of row `y`.
     fn padded_index(&self, channel: usize, y: usize, (ky, kx): (usize, usize)) -> usize {
-        let (height, width) = self.padded();
+        let (height, width) = self.padded_size();
         (channel * height + y + ky) * width + kx
     }
 
@@ -132,7 +132,7 @@ impl Layer for Convolution {
         vec![("weight", weight), ("bias", vec![self.channels])]
     }
 
-    fn cost(&self) -> u64 {
+    fn multiplications(&self) -> u64 {
         self.weight_count() as u64 * self.pixels() as u64
     }
 
@@ -159,9 +159,9 @@ impl Layer for Convolution {
         let (padded, patches) = self.split_memory(memory);
         padded.fill(0.0);
         for (input, mut output) in input.rows().into_iter().zip(output.rows_mut()) {
-            self.pad(input.to_slice().expect(CONTIGUOUS), padded);
+            self.pad(input.to_slice().expect(CONTIGUITY_MESSAGE), padded);
             self.copy_patches(padded, patches);
-            let output = output.as_slice_mut().expect(CONTIGUOUS);
+            let output = output.as_slice_mut().expect(CONTIGUITY_MESSAGE);
             for (plane, bias) in output.chunks_exact_mut(self.pixels()).zip(biases) {
                 plane.fill(*bias);
             }
@@ -180,11 +180,11 @@ impl Layer for Convolution {
         for index in 0..input.nrows() {
             let (input, output) = (input.row(index), output.row(index));
             let mut delta = delta.row_mut(index);
-            let delta = delta.as_slice_mut().expect(CONTIGUOUS);
-            self.activation.differentiate(delta, output.to_slice().expect(CONTIGUOUS));
+            let delta = delta.as_slice_mut().expect(CONTIGUITY_MESSAGE);
+            self.activation.differentiate(delta, output.to_slice().expect(CONTIGUITY_MESSAGE));
             // The backward pass of the previous sample wrote derivatives to the padding.
             padded.fill(0.0);
-            self.pad(input.to_slice().expect(CONTIGUOUS), padded);
+            self.pad(input.to_slice().expect(CONTIGUITY_MESSAGE), padded);
             self.copy_patches(padded, patches);
             let (weights, biases) = gradients.slice_mut(0..count).split_at_mut(self.weight_count());
             for (bias, plane) in biases.iter_mut().zip(delta.chunks_exact(self.pixels())) {
@@ -200,10 +200,10 @@ impl Layer for Convolution {
                         .expect("the matrix has patch_len x pixels elements");
                 general_mat_mul(1.0, &weight.t(), &delta, 0.0, &mut products);
                 let mut row = input_delta.row_mut(index);
-                self.add_patches(patches, padded, row.as_slice_mut().expect(CONTIGUOUS));
+                self.add_patches(patches, padded, row.as_slice_mut().expect(CONTIGUITY_MESSAGE));
             }
         }
-        gradients.report(0..count);
+        gradients.report_final_range(0..count);
     }
 }
 

@@ -4,7 +4,7 @@
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, s};
 
-use super::layer::{Activation, BackwardPass, CONTIGUOUS, GradientSink, Layer, LayerMemory, Mode};
+use super::layer::{Activation, BackwardPass, CONTIGUITY_MESSAGE, GradientSink, Layer, LayerMemory, Mode};
 
 /// A fully connected layer. The biases follow the weights in the parameters.
 #[derive(Clone, PartialEq, Debug)]
@@ -63,7 +63,7 @@ impl Dense {
                     .expect("the range has rows x inputs elements");
             let delta = delta.slice(s![.., rows.clone()]);
             general_mat_mul(1.0, &delta.t(), input, earlier_factor, &mut weights);
-            gradients.report(range.start..ready_end);
+            gradients.report_final_range(range.start..ready_end);
             (row_end, ready_end) = (rows.start, range.start);
         }
     }
@@ -86,7 +86,7 @@ impl Layer for Dense {
         tensors
     }
 
-    fn cost(&self) -> u64 {
+    fn multiplications(&self) -> u64 {
         self.weight_count() as u64
     }
 
@@ -114,13 +114,15 @@ impl Layer for Dense {
             output.fill(0.0);
         }
         general_mat_mul(1.0, &input, &self.weight(parameters).t(), 1.0, &mut output);
-        self.activation.apply(output.as_slice_mut().expect(CONTIGUOUS));
+        self.activation.apply(output.as_slice_mut().expect(CONTIGUITY_MESSAGE));
     }
 
     fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>) {
         let BackwardPass { input, output, mut delta, input_delta, .. } = pass;
-        self.activation
-            .differentiate(delta.as_slice_mut().expect(CONTIGUOUS), output.as_slice().expect(CONTIGUOUS));
+        self.activation.differentiate(
+            delta.as_slice_mut().expect(CONTIGUITY_MESSAGE),
+            output.as_slice().expect(CONTIGUITY_MESSAGE),
+        );
         self.backward_parameters(&input, &delta.view(), gradients);
         if let Some(mut input_delta) = input_delta {
             general_mat_mul(1.0, &delta, &self.weight(parameters), 0.0, &mut input_delta);

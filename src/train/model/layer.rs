@@ -30,7 +30,7 @@ pub(crate) trait Layer: Debug + Send + Sync {
     }
 
     /// Returns the approximate number of multiplications of a forward pass, for each sample.
-    fn cost(&self) -> u64 {
+    fn multiplications(&self) -> u64 {
         self.outputs() as u64
     }
 
@@ -161,7 +161,7 @@ impl<'a> GradientSink<'a> {
 
     /// Reports that the gradients of the parameters `range` of the layer are final. A layer reports ranges from its
     /// last parameter to its first.
-    pub(crate) fn report(&mut self, range: Range<usize>) {
+    pub(crate) fn report_final_range(&mut self, range: Range<usize>) {
         if !range.is_empty() {
             (self.on_ready)(self.range.start + range.start..self.range.start + range.end, self.gradients);
         }
@@ -171,7 +171,7 @@ impl<'a> GradientSink<'a> {
     /// layer as final.
     pub(crate) fn report_no_samples(&mut self) {
         self.prepare_to_add();
-        self.report(0..self.range.len());
+        self.report_final_range(0..self.range.len());
     }
 }
 
@@ -207,4 +207,4 @@ impl Activation {
 }
 
 /// The message of `expect` where a row of an array of samples becomes a slice.
-pub(crate) const CONTIGUOUS: &str = "arrays of samples are contiguous";
+pub(crate) const CONTIGUITY_MESSAGE: &str = "arrays of samples are contiguous";

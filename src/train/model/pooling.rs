@@ -3,7 +3,7 @@
 
 use ndarray::{ArrayView2, ArrayViewMut2};
 
-use super::layer::{BackwardPass, CONTIGUOUS, GradientSink, Layer, LayerMemory, Mode};
+use super::layer::{BackwardPass, CONTIGUITY_MESSAGE, GradientSink, Layer, LayerMemory, Mode};
 use crate::train::data::ImageShape;
 
 /// The maximum height and width of a window.
@@ -125,9 +125,10 @@ impl Layer for MaxPooling {
         let columns = self.output_shape().width;
         let indices = memory.indices.chunks_exact_mut(self.outputs());
         for ((input, mut output), indices) in input.rows().into_iter().zip(output.rows_mut()).zip(indices) {
-            let outputs = output.as_slice_mut().expect(CONTIGUOUS).chunks_exact_mut(columns);
+            let outputs = output.as_slice_mut().expect(CONTIGUITY_MESSAGE).chunks_exact_mut(columns);
             let rows = outputs.zip(indices.chunks_exact_mut(columns));
-            for (band, (output, indices)) in self.bands(input.to_slice().expect(CONTIGUOUS)).zip(rows) {
+            for (band, (output, indices)) in self.bands(input.to_slice().expect(CONTIGUITY_MESSAGE)).zip(rows)
+            {
                 with_window!(self.window, pool_row(band, self.input.width, output, indices));
             }
         }
@@ -142,9 +143,9 @@ impl Layer for MaxPooling {
         for ((mut target, delta), indices) in
             input_delta.rows_mut().into_iter().zip(delta.rows()).zip(indices)
         {
-            let deltas = delta.to_slice().expect(CONTIGUOUS).chunks_exact(columns);
+            let deltas = delta.to_slice().expect(CONTIGUITY_MESSAGE).chunks_exact(columns);
             let mut rows = deltas.zip(indices.chunks_exact(columns));
-            for plane in target.as_slice_mut().expect(CONTIGUOUS).chunks_exact_mut(height * width) {
+            for plane in target.as_slice_mut().expect(CONTIGUITY_MESSAGE).chunks_exact_mut(height * width) {
                 let mut bands = plane.chunks_exact_mut(band);
                 for (band, (delta, indices)) in bands.by_ref().zip(rows.by_ref()) {
                     with_window!(self.window, spread_row(delta, indices, width, band));

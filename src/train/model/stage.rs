@@ -108,7 +108,7 @@ impl Stage {
 
     /// Divides the layers into blocks. Each block starts with a layer with parameters, and also holds the layers
     /// without parameters that follow. Layers without parameters at the start of the stage belong to the first block.
-    pub(crate) fn blocks(&self) -> Vec<Range<usize>> {
+    pub(crate) fn layer_blocks(&self) -> Vec<Range<usize>> {
         let with_parameters = self.layers.iter().enumerate().filter(|(_, layer)| !layer.range.is_empty());
         let mut starts: Vec<usize> = with_parameters.map(|(index, _)| index).skip(1).collect();
         starts.insert(0, 0);
@@ -117,12 +117,12 @@ impl Stage {
     }
 
     /// Returns the approximate number of multiplications for each sample in a forward pass of the layers `layers`.
-    pub(crate) fn cost(&self, layers: Range<usize>) -> u64 {
-        self.layers[layers].iter().fold(0, |sum, layer| sum.saturating_add(layer.layer.cost()))
+    pub(crate) fn multiplications(&self, layers: Range<usize>) -> u64 {
+        self.layers[layers].iter().fold(0, |sum, layer| sum.saturating_add(layer.layer.multiplications()))
     }
 
     /// Returns the number of inputs and the number of outputs.
-    pub(crate) fn widths(&self) -> (usize, usize) {
+    pub(crate) fn input_and_output_widths(&self) -> (usize, usize) {
         let outputs = self.layers.last().map_or(0, |last| last.layer.outputs());
         (self.layers.first().map_or(0, |first| first.layer.inputs()), outputs)
     }
@@ -140,7 +140,7 @@ impl Stage {
     /// Allocates the memory for batches of up to `rows` samples.
     pub(crate) fn workspace(&self, rows: usize) -> Workspace {
         let layers = || self.layers.iter().map(|PlacedLayer { layer, .. }| layer);
-        let (inputs, _) = self.widths();
+        let (inputs, _) = self.input_and_output_widths();
         let widest = layers().map(|layer| layer.outputs()).max().unwrap_or_default();
         let widest = if self.differentiates_input { widest.max(inputs) } else { widest };
         Workspace {

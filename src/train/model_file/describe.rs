@@ -124,7 +124,7 @@ pub(crate) fn check_before_training(
     let inputs = setup.dataset.train.columns();
     let tensor_bytes = 4 * (setup.network.parameter_count() + 2 * inputs) as u64;
     let bytes = tensor_bytes + header_bytes;
-    atomic_file::check_space(path, bytes).map_err(|source| ModelFileError::io("write", path, source))
+    atomic_file::check_disk_space(path, bytes).map_err(|source| ModelFileError::io("write", path, source))
 }
 
 /// Checks that a model file can hold a description. Returns the maximum size in bytes of the file's header.

@@ -12,7 +12,7 @@ use super::{ColumnOrigin, ModelDescription, ModelFileError, SavedModel};
 use crate::train::data::{ColumnEncoding, ColumnInputs, Standardizer, Task};
 
 /// The maximum number of columns, classes or tensors that [`Inspection`] prints. JSON has all of them.
-const LISTED_MAX: usize = 20;
+const LISTED_ENTRIES_MAX: usize = 20;
 
 /// The content of a file that ringtrain wrote. [`Display`](fmt::Display) prints the content as text, and `Serialize`
 /// as JSON.
@@ -150,10 +150,10 @@ fn printable(text: &str) -> String {
     })
 }
 
-/// Returns the first [`LISTED_MAX`] names, separated by commas.
+/// Returns the first [`LISTED_ENTRIES_MAX`] names, separated by commas.
 fn join_first_names(names: &[String]) -> String {
-    let listed: Vec<String> = names.iter().take(LISTED_MAX).map(|name| printable(name)).collect();
-    let more = if names.len() > LISTED_MAX { ", ..." } else { "" };
+    let listed: Vec<String> = names.iter().take(LISTED_ENTRIES_MAX).map(|name| printable(name)).collect();
+    let more = if names.len() > LISTED_ENTRIES_MAX { ", ..." } else { "" };
     listed.join(", ") + more
 }
 
@@ -215,7 +215,7 @@ fn write_columns(
         writeln!(f, "images         {image} (channels, height, width)")?;
     }
     let mut input = 0;
-    for column in description.columns.iter().take(LISTED_MAX) {
+    for column in description.columns.iter().take(LISTED_ENTRIES_MAX) {
         let ColumnEncoding { name, inputs } = column;
         write!(f, "  {:<20} ", printable(name))?;
         match inputs {
@@ -245,13 +245,14 @@ fn write_columns(
         writeln!(f)?;
         input += column.width();
     }
-    write_rest(f, description.columns.len())
+    write_omitted_count(f, description.columns.len())
 }
 
 fn write_tensors(f: &mut fmt::Formatter<'_>, tensors: &[TensorSummary]) -> fmt::Result {
-    let tensors: Vec<&TensorSummary> = tensors.iter().filter(|tensor| !is_scaling(tensor)).collect();
+    let tensors: Vec<&TensorSummary> =
+        tensors.iter().filter(|tensor| !is_standardizer_tensor(tensor)).collect();
     writeln!(f, "tensors        {}", tensors.len())?;
-    for TensorSummary { name, shape, min, max } in tensors.iter().take(LISTED_MAX) {
+    for TensorSummary { name, shape, min, max } in tensors.iter().take(LISTED_ENTRIES_MAX) {
         let lengths: Vec<String> = shape.iter().map(usize::to_string).collect();
         write!(f, "  {:<20} {}", printable(name), lengths.join(" x "))?;
         if let (Some(min), Some(max)) = (min, max) {
@@ -259,18 +260,18 @@ fn write_tensors(f: &mut fmt::Formatter<'_>, tensors: &[TensorSummary]) -> fmt::
         }
         writeln!(f)?;
     }
-    write_rest(f, tensors.len())
+    write_omitted_count(f, tensors.len())
 }
 
 /// Returns whether the tensor holds the scaling of the inputs. The scaling is printed with the columns, not with the
 /// tensors.
-fn is_scaling(tensor: &TensorSummary) -> bool {
+fn is_standardizer_tensor(tensor: &TensorSummary) -> bool {
     [MEAN_TENSOR, INVERSE_DEVIATION_TENSOR].contains(&tensor.name.as_str())
 }
 
-/// Writes how many of `count` entries were left out after the first [`LISTED_MAX`].
-fn write_rest(f: &mut fmt::Formatter<'_>, count: usize) -> fmt::Result {
-    match count.saturating_sub(LISTED_MAX) {
+/// Writes how many of `count` entries were left out after the first [`LISTED_ENTRIES_MAX`].
+fn write_omitted_count(f: &mut fmt::Formatter<'_>, count: usize) -> fmt::Result {
+    match count.saturating_sub(LISTED_ENTRIES_MAX) {
         0 => Ok(()),
         rest => writeln!(f, "  ... and {rest} more; --json lists all"),
     }

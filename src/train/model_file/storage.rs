@@ -98,7 +98,7 @@ pub(crate) fn read_entries(path: &Path) -> Result<FileEntries, ModelFileError> {
     }
     let mut bytes = Vec::new();
     (&file).take(9).read_to_end(&mut bytes).map_err(fail)?;
-    check_start(path, &bytes)?;
+    check_file_start(path, &bytes)?;
     (&file).take(FILE_BYTES_MAX).read_to_end(&mut bytes).map_err(fail)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         let problem = format!("it has more than {FILE_BYTES_MAX} bytes");
@@ -109,7 +109,7 @@ pub(crate) fn read_entries(path: &Path) -> Result<FileEntries, ModelFileError> {
 
 /// Returns an error if a file does not start with the length of a header and the `{` of a JSON object, as every
 /// safetensors file does.
-fn check_start(path: &Path, bytes: &[u8]) -> Result<(), ModelFileError> {
+fn check_file_start(path: &Path, bytes: &[u8]) -> Result<(), ModelFileError> {
     match bytes {
         [] => Err(ModelFileError::corrupt(path, "it is empty")),
         [_, _, _, _, _, _, _, _, first, ..] if *first != b'{' => {
@@ -121,7 +121,7 @@ fn check_start(path: &Path, bytes: &[u8]) -> Result<(), ModelFileError> {
 
 /// Parses the bytes of a safetensors file, which need not be a model file.
 fn parse_entries(path: &Path, bytes: &[u8]) -> Result<FileEntries, ModelFileError> {
-    check_start(path, bytes)?;
+    check_file_start(path, bytes)?;
     let corrupt = |error: safetensors::SafeTensorError| ModelFileError::corrupt(path, error.to_string());
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(corrupt)?;
     let views = SafeTensors::deserialize(bytes).map_err(corrupt)?;

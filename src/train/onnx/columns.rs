@@ -69,7 +69,7 @@ fn add_numbers(graph: &mut GraphBuilder, name: String, columns: &[ColumnEncoding
     };
     let is_shifted = columns.iter().any(|column| matches!(column.inputs, ColumnInputs::ShiftedNumber { .. }));
     let element_type = if is_shifted { DataType::Double } else { DataType::Float };
-    let fills: Vec<f32> = columns.iter().map(|column| column.fill().unwrap_or(f32::NAN)).collect();
+    let fills: Vec<f32> = columns.iter().map(|column| column.fill_value().unwrap_or(f32::NAN)).collect();
     let is_filled = fills.iter().any(|fill| !fill.is_nan());
     let missing = if is_filled { "NaN stands for a missing number" } else { "NaN is not allowed" };
     let mut value = graph.add_input(name, element_type, count, format!("Numbers; {missing}."));

@@ -123,7 +123,7 @@ impl OnnxModel {
     ///
     /// If `inputs` asks for a matrix but a column holds texts, or if the model is too large for the format.
     pub fn new(model: &SavedModel, inputs: Option<OnnxInputs>) -> Result<Self, ExportError> {
-        check_size(4 * model.parameters().len() as u64)?;
+        check_file_size(4 * model.parameters().len() as u64)?;
         let description = model.description();
         let mut graph = GraphBuilder::new(&["prediction", "probabilities"]);
         let encoded = match inputs.unwrap_or_else(|| default_inputs(description)) {
@@ -134,7 +134,7 @@ impl OnnxModel {
         layers::add_prediction(&mut graph, description, &outputs);
         let (inputs, outputs) = (graph.inputs().to_vec(), graph.outputs().to_vec());
         let message = assemble(description, graph);
-        check_size(message.encoded_len() as u64)?;
+        check_file_size(message.encoded_len() as u64)?;
         Ok(Self { inputs, outputs, bytes: message.encode_to_vec() })
     }
 
@@ -187,7 +187,7 @@ impl fmt::Display for OnnxValue {
     }
 }
 
-fn check_size(bytes: u64) -> Result<(), ExportError> {
+fn check_file_size(bytes: u64) -> Result<(), ExportError> {
     if bytes > FILE_BYTES_MAX { Err(ExportError::TooLarge { bytes }) } else { Ok(()) }
 }
 

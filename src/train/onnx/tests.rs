@@ -223,5 +223,5 @@ fn models_that_do_not_fit_are_refused() {
     assert_eq!(export_graph(&model, None).1.input.len(), 2);
     let error = OnnxModel::new(&model, Some(OnnxInputs::Matrix)).unwrap_err().to_string();
     assert!(error.contains("column `1` holds texts"), "{error}");
-    assert!(check_size(1 << 31).unwrap_err().to_string().contains("needs 2147483648 bytes"));
+    assert!(check_file_size(1 << 31).unwrap_err().to_string().contains("needs 2147483648 bytes"));
 }

@@ -51,7 +51,7 @@ impl ShardLayout {
         let even: Vec<_> = size.ranks().map(|rank| range_of_rank(count, rank, size)).collect();
         let ranges = match tensors {
             None => even,
-            Some(tensors) => whole_tensors(tensors, &even),
+            Some(tensors) => assign_whole_tensors(tensors, &even),
         };
         Ok(Self { world, ranges })
     }
@@ -87,7 +87,7 @@ impl ShardLayout {
 /// Divides whole tensors among servers, and returns the range of parameters of each server. Each server gets at least
 /// one tensor. `even` divides the parameters without regard to tensors. Each returned range ends near the end of the
 /// server's range in `even`.
-fn whole_tensors(tensors: &[Range<usize>], even: &[Range<usize>]) -> Vec<Range<usize>> {
+fn assign_whole_tensors(tensors: &[Range<usize>], even: &[Range<usize>]) -> Vec<Range<usize>> {
     let (mut next, even_len) = (0, even.len());
     let place = |(server, even): (usize, &Range<usize>)| {
         let (first, servers_left) = (next, even_len - server - 1);

@@ -259,7 +259,7 @@ impl<'a> ShardServer<'a> {
             PushOutcome::Unwanted
         };
         self.handler.note_push_outcome(client, &header.note, outcome);
-        Ok(status_of(outcome))
+        Ok(status_of_push(outcome))
     }
 
     /// An asynchronous server applies the gradient. A synchronous server stores the gradient (if there is one) and
@@ -283,7 +283,7 @@ impl<'a> ShardServer<'a> {
                     PushOutcome::Unwanted
                 };
                 self.handler.note_push_outcome(client, &header.note, outcome);
-                let (status, staleness) = status_of(outcome);
+                let (status, staleness) = status_of_push(outcome);
                 return Ok((state, status, staleness));
             }
             (UpdateMode::Asynchronous(_), None) => return Err("no push waits for a step".into()),
@@ -391,7 +391,7 @@ fn put_text(reply: &mut Vec<u32>, text: &str) -> u32 {
     text.len() as u32
 }
 
-fn status_of(outcome: PushOutcome) -> (ReplyStatus, u64) {
+fn status_of_push(outcome: PushOutcome) -> (ReplyStatus, u64) {
     match outcome {
         PushOutcome::Applied { staleness } => (ReplyStatus::Done, staleness),
         PushOutcome::Stale { staleness } => (ReplyStatus::Stale, staleness),

@@ -55,7 +55,7 @@ pub(crate) struct StalenessCounts {
 }
 
 impl StalenessCounts {
-    fn accept(&mut self, staleness: u64) {
+    fn count_accepted(&mut self, staleness: u64) {
         let index = staleness.min(STALENESS_COUNTED_MAX as u64) as usize;
         if self.accepted.len() <= index {
             self.accepted.resize(index + 1, 0);
@@ -134,7 +134,7 @@ impl<'a> Shard<'a> {
             self.staleness.dropped += 1;
             return PushOutcome::Stale { staleness };
         }
-        self.staleness.accept(staleness);
+        self.staleness.count_accepted(staleness);
         let mut rate = (self.rate)(self.version());
         if rule.scales_rate {
             rate /= staleness.max(1) as f32;
@@ -208,8 +208,8 @@ mod tests {
     #[test]
     fn all_very_large_values_of_staleness_have_one_common_count() {
         let mut counts = StalenessCounts::default();
-        counts.accept(STALENESS_COUNTED_MAX as u64);
-        counts.accept(u64::MAX / 2);
+        counts.count_accepted(STALENESS_COUNTED_MAX as u64);
+        counts.count_accepted(u64::MAX / 2);
         assert_eq!(counts.accepted.len(), STALENESS_COUNTED_MAX + 1);
         assert_eq!((counts.accepted[STALENESS_COUNTED_MAX], counts.max), (2, u64::MAX / 2));
     }

@@ -20,7 +20,7 @@ enum AxisScale {
 
 /// The axis is logarithmic if all values are positive and the largest value is more than this many times the
 /// smallest.
-const LOGARITHMIC_RATIO: f64 = 30.0;
+const LOGARITHMIC_VALUE_RATIO_MIN: f64 = 30.0;
 
 /// A linear axis has about this number of ticks.
 const TICK_COUNT: f64 = 7.0;
@@ -30,7 +30,7 @@ impl Axis {
     pub(super) fn for_values(values: impl Iterator<Item = f64>, limit: f64) -> Self {
         let (low, high) = values
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
-        if low > 0.0 && high / low > LOGARITHMIC_RATIO {
+        if low > 0.0 && high / low > LOGARITHMIC_VALUE_RATIO_MIN {
             return Self::logarithmic(low, high);
         }
         let (low, high) = if low <= high { (low, high) } else { (0.0, 1.0) };

@@ -14,7 +14,7 @@ use crate::train::model_file::ModelDescription;
 
 /// Returns an error if the data has a different number of columns than the model, or if a column of the model holds
 /// text.
-pub(super) fn check_columns(
+pub(super) fn check_number_columns(
     name: &str,
     found: usize,
     description: &ModelDescription,
@@ -34,7 +34,7 @@ pub(super) fn check_columns(
 }
 
 /// Returns an error if the images do not have the shape of the images on which the model was trained.
-fn check_image(
+fn check_image_shape(
     name: &str,
     found: Option<ImageShape>,
     description: &ModelDescription,
@@ -50,7 +50,7 @@ fn check_image(
 
 /// Returns an error if the model needs a table, because a column holds texts, is shifted, or has an input for missing
 /// values.
-pub(super) fn check_unconverted(name: &str, description: &ModelDescription) -> Result<(), DataError> {
+pub(super) fn check_table_not_needed(name: &str, description: &ModelDescription) -> Result<(), DataError> {
     let is_input =
         |column: &ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { indicator: false, .. });
     match description.columns.iter().find(|column| !is_input(column)) {
@@ -63,7 +63,7 @@ pub(super) fn check_unconverted(name: &str, description: &ModelDescription) -> R
 }
 
 /// Encodes the cells of a row as inputs. If there is a `divisor` (for pixels), divides the inputs by it.
-fn encode(
+fn encode_row(
     encoding: &TableEncoding,
     divisor: Option<f32>,
     cells: &ArrayView1<'_, f32>,
@@ -107,8 +107,8 @@ impl NpyRows {
         let FeatureShape { rows, columns, image } =
             FeatureShape::new(&stream.shape).map_err(|why| DataError::malformed(path, why))?;
         let name = path.display().to_string();
-        check_image(&name, image, description)?;
-        check_columns(&name, columns, description)?;
+        check_image_shape(&name, image, description)?;
+        check_number_columns(&name, columns, description)?;
         let data = if stream.fortran_order {
             let rows = npy::read_npy_file(path)?.into_rows();
             NpyData::Whole(rows.map_err(|why| DataError::malformed(path, why))?)
@@ -174,9 +174,9 @@ impl RowReader for NpyRows {
             let columns = self.encoding.columns.iter();
             let cells: Array1<f32> =
                 columns.zip(values.row(index)).map(|(column, &value)| column.number_cell(value)).collect();
-            encode(&self.encoding, self.pixel_divisor, &cells.view(), inputs.row_mut(index));
+            encode_row(&self.encoding, self.pixel_divisor, &cells.view(), inputs.row_mut(index));
             if let Some((path, targets, parser)) = &self.truths {
-                let truth = parser.convert(targets[row]);
+                let truth = parser.convert_number(targets[row]);
                 truths.push(truth.map_err(|why| {
                     DataError::malformed(path, format!("row {row} (counted from 0): {why}"))
                 })?);
@@ -216,9 +216,9 @@ impl DatasetRows {
         let task = Some(description.task);
         let dataset = source.load(&LoadOptions { task, ..LoadOptions::default() })?;
         let samples = if matches!(source, DataSource::Idx(_)) { dataset.test } else { dataset.train };
-        check_image(&dataset.name, dataset.image, description)?;
-        check_columns(&dataset.name, samples.features.columns(), description)?;
-        check_unconverted(&dataset.name, description)?;
+        check_image_shape(&dataset.name, dataset.image, description)?;
+        check_number_columns(&dataset.name, samples.features.columns(), description)?;
+        check_table_not_needed(&dataset.name, description)?;
         Ok(Self {
             name: dataset.name,
             samples,
@@ -249,7 +249,7 @@ impl RowReader for DatasetRows {
         let Some(parser) = &self.truths else { return Ok(count) };
         for row in rows {
             let truth = match &self.samples.targets {
-                Targets::Numbers(values) => parser.convert(values[row]),
+                Targets::Numbers(values) => parser.convert_number(values[row]),
                 Targets::Classes(values) => parser.parse(&self.classes[values[row] as usize]),
             };
             truths.push(truth.map_err(|why| {

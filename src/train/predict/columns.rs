@@ -3,7 +3,7 @@
 use crate::train::model_file::{ColumnOrigin, ModelDescription};
 
 /// The maximum number of names in a message.
-const NAMES_MAX: usize = 20;
+const NAMES_SHOWN_MAX: usize = 20;
 
 /// Returns the index in the table of each column of the model. `header` holds the names of the table's columns.
 /// `target` is the index of the table's target column, or `None` if no targets are read.
@@ -83,9 +83,9 @@ fn find_by_name(description: &ModelDescription, header: &[String]) -> Result<Vec
     ))
 }
 
-/// Returns the first [`NAMES_MAX`] names, separated by commas.
+/// Returns the first [`NAMES_SHOWN_MAX`] names, separated by commas.
 fn join_first_names<'a>(names: impl Iterator<Item = &'a str>, count: usize) -> String {
-    let listed: Vec<&str> = names.take(NAMES_MAX).collect();
+    let listed: Vec<&str> = names.take(NAMES_SHOWN_MAX).collect();
     let more = if count > listed.len() { ", ..." } else { "" };
     listed.join(", ") + more
 }

@@ -10,7 +10,7 @@ use crate::train::data::DataError;
 use crate::train::model_file::{Prediction, SavedModel};
 
 /// With more classes than this, [`Evaluation`] has no confusion matrix.
-const MATRIX_CLASSES_MAX: usize = 100;
+const CONFUSION_MATRIX_CLASSES_MAX: usize = 100;
 /// The default of `k` in the top-k accuracy.
 const TOP_K_DEFAULT: usize = 5;
 
@@ -245,7 +245,7 @@ impl ClassificationSums {
             .map(|(&(class, prediction), &count)| (names[class].clone(), names[prediction].clone(), count))
             .collect();
         let cell = |class, prediction| self.pairs.get(&(class, prediction)).copied().unwrap_or_default();
-        let confusion_matrix = (names.len() <= MATRIX_CLASSES_MAX).then(|| {
+        let confusion_matrix = (names.len() <= CONFUSION_MATRIX_CLASSES_MAX).then(|| {
             (0..names.len()).map(|class| (0..names.len()).map(|guess| cell(class, guess)).collect()).collect()
         });
         Evaluation::Classification {

@@ -2,7 +2,7 @@
 
 use ndarray::{ArrayViewMut2, s};
 
-use super::arrays::{check_columns, check_unconverted};
+use super::arrays::{check_number_columns, check_table_not_needed};
 use super::input::RowReader;
 use super::truth::{Truth, TruthParser};
 use crate::train::data::{Column, DataError, Features, LoadedRows};
@@ -36,8 +36,8 @@ impl RowsInMemory {
                 rows.columns()
             )));
         }
-        check_columns(name, features.columns(), description)?;
-        check_unconverted(name, description)?;
+        check_number_columns(name, features.columns(), description)?;
+        check_table_not_needed(name, description)?;
         Ok(Self {
             loaded,
             pixel_divisor: description.pixel_divisor,
@@ -65,7 +65,7 @@ impl RowReader for RowsInMemory {
         if let Some(parser) = &self.truths {
             for row in rows {
                 let truth = match &table.target {
-                    Column::Numbers(values) => parser.convert(values[row]),
+                    Column::Numbers(values) => parser.convert_number(values[row]),
                     Column::Text(texts) => match &*texts.distinct[texts.indices[row] as usize] {
                         "" => Err("the image is not in the folder of a class".into()),
                         class => parser.parse(class),

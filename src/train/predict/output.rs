@@ -105,14 +105,14 @@ fn is_closed_pipe(error: &PredictError, output: &PredictionOutput) -> bool {
 
 /// Writes predictions to an open output.
 struct PredictionWriter {
-    format: Format,
+    format: PredictionFormat,
     /// The names of the classes. Empty for regression.
     classes: Vec<String>,
     /// The file to complete. `None` for standard output.
     file: Option<ReplacementFile>,
 }
 
-enum Format {
+enum PredictionFormat {
     Csv(Box<csv::Writer<Box<dyn Write>>>),
     Npy(BufWriter<File>),
 }
@@ -126,7 +126,7 @@ impl PredictionWriter {
         };
         let classes = description.classes.clone();
         let format = match (&file, output) {
-            (Some(file), PredictionOutput::Npy(_)) => Format::Npy(begin_npy(file.file())?),
+            (Some(file), PredictionOutput::Npy(_)) => PredictionFormat::Npy(begin_npy(file.file())?),
             (file, _) => {
                 let sink: Box<dyn Write> = match file {
                     Some(file) => Box::new(file.file().try_clone()?),
@@ -137,7 +137,7 @@ impl PredictionWriter {
                 writer
                     .write_record(std::iter::once("prediction".to_owned()).chain(probabilities))
                     .map_err(to_io_error)?;
-                Format::Csv(Box::new(writer))
+                PredictionFormat::Csv(Box::new(writer))
             }
         };
         Ok(Self { format, classes, file })
@@ -145,15 +145,17 @@ impl PredictionWriter {
 
     fn write(&mut self, prediction: &Prediction) -> io::Result<()> {
         match (&mut self.format, prediction) {
-            (Format::Npy(buffer), Prediction::Number(value)) => buffer.write_all(&value.to_le_bytes()),
-            (Format::Npy(buffer), Prediction::Class { probabilities, .. }) => {
+            (PredictionFormat::Npy(buffer), Prediction::Number(value)) => {
+                buffer.write_all(&value.to_le_bytes())
+            }
+            (PredictionFormat::Npy(buffer), Prediction::Class { probabilities, .. }) => {
                 probabilities.iter().try_for_each(|&value| buffer.write_all(&(value as f32).to_le_bytes()))
             }
             // `Debug` writes very small and very large numbers with an exponent, unlike `Display`.
-            (Format::Csv(writer), Prediction::Number(value)) => {
+            (PredictionFormat::Csv(writer), Prediction::Number(value)) => {
                 writer.write_record([format!("{value:?}")]).map_err(to_io_error)
             }
-            (Format::Csv(writer), Prediction::Class { class, probabilities }) => {
+            (PredictionFormat::Csv(writer), Prediction::Class { class, probabilities }) => {
                 writer.write_field(&self.classes[*class]).map_err(to_io_error)?;
                 for &probability in probabilities {
                     writer.write_field(format!("{:?}", probability as f32)).map_err(to_io_error)?;
@@ -166,8 +168,8 @@ impl PredictionWriter {
     /// Writes the buffered predictions and the number of rows, and replaces the output file.
     fn finish(self, rows: u64) -> io::Result<()> {
         match self.format {
-            Format::Csv(mut writer) => writer.flush()?,
-            Format::Npy(mut buffer) => {
+            PredictionFormat::Csv(mut writer) => writer.flush()?,
+            PredictionFormat::Npy(mut buffer) => {
                 let columns = (!self.classes.is_empty()).then_some(self.classes.len());
                 buffer.seek(SeekFrom::Start(0))?;
                 buffer.write_all(&npy_header(rows, columns))?;

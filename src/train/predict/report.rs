@@ -11,7 +11,7 @@ impl fmt::Display for Evaluation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Regression { rows, rows_without_target, mae, rmse, r2 } => {
-                write_rows(f, *rows, *rows_without_target)?;
+                write_row_counts(f, *rows, *rows_without_target)?;
                 writeln!(f, "{:<16} {mae:.6}", "MAE")?;
                 writeln!(f, "{:<16} {rmse:.6}", "RMSE")?;
                 match r2 {
@@ -31,7 +31,7 @@ impl fmt::Display for Evaluation {
                 confusion_matrix,
                 confusions,
             } => {
-                write_rows(f, *rows, *rows_without_target)?;
+                write_row_counts(f, *rows, *rows_without_target)?;
                 writeln!(f, "{:<16} {accuracy:.6}", "accuracy")?;
                 if let Some(top) = top_k {
                     writeln!(f, "{:<16} {:.6}", format!("top-{} accuracy", top.k), top.accuracy)?;
@@ -54,7 +54,7 @@ impl fmt::Display for Evaluation {
     }
 }
 
-fn write_rows(f: &mut fmt::Formatter<'_>, rows: u64, rows_without_target: u64) -> fmt::Result {
+fn write_row_counts(f: &mut fmt::Formatter<'_>, rows: u64, rows_without_target: u64) -> fmt::Result {
     write!(f, "{:<16} {rows}", "rows")?;
     match rows_without_target {
         0 => writeln!(f),

@@ -15,7 +15,7 @@ use crate::train::data::{
 use crate::train::model_file::ModelDescription;
 
 /// The number of rows from which the separator and the header are recognised.
-const SAMPLE_ROWS: usize = 1000;
+const FORMAT_DETECTION_ROWS: usize = 1000;
 
 /// The rows of a table.
 pub(super) struct TableRows {
@@ -49,7 +49,7 @@ impl TableRows {
         description: &ModelDescription,
     ) -> Result<Self, DataError> {
         let first = files.first().ok_or_else(|| DataError::Unsuitable("the table has no files".into()))?;
-        let records = Records::open(first, options.separator, SAMPLE_ROWS + 1)?;
+        let records = Records::open(first, options.separator, FORMAT_DETECTION_ROWS + 1)?;
         Self::new(files.to_vec(), records, options, description)
     }
 
@@ -60,7 +60,7 @@ impl TableRows {
     ) -> Result<Self, DataError> {
         let name = PathBuf::from("standard input");
         let input = Box::new(io::stdin());
-        let records = Records::from_reader(&name, input, options.separator, SAMPLE_ROWS + 1)?;
+        let records = Records::from_reader(&name, input, options.separator, FORMAT_DETECTION_ROWS + 1)?;
         Self::new(vec![name], records, options, description)
     }
 

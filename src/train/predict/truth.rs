@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::train::data::{CLASS_END, Task, parse_number};
+use crate::train::data::{CLASS_NUMBER_END, Task, parse_number};
 use crate::train::model_file::ModelDescription;
 
 /// The target of a row.
@@ -46,7 +46,7 @@ impl TruthParser {
     }
 
     /// Converts a number.
-    pub(crate) fn convert(&self, value: f64) -> Result<Truth, String> {
+    pub(crate) fn convert_number(&self, value: f64) -> Result<Truth, String> {
         match self.task {
             Task::Regression if value.is_finite() => Ok(Truth::Number(value)),
             Task::Regression => Err(format!("{value} is not a finite number")),
@@ -57,7 +57,7 @@ impl TruthParser {
     /// Finds a class by its name. If the classes are integers, `3.0` and `03` are names of the class `3`.
     fn find_class(&self, name: &str) -> Result<Truth, String> {
         let integer = || {
-            let is_integer = |value: &f64| value.fract() == 0.0 && value.abs() < CLASS_END;
+            let is_integer = |value: &f64| value.fract() == 0.0 && value.abs() < CLASS_NUMBER_END;
             let value = name.parse::<f64>().ok().filter(is_integer)?;
             self.classes.get(&((value + 0.0) as i64).to_string())
         };
@@ -91,6 +91,6 @@ mod tests {
         ] {
             assert_eq!(parser.parse(name).ok(), expected.map(Truth::Class), "{name}");
         }
-        assert_eq!(parser.convert(3.0), Ok(Truth::Class(0)));
+        assert_eq!(parser.convert_number(3.0), Ok(Truth::Class(0)));
     }
 }

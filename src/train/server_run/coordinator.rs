@@ -83,7 +83,7 @@ pub(super) struct TrainingProgress {
 }
 
 /// Where a run begins.
-pub(super) struct Start<'a> {
+pub(super) struct RunStart<'a> {
     pub(super) position: Position,
     /// The batches after `position` that are already done.
     pub(super) done_ahead: &'a [u64],
@@ -95,12 +95,12 @@ impl BatchCoordinator {
     /// Creates the coordinator of a run. `clients` holds the ranks of the first server's clients. The first
     /// `other_servers` of these ranks are servers.
     pub(super) fn new(
-        start: &Start<'_>,
+        start: &RunStart<'_>,
         clients: Vec<Rank>,
         other_servers: usize,
         is_synchronous: bool,
     ) -> Self {
-        let Start { position, done_ahead, batches_per_epoch, epochs } = *start;
+        let RunStart { position, done_ahead, batches_per_epoch, epochs } = *start;
         let workers = clients.len() - other_servers;
         let first = position.epoch * batches_per_epoch + position.step;
         let end = epochs.saturating_mul(batches_per_epoch);
@@ -147,7 +147,7 @@ impl BatchCoordinator {
     }
 
     /// Stores the results of the run, which the clients then fetch.
-    pub(super) fn publish(&self, words: Vec<u32>) {
+    pub(super) fn publish_results(&self, words: Vec<u32>) {
         self.lock().publication = Some(words);
         self.changed.notify_all();
     }
@@ -197,7 +197,7 @@ impl BatchCoordinator {
 
     /// Makes a synchronous run pause after the batch that is in progress. Returns the number of batches that will be
     /// done at the pause.
-    pub(super) fn pause_soon(&self) -> u64 {
+    pub(super) fn pause_after_this_batch(&self) -> u64 {
         let mut state = self.lock();
         state.pause_at = state.pause_at.min(state.queue.done_before() + 1);
         state.pause_at
@@ -205,7 +205,7 @@ impl BatchCoordinator {
 
     /// Waits until no worker has a push in progress. After `timeout`, returns a worker whose push is still in
     /// progress. The run must have paused or ended.
-    pub(super) fn wait_until_quiet(&self, timeout: Duration) -> Option<Rank> {
+    pub(super) fn wait_until_no_push(&self, timeout: Duration) -> Option<Rank> {
         let find_busy = |state: &RunState| {
             let workers = state.is_quiet.iter().zip(&state.outcomes[self.other_servers..]);
             let mut workers = workers.zip(&self.clients[self.other_servers..]);
@@ -218,7 +218,7 @@ impl BatchCoordinator {
     }
 
     /// Records that the first server has taken its last snapshot. After this, the loss of a client is not an error.
-    pub(super) fn release_clients(&self) {
+    pub(super) fn allow_lost_clients(&self) {
         self.lock().needs_no_client = true;
     }
 
@@ -243,18 +243,18 @@ impl BatchCoordinator {
     }
 
     /// Returns the number of samples whose gradients were applied.
-    pub(super) fn samples(&self) -> u64 {
+    pub(super) fn applied_samples(&self) -> u64 {
         self.lock().samples
     }
 
     /// Returns the number of applied gradients of each worker.
-    pub(super) fn updates(&self) -> Vec<u64> {
+    pub(super) fn updates_by_worker(&self) -> Vec<u64> {
         self.lock().updates.clone()
     }
 
     /// Waits at most `timeout` until the links of all clients have ended. Returns the clients whose links are still
     /// open.
-    pub(super) fn wait_for_ends(&self, timeout: Duration) -> Vec<usize> {
+    pub(super) fn wait_for_link_ends(&self, timeout: Duration) -> Vec<usize> {
         let is_open = |state: &mut RunState| state.outcomes.contains(&None);
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_open);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -262,7 +262,7 @@ impl BatchCoordinator {
     }
 
     /// Returns the client's index among the workers. Returns `None` if the client is a server.
-    fn worker(&self, client: usize) -> Option<usize> {
+    fn worker_index(&self, client: usize) -> Option<usize> {
         client.checked_sub(self.other_servers)
     }
 
@@ -310,11 +310,12 @@ impl BatchCoordinator {
 impl RequestHandler for BatchCoordinator {
     fn wants_gradient(&self, client: usize, note: &StrategyNote) -> bool {
         let batch = WorkRequest::decode(note).batch;
-        self.worker(client).is_some_and(|worker| self.lock().queue.is_open(worker, batch))
+        self.worker_index(client)
+            .is_some_and(|worker| self.lock().queue.is_assigned_and_not_done(worker, batch))
     }
 
     fn note_push_outcome(&self, client: usize, note: &StrategyNote, outcome: PushOutcome) {
-        let Some(worker) = self.worker(client) else { return };
+        let Some(worker) = self.worker_index(client) else { return };
         let request = WorkRequest::decode(note);
         let mut state = self.lock();
         let PushOutcome::Applied { .. } = outcome else {
@@ -346,7 +347,7 @@ impl RequestHandler for BatchCoordinator {
 
     fn answer(&self, client: usize, kind: AnsweredRequest, note: &StrategyNote) -> StrategyNote {
         let request = WorkRequest::decode(note);
-        let worker = self.worker(client);
+        let worker = self.worker_index(client);
         if request.is_stopping {
             self.stop();
         }
@@ -377,7 +378,7 @@ impl RequestHandler for BatchCoordinator {
     fn note_link_end(&self, client: usize, outcome: &LinkOutcome) {
         let mut state = self.lock();
         state.outcomes[client] = Some(outcome.clone());
-        let worker = self.worker(client);
+        let worker = self.worker_index(client);
         if let Some(worker) = worker.filter(|_| !self.is_synchronous) {
             state.queue.give_back(worker);
         }

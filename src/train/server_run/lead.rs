@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::coordinator::{BatchCoordinator, RunFailure, Start, TrainingProgress};
-use super::{RunContext, refusal_reason, shard};
+use super::coordinator::{BatchCoordinator, RunFailure, RunStart, TrainingProgress};
+use super::{RunContext, create_shard, refusal_reason};
 use crate::group::{Group, Statistics};
 use crate::train::TrainError;
 use crate::train::checkpoint::{Checkpoint, TrainingState};
@@ -16,7 +16,7 @@ use crate::train::parameter_server::{
 use crate::train::partition::ModelPartition;
 use crate::train::progress::{CompletedStep, Observer};
 use crate::train::report::ServerReport;
-use crate::train::run::{Summary, conclude};
+use crate::train::run::{Summary, conclude_run};
 use crate::train::summary_words::encode_summary;
 use crate::train::trainer::Trainer;
 use crate::types::{Rank, WorldSize};
@@ -28,7 +28,7 @@ const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const LAST_PUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs the first server until the end of the run. The run starts with `state`.
-pub(super) fn lead(
+pub(super) fn run_first_server(
     context: &RunContext<'_>,
     links: Links,
     state: TrainingState,
@@ -40,7 +40,7 @@ pub(super) fn lead(
     let Links { clients: client_links, servers: server_links } = links;
     let clients: Vec<Rank> = client_links.iter().map(|link| link.peer).collect();
     let other_servers = clients.iter().filter(|&&rank| context.layout.is_server(rank)).count();
-    let start = Start {
+    let start = RunStart {
         position: state.position,
         done_ahead: &state.done_ahead,
         batches_per_epoch: setup.dataset.train.len().div_ceil(setup.settings.batch_size) as u64,
@@ -48,7 +48,7 @@ pub(super) fn lead(
     };
     let coordinator = Arc::new(BatchCoordinator::new(&start, clients, other_servers, context.is_synchronous));
     let handler = Arc::clone(&coordinator);
-    let server = ShardServer::new(shard(context, Rank::ZERO, &state), context.update_mode, handler);
+    let server = ShardServer::new(create_shard(context, Rank::ZERO, &state), context.update_mode, handler);
     let mut leader = Leader {
         context,
         server: &server,
@@ -65,11 +65,11 @@ pub(super) fn lead(
             let server = &server;
             scope.spawn(move || server.serve(client, link));
         }
-        let result = leader.train(observer).and_then(|()| leader.conclude(&client_links, observer));
+        let result = leader.train(observer).and_then(|()| leader.conclude_run(&client_links, observer));
         let result = result.and_then(|summary| Ok((encode_summary(&summary)?, summary)));
         match &result {
             Ok((words, _)) => {
-                coordinator.publish(words.clone());
+                coordinator.publish_results(words.clone());
                 leader.others.close();
             }
             Err(error) => {
@@ -77,7 +77,7 @@ pub(super) fn lead(
                 leader.others.abort(&error.to_string());
             }
         }
-        for client in coordinator.wait_for_ends(context.timeout_after(&result)) {
+        for client in coordinator.wait_for_link_ends(context.timeout_after(&result)) {
             let link = &client_links[client];
             observer.warning(&format!("rank {} did not end its part of the run", link.peer));
             link.group.abort("the run has ended");
@@ -125,7 +125,7 @@ impl Leader<'_, '_> {
             let last = (epoch + 1).next_multiple_of(per_record).min(epochs);
             self.wait_for_epochs(last, observer)?;
             let is_complete = self.trainer.state.position.epoch >= last;
-            let now = (Instant::now(), self.coordinator.samples());
+            let now = (Instant::now(), self.coordinator.applied_samples());
             let before = std::mem::replace(&mut self.last_snapshot, now);
             let (samples, seconds) = (now.1 - before.1, now.0.duration_since(before.0).as_secs_f64());
             let position = self.trainer.state.position;
@@ -147,7 +147,7 @@ impl Leader<'_, '_> {
             }
         }
         self.coordinator.stop();
-        self.coordinator.release_clients();
+        self.coordinator.allow_lost_clients();
         self.trainer.finish_steps_of_others(&mut solo, observer)
     }
 
@@ -170,7 +170,7 @@ impl Leader<'_, '_> {
             updates = progress.updates;
             self.announce_lost_workers(&progress, observer);
             if let Some(failure) = progress.failure {
-                return Err(self.describe(failure));
+                return Err(self.describe_failure(failure));
             }
             for done in batches..progress.batches.min(end) {
                 observer.step_taken(&self.describe_step(steps_before + done - first, progress.last_loss));
@@ -180,7 +180,7 @@ impl Leader<'_, '_> {
                 self.coordinator.stop();
             }
             if batches >= end || progress.is_finished {
-                self.wait_until_quiet(progress.is_finished)?;
+                self.wait_until_no_push(progress.is_finished)?;
                 return self.take_snapshot();
             }
             if self.context.config.checkpoint.as_ref().is_some_and(Checkpoint::is_periodic)
@@ -205,11 +205,11 @@ impl Leader<'_, '_> {
             return Ok(false);
         }
         if self.context.is_synchronous {
-            let at = *pause.get_or_insert_with(|| self.coordinator.pause_soon());
+            let at = *pause.get_or_insert_with(|| self.coordinator.pause_after_this_batch());
             if batches < at {
                 return Ok(false);
             }
-            self.wait_until_quiet(false)?;
+            self.wait_until_no_push(false)?;
             *pause = None;
         }
         self.take_snapshot()?;
@@ -230,15 +230,15 @@ impl Leader<'_, '_> {
 
     /// Waits until no push is in progress, because a push updates the servers one after the other. An asynchronous
     /// run waits only at its end, and at most for [`LAST_PUSH_TIMEOUT`].
-    fn wait_until_quiet(&self, is_finished: bool) -> Result<(), TrainError> {
+    fn wait_until_no_push(&self, is_finished: bool) -> Result<(), TrainError> {
         if !self.context.is_synchronous {
             if is_finished {
-                self.coordinator.wait_until_quiet(LAST_PUSH_TIMEOUT);
+                self.coordinator.wait_until_no_push(LAST_PUSH_TIMEOUT);
             }
             return Ok(());
         }
         let until = Instant::now() + self.context.timeout;
-        while let Some(worker) = self.coordinator.wait_until_quiet(STOP_CHECK_INTERVAL) {
+        while let Some(worker) = self.coordinator.wait_until_no_push(STOP_CHECK_INTERVAL) {
             if self.context.stop.load(Ordering::Relaxed) {
                 self.coordinator.stop();
             }
@@ -248,7 +248,7 @@ impl Leader<'_, '_> {
             }
         }
         match self.coordinator.progress().failure {
-            Some(failure) => Err(self.describe(failure)),
+            Some(failure) => Err(self.describe_failure(failure)),
             None => Ok(()),
         }
     }
@@ -267,7 +267,7 @@ impl Leader<'_, '_> {
         }
     }
 
-    fn describe(&self, failure: RunFailure) -> TrainError {
+    fn describe_failure(&self, failure: RunFailure) -> TrainError {
         match failure {
             RunFailure::ServerLost { server, problem } => {
                 ParameterServerError::ServerLost { server, problem }.into()
@@ -300,7 +300,7 @@ impl Leader<'_, '_> {
             }
             optimizer.steps = shard.version();
             (trainer.state.position, trainer.state.done_ahead) = coordinator.position(shard.version());
-            self.counts = (coordinator.updates(), shard.staleness.clone());
+            self.counts = (coordinator.updates_by_worker(), shard.staleness.clone());
         });
         let (parameters, optimizer) = self.trainer.parameters_and_optimizer();
         self.others.pull(parameters)?;
@@ -309,7 +309,11 @@ impl Leader<'_, '_> {
     }
 
     /// Evaluates the final model, and writes the report and the model file.
-    fn conclude(&mut self, clients: &[PairLink], observer: &mut dyn Observer) -> Result<Summary, TrainError> {
+    fn conclude_run(
+        &mut self,
+        clients: &[PairLink],
+        observer: &mut dyn Observer,
+    ) -> Result<Summary, TrainError> {
         let context = self.context;
         let statistics = clients.iter().map(|link| link.group.statistics());
         let zero = Statistics::default();
@@ -332,7 +336,7 @@ impl Leader<'_, '_> {
         let bytes_sent = statistics.map(|statistics| statistics.bytes_sent).sum();
         let mut solo = Group::solo();
         let run = (context.config, context.setup, &mut self.trainer);
-        conclude(&mut solo, run, (context.started, zero), observer, |summary| {
+        conclude_run(&mut solo, run, (context.started, zero), observer, |summary| {
             summary.world_size = context.size.get();
             summary.bytes_sent = bytes_sent;
             summary.parameter_server = Some(report);

@@ -39,7 +39,7 @@ use crate::group::Group;
 use crate::types::{Rank, WorldSize};
 
 /// After a failure, a server waits at most this long until its clients have noticed the failure.
-const FAILED_TIMEOUT_MAX: Duration = Duration::from_secs(5);
+const FAILURE_NOTICE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The values that stay the same during a run.
 pub(super) struct RunContext<'a> {
@@ -64,7 +64,7 @@ impl RunContext<'_> {
     /// Returns how long a server waits until its clients have closed their links. The time is shorter if the run
     /// failed.
     fn timeout_after<T, E>(&self, result: &Result<T, E>) -> Duration {
-        if result.is_ok() { self.timeout } else { self.timeout.min(FAILED_TIMEOUT_MAX) }
+        if result.is_ok() { self.timeout } else { self.timeout.min(FAILURE_NOTICE_TIMEOUT) }
     }
 }
 
@@ -110,9 +110,9 @@ pub(super) fn train_with_servers(
     let links = connect(group, &context.layout)?;
     let rank = group.rank();
     if rank == Rank::ZERO {
-        lead::lead(&context, links, state, observer)
+        lead::run_first_server(&context, links, state, observer)
     } else if context.layout.is_server(rank) {
-        serve(&context, rank, links, state)
+        run_other_server(&context, rank, links, state)
     } else {
         let first = context.layout.workers().next().map_or(0, Rank::get);
         let place = WorkerPlace { index: rank.get() - first, workers: context.size.get() - first };
@@ -134,13 +134,13 @@ pub(super) fn train_with_servers(
 }
 
 /// Runs a server other than the first. Holds a shard until the run has ended.
-fn serve(
+fn run_other_server(
     context: &RunContext<'_>,
     rank: Rank,
     links: Links,
     state: TrainingState,
 ) -> Result<Summary, TrainError> {
-    let shard = shard(context, rank, &state);
+    let shard = create_shard(context, rank, &state);
     drop(state);
     let open_links = Arc::new(OpenLinks { count: Mutex::new(links.clients.len()), changed: Condvar::new() });
     let handler = Arc::clone(&open_links);
@@ -164,7 +164,7 @@ fn serve(
                 client.abort(&error.to_string());
             }
         }
-        open_links.wait_for_none(context.timeout_after(&summary));
+        open_links.wait_until_all_ended(context.timeout_after(&summary));
         // The abort has no effect on links that have ended.
         links.clients.iter().for_each(|link| drop(link.group.abort("the run has ended")));
         summary
@@ -179,7 +179,7 @@ struct OpenLinks {
 
 impl OpenLinks {
     /// Waits at most `timeout` until all links have ended.
-    fn wait_for_none(&self, timeout: Duration) {
+    fn wait_until_all_ended(&self, timeout: Duration) {
         let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.changed.wait_timeout_while(count, timeout, |count| *count > 0));
     }
@@ -204,7 +204,7 @@ fn refusal_reason(error: &TrainError) -> RefusalReason {
 }
 
 /// Creates the shard that the server `rank` holds.
-fn shard<'a>(context: &RunContext<'a>, rank: Rank, state: &TrainingState) -> Shard<'a> {
+fn create_shard<'a>(context: &RunContext<'a>, rank: Rank, state: &TrainingState) -> Shard<'a> {
     let (config, setup) = (context.config, context.setup);
     let range = context.layout.range(rank);
     let rate = state.learning_rate.unwrap_or_default();

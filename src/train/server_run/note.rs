@@ -5,7 +5,7 @@ use crate::train::parameter_server::StrategyNote;
 
 const IS_STOPPING_FLAG: u64 = 1;
 const HAS_DIVERGED_FLAG: u64 = 2;
-const AWAITS_END_FLAG: u64 = 4;
+const AWAITS_RUN_END_FLAG: u64 = 4;
 
 /// The note of a request.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -29,7 +29,7 @@ impl WorkRequest {
         let flag = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
         let flags = flag(self.is_stopping, IS_STOPPING_FLAG)
             | flag(self.has_diverged, HAS_DIVERGED_FLAG)
-            | flag(self.awaits_end, AWAITS_END_FLAG);
+            | flag(self.awaits_end, AWAITS_RUN_END_FLAG);
         [flags, self.loss.to_bits(), self.samples, self.batch]
     }
 
@@ -37,7 +37,7 @@ impl WorkRequest {
         Self {
             is_stopping: flags & IS_STOPPING_FLAG != 0,
             has_diverged: flags & HAS_DIVERGED_FLAG != 0,
-            awaits_end: flags & AWAITS_END_FLAG != 0,
+            awaits_end: flags & AWAITS_RUN_END_FLAG != 0,
             loss: f64::from_bits(loss),
             samples,
             batch,
@@ -45,10 +45,10 @@ impl WorkRequest {
     }
 }
 
-const BATCH_CODE: u64 = 1;
-const WAIT_CODE: u64 = 2;
-const FINISHED_CODE: u64 = 3;
-const PUBLISHED_CODE: u64 = 4;
+const BATCH_REPLY_CODE: u64 = 1;
+const WAIT_REPLY_CODE: u64 = 2;
+const FINISHED_REPLY_CODE: u64 = 3;
+const PUBLISHED_REPLY_CODE: u64 = 4;
 
 /// The note of a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,19 +62,19 @@ pub(super) enum WorkReply {
 impl WorkReply {
     pub(super) fn encode(self) -> StrategyNote {
         match self {
-            Self::Work(Assignment::Batch(batch)) => [BATCH_CODE, batch, 0, 0],
-            Self::Work(Assignment::Wait) => [WAIT_CODE, 0, 0, 0],
-            Self::Work(Assignment::Finished) => [FINISHED_CODE, 0, 0, 0],
-            Self::Published(words) => [PUBLISHED_CODE, words as u64, 0, 0],
+            Self::Work(Assignment::Batch(batch)) => [BATCH_REPLY_CODE, batch, 0, 0],
+            Self::Work(Assignment::Wait) => [WAIT_REPLY_CODE, 0, 0, 0],
+            Self::Work(Assignment::Finished) => [FINISHED_REPLY_CODE, 0, 0, 0],
+            Self::Published(words) => [PUBLISHED_REPLY_CODE, words as u64, 0, 0],
         }
     }
 
     /// Reads a note. A note with an unknown code means that the worker asks again.
     pub(super) fn decode(&[code, number, ..]: &StrategyNote) -> Self {
         match code {
-            BATCH_CODE => Self::Work(Assignment::Batch(number)),
-            FINISHED_CODE => Self::Work(Assignment::Finished),
-            PUBLISHED_CODE => Self::Published(number as usize),
+            BATCH_REPLY_CODE => Self::Work(Assignment::Batch(number)),
+            FINISHED_REPLY_CODE => Self::Work(Assignment::Finished),
+            PUBLISHED_REPLY_CODE => Self::Published(number as usize),
             _ => Self::Work(Assignment::Wait),
         }
     }

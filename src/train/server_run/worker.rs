@@ -57,7 +57,7 @@ pub(super) fn run_worker(
         }
         let whole =
             epoch_batches.as_ref().map_or(&[][..], |(_, b)| b.batch((number % batches_per_epoch) as usize));
-        let samples = if context.is_synchronous { own_part(whole, place) } else { whole };
+        let samples = if context.is_synchronous { own_part_of_batch(whole, place) } else { whole };
         let work = GradientWork {
             network: &setup.network,
             parameters,
@@ -97,7 +97,7 @@ pub(super) fn run_worker(
 }
 
 /// Returns this worker's part of a batch.
-fn own_part<'a>(batch: &'a [u32], place: &WorkerPlace) -> &'a [u32] {
+fn own_part_of_batch<'a>(batch: &'a [u32], place: &WorkerPlace) -> &'a [u32] {
     let workers = WorldSize::new(place.workers).unwrap_or(WorldSize::ONE);
     &batch[range_of_rank(batch.len(), Rank::new(place.index), workers)]
 }

@@ -52,7 +52,7 @@ impl Strategy for AllReduce {
         work: GradientWork<'_>,
     ) -> Result<LossSums, Error> {
         let weight = 1.0 / work.batch_len as f32;
-        let range_elements = self.buckets.as_ref().map_or(usize::MAX, Buckets::elements);
+        let range_elements = self.buckets.as_ref().map_or(usize::MAX, Buckets::elements_per_bucket);
         let mut added = Ok(());
         let sums = work.differentiate(
             weight,
@@ -78,7 +78,7 @@ impl Strategy for AllReduce {
         let mut totals = own.to_array();
         if let Some(buckets) = &mut self.buckets {
             buckets.flush(runtime, gradients)?;
-            let pending = runtime.start_totals(totals.to_vec())?;
+            let pending = runtime.start_sum_of_totals(totals.to_vec())?;
             if optimizer.clip_norm.is_some() {
                 // Clipping needs the norm of the whole gradient, so it waits for all buckets.
                 buckets.drain_into(gradients)?;
@@ -100,6 +100,6 @@ impl Strategy for AllReduce {
     }
 
     fn bucket_bytes(&self) -> Option<usize> {
-        self.buckets.as_ref().map(|buckets| buckets.elements() * size_of::<f32>())
+        self.buckets.as_ref().map(|buckets| buckets.elements_per_bucket() * size_of::<f32>())
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn take_divided_step(
     }
     let mut totals = own.to_array().to_vec();
     totals.push(own.save_flags);
-    let pending = runtime.start_totals(totals)?;
+    let pending = runtime.start_sum_of_totals(totals)?;
     optimizer.begin_step();
     optimizer.update_range(0..parameters.len(), parameters, gradients);
     optimizer.finish_step(parameters);

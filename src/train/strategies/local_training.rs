@@ -95,7 +95,7 @@ impl<A: Averaging> LocalTraining<A> {
     /// Averages the parameters and starts a new round. Does nothing if no rank took a step in this round.
     fn average(&mut self, runtime: &mut dyn Runtime, replica: &mut Replica<'_>) -> Result<(), Error> {
         let counts = std::mem::take(&mut self.round);
-        let is_alone = runtime.place().1 == WorldSize::ONE;
+        let is_alone = runtime.rank_and_size().1 == WorldSize::ONE;
         if counts.all_ranks == 0 || is_alone && !self.averaging.acts_on_one_rank() {
             return Ok(());
         }
@@ -162,17 +162,25 @@ impl<A: Averaging> Strategy for LocalTraining<A> {
         replica: &mut Replica<'_>,
         epochs: u64,
     ) -> Result<(), Error> {
-        if self.averaging.is_due_after_epoch(epochs) { self.agree(runtime, replica) } else { Ok(()) }
+        if self.averaging.is_due_after_epoch(epochs) {
+            self.agree_on_parameters(runtime, replica)
+        } else {
+            Ok(())
+        }
     }
 
     fn state(&mut self) -> Vec<&mut Vec<f32>> {
         self.averaging.state()
     }
 
-    fn agree(&mut self, runtime: &mut dyn Runtime, replica: &mut Replica<'_>) -> Result<(), Error> {
+    fn agree_on_parameters(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        replica: &mut Replica<'_>,
+    ) -> Result<(), Error> {
         self.average(runtime, replica)?;
         let counts = std::mem::take(&mut self.since_agreement);
-        if counts.all_ranks == 0 || runtime.place().1 == WorldSize::ONE {
+        if counts.all_ranks == 0 || runtime.rank_and_size().1 == WorldSize::ONE {
             return Ok(());
         }
         let weight = counts.weight();
@@ -205,7 +213,7 @@ mod tests {
         let mut replica =
             Replica { parameters: &mut parameters, gradients: &mut gradients, optimizer: &mut optimizer };
         strategy.after_step(&mut Group::solo(), &mut replica, 1, false).unwrap();
-        strategy.agree(&mut Group::solo(), &mut replica).unwrap();
+        strategy.agree_on_parameters(&mut Group::solo(), &mut replica).unwrap();
         assert_eq!(parameters, [1.000_001, 1e-30]);
     }
 }

@@ -84,7 +84,11 @@ pub(crate) trait Strategy {
 
     /// Makes the parameters and the state of the optimizer agree on all ranks. The trainer calls this function before
     /// it tests or saves the model.
-    fn agree(&mut self, _runtime: &mut dyn Runtime, _replica: &mut Replica<'_>) -> Result<(), Error> {
+    fn agree_on_parameters(
+        &mut self,
+        _runtime: &mut dyn Runtime,
+        _replica: &mut Replica<'_>,
+    ) -> Result<(), Error> {
         Ok(())
     }
 
@@ -148,7 +152,7 @@ pub(crate) fn create(
 }
 
 /// Converts the indices of samples to `usize`.
-fn to_rows(samples: &[u32]) -> impl ExactSizeIterator<Item = usize> + Clone {
+fn to_row_indices(samples: &[u32]) -> impl ExactSizeIterator<Item = usize> + Clone {
     samples.iter().map(|&sample| sample as usize)
 }
 
@@ -157,7 +161,7 @@ fn to_rows(samples: &[u32]) -> impl ExactSizeIterator<Item = usize> + Clone {
 pub(crate) enum Agreement {
     /// After each step. The ranks compare hashes of their parameters after each epoch.
     EveryStep,
-    /// After [`Strategy::agree`]. The ranks compare hashes of their parameters before each test.
+    /// After [`Strategy::agree_on_parameters`]. The ranks compare hashes of their parameters before each test.
     OnRequest,
 }
 

@@ -24,7 +24,7 @@ use ndarray::s;
 use super::divided_step::{self, PassInputs};
 use super::pipeline_schedule::{StagePass, divide_layers, order_of_passes};
 use super::stage_messages::{FreeStageBuffers, StageInbox, StageOutbox};
-use super::{Agreement, Replica, StepTotals, Strategy, StrategySpec, to_rows};
+use super::{Agreement, Replica, StepTotals, Strategy, StrategySpec, to_row_indices};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::evaluation_work::EvaluationWork;
@@ -50,7 +50,7 @@ pub(crate) fn pipeline_stages(
     size: WorldSize,
 ) -> Result<(Vec<Range<usize>>, WorldSize), String> {
     let (replicas, stages) = strategy.pipeline_shape().unwrap_or((size.get(), 1));
-    let blocks = model.blocks();
+    let blocks = model.layer_blocks();
     let layers = blocks.len();
     if stages as usize > layers {
         return Err(format!(
@@ -62,7 +62,7 @@ pub(crate) fn pipeline_stages(
     let replicas = WorldSize::new(replicas).filter(|_| needed == u64::from(size.get())).ok_or_else(|| {
         format!("--strategy {strategy} needs {needed} ranks, but this job has {size}; start the job with ringrun -n {needed}")
     })?;
-    let costs: Vec<u64> = blocks.iter().map(|layers| model.cost(layers.clone())).collect();
+    let costs: Vec<u64> = blocks.iter().map(|layers| model.multiplications(layers.clone())).collect();
     let layers = |range: Range<usize>| blocks[range.start].start..blocks[range.end - 1].end;
     Ok((divide_layers(&costs, stages as usize).into_iter().map(layers).collect(), replicas))
 }
@@ -113,25 +113,25 @@ impl Pipeline {
     }
 
     /// Returns the rank with the previous stage. Returns `None` on the first stage.
-    fn previous(&self) -> Option<Rank> {
+    fn previous_rank(&self) -> Option<Rank> {
         self.place.part.checked_sub(1).map(|part| self.place.rank_with_part(part))
     }
 
     /// Returns the rank with the next stage. Returns `None` on the last stage.
-    fn next(&self) -> Option<Rank> {
+    fn next_rank(&self) -> Option<Rank> {
         let part = self.place.part + 1;
         (part < self.stages).then(|| self.place.rank_with_part(part))
     }
 
     /// Prepares the messages for these micro-batches.
-    fn exchange(&self, micro_batches: &[&[u32]]) -> StageExchange {
-        let (inputs, outputs) = self.stage.widths();
+    fn new_exchange(&self, micro_batches: &[&[u32]]) -> StageExchange {
+        let (inputs, outputs) = self.stage.input_and_output_widths();
         let inbox = |from: Option<Rank>, tag, width: usize| {
             from.map(|from| StageInbox::new(from, tag, micro_batches.iter().map(|rows| rows.len() * width)))
         };
         StageExchange {
-            activations: inbox(self.previous(), ACTIVATIONS_TAG, inputs),
-            derivatives: inbox(self.next(), DERIVATIVES_TAG, outputs),
+            activations: inbox(self.previous_rank(), ACTIVATIONS_TAG, inputs),
+            derivatives: inbox(self.next_rank(), DERIVATIVES_TAG, outputs),
             sent: StageOutbox::default(),
         }
     }
@@ -144,12 +144,12 @@ impl Pipeline {
         (inputs, mode): (PassInputs<'_>, Mode<'_>),
         (slot, indices): (usize, &[u32]),
     ) -> Result<(), Error> {
-        let (rows, next) = (indices.len(), self.next());
-        let workspace = fitting(&self.stage, &mut self.workspaces[slot], rows);
+        let (rows, next) = (indices.len(), self.next_rank());
+        let workspace = workspace_for_rows(&self.stage, &mut self.workspaces[slot], rows);
         let input = workspace.input.slice_mut(s![..rows, ..]);
         match &mut exchange.activations {
             Some(inbox) => inbox.receive(runtime, &mut self.buffers, input)?,
-            None => inputs.samples.features.gather(to_rows(indices), inputs.standardizer, input),
+            None => inputs.samples.features.gather(to_row_indices(indices), inputs.standardizer, input),
         }
         self.stage.forward(inputs.parameters, workspace, rows, mode);
         if let Some(next) = next {
@@ -170,17 +170,17 @@ impl Pipeline {
         gradients: (&mut [f32], EarlierGradients),
         (slot, indices): (usize, &[u32]),
     ) -> Result<LossSums, Error> {
-        let (rows, previous) = (indices.len(), self.previous());
-        let workspace = fitting(&self.stage, &mut self.workspaces[slot], rows);
+        let (rows, previous) = (indices.len(), self.previous_rank());
+        let workspace = workspace_for_rows(&self.stage, &mut self.workspaces[slot], rows);
         let mut sums = LossSums::default();
         if let Some(inbox) = &mut exchange.derivatives {
             inbox.receive(runtime, &mut self.buffers, workspace.output_delta_mut(rows))?;
         } else {
             let targets = &inputs.samples.targets;
-            sums = inputs.loss.evaluate(&workspace.output(rows), targets, to_rows(indices));
+            sums = inputs.loss.evaluate(&workspace.output(rows), targets, to_row_indices(indices));
             workspace.copy_output_to_delta(rows);
             let output = workspace.output_delta_mut(rows);
-            inputs.loss.differentiate(output, targets, to_rows(indices), weight);
+            inputs.loss.differentiate(output, targets, to_row_indices(indices), weight);
         }
         let no_ranges = (usize::MAX, |_, _: &mut [f32]| {});
         self.stage.backward(inputs.parameters, gradients, workspace, rows, no_ranges);
@@ -193,7 +193,7 @@ impl Pipeline {
 }
 
 /// Returns the workspace in `slot`, with memory for at least `rows` samples.
-fn fitting<'a>(stage: &Stage, slot: &'a mut Option<Workspace>, rows: usize) -> &'a mut Workspace {
+fn workspace_for_rows<'a>(stage: &Stage, slot: &'a mut Option<Workspace>, rows: usize) -> &'a mut Workspace {
     let workspace = slot.take().filter(|workspace| workspace.input.nrows() >= rows);
     slot.insert(workspace.unwrap_or_else(|| stage.workspace(rows)))
 }
@@ -216,7 +216,7 @@ impl Strategy for Pipeline {
         }
         let inputs = PassInputs { loss: network.loss(), parameters, samples: train, standardizer };
         let weight = 1.0 / work.batch_len as f32;
-        let mut exchange = self.exchange(&micro_batches);
+        let mut exchange = self.new_exchange(&micro_batches);
         let mut total = LossSums::default();
         let slots = self.workspaces.len();
         for pass in order_of_passes(self.place.part, self.stages, micro_batches.len()) {
@@ -263,14 +263,14 @@ impl Strategy for Pipeline {
         let micro_batches: Vec<&[u32]> =
             indices.chunks(micro_batch_rows(indices.len(), self.micro_batches)).collect();
         let inputs = PassInputs { loss: network.loss(), parameters, samples, standardizer };
-        let mut exchange = self.exchange(&micro_batches);
+        let mut exchange = self.new_exchange(&micro_batches);
         exchange.derivatives = None;
         let mut total = LossSums::default();
         for indices in micro_batches {
             self.forward(runtime, &mut exchange, (inputs, Mode::Evaluation), (0, indices))?;
-            if let (None, Some(workspace)) = (self.next(), &self.workspaces[0]) {
+            if let (None, Some(workspace)) = (self.next_rank(), &self.workspaces[0]) {
                 let output = workspace.output(indices.len());
-                total.add(inputs.loss.evaluate(&output, &samples.targets, to_rows(indices)));
+                total.add(inputs.loss.evaluate(&output, &samples.targets, to_row_indices(indices)));
             }
         }
         exchange.sent.finish(&mut self.buffers)?;

@@ -93,7 +93,7 @@ impl StrategySpec {
 
     /// Returns the strategy that a checkpoint records. `tensor`, `pipeline` and `hybrid` take the same steps as
     /// `allreduce`, so a run can resume with any of these four.
-    pub(crate) fn identity(self) -> Self {
+    pub(crate) fn resumable_strategy(self) -> Self {
         if self.divides_model() { Self::AllReduce } else { self }
     }
 
@@ -118,7 +118,7 @@ impl StrategySpec {
     }
 
     /// Returns whether a checkpoint can be saved after any step.
-    pub(crate) fn agrees_within_epochs(self) -> bool {
+    pub(crate) fn can_save_within_epochs(self) -> bool {
         match self {
             Self::AllReduce
             | Self::PsSync
@@ -153,7 +153,7 @@ impl StrategySpec {
     }
 }
 
-const NAMES: &str = "it is one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, diloco:STEPS, ps-sync, \
+const NAMES_HINT: &str = "it is one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, diloco:STEPS, ps-sync, \
                      ps-async, ps-async:STALENESS, gossip, gossip:STEPS, tensor, pipeline:STAGES, hybrid:PIPELINESxSTAGES";
 
 impl FromStr for StrategySpec {
@@ -195,7 +195,7 @@ impl FromStr for StrategySpec {
                     shape.ok_or("it needs the numbers of pipelines and stages, such as hybrid:2x3")?;
                 Ok(Self::Hybrid { pipelines: parse(pipelines)?, stages: parse(stages)? })
             }
-            _ => Err(NAMES.into()),
+            _ => Err(NAMES_HINT.into()),
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::types::Rank;
 
 /// The number of messages that a stage is ready to receive at any time: one message arrives while the stage uses
 /// another.
-const RECEIVES_AT_ONCE: usize = 2;
+const PENDING_RECEIVES_MAX: usize = 2;
 
 /// The buffers of finished messages, for reuse.
 #[derive(Default)]
@@ -48,7 +48,7 @@ impl StageInbox {
         buffers: &mut FreeStageBuffers,
         mut target: ArrayViewMut2<'_, f32>,
     ) -> Result<(), Error> {
-        while self.pending.len() < RECEIVES_AT_ONCE
+        while self.pending.len() < PENDING_RECEIVES_MAX
             && let Some(len) = self.lens.pop_front()
         {
             self.pending.push_back(runtime.start_receive(buffers.take(len), self.from, self.tag)?);

@@ -1,6 +1,6 @@
 //! Exchanges stop signals between ranks that do not exchange gradients in each step.
 //!
-//! An asynchronous sum of the stop flags of all ranks is always in progress. About every [`INTERVAL_SECONDS`] the
+//! An asynchronous sum of the stop flags of all ranks is always in progress. About every [`EXCHANGE_INTERVAL_SECONDS`] the
 //! ranks wait for this sum and start the next sum. So all ranks stop after the same step, at most about two intervals
 //! after a signal. The sums also keep the ranks within two intervals of each other. Otherwise a fast rank could wait
 //! for a slow rank until its operation times out.
@@ -12,9 +12,9 @@ use crate::train::runtime::{PendingTotals, Runtime};
 use crate::types::WorldSize;
 
 /// The intended time between two exchanges, in seconds.
-const INTERVAL_SECONDS: f64 = 0.25;
+const EXCHANGE_INTERVAL_SECONDS: f64 = 0.25;
 /// An interval has at most this many times the steps of the previous interval.
-const GROWTH_MAX: u64 = 4;
+const INTERVAL_GROWTH_FACTOR_MAX: u64 = 4;
 
 /// The exchange that is in progress.
 pub(crate) struct StopExchange {
@@ -36,7 +36,7 @@ impl StopExchange {
     /// function returns true after the same step on all ranks: at the second exchange after any rank has received a
     /// stop signal.
     pub(crate) fn after_step(&mut self, runtime: &mut dyn Runtime, is_stopping: bool) -> Result<bool, Error> {
-        let (_, size) = runtime.place();
+        let (_, size) = runtime.rank_and_size();
         if size == WorldSize::ONE {
             return Ok(is_stopping);
         }
@@ -49,10 +49,10 @@ impl StopExchange {
         if let Some(pending) = self.pending.take() {
             let totals = pending.wait()?;
             stop_flags = totals[0];
-            self.steps = next_steps(self.steps, totals[1] / f64::from(size.get()));
+            self.steps = steps_of_next_interval(self.steps, totals[1] / f64::from(size.get()));
         }
         let own_totals = vec![f64::from(u8::from(is_stopping)), seconds_per_step];
-        self.pending = Some(runtime.start_totals(own_totals)?);
+        self.pending = Some(runtime.start_sum_of_totals(own_totals)?);
         self.steps_left = self.steps;
         self.start = Instant::now();
         Ok(stop_flags > 0.0)
@@ -61,10 +61,10 @@ impl StopExchange {
 
 /// Returns the number of steps of the next interval. `seconds_per_step` is the mean over all ranks, so all ranks get
 /// the same number.
-fn next_steps(steps: u64, seconds_per_step: f64) -> u64 {
-    let wanted = INTERVAL_SECONDS / seconds_per_step;
+fn steps_of_next_interval(steps: u64, seconds_per_step: f64) -> u64 {
+    let wanted = EXCHANGE_INTERVAL_SECONDS / seconds_per_step;
     // `as` converts a number that is too large to `u64::MAX`.
-    (wanted as u64).clamp(1, steps.saturating_mul(GROWTH_MAX))
+    (wanted as u64).clamp(1, steps.saturating_mul(INTERVAL_GROWTH_FACTOR_MAX))
 }
 
 #[cfg(test)]
@@ -81,7 +81,7 @@ mod tests {
             (5, 0.0, 20),
             (u64::MAX, 0.0, u64::MAX),
         ] {
-            assert_eq!(next_steps(steps, seconds), expected, "{steps} {seconds}");
+            assert_eq!(steps_of_next_interval(steps, seconds), expected, "{steps} {seconds}");
         }
     }
 }

@@ -9,7 +9,7 @@
 use ndarray::{Array2, s};
 
 use super::divided_step::{self, PassInputs};
-use super::{Agreement, Replica, StepTotals, Strategy, to_rows};
+use super::{Agreement, Replica, StepTotals, Strategy, to_row_indices};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::evaluation_work::EvaluationWork;
@@ -22,7 +22,7 @@ use crate::train::runtime::{Runtime, Values};
 use crate::types::{Rank, WorldSize};
 
 /// The number of samples whose features are read at once.
-const ROWS_READ: usize = 64;
+const ROWS_PER_READ: usize = 64;
 
 /// The strategy `tensor`, on one rank.
 pub(crate) struct TensorParallel {
@@ -38,7 +38,7 @@ impl TensorParallel {
     /// Creates the strategy of a rank that holds the part `place` of the model.
     pub(crate) fn new(network: &Network, place: PartPlace, (rank, size): (Rank, WorldSize)) -> Self {
         let segments = tensor_segments(network.stage(), (rank, size));
-        let features = Array2::zeros((ROWS_READ, network.stage().widths().0));
+        let features = Array2::zeros((ROWS_PER_READ, network.stage().input_and_output_widths().0));
         Self { segments, workspaces: Vec::new(), features, place }
     }
 
@@ -74,10 +74,10 @@ impl TensorParallel {
     /// Writes the features that this rank needs to the input of the first segment.
     fn read_features(&mut self, inputs: PassInputs<'_>, indices: &[u32]) {
         let columns = self.segments[0].inputs.clone();
-        for (number, indices) in indices.chunks(ROWS_READ).enumerate() {
-            let start = number * ROWS_READ;
+        for (number, indices) in indices.chunks(ROWS_PER_READ).enumerate() {
+            let start = number * ROWS_PER_READ;
             let mut features = self.features.slice_mut(s![..indices.len(), ..]);
-            inputs.samples.features.gather(to_rows(indices), inputs.standardizer, features.view_mut());
+            inputs.samples.features.gather(to_row_indices(indices), inputs.standardizer, features.view_mut());
             let mut input = self.workspaces[0].input.slice_mut(s![start..start + indices.len(), ..]);
             input.assign(&features.slice(s![.., columns.clone()]));
         }
@@ -88,7 +88,7 @@ impl TensorParallel {
         match self.workspaces.last() {
             Some(workspace) if self.place.part == 0 => {
                 let output = workspace.output(indices.len());
-                inputs.loss.evaluate(&output, &inputs.samples.targets, to_rows(indices))
+                inputs.loss.evaluate(&output, &inputs.samples.targets, to_row_indices(indices))
             }
             _ => LossSums::default(),
         }
@@ -120,7 +120,7 @@ impl TensorParallel {
             } else {
                 workspace.copy_output_to_delta(rows);
                 let output = workspace.output_delta_mut(rows);
-                inputs.loss.differentiate(output, &inputs.samples.targets, to_rows(indices), weight);
+                inputs.loss.differentiate(output, &inputs.samples.targets, to_row_indices(indices), weight);
             }
             let own = segment.parameters.clone();
             let gradients = (&mut gradients[own.clone()], earlier);

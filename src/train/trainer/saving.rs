@@ -14,9 +14,9 @@ use crate::train::{Phase, TrainError};
 use crate::types::{ReduceOp, WorldSize};
 
 /// A save at the end of an epoch waits at most this long for the previous write.
-const PREVIOUS_WAIT_MAX: Duration = Duration::from_secs(10);
+const PREVIOUS_WRITE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The end of a run waits at most this long for its last checkpoint.
-const LAST_WAIT_MAX: Duration = Duration::from_mins(10);
+const LAST_CHECKPOINT_WAIT_MAX: Duration = Duration::from_mins(10);
 
 /// What the ranks do next while rank 0 writes the last checkpoint, in increasing order of urgency.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,14 +46,14 @@ impl Trainer<'_> {
         let is_best = is_recorded && self.is_best_record();
         let Some(writer) = &mut self.writer else { return Ok(()) };
         // The wait is short, because the other ranks meanwhile wait for rank 0, and their operations have a deadline.
-        let notice = writer.wait(PREVIOUS_WAIT_MAX.min(group.timeout() / 4));
-        show(observer, notice);
+        let notice = writer.wait(PREVIOUS_WRITE_WAIT_MAX.min(group.timeout() / 4));
+        show_writer_line(observer, notice);
         let notice = if writer.is_writing() {
             writer.skip(self.state.position.steps_total, is_best, Instant::now())
         } else {
             self.begin_save(collected.as_ref(), is_best)
         };
-        show(observer, notice);
+        show_writer_line(observer, notice);
         Ok(())
     }
 
@@ -87,7 +87,7 @@ impl Trainer<'_> {
                 let is_finite =
                     |state: &TrainingState| state.parameters.iter().all(|value| value.is_finite());
                 if let Some(state) = collected.filter(is_finite) {
-                    show(observer, self.begin_save(Some(&state), false));
+                    show_writer_line(observer, self.begin_save(Some(&state), false));
                 }
             }
             return Ok(());
@@ -98,7 +98,7 @@ impl Trainer<'_> {
             && self.can_save_now(self.state.position.steps_total, observer)
             && self.state.parameters.iter().all(|value| value.is_finite())
         {
-            show(observer, self.begin_save(None, false));
+            show_writer_line(observer, self.begin_save(None, false));
         }
         Ok(())
     }
@@ -107,7 +107,7 @@ impl Trainer<'_> {
     /// of steps that the run has taken.
     pub(crate) fn can_save_now(&mut self, steps_total: u64, observer: &mut dyn Observer) -> bool {
         let Some(writer) = &mut self.writer else { return false };
-        show(observer, writer.wait(Duration::ZERO));
+        show_writer_line(observer, writer.wait(Duration::ZERO));
         !writer.is_writing() && writer.is_due(steps_total, Instant::now())
     }
 
@@ -147,10 +147,10 @@ impl Trainer<'_> {
         }
         let started = Instant::now();
         // Rank 0 takes part in an all-reduce after each interval, so that the other ranks do not miss their deadline.
-        let interval = PREVIOUS_WAIT_MAX.min(group.timeout() / 4);
+        let interval = PREVIOUS_WRITE_WAIT_MAX.min(group.timeout() / 4);
         let mut may_retry = true;
         loop {
-            let has_time = started.elapsed() < LAST_WAIT_MAX;
+            let has_time = started.elapsed() < LAST_CHECKPOINT_WAIT_MAX;
             let mut next = [self.continue_saving(interval, has_time, may_retry, observer) as u64];
             if group.size() != WorldSize::ONE {
                 group.all_reduce(&mut next, ReduceOp::Max)?;
@@ -161,7 +161,7 @@ impl Trainer<'_> {
             if next == [LastWriteAction::Retry as u64] {
                 may_retry = false;
                 let collected = self.collect_state(group)?;
-                show(observer, self.begin_save(collected.as_ref(), false));
+                show_writer_line(observer, self.begin_save(collected.as_ref(), false));
             }
         }
         let result = self.writer.as_mut().map_or(Ok(()), CheckpointWriter::take_error);
@@ -177,7 +177,7 @@ impl Trainer<'_> {
         observer: &mut dyn Observer,
     ) -> LastWriteAction {
         let Some(writer) = &mut self.writer else { return LastWriteAction::End };
-        show(observer, writer.wait(timeout));
+        show_writer_line(observer, writer.wait(timeout));
         match (writer.is_writing(), writer.has_failed()) {
             _ if !has_time => LastWriteAction::End,
             (true, _) => LastWriteAction::Wait,
@@ -241,7 +241,7 @@ impl Trainer<'_> {
 }
 
 /// Shows a line of the writer to the user, if there is one.
-fn show(observer: &mut dyn Observer, line: Option<String>) {
+fn show_writer_line(observer: &mut dyn Observer, line: Option<String>) {
     if let Some(line) = line {
         if let Some(text) = line.strip_prefix("warning: ") {
             observer.warning(text);

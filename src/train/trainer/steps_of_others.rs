@@ -25,7 +25,7 @@ impl Trainer<'_> {
         self.step_samples += samples;
         self.epoch_loss = loss;
         if is_complete {
-            let record = self.test_epoch(group, samples, (seconds, None))?;
+            let record = self.test_and_record(group, samples, (seconds, None))?;
             self.state.history.push(record);
             self.validate(group)?;
         }

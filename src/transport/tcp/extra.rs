@@ -13,7 +13,7 @@ use super::{CONNECT_TIMEOUT, Dial, LinkState, TcpLink, TcpTransport};
 use crate::transport::handshake::DialProgress;
 use crate::transport::listener::{Accepted, HANDSHAKE_TIMEOUT};
 use crate::types::Rank;
-use crate::wire::cause::NO_ANSWER;
+use crate::wire::cause::NO_ANSWER_TEXT;
 use crate::wire::handshake::StreamId;
 
 /// An extra connection that this rank is opening.
@@ -41,26 +41,26 @@ impl TcpTransport {
     }
 
     /// Begins to open the extra connections of a link that this rank has dialed.
-    pub(super) fn open_extras(&mut self, now: Duration, peer: Rank) {
+    pub(super) fn open_extra_connections(&mut self, now: Duration, peer: Rank) {
         let Some(bundle) = self.bundle(peer) else { return };
         let total = bundle.stream_count();
         bundle.expect_connections(usize::from(total) - 1);
         for index in 1..total {
-            self.open_extra(now, peer, StreamId { index, total });
+            self.open_extra_connection(now, peer, StreamId { index, total });
         }
     }
 
-    fn open_extra(&mut self, now: Duration, peer: Rank, stream: StreamId) {
+    fn open_extra_connection(&mut self, now: Duration, peer: Rank, stream: StreamId) {
         match self.open_connection(now, peer, stream) {
             Ok(dial) => {
                 self.extras.insert(dial.token, ExtraDial { peer, stream, dial });
             }
-            Err(error) => self.handle_failed_extra(peer, stream, &error.to_string()),
+            Err(error) => self.handle_failed_extra_connection(peer, stream, &error.to_string()),
         }
     }
 
     /// Advances the opening of an extra connection as far as possible without blocking.
-    pub(super) fn advance_extra(&mut self, now: Duration, token: Token) {
+    pub(super) fn advance_extra_connection(&mut self, now: Duration, token: Token) {
         let Some(mut extra) = self.extras.remove(&token) else { return };
         let dial = &mut extra.dial;
         match dial.handshake.advance(&mut dial.stream) {
@@ -78,22 +78,22 @@ impl TcpTransport {
             // This rank was too slow in the handshake, so this rank dials again, as it does for the first connection
             // of a link.
             DialProgress::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT => {
-                return self.open_extra(now, extra.peer, extra.stream);
+                return self.open_extra_connection(now, extra.peer, extra.stream);
             }
             DialProgress::Closed(error) => {
-                return self.handle_failed_extra(extra.peer, extra.stream, &error.to_string());
+                return self.handle_failed_extra_connection(extra.peer, extra.stream, &error.to_string());
             }
             DialProgress::Failed(error) => {
-                return self.handle_failed_extra(extra.peer, extra.stream, &error.to_string());
+                return self.handle_failed_extra_connection(extra.peer, extra.stream, &error.to_string());
             }
         }
         self.extras.insert(token, extra);
     }
 
-    fn handle_failed_extra(&mut self, peer: Rank, stream: StreamId, why: &str) {
+    fn handle_failed_extra_connection(&mut self, peer: Rank, stream: StreamId, why: &str) {
         let StreamId { index, total } = stream;
         if let Some(bundle) = self.bundle(peer) {
-            if bundle.is_missing(index) {
+            if bundle.is_connection_missing(index) {
                 log::info!("the link to rank {peer} works without connection {index} of {total}: {why}");
             }
             bundle.decrement_expected_connections();
@@ -101,30 +101,31 @@ impl TcpTransport {
     }
 
     /// Gives up the extra connections that the peer's machine has not accepted before their deadline.
-    pub(super) fn expire_extras(&mut self, now: Duration) {
+    pub(super) fn expire_extra_connections(&mut self, now: Duration) {
         let is_late = |extra: &ExtraDial| extra.deadline().is_some_and(|deadline| now >= deadline);
         let late: Vec<Token> =
             self.extras.iter().filter(|(_, extra)| is_late(extra)).map(|(&token, _)| token).collect();
         for token in late {
             // The deadline has passed, but the connection may have been established while this rank was outside the
             // library.
-            self.advance_extra(now, token);
+            self.advance_extra_connection(now, token);
             if self.extras.get(&token).is_some_and(is_late)
                 && let Some(ExtraDial { peer, stream, .. }) = self.extras.remove(&token)
             {
-                let why = format!("{NO_ANSWER} {} s", CONNECT_TIMEOUT.as_secs());
-                self.handle_failed_extra(peer, stream, &why);
+                let why = format!("{NO_ANSWER_TEXT} {} s", CONNECT_TIMEOUT.as_secs());
+                self.handle_failed_extra_connection(peer, stream, &why);
             }
         }
     }
 
     /// Adds an extra connection, which a peer has opened, to the link. Closes the connection if the link does not
     /// need this connection.
-    pub(super) fn accept_extra(&mut self, accepted: Accepted) {
+    pub(super) fn accept_extra_connection(&mut self, accepted: Accepted) {
         let (peer, token) = (accepted.introduction.from, accepted.token);
         let StreamId { index, total } = accepted.introduction.stream;
-        let is_needed =
-            |bundle: &mut Bundle<TcpStream>| bundle.stream_count() == total && bundle.is_missing(index);
+        let is_needed = |bundle: &mut Bundle<TcpStream>| {
+            bundle.stream_count() == total && bundle.is_connection_missing(index)
+        };
         if !self.bundle(peer).is_some_and(is_needed) {
             // For example, the link has closed its extra connections and needs no new one.
             log::debug!(

@@ -65,8 +65,8 @@ pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
     const UNACKED_OFFSET: usize = 24;
     const LAST_DATA_SENT_MS_OFFSET: usize = 44;
     const LAST_ACK_RECEIVED_MS_OFFSET: usize = 56;
-    const INFO_BYTES: usize = LAST_ACK_RECEIVED_MS_OFFSET + size_of::<u32>();
-    let mut info = [0u8; INFO_BYTES];
+    const TCP_INFO_BYTES: usize = LAST_ACK_RECEIVED_MS_OFFSET + size_of::<u32>();
+    let mut info = [0u8; TCP_INFO_BYTES];
     let mut length = info.len() as libc::socklen_t;
     let descriptor = socket.as_fd().as_raw_fd();
     // SAFETY: the kernel writes at most `length` bytes to the buffer, and stores the number of written bytes in

@@ -34,7 +34,7 @@ use super::listener::{Accepted, Event, HANDSHAKE_TIMEOUT, Listener};
 use super::poller::Poller;
 use super::{TransferResult, Transport};
 use crate::types::Rank;
-use crate::wire::cause::NO_ANSWER;
+use crate::wire::cause::NO_ANSWER_TEXT;
 use crate::wire::handshake::{Introduction, Purpose, StreamId};
 
 /// The time within which a peer's machine must accept a TCP connection. The peer completes the handshake when it next
@@ -133,7 +133,7 @@ impl TcpTransport {
         self.listener.serve(now, events, &mut others);
         for event in others {
             if self.extras.contains_key(&event.token) {
-                self.advance_extra(now, event.token);
+                self.advance_extra_connection(now, event.token);
                 continue;
             }
             let Some(&peer) = self.ranks.get(&event.token) else { continue };
@@ -150,7 +150,7 @@ impl TcpTransport {
         while let Some(accepted) = self.listener.take_accepted(Purpose::Link) {
             match accepted.introduction.stream.index {
                 0 => self.handle_peer_connection(now, accepted),
-                _ => self.accept_extra(accepted),
+                _ => self.accept_extra_connection(accepted),
             }
         }
         self.expire_late_dials(now);
@@ -190,7 +190,9 @@ impl TcpTransport {
         match dial.handshake.advance(&mut dial.stream) {
             DialProgress::Connecting => {}
             DialProgress::Pending => dial.deadline = None,
-            DialProgress::Ready => self.update_opening_link(now, peer, "", SimultaneousOpen::handle_accepted),
+            DialProgress::Ready => {
+                self.update_opening_link(now, peer, "", SimultaneousOpen::handle_accepted_dial);
+            }
             // This rank made no call to the library for a long time, so the peer gave up the handshake.
             DialProgress::Closed(_)
                 if now >= dial.began + HANDSHAKE_TIMEOUT && !opening.has_peer_connection() =>
@@ -202,7 +204,7 @@ impl TcpTransport {
                     now,
                     peer,
                     &format!("no connection: {error}"),
-                    SimultaneousOpen::handle_failed,
+                    SimultaneousOpen::handle_failed_dial,
                 );
             }
             DialProgress::Failed(error) => {
@@ -210,7 +212,7 @@ impl TcpTransport {
                     now,
                     peer,
                     &format!("no connection: {error}"),
-                    SimultaneousOpen::handle_failed,
+                    SimultaneousOpen::handle_failed_dial,
                 );
             }
         }
@@ -231,7 +233,7 @@ impl TcpTransport {
                     now,
                     peer,
                     &format!("no connection: {error}"),
-                    SimultaneousOpen::handle_failed,
+                    SimultaneousOpen::handle_failed_dial,
                 );
             }
         }
@@ -315,7 +317,7 @@ impl TcpTransport {
         };
         self.links.insert(peer, TcpLink::new(state, true));
         if is_ours {
-            self.open_extras(now, peer);
+            self.open_extra_connections(now, peer);
         }
     }
 
@@ -328,11 +330,11 @@ impl TcpTransport {
             // library.
             self.advance_dial(now, peer);
             if self.links.get(&peer).is_some_and(is_late) {
-                let why = format!("{NO_ANSWER} {} s", CONNECT_TIMEOUT.as_secs());
-                self.update_opening_link(now, peer, &why, SimultaneousOpen::handle_failed);
+                let why = format!("{NO_ANSWER_TEXT} {} s", CONNECT_TIMEOUT.as_secs());
+                self.update_opening_link(now, peer, &why, SimultaneousOpen::handle_failed_dial);
             }
         }
-        self.expire_extras(now);
+        self.expire_extra_connections(now);
     }
 
     /// Returns whether data to `peer` were sent again, and the host of `peer` still does not acknowledge the data. If

@@ -16,9 +16,9 @@ use super::pacing::PacingRate;
 use crate::transport::listener;
 
 /// The file in which Linux lists the available congestion controls.
-const AVAILABLE_FILE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+const AVAILABLE_CONTROLS_FILE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 /// The error code of a non-blocking `connect` that is still in progress.
-const IN_PROGRESS: i32 = Errno::INPROGRESS.raw_os_error();
+const CONNECT_IN_PROGRESS: i32 = Errno::INPROGRESS.raw_os_error();
 /// The time without data after which the kernel checks whether the peer's machine still answers.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 /// The time between two checks whether the peer's machine still answers.
@@ -63,7 +63,7 @@ impl FromStr for CongestionControl {
 
 /// Returns the congestion controls that this kernel offers. The result is empty if the kernel's list cannot be read.
 pub fn available_congestion_controls() -> Vec<String> {
-    let text = fs::read_to_string(AVAILABLE_FILE).unwrap_or_default();
+    let text = fs::read_to_string(AVAILABLE_CONTROLS_FILE).unwrap_or_default();
     text.split_whitespace().map(str::to_owned).collect()
 }
 
@@ -99,7 +99,7 @@ impl SocketOptions {
             CongestionControl::Named(name) if available.contains(name) => Some(name.clone()),
             CongestionControl::Named(name) => {
                 return Err(format!(
-                    "congestion control `{name}` is not available on this host, which offers {} (see {AVAILABLE_FILE})",
+                    "congestion control `{name}` is not available on this host, which offers {} (see {AVAILABLE_CONTROLS_FILE})",
                     available.join(", ")
                 ));
             }
@@ -137,7 +137,7 @@ impl SocketOptions {
         socket.set_nonblocking(true)?;
         self.apply(&socket, rate_divisor)?;
         match socket.connect(&address.into()) {
-            Err(error) if error.raw_os_error() != Some(IN_PROGRESS) => Err(error),
+            Err(error) if error.raw_os_error() != Some(CONNECT_IN_PROGRESS) => Err(error),
             _ => Ok(TcpStream::from_std(socket.into())),
         }
     }

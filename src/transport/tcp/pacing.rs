@@ -5,8 +5,8 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The lowest and the highest accepted rate, in bits per second.
-const BITS_MIN: f64 = 1e5;
-const BITS_MAX: f64 = 1e13;
+const BITS_PER_SECOND_MIN: f64 = 1e5;
+const BITS_PER_SECOND_MAX: f64 = 1e13;
 /// The units of tc(8), in bits per second. `mbps` is not accepted, because it means megabytes per second in tc(8) and
 /// megabits per second elsewhere.
 const UNITS: [(&str, f64); 4] = [("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9), ("bit", 1.0)];
@@ -35,7 +35,7 @@ impl FromStr for PacingRate {
             Some(number.parse::<f64>().ok().filter(|_| is_plain)? * factor)
         };
         match rate() {
-            Some(bits) if (BITS_MIN..=BITS_MAX).contains(&bits) => {
+            Some(bits) if (BITS_PER_SECOND_MIN..=BITS_PER_SECOND_MAX).contains(&bits) => {
                 Ok(Self { bytes_per_second: (bits / 8.0) as u64 })
             }
             Some(_) => Err(format!("`{text}` is not between 100kbit and 10000gbit")),

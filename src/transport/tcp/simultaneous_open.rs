@@ -65,12 +65,12 @@ impl<D, A> SimultaneousOpen<D, A> {
     }
 
     /// Handles the peer's verdict, which accepts this rank's connection.
-    pub(super) fn handle_accepted(self) -> Resolution<D, A> {
+    pub(super) fn handle_accepted_dial(self) -> Resolution<D, A> {
         Resolution::Ours(self.ours)
     }
 
     /// Handles the failure of this rank's connection.
-    pub(super) fn handle_failed(self) -> Resolution<D, A> {
+    pub(super) fn handle_failed_dial(self) -> Resolution<D, A> {
         self.theirs.map_or(Resolution::Lost, Resolution::Theirs)
     }
 }
@@ -116,7 +116,7 @@ mod tests {
 
     /// Two ranks and the connections between them.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-    struct World {
+    struct TwoRanks {
         /// For each side: its own rank, and the rank that it believes the peer has. The order of the two ranks
         /// decides which connection wins.
         ranks: [(u32, u32); 2],
@@ -130,7 +130,7 @@ mod tests {
         early_closes: usize,
     }
 
-    impl World {
+    impl TwoRanks {
         fn new(ranks: [(u32, u32); 2], may_dial: [bool; 2], failures: usize, early_closes: usize) -> Self {
             let sides = [SideState::Idle, SideState::Idle];
             Self { ranks, sides, connections: Vec::new(), may_dial, failures, early_closes }
@@ -223,7 +223,7 @@ mod tests {
                     offer(&|world| {
                         world.failures -= 1;
                         world.connections[number].is_closed = [true; 2];
-                        world.resolve(dialer, SimultaneousOpen::handle_failed);
+                        world.resolve(dialer, SimultaneousOpen::handle_failed_dial);
                     });
                 }
                 if is_unproved && has_acceptor && self.early_closes > 0 {
@@ -248,10 +248,10 @@ mod tests {
                         }
                     }
                     HandshakeStage::ProofReceived if has_dialer && !has_acceptor => {
-                        offer(&|world| world.resolve(dialer, SimultaneousOpen::handle_failed));
+                        offer(&|world| world.resolve(dialer, SimultaneousOpen::handle_failed_dial));
                     }
                     HandshakeStage::Accepted if has_dialer => {
-                        offer(&|world| world.resolve(dialer, SimultaneousOpen::handle_accepted));
+                        offer(&|world| world.resolve(dialer, SimultaneousOpen::handle_accepted_dial));
                     }
                     _ => {}
                 }
@@ -265,7 +265,7 @@ mod tests {
             self.connections[closed].is_closed[side] = true;
             let SideState::Opening(opening) = &self.sides[side] else { panic!("{self:?}") };
             if opening.has_peer_connection() {
-                return self.resolve(side, SimultaneousOpen::handle_failed);
+                return self.resolve(side, SimultaneousOpen::handle_failed_dial);
             }
             let again = self.dial(side);
             if let SideState::Opening(opening) = &mut self.sides[side] {
@@ -311,9 +311,9 @@ mod tests {
         }
     }
 
-    /// Model checker: visits every state ([`World`]) that any sequence of events can reach from `start`. Returns the
+    /// Model checker: visits every state ([`TwoRanks`]) that any sequence of events can reach from `start`. Returns the
     /// number of states, and the number of final states with a link. Returns an error if a state violates a rule.
-    fn explore(start: World) -> Result<(usize, usize), (&'static str, World)> {
+    fn explore(start: TwoRanks) -> Result<(usize, usize), (&'static str, TwoRanks)> {
         let failures = start.failures;
         let (mut seen, mut waiting, mut linked) = (BTreeSet::new(), vec![start], 0);
         while let Some(world) = waiting.pop() {
@@ -335,31 +335,31 @@ mod tests {
     /// The two sides of a link: a side's own rank, and the rank of its peer.
     const RANKS: [(u32, u32); 2] = [(3, 5), (5, 3)];
     /// The tested cases. Each case says for both sides of the link whether the side dials.
-    const WHO_DIALS: [[bool; 2]; 3] = [[true, false], [false, true], [true, true]];
+    const DIALING_SIDES: [[bool; 2]; 3] = [[true, false], [false, true], [true, true]];
 
     #[test]
     fn both_ranks_choose_the_same_connection_in_every_interleaving() {
-        for may_dial in WHO_DIALS {
+        for may_dial in DIALING_SIDES {
             for early_closes in 0..=2 {
-                let (worlds, linked) = explore(World::new(RANKS, may_dial, 0, early_closes)).unwrap();
+                let (worlds, linked) = explore(TwoRanks::new(RANKS, may_dial, 0, early_closes)).unwrap();
                 assert!(worlds > 3 && linked > 0, "{worlds} {linked}");
             }
         }
-        let (worlds, _) = explore(World::new(RANKS, [true, true], 0, 2)).unwrap();
+        let (worlds, _) = explore(TwoRanks::new(RANKS, [true, true], 0, 2)).unwrap();
         assert!(worlds > 500, "{worlds} worlds are too few for all interleavings");
     }
 
     #[test]
     fn a_failed_dial_never_leads_to_two_links() {
-        for may_dial in WHO_DIALS {
+        for may_dial in DIALING_SIDES {
             for failures in 1..=2 {
-                explore(World::new(RANKS, may_dial, failures, 1)).unwrap();
+                explore(TwoRanks::new(RANKS, may_dial, failures, 1)).unwrap();
             }
         }
         // Even if one of two dials fails, the other connection can become the link. The search must therefore find
         // more final worlds with a link if a dial may fail.
-        let failing = World::new(RANKS, [true, true], 1, 0);
-        assert!(explore(failing).unwrap().1 > explore(World::new(RANKS, [true, true], 0, 0)).unwrap().1);
+        let failing = TwoRanks::new(RANKS, [true, true], 1, 0);
+        assert!(explore(failing).unwrap().1 > explore(TwoRanks::new(RANKS, [true, true], 0, 0)).unwrap().1);
     }
 
     /// The search must reject wrong rules.
@@ -367,10 +367,10 @@ mod tests {
     fn the_search_finds_violations_if_the_rules_are_wrong() {
         // A wrong rule: both ranks believe that they are the higher rank. Each rank accepts the connection of its
         // peer.
-        let violation = explore(World::new([(5, 3), (5, 3)], [true, true], 0, 0)).unwrap_err().0;
+        let violation = explore(TwoRanks::new([(5, 3), (5, 3)], [true, true], 0, 0)).unwrap_err().0;
         assert!(violation.contains("different") || violation.contains("closed by the other"), "{violation}");
         // A wrong rule: both ranks believe that they are the lower rank. Both wait.
-        let violation = explore(World::new([(3, 5), (3, 5)], [true, true], 0, 0)).unwrap_err().0;
+        let violation = explore(TwoRanks::new([(3, 5), (3, 5)], [true, true], 0, 0)).unwrap_err().0;
         assert_eq!(violation, "there is no link");
     }
 }

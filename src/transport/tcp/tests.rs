@@ -9,12 +9,12 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::*;
 use crate::transport::handshake::Identity;
-use crate::transport::listener::PENDING_MAX;
+use crate::transport::listener::PENDING_HANDSHAKES_MAX;
 use crate::wire::Secret;
 use crate::wire::handshake::Job;
 
 /// The time within which the kernel must deliver data over loopback. The tests wait for events and do not sleep.
-const PATIENCE: Duration = Duration::from_secs(10);
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// One rank's transport and event queue. The tests call a `TestRank` an *end*, because the ranks are the ends of
@@ -103,7 +103,7 @@ fn handle_events_until(
 ) {
     let started = std::time::Instant::now();
     while !is_done(ends) {
-        assert!(started.elapsed() < PATIENCE, "timed out");
+        assert!(started.elapsed() < DELIVERY_TIMEOUT, "timed out");
         for &index in indices {
             ends[index].wait_and_handle_events(now, Duration::from_millis(1));
         }
@@ -124,7 +124,7 @@ fn assert_linked(ends: &mut [TestRank], now: Duration) {
                 TransferResult::Blocked => ends[to].wait_and_handle_events(now, Duration::from_millis(1)),
                 other => panic!("{other:?}"),
             }
-            assert!(started.elapsed() < PATIENCE, "timed out");
+            assert!(started.elapsed() < DELIVERY_TIMEOUT, "timed out");
         }
         assert_eq!(byte, [42]);
     }
@@ -232,7 +232,7 @@ fn ranks_that_dial_each_other_choose_the_same_connection() {
         let mut to_dial = vec![0, 1];
         let started = std::time::Instant::now();
         while !to_dial.is_empty() || !ends[0].is_open(1) || !ends[1].is_open(0) {
-            assert!(started.elapsed() < PATIENCE, "seed {seed}: timed out");
+            assert!(started.elapsed() < DELIVERY_TIMEOUT, "seed {seed}: timed out");
             let rank = random.random_range(0..2);
             if random.random_bool(0.3) {
                 if let Some(index) = to_dial.iter().position(|&dialer| dialer == rank) {
@@ -277,11 +277,12 @@ fn the_connection_of_the_higher_rank_is_used_if_the_lower_rank_fails() {
 fn silent_connections_do_not_prevent_a_rank_from_connecting() {
     let mut ends = make_ends(2);
     let address = ends[1].transport.addresses[1];
-    let before: Vec<_> = (0..3 * PENDING_MAX).map(|_| StdStream::connect(address).unwrap()).collect();
+    let before: Vec<_> =
+        (0..3 * PENDING_HANDSHAKES_MAX).map(|_| StdStream::connect(address).unwrap()).collect();
     ends[0].connect(Duration::ZERO, 1);
     let is_connected = |ends: &[TestRank]| ends[0].transport.next_deadline().is_none();
     handle_events_until(&mut ends, &[0], Duration::ZERO, is_connected);
-    let after: Vec<_> = (0..PENDING_MAX).map(|_| StdStream::connect(address).unwrap()).collect();
+    let after: Vec<_> = (0..PENDING_HANDSHAKES_MAX).map(|_| StdStream::connect(address).unwrap()).collect();
     handle_events_until(&mut ends, &[1, 0], Duration::ZERO, |ends| ends[0].is_open(1) && ends[1].is_open(0));
     assert_linked(&mut ends, Duration::ZERO);
     // The acceptor closes each remaining silent connection 5 s after it accepted the connection.
@@ -310,7 +311,7 @@ fn a_dialer_that_claims_the_acceptors_rank_is_refused() {
 fn receive_all(ends: &mut [TestRank], lengths: &[usize], count: usize) -> (Vec<u8>, Option<String>) {
     let (mut received, started) = (Vec::new(), std::time::Instant::now());
     while received.len() < count {
-        assert!(started.elapsed() < PATIENCE, "timed out after {} bytes", received.len());
+        assert!(started.elapsed() < DELIVERY_TIMEOUT, "timed out after {} bytes", received.len());
         let mut buffers: Vec<Vec<u8>> = lengths.iter().map(|&length| vec![0; length]).collect();
         let mut parts: Vec<IoSliceMut<'_>> =
             buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
@@ -421,7 +422,7 @@ fn a_connection_that_a_link_does_not_need_is_closed() {
             ends[0].transport.open_connection(SECOND, Rank::new(1), StreamId { index, total }).unwrap();
         let started = std::time::Instant::now();
         loop {
-            assert!(started.elapsed() < PATIENCE, "connection {index} of {total} was not closed");
+            assert!(started.elapsed() < DELIVERY_TIMEOUT, "connection {index} of {total} was not closed");
             ends[1].wait_and_handle_events(SECOND, Duration::from_millis(1));
             match dial.handshake.advance(&mut dial.stream) {
                 DialProgress::Ready => panic!("connection {index} of {total} was accepted"),
@@ -458,13 +459,14 @@ fn a_link_can_change_to_one_connection() {
 /// at that moment, these connections waited until another connection arrived.
 #[test]
 fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
-    // The limit on open files applies to the whole process, so the test runs in a child process. The variable `CHILD`
+    // The limit on open files applies to the whole process, so the test runs in a child process. The variable `CHILD_VARIABLE`
     // marks the child.
-    const CHILD: &str = "RING_TEST_NO_DESCRIPTORS";
-    if std::env::var_os(CHILD).is_none() {
+    const CHILD_VARIABLE: &str = "RING_TEST_NO_DESCRIPTORS";
+    if std::env::var_os(CHILD_VARIABLE).is_none() {
         let name = "transport::tcp::tests::waiting_connections_are_accepted_when_descriptors_are_free_again";
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        let output = child.args(["--exact", name, "--test-threads", "1"]).env(CHILD, "1").output().unwrap();
+        let output =
+            child.args(["--exact", name, "--test-threads", "1"]).env(CHILD_VARIABLE, "1").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return;
     }

@@ -2,17 +2,19 @@
 
 use ringtrain::{JoinOptions, ReduceOp};
 
-use super::{Case, LONG_COUNT, check_reduction, check_reductions, contributed_value, expected_reduction};
+use super::{
+    LONG_COUNT, ReductionCase, check_reduction, check_reductions, contributed_value, expected_reduction,
+};
 use crate::util::ranks::{self, TestTransport};
 use crate::util::{if_long_tests_else, runs_long_tests};
 
 /// The world sizes of a run without `--full`: one that is a power of two, and one that is not.
-const SOME_WORLDS: [u32; 2] = [4, 5];
+const SOME_WORLD_SIZES: [u32; 2] = [4, 5];
 
 /// Each algorithm must work at every length, even if the library never chooses the algorithm for this length.
 #[test]
 fn every_algorithm_gives_right_results_at_every_length() {
-    for &n in if_long_tests_else(&[2, 3, 4, 5, 8][..], &SOME_WORLDS) {
+    for &n in if_long_tests_else(&[2, 3, 4, 5, 8][..], &SOME_WORLD_SIZES) {
         // Without `--full`, use 5 ranks for the tests with sockets, and 4 ranks for the tests with shared memory and
         // with several hosts.
         let is_chosen =
@@ -58,7 +60,7 @@ fn a_double_tree_reduces_long_buffers() {
             check_reduction(
                 &mut group,
                 LONG_COUNT,
-                &Case { op: ReduceOp::Average, value: &value, expected: &expected },
+                &ReductionCase { op: ReduceOp::Average, value: &value, expected: &expected },
             );
         });
     }

@@ -5,11 +5,15 @@ use std::ops::Range;
 
 use ringtrain::{Element, Group, Rank, ReduceOp};
 
-use super::{Case, assert_elements, part_range, uneven_counts};
+use super::{ReductionCase, assert_elements, part_range, uneven_counts};
 
 /// Checks the forms of the reductions that leave the input unchanged.
-pub(super) fn check_reduction_forms<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
-    let Case { op, value, expected } = *case;
+pub(super) fn check_reduction_forms<T: Element>(
+    group: &mut Group,
+    count: usize,
+    case: &ReductionCase<'_, T>,
+) {
+    let ReductionCase { op, value, expected } = *case;
     let (n, rank) = (group.size().get(), group.rank());
     let root = Rank::new(count as u32 % n);
     let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
@@ -49,8 +53,8 @@ pub(super) fn check_reduction_forms<T: Element>(group: &mut Group, count: usize,
     check(group, &all_reduced.wait().unwrap(), 0..count, "all_reduce_from_async");
 }
 
-pub(super) fn check_scan_forms<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
-    let Case { op, value, expected } = *case;
+pub(super) fn check_scan_forms<T: Element>(group: &mut Group, count: usize, case: &ReductionCase<'_, T>) {
+    let ReductionCase { op, value, expected } = *case;
     let rank = group.rank().get();
     let own: Vec<T> = (0..count).map(|index| value(rank, index)).collect();
     let upto = |end: u32| (0..count).map(move |index| expected(0..end, index));
@@ -71,7 +75,7 @@ pub(super) fn check_scan_forms<T: Element>(group: &mut Group, count: usize, case
 }
 
 /// Checks all forms of gather, all-gather, scatter, broadcast and all-to-all.
-pub(super) fn check_moving_forms<T: Element>(
+pub(super) fn check_data_movement_forms<T: Element>(
     group: &mut Group,
     count: usize,
     value: &dyn Fn(u32, usize) -> T,

@@ -2,17 +2,17 @@
 
 use ringtrain::{Compression, Rank, ReduceOp};
 
-use super::{WORLDS, assert_elements, contributed_value, long_count, tested_lengths};
+use super::{WORLD_SIZES, assert_elements, contributed_value, long_count, tested_lengths};
 use crate::util::{if_long_tests_else, ranks, runs_long_tests};
 
 /// Returns an element that represents the function x -> a x + b modulo 2^32: the element holds the numbers a and b.
 /// The test reduces elements by composing their functions, which is associative but not commutative.
-fn affine(rank: u32, index: usize) -> u64 {
+fn affine_function(rank: u32, index: usize) -> u64 {
     let mixed = (index as u64 + 1) * 0x9e37_79b9 + u64::from(rank) * 0x85eb_ca6b;
     (mixed | 1) << 32 | (mixed >> 7 & 0xffff_ffff)
 }
 
-fn compose(first: u64, second: u64) -> u64 {
+fn compose_affine(first: u64, second: u64) -> u64 {
     let split = |one: u64| ((one >> 32) as u32, one as u32);
     let ((a, b), (c, d)) = (split(first), split(second));
     u64::from(a.wrapping_mul(c)) << 32 | u64::from(b.wrapping_mul(c).wrapping_add(d))
@@ -20,24 +20,28 @@ fn compose(first: u64, second: u64) -> u64 {
 
 #[test]
 fn functions_that_do_not_commute_are_applied_in_rank_order() {
-    for &n in if_long_tests_else(&WORLDS[..], &[4]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[4]) {
         super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank());
             for count in tested_lengths(n).into_iter().chain([long_count()]) {
-                let own: Vec<u64> = (0..count).map(|index| affine(rank.get(), index)).collect();
-                let whole = |index| (0..n).map(|rank| affine(rank, index)).reduce(compose).expect("a rank");
+                let own: Vec<u64> = (0..count).map(|index| affine_function(rank.get(), index)).collect();
+                let whole = |index| {
+                    (0..n).map(|rank| affine_function(rank, index)).reduce(compose_affine).expect("a rank")
+                };
                 let expected: Vec<u64> = (0..count).map(whole).collect();
                 let mut buffer = own.clone();
-                group.all_reduce_with(&mut buffer, |&first, &second| compose(first, second)).unwrap();
+                group.all_reduce_with(&mut buffer, |&first, &second| compose_affine(first, second)).unwrap();
                 assert_elements(&buffer, expected.iter().copied(), "all_reduce_with", &group);
                 let handle =
-                    group.all_reduce_with_async(own.clone(), |&first, &second| compose(first, second));
+                    group.all_reduce_with_async(own.clone(), |&first, &second| compose_affine(first, second));
                 assert_elements(&handle.unwrap().wait().unwrap(), expected.into_iter(), "async", &group);
                 let expected: Vec<u64> = (0..count).map(whole).collect();
                 let roots = if count == long_count() { 1..2.min(n) } else { 0..n };
                 for root in roots.map(Rank::new) {
                     buffer.clone_from(&own);
-                    group.reduce_with(&mut buffer, root, |&first, &second| compose(first, second)).unwrap();
+                    group
+                        .reduce_with(&mut buffer, root, |&first, &second| compose_affine(first, second))
+                        .unwrap();
                     if rank == root {
                         assert_elements(&buffer, expected.iter().copied(), "reduce_with", &group);
                     }
@@ -49,7 +53,7 @@ fn functions_that_do_not_commute_are_applied_in_rank_order() {
 
 #[test]
 fn scaled_sums_multiply_each_contribution_before_the_sum() {
-    for &n in if_long_tests_else(&WORLDS[..], &[4]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[4]) {
         super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank().get());
             for count in tested_lengths(n) {
@@ -73,22 +77,28 @@ fn scaled_sums_multiply_each_contribution_before_the_sum() {
 
 #[test]
 fn scans_apply_functions_that_do_not_commute_in_rank_order() {
-    for &n in if_long_tests_else(&WORLDS[..], &[4]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[4]) {
         super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank().get());
             for count in tested_lengths(n).into_iter().chain([long_count()]) {
-                let own: Vec<u64> = (0..count).map(|index| affine(rank, index)).collect();
+                let own: Vec<u64> = (0..count).map(|index| affine_function(rank, index)).collect();
                 let upto = |end: u32| {
-                    move |index| (0..end).map(|rank| affine(rank, index)).reduce(compose).expect("a rank")
+                    move |index| {
+                        (0..end)
+                            .map(|rank| affine_function(rank, index))
+                            .reduce(compose_affine)
+                            .expect("a rank")
+                    }
                 };
-                let scanned = group.scan_with_async(own.clone(), |&a, &b| compose(a, b)).unwrap();
-                let exscanned = group.exscan_with_async(&own, |&a, &b| compose(a, b)).unwrap();
+                let scanned = group.scan_with_async(own.clone(), |&a, &b| compose_affine(a, b)).unwrap();
+                let exscanned = group.exscan_with_async(&own, |&a, &b| compose_affine(a, b)).unwrap();
                 let mut buffer = own.clone();
-                group.scan_with(&mut buffer, |&a, &b| compose(a, b)).unwrap();
+                group.scan_with(&mut buffer, |&a, &b| compose_affine(a, b)).unwrap();
                 assert_elements(&buffer, (0..count).map(upto(rank + 1)), "scan_with", &group);
-                for found in
-                    [group.exscan_with(&own, |&a, &b| compose(a, b)).unwrap(), exscanned.wait().unwrap()]
-                {
+                for found in [
+                    group.exscan_with(&own, |&a, &b| compose_affine(a, b)).unwrap(),
+                    exscanned.wait().unwrap(),
+                ] {
                     assert_eq!(found.is_none(), rank == 0);
                     let Some(found) = found else { continue };
                     assert_elements(&found, (0..count).map(upto(rank)), "exscan_with", &group);
@@ -102,7 +112,7 @@ fn scans_apply_functions_that_do_not_commute_in_rank_order() {
 
 #[test]
 fn reduce_scatter_accepts_custom_functions() {
-    for &n in if_long_tests_else(&WORLDS[..], &[4]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[4]) {
         super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank());
             for count in tested_lengths(n).into_iter().chain([long_count()]) {
@@ -135,7 +145,7 @@ fn reduce_scatter_accepts_custom_functions() {
 /// must get the same bits.
 #[test]
 fn blocking_and_asynchronous_calls_of_compressed_sums_give_the_same_bits() {
-    for &n in if_long_tests_else(&WORLDS[..], &[4]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[4]) {
         for compression in [Compression::None, Compression::Fp16, Compression::Bf16] {
             let results = ranks::run(n, move |mut group| {
                 let rank = group.rank().get();

@@ -7,7 +7,7 @@ use ringtrain::{Group, Rank};
 
 use super::program::CollectiveKind;
 use super::{
-    OPS, ProgramRunner, apply_reduction, compose_affine, contributed_elements, reduce_in_rank_order,
+    ProgramRunner, REDUCTIONS, apply_reduction, compose_affine, contributed_elements, reduce_in_rank_order,
 };
 
 /// Returns the lengths of `size` uneven parts of `count` elements.
@@ -73,7 +73,7 @@ impl ProgramRunner {
         description: String,
     ) {
         let me = group.rank().index();
-        let op = OPS[step % OPS.len()];
+        let op = REDUCTIONS[step % REDUCTIONS.len()];
         let combined = |ranks: Range<usize>| {
             reduce_in_rank_order(&contributions[ranks], |a, b| apply_reduction(op, a, b))
         };

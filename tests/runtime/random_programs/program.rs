@@ -7,9 +7,9 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 /// The index of the group of all ranks.
-pub(crate) const WORLD: usize = 0;
+pub(crate) const WORLD_GROUP_INDEX: usize = 0;
 /// The index of a duplicate of the group of all ranks. Receives in the duplicate accept any source and any tag.
-pub(crate) const DUPLICATE: usize = 1;
+pub(crate) const DUPLICATE_GROUP_INDEX: usize = 1;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum CollectiveKind {
@@ -114,7 +114,7 @@ fn random_step(rng: &mut StdRng, ranks: usize, group_exists: &mut Vec<bool>) -> 
     let (from, to, root) =
         (rng.random_range(0..ranks), rng.random_range(0..ranks), rng.random_range(0..ranks));
     // Other messages stay out of the duplicate, because its receives accept any source and any tag.
-    let message_group = if group == DUPLICATE { WORLD } else { group };
+    let message_group = if group == DUPLICATE_GROUP_INDEX { WORLD_GROUP_INDEX } else { group };
     match rng.random_range(0..100) {
         0..8 => {
             group_exists.push(true);
@@ -127,7 +127,7 @@ fn random_step(rng: &mut StdRng, ranks: usize, group_exists: &mut Vec<bool>) -> 
                 keys: (0..ranks).map(|_| rng.random_range(-2..3)).collect(),
             }
         }
-        8..11 if group > DUPLICATE => {
+        8..11 if group > DUPLICATE_GROUP_INDEX => {
             group_exists[group] = false;
             Step::Drop { group }
         }

@@ -50,7 +50,7 @@ def encode_column(column: dict[str, Any], values: NDArray, accepts_missing: bool
     if kind == "one-hot":
         index_of = {category: index for index, category in enumerate(fields["categories"])}
     else:
-        index_of = {text: _bucket(text, fields["buckets"]) for text in set(texts)}
+        index_of = {text: _hash_to_bucket(text, fields["buckets"]) for text in set(texts)}
     for row, text in enumerate(texts):
         if text in index_of:
             inputs[row, index_of[text]] = 1
@@ -107,6 +107,6 @@ def _category_text(name: str, value: Any) -> str:
     return "" if text in _MISSING or text.lower() in _MISSING_IN_ANY_CASE else text
 
 
-def _bucket(text: str, buckets: int) -> int:
+def _hash_to_bucket(text: str, buckets: int) -> int:
     """Hashes the text of a value to the index of its input, which is less than `buckets`."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") % buckets

@@ -138,9 +138,9 @@ class Parameters:
         if rows.size and not (0 <= rows.min() and rows.max() < len(array)):
             raise InvalidArgument(f"{self.names[index]} has only the rows 0 to {len(array) - 1}")
         unique, places = np.unique(rows.astype(np.int64), return_inverse=True)
-        return index, unique, places.reshape(-1), self.row_ranges(index, unique)
+        return index, unique, places.reshape(-1), self.element_ranges_of_rows(index, unique)
 
-    def row_ranges(self, index: int, rows: NDArray) -> NDArray:
+    def element_ranges_of_rows(self, index: int, rows: NDArray) -> NDArray:
         """Returns the ranges of ascending rows of a parameter as pairs of first element and length. Merges adjacent
         rows."""
         width = self.sizes[index] // max(len(self.arrays[index]), 1)

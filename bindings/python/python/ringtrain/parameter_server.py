@@ -231,7 +231,7 @@ class ParameterServer:
             if grad is not None and grad.is_sparse and grad.sparse_dim() == 1:
                 grad = grad.detach().coalesce()
                 rows = grad.indices()[0].numpy()
-                ranges.append(parameters.row_ranges(index, rows))
+                ranges.append(parameters.element_ranges_of_rows(index, rows))
                 values.append(grad.values().numpy().reshape(-1))
             elif parameters.sizes[index]:
                 ranges.append(np.array([[parameters.starts[index], parameters.sizes[index]]], np.int64))

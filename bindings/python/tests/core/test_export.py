@@ -19,7 +19,7 @@ reference = pytest.importorskip("onnx.reference", reason="onnx is not installed"
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 
-class Exported:
+class ExportedModel:
     """A model file, its ONNX file, and the predictions of `ringtrain predict` for new rows."""
 
     def __init__(self, folder: Path, new: Path, *options: object) -> None:
@@ -97,7 +97,7 @@ def test_predictions_for_the_tables_of_scikit_learn_are_equal(tmp_path: Path, na
     texts = [f"class {value}" if name == "iris" else value for value in loaded.target]
     data = save(tmp_path / "table.csv", columns | {"y": texts})
     ringtrain("--data", data, "--target", "y", "--save-model", tmp_path / "model")
-    exported = Exported(tmp_path, data, *options)
+    exported = ExportedModel(tmp_path, data, *options)
     assert len(exported.message.graph.input) == (1 if options else len(columns))
     feeds = exported.feeds(columns)
     exported.check(feeds, ("numpy", "torch", "onnxruntime"))
@@ -122,7 +122,7 @@ def test_texts_missing_values_and_large_numbers_are_encoded_as_by_the_program(tm
     options = ["--missing", "indicator", "--max-categories", 5, "--model", model, "--epochs", 3]
     ringtrain("--data", data, "--target", "price", "--task", "regression", "--save-model", tmp_path / "model", *options)
     columns["colour"][1:3] = ["blue", "nUlL"]
-    exported = Exported(tmp_path, save(tmp_path / "new.csv", columns))
+    exported = ExportedModel(tmp_path, save(tmp_path / "new.csv", columns))
     assert exported.printed.splitlines() == [
         "input   size: float (rows, 1)",
         "input   time: double (rows, 1)",
@@ -150,7 +150,7 @@ def test_images_are_rows_of_a_matrix(tmp_path: Path):
     ringtrain("--data", "digits", "--epochs", 2, "--model", "mlp:16", "--save-model", tmp_path / "model")
     pixels = np.random.default_rng(5).integers(0, 17, (40, 64)).astype(np.float32)
     np.save(tmp_path / "x.npy", pixels)
-    exported = Exported(tmp_path, tmp_path / "x.npy")
+    exported = ExportedModel(tmp_path, tmp_path / "x.npy")
     assert exported.printed.startswith("input   x: float (rows, 64)\n")
     exported.check({"x": pixels})
 
@@ -165,6 +165,6 @@ def test_a_matrix_without_names_holds_indicators_and_large_numbers(tmp_path: Pat
     options = ["--no-header", "--target", 3, "--missing", "indicator", "--save-model", tmp_path / "model"]
     ringtrain("--data", tmp_path / "table.csv", *options)
     np.savetxt(tmp_path / "new.csv", cells[:, :3], "%.3f", delimiter=",", header="a,b,c", comments="")
-    exported = Exported(tmp_path, tmp_path / "new.csv")
+    exported = ExportedModel(tmp_path, tmp_path / "new.csv")
     assert exported.printed.startswith("input   x: double (rows, 3)\n")
     exported.check({"x": np.round(cells[:, :3], 3)})

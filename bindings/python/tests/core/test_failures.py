@@ -16,7 +16,7 @@ from ranks import Launcher, is_alive, raised, run_in_threads, wait_and_read, wai
 HERE = Path(__file__)
 
 
-def check_all_raised(results, kind) -> list:
+def check_all_ranks_raised(results, kind) -> list:
     """Checks that every rank raised an exception of this kind. Returns the exceptions."""
     assert all(isinstance(result, kind) for result in results), results
     return results
@@ -53,7 +53,7 @@ def test_a_mismatch_names_the_two_ranks(what, n):
         # A rank that only sends may complete the operation without an error. Then the barrier raises the error.
         group.barrier()
 
-    errors = check_all_raised(run_in_threads(n, work), ring.Mismatch)
+    errors = check_all_ranks_raised(run_in_threads(n, work), ring.Mismatch)
     for error in errors:
         first, second = error.ranks
         assert first != second and {first, second} <= set(range(n))
@@ -110,7 +110,7 @@ def test_a_timeout_names_the_late_rank():
         assert time.monotonic() - started < 5
         return error
 
-    errors = check_all_raised(run_in_threads(3, work), ring.Timeout)
+    errors = check_all_ranks_raised(run_in_threads(3, work), ring.Timeout)
     for error in errors:
         assert isinstance(error, TimeoutError)
         assert error.rank == 2 and error.host
@@ -124,7 +124,7 @@ def test_a_receive_without_a_message_times_out():
             return raised(ring.Timeout, lambda: group.receive_object(source=1, tag=3))
         return raised(ring.JobFailed, group.barrier)
 
-    errors = check_all_raised(run_in_threads(2, work), ring.Timeout)
+    errors = check_all_ranks_raised(run_in_threads(2, work), ring.Timeout)
     assert errors[0].rank in (1, None)
 
 
@@ -145,7 +145,7 @@ def test_all_ranks_get_the_message_of_an_abort(call):
         assert error.rank == 1 and error.host and "there is no more paper" in str(error)
         return error
 
-    errors = check_all_raised(run_in_threads(3, work), ring.Aborted)
+    errors = check_all_ranks_raised(run_in_threads(3, work), ring.Aborted)
     assert {error.reported_by for error in errors} <= {None, 0, 1, 2}
 
 
@@ -181,7 +181,7 @@ def test_abort_from_another_thread_ends_a_collective():
         thread.join()
         return error
 
-    assert all("enough" in str(error) for error in check_all_raised(run_in_threads(2, work), ring.Aborted))
+    assert all("enough" in str(error) for error in check_all_ranks_raised(run_in_threads(2, work), ring.Aborted))
 
 
 def test_a_failed_join_names_the_missing_rank_or_the_wrong_argument():

@@ -15,21 +15,21 @@ ROWS = 300
 NAMES = ["width", "length", "constant", "weight"]
 
 
-def table() -> np.ndarray:
+def make_table() -> np.ndarray:
     random = np.random.default_rng(3)
     return random.normal([0.0, 5.0, 2.5, -300.0], [1.0, 0.1, 0.0, 40.0], (ROWS, 4))
 
 
-def targets(task: str, x: np.ndarray) -> list:
+def make_targets(task: str, x: np.ndarray) -> list:
     size = x[:, 0] + 10 * (x[:, 1] - 5) + (x[:, 3] + 300) / 40
     return list(size * 7 + 100) if task == "regression" else [["small", "medium", "large"][k] for k in np.digitize(size, [-1, 1])]
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def saved_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Trains a model of each kind. Returns the paths of the model files by the names of the models."""
     folder = tmp_path_factory.mktemp("models")
-    x = table()
+    x = make_table()
     paths = {}
     for model, task in [
         ("softmax", "classification"),
@@ -37,7 +37,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("linear", "regression"),
         ("mlp:6", "regression"),
     ]:
-        columns = dict(zip(NAMES, x.T.tolist(), strict=True)) | {"y": targets(task, x)}
+        columns = dict(zip(NAMES, x.T.tolist(), strict=True)) | {"y": make_targets(task, x)}
         data = save(folder / f"{task}.csv", columns)
         paths[f"{model} {task}"] = folder / f"{model}-{task}"
         options = ["--model", model, "--task", task, "--epochs", 3, "--save-model", paths[f"{model} {task}"]]
@@ -52,11 +52,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", ["softmax classification", "mlp:8,5 classification", "linear regression", "mlp:6 regression"])
-def test_predictions_equal_those_of_the_program(saved: dict[str, Path], tmp_path: Path, name: str):
-    x = table()[::-1] * 1.5
+def test_predictions_equal_those_of_the_program(saved_models: dict[str, Path], tmp_path: Path, name: str):
+    x = make_table()[::-1] * 1.5
     data = save(tmp_path / "new.csv", dict(zip(NAMES, x.T.tolist(), strict=True)))
-    rows = list(csv.reader(ringtrain("predict", "--model", saved[name], "--data", data).splitlines()))
-    model = ring.load_model(saved[name])
+    rows = list(csv.reader(ringtrain("predict", "--model", saved_models[name], "--data", data).splitlines()))
+    model = ring.load_model(saved_models[name])
     assert model.columns == NAMES
     if model.task == "regression":
         expected = np.array([float(row[0]) for row in rows[1:]])
@@ -69,35 +69,35 @@ def test_predictions_equal_those_of_the_program(saved: dict[str, Path], tmp_path
         assert np.abs(probabilities - np.array([row[1:] for row in rows[1:]], dtype=float)).max() < 1e-6
         assert np.allclose(probabilities.sum(axis=1), 1, atol=1e-12)
         assert model.predict(x).tolist() == [row[0] for row in rows[1:]]
-    assert json.loads(ringtrain("inspect", saved[name], "--json"))["description"] == model.description
+    assert json.loads(ringtrain("inspect", saved_models[name], "--json"))["description"] == model.description
 
 
-def test_pixels_are_divided_as_in_training(saved: dict[str, Path], tmp_path: Path):
+def test_pixels_are_divided_as_in_training(saved_models: dict[str, Path], tmp_path: Path):
     pixels = np.random.default_rng(5).integers(0, 17, (40, 64)).astype(np.uint8)
     np.save(tmp_path / "x.npy", pixels)
-    ringtrain("predict", "--model", saved["pixels"], "--data", tmp_path / "x.npy", "--output", tmp_path / "out.npy")
+    ringtrain("predict", "--model", saved_models["pixels"], "--data", tmp_path / "x.npy", "--output", tmp_path / "out.npy")
     expected = np.load(tmp_path / "out.npy")
     assert (expected.shape, expected.dtype) == ((40, 10), np.float32)
-    model = ring.load_model(str(saved["pixels"]))
+    model = ring.load_model(str(saved_models["pixels"]))
     assert np.abs(model.predict_proba(pixels) - expected).max() < 1e-6
     assert model.predict(pixels).tolist() == model.classes[expected.argmax(axis=1)].tolist()
 
 
-def test_a_cnn_predicts_the_same_as_the_program_from_images_and_from_rows(saved: dict[str, Path], tmp_path: Path):
+def test_a_cnn_predicts_the_same_as_the_program_from_images_and_from_rows(saved_models: dict[str, Path], tmp_path: Path):
     pixels = np.random.default_rng(5).integers(0, 17, (40, 64)).astype(np.uint8)
     np.save(tmp_path / "x.npy", pixels.reshape(40, 8, 8))
-    ringtrain("predict", "--model", saved["cnn"], "--data", tmp_path / "x.npy", "--output", tmp_path / "out.npy")
+    ringtrain("predict", "--model", saved_models["cnn"], "--data", tmp_path / "x.npy", "--output", tmp_path / "out.npy")
     expected = np.load(tmp_path / "out.npy")
-    model = ring.load_model(saved["cnn"])
+    model = ring.load_model(saved_models["cnn"])
     for x in (pixels, pixels.reshape(40, 8, 8), pixels.reshape(40, 1, 8, 8)):
         assert np.abs(model.predict_proba(x) - expected).max() < 1e-6
     with pytest.raises(ring.InvalidArgument, match=r"the model needs the shape \(1, 8, 8\)"):
         model.predict(pixels.reshape(40, 4, 16))
 
 
-def test_columns_of_tables_are_found_by_name(saved: dict[str, Path]):
-    model = ring.load_model(saved["softmax classification"])
-    x = table()
+def test_columns_of_tables_are_found_by_name(saved_models: dict[str, Path]):
+    model = ring.load_model(saved_models["softmax classification"])
+    x = make_table()
     by_name = {"other": ["text"] * ROWS} | {name: x[:, NAMES.index(name)] for name in reversed(NAMES)}
     assert (model.predict_proba(by_name) == model.predict_proba(x)).all()
     structured = np.array([tuple(row) for row in x], dtype=[(name, np.float64) for name in NAMES])
@@ -209,9 +209,9 @@ def test_small_differences_between_large_numbers_are_kept(tmp_path: Path):
     assert np.abs(expected - [row / 2 + 0.1 for row in range(120)]).max() < 0.01
 
 
-def test_arrays_with_a_wrong_shape_type_or_value_are_refused(saved: dict[str, Path]):
-    model = ring.load_model(saved["linear regression"])
-    x = table()
+def test_arrays_with_a_wrong_shape_type_or_value_are_refused(saved_models: dict[str, Path]):
+    model = ring.load_model(saved_models["linear regression"])
+    x = make_table()
     hole = x.copy()
     hole[7, 1] = np.nan
     far = x.copy()
@@ -229,8 +229,8 @@ def test_arrays_with_a_wrong_shape_type_or_value_are_refused(saved: dict[str, Pa
             model.predict(wrong)
 
 
-def test_damaged_files_and_files_of_other_formats_raise_model_file_error(saved: dict[str, Path], tmp_path: Path):
-    complete = saved["mlp:6 regression"].read_bytes()
+def test_damaged_files_and_files_of_other_formats_raise_model_file_error(saved_models: dict[str, Path], tmp_path: Path):
+    complete = saved_models["mlp:6 regression"].read_bytes()
     path = tmp_path / "model"
     generator = np.random.default_rng(1)
     damaged = [complete[:length] for length in range(0, len(complete), 7)] + [complete + b"\0"]

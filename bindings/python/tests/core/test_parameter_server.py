@@ -88,7 +88,7 @@ def test_synchronous_workers_compute_what_one_process_computes():
 
 
 def test_sparse_rows_equal_dense_gradients():
-    """`push_rows` changes the parameters as a dense gradient with zeros elsewhere does."""
+    """`push_rows` has the same effect as `push` with a gradient whose other rows are zero."""
     start = {"bias": np.ones(2, np.float32), "table": np.arange(33, dtype=np.float32).reshape(11, 3)}
 
     def run_worker(server: ring.ParameterServer, w: dict) -> None:

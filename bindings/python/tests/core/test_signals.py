@@ -282,7 +282,7 @@ BLOCKING = [
 ]
 
 
-def check_latency(job: RunningProgram, directory: Path) -> tuple[str, str]:
+def check_signal_latency(job: RunningProgram, directory: Path) -> tuple[str, str]:
     """Waits until the job has ended, and checks the time from the signal to the exception of its handler. Returns this time and
     the name of the exception."""
     done = job.finish()
@@ -298,7 +298,7 @@ def test_a_signal_ends_a_blocking_call(ringrun: Launcher, tmp_path: Path, what: 
     job = ringrun.start(
         2, HERE, "interrupted_by_exception", tmp_path, what, name, env={"TEST_TRANSPORT": transport}, flags=("--grace", "10")
     )
-    latency, kind = check_latency(job, tmp_path)
+    latency, kind = check_signal_latency(job, tmp_path)
     print(f"{what}, {transport}, {name}: {latency}")
     record_property("latency", latency)
     assert kind == ("KeyboardInterrupt" if name == "SIGINT" else "HandlerError")
@@ -306,7 +306,8 @@ def test_a_signal_ends_a_blocking_call(ringrun: Launcher, tmp_path: Path, what: 
 
 
 def test_a_signal_interrupts_joining_a_job(ringrun: Launcher, tmp_path: Path):
-    latency, kind = check_latency(ringrun.start(2, HERE, "interrupted_by_exception", tmp_path, "the start", "SIGINT"), tmp_path)
+    job = ringrun.start(2, HERE, "interrupted_by_exception", tmp_path, "the start", "SIGINT")
+    latency, kind = check_signal_latency(job, tmp_path)
     print(f"the start: {latency}")
     assert kind == "KeyboardInterrupt"
 
@@ -314,7 +315,7 @@ def test_a_signal_interrupts_joining_a_job(ringrun: Launcher, tmp_path: Path):
 def test_a_signal_before_the_first_check_ends_the_call(ringrun: Launcher, tmp_path: Path):
     """Regression test: before the fix, the exception of a signal's handler was lost if the signal came before the call's first
     check for signals."""
-    latency, kind = check_latency(ringrun.start(2, HERE, "interrupted_early", tmp_path), tmp_path)
+    latency, kind = check_signal_latency(ringrun.start(2, HERE, "interrupted_early", tmp_path), tmp_path)
     print(f"right after the start: {latency}")
     assert kind == "KeyboardInterrupt"
 

@@ -24,7 +24,7 @@ BLOCK = re.compile(
 )
 
 
-class Program(NamedTuple):
+class ReadmeProgram(NamedTuple):
     """A program in the README. `line` is the line of the README in which the program's block begins."""
 
     line: int
@@ -33,13 +33,13 @@ class Program(NamedTuple):
     output: list[str]
 
 
-def read_programs() -> list[Program]:
+def read_programs() -> list[ReadmeProgram]:
     text = README.read_text()
-    found: list[Program] = []
+    found: list[ReadmeProgram] = []
     for block in BLOCK.finditer(text):
         line = text.count("\n", 0, block.start("content")) + 1
         if block["language"] == "python":
-            found.append(Program(line, (block["command"] or "ringrun -n 2").split(), block["content"], []))
+            found.append(ReadmeProgram(line, (block["command"] or "ringrun -n 2").split(), block["content"], []))
         elif block["language"] == "text":
             assert found and not found[-1].output, f"{README.name}:{line}: no program for this output"
             found[-1].output.extend(block["content"].splitlines())
@@ -52,7 +52,7 @@ def test_every_program_is_found() -> None:
     assert text.count("<!-- run:") == sum(program.command != ["ringrun", "-n", "2"] for program in read_programs())
 
 
-def parameters() -> list:
+def program_parameters() -> list:
     """Returns the README's programs as parameters of a test. The gate leaves out the program for Horovod's users,
     because `torch/programs/horovod.py` covers it."""
     return [
@@ -61,8 +61,8 @@ def parameters() -> list:
     ]
 
 
-@pytest.mark.parametrize("program", parameters())
-def test_program(ringrun: Launcher, tmp_path: Path, program: Program) -> None:
+@pytest.mark.parametrize("program", program_parameters())
+def test_program(ringrun: Launcher, tmp_path: Path, program: ReadmeProgram) -> None:
     spec = importlib.util.find_spec("torch")
     if "import torch" in program.code and (spec is None or spec.origin is None):
         pytest.skip("NOT TESTED: this program of the README, because PyTorch cannot be imported")

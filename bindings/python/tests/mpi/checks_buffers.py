@@ -12,7 +12,7 @@ from ringtrain.mpi import MPI
 CODES = "?bBhHiIlLqQefdgFDG"
 
 
-def raises(kind, call):
+def raised(kind, call):
     try:
         call()
     except kind as error:
@@ -61,19 +61,19 @@ def check_buffer_forms(comm):
 
 def check_invalid_buffers_are_refused(comm):
     me = comm.rank
-    raises(TypeError, lambda: comm.Send("words", me))
-    raises(TypeError, lambda: comm.Send(1.5, me))
-    raises(KeyError, lambda: comm.Send(np.array([None]), me))
-    raises(KeyError, lambda: comm.Bcast(np.array([None])))
-    raises(KeyError, lambda: comm.Allgather(np.array([None]), np.array([None] * comm.size)))
-    raises(BufferError, lambda: comm.Send(np.zeros(1, ">i4"), me))
-    raises(BufferError, lambda: comm.Allreduce(np.zeros(1, ">i4"), np.zeros(1, ">i4")))
-    raises(BufferError, lambda: comm.Send(np.arange(4)[::2], me))
-    raises(BufferError, lambda: comm.Recv(b"read only", me))
-    raises(ValueError, lambda: comm.Send([np.zeros(1), 2, MPI.DOUBLE], me))
-    raises(ValueError, lambda: comm.Send([np.zeros(1), -1], me))
-    raises(ValueError, lambda: comm.Send([bytearray(3), MPI.INT], me))
-    raises(ValueError, lambda: comm.Send([1, 2, 3, 4, 5], me))
+    raised(TypeError, lambda: comm.Send("words", me))
+    raised(TypeError, lambda: comm.Send(1.5, me))
+    raised(KeyError, lambda: comm.Send(np.array([None]), me))
+    raised(KeyError, lambda: comm.Bcast(np.array([None])))
+    raised(KeyError, lambda: comm.Allgather(np.array([None]), np.array([None] * comm.size)))
+    raised(BufferError, lambda: comm.Send(np.zeros(1, ">i4"), me))
+    raised(BufferError, lambda: comm.Allreduce(np.zeros(1, ">i4"), np.zeros(1, ">i4")))
+    raised(BufferError, lambda: comm.Send(np.arange(4)[::2], me))
+    raised(BufferError, lambda: comm.Recv(b"read only", me))
+    raised(ValueError, lambda: comm.Send([np.zeros(1), 2, MPI.DOUBLE], me))
+    raised(ValueError, lambda: comm.Send([np.zeros(1), -1], me))
+    raised(ValueError, lambda: comm.Send([bytearray(3), MPI.INT], me))
+    raised(ValueError, lambda: comm.Send([1, 2, 3, 4, 5], me))
     assert not comm.Iprobe(), "no message must have been sent"
 
 
@@ -88,7 +88,7 @@ def check_messages_longer_than_the_buffer(comm):
         ):
             status = MPI.Status()
             request = comm.Isend(np.zeros(count), me, 4)
-            error = raises(MPI.Exception, lambda: receive(np.zeros(count - 1), status))
+            error = raised(MPI.Exception, lambda: receive(np.zeros(count - 1), status))
             assert error.Get_error_class() == MPI.ERR_TRUNCATE
             assert error == MPI.ERR_TRUNCATE
             request.Wait()
@@ -108,7 +108,7 @@ def check_messages_between_ranks_longer_than_the_buffer(comm):
         comm.Send(np.zeros(1 << 18), 1, 1)
         comm.Send(np.ones(1 << 18), 1, 1)
     elif comm.rank == 1:
-        raises(MPI.Exception, lambda: comm.Recv(np.zeros(10), 0, 1))
+        raised(MPI.Exception, lambda: comm.Recv(np.zeros(10), 0, 1))
         got = np.zeros(1 << 18)
         comm.Recv(got, 0, 1)
         assert got.all()

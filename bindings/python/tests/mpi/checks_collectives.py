@@ -122,7 +122,7 @@ def check_uneven_blocks(comm):
             assert (got == whole).all()
 
 
-def check_gaps_and_order(comm):
+def check_blocks_with_gaps_in_any_order(comm):
     """Blocks may be in any order and have gaps between them. The elements in the gaps do not change."""
     size, rank = comm.size, comm.rank
     starts = [3 * (size - 1 - r) for r in range(size)]
@@ -162,7 +162,7 @@ def check_alltoallv(comm):
         assert (got == expected).all()
 
 
-def check_wrong_lengths(comm):
+def check_wrong_lengths_and_roots(comm):
     for call, code in (
         (lambda: comm.Allgather(np.zeros(4), np.zeros(3 * comm.size)), MPI.ERR_TRUNCATE),
         (lambda: comm.Bcast(np.zeros(1), comm.size), MPI.ERR_ROOT),

@@ -153,7 +153,7 @@ def check_group_arithmetic(comm):
     assert MPI.GROUP_EMPTY.size == 0
 
 
-def check_attributes(comm):
+def check_communicator_attributes(comm):
     key = MPI.Comm.Create_keyval(copy_fn=True)
     comm.Set_attr(key, "kept")
     copy = comm.Dup()

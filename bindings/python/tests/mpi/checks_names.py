@@ -3,7 +3,7 @@
 from ringtrain.mpi import MPI, placeholders
 
 
-def check_placeholders(comm):
+def check_unsupported_names_are_refused(comm):
     for name in placeholders.UNSUPPORTED:
         owner, _, method = name.rpartition(".")
         scope = getattr(MPI, owner) if owner else MPI

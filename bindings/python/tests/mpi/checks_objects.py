@@ -131,7 +131,7 @@ def check_a_buffer_for_an_object_is_deprecated(comm):
     assert [str(warning.message) for warning in caught] == ["the 'buf' argument is deprecated"]
 
 
-def check_isolation(comm):
+def check_communicators_are_isolated(comm):
     """A message waits for a receive on its own communicator: collectives of this communicator and receives on another
     communicator do not get it.
     """

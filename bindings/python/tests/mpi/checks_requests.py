@@ -32,7 +32,7 @@ def start_ring_messages(comm, count=5):
     return buffers, received, sent, before
 
 
-def all_arrived(buffers, before):
+def all_messages_arrived(buffers, before):
     """Returns whether every buffer contains the message that rank `before` has sent in `start_ring_messages`."""
     return all((buffer == before + i).all() for i, buffer in enumerate(buffers))
 
@@ -43,7 +43,7 @@ def check_wait_all(comm):
     MPI.Request.Waitall(received, statuses)
     assert [(s.source, s.tag) for s in statuses] == [(before, i) for i in range(5)]
     assert MPI.Request.Waitall(sent)
-    assert all_arrived(buffers, before)
+    assert all_messages_arrived(buffers, before)
     assert not any(received)
 
 
@@ -57,7 +57,7 @@ def check_wait_any(comm):
         found.add(i)
     assert MPI.Request.Waitany(received) == MPI.UNDEFINED
     MPI.Request.Waitall(sent)
-    assert all_arrived(buffers, before)
+    assert all_messages_arrived(buffers, before)
 
 
 def check_wait_some(comm):
@@ -68,10 +68,10 @@ def check_wait_some(comm):
         found += some
     assert sorted(found) == list(range(5))
     MPI.Request.Waitall(sent)
-    assert all_arrived(buffers, before)
+    assert all_messages_arrived(buffers, before)
 
 
-def check_test_calls(comm):
+def check_test_and_testall(comm):
     buffers, received, sent, before = start_ring_messages(comm)
     while not MPI.Request.Testall(received):
         pass
@@ -79,7 +79,7 @@ def check_test_calls(comm):
         while not request.Test():
             pass
         assert request == MPI.REQUEST_NULL
-    assert all_arrived(buffers, before)
+    assert all_messages_arrived(buffers, before)
     while MPI.Request.Testany(sent) != (MPI.UNDEFINED, True):
         raise AssertionError("all requests are null, so Testany must not wait for one")
 

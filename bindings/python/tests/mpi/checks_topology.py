@@ -7,7 +7,7 @@ import numpy as np
 from ringtrain.mpi import MPI
 
 
-def check_dimensions(comm):
+def check_compute_dims(comm):
     for nodes, dims, expected in (
         (6, 2, [3, 2]), (12, [0, 3], [4, 3]), (12, 3, [3, 2, 2]), (24, [0, 0, 0], [4, 3, 2]), (16, 3, [4, 2, 2]),
         (60, 3, [5, 4, 3]), (36, 3, [4, 3, 3]), (7, 2, [7, 1]), (1, 3, [1, 1, 1]), (4, [2, 2], [2, 2]),
@@ -97,7 +97,7 @@ def check_neighbours_of_a_rank_that_cannot_pickle_its_object_fail(comm):
     grid.Free()
 
 
-def check_neighbours(comm):
+def check_neighbour_collectives(comm):
     dims = MPI.Compute_dims(comm.size, 2)
     for periods in ([True, True], [False, True], [False, False]):
         grid = comm.Create_cart(dims, periods)

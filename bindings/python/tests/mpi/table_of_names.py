@@ -13,7 +13,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "mpi.md"
 MARKED = re.compile(r"(<!-- unsupported: begin -->\n).*?(<!-- unsupported: end -->)", re.DOTALL)
 
 
-def table() -> str:
+def make_table() -> str:
     """Returns the table, which has a row for each class and a row for the functions of the module."""
     rows: dict[str, list[str]] = defaultdict(list)
     for name in placeholders.UNSUPPORTED:
@@ -27,7 +27,7 @@ def table() -> str:
 
 def updated_document() -> str:
     """Returns the text of the document with the current table."""
-    return MARKED.sub(lambda found: found[1] + table() + found[2], DOCUMENT.read_text())
+    return MARKED.sub(lambda found: found[1] + make_table() + found[2], DOCUMENT.read_text())
 
 
 if __name__ == "__main__":

@@ -21,14 +21,14 @@ pub(crate) enum ColumnUse {
 #[derive(Debug)]
 pub(crate) struct ColumnValues {
     pub(crate) name: String,
-    sink: Sink,
+    sink: ColumnSink,
     /// The number of missing values, including those in rows that were left out.
     pub(crate) missing: usize,
 }
 
 /// The values of a column, in the form in which the column is used.
 #[derive(Debug)]
-enum Sink {
+enum ColumnSink {
     Numbers(NumberCollector),
     Texts(TextCollector),
     TargetNumbers(Vec<f64>),
@@ -40,18 +40,18 @@ impl ColumnValues {
     /// Creates a column without values.
     pub(crate) fn new(name: String, column_use: ColumnUse) -> Self {
         let sink = match column_use {
-            ColumnUse::Feature(ColumnKind::Numbers) => Sink::Numbers(NumberCollector::new()),
-            ColumnUse::Feature(ColumnKind::Text) => Sink::Texts(TextCollector::default()),
-            ColumnUse::Target(ColumnKind::Numbers) => Sink::TargetNumbers(Vec::new()),
-            ColumnUse::Target(ColumnKind::Text) => Sink::TargetTexts(TextCollector::default()),
-            ColumnUse::Ignored => Sink::Ignored,
+            ColumnUse::Feature(ColumnKind::Numbers) => ColumnSink::Numbers(NumberCollector::new()),
+            ColumnUse::Feature(ColumnKind::Text) => ColumnSink::Texts(TextCollector::default()),
+            ColumnUse::Target(ColumnKind::Numbers) => ColumnSink::TargetNumbers(Vec::new()),
+            ColumnUse::Target(ColumnKind::Text) => ColumnSink::TargetTexts(TextCollector::default()),
+            ColumnUse::Ignored => ColumnSink::Ignored,
         };
         Self { name, sink, missing: 0 }
     }
 
     /// Returns whether the column is a feature.
     pub(crate) fn is_feature(&self) -> bool {
-        matches!(self.sink, Sink::Numbers(_) | Sink::Texts(_))
+        matches!(self.sink, ColumnSink::Numbers(_) | ColumnSink::Texts(_))
     }
 
     /// Adds the value of a row. `cell` must have no spaces at the beginning or the end.
@@ -69,21 +69,21 @@ impl ColumnValues {
             return self.push_missing(policy, budget);
         }
         match &mut self.sink {
-            Sink::Numbers(values) => match parse_number(cell) {
+            ColumnSink::Numbers(values) => match parse_number(cell) {
                 Ok(value) => values.push(value),
                 Err(problem) => return Err(self.describe_bad_number(&problem)),
             },
-            Sink::TargetNumbers(values) => match parse_number(cell) {
+            ColumnSink::TargetNumbers(values) => match parse_number(cell) {
                 Ok(value) => values.push(value),
                 Err(problem) => return Err(self.describe_bad_number(&problem)),
             },
-            Sink::Texts(texts) => {
+            ColumnSink::Texts(texts) => {
                 let name = &self.name;
                 let full = |problem| format!("{problem}; pass --drop {name} to leave out the column");
                 texts.push(to_text(cell)?, budget).map_err(full)?;
             }
-            Sink::TargetTexts(texts) => texts.push(to_text(cell)?, budget)?,
-            Sink::Ignored => {}
+            ColumnSink::TargetTexts(texts) => texts.push(to_text(cell)?, budget)?,
+            ColumnSink::Ignored => {}
         }
         Ok(())
     }
@@ -98,8 +98,8 @@ impl ColumnValues {
             ));
         }
         match &mut self.sink {
-            Sink::Numbers(values) => values.push(f64::NAN),
-            Sink::Texts(texts) => texts.push("", budget)?,
+            ColumnSink::Numbers(values) => values.push(f64::NAN),
+            ColumnSink::Texts(texts) => texts.push("", budget)?,
             _ => {}
         }
         Ok(())
@@ -118,23 +118,23 @@ impl ColumnValues {
     /// Returns the values of the target. Returns `None` if this column is not the target.
     pub(crate) fn take_target(&mut self) -> Option<Column> {
         match &mut self.sink {
-            Sink::TargetNumbers(values) => Some(Column::Numbers(std::mem::take(values))),
-            Sink::TargetTexts(values) => Some(Column::Text(std::mem::take(values).texts)),
+            ColumnSink::TargetNumbers(values) => Some(Column::Numbers(std::mem::take(values))),
+            ColumnSink::TargetTexts(values) => Some(Column::Text(std::mem::take(values).texts)),
             _ => None,
         }
     }
 
     /// Returns the range of the numbers of a feature. Returns the range of no numbers for other columns.
     pub(crate) fn range(&self) -> NumberRange {
-        if let Sink::Numbers(values) = &self.sink { values.range() } else { NumberRange::EMPTY }
+        if let ColumnSink::Numbers(values) = &self.sink { values.range() } else { NumberRange::EMPTY }
     }
 
     /// Returns the values of a feature. Returns `None` if this column is not a feature. `range` is the range of the
     /// numbers that all ranks have read from this column.
     pub(crate) fn into_feature_column(self, range: NumberRange) -> Option<RawColumn> {
         let values = match self.sink {
-            Sink::Numbers(values) => RawValues::Numbers(values.finish(range)),
-            Sink::Texts(values) => RawValues::Texts(values.texts),
+            ColumnSink::Numbers(values) => RawValues::Numbers(values.finish(range)),
+            ColumnSink::Texts(values) => RawValues::Texts(values.texts),
             _ => return None,
         };
         Some(RawColumn { name: self.name, values })

@@ -114,7 +114,8 @@ impl Records {
     /// Reads the next row. Returns `false` at the end of the file. Skips empty lines.
     pub(crate) fn advance(&mut self) -> Result<bool, DataError> {
         self.reader.get_mut().has_ended = false;
-        let found = self.reader.read_byte_record(&mut self.row).map_err(|error| self.convert(error))?;
+        let found =
+            self.reader.read_byte_record(&mut self.row).map_err(|error| self.convert_csv_error(error))?;
         if found {
             // `row.position()` would be the position before skipped empty lines. `reader.position()` is the position
             // after the row's line break, which the last row of a file may lack.
@@ -172,7 +173,7 @@ impl Records {
         DataError::malformed(&self.path, problem)
     }
 
-    fn convert(&self, error: csv::Error) -> DataError {
+    fn convert_csv_error(&self, error: csv::Error) -> DataError {
         let line = error.position().map_or(self.line(), csv::Position::line);
         match error.into_kind() {
             csv::ErrorKind::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => self.error(format!(

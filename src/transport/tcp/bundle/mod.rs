@@ -137,8 +137,8 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Returns whether the link still needs a connection with the number `index`.
-    pub(super) fn is_missing(&self, index: u8) -> bool {
-        !self.is_single() && matches!(self.streams.get(usize::from(index)), Some(None))
+    pub(super) fn is_connection_missing(&self, index: u8) -> bool {
+        !self.is_single_connection() && matches!(self.streams.get(usize::from(index)), Some(None))
     }
 
     /// Sets the number of connections that this rank is opening. While this rank is opening a connection, the link
@@ -154,7 +154,7 @@ impl<P: Connection> Bundle<P> {
 
     /// Adds an extra connection. Closes `connection` instead if the link does not need it.
     pub(super) fn add(&mut self, index: u8, connection: P, token: Token) {
-        if !self.is_missing(index) {
+        if !self.is_connection_missing(index) {
             return;
         }
         if self.is_finished {
@@ -198,14 +198,14 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Returns whether the sending and the receiving direction both use only the first connection from now on.
-    fn is_single(&self) -> bool {
+    fn is_single_connection(&self) -> bool {
         self.sending.is_in_last_record() && self.receiving.is_in_last_record
     }
 
     /// Closes the extra connections if neither direction uses them any more. Extra connections are all except the
     /// first.
-    fn close_unused(&mut self) {
-        if self.is_single() {
+    fn close_unused_connections(&mut self) {
+        if self.is_single_connection() {
             self.streams.iter_mut().skip(1).for_each(|entry| *entry = None);
         }
     }

@@ -9,7 +9,7 @@ use crate::wire::record::{RECORD_HEADER_BYTES, Record};
 /// The maximum number of bytes that are read ahead from a connection. A larger number would cost time, because the
 /// receiver copies these bytes from a buffer.
 const READ_AHEAD_BYTES: usize = 4 << 10;
-const ENDED: &str = "it closed the connection without saying why";
+const ENDED_WITHOUT_REASON: &str = "it closed the connection without saying why";
 
 /// The state of the receiving direction of a link.
 #[derive(Default)]
@@ -85,7 +85,7 @@ impl<P: Connection> Bundle<P> {
         }
         let index = match self.receiving.current {
             Some(index) => index,
-            None => self.find_due_record()?,
+            None => self.find_connection_of_next_record()?,
         };
         let Some(Some(stream)) = self.streams.get_mut(index) else { return Err(ReceiveStop::Empty) };
         let left = stream.head.and_then(|head| head.left);
@@ -102,7 +102,7 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Returns the number of the connection whose next record is the link's next record.
-    fn find_due_record(&mut self) -> Result<usize, ReceiveStop> {
+    fn find_connection_of_next_record(&mut self) -> Result<usize, ReceiveStop> {
         let next = self.receiving.next;
         let is_due = |head: PendingRecord| head.number == next;
         let has_due = |stream: &Option<Stream<P>>| stream.as_ref()?.head.map(is_due);
@@ -113,7 +113,7 @@ impl<P: Connection> Bundle<P> {
             }
             let Some(Some(stream)) = self.streams.get_mut(index) else { continue };
             if stream.head.is_none()
-                && let Some(record) = stream.read_head()?
+                && let Some(record) = stream.read_record_header()?
             {
                 self.store_header(index, record)?;
                 found = (record.number == next).then_some(index);
@@ -126,7 +126,7 @@ impl<P: Connection> Bundle<P> {
             .is_some_and(|stream| stream.head.is_some_and(|head| head.left.is_none()))
         {
             self.receiving.is_in_last_record = true;
-            self.close_unused();
+            self.close_unused_connections();
         }
         Ok(index)
     }
@@ -157,7 +157,7 @@ impl<P: Connection> Bundle<P> {
             return ReceiveStop::Lost(why);
         }
         if self.have_all_connections_ended() {
-            return ReceiveStop::Lost(ENDED.into());
+            return ReceiveStop::Lost(ENDED_WITHOUT_REASON.into());
         }
         // The record may be on a connection that is still being opened.
         let all =
@@ -166,7 +166,7 @@ impl<P: Connection> Bundle<P> {
             return ReceiveStop::Corrupt(format!("it left out record {}", self.receiving.next));
         }
         if all(|stream| stream.head.is_some() || stream.end.is_some()) {
-            return ReceiveStop::Lost(ENDED.into());
+            return ReceiveStop::Lost(ENDED_WITHOUT_REASON.into());
         }
         ReceiveStop::Empty
     }
@@ -191,7 +191,7 @@ impl<P: Connection> Bundle<P> {
             }
         }
         Err(if self.have_all_connections_ended() {
-            ReceiveStop::Lost(ENDED.into())
+            ReceiveStop::Lost(ENDED_WITHOUT_REASON.into())
         } else {
             ReceiveStop::Empty
         })
@@ -200,7 +200,7 @@ impl<P: Connection> Bundle<P> {
 
 impl<P: Connection> Stream<P> {
     /// Reads the connection's next header. Returns `None` if the header has not arrived completely.
-    fn read_head(&mut self) -> Result<Option<Record>, ReceiveStop> {
+    fn read_record_header(&mut self) -> Result<Option<Record>, ReceiveStop> {
         loop {
             if let Some(bytes) = self.buffer.take_header() {
                 return Record::decode(&bytes)
@@ -292,7 +292,7 @@ impl<P: Connection> Stream<P> {
 impl ConnectionEnd {
     fn to_receive_stop(&self) -> ReceiveStop {
         match self {
-            Self::Ended => ReceiveStop::Lost(ENDED.into()),
+            Self::Ended => ReceiveStop::Lost(ENDED_WITHOUT_REASON.into()),
             Self::Broken(why) => ReceiveStop::Lost(why.clone()),
         }
     }

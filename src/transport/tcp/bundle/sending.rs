@@ -9,11 +9,11 @@ use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
 
 /// If there are at most this many bytes to send, the first writable connection sends all of them as one record,
 /// without a check of the free buffer space.
-const SHORT_BYTES: usize = 16 << 10;
-/// The minimum length of a record if there are more than [`SHORT_BYTES`] bytes to send. With shorter records, there
+const SHORT_SEND_BYTES_MAX: usize = 16 << 10;
+/// The minimum length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. With shorter records, there
 /// would be too many system calls. A segment of 256 KiB and its header fit into four records of this length.
 const LONG_RECORD_BYTES_MIN: usize = (64 << 10) + 64;
-/// The maximum length of a record if there are more than [`SHORT_BYTES`] bytes to send. With longer records, a
+/// The maximum length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. With longer records, a
 /// segment would not be divided over the connections.
 const LONG_RECORD_BYTES_MAX: usize = (256 << 10) + 64;
 
@@ -87,7 +87,7 @@ impl<P: Connection> Bundle<P> {
     /// Sends `parts` one after another, until the connections accept no more bytes without blocking.
     pub(in super::super) fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult {
         let total = parts.iter().map(|part| part.len()).sum();
-        if total > SHORT_BYTES && !self.sending.is_in_last_record() {
+        if total > SHORT_SEND_BYTES_MAX && !self.sending.is_in_last_record() {
             self.streams.iter_mut().take(self.used).flatten().for_each(Stream::update_send_space);
         }
         let mut moved = 0;
@@ -121,7 +121,7 @@ impl<P: Connection> Bundle<P> {
         }
         if has_begun && !partial.is_complete() {
             self.sending.partial = Some(partial);
-            self.close_unused();
+            self.close_unused_connections();
         }
         written
     }
@@ -157,7 +157,7 @@ impl<P: Connection> Bundle<P> {
         let streams = self.streams.iter_mut().enumerate().take(used);
         let streams = streams.filter_map(|(index, stream)| Some((index, stream.as_mut()?)));
         let mut writable = streams.filter(|(_, stream)| stream.is_writable);
-        let (stream, left) = if is_last || rest <= SHORT_BYTES {
+        let (stream, left) = if is_last || rest <= SHORT_SEND_BYTES_MAX {
             let Some((index, _)) = writable.next() else { return Ok(None) };
             (index, (!is_last).then_some(rest))
         } else {
@@ -173,7 +173,7 @@ impl<P: Connection> Bundle<P> {
             let target = (total / used).clamp(LONG_RECORD_BYTES_MIN, LONG_RECORD_BYTES_MAX);
             // The kernel uses a part of the free bytes for its own data structures, so the record is shorter than the
             // free space.
-            let fitting = (space.free - space.free / 8).max(SHORT_BYTES);
+            let fitting = (space.free - space.free / 8).max(SHORT_SEND_BYTES_MAX);
             (index, Some(rest.div_ceil(rest.div_ceil(target)).min(fitting)))
         };
         let record = Record { number: self.sending.next, length: left.map(|bytes| bytes as u32) };

@@ -443,7 +443,8 @@ fn a_link_is_lost_if_one_connection_breaks() {
 fn only_a_missing_connection_can_be_added() {
     let mut link = SimulatedLink::new(1, 3, 1000);
     link.add(1);
-    let missing = |link: &SimulatedLink| [0, 1, 2, 3, 255].map(|index| link.ends[0].is_missing(index));
+    let missing =
+        |link: &SimulatedLink| [0, 1, 2, 3, 255].map(|index| link.ends[0].is_connection_missing(index));
     assert_eq!(missing(&link), [false, false, true, false, false]);
     // If a connection is added after the last byte of the link was sent, the sending direction of this connection is
     // closed at once.

@@ -22,13 +22,13 @@ def make_accelerate_accept(backend: str) -> None:
     """Makes accelerate use `backend` if a program requests this backend."""
     module = sys.modules.get(_MODULE)
     if module is not None:
-        _wrap_backend_choice(module, backend)
-    elif not any(isinstance(finder, _BackendChoiceWrapper) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _BackendChoiceWrapper(backend))
+        _make_accelerate_accept(module, backend)
+    elif not any(isinstance(finder, _ImportFinderOfAccelerate) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _ImportFinderOfAccelerate(backend))
 
 
-class _BackendChoiceWrapper:
-    """An import finder that calls `_wrap_backend_choice` as soon as the module `accelerate.state` has been imported."""
+class _ImportFinderOfAccelerate:
+    """An import finder that calls `_make_accelerate_accept` as soon as the module `accelerate.state` has been imported."""
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
@@ -44,13 +44,13 @@ class _BackendChoiceWrapper:
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
-            _wrap_backend_choice(module, self._backend)
+            _make_accelerate_accept(module, self._backend)
 
         spec.loader.exec_module = execute_and_wrap
         return spec
 
 
-def _wrap_backend_choice(module: ModuleType, backend: str) -> None:
+def _make_accelerate_accept(module: ModuleType, backend: str) -> None:
     """Wraps accelerate's function for choosing a backend: if the program requests `backend`, the function now returns
     `backend`.
     """

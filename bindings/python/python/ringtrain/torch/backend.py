@@ -27,9 +27,9 @@ def create(options: Any, _backend_options: Any = None) -> RingProcessGroup:
     getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(NAME)
     rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
     is_world = not options.global_ranks_in_group
-    started_by_ringrun = rendezvous.is_launched(rank, size) if is_world else _world_is_started_by_ringrun()
+    started_by_ringrun = rendezvous.is_started_by_ringrun(rank, size) if is_world else _world_is_started_by_ringrun()
     if is_world and started_by_ringrun:
-        group = rendezvous.join_launched(timeout)
+        group = rendezvous.join_job_of_ringrun(timeout)
     else:
         group = rendezvous.join_through_store(options.store, rendezvous.Membership(rank, size, timeout, started_by_ringrun))
     return RingProcessGroup(group, options.global_ranks_in_group, started_by_ringrun)

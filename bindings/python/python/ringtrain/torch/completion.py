@@ -15,7 +15,7 @@ _IDLE_MAX = 2
 class Waitable(Protocol):
     """An operation that a completer can wait for."""
 
-    def settle(self, keep_waiting: Callable[[], bool]) -> None:
+    def wait_while(self, keep_waiting: Callable[[], bool]) -> None:
         """Waits until the operation has ended or `keep_waiting` returns False. Raises no exception."""
 
 
@@ -41,10 +41,10 @@ class Completer:
         with self._state:
             if not self._closing:
                 self._queue.append((operation, then))
-                self._ensure_leader()
+                self._ensure_leader_thread()
                 return
         # The group has been closed, so its operations have ended and the completer's threads exit.
-        operation.settle(lambda: False)
+        operation.wait_while(lambda: False)
         then()
 
     def close(self, timeout: float) -> None:
@@ -58,27 +58,27 @@ class Completer:
             if thread is not threading.current_thread():
                 thread.join(timeout)
 
-    def _ensure_leader(self) -> None:
+    def _ensure_leader_thread(self) -> None:
         """Wakes or starts a thread that becomes the leader, if there is no leader. The caller must hold the lock."""
         if self._has_leader or not self._queue:
             return
         if self._idle:
             self._state.notify()
         elif not self._closing:
-            thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            thread = threading.Thread(target=self._complete_operations, name=self._name, daemon=True)
             self._threads.add(thread)
             # The new thread counts as idle until it runs, so that no second thread is started in the meantime.
             self._idle += 1
             thread.start()
 
-    def _serve(self) -> None:
+    def _complete_operations(self) -> None:
         try:
-            while (found := self._wait_to_lead()) is not None:
+            while (found := self._wait_to_become_leader()) is not None:
                 operation, then = found
-                operation.settle(lambda: not self._closing)
+                operation.wait_while(lambda: not self._closing)
                 with self._state:
                     self._has_leader = False
-                    self._ensure_leader()
+                    self._ensure_leader_thread()
                     if self._closing:
                         self._state.notify_all()
                 then()
@@ -91,7 +91,7 @@ class Completer:
             with self._state:
                 self._threads.discard(threading.current_thread())
 
-    def _wait_to_lead(self) -> tuple[Waitable, Callable[[], None]] | None:
+    def _wait_to_become_leader(self) -> tuple[Waitable, Callable[[], None]] | None:
         """Waits until this thread is the leader, and returns the oldest operation. Returns `None` if the completer is closed."""
         with self._state:
             while self._has_leader or not self._queue:

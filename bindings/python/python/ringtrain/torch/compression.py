@@ -28,7 +28,7 @@ class Compressor:
         return tensor
 
 
-class _Half(Compressor):
+class _HalfPrecisionCompressor(Compressor):
     """Sends elements as `dtype`: `compress` converts float64 elements, and the library converts float32 elements while it sends
     them."""
 
@@ -45,14 +45,14 @@ class _Half(Compressor):
         return tensor if context is None else tensor.to(context)
 
 
-class FP16Compressor(_Half):
+class FP16Compressor(_HalfPrecisionCompressor):
     """Sends float32 and float64 elements as float16."""
 
     wire = "fp16"
     dtype = torch.float16
 
 
-class BF16Compressor(_Half):
+class BF16Compressor(_HalfPrecisionCompressor):
     """Sends float32 and float64 elements as bfloat16."""
 
     wire = "bf16"

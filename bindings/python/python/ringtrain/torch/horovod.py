@@ -42,7 +42,7 @@ def init() -> None:
     if dist.is_initialized() and dist.get_backend() == "ring":
         group = ring_group().core.duplicate()
     elif _world.is_joined() or "RING_RANK" in os.environ:
-        group = rendezvous.join_launched(_TIMEOUT_SECONDS)
+        group = rendezvous.join_job_of_ringrun(_TIMEOUT_SECONDS)
     elif {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         store, env_rank, env_size = next(iter(dist.rendezvous("env://")))
         member = rendezvous.Membership(env_rank, env_size, _TIMEOUT_SECONDS, started_by_ringrun=False)
@@ -225,7 +225,7 @@ def broadcast_async(tensor: Tensor, root_rank: int, name: str | None = None) -> 
 def broadcast_async_(tensor: Tensor, root_rank: int, name: str | None = None) -> Handle:
     """Begins to copy the root's tensor into the tensor of every rank."""
     host, back = tensors.writable_on_host(tensor)
-    return Handle(world().broadcast_async(tensors.as_memory(host), root_rank), _finish(tensor, back))
+    return Handle(world().broadcast_async(tensors.as_memory(host), root_rank), _finish_function(tensor, back))
 
 
 def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
@@ -250,7 +250,7 @@ def alltoall(tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name:
     sent, received = torch.tensor(send_counts, dtype=torch.int64), torch.empty(group.size, dtype=torch.int64)
     group.all_to_all(tensors.as_memory(received), tensors.as_memory(sent, False))
     receive_counts = received.tolist()
-    row_elements = _element_count(source.shape[1:]) * tensors.units_per_element(source)
+    row_elements = _element_count(source.shape[1:]) * tensors.values_per_element(source)
     result = torch.empty((sum(receive_counts), *source.shape[1:]), dtype=source.dtype)
     group.all_to_all(
         tensors.as_memory(result),
@@ -268,7 +268,7 @@ def reducescatter(tensor: Tensor, name: str | None = None, op: str | None = None
     group, source = world(), tensors.readable_on_host(tensor)
     rows = [source.shape[0] // group.size + (index < source.shape[0] % group.size) for index in range(group.size)]
     result = torch.empty((rows[group.rank], *source.shape[1:]), dtype=source.dtype)
-    counts = [count * _element_count(source.shape[1:]) * tensors.units_per_element(source) for count in rows]
+    counts = [count * _element_count(source.shape[1:]) * tensors.values_per_element(source) for count in rows]
     group.reduce_scatter(tensors.as_memory(result), tensors.as_memory(source, False), _reduction_name(None, op), counts)
     return result.to(tensor.device)
 
@@ -326,13 +326,13 @@ def _begin_allgather(tensor: Tensor) -> tuple[Handle, list[int]]:
     group, source = world(), tensors.readable_on_host(tensor)
     rows = _rows_of_all(group, source)
     result = torch.empty((sum(rows), *source.shape[1:]), dtype=source.dtype)
-    row_elements = _element_count(source.shape[1:]) * tensors.units_per_element(source)
+    row_elements = _element_count(source.shape[1:]) * tensors.values_per_element(source)
     counts = [count * row_elements for count in rows]
     handle = group.all_gather_async(tensors.as_memory(result), tensors.as_memory(source, False), counts)
     return Handle(handle, lambda: result.to(tensor.device)), rows
 
 
-def _finish(tensor: Tensor, back: Callable[[], None] | None) -> Callable[[], Tensor]:
+def _finish_function(tensor: Tensor, back: Callable[[], None] | None) -> Callable[[], Tensor]:
     """Returns the last step of an operation, a function that returns `tensor`. If `back` is not `None`, the last step first
     calls `back`, which copies the operation's result into `tensor`."""
 

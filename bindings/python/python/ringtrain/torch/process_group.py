@@ -167,7 +167,7 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
 
     def allreduce(self, tensor: Tensors | Tensor, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """All-reduces a tensor in place. Sparse tensors in the COO format can be added and averaged."""
-        target = _only_tensor(tensor)
+        target = _single_tensor(tensor)
         op = _reduction_of(opts)
         options = _options_of(opts, timeout)
         if target.is_sparse:
@@ -180,10 +180,10 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
             return self._all_reduce_now(
                 lambda: cuda.all_reduce_on_gpu(target, lambda host: begin(tensors.as_memory(host), name)), target, options
             )
-        return self._run("all_reduce", options, *self._in_place(target, op))
+        return self._run("all_reduce", options, *self._in_place_arguments(target, op))
 
     def broadcast(self, tensor: Tensors | Tensor, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        target = _only_tensor(tensor)
+        target = _single_tensor(tensor)
         root = opts if isinstance(opts, int) else opts.rootRank
         host, back = tensors.writable_on_host(target)
         return self._run("broadcast", _options_of(opts, timeout), (tensors.as_memory(host), root), [target], back)
@@ -191,21 +191,21 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
     def reduce(self, tensor: Tensors | Tensor, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """Reduces the tensors of all ranks. On the root, the result replaces the tensor. The tensors of the other ranks do
         not change."""
-        target = _only_tensor(tensor)
+        target = _single_tensor(tensor)
         root = opts if isinstance(opts, int) else opts.rootRank
         op = _reduction_of(opts if op is None else op)
         if self.rank() == root:
-            arguments, outputs, back = self._in_place(target, op)
+            arguments, outputs, back = self._in_place_arguments(target, op)
             return self._run("reduce", _options_of(opts, timeout), (*arguments, root), outputs, back)
-        name, source = self._scaled(tensors.readable_on_host(target), op)
+        name, source = self._scaled_input(tensors.readable_on_host(target), op)
         return self._run("reduce", _options_of(opts, timeout), (None, name, root, tensors.as_memory(source, False)), [target])
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist._Work:
         """Gathers the tensors of all ranks on every rank. The sizes of these tensors may differ; output i has the size of rank
         i's tensor."""
-        parts, mine = _only_list(outputs), tensors.readable_on_host(_only_tensor(inputs))
+        parts, mine = _single_tensor_list(outputs), tensors.readable_on_host(_single_tensor(inputs))
         flat, back = tensors.flat_output(parts)
-        arguments = (tensors.as_memory(flat), tensors.as_memory(mine, False), tensors.part_counts(parts, flat))
+        arguments = (tensors.as_memory(flat), tensors.as_memory(mine, False), tensors.uneven_element_counts(parts, flat))
         return self._run("all_gather", _options_of(opts), arguments, [parts], back)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist._Work:
@@ -218,17 +218,17 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """Each rank passes a list with one tensor for each rank. Rank i gets the reduction of all tensors with index i."""
-        output, parts = _only_tensor(outputs), _only_list(inputs)
+        output, parts = _single_tensor(outputs), _single_tensor_list(inputs)
         op = _reduction_of(opts)
-        name, flat = self._scaled(tensors.concatenate_on_host(parts), op)
+        name, flat = self._scaled_input(tensors.concatenate_on_host(parts), op)
         host, back = tensors.writable_on_host(output, keep=False)
-        arguments = (tensors.as_memory(host), tensors.as_memory(flat, False), name, tensors.part_counts(parts, flat))
+        arguments = (tensors.as_memory(host), tensors.as_memory(flat, False), name, tensors.uneven_element_counts(parts, flat))
         return self._run("reduce_scatter", _options_of(opts, timeout), arguments, [output], back)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist._Work:
         """Divides the tensor of each rank into equal parts, one for each rank. Rank i gets the reduction of all parts with
         index i."""
-        name, flat = self._scaled(tensors.readable_on_host(input), _reduction_of(opts))
+        name, flat = self._scaled_input(tensors.readable_on_host(input), _reduction_of(opts))
         host, back = tensors.writable_on_host(output, keep=False)
         arguments = (tensors.as_memory(host), tensors.as_memory(flat, False), name)
         return self._run("reduce_scatter", _options_of(opts), arguments, [output], back)
@@ -238,12 +238,12 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """Gathers the tensors of all ranks in the root's list `outputs`. The other ranks get no tensors."""
         root = opts if isinstance(opts, int) else opts.rootRank
-        mine = tensors.as_memory(tensors.readable_on_host(_only_tensor(inputs)), False)
+        mine = tensors.as_memory(tensors.readable_on_host(_single_tensor(inputs)), False)
         if self.rank() != root:
             return self._run("gather", _options_of(opts, timeout), (None, mine, root), [])
-        parts = _only_list(outputs)
+        parts = _single_tensor_list(outputs)
         flat, back = tensors.flat_output(parts)
-        arguments = (tensors.as_memory(flat), mine, root, tensors.part_counts(parts, flat))
+        arguments = (tensors.as_memory(flat), mine, root, tensors.uneven_element_counts(parts, flat))
         return self._run("gather", _options_of(opts, timeout), arguments, [parts], back)
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist._Work:
@@ -259,11 +259,11 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """Sends tensor i of the root's list to rank i."""
         root = opts if isinstance(opts, int) else opts.rootRank
-        output = _only_tensor(outputs)
+        output = _single_tensor(outputs)
         host, back = tensors.writable_on_host(output, keep=False)
-        flat, sizes = None, [host.numel() * tensors.units_per_element(host)] * self.size()
+        flat, sizes = None, [host.numel() * tensors.values_per_element(host)] * self.size()
         if self.rank() == root:
-            parts = _only_list(inputs)
+            parts = _single_tensor_list(inputs)
             if any(part.numel() != output.numel() for part in parts):
                 raise _core.InvalidArgument("scatter: all tensors of the list need as many elements as the output")
             flat = tensors.as_memory(tensors.concatenate_on_host(parts), False)
@@ -273,7 +273,7 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
         """Sends input i to rank i and receives output i from rank i. The sizes of tensors may differ."""
         flat, back = tensors.flat_output(outputs)
         mine = tensors.concatenate_on_host(inputs)
-        uneven = tensors.part_counts(inputs, mine) or tensors.part_counts(outputs, flat)
+        uneven = tensors.uneven_element_counts(inputs, mine) or tensors.uneven_element_counts(outputs, flat)
         send, receive = (_element_counts(inputs, mine), _element_counts(outputs, flat)) if uneven else (None, None)
         arguments = (tensors.as_memory(flat), tensors.as_memory(mine, False), send, receive)
         return self._run("all_to_all", _options_of(opts), arguments, [outputs], back)
@@ -330,7 +330,7 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
     ) -> PendingWork:
         event = profiling.begin_event(name)
         try:
-            with self._timeout_of(limit):
+            with self._with_timeout(limit):
                 handle = getattr(self._group, name + "_async")(*arguments)
         except _core.Error as error:
             profiling.end_event(event)
@@ -338,7 +338,7 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
         return PendingWork([handle], outputs, [back] if back is not None else (), self._with_global_rank, self._completer, event)
 
     @contextlib.contextmanager
-    def _timeout_of(self, limit: float | None) -> Iterator[None]:
+    def _with_timeout(self, limit: float | None) -> Iterator[None]:
         """A context manager. Operations that begin within the block have the timeout `limit`, or the
         group's timeout if `limit` is None."""
         if limit is None or limit == self._timeout:
@@ -356,7 +356,7 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
         true, so that all ranks begin these operations in the same order."""
         event = profiling.begin_event("all_reduce")
         try:
-            with self._timeout_of(None if options is None else seconds(options.timeout)):
+            with self._with_timeout(None if options is None else seconds(options.timeout)):
                 reduce()
         except _core.Error as error:
             raise self._with_global_rank(error) from None
@@ -364,7 +364,7 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
             profiling.end_event(event)
         return CompletedWork([target])
 
-    def _in_place(self, target: Tensor, op: dist.ReduceOp) -> tuple[tuple, Tensors, Callable[[], None] | None]:
+    def _in_place_arguments(self, target: Tensor, op: dist.ReduceOp) -> tuple[tuple, Tensors, Callable[[], None] | None]:
         """Prepares an in-place reduction of `target`. Returns the arguments for the method of `core`, the output tensors, and
         the function that copies the result back to `target`, or `None` if no copy is needed."""
         host, back = tensors.writable_on_host(target)
@@ -374,7 +374,7 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
             host.detach().mul_(tensors.premul_factor(op))
         return (tensors.as_memory(host), name), [target], back
 
-    def _scaled(self, source: Tensor, op: dist.ReduceOp) -> tuple[str, Tensor]:
+    def _scaled_input(self, source: Tensor, op: dist.ReduceOp) -> tuple[str, Tensor]:
         """Returns the name of the reduction `op` in the compiled module, and the tensor to reduce. If `op` has a factor, this
         tensor is `source` times the factor, otherwise `source` itself."""
         name = tensors.reduction_name(op, source.dtype)
@@ -413,7 +413,7 @@ def _reduction_of(opts: Any) -> Any:
     return getattr(opts, "reduceOp", opts) if not isinstance(opts, int) else dist.ReduceOp.SUM
 
 
-def _only_tensor(argument: Any) -> Tensor:
+def _single_tensor(argument: Any) -> Tensor:
     """Returns the tensor in `argument`, which is a tensor or a list with one tensor."""
     if isinstance(argument, Tensor):
         return argument
@@ -422,7 +422,7 @@ def _only_tensor(argument: Any) -> Tensor:
     return argument[0]
 
 
-def _only_list(argument: Any) -> Tensors:
+def _single_tensor_list(argument: Any) -> Tensors:
     """Returns the tensors in `argument`: a list of tensors, or a list that contains one such list."""
     inner = argument[0] if argument and not isinstance(argument[0], Tensor) else argument
     if not inner:
@@ -433,7 +433,7 @@ def _only_list(argument: Any) -> Tensors:
 def _element_counts(parts: Tensors, whole: Tensor) -> list[int]:
     """Returns the length of each part, counted in elements of `tensors.as_memory(whole)`. For example, a complex number
     counts as two elements."""
-    scale = tensors.units_per_element(whole)
+    scale = tensors.values_per_element(whole)
     return [part.numel() * scale for part in parts]
 
 
@@ -447,5 +447,5 @@ def _row_counts(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int] |
     if len(sizes) != ranks or sum(sizes) != tensor.shape[0]:
         raise _core.InvalidArgument(f"the sizes {list(sizes)} do not split {tensor.shape[0]} rows among {ranks} ranks")
     rows = tensor.shape[0]
-    scale = (tensor.numel() // rows if rows else 0) * tensors.units_per_element(tensor)
+    scale = (tensor.numel() // rows if rows else 0) * tensors.values_per_element(tensor)
     return [size * scale for size in sizes]

@@ -30,7 +30,7 @@ class Membership:
     """Whether ringrun started all members of the group. Members that ringrun started know the secret of ringrun's job."""
 
 
-def is_launched(rank: int, size: int) -> bool:
+def is_started_by_ringrun(rank: int, size: int) -> bool:
     """Returns whether this process is rank `rank` of a job of `size` ranks. Until this process has joined a job, checks the job
     for which ringrun started the process, if any."""
     if _world.is_joined():
@@ -39,7 +39,7 @@ def is_launched(rank: int, size: int) -> bool:
     return (os.environ.get("RING_RANK"), os.environ.get("RING_WORLD_SIZE")) == (str(rank), str(size))
 
 
-def join_launched(timeout: float) -> _core.Group:
+def join_job_of_ringrun(timeout: float) -> _core.Group:
     """Returns a new group of all ranks of the job. The operations of this group are independent of those of
     `ringtrain.world()`."""
     world = _world.current_world() if _world.is_joined() else _world.join_world()
@@ -57,10 +57,10 @@ def join_through_store(store: Any, member: Membership) -> _core.Group:
     group rank 0 writes a new secret to the store. Torch's stores have no authentication, so every process that can
     read the store can read this new secret and join. Raises `ringtrain.StartError` if a rank does not join in time.
     """
-    location = {"host": _host_id(), "address": _address_towards(_store_host(store))}
+    location = {"host": _host_id(), "address": _own_address_towards(_store_host(store))}
     store.set(f"{_KEY}/{member.rank}", json.dumps(location))
     start_timeout = min(member.timeout, _START_SECONDS_MAX)
-    server, invitation = _invite(store, member, start_timeout) if member.rank == 0 else (None, json.loads(store.get(_KEY)))
+    server, invitation = _start_server(store, member, start_timeout) if member.rank == 0 else (None, json.loads(store.get(_KEY)))
     group = _core.join(
         rank=member.rank,
         size=member.size,
@@ -78,7 +78,7 @@ def join_through_store(store: Any, member: Membership) -> _core.Group:
     return group
 
 
-def _invite(store: Any, member: Membership, start_timeout: float) -> tuple[_core.Rendezvous, dict[str, Any]]:
+def _start_server(store: Any, member: Membership, start_timeout: float) -> tuple[_core.Rendezvous, dict[str, Any]]:
     """Starts the rendezvous server and writes an invitation, with the address of the server, to the store."""
     keys = [f"{_KEY}/{rank}" for rank in range(member.size)]
     locations = [json.loads(store.get(key)) for key in keys]
@@ -86,7 +86,7 @@ def _invite(store: Any, member: Membership, start_timeout: float) -> tuple[_core
     _delete_keys(store, keys)
     job_id = secrets.token_hex(16)
     secret = _job_secret() if member.started_by_ringrun else secrets.token_hex(32)
-    server = _core.Rendezvous(member.size, secret, job_id, _server_host(locations), start_timeout)
+    server = _core.Rendezvous(member.size, secret, job_id, _rendezvous_server_host(locations), start_timeout)
     invitation = {"rendezvous": server.address, "job_id": job_id, "secret": None if member.started_by_ringrun else secret}
     store.set(_KEY, json.dumps(invitation))
     return server, invitation
@@ -120,7 +120,7 @@ def _host_id() -> str:
         return socket.gethostname()
 
 
-def _server_host(locations: list[dict[str, str]]) -> str:
+def _rendezvous_server_host(locations: list[dict[str, str]]) -> str:
     """Returns the address of the rendezvous server: the variable `RINGTRAIN_HOST` if it is set, 127.0.0.1 if all
     ranks are on one host, otherwise the address of the interface from which group rank 0 reaches another host."""
     chosen = os.environ.get("RINGTRAIN_HOST")
@@ -128,7 +128,7 @@ def _server_host(locations: list[dict[str, str]]) -> str:
         return chosen
     mine = locations[0]
     remote = [location["address"] for location in locations if location["host"] != mine["host"]]
-    return _address_towards(remote[0]) if remote else "127.0.0.1"
+    return _own_address_towards(remote[0]) if remote else "127.0.0.1"
 
 
 def _store_host(store: Any) -> str | None:
@@ -138,7 +138,7 @@ def _store_host(store: Any) -> str | None:
     return getattr(store, "host", None) or os.environ.get("MASTER_ADDR")
 
 
-def _address_towards(host: str | None) -> str:
+def _own_address_towards(host: str | None) -> str:
     """Returns this host's address on the route to `host`, or on the default route if `host` is this host or unknown. Sends
     nothing: connecting a datagram socket only looks up the route."""
     for target in (host, "192.0.2.1"):

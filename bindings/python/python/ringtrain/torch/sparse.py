@@ -44,6 +44,6 @@ def _index_counts(group: _core.Group, mine: torch.Tensor) -> list[int]:
 def _gather_rows(group: _core.Group, rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     """Returns the rows of all ranks, in rank order."""
     result = torch.empty((sum(lengths), *rows.shape[1:]), dtype=rows.dtype)
-    per_row = rows.shape[1:].numel() * tensors.units_per_element(rows)
+    per_row = rows.shape[1:].numel() * tensors.values_per_element(rows)
     group.all_gather(tensors.as_memory(result), tensors.as_memory(rows, False), [length * per_row for length in lengths])
     return result

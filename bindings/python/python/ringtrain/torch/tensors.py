@@ -143,18 +143,18 @@ def flat_output(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Copy]:
     return flat, unflatten
 
 
-def part_counts(tensors: Sequence[torch.Tensor], whole: torch.Tensor) -> list[int] | None:
+def uneven_element_counts(tensors: Sequence[torch.Tensor], whole: torch.Tensor) -> list[int] | None:
     """Returns how many elements of `as_memory(whole)` belong to each tensor, or `None` if this number is the same for
     all tensors. `whole` contains the elements of all `tensors`.
     """
     sizes = [tensor.numel() for tensor in tensors]
     if min(sizes) == max(sizes):
         return None
-    scale = units_per_element(whole)
+    scale = values_per_element(whole)
     return [size * scale for size in sizes]
 
 
-def units_per_element(tensor: torch.Tensor) -> int:
+def values_per_element(tensor: torch.Tensor) -> int:
     """Returns how many elements `as_memory(tensor)` has for each element of the tensor."""
     if tensor.dtype in ELEMENT_TYPES:
         return 1

@@ -127,7 +127,7 @@ class PendingWork(dist._Work):
     def block_current_stream(self) -> None:
         self.wait()
 
-    def settle(self, keep_waiting: Callable[[], bool]) -> None:
+    def wait_while(self, keep_waiting: Callable[[], bool]) -> None:
         """Waits until the operation has ended, but does not raise its error. If `keep_waiting` returns False while
         the operation runs, this method stops waiting. In that case, the operation fails with the reason that the
         process group was closed.
@@ -171,7 +171,7 @@ class PendingWork(dist._Work):
         same order. Therefore, if a communication hook calls `get_future`, this method waits for the operation before
         it returns the future. The thread that adds a continuation to a complete future also runs the continuation.
         """
-        if self._completer is not None and _called_by_hook():
+        if self._completer is not None and _is_called_by_hook():
             self.wait()
         return self.overlapping_future()
 
@@ -191,7 +191,7 @@ class PendingWork(dist._Work):
         return self._future
 
     def _complete_in_own_thread(self, base: torch.futures.Future) -> None:
-        self.settle(lambda: True)
+        self.wait_while(lambda: True)
         base.set_result(None)
 
     def _wait_handles(self, limit: float | None) -> None:
@@ -227,7 +227,7 @@ class PendingWork(dist._Work):
         profiling.end_event(self._event)
 
 
-def _called_by_hook() -> bool:
+def _is_called_by_hook() -> bool:
     """Returns whether a communication hook or other Python code within the backward pass called `get_future`.
 
     Returns False if torch's compiled code called `get_future`: then the innermost Python frame is that of the backward pass.

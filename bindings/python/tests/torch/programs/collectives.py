@@ -39,7 +39,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     )
 
 
-def check_environment(rank: int, n: int) -> None:
+def check_backend_and_ranks(rank: int, n: int) -> None:
     assert dist.get_backend() == "ring"
     assert (dist.get_rank(), dist.get_world_size()) == (rank, n)
     assert dist.group.WORLD.name() == "ring"
@@ -374,7 +374,7 @@ def check_objects(rank: int, n: int) -> None:
     assert mine == [f"for {rank}"]
 
 
-def check_groups(rank: int, n: int) -> None:
+def check_new_groups(rank: int, n: int) -> None:
     evens = dist.new_group(list(range(0, n, 2)))
     mixed = dist.new_group(list(range(n)), backend="gloo")
     if rank % 2 == 0:

@@ -84,7 +84,7 @@ def require_identical(parameters: torch.Tensor, n: int) -> None:
     assert all(torch.equal(gathered[0], other) for other in gathered), "ranks have different parameters"
 
 
-def check_plain(rank: int, n: int, gloo: Any) -> None:
+def check_default_options(rank: int, n: int, gloo: Any) -> None:
     compare_with_gloo(rank, n, gloo)
 
 
@@ -92,7 +92,7 @@ def check_static_graph(rank: int, n: int, gloo: Any) -> None:
     compare_with_gloo(rank, n, gloo, static_graph=True)
 
 
-def check_bucket_view(rank: int, n: int, gloo: Any) -> None:
+def check_gradient_as_bucket_view(rank: int, n: int, gloo: Any) -> None:
     compare_with_gloo(rank, n, gloo, gradient_as_bucket_view=True)
 
 
@@ -116,7 +116,7 @@ def check_no_sync(rank: int, n: int, gloo: Any) -> None:
     compare_with_gloo(rank, n, gloo, step=step)
 
 
-def check_join(rank: int, n: int, gloo: Any) -> None:
+def check_join_with_uneven_batches(rank: int, n: int, gloo: Any) -> None:
     """Rank r has r more batches than rank 0."""
 
     def run(group: Any) -> torch.Tensor:

@@ -15,21 +15,21 @@ import ringtrain.torch as hvd
 from ringtrain import _core as core
 
 
-def tensor_of(rank: int, rows: int = 3) -> torch.Tensor:
+def tensor_of_rank(rank: int, rows: int = 3) -> torch.Tensor:
     """Returns the tensor that this rank contributes to a collective."""
     return torch.arange(rows * 4, dtype=torch.float32).reshape(rows, 4) + 100 * rank
 
 
 def sum_of_tensors(n: int) -> torch.Tensor:
-    """Returns the sum of `tensor_of(rank)` over `n` ranks."""
-    return torch.stack([tensor_of(rank) for rank in range(n)]).sum(0)
+    """Returns the sum of `tensor_of_rank(rank)` over `n` ranks."""
+    return torch.stack([tensor_of_rank(rank) for rank in range(n)]).sum(0)
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def check_ranks(rank: int, n: int) -> None:
+def check_init_and_ranks(rank: int, n: int) -> None:
     assert hvd.is_initialized() and (hvd.local_rank(), hvd.local_size()) == (rank, n)
     hvd.init()
     assert raised(NotImplementedError, hvd.join).args[0].startswith("ringtrain.torch.join")
@@ -37,63 +37,65 @@ def check_ranks(rank: int, n: int) -> None:
 
 
 def check_allreduce(rank: int, n: int) -> None:
-    assert_close(hvd.allreduce(tensor_of(rank)), sum_of_tensors(n) / n)
-    assert_close(hvd.allreduce(tensor_of(rank), average=False, name="a"), sum_of_tensors(n))
-    assert_close(hvd.allreduce(tensor_of(rank), op=hvd.Max), tensor_of(n - 1))
-    assert_close(hvd.allreduce(tensor_of(rank), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), 2 * sum_of_tensors(n))
-    raised(ValueError, lambda: hvd.allreduce(tensor_of(rank), average=True, op=hvd.Sum))
+    assert_close(hvd.allreduce(tensor_of_rank(rank)), sum_of_tensors(n) / n)
+    assert_close(hvd.allreduce(tensor_of_rank(rank), average=False, name="a"), sum_of_tensors(n))
+    assert_close(hvd.allreduce(tensor_of_rank(rank), op=hvd.Max), tensor_of_rank(n - 1))
+    scaled = hvd.allreduce(tensor_of_rank(rank), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+    assert_close(scaled, 2 * sum_of_tensors(n))
+    raised(ValueError, lambda: hvd.allreduce(tensor_of_rank(rank), average=True, op=hvd.Sum))
     assert_close(hvd.allreduce(torch.tensor([rank, 7])), torch.tensor([sum(range(n)) // n, 7]))
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         for dtype in (torch.float32, torch.float64):
-            found = hvd.allreduce(tensor_of(rank).to(dtype), compression=compression)
+            found = hvd.allreduce(tensor_of_rank(rank).to(dtype), compression=compression)
             torch.testing.assert_close(found, (sum_of_tensors(n) / n).to(dtype), rtol=1e-2, atol=1e-2)
-    mine = tensor_of(rank)
+    mine = tensor_of_rank(rank)
     assert hvd.allreduce_(mine, op=hvd.Sum) is mine
     assert_close(mine, sum_of_tensors(n))
-    across = tensor_of(rank).t()
+    across = tensor_of_rank(rank).t()
     hvd.allreduce_(across, op=hvd.Sum)
     assert_close(across, sum_of_tensors(n).t())
-    handles = [hvd.allreduce_async(tensor_of(rank), op=hvd.Sum, name=str(index)) for index in range(5)]
+    handles = [hvd.allreduce_async(tensor_of_rank(rank), op=hvd.Sum, name=str(index)) for index in range(5)]
     for handle in handles:
         assert_close(hvd.synchronize(handle), sum_of_tensors(n))
         assert hvd.poll(handle)
-    for found in hvd.grouped_allreduce([tensor_of(rank), tensor_of(rank)], op=hvd.Sum):
+    for found in hvd.grouped_allreduce([tensor_of_rank(rank), tensor_of_rank(rank)], op=hvd.Sum):
         assert_close(found, sum_of_tensors(n))
-    both = [tensor_of(rank), tensor_of(rank)]
+    both = [tensor_of_rank(rank), tensor_of_rank(rank)]
     hvd.grouped_allreduce_(both, op=hvd.Sum)
     assert_close(both[1], sum_of_tensors(n))
 
 
-def check_other_collectives(rank: int, n: int) -> None:
-    assert_close(hvd.allgather(tensor_of(rank, rank + 1)), torch.cat([tensor_of(other, other + 1) for other in range(n)]))
-    assert_close(hvd.allgather(tensor_of(rank, rank)), torch.cat([tensor_of(other, other) for other in range(n)]))
+def check_collectives_except_allreduce(rank: int, n: int) -> None:
+    everything = torch.cat([tensor_of_rank(other, other + 1) for other in range(n)])
+    assert_close(hvd.allgather(tensor_of_rank(rank, rank + 1)), everything)
+    assert_close(hvd.allgather(tensor_of_rank(rank, rank)), torch.cat([tensor_of_rank(other, other) for other in range(n)]))
     if n > 1:
         error = raised(core.InvalidArgument, lambda: hvd.allgather(torch.zeros(2, 4 + rank)))
         assert "rank 1" in str(error), error
-    assert_close(hvd.broadcast(tensor_of(rank), n - 1), tensor_of(n - 1))
-    mine = tensor_of(rank)
+    assert_close(hvd.broadcast(tensor_of_rank(rank), n - 1), tensor_of_rank(n - 1))
+    mine = tensor_of_rank(rank)
     hvd.broadcast_(mine, 0)
-    assert_close(mine, tensor_of(0))
-    assert_close(hvd.alltoall(tensor_of(rank, n)), torch.stack([tensor_of(other, n)[rank] for other in range(n)]))
-    received, sizes = hvd.alltoall(tensor_of(rank, n * (rank + 1)), torch.tensor([rank + 1] * n))
+    assert_close(mine, tensor_of_rank(0))
+    assert_close(hvd.alltoall(tensor_of_rank(rank, n)), torch.stack([tensor_of_rank(other, n)[rank] for other in range(n)]))
+    received, sizes = hvd.alltoall(tensor_of_rank(rank, n * (rank + 1)), torch.tensor([rank + 1] * n))
     assert sizes.tolist() == [other + 1 for other in range(n)]
-    assert_close(received, torch.cat([tensor_of(other, n * (other + 1)).split(other + 1)[rank] for other in range(n)]))
+    assert_close(received, torch.cat([tensor_of_rank(other, n * (other + 1)).split(other + 1)[rank] for other in range(n)]))
     rows = 2 * n + 1
-    part = sum(tensor_of(other, rows) for other in range(n)).tensor_split(n)[rank]
-    assert_close(hvd.reducescatter(tensor_of(rank, rows), op=hvd.Sum), part)
+    part = sum(tensor_of_rank(other, rows) for other in range(n)).tensor_split(n)[rank]
+    assert_close(hvd.reducescatter(tensor_of_rank(rank, rows), op=hvd.Sum), part)
     assert hvd.metric_average(float(rank)) == sum(range(n)) / n
     assert hvd.broadcast_object({"from": rank}, 0) == {"from": 0}
     assert hvd.allgather_object(rank) == list(range(n))
 
 
 def check_gradients_of_collectives(rank: int, n: int) -> None:
-    mine = tensor_of(rank).requires_grad_()
+    mine = tensor_of_rank(rank).requires_grad_()
     hvd.allreduce(mine, op=hvd.Sum).sum().backward()
     assert_close(mine.grad, torch.full((3, 4), float(n)))
-    mine = tensor_of(rank, rank + 1).requires_grad_()
+    mine = tensor_of_rank(rank, rank + 1).requires_grad_()
     (hvd.allgather(mine) * (rank + 1)).sum().backward()
     assert_close(mine.grad, torch.full((rank + 1, 4), sum(other + 1 for other in range(n)) / n))
-    mine = tensor_of(rank).requires_grad_()
+    mine = tensor_of_rank(rank).requires_grad_()
     hvd.broadcast(mine, 0).sum().backward()
     assert_close(mine.grad, torch.ones(3, 4) if rank == 0 else torch.zeros(3, 4))
 
@@ -123,7 +125,7 @@ def build_network() -> Network:
     return Network()
 
 
-def batch_of(rank: int, step: int) -> torch.Tensor:
+def batch_of_rank(rank: int, step: int) -> torch.Tensor:
     """Returns the random batch that this rank uses in this step."""
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * rank + step))
 
@@ -142,7 +144,7 @@ def train_in_one_process(
     for step in range(steps):
         optimizer.zero_grad()
         for rank in range(n):
-            (model(batch_of(rank, step), *uses(rank, step)).square().mean() / n).backward()
+            (model(batch_of_rank(rank, step), *uses(rank, step)).square().mean() / n).backward()
         optimizer.step()
     return model
 
@@ -164,7 +166,7 @@ def check_optimizer(rank: int, n: int) -> None:
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
             for step in range(4):
                 optimizer.zero_grad()
-                model(batch_of(rank, step)).square().mean().backward()
+                model(batch_of_rank(rank, step)).square().mean().backward()
                 optimizer.step()
                 scheduler.step()
             assert model.never.weight.grad is None
@@ -179,7 +181,7 @@ def check_unused_parameters(rank: int, n: int) -> None:
     optimizer = hvd.DistributedOptimizer(make_sgd(model.parameters()), bucket_bytes=2000)
     for step in range(6):
         optimizer.zero_grad()
-        model(batch_of(rank, step), *uses(rank, step)).square().mean().backward()
+        model(batch_of_rank(rank, step), *uses(rank, step)).square().mean().backward()
         optimizer.step()
     assert_same_parameters(model, train_in_one_process(n, 6, make_sgd, uses))
 
@@ -192,9 +194,9 @@ def check_gradient_accumulation_and_clipping(rank: int, n: int) -> None:
         optimizer.zero_grad()
         plain.zero_grad()
         for half in range(2):
-            model(batch_of(rank, 2 * step + half)).square().mean().backward()
+            model(batch_of_rank(rank, 2 * step + half)).square().mean().backward()
             for other in range(n):
-                expected(batch_of(other, 2 * step + half)).square().mean().backward()
+                expected(batch_of_rank(other, 2 * step + half)).square().mean().backward()
         optimizer.synchronize()
         norms = [nn.utils.clip_grad_norm_(net.parameters(), 0.5) for net in (model, expected)]
         torch.testing.assert_close(norms[0], norms[1])
@@ -204,11 +206,11 @@ def check_gradient_accumulation_and_clipping(rank: int, n: int) -> None:
     assert_same_parameters(model, expected)
 
 
-def check_misuse(rank: int, n: int) -> None:
+def check_misuse_is_refused(rank: int, n: int) -> None:
     model = build_network()
     optimizer = hvd.DistributedOptimizer(make_sgd(model.parameters()))
-    model(batch_of(rank, 0)).sum().backward()
-    error = raised(AssertionError, lambda: model(batch_of(rank, 0)).sum().backward())
+    model(batch_of_rank(rank, 0)).sum().backward()
+    error = raised(AssertionError, lambda: model(batch_of_rank(rank, 0)).sum().backward())
     assert "backward_passes_per_step" in str(error), error
     optimizer.step()
     raised(ValueError, lambda: hvd.DistributedOptimizer(optimizer))
@@ -242,7 +244,7 @@ def check_compression(rank: int, n: int) -> None:
             optimizer = hvd.DistributedOptimizer(make_sgd(model.parameters()), compression=compression)
             for step in range(3):
                 optimizer.zero_grad()
-                model(batch_of(rank, step).to(dtype)).square().mean().backward()
+                model(batch_of_rank(rank, step).to(dtype)).square().mean().backward()
                 optimizer.step()
             assert_same_parameters(model.float(), train_in_one_process(n, 3, make_sgd), tolerance=5e-2)
 
@@ -254,7 +256,7 @@ def check_closures_and_zero_grad(rank: int, n: int) -> None:
 
         def closure(step: int = step) -> torch.Tensor:
             optimizer.zero_grad(set_to_none=False)
-            loss = model(batch_of(rank, step)).square().mean()
+            loss = model(batch_of_rank(rank, step)).square().mean()
             loss.backward()
             return loss
 
@@ -271,7 +273,7 @@ def check_broadcasts_of_state(rank: int, n: int) -> None:
     assert_same_parameters(model, Network(), tolerance=0.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (rank + 1))
     if rank == 0:
-        model(batch_of(0, 0)).sum().backward()
+        model(batch_of_rank(0, 0)).sum().backward()
         optimizer.step()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -295,7 +297,7 @@ def check_training_script(rank: int, n: int) -> None:
     losses = []
     for step in range(60):
         optimizer.zero_grad()
-        batch = batch_of(rank, step)
+        batch = batch_of_rank(rank, step)
         loss = (model(batch).squeeze(1) - batch.sum(1)).square().mean()
         loss.backward()
         optimizer.step()
