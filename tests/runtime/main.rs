@@ -7,24 +7,24 @@ macro_rules! on_every_transport {
         use crate::util::ranks::TestTransport;
 
         #[test]
-        fn tcp() {
+        fn over_tcp() {
             super::$name(TestTransport::Tcp);
         }
 
         // Without `--full`, `tools/test` tests links of several connections only in `streams.rs`.
         #[test]
         #[ignore = "runs with tools/test --full"]
-        fn streams() {
+        fn over_streams() {
             super::$name(TestTransport::Streams);
         }
 
         #[test]
-        fn shm() {
+        fn over_shm() {
             super::$name(TestTransport::Shm);
         }
 
         #[test]
-        fn hosts() {
+        fn over_hosts() {
             super::$name(TestTransport::Hosts);
         }
     } )+ };

@@ -448,7 +448,7 @@ fn a_rank_that_never_calls_is_reported() {
     }
 }
 
-/// With [`at`], a binding to another language passes the line of the program that called the binding.
+/// A binding to another language uses [`at`] to report the file and line of the program's own call.
 #[test]
 fn lines_that_a_binding_passes_are_reported() {
     let passed_and_found_sites = |causes: &[Cause]| {

@@ -12,7 +12,8 @@ use ringtrain::{Compression, Rank};
 
 use super::library::train;
 use super::strategies::{
-    NONE, TestActions, assert_close, checkpoint_in, parse_strategy, sgd_config, train_and_compare, train_on,
+    NONE, PlannedInterventions, assert_close, checkpoint_in, parse_strategy, sgd_config, train_and_compare,
+    train_on,
 };
 use super::util::{ringrun, run as run_program, runs_long_tests};
 
@@ -168,7 +169,7 @@ fn a_stopped_divided_run_is_saved_and_continues() {
         checkpoint: Some(checkpoint_in(directory.path(), existing)),
         ..small_config()
     };
-    let stop = TestActions { stop: Some((Rank::new(2), 5)), ..NONE };
+    let stop = PlannedInterventions { stop: Some((Rank::new(2), 5)), ..NONE };
     for result in train_on(3, &config(ExistingCheckpoint::Refuse), stop) {
         let report = result.unwrap().report;
         assert!(report.stopped && report.steps == 6, "{report:?}");
@@ -210,7 +211,7 @@ fn a_checkpoint_within_an_epoch_has_the_whole_model() {
 #[test]
 fn an_error_names_the_rank_with_corrupted_parameters() {
     let config = Config { strategy: parse_strategy("hybrid:2x2"), epochs: Some(2), ..small_config() };
-    let corrupt = TestActions { parameter: Some((Rank::new(3), 0.5)), ..NONE };
+    let corrupt = PlannedInterventions { parameter: Some((Rank::new(3), 0.5)), ..NONE };
     for result in train_on(4, &config, corrupt) {
         let error = result.unwrap_err().to_string();
         assert!(error.contains("ranks 2, 3 hold different parameters"), "{error}");

@@ -12,8 +12,8 @@ use ringtrain::train::{
 
 use super::library::train;
 use super::strategies::{
-    NONE, TestActions, checkpoint_in, convergence_config, parse_strategy, sgd_config, train_and_compare,
-    train_on,
+    NONE, PlannedInterventions, checkpoint_in, convergence_config, parse_strategy, sgd_config,
+    train_and_compare, train_on,
 };
 use super::util::{if_long_tests_else, ranks, runs_long_tests};
 
@@ -78,7 +78,8 @@ fn a_stopped_run_resumes_on_another_number_of_ranks() {
             checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)),
             ..sgd_config()
         };
-        let stopped = train_on(3, &first, TestActions { stop: Some((Rank::new(*victim), 7)), ..NONE });
+        let stopped =
+            train_on(3, &first, PlannedInterventions { stop: Some((Rank::new(*victim), 7)), ..NONE });
         let reports: Vec<_> = stopped.into_iter().map(|result| result.unwrap().report).collect();
         for report in &reports {
             assert!(report.stopped && (2..72).contains(&report.steps), "{report:?}");

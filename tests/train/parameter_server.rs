@@ -11,7 +11,7 @@ use ringtrain::train::{Config, ExistingCheckpoint, Patience, Recipe, ServerRepor
 
 use super::library::train;
 use super::strategies::{
-    NONE, TestActions, assert_close, checkpoint_in, convergence_config, parse_strategy, sgd_config,
+    NONE, PlannedInterventions, assert_close, checkpoint_in, convergence_config, parse_strategy, sgd_config,
     train_and_compare, train_on,
 };
 use super::util::{
@@ -124,7 +124,7 @@ fn a_stopped_run_resumes_with_other_servers_and_workers() {
             checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)),
             ..sgd_config()
         };
-        let stopped = train_on(4, &first, TestActions { stop: Some((Rank::ZERO, 17)), ..NONE });
+        let stopped = train_on(4, &first, PlannedInterventions { stop: Some((Rank::ZERO, 17)), ..NONE });
         let mut stopped: Vec<_> = stopped.into_iter().map(|result| result.unwrap()).collect();
         let stopped = stopped.swap_remove(0).report;
         assert!(stopped.stopped && (17..72).contains(&stopped.steps), "{text}: {stopped:?}");

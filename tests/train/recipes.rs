@@ -12,7 +12,7 @@ use ringtrain::train::{
 use ringtrain::{Group, Rank};
 
 use super::library::{StopAfter, checkpoint_in, config, train};
-use super::strategies::{NONE, TestActions, parse_strategy, train_and_compare, train_on};
+use super::strategies::{NONE, PlannedInterventions, parse_strategy, train_and_compare, train_on};
 use super::util::ranks;
 
 /// Returns the configuration of a run of 3 epochs with 15 steps each.
@@ -256,7 +256,7 @@ fn a_run_with_a_parameter_server_resumes_with_the_same_bits() {
         checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume)),
         ..config(records)
     };
-    let stop = TestActions { stop: Some((Rank::ZERO, 5)), ..NONE };
+    let stop = PlannedInterventions { stop: Some((Rank::ZERO, 5)), ..NONE };
     for result in train_on(2, &saved(3), stop) {
         assert_eq!(result.unwrap().report.history[0].validation_loss, None);
     }

@@ -14,7 +14,7 @@ use ringtrain::{Group, Rank};
 
 use super::library::{PrintedLines, config, train};
 use super::strategies::{
-    NONE, TestActions, assert_close, checkpoint_in, parse_strategy, train_and_compare, train_on,
+    NONE, PlannedInterventions, assert_close, checkpoint_in, parse_strategy, train_and_compare, train_on,
 };
 use super::util::{if_long_tests_else, ranks};
 
@@ -192,7 +192,7 @@ fn a_run_on_a_table_resumes_within_an_epoch_on_another_number_of_ranks() {
         checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)),
         ..config.clone()
     };
-    for stopped in train_on(3, &first, TestActions { stop: Some((Rank::new(1), 201)), ..NONE }) {
+    for stopped in train_on(3, &first, PlannedInterventions { stop: Some((Rank::new(1), 201)), ..NONE }) {
         let report = stopped.unwrap().report;
         assert!(report.stopped && report.steps < expected.report.steps, "{report:?}");
     }

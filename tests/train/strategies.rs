@@ -18,24 +18,24 @@ use super::util::{if_long_tests_else, ranks, ringrun, run as run_program, runs_l
 
 /// What a test does to a rank at certain moments of a run.
 #[derive(Clone, Copy)]
-pub(crate) struct TestActions {
+pub(crate) struct PlannedInterventions {
     /// Sets the stop flag of this rank after this number of steps.
     pub(crate) stop: Option<(Rank, usize)>,
     /// Sets a parameter of this rank to this value at the end of each epoch.
     pub(crate) parameter: Option<(Rank, f32)>,
 }
 
-pub(crate) const NONE: TestActions = TestActions { stop: None, parameter: None };
+pub(crate) const NONE: PlannedInterventions = PlannedInterventions { stop: None, parameter: None };
 
-/// Performs the [`TestActions`] of one rank.
-struct ActingObserver {
+/// Performs the [`PlannedInterventions`] of one rank.
+struct InterveningObserver {
     rank: Rank,
-    actions: TestActions,
+    actions: PlannedInterventions,
     steps: usize,
     stop: Arc<AtomicBool>,
 }
 
-impl Observer for ActingObserver {
+impl Observer for InterveningObserver {
     fn notice(&mut self, _: &str) {}
     fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
     fn step_taken(&mut self, _: &CompletedStep) {
@@ -53,11 +53,16 @@ impl Observer for ActingObserver {
 }
 
 /// Runs the configuration on `n` ranks.
-pub(crate) fn train_on(n: u32, config: &Config, actions: TestActions) -> Vec<Result<Summary, TrainError>> {
+pub(crate) fn train_on(
+    n: u32,
+    config: &Config,
+    actions: PlannedInterventions,
+) -> Vec<Result<Summary, TrainError>> {
     let config = config.clone();
     ranks::run(n, move |mut group| {
         let stop = Arc::new(AtomicBool::new(false));
-        let mut actor = ActingObserver { rank: group.rank(), actions, steps: 0, stop: Arc::clone(&stop) };
+        let mut actor =
+            InterveningObserver { rank: group.rank(), actions, steps: 0, stop: Arc::clone(&stop) };
         run(&mut group, &config, &stop, &mut actor)
     })
 }
@@ -192,7 +197,7 @@ fn a_stopped_run_resumes_on_another_number_of_ranks() {
             checkpoint: Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)),
             ..sgd_config()
         };
-        let stopped = train_on(3, &first, TestActions { stop: Some((Rank::new(1), 5)), ..NONE });
+        let stopped = train_on(3, &first, PlannedInterventions { stop: Some((Rank::new(1), 5)), ..NONE });
         let reports: Vec<_> = stopped.into_iter().map(|result| result.unwrap().report).collect();
         for report in &reports {
             assert!(report.stopped && (5..48).contains(&report.steps), "{text}: {report:?}");
@@ -240,7 +245,8 @@ fn divergence_on_one_rank_ends_all_ranks() {
     for text in ["local-sgd:4", "model-average"] {
         // The parameter becomes NaN at the end of the first epoch on rank 1 only.
         let config = Config { strategy: parse_strategy(text), ..sgd_config() };
-        let results = train_on(3, &config, TestActions { parameter: Some((Rank::new(1), f32::NAN)), ..NONE });
+        let results =
+            train_on(3, &config, PlannedInterventions { parameter: Some((Rank::new(1), f32::NAN)), ..NONE });
         for (rank, result) in results.into_iter().enumerate() {
             let error = result.unwrap_err().to_string();
             let expected = if text == "model-average" { "the loss is NaN" } else { "different parameters" };

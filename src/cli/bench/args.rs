@@ -55,8 +55,8 @@ pub struct BenchArgs {
     pub operation: BenchOperation,
 
     /// The size of the smallest buffer in bytes. The suffixes K, M, G (or KiB, MiB, GiB) are powers of 1024.
-    /// ringbench rounds each size down to whole elements, but to at least one element. For gather, scatter and
-    /// all_to_all, each rank has the same number of elements, at least one [default: 4]
+    /// ringbench rounds each size down to a multiple of the size of an element. For gather, scatter and all_to_all,
+    /// ringbench rounds down so that all ranks have equal parts. A part has at least one element [default: 4]
     #[arg(short = 'b', long = "min-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes_min: Option<usize>,
 

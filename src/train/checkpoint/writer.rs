@@ -170,7 +170,7 @@ impl CheckpointWriter {
 
     /// Records that the save after `steps` steps could not begin, because the previous write is still in progress.
     /// May return a line for the user.
-    pub(crate) fn skip(&mut self, steps: u64, is_best: bool, now: Instant) -> Option<String> {
+    pub(crate) fn record_skipped_save(&mut self, steps: u64, is_best: bool, now: Instant) -> Option<String> {
         self.record_save_result((steps, is_best), Err(self.still_writing_error()), now)
     }
 
@@ -284,7 +284,7 @@ mod tests {
         let mut writer = CheckpointWriter::new(&settings, (network, identity), 0, now);
         let (sender, result) = mpsc::channel();
         writer.current = Some(Write { steps: 10, is_best: false, result });
-        let line = writer.skip(20, true, now).unwrap();
+        let line = writer.record_skipped_save(20, true, now).unwrap();
         assert!(line.contains("step 20 was not saved") && line.contains("there is no checkpoint"), "{line}");
         sender.send(WriteResult { copy: state, latest_steps: Some(10), result: Ok(()) }).unwrap();
         assert_eq!((writer.wait(DROP_WAIT_MAX), writer.has_failed()), (None, true));

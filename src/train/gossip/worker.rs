@@ -29,7 +29,8 @@ use crate::types::Rank;
 /// At the end of the run, a rank waits at most this long for the averages that it has started.
 const AVERAGES_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// The time after which a rank that becomes the coordinator asks another rank again for the parts that it has done.
+/// A new coordinator asks each rank which parts of batches are done. Between two requests to a rank, the coordinator
+/// waits for this time.
 const TAKEOVER_PAUSE: Duration = Duration::from_millis(50);
 
 /// A rank that takes steps.

@@ -29,7 +29,7 @@ pub(crate) struct PlacedLayer {
 /// The memory for the forward and the backward pass of a stage. Allocate a workspace once, for the largest batch.
 #[derive(Debug)]
 pub struct Workspace {
-    /// The input of the first layer. The caller writes the features of each sample to one of the first rows.
+    /// The input of the first layer. The caller writes the features of n samples to the first n rows.
     pub input: Array2<f32>,
     /// The output of each layer.
     outputs: Vec<Array2<f32>>,

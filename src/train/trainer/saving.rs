@@ -49,7 +49,7 @@ impl Trainer<'_> {
         let notice = writer.wait(PREVIOUS_WRITE_WAIT_MAX.min(group.timeout() / 4));
         show_writer_line(observer, notice);
         let notice = if writer.is_writing() {
-            writer.skip(self.state.position.steps_total, is_best, Instant::now())
+            writer.record_skipped_save(self.state.position.steps_total, is_best, Instant::now())
         } else {
             self.begin_save(collected.as_ref(), is_best)
         };

@@ -275,7 +275,7 @@ class Group(ObjectCollectives):
     def _gather_arguments(
         self, array: NDArray, out: NDArray | None, counts: Sequence[int] | None
     ) -> tuple[NDArray, list[int] | None]:
-        """Returns the array for the result of a gather and, if `counts` is given, the number of elements of each rank."""
+        """Returns the array that will receive the gathered rows, and `counts` converted from rows to elements."""
         if counts is None:
             return result_array(out, (self.size, *array.shape), array.dtype), None
         scaled = self._check_own_count(array, counts)

@@ -96,7 +96,7 @@ class GradientReducer:
         # Begin only buckets on the CPU here. Copying buckets from a GPU would delay the backward pass, so `synchronize` begins
         # those.
         while p.is_cpu and self._begun < len(self._buckets) and all(self._buckets[self._begun].taken):
-            self._buckets[self._begun].begin(self._settings)
+            self._buckets[self._begun].begin_all_reduce(self._settings)
             self._begun += 1
 
     def _copy_to_bucket(self, bucket: Bucket, index: int, p: Parameter) -> None:

@@ -182,8 +182,8 @@ def check_hooks_of_ringtrain(rank: int, n: int, gloo: Any) -> None:
 
 
 def check_error_feedback(rank: int, n: int, gloo: Any) -> None:
-    """bfloat16 rounds each gradient down to 1. With error feedback, the sum of many rounded gradients is still
-    right."""
+    """All gradients are 1 + 1/1024, which bfloat16 rounds to 1. With error feedback, the sum of 64 rounded gradients is
+    still right."""
     state = hooks.Compression("bf16", error_feedback=True)
     total = torch.zeros(1)
     for _ in range(64):
