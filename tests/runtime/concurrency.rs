@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::util::ranks::TestTransport;
-use crate::util::{TEST_TIMEOUT, if_long_tests_else, runs_long_tests};
+use crate::util::{TEST_TIMEOUT, if_long_tests_else, retry_on_busy_machine, runs_long_tests};
 use ringtrain::group::{Received, Source, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
 
@@ -84,51 +84,57 @@ fn a_receive_whose_handle_is_dropped_is_cancelled(transport: TestTransport) {
 /// Regression test: before the fix, if a long message began before the barrier, the barrier could use the link only
 /// after the last byte of the message.
 fn a_barrier_completes_while_a_long_message_is_sent(transport: TestTransport) {
-    transport.run(2, |mut group| {
-        const LONG_COUNT: usize = 8 << 20;
-        let other = Rank::new(1 - group.rank().get());
-        let received = group.receive_async::<u64>(LONG_COUNT, other, 1).unwrap();
-        let message = vec![1u64; LONG_COUNT];
-        group.barrier().unwrap();
-        let before = group.statistics().bytes_received;
-        let sent = group.send_async(message, other, 1).unwrap();
-        group.barrier().unwrap();
-        let bytes_so_far = group.statistics().bytes_received - before;
-        let what = "bytes of the message came before the barrier's end";
-        assert!(bytes_so_far < 4 * LONG_COUNT as u64, "{bytes_so_far} {what}");
-        assert_eq!(received.wait().unwrap().elements.len(), LONG_COUNT);
-        sent.wait().unwrap();
+    const LONG_COUNT: usize = 8 << 20;
+    // If the system suspends a thread between `send_async` and `barrier`, the message can arrive before the barrier.
+    retry_on_busy_machine(|_| {
+        transport.run(2, |mut group| {
+            let other = Rank::new(1 - group.rank().get());
+            let received = group.receive_async::<u64>(LONG_COUNT, other, 1).unwrap();
+            let message = vec![1u64; LONG_COUNT];
+            group.barrier().unwrap();
+            let before = group.statistics().bytes_received;
+            let sent = group.send_async(message, other, 1).unwrap();
+            group.barrier().unwrap();
+            let bytes_so_far = group.statistics().bytes_received - before;
+            assert_eq!(received.wait().unwrap().elements.len(), LONG_COUNT);
+            sent.wait().unwrap();
+            let what = "bytes of the message came before the barrier's end";
+            assert!(bytes_so_far < 4 * LONG_COUNT as u64, "{bytes_so_far} {what}");
+        });
     });
 }
 
 /// If thread A completes the operation of thread B, then A wakes B at once, although the operation of A has not
 /// ended.
 fn short_operations_complete_while_another_thread_runs_a_long_one(transport: TestTransport) {
-    transport.run(2, |mut group| {
-        const LONG_COUNT: usize = 8 << 20;
-        let mut twin = group.duplicate().unwrap();
-        let mut element = vec![1f32; LONG_COUNT];
-        group.barrier().unwrap();
-        let is_over = Arc::new(AtomicBool::new(false));
-        let is_long_one_over = Arc::clone(&is_over);
-        let short = thread::spawn(move || {
-            let mut rounds = 0;
-            loop {
-                // All ranks stop after the same round.
-                let mut done = [u8::from(is_long_one_over.load(Ordering::SeqCst))];
-                twin.all_reduce(&mut done, ReduceOp::Min).unwrap();
-                if done == [1] {
-                    return rounds;
+    const LONG_COUNT: usize = 8 << 20;
+    // On a busy machine, the short operations may begin only when the long operation is almost complete.
+    retry_on_busy_machine(|_| {
+        transport.run(2, |mut group| {
+            let mut twin = group.duplicate().unwrap();
+            let mut element = vec![1f32; LONG_COUNT];
+            group.barrier().unwrap();
+            let is_over = Arc::new(AtomicBool::new(false));
+            let is_long_one_over = Arc::clone(&is_over);
+            let short = thread::spawn(move || {
+                let mut rounds = 0;
+                loop {
+                    // All ranks stop after the same round.
+                    let mut done = [u8::from(is_long_one_over.load(Ordering::SeqCst))];
+                    twin.all_reduce(&mut done, ReduceOp::Min).unwrap();
+                    if done == [1] {
+                        return rounds;
+                    }
+                    rounds += 1;
                 }
-                rounds += 1;
-            }
+            });
+            group.all_reduce(&mut element, ReduceOp::Sum).unwrap();
+            is_over.store(true, Ordering::SeqCst);
+            let rounds = short.join().unwrap();
+            println!("{rounds} short operations");
+            // If short operations waited for the long operation, a rank would complete at most one short operation.
+            assert!(rounds >= 3, "only {rounds} short operations completed during the long one");
         });
-        group.all_reduce(&mut element, ReduceOp::Sum).unwrap();
-        is_over.store(true, Ordering::SeqCst);
-        let rounds = short.join().unwrap();
-        println!("{rounds} short operations");
-        // If short operations waited for the long operation, a rank would complete at most one short operation.
-        assert!(rounds >= 3, "only {rounds} short operations completed during the long one");
     });
 }
 

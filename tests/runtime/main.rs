@@ -44,6 +44,7 @@ mod links;
 mod loopback;
 mod messages;
 mod mismatches;
+mod missing_calls;
 mod named_tensors;
 mod objects;
 mod profile;

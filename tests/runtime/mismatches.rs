@@ -2,12 +2,11 @@
 //! inside a call soon fails with the same root cause, which names the calls and the lines of the program.
 
 use std::panic::Location;
-use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::util::if_long_tests_else;
 use crate::util::ranks::{self, TestTransport};
+use crate::util::retry_on_busy_machine;
 use ringtrain::group::at;
 use ringtrain::types::Operation;
 use ringtrain::wire::Cause;
@@ -18,17 +17,18 @@ type GroupCall = fn(&mut Group) -> CallResult;
 
 /// The deadline of operations in tests whose mismatches are detected at once. No test waits for this deadline.
 const LONG_DEADLINE: Duration = Duration::from_secs(20);
-/// The deadline of operations in tests that may wait for it, because only a missed deadline shows the mismatch.
-const SHORT_DEADLINE: Duration = Duration::from_millis(300);
+/// The deadlines of operations in tests that may wait for them, because only a missed deadline shows the mismatch. On a
+/// busy machine, a rank may not call its operation within the first deadline.
+const SHORT_DEADLINES_MS: [u64; 4] = [300, 1000, 3000, 10_000];
 /// The additional time that a test may take on a busy machine.
 const TIME_MARGIN: Duration = Duration::from_secs(15);
-const WORLD_SIZES: [u32; 4] = [2, 3, 4, 5];
+pub(super) const WORLD_SIZES: [u32; 4] = [2, 3, 4, 5];
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
 /// Returns a function that sets the deadline. For some values of `n`, the number of ranks, it also selects the ring
 /// algorithm, shared memory or several hosts. The reported causes must not depend on these options.
-fn set_options_for(n: u32) -> impl Fn(&mut JoinOptions) {
+pub(super) fn set_options_for(n: u32) -> impl Fn(&mut JoinOptions) {
     move |options| {
         options.operation_timeout = LONG_DEADLINE;
         if n.is_multiple_of(2) {
@@ -42,8 +42,12 @@ fn set_options_for(n: u32) -> impl Fn(&mut JoinOptions) {
     }
 }
 
+pub(super) fn retry_with_longer_deadlines(check: impl Fn(Duration)) {
+    retry_on_busy_machine(|attempt| check(Duration::from_millis(SHORT_DEADLINES_MS[attempt as usize])));
+}
+
 /// If `first` is not an error, calls barriers until the job has failed. Returns the cause of the failure.
-fn wait_for_cause(group: &mut Group, first: CallResult) -> Cause {
+pub(super) fn wait_for_cause(group: &mut Group, first: CallResult) -> Cause {
     let started = Instant::now();
     let mut called = first;
     while called.is_ok() {
@@ -66,13 +70,13 @@ fn causes(n: u32, differing_rank: u32, deadline: Duration, common: GroupCall, od
         let called =
             joined.and_then(|()| if rank == differing_rank { odd(&mut group) } else { common(&mut group) });
         let cause = wait_for_cause(&mut group, called);
-        assert!(started.elapsed() < SHORT_DEADLINE + TIME_MARGIN, "the failure took {:?}", started.elapsed());
+        assert!(started.elapsed() < 2 * TIME_MARGIN, "the failure took {:?}", started.elapsed());
         cause
     })
 }
 
 /// Checks that all ranks report the same cause, and returns the text of this cause.
-fn common_report(what: &str, causes: &[Cause]) -> String {
+pub(super) fn common_report(what: &str, causes: &[Cause]) -> String {
     let same = causes.iter().all(|cause| *cause == causes[0]);
     assert!(same, "{what}: ranks report different causes: {causes:#?}");
     causes[0].to_string()
@@ -118,20 +122,23 @@ fn assert_mismatch_in(
     let start = Location::caller().line();
     for &n in worlds {
         for differing_rank in 0..n {
-            let causes = causes(n, differing_rank, LONG_DEADLINE, common, odd);
-            let case = format!("{what}, rank {differing_rank} of {n}");
-            let report = common_report(&case, &causes);
-            let Cause::Mismatch { first, first_site, second_site, .. } = &causes[0] else {
-                panic!("{case}: {report}")
-            };
-            let is_first = first.get() == differing_rank;
-            let (odd_site, site) =
-                if is_first { (first_site, second_site) } else { (second_site, first_site) };
-            assert_lines_of_calls(start, site, odd_site, &report);
-            let [expected_common, expected_odd] = expected_calls;
-            assert!(report.contains(expected_common), "{case}: no `{expected_common}` in: {report}");
-            let expected_odd = format!("rank {differing_rank} called {expected_odd}");
-            assert!(report.contains(&expected_odd), "{case}: no `{expected_odd}` in: {report}");
+            // The ranks send each other what they know of a failure for at most 0.5 s.
+            retry_on_busy_machine(|_| {
+                let causes = causes(n, differing_rank, LONG_DEADLINE, common, odd);
+                let case = format!("{what}, rank {differing_rank} of {n}");
+                let report = common_report(&case, &causes);
+                let Cause::Mismatch { first, first_site, second_site, .. } = &causes[0] else {
+                    panic!("{case}: {report}")
+                };
+                let is_first = first.get() == differing_rank;
+                let (odd_site, site) =
+                    if is_first { (first_site, second_site) } else { (second_site, first_site) };
+                assert_lines_of_calls(start, site, odd_site, &report);
+                let [expected_common, expected_odd] = expected_calls;
+                assert!(report.contains(expected_common), "{case}: no `{expected_common}` in: {report}");
+                let expected_odd = format!("rank {differing_rank} called {expected_odd}");
+                assert!(report.contains(&expected_odd), "{case}: no `{expected_odd}` in: {report}");
+            });
         }
     }
 }
@@ -141,14 +148,16 @@ fn assert_mismatch_in(
 fn assert_mismatch_or_timeout(what: &str, common: GroupCall, odd: GroupCall, expected_calls: [&str; 2]) {
     for n in WORLD_SIZES {
         for differing_rank in [0, n - 1] {
-            let causes = causes(n, differing_rank, SHORT_DEADLINE, common, odd);
-            let case = format!("{what}, rank {differing_rank} of {n}");
-            let report = common_report(&case, &causes);
-            for expected in expected_calls {
-                assert!(report.contains(expected), "{case}: no `{expected}` in: {report}");
-            }
-            let sites = report.matches(concat!(file!(), ":")).count();
-            assert!(sites >= 2, "{case}: {report}");
+            retry_with_longer_deadlines(|deadline| {
+                let causes = causes(n, differing_rank, deadline, common, odd);
+                let case = format!("{what}, rank {differing_rank} of {n}");
+                let report = common_report(&case, &causes);
+                for expected in expected_calls {
+                    assert!(report.contains(expected), "{case}: no `{expected}` in: {report}");
+                }
+                let sites = report.matches(concat!(file!(), ":")).count();
+                assert!(sites >= 2, "{case}: {report}");
+            });
         }
     }
 }
@@ -387,67 +396,6 @@ fn an_additional_call_is_reported() {
     );
 }
 
-/// One rank calls an operation on a duplicate of the group, the other ranks on the group itself.
-#[test]
-fn calls_of_different_groups_are_reported() {
-    for n in WORLD_SIZES {
-        for differing_rank in [0, n - 1] {
-            let causes = ranks::run_with(n, set_options_for(n), move |mut group| {
-                let mut twin = group.duplicate().expect("all ranks agree so far");
-                group.set_timeout(SHORT_DEADLINE);
-                twin.set_timeout(SHORT_DEADLINE);
-                let called_group = if group.rank().get() == differing_rank { &mut twin } else { &mut group };
-                let called = all_reduce_sum(called_group, 7);
-                wait_for_cause(&mut group, called)
-            });
-            let report = common_report(&format!("rank {differing_rank} of {n}"), &causes);
-            let Cause::Timeout { waiting, .. } = &causes[0] else { panic!("{report}") };
-            assert_eq!(waiting.len(), n as usize, "{report}");
-            for waiting in waiting {
-                assert_eq!(waiting.group != 0, waiting.rank.get() == differing_rank, "{report}");
-                assert!(waiting.site.contains(concat!(file!(), ":")), "{report}");
-            }
-        }
-    }
-}
-
-/// The error names the rank that never calls the operation, and the lines in which the other ranks wait.
-#[test]
-fn a_rank_that_never_calls_is_reported() {
-    let calls: [(&str, GroupCall); 4] = [
-        ("all_reduce(sum, 10 x f32, ", |group| all_reduce_sum(group, 10)),
-        ("all_reduce(sum, 1000000 x f32, ", |group| all_reduce_sum(group, 1_000_000)),
-        ("barrier(", |group| group.barrier()),
-        ("all_to_all(", |group| group.all_to_all(&vec![0u8; group.size().as_usize()]).map(|_| ())),
-    ];
-    for (expected, call) in calls {
-        for &n in if_long_tests_else(&WORLD_SIZES[..], &[3]) {
-            let missing = n / 2;
-            let failed = Arc::new(Barrier::new(n as usize));
-            let causes = ranks::run_with(n, set_options_for(n), move |mut group| {
-                if group.rank().get() == missing {
-                    failed.wait();
-                    return None;
-                }
-                group.set_timeout(SHORT_DEADLINE);
-                let called = call(&mut group);
-                let cause = wait_for_cause(&mut group, called);
-                failed.wait();
-                Some(cause)
-            });
-            let causes: Vec<Cause> = causes.into_iter().flatten().collect();
-            let report = common_report(&format!("{expected}, rank {missing} of {n}"), &causes);
-            assert!(matches!(causes[0], Cause::Timeout { .. }), "{report}");
-            assert!(
-                report.contains(&format!("all other ranks wait for rank {missing} on ")),
-                "{n} ranks: {report}"
-            );
-            assert!(report.contains(expected), "{n} ranks: {report}");
-            assert!(report.contains(concat!(file!(), ":")), "{n} ranks: {report}");
-        }
-    }
-}
-
 /// A binding to another language uses [`at`] to report the file and line of the program's own call.
 #[test]
 fn lines_that_a_binding_passes_are_reported() {
@@ -479,22 +427,4 @@ fn lines_that_a_binding_passes_are_reported() {
         let sites = passed_and_found_sites(&causes(n, 1, LONG_DEADLINE, send, receive));
         assert_eq!(sites, ("train.py:12".to_owned(), "send.py:3".to_owned()), "{n} ranks");
     }
-}
-
-/// Two ranks wait for messages from each other. At the deadline the error reports both receives.
-#[test]
-fn two_receives_without_a_send_are_reported() {
-    let causes = ranks::run_with(2, set_options_for(2), |mut group| {
-        group.set_timeout(SHORT_DEADLINE);
-        let called = if group.rank() == R0 {
-            at(Site::new("wait.py", 4), || group.receive(&mut [0u8; 4], R1, 6)).map(|_| ())
-        } else {
-            group.receive(&mut [0u8; 4], R0, 6).map(|_| ())
-        };
-        wait_for_cause(&mut group, called)
-    });
-    let report = common_report("two receives", &causes);
-    assert!(report.contains("the ranks wait for each other"), "{report}");
-    assert_eq!(report.matches("waits in message(tag 6, 4 x u8)").count(), 2, "{report}");
-    assert!(report.contains("wait.py:4"), "{report}");
 }

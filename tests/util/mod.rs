@@ -8,6 +8,7 @@ pub mod ranks;
 use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -51,6 +52,18 @@ pub fn wait_for<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
         assert!(Instant::now() < deadline, "timed out while waiting for: {what}");
         thread::sleep(POLL_INTERVAL);
     }
+}
+
+/// Calls `check` until it does not panic, at most four times. For checks that need a rank to run soon after another rank:
+/// on a busy machine the system can suspend a rank for longer. `check` gets the number of the attempt, from 0.
+pub fn retry_on_busy_machine(check: impl Fn(u32)) {
+    const LAST_ATTEMPT: u32 = 3;
+    for attempt in 0..LAST_ATTEMPT {
+        if panic::catch_unwind(AssertUnwindSafe(|| check(attempt))).is_ok() {
+            return;
+        }
+    }
+    check(LAST_ATTEMPT);
 }
 
 /// Returns a command that runs `ringrun` with these arguments and captures the output of `ringrun`.
