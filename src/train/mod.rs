@@ -53,6 +53,7 @@ mod step_times;
 mod strategies;
 mod summary_words;
 mod tensorboard;
+mod text_words;
 mod trainer;
 
 pub use batches::{Batches, range_of_rank};

@@ -82,7 +82,7 @@ pub(super) enum Answer<T> {
 
 /// The progress of a run.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct PartProgress {
+pub(super) struct GossipProgress {
     /// All parts below this number are done.
     pub(super) parts: u64,
     pub(super) samples: u64,
@@ -280,9 +280,9 @@ impl PartCoordinator {
         self.changed.notify_all();
     }
 
-    pub(super) fn progress(&self) -> PartProgress {
+    pub(super) fn progress(&self) -> GossipProgress {
         let state = self.lock();
-        PartProgress {
+        GossipProgress {
             parts: state.queue.as_ref().map_or(0, BatchQueue::done_before),
             samples: state.samples,
             last_loss: state.last_loss,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::GossipContext;
-use super::coordinator::PartProgress;
+use super::coordinator::GossipProgress;
 use super::worker::Worker;
 use crate::group::{Group, Statistics};
 use crate::train::TrainError;
@@ -89,7 +89,7 @@ impl<'a> GossipLeader<'a> {
     }
 
     /// Returns the number of the first batch that is not done.
-    fn done_batches(&self, progress: &PartProgress) -> u64 {
+    fn done_batches(&self, progress: &GossipProgress) -> u64 {
         progress.parts / u64::from(self.context.size.get())
     }
 
@@ -101,7 +101,7 @@ impl<'a> GossipLeader<'a> {
         }
     }
 
-    fn show_progress(&mut self, progress: &PartProgress, observer: &mut dyn Observer) {
+    fn show_progress(&mut self, progress: &GossipProgress, observer: &mut dyn Observer) {
         let settings = &self.context.setup.settings;
         let per_record = settings.epochs_per_record;
         let batches = self.done_batches(progress);
@@ -134,7 +134,7 @@ impl<'a> GossipLeader<'a> {
         &mut self,
         epoch: u64,
         step: u64,
-        progress: &PartProgress,
+        progress: &GossipProgress,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         let batches = epoch * self.context.batches_per_epoch + step;
@@ -195,7 +195,7 @@ impl<'a> GossipLeader<'a> {
     fn evaluate_and_report(
         &mut self,
         worker: &Worker<'_>,
-        progress: &PartProgress,
+        progress: &GossipProgress,
         observer: &mut dyn Observer,
     ) -> Result<Summary, TrainError> {
         let context = self.context;

@@ -76,23 +76,6 @@ impl GossipRequestKind {
 /// The largest number of words of a text.
 pub(super) const TEXT_WORDS_MAX: usize = 1 << 12;
 
-/// Encodes a text as words. Cuts off the end of a text that is too long.
-pub(super) fn text_words(text: &str) -> Vec<u32> {
-    let to_word = |chunk: &[u8]| {
-        let mut bytes = [0; 4];
-        bytes[..chunk.len()].copy_from_slice(chunk);
-        u32::from_ne_bytes(bytes)
-    };
-    text.as_bytes().chunks(4).take(TEXT_WORDS_MAX).map(to_word).collect()
-}
-
-/// Decodes a text of `len` bytes.
-pub(super) fn text_from_words(words: &[u32], len: u64) -> String {
-    let bytes: &[u8] = bytemuck::cast_slice(words);
-    let len = usize::try_from(len).unwrap_or(usize::MAX).min(bytes.len());
-    String::from_utf8_lossy(&bytes[..len]).into_owned()
-}
-
 /// How a rank answered a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]

@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::coordinator::{Answer, FailureKind, PartCoordinator, PeerOutcome};
 use super::message::{
     GossipReplyStatus, GossipRequestKind, HEADER_WORDS, Message, PartReply, PartRequest, TEXT_WORDS_MAX,
-    text_from_words, text_words,
 };
 use super::replica::SharedReplica;
 use crate::train::peer_link::{Channel, LinkFailure, PeerLink};
+use crate::train::text_words::{decode_text, encode_text};
 use crate::types::Rank;
 
 /// The largest number of words in a rank's list of the parts that it has done. The ranks compute parts beyond this limit
@@ -134,7 +134,7 @@ impl GossipState {
                 })
             }
             GossipRequestKind::Diverged => {
-                let message = text_from_words(request.payload, request.numbers[0]);
+                let message = decode_text(request.payload, request.numbers[0]);
                 self.coordinator.fail(FailureKind::Diverged, &message);
                 encode_done_reply([0; 4], &[])
             }
@@ -158,7 +158,7 @@ fn encode_answer<T>(answer: Answer<T>, encode_done: impl FnOnce(T) -> Vec<u32>) 
         Answer::Failed(kind, message) => encode_reply(
             GossipReplyStatus::Failed,
             [kind.to_number(), message.len() as u64, 0, 0],
-            &text_words(&message),
+            &encode_text(&message, TEXT_WORDS_MAX),
         ),
     }
 }

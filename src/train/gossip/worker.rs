@@ -8,7 +8,7 @@ use super::error::{failure_kind, leader_failed};
 use super::lead::GossipLeader;
 use super::message::{
     DonePart, GossipReplyStatus, GossipRequestKind, HEADER_WORDS, Message, PartReply, PartRequest,
-    TEXT_WORDS_MAX, text_from_words, text_words,
+    TEXT_WORDS_MAX,
 };
 use super::service::DONE_PARTS_WORDS_MAX;
 use super::{GossipContext, GossipError};
@@ -24,6 +24,7 @@ use crate::train::progress::Observer;
 use crate::train::random;
 use crate::train::run::Summary;
 use crate::train::summary_words::{REPORT_WORDS_MAX, decode_summary};
+use crate::train::text_words::{decode_text, encode_text};
 use crate::types::Rank;
 
 /// At the end of the run, a rank waits at most this long for the averages that it has started.
@@ -219,7 +220,7 @@ impl<'a> Worker<'a> {
             }
             Some(GossipReplyStatus::Wait) => Some(Answer::Wait),
             Some(GossipReplyStatus::Failed) => {
-                let problem = text_from_words(message.payload, message.numbers[1]);
+                let problem = decode_text(message.payload, message.numbers[1]);
                 Some(Answer::Failed(FailureKind::from_number(message.numbers[0]), problem))
             }
             None => lose(LinkFailure::Lost("it sent a reply of an unknown kind".into())),
@@ -274,7 +275,7 @@ impl<'a> Worker<'a> {
             self.start.learning_rate.unwrap_or_default(),
         );
         if leader != self.context.own {
-            let text = text_words(&message);
+            let text = encode_text(&message, TEXT_WORDS_MAX);
             let numbers = [message.len() as u64, 0, 0, 0];
             self.send_request(
                 leader,

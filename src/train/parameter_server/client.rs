@@ -10,6 +10,7 @@ use super::message::{
 use super::server::PARAMETER_SERVER_TAG;
 use super::shard::PushOutcome;
 use crate::group::Messenger;
+use crate::train::text_words::decode_text;
 use crate::types::Rank;
 
 /// The rank of the server in a [`PairLink`].
@@ -335,9 +336,7 @@ impl ServerLink {
             return Err(wrong_length_error(server));
         };
         if header.status == ReplyStatus::Refused {
-            let bytes: &[u8] = bytemuck::cast_slice(payload);
-            let text = &bytes[..bytes.len().min(header.text_bytes as usize)];
-            let problem = String::from_utf8_lossy(text).into_owned();
+            let problem = decode_text(payload, header.text_bytes.into());
             let reason = RefusalReason::from_code(header.note[0]);
             return Err(ParameterServerError::Refused { server, reason, problem });
         }

@@ -11,6 +11,7 @@ use super::message::{
     payload_words_max,
 };
 use super::shard::{PushOutcome, Shard, StalenessRule};
+use crate::train::text_words::encode_text;
 use crate::types::Rank;
 
 /// The rank of the client in a [`PairLink`].
@@ -378,17 +379,12 @@ fn end_link(link: &PairLink, problem: &str) -> LinkOutcome {
     LinkOutcome::Lost(problem)
 }
 
-/// Replaces the payload of a reply by a text, which is cut after [`TEXT_WORDS_MAX`] words. Returns the length of the
+/// Replaces the payload of a reply by a text, which is cut off after [`TEXT_WORDS_MAX`] words. Returns the length of the
 /// cut text in bytes.
 fn put_text(reply: &mut Vec<u32>, text: &str) -> u32 {
-    let text = &text.as_bytes()[..text.len().min(4 * TEXT_WORDS_MAX)];
     reply.truncate(HEADER_WORDS);
-    reply.extend(text.chunks(4).map(|chunk| {
-        let mut bytes = [0; 4];
-        bytes[..chunk.len()].copy_from_slice(chunk);
-        u32::from_ne_bytes(bytes)
-    }));
-    text.len() as u32
+    reply.extend(encode_text(text, TEXT_WORDS_MAX));
+    text.len().min(4 * TEXT_WORDS_MAX) as u32
 }
 
 fn status_of_push(outcome: PushOutcome) -> (ReplyStatus, u64) {
