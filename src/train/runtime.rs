@@ -15,7 +15,7 @@ pub(crate) trait Runtime {
     fn rank_and_size(&self) -> (Rank, WorldSize);
 
     /// Replaces each value by the sum of the values of all ranks. The result has the same bits on all ranks.
-    fn sum(&mut self, values: Values<'_>) -> Result<(), Error>;
+    fn sum_over_ranks(&mut self, values: Values<'_>) -> Result<(), Error>;
 
     /// Starts to sum `values` over all ranks, and returns while the sum is still in progress. `reuse` may be the
     /// buffer of an earlier sum that had the same number of values and the same compression.
@@ -83,7 +83,7 @@ impl Runtime for Group {
         (self.rank(), self.size())
     }
 
-    fn sum(&mut self, values: Values<'_>) -> Result<(), Error> {
+    fn sum_over_ranks(&mut self, values: Values<'_>) -> Result<(), Error> {
         match values {
             Values::Vector(values, compression) => {
                 self.all_reduce_compressed(values, ReduceOp::Sum, compression)

@@ -1,4 +1,4 @@
-//! Reads the options of a run from a checkpoint, and writes them to a file beside the checkpoints.
+//! Reads the options that a checkpoint stores, and writes the options of a run to `config.toml` beside its checkpoints.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -9,7 +9,9 @@
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2};
 
-use super::layer::{Activation, BackwardPass, CONTIGUITY_MESSAGE, GradientSink, Layer, LayerMemory, Mode};
+use super::layer::{
+    Activation, BackwardPass, CONTIGUITY_MESSAGE, GradientSink, Layer, Mode, SavedForBackward,
+};
 use crate::train::data::ImageShape;
 
 /// A convolution. The biases follow the weights in the parameters.
@@ -54,9 +56,9 @@ impl Convolution {
         self.input.channels * height * width
     }
 
-    /// Divides the memory of the layer into a padded image and a matrix of patches (`patch_len` x pixels).
-    fn split_memory<'a>(&self, memory: &'a mut LayerMemory) -> (&'a mut [f32], &'a mut [f32]) {
-        memory.values.split_at_mut(self.padded_len())
+    /// Divides the saved values into a padded image and a matrix of patches (`patch_len` x pixels).
+    fn split_saved_values<'a>(&self, saved: &'a mut SavedForBackward) -> (&'a mut [f32], &'a mut [f32]) {
+        saved.values.split_at_mut(self.padded_len())
     }
 
     /// Returns the index in a padded image of the value that element (`ky`, `kx`) of the kernel multiplies for the
@@ -142,9 +144,9 @@ impl Layer for Convolution {
         biases.fill(0.0);
     }
 
-    fn memory(&self, _: usize) -> LayerMemory {
+    fn new_saved(&self, _: usize) -> SavedForBackward {
         let len = self.padded_len() + self.patch_len() * self.pixels();
-        LayerMemory { values: vec![0.0; len], indices: Vec::new() }
+        SavedForBackward { values: vec![0.0; len], indices: Vec::new() }
     }
 
     fn forward(
@@ -152,11 +154,11 @@ impl Layer for Convolution {
         parameters: &[f32],
         input: ArrayView2<'_, f32>,
         mut output: ArrayViewMut2<'_, f32>,
-        memory: &mut LayerMemory,
+        saved: &mut SavedForBackward,
         _: Mode<'_>,
     ) {
         let (weight, biases) = (self.weight(parameters), &parameters[self.weight_count()..]);
-        let (padded, patches) = self.split_memory(memory);
+        let (padded, patches) = self.split_saved_values(saved);
         padded.fill(0.0);
         for (input, mut output) in input.rows().into_iter().zip(output.rows_mut()) {
             self.pad(input.to_slice().expect(CONTIGUITY_MESSAGE), padded);
@@ -172,8 +174,8 @@ impl Layer for Convolution {
     }
 
     fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>) {
-        let BackwardPass { input, output, mut delta, mut input_delta, memory } = pass;
-        let (padded, patches) = self.split_memory(memory);
+        let BackwardPass { input, output, mut delta, mut input_delta, saved } = pass;
+        let (padded, patches) = self.split_saved_values(saved);
         let weight = self.weight(parameters);
         let count = self.weight_count() + self.channels;
         gradients.prepare_to_add();

@@ -4,7 +4,9 @@
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, s};
 
-use super::layer::{Activation, BackwardPass, CONTIGUITY_MESSAGE, GradientSink, Layer, LayerMemory, Mode};
+use super::layer::{
+    Activation, BackwardPass, CONTIGUITY_MESSAGE, GradientSink, Layer, Mode, SavedForBackward,
+};
 
 /// A fully connected layer. The biases follow the weights in the parameters.
 #[derive(Clone, PartialEq, Debug)]
@@ -105,7 +107,7 @@ impl Layer for Dense {
         parameters: &[f32],
         input: ArrayView2<'_, f32>,
         mut output: ArrayViewMut2<'_, f32>,
-        _: &mut LayerMemory,
+        _: &mut SavedForBackward,
         _: Mode<'_>,
     ) {
         if self.has_biases {

@@ -6,7 +6,7 @@
 use ndarray::{ArrayView2, ArrayViewMut2, Zip};
 use rand::Rng as _;
 
-use super::layer::{BackwardPass, GradientSink, Layer, LayerMemory, Mode};
+use super::layer::{BackwardPass, GradientSink, Layer, Mode, SavedForBackward};
 use crate::train::random;
 
 /// A layer of dropout.
@@ -29,8 +29,8 @@ impl Layer for Dropout {
         self.width
     }
 
-    fn memory(&self, rows: usize) -> LayerMemory {
-        LayerMemory { values: vec![1.0; rows * self.width], indices: Vec::new() }
+    fn new_saved(&self, rows: usize) -> SavedForBackward {
+        SavedForBackward { values: vec![1.0; rows * self.width], indices: Vec::new() }
     }
 
     fn forward(
@@ -38,7 +38,7 @@ impl Layer for Dropout {
         _: &[f32],
         input: ArrayView2<'_, f32>,
         mut output: ArrayViewMut2<'_, f32>,
-        memory: &mut LayerMemory,
+        saved: &mut SavedForBackward,
         mode: Mode<'_>,
     ) {
         let Mode::Training(step, samples) = mode else {
@@ -49,7 +49,7 @@ impl Layer for Dropout {
         let kept = 1.0 / (1.0 - self.probability);
         // An input is dropped if a random number of 32 bits is below this number.
         let threshold = (f64::from(self.probability) * 4_294_967_296.0) as u64;
-        for (factors, &sample) in memory.values.chunks_exact_mut(self.width).zip(samples) {
+        for (factors, &sample) in saved.values.chunks_exact_mut(self.width).zip(samples) {
             let mut numbers = random::SplitMix::new(key, u64::from(sample));
             for pair in factors.chunks_mut(2) {
                 let bits = numbers.next_word();
@@ -58,13 +58,13 @@ impl Layer for Dropout {
                 }
             }
         }
-        let factors = factors(memory, input.dim());
+        let factors = factors(saved, input.dim());
         Zip::from(&mut output).and(&input).and(&factors).for_each(|y, &x, &factor| *y = x * factor);
     }
 
     fn backward(&self, _: &[f32], pass: BackwardPass<'_>, _: &mut GradientSink<'_>) {
         let Some(mut input_delta) = pass.input_delta else { return };
-        let factors = factors(pass.memory, pass.delta.dim());
+        let factors = factors(pass.saved, pass.delta.dim());
         Zip::from(&mut input_delta)
             .and(&pass.delta)
             .and(&factors)
@@ -73,7 +73,7 @@ impl Layer for Dropout {
 }
 
 /// Returns the factors of the inputs, 0 or 1 / (1 - p), for the first `rows` samples.
-fn factors(memory: &LayerMemory, (rows, width): (usize, usize)) -> ArrayView2<'_, f32> {
-    ArrayView2::from_shape((rows, width), &memory.values[..rows * width])
-        .expect("the memory has a factor for each input")
+fn factors(saved: &SavedForBackward, (rows, width): (usize, usize)) -> ArrayView2<'_, f32> {
+    ArrayView2::from_shape((rows, width), &saved.values[..rows * width])
+        .expect("the saved values have a factor for each input")
 }

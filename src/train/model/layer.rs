@@ -43,8 +43,8 @@ pub(crate) trait Layer: Debug + Send + Sync {
     fn initialize(&self, _parameters: &mut [f32], _uniform: &mut dyn FnMut() -> f32) {}
 
     /// Allocates what the layer stores between a forward and a backward pass of up to `rows` samples.
-    fn memory(&self, _rows: usize) -> LayerMemory {
-        LayerMemory::default()
+    fn new_saved(&self, _rows: usize) -> SavedForBackward {
+        SavedForBackward::default()
     }
 
     /// Writes the outputs for each row of `input` to the rows of `output`.
@@ -53,7 +53,7 @@ pub(crate) trait Layer: Debug + Send + Sync {
         parameters: &[f32],
         input: ArrayView2<'_, f32>,
         output: ArrayViewMut2<'_, f32>,
-        memory: &mut LayerMemory,
+        saved: &mut SavedForBackward,
         mode: Mode<'_>,
     );
 
@@ -64,7 +64,7 @@ pub(crate) trait Layer: Debug + Send + Sync {
 
 /// What a layer stores between a forward and a backward pass.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct LayerMemory {
+pub(crate) struct SavedForBackward {
     pub(crate) values: Vec<f32>,
     pub(crate) indices: Vec<u32>,
 }
@@ -99,7 +99,7 @@ pub(crate) struct BackwardPass<'a> {
     /// The layer writes the derivative of the loss with respect to its inputs here. `None` if no layer needs this
     /// derivative.
     pub(crate) input_delta: Option<ArrayViewMut2<'a, f32>>,
-    pub(crate) memory: &'a mut LayerMemory,
+    pub(crate) saved: &'a mut SavedForBackward,
 }
 
 /// What a backward pass does with the gradients that are already in memory.

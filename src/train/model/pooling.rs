@@ -3,7 +3,7 @@
 
 use ndarray::{ArrayView2, ArrayViewMut2};
 
-use super::layer::{BackwardPass, CONTIGUITY_MESSAGE, GradientSink, Layer, LayerMemory, Mode};
+use super::layer::{BackwardPass, CONTIGUITY_MESSAGE, GradientSink, Layer, Mode, SavedForBackward};
 use crate::train::data::ImageShape;
 
 /// The maximum height and width of a window.
@@ -110,8 +110,8 @@ impl Layer for MaxPooling {
         self.output_shape().values()
     }
 
-    fn memory(&self, rows: usize) -> LayerMemory {
-        LayerMemory { values: Vec::new(), indices: vec![0; rows * self.outputs()] }
+    fn new_saved(&self, rows: usize) -> SavedForBackward {
+        SavedForBackward { values: Vec::new(), indices: vec![0; rows * self.outputs()] }
     }
 
     fn forward(
@@ -119,11 +119,11 @@ impl Layer for MaxPooling {
         _: &[f32],
         input: ArrayView2<'_, f32>,
         mut output: ArrayViewMut2<'_, f32>,
-        memory: &mut LayerMemory,
+        saved: &mut SavedForBackward,
         _: Mode<'_>,
     ) {
         let columns = self.output_shape().width;
-        let indices = memory.indices.chunks_exact_mut(self.outputs());
+        let indices = saved.indices.chunks_exact_mut(self.outputs());
         for ((input, mut output), indices) in input.rows().into_iter().zip(output.rows_mut()).zip(indices) {
             let outputs = output.as_slice_mut().expect(CONTIGUITY_MESSAGE).chunks_exact_mut(columns);
             let rows = outputs.zip(indices.chunks_exact_mut(columns));
@@ -135,11 +135,11 @@ impl Layer for MaxPooling {
     }
 
     fn backward(&self, _: &[f32], pass: BackwardPass<'_>, _: &mut GradientSink<'_>) {
-        let BackwardPass { delta, input_delta, memory, .. } = pass;
+        let BackwardPass { delta, input_delta, saved, .. } = pass;
         let Some(mut input_delta) = input_delta else { return };
         let ImageShape { height, width, .. } = self.input;
         let (columns, band) = (self.output_shape().width, self.window * width);
-        let indices = memory.indices.chunks_exact(self.outputs());
+        let indices = saved.indices.chunks_exact(self.outputs());
         for ((mut target, delta), indices) in
             input_delta.rows_mut().into_iter().zip(delta.rows()).zip(indices)
         {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
 
-use super::layer::{BackwardPass, EarlierGradients, GradientSink, Layer, LayerMemory, Mode};
+use super::layer::{BackwardPass, EarlierGradients, GradientSink, Layer, Mode, SavedForBackward};
 
 /// Consecutive layers of a model. A `Stage` does not contain the parameters: the caller passes the parameters of the stage to
 /// each call, as one flat vector.
@@ -34,7 +34,7 @@ pub struct Workspace {
     /// The output of each layer.
     outputs: Vec<Array2<f32>>,
     /// What each layer stores between its forward and its backward pass.
-    memories: Vec<LayerMemory>,
+    saved: Vec<SavedForBackward>,
     /// The derivatives of the loss with respect to the output and to the input of the layer that the backward pass
     /// computes. Before the pass, `deltas[0]` holds the derivative with respect to the output of the last layer.
     deltas: [Vec<f32>; 2],
@@ -146,7 +146,7 @@ impl Stage {
         Workspace {
             input: Array2::zeros((rows, inputs)),
             outputs: layers().map(|layer| Array2::zeros((rows, layer.outputs()))).collect(),
-            memories: layers().map(|layer| layer.memory(rows)).collect(),
+            saved: layers().map(|layer| layer.new_saved(rows)).collect(),
             deltas: [vec![0.0; rows * widest], vec![0.0; rows * widest]],
         }
     }
@@ -157,12 +157,12 @@ impl Stage {
     ///
     /// If the workspace has fewer than `rows` rows.
     pub(crate) fn forward(&self, parameters: &[f32], workspace: &mut Workspace, rows: usize, mode: Mode<'_>) {
-        let Workspace { input, outputs, memories, .. } = workspace;
+        let Workspace { input, outputs, saved, .. } = workspace;
         for (index, PlacedLayer { layer, range }) in self.layers.iter().enumerate() {
             let (before, from) = outputs.split_at_mut(index);
             let layer_input = before.last().unwrap_or(input).slice(s![..rows, ..]);
             let output = from[0].slice_mut(s![..rows, ..]);
-            layer.forward(&parameters[range.clone()], layer_input, output, &mut memories[index], mode);
+            layer.forward(&parameters[range.clone()], layer_input, output, &mut saved[index], mode);
         }
     }
 
@@ -181,7 +181,7 @@ impl Stage {
         rows: usize,
         (slice, mut on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) {
-        let Workspace { input, outputs, memories, deltas: [delta, input_delta] } = workspace;
+        let Workspace { input, outputs, saved, deltas: [delta, input_delta] } = workspace;
         let (mut delta, mut input_delta) = (delta, input_delta);
         for (index, PlacedLayer { layer, range }) in self.layers.iter().enumerate().rev() {
             let gradients = (&mut *gradients, earlier);
@@ -197,7 +197,7 @@ impl Stage {
                 delta: rows_mut(delta, (rows, layer.outputs())),
                 input_delta: (index > 0 || self.differentiates_input)
                     .then(|| rows_mut(input_delta, (rows, layer.inputs()))),
-                memory: &mut memories[index],
+                saved: &mut saved[index],
             };
             layer.backward(&parameters[range.clone()], pass, &mut sink);
             std::mem::swap(&mut delta, &mut input_delta);

@@ -92,8 +92,8 @@ impl Strategy for AllReduce {
             }
             totals.copy_from_slice(&pending.wait()?);
         } else {
-            runtime.sum(Values::Vector(gradients, self.compression))?;
-            runtime.sum(Values::Totals(&mut totals))?;
+            runtime.sum_over_ranks(Values::Vector(gradients, self.compression))?;
+            runtime.sum_over_ranks(Values::Totals(&mut totals))?;
             optimizer.step(parameters, gradients);
         }
         Ok(Some(StepTotals::from_array(totals)))

@@ -30,7 +30,7 @@ pub(super) fn take_divided_step(
     if let Some(norm_max) = optimizer.clip_norm {
         let counts = place.replica == Rank::ZERO;
         let mut squares = [if counts { clipping::euclidean_norm(gradients).powi(2) } else { 0.0 }];
-        runtime.sum(Values::Totals(&mut squares))?;
+        runtime.sum_over_ranks(Values::Totals(&mut squares))?;
         clipping::scale_to_norm(gradients, squares[0].sqrt(), norm_max);
     }
     let mut totals = own.to_array().to_vec();

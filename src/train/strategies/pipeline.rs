@@ -252,7 +252,7 @@ impl Strategy for Pipeline {
         own: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
         if let Some(replicas) = &mut self.replicas {
-            replicas.sum(Values::Vector(replica.gradients, self.compression))?;
+            replicas.sum_over_ranks(Values::Vector(replica.gradients, self.compression))?;
         }
         divided_step::take_divided_step(runtime, replica, self.place, own).map(Some)
     }

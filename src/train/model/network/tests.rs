@@ -110,8 +110,8 @@ fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
             input[(0, place)] = value;
         }
         let (mut output, mut input_delta) = (Array2::zeros((1, 2)), Array2::from_elem((1, 15), nan));
-        let mut memory = layer.memory(1);
-        layer.forward(&[], input.view(), output.view_mut(), &mut memory, Mode::Evaluation);
+        let mut saved = layer.new_saved(1);
+        layer.forward(&[], input.view(), output.view_mut(), &mut saved, Mode::Evaluation);
         assert_eq!(output[(0, 0)], 9.0);
         assert!(output[(0, 1)] == largest || output[(0, 1)].is_nan() && largest.is_nan(), "{output}");
         let mut delta = Array2::from_shape_vec((1, 2), vec![5.0, 7.0]).unwrap();
@@ -120,7 +120,7 @@ fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
             output: output.view(),
             delta: delta.view_mut(),
             input_delta: Some(input_delta.view_mut()),
-            memory: &mut memory,
+            saved: &mut saved,
         };
         let mut ignore = |_: Range<usize>, _: &mut [f32]| {};
         let mut sink = GradientSink::new((&mut [], EarlierGradients::Replace), 0..0, 1, &mut ignore);
@@ -195,8 +195,8 @@ fn dropout_keeps_the_mean_and_differs_between_steps_layers_and_samples() {
     let input = Array2::ones((2, 4001));
     let output = |layer: &Dropout, step: StepSeed, samples: &[u32]| {
         let mut output = Array2::zeros((2, 4001));
-        let mut memory = layer.memory(2);
-        layer.forward(&[], input.view(), output.view_mut(), &mut memory, Mode::Training(step, samples));
+        let mut saved = layer.new_saved(2);
+        layer.forward(&[], input.view(), output.view_mut(), &mut saved, Mode::Training(step, samples));
         output
     };
     let step = StepSeed { seed: 1, step: 2 };
@@ -217,7 +217,7 @@ fn dropout_keeps_the_mean_and_differs_between_steps_layers_and_samples() {
         assert!((0.38..0.46).contains(&(different as f64 / 8002.0)), "{different}");
     }
     let mut evaluated = Array2::zeros((2, 4001));
-    layer.forward(&[], input.view(), evaluated.view_mut(), &mut layer.memory(2), Mode::Evaluation);
+    layer.forward(&[], input.view(), evaluated.view_mut(), &mut layer.new_saved(2), Mode::Evaluation);
     assert_eq!(evaluated, input);
 }
 

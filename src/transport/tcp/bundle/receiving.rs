@@ -57,7 +57,7 @@ impl<P: Connection> Bundle<P> {
             match self.receive_once(parts, moved, total - moved) {
                 Ok(count) => moved += count,
                 Err(ReceiveStop::Corrupt(why)) => self.receiving.fault = Some(why),
-                // First return the bytes that have been received. The next call stops at once for the same reason.
+                // First return the bytes that have been received. The next call then returns this error.
                 Err(_) if moved > 0 => break,
                 Err(ReceiveStop::Empty) => return TransferResult::Blocked,
                 Err(ReceiveStop::Lost(why)) => return TransferResult::Lost(why),
