@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::time::Instant;
 
 use ringtrain::Rank;
+use ringtrain::group::OPERATION_TIMEOUT;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{Config, ExistingCheckpoint, Patience, Recipe, ServerReport, ServerSettings, Summary};
@@ -15,8 +16,7 @@ use super::strategies::{
     train_and_compare, train_on,
 };
 use super::util::{
-    TEST_TIMEOUT, finish, read_pid, ringrun_script, run as run_program, runs_long_tests, send_signal,
-    wait_until,
+    finish, read_pid, ringrun_script, run as run_program, runs_long_tests, send_signal, wait_until,
 };
 
 fn server_settings(count: u32) -> ServerSettings {
@@ -218,7 +218,7 @@ fn a_run_that_stops_early_ends_without_waiting_for_a_deadline() {
         let started = Instant::now();
         let summary = train_and_compare(3, &config);
         assert!(summary.report.epochs < 200 && !summary.report.stopped, "{text}: {:?}", summary.report);
-        assert!(started.elapsed() < TEST_TIMEOUT, "{text}: {:?}", started.elapsed());
+        assert!(started.elapsed() < OPERATION_TIMEOUT, "{text}: {:?}", started.elapsed());
         let workers = if text == "ps-sync" { 2 } else { 1 };
         assert_eq!(update_count(server_report(&summary)), workers * summary.report.steps, "{text}");
     }
