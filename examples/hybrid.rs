@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The model is y = b * tanh(a * x + c). The first stage holds a and c, and the second stage holds b.
     let mut parameters = if stage == 0 { vec![0.1f32, 0.0] } else { vec![0.5f32] };
     let mut loss = 0.0;
-    for step in 0..3000usize {
+    for step in 0..1000usize {
         let inputs = shard(step, copy as usize);
         let mut gradients = vec![0.0f32; parameters.len()];
         if stage == 0 {
@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         column.all_reduce(&mut gradients, ReduceOp::Average)?;
         for (parameter, gradient) in parameters.iter_mut().zip(&gradients) {
-            *parameter -= 0.5 * gradient / ROWS as f32;
+            *parameter -= gradient / ROWS as f32;
         }
     }
     let results = world.all_gather_object(&(stage, parameters, loss))?;

@@ -22,6 +22,18 @@ const ENDLESS_RUN_ARGUMENTS: [&str; 6] =
 /// The names of the tested transports: shared memory, TCP, and two simulated hosts with two ranks each (`hosts`).
 const TRANSPORTS: [&str; 3] = ["shm", "tcp", "hosts"];
 
+/// Combines each case with every transport. Without `--full`, combines each case with only one transport.
+fn with_transports<T: Copy>(cases: &[T]) -> Vec<(T, &'static str)> {
+    let is_chosen =
+        |index: usize, transport: usize| runs_long_tests() || index % TRANSPORTS.len() == transport;
+    let all = cases.iter().enumerate().flat_map(|(index, &case)| {
+        TRANSPORTS.into_iter().enumerate().map(move |(transport, name)| (index, transport, case, name))
+    });
+    all.filter(|&(index, transport, ..)| is_chosen(index, transport))
+        .map(|(_, _, case, name)| (case, name))
+        .collect()
+}
+
 /// Starts `n` ranks in the folder without a launcher. The ranks find each other by a peers file, which lists the
 /// addresses of all ranks.
 fn start_with_peers_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
@@ -102,7 +114,7 @@ fn kill_rank_and_check_survivors(mut ranks: Vec<Child>, victim: usize, folder: &
 
 #[test]
 fn all_other_ranks_name_a_rank_that_is_killed_while_training() {
-    for (victim, transport) in (0..4).flat_map(|victim| TRANSPORTS.map(|transport| (victim, transport))) {
+    for (victim, transport) in with_transports(&[0, 1, 2, 3]) {
         let folder = tempfile::tempdir().unwrap();
         let ranks = start_with_peers_file(folder.path(), 4, transport);
         wait_until("training is under way", || {
@@ -118,9 +130,7 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_training() {
 #[test]
 fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
     let moments = [(1, 0), (2, 3), (3, 8), (1, 15), (2, 25), (3, 40), (0, 30), (1, 80), (0, 120)];
-    for ((victim, delay_ms), transport) in
-        moments.into_iter().flat_map(|moment| TRANSPORTS.map(|transport| (moment, transport)))
-    {
+    for ((victim, delay_ms), transport) in with_transports(&moments) {
         let folder = tempfile::tempdir().unwrap();
         let ranks = start_with_peers_file(folder.path(), 4, transport);
         // Wait until every rank has connected to rank 0. A rank that has not connected can only report that rank 0

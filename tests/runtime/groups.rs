@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use crate::util::ranks::TestTransport;
+use crate::util::runs_long_tests;
 use ringtrain::{Error, Group, Rank, ReduceOp};
 
 fn rank_numbers(ranks: &[Rank]) -> Vec<u32> {
@@ -215,7 +216,8 @@ fn threads_of_one_rank_use_groups_at_the_same_time(transport: TestTransport) {
 /// If a thread that calls `test` completes operations for which other threads wait, the other threads must wake up at
 /// once.
 fn a_thread_that_polls_with_test_does_not_delay_other_threads(transport: TestTransport) {
-    transport.run(2, |mut world| {
+    let rounds = if runs_long_tests() { 300 } else { 100 };
+    transport.run(2, move |mut world| {
         let mut busy = world.duplicate().unwrap();
         let groups: Vec<Group> = (0..3).map(|_| world.duplicate().unwrap()).collect();
         let is_over = Arc::new(AtomicBool::new(false));
@@ -234,7 +236,7 @@ fn a_thread_that_polls_with_test_does_not_delay_other_threads(transport: TestTra
         let started = Instant::now();
         let workers: Vec<_> = (0..)
             .zip(groups)
-            .map(|(salt, group)| thread::spawn(move || run_rounds(group, salt * 1000, 300)))
+            .map(|(salt, group)| thread::spawn(move || run_rounds(group, salt * 1000, rounds)))
             .collect();
         for thread in workers {
             thread.join().expect("the thread does not panic");

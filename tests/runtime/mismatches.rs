@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::util::ranks::{self, TestTransport};
-use crate::util::retry_on_busy_machine;
+use crate::util::{if_long_tests_else, retry_on_busy_machine};
 use ringtrain::group::at;
 use ringtrain::types::Operation;
 use ringtrain::wire::Cause;
@@ -25,6 +25,10 @@ const TIME_MARGIN: Duration = Duration::from_secs(15);
 pub(super) const WORLD_SIZES: [u32; 4] = [2, 3, 4, 5];
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
+
+pub(super) fn world_sizes() -> &'static [u32] {
+    if_long_tests_else(&WORLD_SIZES, &[2, 3, 5])
+}
 
 /// Returns a function that sets the deadline. For some values of `n`, the number of ranks, it also selects the ring
 /// algorithm, shared memory or several hosts. The reported causes must not depend on these options.
@@ -107,7 +111,7 @@ fn assert_lines_of_calls(start: u32, common: &str, odd: &str, report: &str) {
 /// `odd` and the other ranks call `common`. The jobs cover every world size and every choice of this rank.
 #[track_caller]
 fn assert_mismatch(what: &str, common: GroupCall, odd: GroupCall, expected_calls: [&str; 2]) {
-    assert_mismatch_in(&WORLD_SIZES, what, common, odd, expected_calls);
+    assert_mismatch_in(world_sizes(), what, common, odd, expected_calls);
 }
 
 /// Does the same as [`assert_mismatch`], but only for the given world sizes.
@@ -146,7 +150,7 @@ fn assert_mismatch_in(
 /// Checks that all ranks report both calls and the lines of both calls. The cause is a mismatch or, if no rank
 /// detects a mismatch, a missed deadline.
 fn assert_mismatch_or_timeout(what: &str, common: GroupCall, odd: GroupCall, expected_calls: [&str; 2]) {
-    for n in WORLD_SIZES {
+    for &n in world_sizes() {
         for differing_rank in [0, n - 1] {
             retry_with_longer_deadlines(|deadline| {
                 let causes = causes(n, differing_rank, deadline, common, odd);
@@ -339,7 +343,7 @@ fn different_counts_of_an_uneven_all_to_all_are_reported() {
         group.all_to_all_uneven(&vec![0u8; counts.iter().sum()], &counts, &counts).map(|_| ())
     }
     for (common, odd) in [(10, 11), (11, 10), (300_000, 10), (10, 300_000)] {
-        for n in WORLD_SIZES {
+        for &n in world_sizes() {
             let causes = ranks::run_with(n, set_options_for(n), move |mut group| {
                 let count = if group.rank() == R1 { odd } else { common };
                 // After this barrier all ranks have joined. If another rank fails early, the barrier may fail.
@@ -414,7 +418,7 @@ fn lines_that_a_binding_passes_are_reported() {
             begun?.wait().map(|_| ())
         },
     ];
-    for n in WORLD_SIZES {
+    for &n in world_sizes() {
         for odd in calls_with_site {
             let common: GroupCall = |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum);
             let (passed_site, found_site) = passed_and_found_sites(&causes(n, 1, LONG_DEADLINE, common, odd));

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Barrier};
 
 use super::mismatches::{
-    WORLD_SIZES, common_report, retry_with_longer_deadlines, set_options_for, wait_for_cause,
+    WORLD_SIZES, common_report, retry_with_longer_deadlines, set_options_for, wait_for_cause, world_sizes,
 };
 use crate::util::if_long_tests_else;
 use crate::util::ranks;
@@ -24,7 +24,7 @@ fn all_reduce_sum(group: &mut Group, count: usize) -> Result<(), Error> {
 /// One rank calls an operation on a duplicate of the group, the other ranks on the group itself.
 #[test]
 fn calls_of_different_groups_are_reported() {
-    for n in WORLD_SIZES {
+    for &n in world_sizes() {
         for differing_rank in [0, n - 1] {
             retry_with_longer_deadlines(|deadline| {
                 let causes = ranks::run_with(n, set_options_for(n), move |mut group| {
