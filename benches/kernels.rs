@@ -28,7 +28,7 @@ fn bench_reductions(c: &mut Criterion) {
         });
     };
     let number_ops = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max];
-    let on_numbers = DType::NUMBERS.iter().flat_map(|&dtype| number_ops.map(|op| (dtype, op)));
+    let on_numbers = DType::NUMBER_TYPES.iter().flat_map(|&dtype| number_ops.map(|op| (dtype, op)));
     // Examples of all kinds of reductions that are not arithmetic: bitwise, logical, and for values with a location.
     let other_kinds = [
         (DType::U64, ReduceOp::BitXor),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ringtrain::group::LocalTransport;
-use ringtrain::rendezvous::{Launched, Notices, Server, ServerOptions};
+use ringtrain::rendezvous::{LaunchedRank, NoticeReceiver, Server, ServerOptions};
 use ringtrain::wire::Secret;
 use ringtrain::{Error, Group, JoinMethod, JoinOptions, Rank, ReduceOp, WorldSize};
 
@@ -71,12 +71,12 @@ fn start_two_ranks(transport: LocalTransport) -> (Group, JoinHandle<()>) {
         secret,
         job_id,
         start_timeout,
-        notices: Notices::LowestRank,
+        notices: NoticeReceiver::LowestRank,
     };
     let server = Server::start(server_options).expect("the rendezvous starts");
     let rendezvous = server.address();
     let method = |rank| {
-        JoinMethod::Launched(Launched {
+        JoinMethod::Launched(LaunchedRank {
             rank: Rank::new(rank),
             world,
             rendezvous,

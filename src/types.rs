@@ -145,7 +145,7 @@ wire_enum! {
 
 impl DType {
     /// The twelve types that are plain numbers, in the order of their bytes on the wire.
-    pub const NUMBERS: &'static [Self] = &[
+    pub const NUMBER_TYPES: &'static [Self] = &[
         Self::F16,
         Self::Bf16,
         Self::F32,
@@ -320,13 +320,13 @@ wire_enum! {
 
 /// The bits that mark internal operations in a group's number on the wire. A group's own number has none of these
 /// bits.
-pub const GROUP_FLAGS: u32 = OBJECTS_GROUP | HOSTS_GROUP | LOCAL_GROUP;
+pub const INTERNAL_GROUP_BITS: u32 = OBJECTS_GROUP_BIT | HOSTS_GROUP_BIT | LOCAL_GROUP_BIT;
 /// The bit that marks messages of asynchronous object operations.
-pub const OBJECTS_GROUP: u32 = 1 << 31;
+pub const OBJECTS_GROUP_BIT: u32 = 1 << 31;
 /// The bit that marks operations between the hosts of a group.
-pub const HOSTS_GROUP: u32 = 1 << 30;
+pub const HOSTS_GROUP_BIT: u32 = 1 << 30;
 /// The bit that marks the operations for setting up shared memory among the ranks of a group on one host.
-pub const LOCAL_GROUP: u32 = 1 << 29;
+pub const LOCAL_GROUP_BIT: u32 = 1 << 29;
 
 /// The tag of a receive that accepts messages with any tag. No message is sent with this tag.
 pub const ANY_TAG: u32 = u32::MAX;
@@ -439,7 +439,7 @@ mod tests {
     #[test]
     fn reductions_apply_to_the_types_for_which_they_are_defined() {
         let numbers: Vec<DType> = DType::ALL.iter().copied().filter(|dtype| dtype.is_number()).collect();
-        assert_eq!(numbers, DType::NUMBERS);
+        assert_eq!(numbers, DType::NUMBER_TYPES);
         let types = |op: ReduceOp| DType::ALL.iter().filter(|&&dtype| op.applies_to(dtype)).count();
         let counts: Vec<usize> = ReduceOp::ALL.iter().map(|&op| types(op)).collect();
         assert_eq!(counts, [12, 12, 12, 12, 12, 8, 8, 8, 12, 12, 12, 4, 4, 12, 16]);

@@ -14,15 +14,15 @@ fn main() -> ExitCode {
     let name = Path::new(&called).file_name().unwrap_or(OsStr::new("ringrun"));
     match name.to_str() {
         Some("ringtrain") => {
-            launch::name_process("ringtrain");
+            launch::set_process_name("ringtrain");
             cli::train::run_ringtrain(env::args_os())
         }
         Some("ringbench") => {
-            launch::name_process("ringbench");
+            launch::set_process_name("ringbench");
             cli::bench::run_ringbench(env::args_os())
         }
         _ if name == launch::WATCHDOG_NAME || name == launch::SHIM_NAME => {
-            launch::internal_program(name, arguments).unwrap_or(ExitCode::FAILURE)
+            launch::run_internal_program(name, arguments).unwrap_or(ExitCode::FAILURE)
         }
         _ => cli::run::run_ringrun(arguments),
     }

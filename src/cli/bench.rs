@@ -24,7 +24,7 @@ use self::measure::{BenchRow, MeasureOptions, measure};
 use self::plan::{BenchCase, BenchPlan, BenchPlanError};
 use self::report::{BenchEnvironment, BenchReport};
 use super::exit::Exit;
-use super::group_args::{JoinError, exit_of};
+use super::group_args::{JoinError, exit_code_of};
 use super::print_error::print_error;
 use crate::group::{Error, Group};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
@@ -34,7 +34,7 @@ const ROW_DURATION_US: f64 = 500_000.0;
 /// Without `-n`, the iterations of all rows together take about this time in microseconds.
 const ALL_ROWS_DURATION_US: f64 = 30_000_000.0;
 /// The size in bytes of the record in which a rank sends its process id and its host name.
-const HOST_RECORD_BYTES: usize = 128;
+const HOST_AND_PID_BYTES: usize = 128;
 
 /// Why a benchmark failed.
 #[derive(Debug, thiserror::Error)]
@@ -77,11 +77,11 @@ pub enum BenchError {
 
 impl BenchError {
     /// Returns the exit code of a program that fails with this error.
-    pub fn exit(&self) -> Exit {
+    pub fn exit_code(&self) -> Exit {
         match self {
             Self::Plan(_) => Exit::Usage,
-            Self::Join(error) => error.exit(),
-            Self::Operation(error) => exit_of(error),
+            Self::Join(error) => error.exit_code(),
+            Self::Operation(error) => exit_code_of(error),
             Self::FlagsDiffer { .. } => Exit::Mismatch,
             Self::Output(_) | Self::Json { .. } => Exit::Failure,
             Self::Wrong(_) => Exit::WrongResult,
@@ -100,7 +100,7 @@ pub fn run_ringbench(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(()) => Exit::Success.into(),
         Err(error) => {
             print_error("ringbench", &error);
-            error.exit().into()
+            error.exit_code().into()
         }
     }
 }
@@ -133,7 +133,7 @@ pub(super) fn check_arguments(
 
 fn join_and_bench(args: &BenchArgs) -> Result<(), BenchError> {
     let plan = BenchPlan::new(args)?;
-    plan.check_memory(WorldSize::ONE, available_memory())?;
+    plan.check_memory(WorldSize::ONE, available_memory_bytes())?;
     if let Some(path) = &plan.json {
         // Check the path before the measurements, so that an unusable path is reported at once.
         report::check_writable(path)
@@ -167,12 +167,12 @@ pub fn bench(
     flags_agree::check_flags_agree(group, plan)?;
     let fitted = plan
         .for_world(group.size())
-        .and_then(|plan| plan.check_memory(group.local_size(), available_memory()).map(|()| plan));
+        .and_then(|plan| plan.check_memory(group.local_size(), available_memory_bytes()).map(|()| plan));
     let plan = &fitted.inspect_err(|error| {
         // Only ranks on hosts with too little memory see this error, so abort the job to stop the other ranks.
         let _ = group.abort(&error.to_string());
     })?;
-    let ranks = gather_hosts(group)?;
+    let ranks = gather_host_names_and_pids(group)?;
     let environment = BenchEnvironment::new(group, plan, &ranks, segment_bytes);
     let mut sink = io::sink();
     let out: &mut dyn Write = if group.rank().get() == 0 { out } else { &mut sink };
@@ -198,7 +198,7 @@ pub fn bench(
     Ok(report)
 }
 
-/// Calls [`measure`] for the element type of the case.
+/// Calls [`measure()`] for the element type of the case.
 fn measure_with_dtype(
     group: &mut Group,
     case: BenchCase,
@@ -225,10 +225,10 @@ fn measure_with_dtype(
 }
 
 /// Gathers the host name and the process id of every rank, in rank order.
-fn gather_hosts(group: &mut Group) -> Result<Vec<(String, u32)>, Error> {
+fn gather_host_names_and_pids(group: &mut Group) -> Result<Vec<(String, u32)>, Error> {
     let host = crate::rendezvous::host_name();
-    let mut records = vec![0u8; HOST_RECORD_BYTES * group.size().as_usize()];
-    let own = &mut records[group.rank().index() * HOST_RECORD_BYTES..][..HOST_RECORD_BYTES];
+    let mut records = vec![0u8; HOST_AND_PID_BYTES * group.size().as_usize()];
+    let own = &mut records[group.rank().index() * HOST_AND_PID_BYTES..][..HOST_AND_PID_BYTES];
     let (process, name) = own.split_at_mut(size_of::<u32>());
     process.copy_from_slice(&std::process::id().to_le_bytes());
     let length = host.floor_char_boundary(host.len().min(name.len()));
@@ -240,12 +240,12 @@ fn gather_hosts(group: &mut Group) -> Result<Vec<(String, u32)>, Error> {
         let shown = name.trim_end_matches('\0').chars().filter(|c| !c.is_control()).collect();
         (shown, process.try_into().map_or(0, u32::from_le_bytes))
     };
-    Ok(records.chunks_exact(HOST_RECORD_BYTES).map(read).collect())
+    Ok(records.chunks_exact(HOST_AND_PID_BYTES).map(read).collect())
 }
 
 /// Returns how many bytes processes can allocate without swapping, or `None` if the kernel does not report this
 /// number.
-fn available_memory() -> Option<u64> {
+fn available_memory_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)

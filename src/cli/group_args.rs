@@ -155,7 +155,7 @@ impl GroupArgs {
     ///
     /// # Errors
     ///
-    /// [`JoinError`], whose [`JoinError::exit`] is the program's exit code.
+    /// [`JoinError`], whose [`JoinError::exit_code`] is the program's exit code.
     pub fn join(&self) -> Result<Group, JoinError> {
         let launched = from_environment().map_err(StartError::from);
         let method = match (&self.peers, launched) {
@@ -243,10 +243,10 @@ fn read_secret_file(path: &Path) -> Result<Secret, JoinError> {
 
 impl JoinError {
     /// Returns the exit code of a program that fails with this error.
-    pub fn exit(&self) -> Exit {
+    pub fn exit_code(&self) -> Exit {
         match self {
-            Self::Start(error) if error.is_secret() => Exit::Secret,
-            Self::Start(error) if error.is_version() => Exit::Version,
+            Self::Start(error) if error.is_wrong_secret() => Exit::Secret,
+            Self::Start(error) if error.is_version_mismatch() => Exit::Version,
             Self::Start(error) => match error {
                 StartError::PeersFile(_)
                 | StartError::Environment(_)
@@ -255,10 +255,10 @@ impl JoinError {
                 | StartError::NeedsSecret { .. }
                 | StartError::SocketOptions(_)
                 | StartError::CannotListen { .. } => Exit::Configuration,
-                StartError::Failed(cause) => exit_of_cause(cause),
+                StartError::Failed(cause) => exit_code_of_cause(cause),
                 StartError::PortInUse { .. } => Exit::PortInUse,
                 StartError::PeerLost { .. } | StartError::RendezvousLost { .. } => Exit::PeerLost,
-                StartError::Handshake { .. } if error.is_configuration() => Exit::Configuration,
+                StartError::Handshake { .. } if error.is_configuration_error() => Exit::Configuration,
                 _ => Exit::Start,
             },
             Self::SecretFile { .. } | Self::LaunchedTwice => Exit::Configuration,
@@ -267,11 +267,11 @@ impl JoinError {
 }
 
 /// Returns the exit code for the error of an operation on a group.
-pub fn exit_of(error: &Error) -> Exit {
-    error.cause().map_or(Exit::Failure, exit_of_cause)
+pub fn exit_code_of(error: &Error) -> Exit {
+    error.cause().map_or(Exit::Failure, exit_code_of_cause)
 }
 
-fn exit_of_cause(cause: &Cause) -> Exit {
+fn exit_code_of_cause(cause: &Cause) -> Exit {
     match cause {
         Cause::PeerLost { .. } | Cause::PeerLeft { .. } => Exit::PeerLost,
         Cause::Mismatch { .. } => Exit::Mismatch,

@@ -24,7 +24,7 @@ use crate::launch::{
 use crate::types::WorldSize;
 
 /// The longest time that an option accepts, in seconds: a year.
-const SECONDS_MAX: f64 = 365.0 * 24.0 * 3600.0;
+const DURATION_SECONDS_MAX: f64 = 365.0 * 24.0 * 3600.0;
 
 /// Runs COMMAND as N ranks of one job on this machine.
 #[derive(Parser, Debug)]
@@ -149,21 +149,21 @@ pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { Exit::Usage.into() } else { Exit::Success.into() };
         }
     };
-    if let Err(code) = check_builtin_program(&plan) {
+    if let Err(code) = check_builtin_arguments(&plan) {
         return code;
     }
     match launch::run_job(&plan) {
         Ok(code) => code.into(),
         Err(error) => {
             print_error("ringrun", &error);
-            error.exit().into()
+            error.exit_code().into()
         }
     }
 }
 
 /// Checks the arguments of a built-in program before any rank starts, so that ringrun prints an error or the `--help`
 /// text only once.
-fn check_builtin_program(plan: &LaunchPlan) -> Result<(), ExitCode> {
+fn check_builtin_arguments(plan: &LaunchPlan) -> Result<(), ExitCode> {
     let arguments = iter::once(&plan.program).chain(&plan.arguments).cloned();
     match plan.program.to_str() {
         Some("ringtrain") => super::train::check_arguments(arguments),
@@ -204,7 +204,7 @@ fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, Strin
         }
         start_timeout = job;
     }
-    let variables = args.variables.into_iter().map(parse_variable).collect::<Result<_, _>>()?;
+    let variables = args.variables.into_iter().map(parse_environment_variable).collect::<Result<_, _>>()?;
     let mut command = args.command.into_iter();
     let program = command.next().ok_or("there is no COMMAND to run")?;
     let failure_policy = if args.tolerate_failures { FailurePolicy::Tolerate } else { FailurePolicy::EndJob };
@@ -249,7 +249,7 @@ fn check_tolerate_failures(world: WorldSize, program: &OsStr) -> Result<(), Stri
 }
 
 /// Parses `NAME` or `NAME=VALUE`. The value may be any bytes.
-fn parse_variable(argument: OsString) -> Result<(OsString, Option<OsString>), String> {
+fn parse_environment_variable(argument: OsString) -> Result<(OsString, Option<OsString>), String> {
     let shown = argument.to_string_lossy().into_owned();
     let bytes = argument.into_vec();
     let (name, value) = match bytes.iter().position(|&byte| byte == b'=') {
@@ -321,8 +321,8 @@ fn parse_mpi4py(text: &str) -> Result<Mpi4py, String> {
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
-    if !(0.0..=SECONDS_MAX).contains(&seconds) {
-        return Err(format!("not between 0 and {SECONDS_MAX} seconds"));
+    if !(0.0..=DURATION_SECONDS_MAX).contains(&seconds) {
+        return Err(format!("not between 0 and {DURATION_SECONDS_MAX} seconds"));
     }
     Ok(Duration::from_secs_f64(seconds))
 }

@@ -34,7 +34,7 @@ use crate::exit::Exit;
 use crate::group::{Algorithms, Group};
 use crate::launch::STATUS_COLUMNS_VARIABLE;
 use crate::train::{
-    self, Console, GossipError, Observer, ParameterServerError, Phase, ProgressDisplay, RefusalReason,
+    self, Console, GossipError, Observer, ParameterServerError, ProgressDisplay, RefusalReason, RunPhase,
     SilentObserver, TrainError,
 };
 use crate::types::{Rank, WorldSize};
@@ -126,9 +126,11 @@ fn prepare_resumed_run(
     let is_reader = group.rank() == Rank::ZERO;
     let source = invocation.resume_source().filter(|_| is_reader);
     let stored = source.map_or(Ok(None), |source| source.read_stored_options());
-    let stored: Result<Option<String>, String> = group
-        .broadcast_object(&stored, Rank::ZERO)
-        .map_err(|error| ProgramFailure { exit: group_args::exit_of(&error), message: error.to_string() })?;
+    let stored: Result<Option<String>, String> =
+        group.broadcast_object(&stored, Rank::ZERO).map_err(|error| ProgramFailure {
+            exit: group_args::exit_code_of(&error),
+            message: error.to_string(),
+        })?;
     let stored = stored.map_err(|message| {
         let message = if is_reader { message } else { format!("rank 0 failed: {message}") };
         ProgramFailure { exit: Exit::Checkpoint, message }
@@ -147,7 +149,7 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
     let prepared = if resumes { None } else { Some(invocation.prepare(None).map_err(usage_error)?) };
     let mut group = join_args
         .join()
-        .map_err(|error| ProgramFailure { exit: error.exit(), message: error.to_string() })?;
+        .map_err(|error| ProgramFailure { exit: error.exit_code(), message: error.to_string() })?;
     let (config, output) = match prepared {
         Some(prepared) => prepared,
         None => prepare_resumed_run(invocation, &mut group)?,
@@ -164,7 +166,7 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
     }
     let observer: &mut dyn Observer = if rank == Rank::ZERO { &mut console } else { &mut SilentObserver };
     let summary = train::run(&mut group, &config, &stop, observer)
-        .map_err(|error| ProgramFailure { exit: exit_of(&error), message: error.to_string() })?;
+        .map_err(|error| ProgramFailure { exit: exit_code_of(&error), message: error.to_string() })?;
     group.close();
     let reporter = summary.report.gossip.as_ref().map_or(Rank::ZERO, |gossip| Rank::new(gossip.leader));
     if rank == reporter {
@@ -237,17 +239,17 @@ fn describe_result(report: &train::Report) -> String {
     line
 }
 
-fn exit_of(error: &TrainError) -> Exit {
+fn exit_code_of(error: &TrainError) -> Exit {
     match error {
         TrainError::Data(_)
         | TrainError::DataDiffer { .. }
-        | TrainError::OtherRankFailed { phase: Phase::Data, .. } => Exit::Data,
+        | TrainError::OtherRankFailed { phase: RunPhase::Data, .. } => Exit::Data,
         TrainError::Checkpoint(_)
         | TrainError::ModelFile(_)
-        | TrainError::OtherRankFailed { phase: Phase::Storage, .. } => Exit::Checkpoint,
+        | TrainError::OtherRankFailed { phase: RunPhase::Storage, .. } => Exit::Checkpoint,
         TrainError::ArgumentsDiffer { .. } => Exit::Configuration,
         TrainError::Options(_) => Exit::Usage,
-        TrainError::Diverged(_) | TrainError::OtherRankFailed { phase: Phase::Training, .. } => {
+        TrainError::Diverged(_) | TrainError::OtherRankFailed { phase: RunPhase::Training, .. } => {
             Exit::Diverged
         }
         TrainError::ParametersDiffer { .. } => Exit::ParametersDiffer,
@@ -265,6 +267,6 @@ fn exit_of(error: &TrainError) -> Exit {
         },
         TrainError::Gossip(GossipError::LeaderFailed { .. }) => Exit::Failure,
         TrainError::Gossip(_) => Exit::PeerLost,
-        TrainError::Group(error) => group_args::exit_of(error),
+        TrainError::Group(error) => group_args::exit_code_of(error),
     }
 }

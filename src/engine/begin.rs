@@ -3,7 +3,7 @@
 use super::matching::{Envelope, Pattern, PostedReceive};
 use super::operation::{OperationInfo, OperationKey, RunningOperation};
 use super::{Begin, Engine, Failure, OpId, Timestamp};
-use crate::schedule::{Action, Inbound, Outbound, Schedule, Step};
+use crate::schedule::{Action, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Contract, Rank};
 
 impl Engine {
@@ -41,7 +41,7 @@ impl Engine {
         let sequence = self.links.entry(to).or_default().number_message(begin.site);
         let key = OperationKey::Message { from: self.settings.rank, to, sequence };
         let range = 0..begin.contract.count as usize;
-        let step = Step { send: Some(Outbound { peer: to, range, after: None }), receive: None };
+        let step = Step { send: Some(OutboundElements { peer: to, range, after: None }), receive: None };
         let id = self.next_id();
         self.start(id, call(now, begin, key), Schedule { steps: vec![step] })
     }
@@ -146,7 +146,7 @@ impl Engine {
             );
             return Err(self.fail(cause));
         }
-        let receive = Inbound {
+        let receive = InboundElements {
             peer: envelope.source,
             range: 0..envelope.contract.count as usize,
             action: Action::Copy,

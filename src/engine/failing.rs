@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::history::CallerContract;
 use super::operation::{OperationInfo, OperationKey, RunningOperation};
 use super::{Engine, FrameVerdict, OpId, Timestamp, Transmit};
-use crate::types::{Contract, GROUP_FLAGS, Operation, Rank, Site};
+use crate::types::{Contract, INTERNAL_GROUP_BITS, Operation, Rank, Site};
 use crate::wire::cause::{AWAITED_RANKS_MAX, SilentLink, WaitingRank};
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
@@ -320,7 +320,7 @@ impl Engine {
         let sequence = if call.sequence() == u64::MAX { 0 } else { call.sequence() };
         Some(WaitingRank {
             rank: self.settings.rank,
-            group: call.group & !GROUP_FLAGS,
+            group: call.group & !INTERNAL_GROUP_BITS,
             sequence,
             asked: call.contract,
             site: call.site.to_string(),

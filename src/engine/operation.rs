@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{SendMode, Timestamp};
 use crate::schedule::partition::segment;
-use crate::schedule::{Action, After, Schedule, Step};
+use crate::schedule::{Action, AfterStep, Schedule, Step};
 use crate::types::{Contract, Rank, Site};
 
 /// Bytes of an operation that a rank may send to another before that one has said that it is ready. What comes before it
@@ -387,7 +387,9 @@ impl RunningOperation {
             };
             let is_ready = |&&step: &&usize| {
                 let receive = self.steps[step].receive.as_ref();
-                receive.is_some_and(|receive| receive.after.is_none_or(|After(step)| self.applied[step].done))
+                receive.is_some_and(|receive| {
+                    receive.after.is_none_or(|AfterStep(step)| self.applied[step].done)
+                })
             };
             let now = told + peer_progress.receives[told..].iter().take_while(is_ready).count();
             if now > told {
@@ -413,8 +415,8 @@ impl RunningOperation {
     }
 
     /// Whether what `segment` of `range` depends on has been applied.
-    fn satisfied(&self, after: Option<After>, range: &Range<usize>, segment: &Range<usize>) -> bool {
-        let Some(After(step)) = after else { return true };
+    fn satisfied(&self, after: Option<AfterStep>, range: &Range<usize>, segment: &Range<usize>) -> bool {
+        let Some(AfterStep(step)) = after else { return true };
         let progress = self.applied[step];
         let is_same = self.steps[step].receive.as_ref().is_some_and(|receive| receive.range == *range);
         progress.done || (is_same && !segment.is_empty() && progress.elements >= segment.end - range.start)

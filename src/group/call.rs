@@ -14,7 +14,7 @@ use crate::reduce::{self, Kernels};
 use crate::schedule::rounds::RoundPlan;
 use crate::schedule::{CollectiveSpec, Schedule, double_tree};
 use crate::types::{
-    Algorithm, Contract, DType, Element, HOSTS_GROUP, Operation, Rank, ReduceOp, Site, WorldSize,
+    Algorithm, Contract, DType, Element, HOSTS_GROUP_BIT, Operation, Rank, ReduceOp, Site, WorldSize,
 };
 
 /// The most blocks that an all-reduce on the ring is cut into, so that its schedule stays small however long the buffer is.
@@ -246,7 +246,7 @@ impl Group {
             count: call.work.count() as u64,
             layout: call.layout,
         };
-        let flag = if call.algorithm == Algorithm::Hierarchy { HOSTS_GROUP } else { 0 };
+        let flag = if call.algorithm == Algorithm::Hierarchy { HOSTS_GROUP_BIT } else { 0 };
         Begin {
             group: self.id | flag,
             contract,

@@ -11,7 +11,7 @@ use crate::reduce::Kernels;
 use crate::schedule::hierarchy::{HierarchicalPhases, HostLayout};
 use crate::schedule::rounds::RoundPlan;
 use crate::schedule::{CollectiveSpec, cost, double_tree};
-use crate::types::{Algorithm, Element, LOCAL_GROUP, Rank, ReduceOp, Site};
+use crate::types::{Algorithm, Element, LOCAL_GROUP_BIT, Rank, ReduceOp, Site};
 
 /// Bytes that a host sends another one in a step of the ring, of each slice, where the buffer is long enough: while they are
 /// on their way, ranks of a host meet for the next block.
@@ -61,7 +61,7 @@ impl Group {
         if members.len() == 1 {
             return Ok(Ok(None));
         }
-        let local = self.with_members((self.id % LOCAL_GROUP) | LOCAL_GROUP, Arc::clone(&members));
+        let local = self.with_members((self.id % LOCAL_GROUP_BIT) | LOCAL_GROUP_BIT, Arc::clone(&members));
         let before = match local.new_shm_executor()? {
             Ok(before) => (before, Arc::clone(&members)),
             Err(why) => return Ok(Err(why)),

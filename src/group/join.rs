@@ -17,7 +17,7 @@ use super::streams::Streams;
 use super::{Error, Group, Membership, SharedJob, tune};
 use crate::engine::Settings;
 use crate::rendezvous::{
-    Checksums, Launched, Member, PeersFile, Registration, Roster, SharedSettings, StartError,
+    Checksums, LaunchedRank, Member, PeersFile, Registration, Roster, SharedSettings, StartError,
     from_environment, host_name, is_loopback, machine_id, register, secret_from_environment, serve,
 };
 use crate::transport::handshake::Identity;
@@ -62,7 +62,7 @@ pub enum JoinMethod {
         bind: Option<IpAddr>,
     },
     /// A launcher's rendezvous gives them.
-    Launched(Launched),
+    Launched(LaunchedRank),
 }
 
 /// What a rank needs to join its job.
@@ -185,7 +185,7 @@ pub(super) fn start(meeting: Meeting, options: &JoinOptions) -> Result<Group, St
         rank,
         world,
         segment_bytes: shared.segment_bytes,
-        checked_links: roster.checked_links(rank),
+        checked_links: roster.links_with_checksums(rank),
         hosts: roster.hosts(),
     };
     let driver = Driver::new(LinkDriver::new(settings, transport), epoch, spins, options.interrupt)
@@ -209,7 +209,7 @@ pub(super) fn start(meeting: Meeting, options: &JoinOptions) -> Result<Group, St
         rank,
         world,
         local: roster.local_rank_and_size(rank),
-        machines: roster.machines(),
+        machines: roster.machine_numbers(),
         timeout: options.operation_timeout,
         objects: 0,
         own: Arc::default(),
@@ -350,9 +350,9 @@ fn meet_by_file(
 fn meet_at_launcher(
     options: &JoinOptions,
     sockets: &SocketOptions,
-    launched: &Launched,
+    launched: &LaunchedRank,
 ) -> Result<(Rank, Listener, Roster), StartError> {
-    let Launched { rank, world, rendezvous, job_id, .. } = *launched;
+    let LaunchedRank { rank, world, rendezvous, job_id, .. } = *launched;
     if options.secret.is_none() && !is_loopback(rendezvous.ip()) {
         return Err(StartError::NeedsSecret { address: rendezvous });
     }
@@ -418,7 +418,7 @@ fn shared(options: &JoinOptions) -> SharedSettings {
 fn checked(roster: &Roster) -> Result<(SharedSettings, Streams), StartError> {
     let refused = |what| StartError::Refused(format!("rank 0's {what} is beyond the limits"));
     let shared = roster
-        .shared()
+        .shared_settings()
         .filter(|shared| (64..=SEGMENT_BYTES_MAX).contains(&shared.segment_bytes))
         .ok_or_else(|| refused("segment size"))?;
     let streams = Streams::from_byte(shared.streams).ok_or_else(|| refused("number of streams"))?;

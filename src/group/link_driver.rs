@@ -284,7 +284,7 @@ impl<T: Transport> LinkDriver<T> {
 
     /// Makes lanes for peers that have opened links of their own accord.
     fn admit(&mut self) {
-        while let Some(peer) = self.transport.take_incoming() {
+        while let Some(peer) = self.transport.take_incoming_link() {
             if let Entry::Vacant(place) = self.links.entry(peer) {
                 place.insert(LinkIo::new());
                 self.peers.push(peer);

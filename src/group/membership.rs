@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::out_of_place::layout;
 use super::{Error, Group, Membership};
-use crate::types::{LOCAL_GROUP, Rank, Site, WorldSize};
+use crate::types::{LOCAL_GROUP_BIT, Rank, Site, WorldSize};
 
 impl Group {
     /// Splits the group: ranks that pass the same colour form a new group, ordered by their keys, and by their ranks
@@ -45,7 +45,7 @@ impl Group {
         ranks.sort_by_key(|&rank| (entries[rank].1, rank));
         let members: Arc<[Rank]> = ranks.iter().map(|&rank| self.members[rank]).collect();
         let id = entries[ranks[0]].2 * self.machines.len() as i64 + i64::from(members[0].get());
-        let id = u32::try_from(id).ok().filter(|&id| id < LOCAL_GROUP);
+        let id = u32::try_from(id).ok().filter(|&id| id < LOCAL_GROUP_BIT);
         let id = id.ok_or(Error::InvalidCounts("there are too many groups"))?;
         let mut group = self.with_members(id, members);
         group.share_memory()?;

@@ -77,7 +77,7 @@ use self::selection::AlgorithmSelection;
 use self::shm_executor::ShmExecutor;
 use crate::rendezvous::StartError;
 use crate::schedule::partition;
-use crate::types::{HOSTS_GROUP, Rank, WorldSize};
+use crate::types::{HOSTS_GROUP_BIT, Rank, WorldSize};
 pub use crate::wire::Cause;
 
 /// Statistics of a job on this rank, in all its groups.
@@ -160,7 +160,7 @@ impl Drop for Membership {
     fn drop(&mut self) {
         if let Some((job, id)) = &self.0 {
             job.driver.retire(*id);
-            job.driver.retire(*id | HOSTS_GROUP);
+            job.driver.retire(*id | HOSTS_GROUP_BIT);
         }
     }
 }

@@ -10,7 +10,7 @@ use super::messages::{Received, SendOptions, Source, Status};
 use super::objects::{OBJECT_BYTES_MAX, decode, encode};
 use super::{Error, Group, Handle};
 use crate::engine::{Begin, Pattern};
-use crate::types::{ANY_TAG, OBJECTS_GROUP, Rank, Site};
+use crate::types::{ANY_TAG, OBJECTS_GROUP_BIT, Rank, Site};
 
 impl Group {
     /// Asynchronous [`Group::broadcast_object`]. The root sends it to each of the others.
@@ -158,7 +158,7 @@ impl Group {
         from: Vec<Rank>,
         site: Site,
     ) -> Result<Handle<Vec<O>>, Error> {
-        let (tag, group) = (self.objects, self.id | OBJECTS_GROUP);
+        let (tag, group) = (self.objects, self.id | OBJECTS_GROUP_BIT);
         self.objects = (self.objects + 1) % ANY_TAG;
         let mut failure = Ok(());
         let mut parts = Vec::with_capacity(to.len() + from.len());

@@ -137,10 +137,10 @@ impl AlgorithmSelection {
         ground: GroupMedium,
     ) -> Algorithm {
         let possible = match ground {
-            GroupMedium::ShmRounds => cost::possible_algorithms_in_memory(operation),
+            GroupMedium::ShmRounds => cost::possible_algorithms_in_shared_memory(operation),
             GroupMedium::Links | GroupMedium::Hosts => cost::possible_algorithms(operation),
         };
-        let by_hosts = ground == GroupMedium::Hosts && cost::has_hierarchy(operation);
+        let by_hosts = ground == GroupMedium::Hosts && cost::has_hierarchical_algorithm(operation);
         let can = |algorithm: &Algorithm| match algorithm {
             Algorithm::Hierarchy => by_hosts,
             other => possible.contains(other) && cost::can_run(*other, world, bytes),
@@ -150,7 +150,7 @@ impl AlgorithmSelection {
             // What can be done in memory costs less there than over any link.
             _ if by_hosts => Algorithm::Hierarchy,
             [only] => *only,
-            _ if ground == GroupMedium::ShmRounds => cost::cheapest_in_memory(bytes),
+            _ if ground == GroupMedium::ShmRounds => cost::cheapest_in_shared_memory(bytes),
             _ => self.link.cheapest(operation, world, bytes),
         })
     }

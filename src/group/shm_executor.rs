@@ -198,7 +198,7 @@ impl ShmExecutor {
                 if let Some(differs) = shm_operation.asked.differs(from, &posted.header) {
                     return differs;
                 }
-                if posted.is_exposed && self.scratch.exchange.is_none() {
+                if posted.is_exposed && self.scratch.in_place_reduce.is_none() {
                     return ShmPoll::Broken(from, "it lent its buffer where nobody can take it");
                 }
             }
@@ -219,7 +219,7 @@ impl ShmExecutor {
 
     /// Posts the round: that its buffer lies where others can read and write it, if it does and that is of use, or elements.
     fn post(&mut self, round: u64, shm_operation: &mut ShmOperation, memory: &BufferAccess<'_>) {
-        let exposable = memory.all_writable().filter(|_| self.scratch.exchange.is_some());
+        let exposable = memory.all_writable().filter(|_| self.scratch.in_place_reduce.is_some());
         let buffer_ref =
             exposable.and_then(|bytes| self.rounds.buffer_ref(bytes, shm_operation.element_bytes));
         shm_operation.is_exposed |= buffer_ref.is_some();
@@ -236,7 +236,7 @@ impl ShmExecutor {
         shm_operation: &mut ShmOperation,
         memory: &mut BufferAccess<'_>,
     ) -> Result<(), ShmPoll> {
-        if let Some(exchange) = self.scratch.exchange.take() {
+        if let Some(in_place_reduce) = self.scratch.in_place_reduce.take() {
             let exposed_parts = self.rounds.collect_exposed(round, memory.len(), shm_operation.element_bytes);
             let have_others_lent =
                 exposed_parts.map_err(|(rank, what)| ShmPoll::Broken(Rank::new(rank as u32), what))?;
@@ -244,7 +244,7 @@ impl ShmExecutor {
                 shm_operation.plan.reduce_remaining_rounds_in_place();
                 shm_operation.rounds = shm_operation.plan.round_count();
                 self.scratch.ordered_reduce = None;
-                self.exchange(round, shm_operation, &exchange.range, memory);
+                self.exchange(round, shm_operation, &in_place_reduce.range, memory);
             }
         }
         if let Some(ordered_reduce) = self.scratch.ordered_reduce.take() {

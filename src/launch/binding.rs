@@ -19,8 +19,8 @@ pub(super) struct BindingPlan {
     /// The number of OpenMP threads of each rank: one for each core of the rank's share, within the CPU limit of the
     /// container.
     pub(super) threads: usize,
-    /// If ranks are bound, the number of the job's processors that no other job has claimed. Otherwise, the number of
-    /// all processors. Ranks poll for messages only if this number is at least the number of ranks.
+    /// The number of the job's processors that no other job has claimed, or of all processors if ranks are not bound.
+    /// Ranks poll for messages only if this number is at least the number of ranks.
     pub(super) exclusive_processors: usize,
 }
 
@@ -115,7 +115,7 @@ mod tests {
     use crate::launch::topology::format_processor_list;
 
     /// Returns cores with `threads` hardware threads each, half of them on each of two NUMA nodes. As on many
-    /// machines, the numbers of the first threads of all cores come before the numbers of the second threads.
+    /// machines, the first threads of all cores have lower numbers than the second threads.
     fn make_cores(cores: usize, threads: usize) -> Vec<PhysicalCore> {
         let core = |index: usize| PhysicalCore {
             numa_node: index * 2 / cores.max(2),

@@ -1,7 +1,7 @@
 //! Finds the rank that failed first: examines the last lines that each rank printed. This module performs no IO.
 //!
 //! Exit codes and times do not always show which rank failed first. A rank that panics or calls `Group::abort`
-//! notifies the other ranks, and these may end earlier than it, with the same exit code. However, the error messages
+//! notifies the other ranks, which may then end before it does, with the same exit code. However, the error messages
 //! of the other ranks name the rank at fault. In every program that uses ringtrain, these messages are the `Display`
 //! text of [`Cause`](crate::wire::Cause).
 
@@ -12,8 +12,9 @@ use crate::types::Rank;
 const FAULT_PHRASES: [&str; 4] =
     [" was lost: ", " closed its group while ", " stopped the job: ", " broke the protocol: "];
 
-/// While the last lines of the blamed rank name another rank at fault, blames the named rank instead. Blames only
-/// ranks that exited with a code other than 0. `tails` holds the last lines of each rank.
+/// Follows the error messages from rank to rank: if the blamed rank's last lines say that another rank is at fault,
+/// blames that rank. Blames only ranks that exited with a code other than 0. `tails` holds the last lines of each
+/// rank.
 pub(super) fn blame_named_rank(
     outcome: JobOutcome,
     members: &[RankStatus],

@@ -30,7 +30,7 @@ pub struct JobVariables {
     pub job_id: String,
     /// How long the ranks wait for each other when the job starts.
     pub start_timeout: Duration,
-    /// The number of the job's processors that no other job has claimed.
+    /// The value of `BindingPlan::exclusive_processors`, which decides whether the ranks poll for messages.
     pub processors: usize,
     /// The value of `OMP_NUM_THREADS`; `None` if the user has set this variable.
     pub threads: Option<usize>,

@@ -40,14 +40,14 @@ use super::topology::{self, Processor};
 use super::watchdog::Watchdog;
 use super::{Binding, LaunchError, LaunchPlan, Verbosity, shim};
 use crate::exit::Exit;
-use crate::rendezvous::{Notices, Server, ServerOptions};
+use crate::rendezvous::{NoticeReceiver, Server, ServerOptions};
 use crate::wire::Secret;
 
 const WAKE_TOKEN: Token = Token(0);
 const FIRST_SIGNAL_TOKEN: usize = 1;
 
 /// How long ringrun tries to kill processes that the ranks have left behind.
-const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(2);
+const LEFTOVER_PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The number of open files that each rank needs: two pipes, a socket to its [`shim`], and two files of
 /// `--output-dir`.
@@ -110,7 +110,7 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     }
     let supervisor = Supervisor::new(plan.limits, plan.failure_policy, &job.ranks.pids());
     let (outcome, members) = job.run_event_loop(supervisor, &server)?;
-    job.kill_leftovers()?;
+    job.kill_leftover_processes()?;
     let Some(OutputSummary { tails, incomplete }) = job.wait_for_output()? else {
         return Ok(exit_code(outcome, &members));
     };
@@ -162,14 +162,14 @@ fn describe_binding(processors: &[Processor]) -> String {
 fn serve_rendezvous(plan: &LaunchPlan, secret: &str, job: &RunningJob<'_>) -> Result<Server, LaunchError> {
     let secret = Secret::new(secret.as_bytes()).map_err(|error| LaunchError::Rendezvous(error.into()))?;
     let id = u128::from_str_radix(&job.id, 16).expect("an id that this program has just made").to_be_bytes();
-    let output = job.output.commands();
+    let output = job.output.command_sender();
     Server::start(ServerOptions {
         host: Ipv4Addr::LOCALHOST.into(),
         world: plan.world,
         secret,
         job_id: id,
         start_timeout: plan.limits.start_timeout,
-        notices: Notices::Report(Box::new(move |notice| output.print_message(notice))),
+        notices: NoticeReceiver::Report(Box::new(move |notice| output.print_message(notice))),
     })
     .map_err(LaunchError::Rendezvous)
 }
@@ -270,13 +270,13 @@ impl<'a> RunningJob<'a> {
         }
     }
 
-    /// Kills processes that the ranks have left behind, until none is left or [`LEFTOVERS_TIMEOUT`] is over.
-    fn kill_leftovers(&mut self) -> Result<(), LaunchError> {
-        let until = Instant::now() + LEFTOVERS_TIMEOUT;
+    /// Kills processes that the ranks have left behind, until none is left or [`LEFTOVER_PROCESSES_TIMEOUT`] is over.
+    fn kill_leftover_processes(&mut self) -> Result<(), LaunchError> {
+        let until = Instant::now() + LEFTOVER_PROCESSES_TIMEOUT;
         loop {
             // A process that ends after this call of `reap` causes another SIGCHLD.
             self.ranks.reap();
-            if self.ranks.kill_leftovers() == 0 {
+            if self.ranks.kill_leftover_processes() == 0 {
                 break;
             }
             let left = until.saturating_duration_since(Instant::now());

@@ -9,18 +9,19 @@ use super::status_line::count_replaced_bytes;
 /// rank that never ends its line cannot exhaust the memory.
 pub(super) const LINE_BYTES_MAX: usize = 16 << 20;
 
-/// The maximal total size, in bytes, of the unfinished lines of all ranks. If the unfinished lines exceed this limit,
-/// those longer than [`LINE_BYTES_MIN`] are printed in pieces.
-pub(super) const UNFINISHED_BYTES_MAX: usize = 256 << 20;
+/// The maximal total size, in bytes, of the unfinished lines of all ranks. Beyond this size, unfinished lines longer
+/// than [`ALWAYS_WHOLE_LINE_BYTES`] are printed in pieces.
+pub(super) const UNFINISHED_LINES_BYTES_MAX: usize = 256 << 20;
 
 /// A line of at most this number of bytes is always printed in one piece.
-pub(super) const LINE_BYTES_MIN: usize = 64 << 10;
-const _: () = assert!(LINE_BYTES_MIN <= LINE_BYTES_MAX && LINE_BYTES_MAX <= UNFINISHED_BYTES_MAX);
+pub(super) const ALWAYS_WHOLE_LINE_BYTES: usize = 64 << 10;
+const _: () =
+    assert!(ALWAYS_WHOLE_LINE_BYTES <= LINE_BYTES_MAX && LINE_BYTES_MAX <= UNFINISHED_LINES_BYTES_MAX);
 
 /// The report at the end of a job shows at most this number of last lines of each rank.
 const TAIL_LINES_MAX: usize = 20;
 
-/// ringrun keeps at most this number of bytes of each of a rank's last lines.
+/// The report at the end of a job shows at most this number of bytes of each line.
 const TAIL_LINE_BYTES_MAX: usize = 512;
 
 /// How a piece of output ends.
@@ -49,8 +50,9 @@ impl LineSplitter {
         self.pending.len()
     }
 
-    /// Removes the texts of the unfinished line that later text has replaced with `\r`. Returns the rest of the line.
-    pub(super) fn unfinished_after_replacements(&mut self) -> &[u8] {
+    /// Drops the beginning of the unfinished line that later text has replaced (see [`count_replaced_bytes`]), and
+    /// returns the rest.
+    pub(super) fn remove_replaced_text(&mut self) -> &[u8] {
         self.pending.drain(..count_replaced_bytes(&self.pending));
         &self.pending
     }
@@ -91,7 +93,7 @@ impl LineSplitter {
     /// Empties the buffer, and frees memory that a long line needed.
     fn clear(&mut self) {
         self.pending.clear();
-        self.pending.shrink_to(LINE_BYTES_MIN);
+        self.pending.shrink_to(ALWAYS_WHOLE_LINE_BYTES);
     }
 }
 

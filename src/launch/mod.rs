@@ -99,8 +99,8 @@ pub enum FailurePolicy {
 /// The package that `from mpi4py import MPI` imports on the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mpi4py {
-    /// No package: the import raises an `ImportError` that says which option of ringrun to use. The only rank of a
-    /// job, and a process that a rank starts with an MPI launcher, import the installed package instead.
+    /// No package: the import raises an `ImportError` that says which option of ringrun to use. Two exceptions get
+    /// the installed package: the only rank of a job, and a process that a rank starts with an MPI launcher.
     Refused,
     /// The Python package `ringtrain`, which must be installed for the job's interpreter.
     Ringtrain,
@@ -243,7 +243,7 @@ pub enum LaunchError {
 
 impl LaunchError {
     /// Returns the exit code of ringrun.
-    pub fn exit(&self) -> Exit {
+    pub fn exit_code(&self) -> Exit {
         match self {
             Self::CommandNotFound { .. } => Exit::CommandNotFound,
             Self::NotExecutable { .. } => Exit::CommandNotExecutable,
@@ -271,7 +271,7 @@ pub fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
 }
 
 /// Runs the internal program of this name: the watchdog or the shim. Returns `None` for any other name.
-pub fn internal_program(name: &OsStr, arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+pub fn run_internal_program(name: &OsStr, arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     if name == WATCHDOG_NAME {
         Some(watchdog::main())
     } else if name == SHIM_NAME {
@@ -283,6 +283,6 @@ pub fn internal_program(name: &OsStr, arguments: impl Iterator<Item = OsString>)
 
 /// Sets the name that `ps` and `top` show for this process. Without this call, `ps` and `top` show the name `exe` for
 /// a process that was started from `/proc/self/exe`.
-pub fn name_process(name: &str) {
+pub fn set_process_name(name: &str) {
     let _ = std::fs::write("/proc/self/comm", name);
 }

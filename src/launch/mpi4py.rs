@@ -27,9 +27,9 @@ use super::shim::{self, ShimSocket};
 use super::{LaunchError, LaunchPlan, Mpi4py, processes};
 
 /// The Python module that `python -m` runs to print the path of the directory with ringtrain's `mpi4py`.
-const PATH_MODULE: &str = "ringtrain.mpi.path";
+const FIND_MPI4PY_MODULE: &str = "ringtrain.mpi.path";
 
-/// The package that the directory printed by [`PATH_MODULE`] must contain.
+/// The package that must be in the directory that [`FIND_MPI4PY_MODULE`] prints.
 const MPI4PY_PACKAGE: &str = "mpi4py";
 
 /// The interpreter to ask if the command is not an interpreter, but for example a shell script.
@@ -47,9 +47,9 @@ pub(super) struct SearchPaths<'a> {
     pub(super) python_path: Option<&'a OsStr>,
 }
 
-/// Puts the directory of ringtrain's `mpi4py`, or of the guard, at the beginning of the ranks' `PYTHONPATH`. The
-/// other entries come from `-x` or from ringrun's own environment. The caller must keep the guard until the job has
-/// ended.
+/// Puts the directory of ringtrain's `mpi4py`, or of the guard, at the beginning of the ranks' `PYTHONPATH`. The rest
+/// of `PYTHONPATH` comes from `-x`, or without it from ringrun's own environment. The caller must keep the guard
+/// until the job has ended.
 pub(super) fn extend_python_path(
     plan: &LaunchPlan,
     search: SearchPaths<'_>,
@@ -57,7 +57,7 @@ pub(super) fn extend_python_path(
 ) -> Result<Option<Mpi4pyGuard>, LaunchError> {
     let (first, guard) = match plan.mpi4py {
         Mpi4py::Installed => return Ok(None),
-        Mpi4py::Ringtrain => (find_alias_directory(plan, search, variables)?.into_os_string(), None),
+        Mpi4py::Ringtrain => (find_mpi4py_directory(plan, search, variables)?.into_os_string(), None),
         // If the system cannot create the guard's file in memory, the ranks run without a guard.
         Mpi4py::Refused => match Mpi4pyGuard::create() {
             Ok(guard) => (guard.path(), Some(guard)),
@@ -70,7 +70,7 @@ pub(super) fn extend_python_path(
 }
 
 /// Asks the interpreter for the directory of ringtrain's `mpi4py`. Waits at most `--start-timeout` for the answer.
-fn find_alias_directory(
+fn find_mpi4py_directory(
     plan: &LaunchPlan,
     search: SearchPaths<'_>,
     variables: &BTreeMap<OsString, OsString>,
@@ -79,10 +79,10 @@ fn find_alias_directory(
     let failed = |why| LaunchError::Mpi4py { interpreter: interpreter.to_owned(), why };
     let program = Program::find(interpreter, search.path, search.directory)
         .map_err(|error| failed(error.to_string()))?;
-    let mut command = shim::shim_command(&program, &["-m", PATH_MODULE].map(OsString::from), &[]);
+    let mut command = shim::shim_command(&program, &["-m", FIND_MPI4PY_MODULE].map(OsString::from), &[]);
     command.current_dir(search.directory).envs(variables);
     let answer = ask_interpreter(command, plan.limits.start_timeout).map_err(failed)?;
-    check_alias_directory(&answer).map_err(failed)
+    check_mpi4py_directory(&answer).map_err(failed)
 }
 
 /// Returns `command` if its name begins with `python` or `pypy`, otherwise [`DEFAULT_INTERPRETER`].
@@ -154,7 +154,7 @@ fn last_line(mut pipe: impl Read) -> Vec<u8> {
 }
 
 /// Checks the directory that the interpreter printed.
-fn check_alias_directory(answer: &[u8]) -> Result<PathBuf, String> {
+fn check_mpi4py_directory(answer: &[u8]) -> Result<PathBuf, String> {
     if answer.is_empty() {
         return Err("it printed nothing".to_owned());
     }
@@ -180,8 +180,8 @@ fn to_printable_text(line: &[u8]) -> String {
     tail.into_text().concat()
 }
 
-/// Joins `first` and the other entries with a colon. Adds no empty entry, because Python takes an empty entry for the
-/// current directory.
+/// Joins `first` and `others` with a colon. Adds no empty entry, because Python takes an empty entry for the current
+/// directory.
 fn prepend(first: &OsStr, others: Option<&OsStr>) -> OsString {
     let mut bytes = first.as_bytes().to_vec();
     if let Some(others) = others.filter(|others| !others.is_empty()) {

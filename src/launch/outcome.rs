@@ -32,7 +32,7 @@ impl RankEnd {
         self == Self::Exited(0)
     }
 
-    /// Returns the exit code that a shell would report for this end of a process.
+    /// Returns the exit code that a shell would report for a process that ended in this way.
     pub fn code(self) -> u8 {
         match self {
             Self::Exited(code) => code,
@@ -194,7 +194,7 @@ pub(super) fn failure_report(outcome: JobOutcome, members: &[RankStatus], tails:
     text
 }
 
-/// Returns the sentence about a job that at least one rank has completed.
+/// Returns the report of a job in which some ranks failed and others exited with 0.
 fn summarize_tolerated_failures(members: &[RankStatus]) -> String {
     let failed = members.iter().filter(|member| !member.is_success());
     let (world, success_count) = (members.len(), members.len() - failed.clone().count());

@@ -16,7 +16,9 @@ use mio::unix::pipe;
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::OutputFormat;
-use super::lines::{LINE_BYTES_MAX, LINE_BYTES_MIN, LastLines, LineEnd, LineSplitter, UNFINISHED_BYTES_MAX};
+use super::lines::{
+    ALWAYS_WHOLE_LINE_BYTES, LINE_BYTES_MAX, LastLines, LineEnd, LineSplitter, UNFINISHED_LINES_BYTES_MAX,
+};
 use super::outcome::EPIPE;
 use super::output_files::OutputFiles;
 use super::rank_processes::RankStreams;
@@ -31,8 +33,8 @@ const READ_BYTES_MAX: usize = 64 * 1024;
 /// Before this wait, ringrun kills every process of the job that it can find.
 const DRAIN_SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The maximal number of bytes that are read from one pipe after all ranks have ended. By default, Linux allows an
-/// ordinary user no pipe with a larger capacity.
+/// The maximal number of bytes that are read from one pipe after all ranks have ended. This is the largest capacity
+/// of a pipe that Linux allows an ordinary user by default.
 const DRAIN_BYTES_MAX: usize = 1024 * 1024;
 
 const WAKE_TOKEN: Token = Token(usize::MAX);
@@ -132,8 +134,8 @@ impl Output {
         };
         thread::Builder::new().name("output".to_owned()).spawn(move || {
             reader.read_until_job_ends();
-            // Close the channel before waking the job, so that the job sees that the channel is closed. On a panic,
-            // the drops have the same order.
+            // Close the channel before waking the job, so that the job sees that the channel is closed. A panic drops
+            // `reader` and `wake_at_end` in this order too.
             drop(reader);
             drop(wake_at_end);
         })?;
@@ -151,7 +153,7 @@ impl Output {
     }
 
     /// Returns a sender with which other threads can make the output thread print messages of ringrun.
-    pub(super) fn commands(&self) -> OutputCommandSender {
+    pub(super) fn command_sender(&self) -> OutputCommandSender {
         self.commands.clone()
     }
 
@@ -327,9 +329,9 @@ impl OutputReader {
                 }
                 let mut text = Vec::with_capacity(count + count / 4 + 32);
                 let tail = &mut self.tails[source.rank.index()];
-                let spare_bytes =
-                    UNFINISHED_BYTES_MAX.saturating_sub(unfinished) + source.splitter.unfinished_bytes();
-                let limit = spare_bytes.clamp(LINE_BYTES_MIN, LINE_BYTES_MAX);
+                let spare_bytes = UNFINISHED_LINES_BYTES_MAX.saturating_sub(unfinished)
+                    + source.splitter.unfinished_bytes();
+                let limit = spare_bytes.clamp(ALWAYS_WHOLE_LINE_BYTES, LINE_BYTES_MAX);
                 let mut cuts_a_line = false;
                 source.splitter.push_limited(bytes, limit, |line, end| {
                     cuts_a_line |= end == LineEnd::Open;
@@ -338,7 +340,7 @@ impl OutputReader {
                     sink.format(&mut text, source.rank, source.stream, line, end);
                 });
                 if source.has_status {
-                    let unfinished = source.splitter.unfinished_after_replacements();
+                    let unfinished = source.splitter.remove_replaced_text();
                     sink.set_status(source.rank, unfinished);
                 }
                 if cuts_a_line && !std::mem::replace(&mut source.has_cut_a_line, true) {
@@ -346,7 +348,7 @@ impl OutputReader {
                     let text = format!(
                         "ringrun: {stream} of rank {rank} has a line of more than {limit} MiB, or the unfinished lines of all \
                          ranks together exceed {} MiB: ringrun prints such lines in pieces\n",
-                        UNFINISHED_BYTES_MAX >> 20
+                        UNFINISHED_LINES_BYTES_MAX >> 20
                     );
                     sink.write(OutputStream::Stderr, text.as_bytes());
                 }
@@ -407,14 +409,13 @@ impl OutputReader {
     }
 }
 
-/// Returns the part of `line` that ringrun prints. If the pipe has no status line, this is the whole line. Otherwise
-/// this is the text that no later text has replaced, or `None` if that text is invisible.
+/// Returns the part of `line` that ringrun prints: the whole line if the pipe has no status line, otherwise the
+/// newest text (see [`text_of_finished_line`]).
 fn printed_text(line: &[u8], has_status: bool) -> Option<&[u8]> {
     if has_status { text_of_finished_line(line) } else { Some(line) }
 }
 
-/// Returns the message about a failed write to standard output, for the end of a job that continued after this
-/// failure.
+/// Returns the message about incomplete standard output, for the end of a job that continued after a failed write.
 pub(super) fn stdout_incomplete_message(errno: i32) -> String {
     format!("standard output is not complete: {}", io::Error::from_raw_os_error(errno))
 }

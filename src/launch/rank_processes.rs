@@ -53,7 +53,7 @@ impl RankProcesses {
     }
 
     /// Starts the next rank. Call this function on a thread that lives as long as the job: each rank asks the kernel
-    /// to kill it when its parent dies, and the kernel takes the thread that started the rank for the parent.
+    /// to kill it when its parent dies, and for the kernel, the parent is the thread that started the rank.
     pub(super) fn start_rank(&mut self, mut command: Command) -> io::Result<RankStreams> {
         let (shim, shim_stdin) = ShimSocket::new_pair()?;
         let mut child = command
@@ -62,8 +62,8 @@ impl RankProcesses {
             .stderr(Stdio::piped())
             .process_group(0)
             .spawn()?;
-        // Close the copy of the shim's end of the socket in `command`, so that only the shim has this end (see
-        // `shim.rs`).
+        // `command` holds a copy of the shim's end of the socket. Close the copy, so that only the shim has this end
+        // (see `shim.rs`).
         drop(command);
         let pid = Pid::from_child(&child);
         self.watchdog.watch_group(pid);
@@ -149,7 +149,7 @@ impl RankProcesses {
     /// 0: the children of a killed process become children of ringrun.
     ///
     /// Only ringrun reaps these processes, so no other process can get their process ids before `reap`.
-    pub(super) fn kill_leftovers(&self) -> usize {
+    pub(super) fn kill_leftover_processes(&self) -> usize {
         let watchdog = self.watchdog.pid();
         let leftovers = processes::find_children(getpid());
         leftovers.iter().filter(|&&pid| pid != watchdog && kill_process(pid, Signal::KILL).is_ok()).count()

@@ -23,12 +23,13 @@ const _: () = assert!(SIGKILL == 9, "ringrun needs the signal numbers of Linux")
 #[derive(Debug)]
 pub(super) struct Signals {
     streams: Vec<(i32, UnixStream)>,
-    first: usize,
+    first_token: usize,
 }
 
 impl Signals {
-    /// Installs handlers for the signals. The sockets of the signals have consecutive tokens, beginning with `first`.
-    pub(super) fn register(registry: &Registry, first: usize) -> io::Result<Self> {
+    /// Installs handlers for the signals. The sockets of the signals have consecutive tokens, beginning with
+    /// `first_token`.
+    pub(super) fn register(registry: &Registry, first_token: usize) -> io::Result<Self> {
         let mut streams = Vec::new();
         for signal in HANDLED_SIGNALS {
             // ringrun under nohup ignores SIGHUP, so that the job continues when its terminal closes.
@@ -39,16 +40,16 @@ impl Signals {
             pipe::register(signal, write)?;
             read.set_nonblocking(true)?;
             let mut stream = UnixStream::from_std(read);
-            registry.register(&mut stream, Token(first + streams.len()), Interest::READABLE)?;
+            registry.register(&mut stream, Token(first_token + streams.len()), Interest::READABLE)?;
             streams.push((signal, stream));
         }
-        Ok(Self { streams, first })
+        Ok(Self { streams, first_token })
     }
 
     /// Returns the signal of a token if this signal has arrived. A signal that arrived several times counts once, as
     /// in the kernel.
     pub(super) fn take_signal(&mut self, token: Token) -> Option<i32> {
-        let (signal, stream) = self.streams.get_mut(token.0.checked_sub(self.first)?)?;
+        let (signal, stream) = self.streams.get_mut(token.0.checked_sub(self.first_token)?)?;
         let mut bytes = [0; 64];
         let mut has_arrived = false;
         while matches!(stream.read(&mut bytes), Ok(count) if count > 0) {

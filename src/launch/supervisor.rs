@@ -63,7 +63,7 @@ pub(super) struct Supervisor {
     members: Vec<RankStatus>,
     phase: StopPhase,
     outcome: JobOutcome,
-    /// The end of `--grace` after the first tolerated failure.
+    /// Until this time (`--grace` after the first tolerated failure), a later failure may still get the blame.
     blame_until: Option<Duration>,
     actions: VecDeque<SupervisorAction>,
 }
@@ -198,7 +198,7 @@ impl Supervisor {
         self.actions.pop_front()
     }
 
-    /// Returns whether every rank has ended, or SIGKILL did not end some ranks.
+    /// Returns whether the job is over: every rank has ended, or some ranks have survived SIGKILL.
     pub(super) fn is_over(&self) -> bool {
         self.phase == StopPhase::KillFailed || self.members.iter().all(|member| member.ended.is_some())
     }
@@ -244,12 +244,12 @@ impl Supervisor {
         self.tick(now);
     }
 
-    /// Sends `signal` to all ranks, and gives the ranks the time `patience` to exit.
-    fn stop_ranks(&mut self, signal: i32, patience: Duration, now: Duration) {
+    /// Sends `signal` to all ranks, and gives the ranks the time `grace` to exit.
+    fn stop_ranks(&mut self, signal: i32, grace: Duration, now: Duration) {
         self.actions.push_back(SupervisorAction::Signal(signal));
         // A stopped process handles no signal but SIGKILL until it is continued.
         self.actions.push_back(SupervisorAction::Signal(SIGCONT));
-        self.phase = StopPhase::Stopping { until: now + patience };
+        self.phase = StopPhase::Stopping { until: now + grace };
     }
 
     fn kill_ranks(&mut self, now: Duration) {
@@ -286,7 +286,7 @@ mod tests {
     }
 
     /// Supervises three ranks with `--tolerate-failures`, after the start of the job.
-    fn supervise_tolerantly() -> Supervisor {
+    fn supervise_with_tolerated_failures() -> Supervisor {
         let mut job = Supervisor::new(LIMITS, FailurePolicy::Tolerate, &[10, 11, 12]);
         job.handle_start();
         job
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_sigterm_does_not_change_the_time_to_save() {
+    fn a_second_sigterm_does_not_delay_sigkill() {
         let mut job = supervise_three_ranks();
         job.handle_signal(SIGTERM, secs(1));
         job.handle_signal(SIGTERM, secs(2));
@@ -438,7 +438,7 @@ mod tests {
 
     #[test]
     fn a_tolerated_failure_is_printed_once_and_sends_no_signal() {
-        let mut job = supervise_tolerantly();
+        let mut job = supervise_with_tolerated_failures();
         end_rank(&mut job, 1, RankEnd::Killed(SIGKILL), secs(1));
         let sentence = "rank 1 (pid 11) was killed by signal 9 (SIGKILL) after 1.0 s; --tolerate-failures: the other ranks \
                         continue";
@@ -460,7 +460,7 @@ mod tests {
             ("killed after --grace", [(0, 1, lost), (2, 4, killed), (1, 9, lost)], 0),
             ("success does not matter", [(0, 1, RankEnd::Exited(0)), (1, 9, lost), (2, 9, lost)], 1),
         ] {
-            let mut job = supervise_tolerantly();
+            let mut job = supervise_with_tolerated_failures();
             for (rank, second, ended) in ends {
                 end_rank(&mut job, rank, ended, secs(second));
             }
@@ -476,7 +476,7 @@ mod tests {
             (|job| job.handle_signal(SIGTERM, secs(2)), SIGTERM, JobOutcome::Terminated),
             (|job| job.handle_signal(SIGINT, secs(2)), SIGINT, JobOutcome::Interrupted(SIGINT)),
         ] {
-            let mut job = supervise_tolerantly();
+            let mut job = supervise_with_tolerated_failures();
             end_rank(&mut job, 0, RankEnd::Exited(1), secs(1));
             stop(&mut job);
             assert_eq!(take_signals(&mut job), [signal, SIGCONT]);

@@ -145,7 +145,7 @@ pub(super) fn main() -> ExitCode {
     // The watchdog may be stopped (SIGSTOP) together with the job. The parent death signal makes the kernel continue
     // the watchdog with SIGCONT when ringrun dies.
     let _ = set_parent_process_death_signal(Some(Signal::CONT));
-    super::name_process(WATCHDOG_NAME);
+    super::set_process_name(WATCHDOG_NAME);
     if env::args_os().len() > 1 || io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).is_err() {
         return ExitCode::FAILURE;
     }

@@ -59,7 +59,7 @@ impl RankCache {
 pub(super) struct CoordinatorCache {
     slots: Vec<Option<CachedTensor>>,
     by_name: BTreeMap<String, u16>,
-    /// The number of announcements so far, which [`CachedTensor::last_use`] stores.
+    /// The number of announcements so far, which serves as the clock for [`CachedTensor::last_use`].
     use_count: u64,
     /// The number of retired slots.
     retired_count: usize,
@@ -84,13 +84,13 @@ impl CoordinatorCache {
         self.slots.get(usize::from(slot))?.as_ref().map(|slot| &slot.request)
     }
 
-    /// Returns the announcement of a tensor for the message with the number `number`. If no slot is free for the
-    /// tensor, retires the least recently used slot and adds this slot to `retired`. When all ranks have read the
-    /// message, another tensor can get this slot.
+    /// Returns the announcement of a tensor in message `message_number`. If no slot is free for the tensor, retires
+    /// the least recently used slot and adds this slot to `retired`. When all ranks have read the message, another
+    /// tensor can get this slot.
     pub(super) fn announce(
         &mut self,
         request: Request,
-        number: u64,
+        message_number: u64,
         retired: &mut Vec<u16>,
     ) -> AnnouncedTensor {
         self.use_count += 1;
@@ -108,7 +108,7 @@ impl CoordinatorCache {
             return AnnouncedTensor::Named(request, Some(index));
         }
         let Some(index) = self.slots.iter().position(Option::is_none) else {
-            self.retire(number, retired);
+            self.retire(message_number, retired);
             return AnnouncedTensor::Named(request, None);
         };
         self.slots[index] = Some(CachedTensor { request: request.clone(), last_use, retired_by: None });
@@ -116,8 +116,8 @@ impl CoordinatorCache {
         AnnouncedTensor::Named(request, Some(index as u16))
     }
 
-    /// Message `number` retires the least recently used slot. Adds this slot to `retired`.
-    fn retire(&mut self, number: u64, retired: &mut Vec<u16>) {
+    /// Retires the least recently used slot with message `message_number`, and adds the slot to `retired`.
+    fn retire(&mut self, message_number: u64, retired: &mut Vec<u16>) {
         // At most half of the slots may be retired at the same time. Otherwise all slots could be retired while one
         // slow rank has not read the messages, and no tensor would be in the cache.
         if self.retired_count >= self.slots.len().div_ceil(2) {
@@ -125,20 +125,20 @@ impl CoordinatorCache {
         }
         let live = self.slots.iter_mut().flatten().filter(|slot| slot.retired_by.is_none());
         let Some(slot) = live.min_by_key(|slot| slot.last_use) else { return };
-        slot.retired_by = Some(number);
+        slot.retired_by = Some(message_number);
         self.retired_count += 1;
         retired.extend(self.by_name.remove(&slot.request.name));
     }
 
-    /// Frees the slots that were retired up to message `number`, because every rank has read these messages.
-    pub(super) fn release_retired(&mut self, number: u64) {
+    /// Frees the slots that were retired up to message `message_number`, because every rank has read these messages.
+    pub(super) fn free_retired_slots(&mut self, message_number: u64) {
         if self.retired_count == 0 {
             return;
         }
         for slot in &mut self.slots {
             if slot
                 .as_ref()
-                .is_some_and(|slot| slot.retired_by.is_some_and(|retired_by| retired_by <= number))
+                .is_some_and(|slot| slot.retired_by.is_some_and(|retired_by| retired_by <= message_number))
             {
                 *slot = None;
                 self.retired_count -= 1;
@@ -179,13 +179,13 @@ mod tests {
         );
         assert_eq!(retired, [1]);
         assert_eq!(directory.resolve(1), Some(&request("b", 1)));
-        directory.release_retired(2);
+        directory.free_retired_slots(2);
         assert_eq!(
             directory.announce(request("c", 1), 4, &mut retired),
             AnnouncedTensor::Named(request("c", 1), None)
         );
         assert_eq!(retired, [1], "half of the cache is retired already");
-        directory.release_retired(3);
+        directory.free_retired_slots(3);
         assert_eq!(directory.resolve(1), None);
         assert_eq!(
             directory.announce(request("c", 1), 5, &mut retired),

@@ -14,7 +14,7 @@ use super::message::{
 use crate::types::{Rank, WorldSize};
 
 /// The largest number of submitted tensors without a result that one rank may have at a time.
-pub const TENSORS_MAX: usize = 1 << 16;
+pub const UNFINISHED_TENSORS_MAX: usize = 1 << 16;
 
 /// The state machine of a rank: reports submitted tensors to the coordinator, and handles the coordinator's messages.
 /// `P` is the type of a tensor's data.
@@ -89,8 +89,10 @@ impl<P> Client<P> {
         if self.tensors.contains_key(name) {
             return Err(NamedError::InFlight(name.to_owned()));
         }
-        if self.tensors.len() >= TENSORS_MAX {
-            return Err(limit(format!("{TENSORS_MAX} tensors are already in flight on this rank")));
+        if self.tensors.len() >= UNFINISHED_TENSORS_MAX {
+            return Err(limit(format!(
+                "{UNFINISHED_TENSORS_MAX} tensors are already in flight on this rank"
+            )));
         }
         self.tensors.insert(name.to_owned(), (signature, Some(payload())));
         self.statistics.tensors += 1;
@@ -249,39 +251,39 @@ mod tests {
     use crate::named::message::{AnnouncedTensor, TensorOp};
     use crate::types::{DType, ReduceOp};
 
-    const SUM: Signature =
+    const SUM_SIGNATURE: Signature =
         Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 3 };
 
     fn make_client() -> Client<u32> {
         Client::new(WorldSize::new(2).unwrap())
     }
 
-    fn run_message(tensor: AnnouncedTensor) -> CoordinatorMessage {
+    fn instruction_to_run(tensor: AnnouncedTensor) -> CoordinatorMessage {
         CoordinatorMessage { instructions: vec![Instruction::Run(vec![tensor])], retired: Vec::new() }
     }
 
     fn announced_tensor(name: &str, slot: Option<u16>) -> AnnouncedTensor {
-        AnnouncedTensor::Named(Request { name: name.into(), signature: SUM }, slot)
+        AnnouncedTensor::Named(Request { name: name.into(), signature: SUM_SIGNATURE }, slot)
     }
 
     #[test]
     fn a_cached_tensor_is_reported_by_its_slot() {
         let mut client = make_client();
-        client.submit("a", SUM, || 1).unwrap();
+        client.submit("a", SUM_SIGNATURE, || 1).unwrap();
         let report = client.take_report().unwrap();
         assert_eq!((report.requests.len(), report.slots.len(), report.messages_read), (1, 0, 0));
         assert_eq!(client.take_report(), None);
-        let actions = client.handle_message(run_message(announced_tensor("a", Some(5)))).unwrap();
+        let actions = client.handle_message(instruction_to_run(announced_tensor("a", Some(5)))).unwrap();
         assert!(matches!(&actions[..], [ClientAction::Run(run)] if run[0].1 == Some(1)));
-        assert_eq!(client.submit("a", SUM, || 2), Err(NamedError::InFlight("a".into())));
+        assert_eq!(client.submit("a", SUM_SIGNATURE, || 2), Err(NamedError::InFlight("a".into())));
         client.release_name("a");
-        client.submit("a", SUM, || 2).unwrap();
+        client.submit("a", SUM_SIGNATURE, || 2).unwrap();
         let report = client.take_report().unwrap();
         assert_eq!((report.requests.len(), report.slots, report.messages_read), (0, [5].into(), 1));
-        client.handle_message(run_message(AnnouncedTensor::Cached(5))).unwrap();
+        client.handle_message(instruction_to_run(AnnouncedTensor::Cached(5))).unwrap();
         client.release_name("a");
         // A tensor with the same name but another count is not the cached tensor.
-        client.submit("a", Signature { count: 4, ..SUM }, || 3).unwrap();
+        client.submit("a", Signature { count: 4, ..SUM_SIGNATURE }, || 3).unwrap();
         assert_eq!(client.take_report().unwrap().requests.len(), 1);
         assert_eq!(client.statistics(), NamedStatistics { tensors: 3, cached: 1, operations: 2, reports: 3 });
     }
@@ -289,11 +291,11 @@ mod tests {
     #[test]
     fn an_unreported_tensor_is_reported_in_full_if_its_slot_is_retired() {
         let mut client = make_client();
-        client.submit("a", SUM, || 1).unwrap();
-        client.handle_message(run_message(announced_tensor("a", Some(5)))).unwrap();
+        client.submit("a", SUM_SIGNATURE, || 1).unwrap();
+        client.handle_message(instruction_to_run(announced_tensor("a", Some(5)))).unwrap();
         client.release_name("a");
         client.take_report();
-        client.submit("a", SUM, || 2).unwrap();
+        client.submit("a", SUM_SIGNATURE, || 2).unwrap();
         client
             .handle_message(CoordinatorMessage { retired: vec![5], ..CoordinatorMessage::default() })
             .unwrap();
@@ -305,17 +307,17 @@ mod tests {
     fn a_long_report_is_split_and_only_the_last_part_contains_the_join() {
         let mut client = make_client();
         for index in 0..=REQUESTS_MAX as u32 {
-            client.submit(&index.to_string(), SUM, || index).unwrap();
+            client.submit(&index.to_string(), SUM_SIGNATURE, || index).unwrap();
         }
         client.join().unwrap();
-        assert_eq!(client.submit("late", SUM, || 0), Err(NamedError::HasJoined));
+        assert_eq!(client.submit("late", SUM_SIGNATURE, || 0), Err(NamedError::HasJoined));
         assert_eq!(client.join(), Err(NamedError::HasJoined));
         let first = client.take_report().unwrap();
         assert_eq!((first.requests.len(), first.joins), (REQUESTS_MAX, false));
         let second = client.take_report().unwrap();
         assert_eq!((second.requests.len(), second.joins), (1, true));
         assert_eq!(client.end_and_take_payloads().len(), REQUESTS_MAX + 1);
-        assert_eq!(client.submit("late", SUM, || 0), Err(NamedError::Closed));
+        assert_eq!(client.submit("late", SUM_SIGNATURE, || 0), Err(NamedError::Closed));
     }
 
     #[test]
@@ -323,26 +325,26 @@ mod tests {
         let mut without_tensors = make_client();
         assert!(
             without_tensors
-                .handle_message(run_message(announced_tensor("a", None)))
+                .handle_message(instruction_to_run(announced_tensor("a", None)))
                 .unwrap_err()
                 .0
                 .contains("has not submitted")
         );
         assert!(
             make_client()
-                .handle_message(run_message(AnnouncedTensor::Cached(0)))
+                .handle_message(instruction_to_run(AnnouncedTensor::Cached(0)))
                 .unwrap_err()
                 .0
                 .contains("empty")
         );
         let mut joined = make_client();
         joined.join().unwrap();
-        let actions = joined.handle_message(run_message(announced_tensor("a", None))).unwrap();
+        let actions = joined.handle_message(instruction_to_run(announced_tensor("a", None))).unwrap();
         assert!(matches!(&actions[..], [ClientAction::Run(run)] if run[0].1.is_none()));
         let mut with_other_count = make_client();
-        with_other_count.submit("a", Signature { count: 9, ..SUM }, || 1).unwrap();
+        with_other_count.submit("a", Signature { count: 9, ..SUM_SIGNATURE }, || 1).unwrap();
         let violation =
-            with_other_count.handle_message(run_message(announced_tensor("a", None))).unwrap_err();
+            with_other_count.handle_message(instruction_to_run(announced_tensor("a", None))).unwrap_err();
         assert!(violation.0.contains("but this rank submitted"));
         let empty_run = CoordinatorMessage {
             instructions: vec![Instruction::Run(Vec::new())],
@@ -355,9 +357,9 @@ mod tests {
     fn invalid_names_and_sizes_are_refused() {
         let mut client = make_client();
         let long = "x".repeat(300);
-        assert!(matches!(client.submit(&long, SUM, || 1), Err(NamedError::Limit { .. })));
-        assert!(matches!(client.submit("", SUM, || 1), Err(NamedError::Limit { .. })));
-        let huge = Signature { count: 1 << 60, ..SUM };
+        assert!(matches!(client.submit(&long, SUM_SIGNATURE, || 1), Err(NamedError::Limit { .. })));
+        assert!(matches!(client.submit("", SUM_SIGNATURE, || 1), Err(NamedError::Limit { .. })));
+        let huge = Signature { count: 1 << 60, ..SUM_SIGNATURE };
         assert!(matches!(client.submit("x", huge, || 1), Err(NamedError::Limit { .. })));
         assert_eq!(client.take_report(), None);
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::cache::CoordinatorCache;
-use super::client::TENSORS_MAX;
+use super::client::UNFINISHED_TENSORS_MAX;
 use super::error::Violation;
 use super::message::{
     AnnouncedTensor, CoordinatorMessage, Instruction, REFUSALS_MAX, REQUESTS_MAX, RankReport, RefusalKind,
@@ -37,12 +37,12 @@ pub(super) struct Coordinator {
     pub(super) ranks: Vec<MemberState>,
     /// The number of ranks that have called `join` or `close`.
     inactive: usize,
-    /// The tensors that wait for a decision ([`Self::decide_tensor`]), by name. At least one rank has submitted each
-    /// of these tensors.
+    /// The tensors that wait for a decision ([`Self::run_or_refuse_tensor`]), by name. At least one rank has submitted
+    /// each of these tensors.
     pub(super) pending: BTreeMap<String, PendingTensor>,
     /// The tensors that can run.
     ready: VecDeque<Request>,
-    /// The instructions to send that refuse a tensor: on every rank, the handle of the tensor gets an error.
+    /// The refusals to send. On every rank, a refusal gives an error to the tensor's handle.
     refused: VecDeque<Instruction>,
     directory: CoordinatorCache,
     /// The number of messages sent so far.
@@ -146,7 +146,7 @@ impl Coordinator {
             self.inactive = self.ranks.iter().filter(|status| status.is_inactive()).count();
             let names: Vec<String> = self.pending.keys().cloned().collect();
             for name in names {
-                self.decide_tensor(&name);
+                self.run_or_refuse_tensor(&name);
             }
         }
         Ok(())
@@ -155,8 +155,8 @@ impl Coordinator {
     fn record_submission(&mut self, now: Duration, from: Rank, request: Request) -> Result<(), Violation> {
         let status = &mut self.ranks[from.index()];
         status.pending += 1;
-        if status.pending > TENSORS_MAX {
-            return Err(Violation(format!("it has more than {TENSORS_MAX} tensors in flight")));
+        if status.pending > UNFINISHED_TENSORS_MAX {
+            return Err(Violation(format!("it has more than {UNFINISHED_TENSORS_MAX} tensors in flight")));
         }
         let Request { name, signature } = request;
         let new_tensor = || PendingTensor { submissions: BTreeMap::new(), first_submission: now };
@@ -164,13 +164,13 @@ impl Coordinator {
         if entry.submissions.insert(from, signature).is_some() {
             return Err(Violation(format!("it submitted `{name}` twice")));
         }
-        self.decide_tensor(&name);
+        self.run_or_refuse_tensor(&name);
         Ok(())
     }
 
     /// Decides whether a tensor runs or is refused. If a rank has closed without submitting the tensor, refuses the
     /// tensor. Otherwise, postpones the decision until each rank has submitted the tensor or has joined.
-    fn decide_tensor(&mut self, name: &str) {
+    fn run_or_refuse_tensor(&mut self, name: &str) {
         let Some(entry) = self.pending.get(name) else { return };
         let (mut joined, mut closed, mut is_awaited) = (Vec::new(), Vec::new(), false);
         if entry.submissions.len() < self.ranks.len() {
@@ -256,7 +256,7 @@ impl Coordinator {
         message.instructions.extend(self.refused.drain(..refused));
         let mut tensors_left = REQUESTS_MAX;
         if !self.ready.is_empty() && self.outstanding < self.limits.outstanding_max {
-            self.directory.release_retired(self.last_message_read_by_all());
+            self.directory.free_retired_slots(self.last_message_read_by_all());
         }
         while tensors_left > 0 && self.outstanding < self.limits.outstanding_max && !self.ready.is_empty() {
             let fused = self.take_fusable_tensors(tensors_left);
@@ -306,7 +306,7 @@ impl Coordinator {
 
     /// Returns the instruction to send after all other instructions: `End` if all ranks have closed, `Joined` if all
     /// ranks have joined or closed, and otherwise `None`.
-    fn take_final_instruction(&mut self, number: u64) -> Option<Instruction> {
+    fn take_final_instruction(&mut self, message_number: u64) -> Option<Instruction> {
         if self.has_ended {
             return None;
         }
@@ -321,7 +321,7 @@ impl Coordinator {
         for status in &mut self.ranks {
             // A rank that has joined reads `Joined` before it sends another report, so count `Joined` as read.
             if std::mem::take(&mut status.has_joined) {
-                status.messages_read = number;
+                status.messages_read = message_number;
             }
         }
         self.inactive = self.ranks.iter().filter(|status| status.is_inactive()).count();

@@ -8,7 +8,8 @@ use super::message::{AnnouncedTensor, Instruction, RankReport, RefusalKind, Requ
 use super::stalls::{StallReport, StallWatch};
 use crate::types::{DType, Rank, ReduceOp};
 
-const SUM: Signature = Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 4 };
+const SUM_SIGNATURE: Signature =
+    Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 4 };
 const LIMITS: CoordinatorLimits = CoordinatorLimits { fusion_bytes: 64, capacity: 8, outstanding_max: 1 };
 const START_TIME: Duration = Duration::ZERO;
 
@@ -23,7 +24,7 @@ fn request(name: &str, signature: Signature) -> Request {
     Request { name: name.into(), signature }
 }
 
-fn submissions(names: &[&str], signature: Signature) -> RankReport {
+fn submission_report(names: &[&str], signature: Signature) -> RankReport {
     let requests = names.iter().map(|name| request(name, signature)).collect();
     RankReport { requests, ..RankReport::default() }
 }
@@ -58,11 +59,11 @@ fn close_report() -> RankReport {
 #[test]
 fn tensors_that_become_ready_while_an_operation_runs_are_fused() {
     let mut coordinator = coordinator(2);
-    send_report(&mut coordinator, 0, submissions(&["a", "b", "c", "d", "e", "f"], SUM));
+    send_report(&mut coordinator, 0, submission_report(&["a", "b", "c", "d", "e", "f"], SUM_SIGNATURE));
     assert_eq!(coordinator.next_message(), None);
-    send_report(&mut coordinator, 1, submissions(&["c"], SUM));
+    send_report(&mut coordinator, 1, submission_report(&["c"], SUM_SIGNATURE));
     assert_eq!(next_runs(&mut coordinator), [["c"]]);
-    send_report(&mut coordinator, 1, submissions(&["f", "a", "e", "b", "d"], SUM));
+    send_report(&mut coordinator, 1, submission_report(&["f", "a", "e", "b", "d"], SUM_SIGNATURE));
     assert_eq!(coordinator.next_message(), None, "one operation still runs");
     coordinator.record_completion(START_TIME);
     // Each tensor has 16 bytes, and a fused operation at most 64 bytes. The tensors are in the order in which they
@@ -75,10 +76,18 @@ fn tensors_that_become_ready_while_an_operation_runs_are_fused() {
 #[test]
 fn only_tensors_of_the_same_kind_are_fused_and_others_run_later() {
     let mut coordinator = coordinator(1);
-    let max = Signature { kind: TensorOp::AllReduce(ReduceOp::Max), ..SUM };
-    let gather = Signature { kind: TensorOp::AllGather, ..SUM };
-    let long = Signature { count: 100, ..SUM };
-    let all = [("a", SUM), ("m", max), ("b", SUM), ("g", gather), ("h", gather), ("l", long), ("n", max)];
+    let max = Signature { kind: TensorOp::AllReduce(ReduceOp::Max), ..SUM_SIGNATURE };
+    let gather = Signature { kind: TensorOp::AllGather, ..SUM_SIGNATURE };
+    let long = Signature { count: 100, ..SUM_SIGNATURE };
+    let all = [
+        ("a", SUM_SIGNATURE),
+        ("m", max),
+        ("b", SUM_SIGNATURE),
+        ("g", gather),
+        ("h", gather),
+        ("l", long),
+        ("n", max),
+    ];
     let requests = all.map(|(name, signature)| request(name, signature)).to_vec();
     send_report(&mut coordinator, 0, RankReport { requests, ..RankReport::default() });
     let mut order = Vec::new();
@@ -92,7 +101,7 @@ fn only_tensors_of_the_same_kind_are_fused_and_others_run_later() {
 #[test]
 fn a_cached_tensor_is_reported_and_announced_by_its_slot() {
     let mut coordinator = coordinator(1);
-    send_report(&mut coordinator, 0, submissions(&["a"], SUM));
+    send_report(&mut coordinator, 0, submission_report(&["a"], SUM_SIGNATURE));
     assert_eq!(next_runs(&mut coordinator), [["a"]]);
     coordinator.record_completion(START_TIME);
     send_report(
@@ -107,10 +116,14 @@ fn a_cached_tensor_is_reported_and_announced_by_its_slot() {
 fn a_disagreement_is_refused_with_the_request_of_each_rank() {
     let mut coordinator = coordinator(4);
     for rank in [0, 2, 3] {
-        send_report(&mut coordinator, rank, submissions(&["x"], SUM));
+        send_report(&mut coordinator, rank, submission_report(&["x"], SUM_SIGNATURE));
     }
     assert_eq!(coordinator.next_message(), None);
-    send_report(&mut coordinator, 1, submissions(&["x"], Signature { dtype: DType::F64, ..SUM }));
+    send_report(
+        &mut coordinator,
+        1,
+        submission_report(&["x"], Signature { dtype: DType::F64, ..SUM_SIGNATURE }),
+    );
     let message = coordinator.next_message().expect("there should be a refusal");
     let reason = "ranks 10, 12 and 13: all_reduce(sum, 4 x f32); rank 11: all_reduce(sum, 4 x f64)".into();
     let refuse = Instruction::Refuse { name: "x".into(), refusal: RefusalKind::Disagreement, reason };
@@ -120,34 +133,38 @@ fn a_disagreement_is_refused_with_the_request_of_each_rank() {
 #[test]
 fn tensors_do_not_wait_for_ranks_that_have_joined() {
     let mut coordinator = coordinator(3);
-    let max = Signature { kind: TensorOp::AllReduce(ReduceOp::Max), ..SUM };
-    send_report(&mut coordinator, 0, submissions(&["a"], SUM));
-    send_report(&mut coordinator, 2, submissions(&["a"], SUM));
+    let max = Signature { kind: TensorOp::AllReduce(ReduceOp::Max), ..SUM_SIGNATURE };
+    send_report(&mut coordinator, 0, submission_report(&["a"], SUM_SIGNATURE));
+    send_report(&mut coordinator, 2, submission_report(&["a"], SUM_SIGNATURE));
     send_report(&mut coordinator, 1, join_report());
     assert_eq!(next_runs(&mut coordinator), [["a"]]);
-    send_report(&mut coordinator, 0, submissions(&["m"], max));
-    send_report(&mut coordinator, 2, submissions(&["m"], max));
+    send_report(&mut coordinator, 0, submission_report(&["m"], max));
+    send_report(&mut coordinator, 2, submission_report(&["m"], max));
     let message = coordinator.next_message().expect("there should be a refusal");
     assert!(matches!(
         &message.instructions[..],
         [Instruction::Refuse { refusal: RefusalKind::WithoutJoined, .. }]
     ));
-    let late = coordinator.handle_report(START_TIME, Rank::new(1), submissions(&["z"], SUM));
+    let late = coordinator.handle_report(START_TIME, Rank::new(1), submission_report(&["z"], SUM_SIGNATURE));
     assert!(late.unwrap_err().0.contains("after it had joined"));
     send_report(&mut coordinator, 2, join_report());
     send_report(&mut coordinator, 0, join_report());
     coordinator.record_completion(START_TIME);
     let message = coordinator.next_message().expect("all ranks should have joined");
     assert_eq!(message.instructions, [Instruction::Joined(Rank::ZERO)]);
-    send_report(&mut coordinator, 1, RankReport { messages_read: 3, ..submissions(&["b"], SUM) });
+    send_report(
+        &mut coordinator,
+        1,
+        RankReport { messages_read: 3, ..submission_report(&["b"], SUM_SIGNATURE) },
+    );
     assert_eq!(coordinator.next_message(), None);
 }
 
 #[test]
 fn tensors_that_a_closed_rank_has_not_submitted_are_refused() {
     let mut coordinator = coordinator(2);
-    send_report(&mut coordinator, 0, submissions(&["a", "b"], SUM));
-    send_report(&mut coordinator, 1, RankReport { closes: true, ..submissions(&["b"], SUM) });
+    send_report(&mut coordinator, 0, submission_report(&["a", "b"], SUM_SIGNATURE));
+    send_report(&mut coordinator, 1, RankReport { closes: true, ..submission_report(&["b"], SUM_SIGNATURE) });
     let message = coordinator.next_message().expect("there should be a message");
     let reason = "rank 11 closed without submitting it".into();
     let refuse = Instruction::Refuse { name: "a".into(), refusal: RefusalKind::Left, reason };
@@ -169,7 +186,7 @@ fn tensors_that_a_closed_rank_has_not_submitted_are_refused() {
 #[test]
 fn invalid_reports_are_violations() {
     let violation = |report| coordinator(2).handle_report(START_TIME, Rank::ZERO, report).unwrap_err().0;
-    assert!(violation(submissions(&["a", "a"], SUM)).contains("twice"));
+    assert!(violation(submission_report(&["a", "a"], SUM_SIGNATURE)).contains("twice"));
     assert!(violation(RankReport { slots: [3].into(), ..RankReport::default() }).contains("empty"));
     assert!(violation(RankReport { slots: [9000].into(), ..RankReport::default() }).contains("empty"));
     assert!(violation(RankReport { messages_read: 1, ..RankReport::default() }).contains("has read"));
@@ -181,7 +198,7 @@ fn invalid_reports_are_violations() {
 fn a_stall_is_reported_once_and_ends_the_job_after_the_abort_limit() {
     let second = Duration::from_secs;
     let mut coordinator = coordinator(3);
-    coordinator.handle_report(second(1), Rank::ZERO, submissions(&["x"], SUM)).unwrap();
+    coordinator.handle_report(second(1), Rank::ZERO, submission_report(&["x"], SUM_SIGNATURE)).unwrap();
     assert_eq!(coordinator.check_for_stalls(second(10)), StallReport::default());
     let report = coordinator.check_for_stalls(second(11));
     assert_eq!(report.abort, None);
@@ -189,10 +206,10 @@ fn a_stall_is_reported_once_and_ends_the_job_after_the_abort_limit() {
     assert_eq!(report.stalls.iter().map(ToString::to_string).collect::<Vec<_>>(), [text]);
     assert!(coordinator.check_for_stalls(second(12)).stalls.is_empty(), "a stall is reported once");
     assert_eq!(coordinator.reported_stalls(), report.stalls);
-    coordinator.handle_report(second(13), Rank::new(2), submissions(&["x"], SUM)).unwrap();
+    coordinator.handle_report(second(13), Rank::new(2), submission_report(&["x"], SUM_SIGNATURE)).unwrap();
     let report = coordinator.check_for_stalls(second(31));
     assert_eq!(report.abort.as_deref(), Some("tensor `x` has waited 30.0s for rank 11 to submit it"));
-    coordinator.handle_report(second(32), Rank::new(1), submissions(&["x"], SUM)).unwrap();
+    coordinator.handle_report(second(32), Rank::new(1), submission_report(&["x"], SUM_SIGNATURE)).unwrap();
     assert_eq!(coordinator.reported_stalls(), []);
     assert_eq!(coordinator.check_for_stalls(second(100)), StallReport::default());
 }
@@ -202,7 +219,7 @@ fn a_join_or_close_is_no_stall_as_long_as_other_ranks_are_active() {
     let second = Duration::from_secs;
     let mut coordinator = coordinator(2);
     coordinator.handle_report(second(1), Rank::new(1), join_report()).unwrap();
-    coordinator.handle_report(second(25), Rank::ZERO, submissions(&["x"], SUM)).unwrap();
+    coordinator.handle_report(second(25), Rank::ZERO, submission_report(&["x"], SUM_SIGNATURE)).unwrap();
     assert!(next_runs(&mut coordinator).len() == 1);
     coordinator.record_completion(second(26));
     assert!(coordinator.check_for_stalls(second(35)).stalls.is_empty());

@@ -59,8 +59,8 @@ pub enum NamedError {
     Closed,
 }
 
-/// The error that a peer has sent an invalid message. This error ends the job. The text says what the peer did, for
-/// example "it named slot 3, which is empty".
+/// A peer has sent an invalid message, which ends the job. The text says what the peer did, for example "it named
+/// slot 3, which is empty".
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Violation(pub(super) String);
 

@@ -243,7 +243,7 @@ impl<T: Element> BegunOperation for FusedOperation<T> {
             Err(error) => {
                 let promises = parts.into_iter().filter_map(|(_, promise)| promise);
                 promises.for_each(|(promise, _)| promise.fulfil(Err(error.clone().into())));
-                // An all-gather with invalid lengths fails on all ranks. It does not end the job, so other tensors
+                // An all-gather with invalid lengths fails on all ranks, but does not end the job: other tensors
                 // continue.
                 return if matches!(error, Error::InvalidCounts(_)) { Ok(()) } else { Err(error) };
             }

@@ -19,7 +19,7 @@ pub(super) const REFUSALS_MAX: usize = 64;
 /// The maximum size in bytes of the reason of a refusal.
 pub(super) const REASON_BYTES_MAX: usize = 2048;
 /// The largest number of slots of a response cache.
-pub(super) const CACHED_MAX: u16 = 16_384;
+pub(super) const SLOTS_MAX: u16 = 16_384;
 /// The largest size of a message in bytes. A receiver allocates the size that the sender announces, up to this limit.
 pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
@@ -28,7 +28,7 @@ const REQUEST_BYTES_MAX: usize = 2 + NAME_BYTES_MAX + 1 + 4 + 1 + 8 + 2 + 2;
 const REFUSAL_BYTES_MAX: usize = 2 + 2 + NAME_BYTES_MAX + 2 + REASON_BYTES_MAX;
 const _: () = assert!(
     // In the longest message, each tensor has its own instruction, and all slots are retired.
-    REQUESTS_MAX * (REQUEST_BYTES_MAX + 8) + REFUSALS_MAX * REFUSAL_BYTES_MAX + 3 * CACHED_MAX as usize + 64
+    REQUESTS_MAX * (REQUEST_BYTES_MAX + 8) + REFUSALS_MAX * REFUSAL_BYTES_MAX + 3 * SLOTS_MAX as usize + 64
         <= MESSAGE_BYTES_MAX
 );
 
@@ -147,8 +147,8 @@ pub(super) enum Instruction {
 pub(super) enum AnnouncedTensor {
     /// The tensor in this slot of the response cache.
     Cached(u16),
-    /// The name and signature of an uncached tensor. If there is a slot, every rank stores both in this slot of the
-    /// cache.
+    /// The name and signature of an uncached tensor. Every rank stores the name and signature in the slot, if there
+    /// is one.
     Named(Request, Option<u16>),
 }
 
@@ -188,7 +188,7 @@ impl RankReport {
             return Err(Violation(format!("it sent unknown flags {flags}")));
         }
         let length = usize::from(reader.read_u16()?);
-        if length > usize::from(CACHED_MAX) / 8 {
+        if length > usize::from(SLOTS_MAX) / 8 {
             return Err(Violation(format!("it sent a bit vector of {length} bytes")));
         }
         let bits = reader.read_bytes(length)?;
@@ -238,7 +238,7 @@ impl CoordinatorMessage {
         let mut reader = MessageReader(bytes);
         let count = reader.read_count("instructions", REQUESTS_MAX + REFUSALS_MAX + 1)?;
         let instructions = (0..count).map(|_| reader.read_instruction(world)).collect::<Result<_, _>>()?;
-        let count = reader.read_count("retired slots", usize::from(CACHED_MAX))?;
+        let count = reader.read_count("retired slots", usize::from(SLOTS_MAX))?;
         let retired = (0..count).map(|_| reader.read_slot()).collect::<Result<_, _>>()?;
         reader.expect_end()?;
         Ok(Self { instructions, retired })
@@ -324,7 +324,7 @@ impl<'a> MessageReader<'a> {
 
     fn read_slot(&mut self) -> Result<u16, Violation> {
         let slot = self.read_u16()?;
-        if slot >= CACHED_MAX { Err(Violation(format!("its slot {slot} is too large"))) } else { Ok(slot) }
+        if slot >= SLOTS_MAX { Err(Violation(format!("its slot {slot} is too large"))) } else { Ok(slot) }
     }
 
     fn read_text(&mut self, bytes_max: usize) -> Result<String, Violation> {
@@ -366,7 +366,7 @@ impl<'a> MessageReader<'a> {
         }
         let request = self.read_request(world)?;
         let slot = self.read_u16()?;
-        if slot != NO_SLOT && slot >= CACHED_MAX {
+        if slot != NO_SLOT && slot >= SLOTS_MAX {
             return Err(Violation(format!("its slot {slot} is too large")));
         }
         Ok(AnnouncedTensor::Named(request, Some(slot).filter(|&slot| slot != NO_SLOT)))
@@ -466,7 +466,7 @@ mod tests {
         assert!(violation(&encode("x", Signature { kind: custom, ..good })).contains("not defined"));
         let many = RankReport { requests: vec![request("x"); REQUESTS_MAX + 1], ..RankReport::default() };
         assert!(violation(&many.encode()).contains("requests are more than"));
-        let long = RankReport { slots: [CACHED_MAX].into(), ..RankReport::default() };
+        let long = RankReport { slots: [SLOTS_MAX].into(), ..RankReport::default() };
         assert!(violation(&long.encode()).contains("bit vector"));
         let mut trailing = RankReport::default().encode();
         trailing.push(0);

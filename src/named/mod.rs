@@ -42,15 +42,15 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-pub use client::TENSORS_MAX;
+pub use client::UNFINISHED_TENSORS_MAX;
 pub use error::NamedError;
 pub use message::{NAME_BYTES_MAX, TENSOR_BYTES_MAX};
 pub use stalls::Stall;
 
 use self::coordinator::{Coordinator, CoordinatorLimits};
 use self::execute::{PostProcess, ReadySignal, ResultReceiver, SubmittedTensor, lock, new_promise};
-use self::message::{CACHED_MAX, Signature, TensorOp};
-use self::runtime::NamedShared;
+use self::message::{SLOTS_MAX, Signature, TensorOp};
+use self::runtime::NamedTensorsState;
 use self::stalls::StallWatch;
 use crate::group::{Error, Group};
 use crate::types::{Element, Rank, ReduceOp};
@@ -113,7 +113,7 @@ pub struct NamedStatistics {
 /// and all other tensors continue. If [`NamedOptions::stall_abort`] is set and a rank does not submit a tensor within
 /// this time, the job ends with an error that names the tensor and the rank.
 pub struct NamedTensors {
-    shared: Arc<NamedShared>,
+    shared: Arc<NamedTensorsState>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -133,7 +133,7 @@ impl NamedTensors {
         let coordinator = (control.rank() == Rank::ZERO).then(|| {
             let limits = CoordinatorLimits {
                 fusion_bytes: options.fusion_bytes as u64,
-                capacity: options.cache_capacity.min(usize::from(CACHED_MAX)) as u16,
+                capacity: options.cache_capacity.min(usize::from(SLOTS_MAX)) as u16,
                 outstanding_max: OUTSTANDING_OPERATIONS_MAX,
             };
             let watch = StallWatch::new(options.stall_warning, options.stall_abort);
@@ -282,9 +282,9 @@ impl NamedTensors {
     /// other than rank 0 the list is empty.
     pub fn stalled(&self) -> Vec<Stall> {
         self.shared
-            .leader
+            .rank_0
             .as_ref()
-            .map(|leader| lock(&leader.coordinator).reported_stalls())
+            .map(|rank_0| lock(&rank_0.coordinator).reported_stalls())
             .unwrap_or_default()
     }
 

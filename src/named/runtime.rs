@@ -29,20 +29,20 @@ const MESSAGE_TAG: u32 = 1;
 const RUNNING_OPERATIONS_MAX: usize = 4;
 
 /// The state that a rank's threads share.
-pub(super) struct NamedShared {
-    pub(super) local: Mutex<LocalState>,
+pub(super) struct NamedTensorsState {
+    pub(super) local: Mutex<ThisRankState>,
     /// Wakes the reporter when there is something to report, or when the named tensors have ended.
     pub(super) changed: Condvar,
     /// The group for the messages of the negotiation.
     control: Mutex<Group>,
     /// The additional state on rank 0; `None` on other ranks.
-    pub(super) leader: Option<LeaderState>,
+    pub(super) rank_0: Option<Rank0State>,
     /// The coordinator's timestamps are durations since this instant.
     epoch: Instant,
 }
 
 /// This rank's own state.
-pub(super) struct LocalState {
+pub(super) struct ThisRankState {
     pub(super) client: Client<Box<dyn TensorPayload>>,
     /// The promise for a thread of the program that waits in `join`; `None` if no thread waits.
     pub(super) join: Option<Promise<Rank>>,
@@ -51,7 +51,7 @@ pub(super) struct LocalState {
 }
 
 /// The additional state of rank 0.
-pub(super) struct LeaderState {
+pub(super) struct Rank0State {
     pub(super) coordinator: Mutex<Coordinator>,
     inbox: Sender<ReaderInput>,
     /// The interval between checks for stalls.
@@ -69,26 +69,26 @@ pub(super) fn start_threads(
     control: Group,
     data: Group,
     coordinator: Option<Coordinator>,
-) -> Result<(Arc<NamedShared>, Vec<JoinHandle<()>>), Error> {
+) -> Result<(Arc<NamedTensorsState>, Vec<JoinHandle<()>>), Error> {
     let (inbox, arrivals) = mpsc::channel();
     let interval = coordinator.as_ref().map(|coordinator| coordinator.watch.check_interval());
-    let leader = coordinator.zip(interval).map(|(coordinator, interval)| LeaderState {
+    let rank_0 = coordinator.zip(interval).map(|(coordinator, interval)| Rank0State {
         coordinator: Mutex::new(coordinator),
         inbox,
         interval,
     });
-    let is_collecting = leader.is_some() && control.size().get() > 1;
+    let is_collecting = rank_0.is_some() && control.size().get() > 1;
     let client = Client::new(control.size());
-    let shared = Arc::new(NamedShared {
-        local: Mutex::new(LocalState { client, join: None, ended: None }),
+    let shared = Arc::new(NamedTensorsState {
+        local: Mutex::new(ThisRankState { client, join: None, ended: None }),
         changed: Condvar::new(),
         control: Mutex::new(control),
-        leader,
+        rank_0,
         epoch: Instant::now(),
     });
     let (running, begun) = mpsc::sync_channel(RUNNING_OPERATIONS_MAX);
     let mut threads = Vec::new();
-    let mut spawn = |name: &str, work: Box<dyn FnOnce(&NamedShared) + Send>| {
+    let mut spawn = |name: &str, work: Box<dyn FnOnce(&NamedTensorsState) + Send>| {
         let own = Arc::clone(&shared);
         let thread = thread::Builder::new().name(name.into()).spawn(move || work(&own));
         // If a thread cannot be started, the job ends. The end of the job also ends the threads that already run.
@@ -101,14 +101,14 @@ pub(super) fn start_threads(
     };
     spawn("named-finish", Box::new(move |shared| shared.run_finisher(&begun)))?;
     spawn("named-read", Box::new(move |shared| shared.run_reader(data, &running, &arrivals)))?;
-    spawn("named-report", Box::new(NamedShared::run_reporter))?;
+    spawn("named-report", Box::new(NamedTensorsState::run_reporter))?;
     if is_collecting {
-        spawn("named-collect", Box::new(NamedShared::run_collector))?;
+        spawn("named-collect", Box::new(NamedTensorsState::run_collector))?;
     }
     Ok((shared, threads))
 }
 
-impl NamedShared {
+impl NamedTensorsState {
     /// Runs the reporter: sends reports until this rank closes.
     fn run_reporter(&self) {
         loop {
@@ -136,8 +136,8 @@ impl NamedShared {
     /// Sends one report, and waits for the end of the send. Tensors that are submitted in the meantime are in the
     /// next report.
     fn send_report(&self, report: RankReport) -> Result<(), Error> {
-        if let Some(leader) = &self.leader {
-            return self.process_report(leader, Rank::ZERO, Ok(report));
+        if let Some(rank_0) = &self.rank_0 {
+            return self.process_report(rank_0, Rank::ZERO, Ok(report));
         }
         let sent = lock(&self.control).send_async(report.encode(), Rank::ZERO, REPORT_TAG)?;
         sent.wait().map(|_| ())
@@ -145,33 +145,33 @@ impl NamedShared {
 
     /// Runs the collector: receives reports until all other ranks have closed.
     fn run_collector(&self) {
-        let Some(leader) = &self.leader else { return };
-        while lock(&leader.coordinator).expects_reports() {
-            if let Err(error) = self.collect_report(leader) {
+        let Some(rank_0) = &self.rank_0 else { return };
+        while lock(&rank_0.coordinator).expects_reports() {
+            if let Err(error) = self.collect_report(rank_0) {
                 return self.end_named_tensors(&error.into());
             }
         }
     }
 
-    fn collect_report(&self, leader: &LeaderState) -> Result<(), Error> {
+    fn collect_report(&self, rank_0: &Rank0State) -> Result<(), Error> {
         let (receive, world) = {
             let control = lock(&self.control);
             (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Source::Any, REPORT_TAG)?, control.size())
         };
         let received = receive.wait()?;
-        self.process_report(leader, received.status.source, RankReport::decode(&received.elements, world))
+        self.process_report(rank_0, received.status.source, RankReport::decode(&received.elements, world))
     }
 
     fn process_report(
         &self,
-        leader: &LeaderState,
+        rank_0: &Rank0State,
         from: Rank,
         report: Result<RankReport, Violation>,
     ) -> Result<(), Error> {
-        let mut coordinator = lock(&leader.coordinator);
+        let mut coordinator = lock(&rank_0.coordinator);
         let result = report.and_then(|report| coordinator.handle_report(self.epoch.elapsed(), from, report));
         match result {
-            Ok(()) => self.send_messages(leader, &mut coordinator),
+            Ok(()) => self.send_messages(rank_0, &mut coordinator),
             Err(violation) => {
                 let who = coordinator.describe_ranks(&[from]);
                 drop(coordinator);
@@ -182,7 +182,7 @@ impl NamedShared {
 
     /// Sends the messages of the coordinator to all ranks. The caller keeps the coordinator locked, so that all ranks
     /// receive the messages in the same order.
-    fn send_messages(&self, leader: &LeaderState, coordinator: &mut Coordinator) -> Result<(), Error> {
+    fn send_messages(&self, rank_0: &Rank0State, coordinator: &mut Coordinator) -> Result<(), Error> {
         while let Some(message) = coordinator.next_message() {
             let bytes = message.encode();
             let control = lock(&self.control);
@@ -193,7 +193,7 @@ impl NamedShared {
             }
             drop(control);
             // If the reader has ended, the job has failed, and another thread reports the failure.
-            let _ = leader.inbox.send(ReaderInput::Message(message));
+            let _ = rank_0.inbox.send(ReaderInput::Message(message));
         }
         Ok(())
     }
@@ -207,8 +207,8 @@ impl NamedShared {
     ) {
         let mut checked_at = Instant::now();
         loop {
-            let read = match &self.leader {
-                Some(leader) => self.next_local_message(leader, arrivals, &mut checked_at),
+            let read = match &self.rank_0 {
+                Some(rank_0) => self.next_local_message(rank_0, arrivals, &mut checked_at),
                 None => self.receive_message(),
             };
             match read.and_then(|message| self.execute_message(message, &mut data, running)) {
@@ -232,14 +232,14 @@ impl NamedShared {
     /// Waits on rank 0 for the next message of the coordinator. Checks for stalls while waiting.
     fn next_local_message(
         &self,
-        leader: &LeaderState,
+        rank_0: &Rank0State,
         arrivals: &Receiver<ReaderInput>,
         checked_at: &mut Instant,
     ) -> Result<CoordinatorMessage, Error> {
         loop {
-            if checked_at.elapsed() >= leader.interval {
+            if checked_at.elapsed() >= rank_0.interval {
                 *checked_at = Instant::now();
-                let report = lock(&leader.coordinator).check_for_stalls(self.epoch.elapsed());
+                let report = lock(&rank_0.coordinator).check_for_stalls(self.epoch.elapsed());
                 for stall in &report.stalls {
                     log::warn!("{stall}");
                 }
@@ -247,11 +247,11 @@ impl NamedShared {
                     return Err(self.abort(&message));
                 }
             }
-            match arrivals.recv_timeout(leader.interval.saturating_sub(checked_at.elapsed())) {
+            match arrivals.recv_timeout(rank_0.interval.saturating_sub(checked_at.elapsed())) {
                 Ok(ReaderInput::Message(message)) => return Ok(message),
                 Ok(ReaderInput::Failed(error)) => return Err(error),
                 Err(RecvTimeoutError::Timeout) => {}
-                // The channel cannot be disconnected, because `leader` owns a sender.
+                // The channel cannot be disconnected, because `rank_0` owns a sender.
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Taken),
             }
         }
@@ -296,10 +296,10 @@ impl NamedShared {
                 }
             };
             let mut result = operation.wait_and_deliver(&mut release_names);
-            if let (Ok(()), Some(leader)) = (&result, &self.leader) {
-                let mut coordinator = lock(&leader.coordinator);
+            if let (Ok(()), Some(rank_0)) = (&result, &self.rank_0) {
+                let mut coordinator = lock(&rank_0.coordinator);
                 coordinator.record_completion(self.epoch.elapsed());
-                result = self.send_messages(leader, &mut coordinator);
+                result = self.send_messages(rank_0, &mut coordinator);
             }
             if let Err(error) = result {
                 self.end_named_tensors(&error.into());
@@ -332,10 +332,10 @@ impl NamedShared {
         if let Some(promise) = join {
             promise.fulfil(Err(error.clone()));
         }
-        if let (Some(leader), NamedError::Job(error)) = (&self.leader, error) {
+        if let (Some(rank_0), NamedError::Job(error)) = (&self.rank_0, error) {
             // Wakes the reader if it waits for a message of the coordinator. If the reader waits for anything else,
             // the failure of the job ends that wait.
-            let _ = leader.inbox.send(ReaderInput::Failed(error));
+            let _ = rank_0.inbox.send(ReaderInput::Failed(error));
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::types::Rank;
 /// The largest number of ranks that a message lists.
 const LISTED_RANKS_MAX: usize = 8;
 
-/// A tensor, join or close that only some ranks have submitted, and that waits for the other ranks.
+/// A wait for ranks that have not submitted a tensor, or have not joined or closed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stall {
     /// The name of the tensor, or `None` for a join or close.
@@ -136,8 +136,8 @@ impl Coordinator {
         self.watch.reported.values().cloned().collect()
     }
 
-    /// Returns the ranks that have not submitted the tensor `name`, without the ranks that have joined or closed. If
-    /// `name` is `None`, returns all ranks that have neither joined nor closed.
+    /// Returns the ranks that have neither joined nor closed and have not submitted the tensor `name`. If `name` is
+    /// `None`, returns all ranks that have neither joined nor closed.
     fn missing_ranks(&self, name: Option<&str>) -> Vec<Rank> {
         let entry = name.and_then(|name| self.pending.get(name));
         let ranks = self.ranks.iter().zip(self.members.iter()).enumerate();

@@ -1,8 +1,7 @@
 //! Functions that reduce two single elements. These functions are inlined into loops that the compiler vectorises.
 //!
 //! Every reduction gives the same bits if its two operands are swapped. In a butterfly (recursive doubling), two
-//! ranks reduce the same two contributions, and each rank uses its own contribution as the right operand. Both ranks
-//! must get the same bits.
+//! ranks reduce the same two contributions with swapped operands, and must get the same bits.
 
 use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc};
 
@@ -63,9 +62,8 @@ macro_rules! floats {
             fn add(self, other: Self) -> Self { with_canonical_nan!(self + other, $ty, $nan) }
             #[inline(always)]
             fn multiply(self, other: Self) -> Self { with_canonical_nan!(self * other, $ty, $nan) }
-            // `one` and `two` are the bits of the smaller number, for either order of the operands. `one` and `two`
-            // differ only for NaNs, and for -0 and +0. For zeros, `one | two` is -0, which counts as smaller. In
-            // `larger`, `one & two` is +0.
+            // `one` and `two` differ only if an operand is a NaN, or if the operands are -0 and +0. Of these zeros,
+            // -0 counts as smaller: `one | two` is -0, and `one & two` is +0.
             #[inline(always)]
             fn smaller(self, other: Self) -> Self {
                 let one = if self < other { self } else { other }.to_bits();
@@ -186,7 +184,7 @@ reductions! { IndexedValue:
 
 /// What a kernel does with each result before it stores the result: [`DivideResult`] for an average,
 /// otherwise [`KeepResult`].
-pub(super) trait ResultStep<N> {
+pub(super) trait FinalStep<N> {
     fn finish(value: N, divisor: u32) -> N;
 }
 
@@ -195,14 +193,14 @@ pub(super) struct KeepResult;
 /// Divides the result by the divisor, for an average.
 pub(super) struct DivideResult;
 
-impl<N> ResultStep<N> for KeepResult {
+impl<N> FinalStep<N> for KeepResult {
     #[inline(always)]
     fn finish(value: N, _: u32) -> N {
         value
     }
 }
 
-impl<N: Number> ResultStep<N> for DivideResult {
+impl<N: Number> FinalStep<N> for DivideResult {
     #[inline(always)]
     fn finish(value: N, divisor: u32) -> N {
         value.divide(divisor)
@@ -211,7 +209,7 @@ impl<N: Number> ResultStep<N> for DivideResult {
 
 /// Computes `accumulator[i] = finish(reduce(accumulator[i], input[i]))` for all elements.
 #[inline(always)]
-pub(super) fn reduce_slice<N: Copy, R: BinaryReduction<N>, F: ResultStep<N>>(
+pub(super) fn reduce_slice<N: Copy, R: BinaryReduction<N>, F: FinalStep<N>>(
     accumulator: &mut [N],
     input: &[N],
     divisor: u32,

@@ -1,11 +1,10 @@
-//! Compiles the loop of each kernel for several vector units. A new kernel gets the loop for one of these vector
-//! units.
+//! Compiles the loop of each kernel for several vector units. A kernel is created for one of these vector units.
 
 use half::{bf16, f16};
 
 use super::arithmetic::{
-    BinaryReduction, BitAnd, BitOr, BitXor, DivideResult, IndexedValue, Integer, KeepResult, LogicalAnd,
-    LogicalOr, LogicalXor, Max, MaxLoc, Min, MinLoc, Number, Product, ResultStep, Sum, reduce_slice,
+    BinaryReduction, BitAnd, BitOr, BitXor, DivideResult, FinalStep, IndexedValue, Integer, KeepResult,
+    LogicalAnd, LogicalOr, LogicalXor, Max, MaxLoc, Min, MinLoc, Number, Product, Sum, reduce_slice,
 };
 use super::half_floats::reduce_half_slice;
 use super::kernel::{Kernel, Kernels};
@@ -44,7 +43,7 @@ impl VectorWidth {
     }
 }
 
-/// The loop of a kernel: reduces `input` into `accumulator`. The two slices hold elements of the same type as bytes.
+/// The loop of a kernel: reduces `input` into `accumulator`. Both slices hold the bytes of elements of one type.
 trait ReductionLoop {
     fn reduce_bytes(accumulator: &mut [u8], input: &[u8], divisor: u32);
 }
@@ -54,7 +53,7 @@ trait ReductionLoop {
 pub(super) trait StoredElement: bytemuck::Pod {
     type Computed: Copy;
 
-    fn reduce_slice<R: BinaryReduction<Self::Computed>, F: ResultStep<Self::Computed>>(
+    fn reduce_slice<R: BinaryReduction<Self::Computed>, F: FinalStep<Self::Computed>>(
         accumulator: &mut [Self],
         input: &[Self],
         divisor: u32,
@@ -67,7 +66,7 @@ macro_rules! stored {
             type Computed = stored!(@ $computed $ty);
 
             #[inline(always)]
-            fn reduce_slice<R: BinaryReduction<Self::Computed>, F: ResultStep<Self::Computed>>(
+            fn reduce_slice<R: BinaryReduction<Self::Computed>, F: FinalStep<Self::Computed>>(
                 accumulator: &mut [Self],
                 input: &[Self],
                 divisor: u32,
@@ -86,7 +85,7 @@ stored!(f32 = reduce_half_slice: f16, bf16);
 /// The loop that combines elements of type `S` with the reduction `R` and then applies `F` to each result.
 struct ElementLoop<S, R, F>(std::marker::PhantomData<(S, R, F)>);
 
-impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: ResultStep<S::Computed>> ReductionLoop
+impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: FinalStep<S::Computed>> ReductionLoop
     for ElementLoop<S, R, F>
 {
     #[inline(always)]

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 
-use super::arithmetic::{BinaryReduction, ResultStep, reduce_slice};
+use super::arithmetic::{BinaryReduction, FinalStep, reduce_slice};
 
 /// The number of elements of a block. As `f32`, a block takes 2 KiB.
 const BLOCK_ELEMENTS: usize = 512;
@@ -87,8 +87,8 @@ impl HalfFloat for bf16 {
     fn round(from: &[f32], to: &mut [Self]) {
         for (narrow, wide) in to.iter_mut().zip(from) {
             let bits = wide.to_bits();
-            // The addition carries into the upper half and so rounds to nearest, ties to even. For a NaN, one bit is
-            // set instead, so that the result is a quiet NaN.
+            // The carry of the addition rounds the upper half to nearest, ties to even. For a NaN, one bit is set
+            // instead, so that the result is a quiet NaN.
             let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
             let nan = ((bits >> 16) as u16) | 0x40;
             *narrow = Self::from_bits(if wide.is_nan() { nan } else { rounded });
@@ -98,7 +98,7 @@ impl HalfFloat for bf16 {
 
 /// Computes `accumulator[i] = finish(reduce(accumulator[i], input[i]))` for all elements, in blocks of `f32`.
 #[inline(always)]
-pub(super) fn reduce_half_slice<H: HalfFloat, R: BinaryReduction<f32>, F: ResultStep<f32>>(
+pub(super) fn reduce_half_slice<H: HalfFloat, R: BinaryReduction<f32>, F: FinalStep<f32>>(
     accumulator: &mut [H],
     input: &[H],
     divisor: u32,

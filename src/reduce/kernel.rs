@@ -7,11 +7,11 @@ use std::sync::Arc;
 use crate::types::Element;
 
 type KernelFn = fn(accumulator: &mut [u8], input: &[u8], divisor: u32);
-type CustomFn = dyn Fn(&mut [u8], &[u8], InputOperand) + Send + Sync;
+type CustomFn = dyn Fn(&mut [u8], &[u8], InputSide) + Send + Sync;
 
 /// Whether `input` is the left or the right operand of the reduction.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum InputOperand {
+enum InputSide {
     Left,
     Right,
 }
@@ -32,8 +32,8 @@ impl Kernel {
     }
 
     /// Reduces `input` into `accumulator`, with `input` as the left operand. Both slices contain complete, aligned
-    /// elements of the kernel's element type. If the kernel reduces the last contribution to an average, divides each
-    /// result by `divisor`. Other kernels ignore `divisor`.
+    /// elements of the kernel's element type. The kernel for the last contribution to an average also divides each
+    /// result by `divisor`; other kernels ignore `divisor`.
     ///
     /// # Panics
     ///
@@ -42,7 +42,7 @@ impl Kernel {
     pub fn apply(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
         match &self.0 {
             KernelKind::Plain(run) => run(accumulator, input, divisor),
-            KernelKind::Custom(function) => function(accumulator, input, InputOperand::Left),
+            KernelKind::Custom(function) => function(accumulator, input, InputSide::Left),
         }
     }
 
@@ -52,10 +52,10 @@ impl Kernel {
     /// # Panics
     ///
     /// In the same cases as [`Kernel::apply`].
-    pub fn apply_on_right(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
+    pub fn apply_as_right_operand(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
         match &self.0 {
             KernelKind::Plain(run) => run(accumulator, input, divisor),
-            KernelKind::Custom(function) => function(accumulator, input, InputOperand::Right),
+            KernelKind::Custom(function) => function(accumulator, input, InputSide::Right),
         }
     }
 }
@@ -89,8 +89,8 @@ impl Kernels {
     /// Returns kernels that call the function `f`: `accumulator = f(input, accumulator)`, element by element.
     ///
     /// `input` holds the arriving data and `accumulator` this rank's data. In a chain of ranks, the arriving data
-    /// come from the lower ranks. Therefore a function that is associative but not commutative gives the reduction in
-    /// rank order. `reduce` and `reduce_last` are the same kernel, which does not divide.
+    /// come from the lower ranks, so `f` reduces in rank order, and needs to be associative but not commutative.
+    /// `reduce` and `reduce_last` are the same kernel, which does not divide.
     ///
     /// # Panics
     ///
@@ -100,7 +100,7 @@ impl Kernels {
             assert_eq!(accumulator.len(), input.len(), "both slices of a kernel must have the same length");
             let accumulator: &mut [T] = bytemuck::cast_slice_mut(accumulator);
             for (own, arrived) in accumulator.iter_mut().zip(bytemuck::cast_slice(input)) {
-                *own = if operand == InputOperand::Left { f(arrived, own) } else { f(own, arrived) };
+                *own = if operand == InputSide::Left { f(arrived, own) } else { f(own, arrived) };
             }
         });
         let kernel = Kernel(KernelKind::Custom(function));

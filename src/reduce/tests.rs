@@ -7,9 +7,9 @@ use crate::types::Element;
 
 /// The numbers of elements in the tests. Under Miri, the tests use few elements: Miri needs half a millisecond for
 /// each element, and finds invalid reads and writes with few elements too.
-struct Lengths {
-    /// The usual number of elements. This number is larger than the number of elements in a vector and in a block of
-    /// half-precision numbers, and is a multiple of neither.
+struct TestLengths {
+    /// The usual number of elements: more than a vector or a block of half-precision numbers has, and a multiple of
+    /// neither.
     default: usize,
     /// The length of the longest buffer in comparisons between vector widths.
     longest: usize,
@@ -24,11 +24,11 @@ struct Lengths {
 /// does not specify the bits of a NaN, and Miri chooses them at random.
 const NAN_BITS_MAY_DIFFER: bool = cfg!(miri);
 
-const LENGTHS: Lengths = if cfg!(miri) {
+const TEST_LENGTHS: TestLengths = if cfg!(miri) {
     // Even the shortest of these lengths is longer than the vectors that Miri supports.
-    Lengths { default: 35, longest: 67, single: 67, stride: 97 }
+    TestLengths { default: 35, longest: 67, single: 67, stride: 97 }
 } else {
-    Lengths { default: 1100, longest: 4099, single: 5000, stride: 1 }
+    TestLengths { default: 1100, longest: 4099, single: 5000, stride: 1 }
 };
 
 /// Sample values of a type, and a scalar implementation of the reductions of two values.
@@ -225,7 +225,7 @@ fn select_kernel(kernels: &Kernels, divisor: Option<u32>) -> (&Kernel, u32) {
 }
 
 fn check_against_reference<T: Reference>() {
-    let (a, b) = sample_pairs::<T>(LENGTHS.default);
+    let (a, b) = sample_pairs::<T>(TEST_LENGTHS.default);
     for &op in ReduceOp::ALL {
         let Some(kernels) = kernels(T::DTYPE, op) else { continue };
         for last_divisor in [None, Some(3), Some(300)] {
@@ -245,7 +245,7 @@ fn every_reduction_of_every_type_agrees_with_the_reference() {
 }
 
 fn check_bits_at_every_width<T: Reference>() {
-    for length in [0usize, 1, 7, 63, 64, LENGTHS.default, LENGTHS.longest] {
+    for length in [0usize, 1, 7, 63, 64, TEST_LENGTHS.default, TEST_LENGTHS.longest] {
         let (a, b) = sample_pairs::<T>(length);
         for &op in ReduceOp::ALL {
             let results = |width| {
@@ -279,7 +279,7 @@ fn every_vector_width_gives_the_same_bits() {
 }
 
 fn check_bits_with_exchanged_operands<T: Reference>() {
-    let (a, b) = sample_pairs::<T>(LENGTHS.default);
+    let (a, b) = sample_pairs::<T>(TEST_LENGTHS.default);
     for &op in ReduceOp::ALL {
         for width in supported_widths() {
             let Some(kernels) = kernels_for(width, T::DTYPE, op) else { continue };
@@ -401,13 +401,13 @@ fn a_nan_in_either_operand_gives_a_nan() {
 #[test]
 fn half_types_are_summed_in_f32_and_rounded_once() {
     for other in [0x0001u16, 0x3c00, 0x3f80, 0x7bff, 0x8400, 0xfc00, 0x0000] {
-        let a: Vec<f16> = (0..=u16::MAX).step_by(LENGTHS.stride).map(f16::from_bits).collect();
+        let a: Vec<f16> = (0..=u16::MAX).step_by(TEST_LENGTHS.stride).map(f16::from_bits).collect();
         let b = vec![f16::from_bits(other); a.len()];
         for (i, sum) in reduce(ReduceOp::Sum, a.clone(), &b, None).into_iter().enumerate() {
             let expected = f16::from_f32(a[i].to_f32() + b[i].to_f32());
             assert!(sum.to_bits() == expected.to_bits() || (sum.is_nan() && expected.is_nan()), "{i}");
         }
-        let a: Vec<bf16> = (0..=u16::MAX).step_by(LENGTHS.stride).map(bf16::from_bits).collect();
+        let a: Vec<bf16> = (0..=u16::MAX).step_by(TEST_LENGTHS.stride).map(bf16::from_bits).collect();
         let b = vec![bf16::from_bits(other); a.len()];
         for (i, sum) in reduce(ReduceOp::Sum, a.clone(), &b, None).into_iter().enumerate() {
             let expected = bf16::from_f32(a[i].to_f32() + b[i].to_f32());
@@ -443,7 +443,7 @@ fn a_custom_kernel_panics_if_the_lengths_of_its_slices_differ() {
 
 /// Returns a contribution before and after `reduce_single_contribution`.
 fn apply_to_single_contribution<T: Reference>(op: ReduceOp) -> (Vec<T>, Vec<T>) {
-    let (before, _) = sample_pairs::<T>(LENGTHS.single);
+    let (before, _) = sample_pairs::<T>(TEST_LENGTHS.single);
     let mut after = before.clone();
     reduce_single_contribution(T::DTYPE, op, bytemuck::cast_slice_mut(&mut after));
     (before, after)

@@ -11,7 +11,7 @@ use super::{Member, Roster, StartError};
 use crate::transport::handshake::{DialError, Identity, advance, nonce};
 use crate::transport::listener::HANDSHAKE_TIMEOUT;
 use crate::types::{Rank, WorldSize};
-use crate::wire::handshake::{Dialer, Introduction, Purpose, StreamId};
+use crate::wire::handshake::{ConnectionPurpose, Dialer, Introduction, StreamId};
 
 /// The pause between two attempts to reach the rendezvous, which may not have been started yet.
 const CONNECT_RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -23,7 +23,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a rank needs to register.
 pub struct Registration<'a> {
-    /// How this process identifies itself.
+    /// The identity of this process in the handshake with the rendezvous.
     pub identity: &'a Identity,
     /// The rank of this process.
     pub rank: Rank,
@@ -77,7 +77,7 @@ impl Registration<'_> {
     /// Dials until the rendezvous answers and the handshake is complete.
     fn connect(&self, started: Instant) -> Result<TcpStream, StartError> {
         let (from, to, stream) = (self.rank, Rank::ZERO, StreamId::ONLY);
-        let introduction = Introduction { purpose: Purpose::Rendezvous, from, to, stream };
+        let introduction = Introduction { purpose: ConnectionPurpose::Rendezvous, from, to, stream };
         let mut has_warned = false;
         loop {
             let detail = match TcpStream::connect_timeout(&self.address, CONNECT_ATTEMPT_TIMEOUT) {

@@ -27,7 +27,7 @@ const OTHER_LAUNCHERS: [(&str, &str); 5] = [
 
 /// The job as `ringrun` describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Launched {
+pub struct LaunchedRank {
     /// This process's rank.
     pub rank: Rank,
     /// The world size.
@@ -38,8 +38,8 @@ pub struct Launched {
     pub job_id: [u8; 16],
     /// The start timeout, if the launcher sets one.
     pub start_timeout: Option<Duration>,
-    /// The number of processors of this host that the job may use, if the launcher has set this number. A rank that
-    /// is bound to one processor cannot find out this number itself.
+    /// The number of processors of this host that the job may use, if the launcher has set it. A rank that is bound
+    /// to one processor cannot count the job's processors itself.
     pub local_processors: Option<u32>,
 }
 
@@ -87,7 +87,7 @@ debug_as_display!(EnvironmentError);
 ///
 /// [`EnvironmentError`] if variables are missing or invalid, or if another launcher, such as mpirun, started several
 /// ranks: without this error, each of these ranks would train alone.
-pub fn from_environment() -> Result<Option<Launched>, EnvironmentError> {
+pub fn from_environment() -> Result<Option<LaunchedRank>, EnvironmentError> {
     parse_environment(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
@@ -101,7 +101,7 @@ pub fn secret_from_environment() -> Result<Option<Secret>, SecretError> {
 }
 
 /// Like [`from_environment`], but calls `get(name)` for the value of a variable.
-fn parse_environment(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>, EnvironmentError> {
+fn parse_environment(get: impl Fn(&str) -> Option<String>) -> Result<Option<LaunchedRank>, EnvironmentError> {
     let Some(rendezvous) = get(RENDEZVOUS) else {
         if let Some(present) = [RANK, WORLD_SIZE].into_iter().find(|name| get(name).is_some()) {
             return Err(EnvironmentError::Incomplete { present, missing: RENDEZVOUS });
@@ -129,7 +129,7 @@ fn parse_environment(get: impl Fn(&str) -> Option<String>) -> Result<Option<Laun
         .filter(|&rank| world.contains(rank))
         .ok_or_else(|| invalid(RANK, &rank, "a rank below RING_WORLD_SIZE"))?;
     let id = require(JOB_ID)?;
-    Ok(Some(Launched {
+    Ok(Some(LaunchedRank {
         rank,
         world,
         rendezvous: rendezvous
@@ -164,11 +164,11 @@ mod tests {
         ("RING_JOB_ID", "000102030405060708090a0b0c0d0e0f"),
     ];
 
-    /// Changes to the variables in `VALID_VARIABLES`: each has the name of a variable and its new value, or `None` to unset the
-    /// variable.
+    /// Changes to the variables in `VALID_VARIABLES`: each has the name of a variable and its new value, or `None` to
+    /// unset the variable.
     type VariableChanges<'a> = &'a [(&'a str, Option<&'a str>)];
 
-    fn parse_with_changes(changes: VariableChanges<'_>) -> Result<Option<Launched>, EnvironmentError> {
+    fn parse_with_changes(changes: VariableChanges<'_>) -> Result<Option<LaunchedRank>, EnvironmentError> {
         parse_environment(|name| {
             let changed = changes.iter().find(|(changed, _)| *changed == name);
             let value = changed.map_or_else(
@@ -203,7 +203,7 @@ mod tests {
         }
     }
 
-    /// Without this error, four processes would train four separate models.
+    /// Four processes that ignored another launcher's variables would train four separate models.
     #[test]
     fn ranks_of_another_launcher_get_an_error() {
         for (variable, launcher) in [

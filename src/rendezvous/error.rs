@@ -145,7 +145,7 @@ debug_as_display!(StartError);
 
 impl StartError {
     /// Returns whether this error means that the peers' secrets differ.
-    pub fn is_secret(&self) -> bool {
+    pub fn is_wrong_secret(&self) -> bool {
         matches!(
             self,
             Self::Handshake { source: HandshakeError::Secret | HandshakeError::Refused(Refusal::Secret), .. }
@@ -153,7 +153,7 @@ impl StartError {
     }
 
     /// Returns whether this error means that the peers' protocol versions differ.
-    pub fn is_version(&self) -> bool {
+    pub fn is_version_mismatch(&self) -> bool {
         matches!(
             self,
             Self::Handshake {
@@ -165,7 +165,7 @@ impl StartError {
 
     /// Returns whether the ranks were started with settings that contradict each other, for example with different
     /// peers files, or with the same rank twice.
-    pub fn is_configuration(&self) -> bool {
+    pub fn is_configuration_error(&self) -> bool {
         let Self::Handshake { source: HandshakeError::Refused(refusal), .. } = self else { return false };
         matches!(
             refusal,

@@ -22,11 +22,11 @@ use sha2::{Digest as _, Sha256};
 
 pub use client::{Registration, register};
 pub use environment::{
-    EnvironmentError, Launched, SECRET_VARIABLE, from_environment, secret_from_environment,
+    EnvironmentError, LaunchedRank, SECRET_VARIABLE, from_environment, secret_from_environment,
 };
 pub use error::StartError;
 pub use peers_file::{PeersFile, PeersFileError};
-pub use server::{Notices, Server, ServerOptions, serve};
+pub use server::{NoticeReceiver, Server, ServerOptions, serve};
 
 use crate::types::{Rank, WorldSize};
 
@@ -92,21 +92,22 @@ impl Roster {
     }
 
     /// Returns a number for each rank's machine. Ranks on the same machine have the same number.
-    pub fn machines(&self) -> Arc<[u32]> {
+    pub fn machine_numbers(&self) -> Arc<[u32]> {
         let first = |member: &Member| self.members.iter().position(|other| other.machine == member.machine);
         self.members.iter().map(|member| first(member).unwrap_or_default() as u32).collect()
     }
 
     /// Returns, for each rank, whether the link between `rank` and that rank carries checksums of payloads. Both ends
     /// of a link get the same result.
-    pub fn checked_links(&self, rank: Rank) -> Vec<bool> {
-        let machines = self.machines();
+    pub fn links_with_checksums(&self, rank: Rank) -> Vec<bool> {
+        let machines = self.machine_numbers();
         let own = machines.get(rank.index());
-        let is_checked = |other| match self.shared().map(|shared| shared.checksums).unwrap_or_default() {
-            Checksums::Auto => Some(other) != own,
-            Checksums::On => true,
-            Checksums::Off => false,
-        };
+        let is_checked =
+            |other| match self.shared_settings().map(|shared| shared.checksums).unwrap_or_default() {
+                Checksums::Auto => Some(other) != own,
+                Checksums::On => true,
+                Checksums::Off => false,
+            };
         machines.iter().map(is_checked).collect()
     }
 
@@ -128,12 +129,12 @@ impl Roster {
     }
 
     /// Returns the settings of rank 0, which apply to all ranks.
-    pub fn shared(&self) -> Option<SharedSettings> {
+    pub fn shared_settings(&self) -> Option<SharedSettings> {
         self.members.first().map(|member| member.shared)
     }
 }
 
-/// Returns the name of this host. Errors on other hosts use this name.
+/// Returns the name of this host, which errors on other hosts show.
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -215,7 +216,7 @@ mod tests {
     #[test]
     fn both_ends_of_a_link_agree_whether_it_has_checksums() {
         let mut roster = Roster { members: ["a", "b", "a"].map(member).into() };
-        let links = |roster: &Roster| [0, 1, 2].map(|rank| roster.checked_links(Rank::new(rank)));
+        let links = |roster: &Roster| [0, 1, 2].map(|rank| roster.links_with_checksums(Rank::new(rank)));
         let between_hosts = [[false, true, false], [true, false, true], [false, true, false]];
         assert_eq!(links(&roster), between_hosts);
         for (checksums, expected) in [(Checksums::On, true), (Checksums::Off, false)] {

@@ -103,7 +103,7 @@ impl PeersFile {
         Self::parse(path, &text)
     }
 
-    /// Parses the text of a peers file. Errors name `path`.
+    /// Parses the text of a peers file. `path` is only for error messages.
     ///
     /// # Errors
     ///

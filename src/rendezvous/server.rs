@@ -19,7 +19,7 @@ use crate::transport::handshake::Identity;
 use crate::transport::listener::{Event, Listener, listen};
 use crate::types::{Rank, WorldSize};
 use crate::wire::Secret;
-use crate::wire::handshake::{Job, Purpose};
+use crate::wire::handshake::{ConnectionPurpose, Job};
 
 /// How long the server tries to send its last message to all ranks.
 const FINAL_SEND_TIMEOUT: Duration = Duration::from_secs(5);
@@ -80,12 +80,12 @@ pub struct ServerOptions {
     /// The time within which all ranks must register.
     pub start_timeout: Duration,
     /// The receiver of notices about missing ranks.
-    pub notices: Notices,
+    pub notices: NoticeReceiver,
 }
 
 /// The receiver of the notices about missing ranks. The server sends notices 2 s, 10 s, 50 s, ... after the first
 /// registration.
-pub enum Notices {
+pub enum NoticeReceiver {
     /// The registered rank with the lowest number logs the notices.
     LowestRank,
     /// The server's thread calls this function with the text of each notice.
@@ -131,7 +131,7 @@ impl Server {
                 Ok(None) => {}
                 Ok(Some(roster)) => {
                     log::debug!("all {world} ranks have registered");
-                    // Set the flag before sending the roster: a rank that has received the roster may fail at once.
+                    // Set the flag first: a rank that has the roster has started, and may fail at once.
                     started_flag.store(true, Ordering::Release);
                     registry.send_to_all(&ToRank::Ready(roster));
                 }
@@ -170,7 +170,7 @@ impl Server {
     }
 
     fn send_command(&self, command: ServerCommand) {
-        // The send and the wake-up fail if the server's thread has ended, because all ranks have registered.
+        // If all ranks have registered, the server's thread may have ended: the send or the wake-up then fails.
         if self.commands.send(command).is_ok()
             && let Some(waker) = &self.waker
             && let Err(error) = waker.wake()
@@ -209,12 +209,12 @@ fn reply_until_stopped(
     }
 }
 
-/// The receivers of the notices that the job waits for missing ranks.
+/// Who receives the notices about missing ranks.
 enum NoticeAudience {
     /// All registered ranks, including the serving rank, because each rank may have been started in another terminal.
     AllRanks,
     /// Only the launcher, because it shows the output of all ranks.
-    Launcher(Notices),
+    Launcher(NoticeReceiver),
 }
 
 /// The ranks that have registered so far.
@@ -326,8 +326,8 @@ impl<'a> RankRegistry<'a> {
                 log::warn!("{notice}");
                 usize::MAX
             }
-            NoticeAudience::Launcher(Notices::LowestRank) => 1,
-            NoticeAudience::Launcher(Notices::Report(report)) => return report(&notice),
+            NoticeAudience::Launcher(NoticeReceiver::LowestRank) => 1,
+            NoticeAudience::Launcher(NoticeReceiver::Report(report)) => return report(&notice),
         };
         let bytes = message::encode(&ToRank::Waiting(absent));
         let registered = self.clients.values_mut().filter(|client| client.state == ClientState::Registered);
@@ -351,7 +351,7 @@ impl<'a> RankRegistry<'a> {
         events.clear();
         self.listener.wait(now, Some(until), events).map_err(ServeError::System)?;
         let mut tokens: Vec<Token> = events.iter().map(|event| event.token).collect();
-        while let Some(accepted) = self.listener.take_accepted(Purpose::Rendezvous) {
+        while let Some(accepted) = self.listener.take_accepted_connection(ConnectionPurpose::Rendezvous) {
             let client = ClientConnection {
                 stream: accepted.stream,
                 rank: accepted.introduction.from,

@@ -1,20 +1,19 @@
 //! Schedules in which ranks exchange whole buffers with one partner after another. In the comments, n is the number
 //! of ranks and S the size of the buffer in bytes.
 
-use super::{Action, After, Inbound, Outbound, Schedule, Step};
+use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Creates an all-reduce in log2 n steps, for worlds whose size is a power of two. Each rank sends S log2 n bytes.
 ///
 /// In the step of distance d = 1, 2, 4, .. rank r exchanges its whole buffer with rank r XOR d. After this step, both
 /// ranks have the reduction of the contributions of 2d ranks. The algorithm is recursive doubling, as in Thakur,
-/// Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Performance
-/// Computing Applications 19 (2005). Partners reduce the same two values in opposite orders. Every built-in reduction
-/// gives the same bits in both orders, so the result has the same bits on all ranks.
+/// Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", International Journal of
+/// High Performance Computing Applications 19 (2005). Partners reduce the same two values in opposite orders. Every
+/// built-in reduction gives the same bits in both orders, so the result has the same bits on all ranks.
 ///
-/// A step sends the whole buffer and receives into the whole buffer. A rank applies arriving data only after it has
-/// sent its buffer and applied the data of the previous step. Until then the rank stores the data, so the algorithm
-/// is only for short messages.
+/// A step sends the whole buffer and receives into the whole buffer. A rank stores arriving data until it has sent
+/// its buffer and applied the data of the previous step, so the algorithm is only for short messages.
 ///
 /// # Panics
 ///
@@ -25,11 +24,11 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let mut distance = 1;
     while distance < world.get() {
         let peer = Rank::new(rank.get() ^ distance);
-        let after = schedule.steps.len().checked_sub(1).map(After);
+        let after = schedule.steps.len().checked_sub(1).map(AfterStep);
         distance *= 2;
         let action = if distance == world.get() { Action::ReduceLast } else { Action::Reduce };
-        let send = Outbound { peer, range: 0..count, after };
-        let receive = Inbound { peer, range: 0..count, action, after };
+        let send = OutboundElements { peer, range: 0..count, after };
+        let receive = InboundElements { peer, range: 0..count, action, after };
         schedule.steps.push(Step { send: Some(send), receive: Some(receive) });
     }
     schedule

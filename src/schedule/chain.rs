@@ -5,7 +5,7 @@
 //! S/B + (n-2)s/B seconds, and not (n-1)S/B. This is the pipeline of Watts and van de Geijn, "A pipelined broadcast for
 //! multidimensional meshes", Parallel Processing Letters 5 (1995), with a reduction at each hop.
 
-use super::{Action, After, Inbound, Outbound, Schedule, Step};
+use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Reduces to `root` along the ring in n-1 hops. Each rank but the root sends S bytes. The operation takes S/B +
@@ -25,8 +25,8 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedul
 /// Computes an inclusive prefix: rank r gets the reduction of ranks 0 to r in rank order. There are n-1 hops. Each
 /// rank but the last sends S bytes. The operation takes S/B + (n-2)s/B seconds.
 ///
-/// The alternative of Hillis and Steele, "Data parallel algorithms", Comm. ACM 29 (1986), has only ceil(log2 n)
-/// rounds, but most ranks send S bytes in each round.
+/// An alternative (Hillis and Steele, "Data parallel algorithms", Communications of the ACM 29, 1986) has only
+/// ceil(log2 n) rounds, but most ranks send S bytes in each round.
 pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (previous, next) = previous_and_next_in_chain(world, rank);
     let mut schedule = Schedule::default();
@@ -38,7 +38,7 @@ pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 /// S is the number of bytes in one rank's contribution. Each rank but the last sends 2S bytes. The operation takes
 /// 2S/B + (n-2)s/B seconds.
 ///
-/// The buffer has 2 `count` elements. The first half contains the rank's contribution and, after the operation, the
+/// The buffer has 2 * `count` elements. The first half contains the rank's contribution and, after the operation, the
 /// inclusive prefix. The second half is for the result, which is unspecified on rank 0.
 ///
 /// Each rank sends its inclusive prefix twice. The next rank reduces the first message into the first half of its
@@ -50,10 +50,10 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
         return Schedule::default();
     }
     let (prefix, result) = (0..count, count..2 * count);
-    let after = previous.is_some().then_some(After(0));
+    let after = previous.is_some().then_some(AfterStep(0));
     let step = |range, action| Step {
-        send: next.map(|peer| Outbound { peer, range: prefix.clone(), after }),
-        receive: previous.map(|peer| Inbound { peer, range, action, after: None }),
+        send: next.map(|peer| OutboundElements { peer, range: prefix.clone(), after }),
+        receive: previous.map(|peer| InboundElements { peer, range, action, after: None }),
     };
     Schedule { steps: vec![step(prefix.clone(), Action::Reduce), step(result, Action::Copy)] }
 }

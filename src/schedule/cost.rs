@@ -40,7 +40,7 @@ const DOUBLE_TREE_WORLD_MIN: u32 = 4;
 /// If a rank sends many successive messages to a few peers, the model limits the overhead of each message to this
 /// fraction of the latency. The measured overhead can be larger, because the measurement sends to all peers at once,
 /// and these messages delay each other.
-const PIPELINED_LATENCY_FRACTION_MAX: f64 = 0.25;
+const OVERHEAD_PER_LATENCY_MAX: f64 = 0.25;
 /// The size of the largest world in which the automatic choice of an algorithm may open links between all ranks.
 const DIRECT_WORLD_MAX: u32 = 32;
 
@@ -87,7 +87,7 @@ pub fn possible_algorithms(operation: Operation) -> &'static [Algorithm] {
 }
 
 /// Returns whether an operation has a hierarchical algorithm: shared memory within hosts, and links between hosts.
-pub fn has_hierarchy(operation: Operation) -> bool {
+pub fn has_hierarchical_algorithm(operation: Operation) -> bool {
     matches!(operation, Operation::AllReduce | Operation::Reduce | Operation::Broadcast | Operation::Barrier)
 }
 
@@ -97,7 +97,7 @@ pub fn can_run(algorithm: Algorithm, world: WorldSize, bytes: u64) -> bool {
 }
 
 /// Returns the algorithms that an operation can use in shared memory.
-pub fn possible_algorithms_in_memory(operation: Operation) -> &'static [Algorithm] {
+pub fn possible_algorithms_in_shared_memory(operation: Operation) -> &'static [Algorithm] {
     match operation {
         Operation::AllReduce => &[Algorithm::OneShot, Algorithm::Direct],
         _ => &[Algorithm::Direct],
@@ -105,7 +105,7 @@ pub fn possible_algorithms_in_memory(operation: Operation) -> &'static [Algorith
 }
 
 /// Returns the cheapest algorithm in shared memory for an all-reduce of `bytes` bytes.
-pub fn cheapest_in_memory(bytes: u64) -> Algorithm {
+pub fn cheapest_in_shared_memory(bytes: u64) -> Algorithm {
     if bytes <= ONE_SHOT_BYTES_MAX { Algorithm::OneShot } else { Algorithm::Direct }
 }
 
@@ -176,8 +176,8 @@ impl LinkCost {
             }
             (Operation::ReduceScatter | Operation::AllGather, _) => (true, (n - 1.0) * self.latency + parts),
             (_, Algorithm::Tree) => (bytes <= TREE_BYTES_MAX, rounds * (self.latency + whole_buffer)),
-            // The model has no estimate for a chain, or for a broadcast along the ring. Only `TREE_BYTES_MAX` decides
-            // between these and a tree.
+            // The model has no estimate for a chain, or for a broadcast along the ring. Such an algorithm is chosen
+            // if the buffer is too long for a tree (`TREE_BYTES_MAX`).
             (_, _) => (true, f64::MAX),
         };
         if is_sensible && can_run(algorithm, world, bytes) { time } else { f64::INFINITY }
@@ -191,7 +191,7 @@ impl LinkCost {
     fn double_tree_ns(&self, world: WorldSize, bytes: u64) -> f64 {
         let block = double_tree::block_bytes(bytes).min(bytes.div_ceil(2).max(1)) as f64;
         let hop = 2.0 * self.latency + 2.0 * block * self.byte;
-        let message = self.overhead.min(self.latency * PIPELINED_LATENCY_FRACTION_MAX);
+        let message = self.overhead.min(self.latency * OVERHEAD_PER_LATENCY_MAX);
         f64::from(world.get().ilog2()) * hop + bytes as f64 / block * message + bytes as f64 * self.byte
     }
 }

@@ -5,18 +5,19 @@
 //! of one step. In the ring algorithm, a rank sends its n-1 messages one after another, in n-1 steps. A direct
 //! reduce-scatter followed by a direct all-gather is a two-shot all-reduce.
 //!
-//! Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J.
-//! High Performance Computing Applications 19 (2005), where these schedules are called pairwise exchange.
+//! Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
+//! International Journal of High Performance Computing Applications 19 (2005), where these schedules are called
+//! pairwise exchange.
 
 use super::partition::Partition;
-use super::{Action, After, Inbound, Outbound, Schedule, Step};
+use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Creates a reduce-scatter: each rank sends every other rank the contribution to that rank's part, and reduces n-1
 /// contributions into its own part. Each rank sends S bytes minus its own part, in n-1 messages.
 ///
-/// A rank always reduces the contributions in the same order, starting with that of the previous rank. Therefore the
-/// same data give the same bits. For this order, each receive waits for the previous receive, and the rank stores
+/// A rank always reduces the contributions in the same order, starting with that of the previous rank, so that the
+/// same data give the same bits. To keep the order, each receive waits for the receive before it, and the rank stores
 /// parts that arrive early.
 ///
 /// # Panics
@@ -28,13 +29,13 @@ pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Sc
     for distance in 1..world.get() {
         let to = world.after(rank, distance);
         let is_last = distance + 1 == world.get();
-        let receive = Inbound {
+        let receive = InboundElements {
             peer: world.before(rank, distance),
             range: partition.range(rank),
             action: if is_last { Action::ReduceLast } else { Action::Reduce },
-            after: schedule.steps.len().checked_sub(1).map(After),
+            after: schedule.steps.len().checked_sub(1).map(AfterStep),
         };
-        let send = Outbound { peer: to, range: partition.range(to), after: None };
+        let send = OutboundElements { peer: to, range: partition.range(to), after: None };
         schedule.steps.push(Step { send: Some(send), receive: Some(receive) });
     }
     schedule
@@ -68,11 +69,12 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 /// Adds the steps of an all-gather. If the schedule already has the steps of a reduce-scatter, the sends wait for the
 /// last receive of the reduce-scatter.
 fn push_all_gather(schedule: &mut Schedule, world: WorldSize, rank: Rank, partition: &Partition) {
-    let after = schedule.steps.len().checked_sub(1).map(After);
+    let after = schedule.steps.len().checked_sub(1).map(AfterStep);
     for distance in 1..world.get() {
         let (to, from) = (world.after(rank, distance), world.before(rank, distance));
-        let receive = Inbound { peer: from, range: partition.range(from), action: Action::Copy, after: None };
-        let send = Outbound { peer: to, range: partition.range(rank), after };
+        let receive =
+            InboundElements { peer: from, range: partition.range(from), action: Action::Copy, after: None };
+        let send = OutboundElements { peer: to, range: partition.range(rank), after };
         schedule.steps.push(Step { send: Some(send), receive: Some(receive) });
     }
 }

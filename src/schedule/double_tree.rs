@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 
-use super::{Action, After, Inbound, Outbound, Schedule, Step};
+use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// The largest number of blocks in one half of the buffer. The limit keeps the schedules of long buffers small.
@@ -45,9 +45,10 @@ pub fn block_bytes(bytes: u64) -> u64 {
 /// If `block`, the number of elements in a message, is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
-    let links = Tree::BOTH.map(|tree| TreeLinks::new(tree, world, rank));
+    let links = Tree::BOTH_TREES.map(|tree| TreeLinks::new(tree, world, rank));
     // With two or three ranks, two ranks are neighbours in both trees, and the order of the steps decides which
-    // message is sent first on their link. Messages up a tree wait for fewer receives, so their steps come first.
+    // message is sent first on their link. Messages up a tree wait for fewer receives than messages down a tree, so
+    // their steps come first.
     let reduced =
         [0, 1].map(|tree| links[tree].push_reduce_to_parent(&mut schedule, half_of_tree(count, tree), block));
     for (tree, reduced) in reduced.into_iter().enumerate() {
@@ -66,7 +67,7 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
 /// If `block` is 0.
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
-    for (index, tree) in Tree::BOTH.into_iter().enumerate() {
+    for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {
         let links = TreeLinks::with_root_on_top(root, tree, world, rank);
         links.push_reduce_to_parent(&mut schedule, half_of_tree(count, index), block);
     }
@@ -81,7 +82,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usi
 /// If `block` is 0.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
-    for (index, tree) in Tree::BOTH.into_iter().enumerate() {
+    for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {
         let links = TreeLinks::with_root_on_top(root, tree, world, rank);
         links.push_broadcast_to_children(&mut schedule, half_of_tree(count, index), block, &[]);
     }
@@ -95,8 +96,8 @@ fn half_of_tree(count: usize, tree: usize) -> Range<usize> {
     if tree == 0 { 0..middle } else { middle..count }
 }
 
-/// Returns the blocks of a half. An empty half has one empty block, so that the ranks exchange a message and can
-/// detect that a peer's half is not empty.
+/// Returns the blocks of one half of the buffer. An empty half has one empty block, so that the ranks exchange a
+/// message and can detect that a peer's half is not empty.
 fn split_into_blocks(half: Range<usize>, block: usize) -> impl Iterator<Item = Range<usize>> {
     let end = half.end;
     (half.start..end.max(half.start + 1)).step_by(block).map(move |start| start..end.min(start + block))
@@ -139,19 +140,19 @@ impl TreeLinks {
         schedule: &mut Schedule,
         half: Range<usize>,
         block: usize,
-    ) -> Vec<Option<After>> {
+    ) -> Vec<Option<AfterStep>> {
         let mut ends = Vec::new();
         for range in split_into_blocks(half, block) {
             let mut after = None;
             for (index, &peer) in self.children.iter().enumerate() {
                 let is_last = self.parent.is_none() && index + 1 == self.children.len();
                 let action = if is_last { Action::ReduceLast } else { Action::Reduce };
-                let receive = Inbound { peer, range: range.clone(), action, after };
-                after = Some(After(schedule.steps.len()));
+                let receive = InboundElements { peer, range: range.clone(), action, after };
+                after = Some(AfterStep(schedule.steps.len()));
                 schedule.steps.push(Step { send: None, receive: Some(receive) });
             }
             if let Some(peer) = self.parent {
-                let send = Some(Outbound { peer, range, after });
+                let send = Some(OutboundElements { peer, range, after });
                 schedule.steps.push(Step { send, receive: None });
             }
             ends.push(after);
@@ -167,17 +168,18 @@ impl TreeLinks {
         schedule: &mut Schedule,
         half: Range<usize>,
         block: usize,
-        reduced: &[Option<After>],
+        reduced: &[Option<AfterStep>],
     ) {
         for (index, range) in split_into_blocks(half, block).enumerate() {
             let mut after = reduced.get(index).copied().flatten();
             if let Some(peer) = self.parent {
-                after = Some(After(schedule.steps.len()));
-                let receive = Inbound { peer, range: range.clone(), action: Action::Copy, after: None };
+                after = Some(AfterStep(schedule.steps.len()));
+                let receive =
+                    InboundElements { peer, range: range.clone(), action: Action::Copy, after: None };
                 schedule.steps.push(Step { send: None, receive: Some(receive) });
             }
             for &peer in self.children.iter().rev() {
-                let send = Some(Outbound { peer, range: range.clone(), after });
+                let send = Some(OutboundElements { peer, range: range.clone(), after });
                 schedule.steps.push(Step { send, receive: None });
             }
         }
@@ -187,10 +189,10 @@ impl TreeLinks {
 /// One of the two trees.
 ///
 /// A place is the position of a rank in the tree, from 0 to n-1. A tree has n/2 inner nodes, and its other places are
-/// leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. Of the inner
-/// nodes before and after a gap, one has no inner child on the side of the gap: this node is the parent of the leaf.
-/// If n is even, the last inner node has one child. All other inner nodes have two children. No path to the top has
-/// more than floor(log2 n) hops.
+/// leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. The parent of a
+/// leaf is the inner node next to its gap whose child on the side of the gap is not an inner node. If n is even, the
+/// last inner node has one child. All other inner nodes have two children. No path to the top has more than
+/// floor(log2 n) hops.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
     /// The tree in which leaves and inner nodes alternate, starting with a leaf at place 0.
@@ -209,7 +211,7 @@ enum Node {
 }
 
 impl Tree {
-    const BOTH: [Self; 2] = [Self::First, Self::Second];
+    const BOTH_TREES: [Self; 2] = [Self::First, Self::Second];
 
     /// Returns the place of the top node, or `None` for an empty tree.
     fn place_of_top(self, places: usize) -> Option<usize> {
@@ -275,8 +277,8 @@ fn top_of_subtree(places: usize, inner: &Range<usize>) -> Option<Node> {
     (inner.start < leaves).then_some(Node::Leaf(inner.start))
 }
 
-/// Returns the middle of a nonempty range of inner nodes. The middle is the top of the subtree of these nodes. If the
-/// range has an even length, returns the lower of the two nodes in the middle.
+/// Returns the middle node of a nonempty range of inner nodes, which is the top of their subtree. Of two nodes in the
+/// middle, returns the lower one.
 fn middle_node(inner: &Range<usize>) -> usize {
     inner.start + (inner.len() - 1) / 2
 }

@@ -1,6 +1,6 @@
 //! Schedules in which every step doubles the amount of data that a rank has.
 
-use super::{Action, After, Inbound, Outbound, Schedule, Step};
+use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Creates an all-gather of `count` elements from each rank in ceil(log2 n) steps, for any n. Each rank sends
@@ -10,8 +10,8 @@ use crate::types::{Rank, WorldSize};
 /// n), so slot 0 contains the rank's own data. Before the step of distance d = 1, 2, 4, .., the first d slots are
 /// filled. In the step of distance d, rank r sends slots 0 to d-1 to rank r - d, and receives slots d to 2d-1 from
 /// rank r + d. The last step may transfer fewer slots. This is the algorithm of Bruck, Ho, Kipnis, Upfal and
-/// Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE Trans.
-/// Parallel and Distributed Systems 8 (1997).
+/// Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE
+/// Transactions on Parallel and Distributed Systems 8 (1997).
 ///
 /// In each step, a rank sends its own data and all data that it has received, so each step waits for the receive of
 /// the previous step. A rank stores data that arrives early, so the algorithm is only for short messages.
@@ -26,9 +26,10 @@ pub fn all_gather(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let mut distance = 1;
     while distance < n {
         let slots = distance.min(n - distance);
-        let after = schedule.steps.len().checked_sub(1).map(After);
-        let send = Outbound { peer: world.before(rank, distance as u32), range: 0..slots * count, after };
-        let receive = Inbound {
+        let after = schedule.steps.len().checked_sub(1).map(AfterStep);
+        let send =
+            OutboundElements { peer: world.before(rank, distance as u32), range: 0..slots * count, after };
+        let receive = InboundElements {
             peer: world.after(rank, distance as u32),
             range: distance * count..(distance + slots) * count,
             action: Action::Copy,

@@ -2,19 +2,21 @@
 //! n, S, B and s.
 
 use super::partition::Partition;
-use super::{Action, Inbound, Outbound, Schedule, Step};
+use super::{Action, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Exchanges one part between each pair of ranks (all-to-all) in n-1 steps. Each rank sends S bytes minus its part
 /// for itself. If all parts have the same length, each rank sends (n-1)/n S bytes.
 ///
-/// The first `send.total()` elements of the buffer are to be sent, with the parts of `send`. The other elements
-/// receive the data of the other ranks, with the parts of `receive`. For ranks a and b, part b in the `send` of rank
-/// a must be as long as part a in the `receive` of rank b. The caller copies the part that a rank sends to itself.
+/// The first `send.total()` elements of the buffer are sent: `send` says which part goes to which rank. The rest of
+/// the buffer is for the received data: `receive` says which part comes from which rank. For ranks a and b, part b in
+/// the `send` of rank a must be as long as part a in the `receive` of rank b. The caller copies the part that a rank
+/// sends to itself.
 ///
 /// In step k rank r sends to rank r + k and receives from rank r - k (modulo n), so no two ranks send to the same
 /// rank. This is the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective communication
-/// operations in MPICH", Int. J. High Performance Computing Applications 19 (2005). No step waits for another step.
+/// operations in MPICH", International Journal of High Performance Computing Applications 19 (2005). No step waits
+/// for another step.
 ///
 /// # Panics
 ///
@@ -30,8 +32,8 @@ pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Part
         let part = receive.range(from);
         let range = received + part.start..received + part.end;
         Step {
-            send: Some(Outbound { peer: to, range: send.range(to), after: None }),
-            receive: Some(Inbound { peer: from, range, action: Action::Copy, after: None }),
+            send: Some(OutboundElements { peer: to, range: send.range(to), after: None }),
+            receive: Some(InboundElements { peer: from, range, action: Action::Copy, after: None }),
         }
     };
     Schedule { steps: (1..world.get()).map(step).collect() }

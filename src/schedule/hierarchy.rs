@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use super::partition::Partition;
-use super::{After, CollectiveSpec, Schedule, barrier};
+use super::{AfterStep, CollectiveSpec, Schedule, barrier};
 use crate::types::{Algorithm, Rank, WorldSize};
 
 /// The placement of a group's ranks on hosts, as seen by one rank of the group: "this rank".
@@ -92,11 +92,11 @@ impl HostLayout {
     ///
     /// # Panics
     ///
-    /// If the operation has no hierarchy ([`has_hierarchy`](super::cost::has_hierarchy)).
+    /// If the operation has no hierarchy ([`has_hierarchical_algorithm`](super::cost::has_hierarchical_algorithm)).
     pub fn phases(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> HierarchicalPhases {
         let local_root = |root: Rank| self.hosts[self.host].iter().position(|&rank| rank == root);
         let (count, root) = (spec.count(), spec.root());
-        let parts = self.local_parts(count);
+        let parts = self.carried_parts(count);
         let (gather, barrier) = (CollectiveSpec::AllGather(parts.clone()), CollectiveSpec::Barrier);
         let (before, after) = match spec {
             CollectiveSpec::Barrier => {
@@ -139,14 +139,14 @@ impl HostLayout {
             let schedule = spec.schedule(algorithm, host_as_rank, block, false);
             all.steps.extend(schedule.steps.into_iter().map(|mut step| {
                 let in_buffer = |part: &Range<usize>| range.start + part.start..range.start + part.end;
-                let in_all = |after: Option<After>| after.map(|After(step)| After(first + step));
+                let in_all = |after: Option<AfterStep>| after.map(|AfterStep(step)| AfterStep(first + step));
                 if let Some(send) = &mut step.send {
-                    send.peer = self.carrying_rank(send.peer.index(), slice);
+                    send.peer = self.carrier_of_slice(send.peer.index(), slice);
                     send.range = in_buffer(&send.range);
                     send.after = in_all(send.after);
                 }
                 if let Some(receive) = &mut step.receive {
-                    receive.peer = self.carrying_rank(receive.peer.index(), slice);
+                    receive.peer = self.carrier_of_slice(receive.peer.index(), slice);
                     receive.range = in_buffer(&receive.range);
                     receive.after = in_all(receive.after);
                 }
@@ -175,12 +175,12 @@ impl HostLayout {
     }
 
     /// Returns the carrier of a slice on a host.
-    fn carrying_rank(&self, host: usize, slice: usize) -> Rank {
+    fn carrier_of_slice(&self, host: usize, slice: usize) -> Rank {
         self.hosts[host][slice * self.hosts[host].len() / self.slice_count().as_usize()]
     }
 
     /// Divides the buffer into one part for each rank of this host: the elements that the rank carries.
-    fn local_parts(&self, count: usize) -> Partition {
+    fn carried_parts(&self, count: usize) -> Partition {
         let slices = Partition::even(count, self.slice_count());
         let elements = |slice: usize| slices.range(Rank::new(slice as u32)).len();
         let carried = |local| self.carried_slices(self.host, local).map(elements).sum();

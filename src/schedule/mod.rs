@@ -57,26 +57,26 @@ pub struct Schedule {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
     /// What the step sends; `None` if it only receives.
-    pub send: Option<Outbound>,
+    pub send: Option<OutboundElements>,
     /// What the step receives; `None` if it only sends.
-    pub receive: Option<Inbound>,
+    pub receive: Option<InboundElements>,
 }
 
 /// Elements to send to a peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Outbound {
+pub struct OutboundElements {
     /// The rank that receives the elements.
     pub peer: Rank,
     /// The elements to send. An empty range still sends a message, so that the receiver can detect in every step that
     /// the two ranks call different operations.
     pub range: Range<usize>,
     /// The step whose receive must be applied before this send.
-    pub after: Option<After>,
+    pub after: Option<AfterStep>,
 }
 
 /// Elements to receive from a peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Inbound {
+pub struct InboundElements {
     /// The rank that sends the elements.
     pub peer: Rank,
     /// The elements of this rank's buffer that receive the data. The sender's range has the same length but may start
@@ -85,7 +85,7 @@ pub struct Inbound {
     /// What this rank does with the arriving elements.
     pub action: Action,
     /// The step whose receive must be applied before this receive.
-    pub after: Option<After>,
+    pub after: Option<AfterStep>,
 }
 
 /// A dependency on the receive of the step with this index.
@@ -94,15 +94,15 @@ pub struct Inbound {
 /// while the rest of its chunk still arrives (cut-through). If the ranges differ, the whole receive must be applied
 /// first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct After(pub usize);
+pub struct AfterStep(pub usize);
 
 /// What a rank does with arriving elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// The arriving elements replace the rank's elements.
     Copy,
-    /// The arriving elements are reduced into the rank's elements. The left operand is the arriving element, and the
-    /// right operand is the rank's own element. The order matters if the function does not commute.
+    /// The arriving elements are reduced into the rank's elements. For a function that does not commute, the left
+    /// operand is the arriving element, and the right operand is the rank's own element.
     Reduce,
     /// Like [`Action::Reduce`], but for the last contribution: for an average, `ReduceLast` also divides the sum by
     /// the number of ranks.
@@ -115,7 +115,7 @@ impl Step {
     pub fn must_send_before_receiving(&self, index: usize) -> bool {
         let (Some(send), Some(receive)) = (&self.send, &self.receive) else { return false };
         let overlaps = send.range.start.max(receive.range.start) < send.range.end.min(receive.range.end);
-        overlaps && send.after.is_none_or(|After(step)| step < index)
+        overlaps && send.after.is_none_or(|AfterStep(step)| step < index)
     }
 }
 
@@ -161,12 +161,13 @@ impl Schedule {
         if previous.is_none() && next.is_none() {
             return;
         }
-        let receive = previous.map(|peer| Inbound { peer, range: range.clone(), action, after: None });
+        let receive =
+            previous.map(|peer| InboundElements { peer, range: range.clone(), action, after: None });
         let after = match receive {
             Some(_) => Some(self.steps.len()),
             None => self.steps.iter().rposition(|step| step.receive.is_some()),
         };
-        let send = next.map(|peer| Outbound { peer, range, after: after.map(After) });
+        let send = next.map(|peer| OutboundElements { peer, range, after: after.map(AfterStep) });
         self.steps.push(Step { send, receive });
     }
 }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::partition::Partition;
-use super::{Action, After, Inbound, Outbound, Schedule, Step};
+use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Creates a reduce-scatter in n-1 steps: each rank gets its part of the reduction. Each rank sends all parts except
@@ -87,7 +87,7 @@ impl RingPosition<'_> {
         for hop in 0..hops {
             let action = if hop + 1 == hops { Action::ReduceLast } else { Action::Reduce };
             // The first hop sends this rank's own contribution and depends on no receive.
-            let after = (hop > 0).then(|| After(schedule.steps.len() - 1));
+            let after = (hop > 0).then(|| AfterStep(schedule.steps.len() - 1));
             schedule.steps.push(self.ring_step(hop + 1, action, after));
         }
     }
@@ -96,20 +96,20 @@ impl RingPosition<'_> {
     /// sends the result of the last of these steps.
     fn push_all_gather(&self, schedule: &mut Schedule) {
         for hop in 0..self.world.get() - 1 {
-            let after = schedule.steps.len().checked_sub(1).map(After);
+            let after = schedule.steps.len().checked_sub(1).map(AfterStep);
             schedule.steps.push(self.ring_step(hop, Action::Copy, after));
         }
     }
 
     /// Returns the step that sends part r - `distance` and receives part r - `distance` - 1 (modulo n), where r is
     /// this rank.
-    fn ring_step(&self, distance: u32, action: Action, after: Option<After>) -> Step {
+    fn ring_step(&self, distance: u32, action: Action, after: Option<AfterStep>) -> Step {
         let peer = self.world.before(self.rank, 1);
         let range = self.part_before(distance + 1);
         let to = self.world.after(self.rank, 1);
         Step {
-            send: Some(Outbound { peer: to, range: self.part_before(distance), after }),
-            receive: Some(Inbound { peer, range, action, after: None }),
+            send: Some(OutboundElements { peer: to, range: self.part_before(distance), after }),
+            receive: Some(InboundElements { peer, range, action, after: None }),
         }
     }
 

@@ -33,7 +33,7 @@ pub struct SlotRead {
     pub from: Rank,
     /// The index of the first element in the slot.
     pub at: usize,
-    /// The range to which the taking rank copies or reduces the elements in its own buffer.
+    /// Where the taking rank copies or reduces the elements: a range of its own buffer.
     pub range: Range<usize>,
     /// What the rank does with the elements. In a reduction the element in the buffer is the left operand.
     pub action: Action,
@@ -43,7 +43,7 @@ pub struct SlotRead {
 /// contributions of the other ranks from their slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OrderedReduce {
-    /// The range of the elements in the rank's buffer. The result replaces these elements.
+    /// The range of the elements in the rank's buffer, which the result replaces.
     pub range: Range<usize>,
     /// The index of the first element in the slots of the other ranks.
     pub at: usize,
@@ -52,10 +52,10 @@ pub struct OrderedReduce {
     pub is_posted_next: bool,
 }
 
-/// This rank's part of an all-reduce without slots: the rank reduces these elements of all ranks' buffers, and writes
-/// the result into all buffers. No other rank reads or writes these elements.
+/// This rank's part of an all-reduce without slots: the elements that only this rank reduces, in the buffers of all
+/// ranks. The rank writes the result into all buffers.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Exchange {
+pub struct InPlaceReduce {
     /// The range of the elements in each buffer.
     pub range: Range<usize>,
 }
@@ -67,10 +67,10 @@ pub struct Round {
     pub slot_writes: Vec<SlotWrite>,
     /// The elements that the rank reduces over all ranks, in rank order; `None` if there are none in this round.
     pub ordered_reduce: Option<OrderedReduce>,
-    /// What this rank does instead of the rest of the round if every rank has posted the address of its whole buffer
-    /// ([`RoundPlan::reduce_remaining_rounds_in_place`]). `None` in rounds in which no rank can post an address. A
+    /// What the rank does instead of `ordered_reduce` if all ranks post the addresses of their buffers (see
+    /// [`RoundPlan::reduce_remaining_rounds_in_place`]). `None` in rounds in which no rank can post an address. A
     /// rank that posts an address posts no elements: the other ranks read its buffer instead of its slot.
-    pub exchange: Option<Exchange>,
+    pub in_place_reduce: Option<InPlaceReduce>,
     /// The elements that the rank takes, in this order. A [`SlotRead`] with an empty range only waits until the other
     /// rank has posted.
     pub slot_reads: Vec<SlotRead>,
@@ -113,7 +113,7 @@ impl RoundPlan {
     }
 
     /// Makes the remaining rounds work in place, without slots. Every rank must call this function in the round with
-    /// [`Round::exchange`] if it sees that all ranks have posted the addresses of their buffers.
+    /// [`Round::in_place_reduce`] if it sees that all ranks have posted the addresses of their buffers.
     pub fn reduce_remaining_rounds_in_place(&mut self) {
         self.is_in_place = true;
     }
@@ -154,7 +154,7 @@ impl RoundPlan {
     pub fn fill_round(&self, number: usize, round: &mut Round) {
         round.slot_writes.clear();
         round.ordered_reduce = None;
-        round.exchange = None;
+        round.in_place_reduce = None;
         round.slot_reads.clear();
         let per_rank = self.slot_len_per_rank();
         let piece_per_slot = |range: Range<usize>| piece_of_range(&range, number, self.slot_len);
@@ -232,7 +232,7 @@ impl RoundPlan {
         }
         self.fill_two_shot_round(round, number, count, None);
         if number == 0 {
-            round.exchange = Some(Exchange { range: chunk(count, self.world, self.rank) });
+            round.in_place_reduce = Some(InPlaceReduce { range: chunk(count, self.world, self.rank) });
         }
     }
 

@@ -108,8 +108,8 @@ impl CollectiveSpec {
         }
     }
 
-    /// Returns the number of elements of the operation. This number must be the same on all ranks. Returns 0 for an
-    /// all-to-all with uneven parts, because there the number of elements may differ between ranks.
+    /// Returns the number of elements of the operation, which must be the same on all ranks. Returns 0 for an
+    /// all-to-all with uneven parts, where the number may differ between ranks.
     pub fn count(&self) -> usize {
         match self {
             Self::AllReduce { count }
@@ -152,8 +152,8 @@ impl CollectiveSpec {
     /// must be true if the reduction does not commute.
     ///
     /// With [`Algorithm::OneShot`] and [`Algorithm::Doubling`] every rank gets the buffers of all ranks and reduces
-    /// them itself. With these two algorithms, the buffer of a rank has a slot for each rank. The slots are in rank
-    /// order for `OneShot`, and start with the rank's own slot for `Doubling`.
+    /// them itself, so its buffer has a slot for each rank. The slots are in rank order for `OneShot`, and start with
+    /// the rank's own slot for `Doubling`.
     ///
     /// # Panics
     ///

@@ -2,14 +2,14 @@
 //! define n, S, B and s.
 
 use super::partition::Partition;
-use super::{Action, Inbound, Outbound, Schedule, Step};
+use super::{Action, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Gathers to `root` in one round. Each rank but the root sends its own part. The root receives S bytes minus its own
 /// part, which takes (n-1)/n S/B seconds if all parts have the same length. No schedule of a gather takes less time.
 ///
-/// The buffers have different lengths. The root's buffer has space for all parts and already contains the root's own
-/// part. The buffer of each other rank contains only that rank's part.
+/// Only the root's buffer has space for all parts; it already contains the root's own part. The buffer of each other
+/// rank contains only that rank's part.
 ///
 /// # Panics
 ///
@@ -18,12 +18,12 @@ pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -
     partition.assert_fits(world);
     let step = |peer| {
         let range = partition.range(peer);
-        Step { send: None, receive: Some(Inbound { peer, range, action: Action::Copy, after: None }) }
+        Step { send: None, receive: Some(InboundElements { peer, range, action: Action::Copy, after: None }) }
     };
     if rank == root {
         return Schedule { steps: ranks_except_root(world, root).map(step).collect() };
     }
-    let send = Outbound { peer: root, range: 0..partition.range(rank).len(), after: None };
+    let send = OutboundElements { peer: root, range: 0..partition.range(rank).len(), after: None };
     Schedule { steps: vec![Step { send: Some(send), receive: None }] }
 }
 
@@ -37,13 +37,13 @@ pub fn scatter(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) 
     partition.assert_fits(world);
     let step = |peer| {
         let range = partition.range(peer);
-        Step { send: Some(Outbound { peer, range, after: None }), receive: None }
+        Step { send: Some(OutboundElements { peer, range, after: None }), receive: None }
     };
     if rank == root {
         return Schedule { steps: ranks_except_root(world, root).map(step).collect() };
     }
     let range = 0..partition.range(rank).len();
-    let receive = Inbound { peer: root, range, action: Action::Copy, after: None };
+    let receive = InboundElements { peer: root, range, action: Action::Copy, after: None };
     Schedule { steps: vec![Step { send: None, receive: Some(receive) }] }
 }
 

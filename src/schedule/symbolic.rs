@@ -20,7 +20,7 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::partition::{Partition, segment};
-use super::{Action, After, Schedule};
+use super::{Action, AfterStep, Schedule};
 use crate::types::{Rank, WorldSize};
 
 /// The limits of the proofs.
@@ -112,8 +112,8 @@ struct TransferProgress {
 
 /// A message with one segment.
 struct SimulatedMessage {
-    /// The number of elements before the segment in the range that the sender sends. The receiver may receive them
-    /// into another range.
+    /// The index of the segment's first element in the sender's range. The receiver's range may be elsewhere in the
+    /// buffer.
     offset: usize,
     /// The number of elements in the sender's range.
     range_len: usize,
@@ -132,15 +132,15 @@ impl RankState {
         }
     }
 
-    /// Checks that the receive of step `receiving` does not change elements that another step still has to send. A
-    /// step before `receiving` must have sent these elements already. A step from `receiving` on must wait for the
-    /// receive of `receiving` or of a later step.
+    /// Checks that the receive of step `receiving` does not change elements that another step still has to send,
+    /// unless that send waits for this receive or for the receive of a later step.
     fn assert_no_unsent_data_is_overwritten(&self, receiving: usize, changed: &Range<usize>) {
         for (step, s) in self.schedule.steps.iter().enumerate().skip(self.first_open) {
             let Some(send) = s.send.as_ref().filter(|_| !self.sent[step].done) else { continue };
             let unsent = send.range.start + self.sent[step].elements..send.range.end;
             let overlaps = unsent.start.max(changed.start) < unsent.end.min(changed.end);
-            let waits = step >= receiving && send.after.is_some_and(|After(awaited)| awaited >= receiving);
+            let waits =
+                step >= receiving && send.after.is_some_and(|AfterStep(awaited)| awaited >= receiving);
             assert!(!overlaps || waits, "step {receiving} changes what step {step} still has to send");
         }
     }
@@ -216,8 +216,8 @@ impl SimulatedWorld {
     }
 
     /// Returns whether the first `upto` elements of `range` no longer wait for the receive that `after` names.
-    fn is_satisfied(&self, rank: usize, after: Option<After>, range: &Range<usize>, upto: usize) -> bool {
-        let Some(After(step)) = after else { return true };
+    fn is_satisfied(&self, rank: usize, after: Option<AfterStep>, range: &Range<usize>, upto: usize) -> bool {
+        let Some(AfterStep(step)) = after else { return true };
         let state = &self.ranks[rank];
         let awaited = state.schedule.steps[step].receive.as_ref().expect("a dependency is on a receive");
         let progress = state.applied[step];
@@ -435,7 +435,7 @@ fn assert_reduction_order_is_fixed(schedule: &Schedule) {
         for (earlier, first) in (0..later).filter_map(|step| Some((step, reducing(&step)?))) {
             let overlaps = first.range.start.max(second.range.start) < first.range.end.min(second.range.end);
             let awaited =
-                |&step: &usize| receive(step).and_then(|receive| receive.after).map(|After(step)| step);
+                |&step: &usize| receive(step).and_then(|receive| receive.after).map(|AfterStep(step)| step);
             let mut awaited_steps = std::iter::successors(Some(later), awaited);
             assert!(
                 !overlaps || awaited_steps.any(|step| step == earlier),

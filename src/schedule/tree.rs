@@ -3,10 +3,10 @@
 //!
 //! The trees are those of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
 //! MPICH" (2005). Let d = rank - root (modulo n). The parent of d is d without its lowest set bit. The children are
-//! `d+1`, `d+2`, `d+4` and so on, for all powers of two below this bit. For example, 12 has the parent 8 and the
-//! children 13 and 14.
+//! `d+1`, `d+2`, `d+4` and so on, for all powers of two below the lowest set bit of d. For example, 12 has the parent
+//! 8 and the children 13 and 14.
 
-use super::{Action, After, Inbound, Outbound, Schedule, Step};
+use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Reduces to `root` in ceil(log2 n) rounds. Each rank except the root sends S bytes. The root receives up to
@@ -20,13 +20,13 @@ pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sc
     let place = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
     for child in place.children() {
-        let after = steps.len().checked_sub(1).map(After);
-        let receive = Inbound { peer: child, range: 0..count, action: Action::Reduce, after };
+        let after = steps.len().checked_sub(1).map(AfterStep);
+        let receive = InboundElements { peer: child, range: 0..count, action: Action::Reduce, after };
         steps.push(Step { send: None, receive: Some(receive) });
     }
     if let Some(parent) = place.parent() {
-        let after = steps.len().checked_sub(1).map(After);
-        let send = Some(Outbound { peer: parent, range: 0..count, after });
+        let after = steps.len().checked_sub(1).map(AfterStep);
+        let send = Some(OutboundElements { peer: parent, range: 0..count, after });
         steps.push(Step { send, receive: None });
     } else if let Some(last) = steps.last_mut().and_then(|step| step.receive.as_mut()) {
         last.action = Action::ReduceLast;
@@ -42,12 +42,12 @@ pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
     let place = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
     if let Some(peer) = place.parent() {
-        let receive = Some(Inbound { peer, range: 0..count, action: Action::Copy, after: None });
+        let receive = Some(InboundElements { peer, range: 0..count, action: Action::Copy, after: None });
         steps.push(Step { send: None, receive });
     }
-    let after = steps.len().checked_sub(1).map(After);
+    let after = steps.len().checked_sub(1).map(AfterStep);
     for peer in place.children().into_iter().rev() {
-        steps.push(Step { send: Some(Outbound { peer, range: 0..count, after }), receive: None });
+        steps.push(Step { send: Some(OutboundElements { peer, range: 0..count, after }), receive: None });
     }
     Schedule { steps }
 }

@@ -36,11 +36,11 @@ fn replace_file_with_sync(
     }
     let temporary = TemporaryFile::create(&target)?;
     temporary.file().write_all(bytes)?;
-    finish_temporary_file(temporary, &target, sync_directory)
+    sync_and_rename(temporary, &target, sync_directory)
 }
 
 /// Syncs a temporary file to the disk and renames it to `target`.
-fn finish_temporary_file(
+fn sync_and_rename(
     temporary: TemporaryFile,
     target: &Path,
     sync_directory: impl FnOnce(&File) -> io::Result<()>,
@@ -59,11 +59,11 @@ fn finish_temporary_file(
 /// The new content of a file, which the caller writes piece by piece. [`commit`](Self::commit) replaces the old file.
 /// If the value is dropped before `commit`, the old file remains.
 pub(crate) struct ReplacementFile {
-    output: ReplacementOutput,
+    output: TemporaryOrSpecialFile,
     target: PathBuf,
 }
 
-enum ReplacementOutput {
+enum TemporaryOrSpecialFile {
     Temporary(TemporaryFile),
     /// A pipe or a device, which is written directly.
     Special(File),
@@ -79,11 +79,11 @@ impl ReplacementFile {
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
         let target = resolve_symlink(path);
         let output = if is_special_file(&target) {
-            ReplacementOutput::Special(OpenOptions::new().write(true).open(&target)?)
+            TemporaryOrSpecialFile::Special(OpenOptions::new().write(true).open(&target)?)
         } else if target.is_dir() {
             return Err(io::ErrorKind::IsADirectory.into());
         } else {
-            ReplacementOutput::Temporary(TemporaryFile::create(&target)?)
+            TemporaryOrSpecialFile::Temporary(TemporaryFile::create(&target)?)
         };
         Ok(Self { output, target })
     }
@@ -91,8 +91,8 @@ impl ReplacementFile {
     /// Returns the open file, to which the caller writes the new content.
     pub(crate) fn file(&self) -> &File {
         match &self.output {
-            ReplacementOutput::Temporary(temporary) => temporary.file(),
-            ReplacementOutput::Special(file) => file,
+            TemporaryOrSpecialFile::Temporary(temporary) => temporary.file(),
+            TemporaryOrSpecialFile::Special(file) => file,
         }
     }
 
@@ -103,10 +103,10 @@ impl ReplacementFile {
     /// Any error of the operating system. After an error, the old file is unchanged.
     pub(crate) fn commit(self) -> io::Result<()> {
         match self.output {
-            ReplacementOutput::Temporary(temporary) => {
-                finish_temporary_file(temporary, &self.target, File::sync_all)
+            TemporaryOrSpecialFile::Temporary(temporary) => {
+                sync_and_rename(temporary, &self.target, File::sync_all)
             }
-            ReplacementOutput::Special(_) => Ok(()),
+            TemporaryOrSpecialFile::Special(_) => Ok(()),
         }
     }
 }
@@ -178,7 +178,7 @@ impl TemporaryFile {
             };
             lock(&file, &path)?;
             // Before this process acquired the lock, another process may have removed the file as a stale file.
-            if is_file_at(&file, &path) {
+            if is_name_of_file(&file, &path) {
                 let temporary = Self { file: Some(file), path, directory };
                 if let Ok(old) = fs::metadata(target) {
                     temporary.file().set_permissions(fs::Permissions::from_mode(old.mode() & 0o777))?;
@@ -230,8 +230,8 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns whether `path` is the name of `file`.
-fn is_file_at(file: &File, path: &Path) -> bool {
+/// Returns whether the file at `path` is still the open file `file`.
+fn is_name_of_file(file: &File, path: &Path) -> bool {
     let own = file.metadata().map(|own| (own.dev(), own.ino()));
     fs::symlink_metadata(path).is_ok_and(|found| own.is_ok_and(|own| own == (found.dev(), found.ino())))
 }
@@ -259,7 +259,7 @@ fn remove_stale_temporary_files(path: &Path) -> io::Result<()> {
     };
     if let Some(file) = file {
         lock(&file, path)?;
-        if is_file_at(&file, path) {
+        if is_name_of_file(&file, path) {
             fs::remove_file(path)?;
         }
     }
@@ -326,7 +326,7 @@ mod tests {
     /// Regression test: a save wrote through a link with the name of the temporary file, and truncated a user's own
     /// file with this name.
     #[test]
-    fn only_temporary_files_are_replaced() {
+    fn other_files_with_the_name_of_a_temporary_file_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let (path, temporary) = (directory.path().join("file"), directory.path().join(TEMPORARY_FILE_NAME));
         let own = directory.path().join("own");

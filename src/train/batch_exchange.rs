@@ -21,7 +21,7 @@ const WINDOW_BYTES: usize = 1 << 16;
 
 /// The samples that this rank processes in a step.
 pub(crate) struct LocalBatch<'a> {
-    /// The samples of the current window. Without an exchange, the samples that this rank holds.
+    /// The samples of the current window, or all samples of this rank if the ranks do not exchange samples.
     pub(crate) samples: &'a Samples,
     /// The samples of this step, as indices of `samples`.
     pub(crate) indices: &'a [u32],
@@ -41,12 +41,12 @@ pub(crate) struct BatchExchange<'a> {
     held_indices: Vec<u32>,
     /// The row numbers of the samples in `held_indices`.
     held_row_numbers: Vec<u32>,
-    window: Option<Window>,
+    window: Option<ReceivedWindow>,
     next_window: Option<PendingWindow>,
 }
 
 /// The samples that this rank processes in consecutive steps.
-struct Window {
+struct ReceivedWindow {
     steps: Range<usize>,
     samples: Samples,
     /// The samples of all steps, as indices of `samples`.
@@ -83,8 +83,8 @@ impl<'a> BatchExchange<'a> {
         self.train.held.features.cells().expect("only the samples of tables are divided among ranks")
     }
 
-    /// Returns this rank's samples of batch `index`. The first call may pass any index. Each later call must pass the
-    /// next index. All ranks must call this function with the same indices.
+    /// Returns this rank's samples of batch `index`. The first call may pass any index, and each later call must pass
+    /// the next index. All ranks must call this function with the same indices.
     pub(crate) fn local_batch(
         &mut self,
         group: &mut Group,
@@ -98,7 +98,7 @@ impl<'a> BatchExchange<'a> {
         let batch_len = batch.len();
         let own = &batch[range_of_rank(batch_len, self.place.replica, self.place.replicas)];
         Ok(match &self.window {
-            Some(Window { steps, samples, indices, step_ends }) => {
+            Some(ReceivedWindow { steps, samples, indices, step_ends }) => {
                 let step = index - steps.start;
                 let start = if step == 0 { 0 } else { step_ends[step - 1] };
                 LocalBatch { samples, indices: &indices[start..step_ends[step]], row_numbers: own, batch_len }
@@ -113,7 +113,8 @@ impl<'a> BatchExchange<'a> {
         })
     }
 
-    /// Waits for the samples of the window that contains batch `index`. Then sends the samples of the next window.
+    /// Waits for the samples of the window that contains batch `index`, and then sends the samples of the next
+    /// window.
     fn advance_window(&mut self, group: &mut Group, index: usize) -> Result<(), TrainError> {
         if self.window.as_ref().is_some_and(|window| window.steps.contains(&index)) {
             return Ok(());
@@ -132,7 +133,7 @@ impl<'a> BatchExchange<'a> {
         Ok(())
     }
 
-    /// Returns the number of 32-bit words of a sample: its cells, and a class or the two halves of a number.
+    /// Returns the number of 32-bit words of a sample: one for each cell, and one for a class or two for a number.
     fn words_per_sample(&self) -> usize {
         let target = if matches!(self.train.held.targets, Targets::Numbers(_)) { 2 } else { 1 };
         self.held_cells().ncols() + target
@@ -183,7 +184,7 @@ impl<'a> BatchExchange<'a> {
     }
 
     /// Waits for the samples of a window.
-    fn receive_window(&self, group: &Group, pending: PendingWindow) -> Result<Window, TrainError> {
+    fn receive_window(&self, group: &Group, pending: PendingWindow) -> Result<ReceivedWindow, TrainError> {
         let PendingWindow { steps, words, samples_from_rank } = pending;
         let words = words.wait()?;
         let samples = self.samples_from_words(&words);
@@ -203,7 +204,7 @@ impl<'a> BatchExchange<'a> {
             }
             step_ends.push(indices.len());
         }
-        Ok(Window { steps, samples, indices, step_ends })
+        Ok(ReceivedWindow { steps, samples, indices, step_ends })
     }
 
     /// Returns the samples that [`append_sample`](Self::append_sample) has appended to `words`.
@@ -225,7 +226,7 @@ impl<'a> BatchExchange<'a> {
             }
             Targets::Classes(_) => Targets::Classes(targets.map(|class| class[0]).collect()),
         };
-        let features = self.train.held.features.with_other_rows(cells);
+        let features = self.train.held.features.with_cells(cells);
         Samples { features: features.expect("only the samples of tables are divided among ranks"), targets }
     }
 }

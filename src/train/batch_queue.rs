@@ -1,8 +1,8 @@
-//! Hands out the batches of a run to workers.
+//! Assigns the batches of a run to workers.
 //!
 //! Batches are numbered from 0, over all epochs of the run. A worker takes a batch, computes its gradient and pushes
-//! it. If the worker is lost, or its gradient is too old, another worker gets the batch. So each batch is applied
-//! exactly once.
+//! it. If the worker is lost, or its gradient is too old, another worker gets the batch. The gradient of each batch
+//! is applied exactly once.
 
 use std::collections::BTreeSet;
 
@@ -21,8 +21,8 @@ pub(crate) enum Assignment {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct BatchQueue {
     /// All batches below this number are done.
-    done_before: u64,
-    /// The batches above `done_before` that are done.
+    first_not_done: u64,
+    /// The batches above `first_not_done` that are done.
     done_ahead: BTreeSet<u64>,
     /// The next batch that no worker has taken.
     next: u64,
@@ -36,7 +36,8 @@ pub(crate) struct BatchQueue {
 }
 
 impl BatchQueue {
-    /// Creates the batches `start` to `end` for `workers` workers. The batches in `done_ahead` are already done.
+    /// Creates a queue of the batches `start..end` for `workers` workers. The batches in `done_ahead` are already
+    /// done.
     pub(crate) fn new(
         start: u64,
         end: u64,
@@ -44,7 +45,7 @@ impl BatchQueue {
         done_ahead: impl IntoIterator<Item = u64>,
     ) -> Self {
         let mut queue = Self {
-            done_before: start,
+            first_not_done: start,
             done_ahead: done_ahead.into_iter().filter(|&batch| start <= batch && batch < end).collect(),
             next: start,
             end,
@@ -52,16 +53,16 @@ impl BatchQueue {
             taken: vec![None; workers],
             has_stopped: false,
         };
-        queue.advance();
+        queue.advance_first_not_done();
         queue
     }
 
     /// Assigns a batch to a worker. If all remaining batches are in progress, an idle worker also computes the first
-    /// of them, because the other worker may be slow. Only the first result of a batch counts. Source of these backup
-    /// tasks: Dean and Ghemawat, "`MapReduce`", OSDI 2004.
-    pub(crate) fn take(&mut self, worker: usize, is_idle: bool) -> Assignment {
+    /// of them, because the other worker may be slow. Only the first result of a batch counts. Dean and Ghemawat,
+    /// "`MapReduce`", OSDI 2004, call this method backup tasks.
+    pub(crate) fn assign_batch(&mut self, worker: usize, is_idle: bool) -> Assignment {
         self.give_back(worker);
-        if self.has_stopped || self.done_before == self.end {
+        if self.has_stopped || self.first_not_done == self.end {
             return Assignment::Finished;
         }
         let batch = self.returned.pop_first().or_else(|| self.take_next()).or_else(|| {
@@ -76,7 +77,7 @@ impl BatchQueue {
         while self.next < self.end {
             let batch = self.next;
             self.next += 1;
-            if !self.done_ahead.contains(&batch) && batch >= self.done_before {
+            if !self.done_ahead.contains(&batch) && batch >= self.first_not_done {
                 return Some(batch);
             }
         }
@@ -91,8 +92,8 @@ impl BatchQueue {
     /// Marks the batch of a worker as done. Returns `None` if another worker has already completed the batch.
     pub(crate) fn complete(&mut self, worker: usize) -> Option<u64> {
         let batch = self.taken[worker].take()?;
-        let is_new = self.done_before <= batch && self.done_ahead.insert(batch);
-        self.advance();
+        let is_new = self.first_not_done <= batch && self.done_ahead.insert(batch);
+        self.advance_first_not_done();
         is_new.then_some(batch)
     }
 
@@ -105,39 +106,38 @@ impl BatchQueue {
     }
 
     fn is_done(&self, batch: u64) -> bool {
-        batch < self.done_before || self.done_ahead.contains(&batch)
+        batch < self.first_not_done || self.done_ahead.contains(&batch)
     }
 
-    /// Ends the run after all batches that are handed out or done. Rounds the number of batches of the run up to a
-    /// multiple of `unit`.
-    pub(crate) fn finish_at_multiple_of(&mut self, unit: u64) {
-        let done_end = self.done_ahead.last().map_or(self.done_before, |last| last + 1);
+    /// Ends the run after the last batch that is assigned or done, rounded up to a multiple of `unit`.
+    pub(crate) fn shorten_to_multiple_of(&mut self, unit: u64) {
+        let done_end = self.done_ahead.last().map_or(self.first_not_done, |last| last + 1);
         self.end = self.end.min(self.next.max(done_end).next_multiple_of(unit));
     }
 
-    /// Hands out no more batches.
+    /// Ends the run: no worker gets another batch.
     pub(crate) fn stop(&mut self) {
         self.has_stopped = true;
     }
 
     /// Returns the first batch that is not done: all batches below this number are done.
-    pub(crate) fn done_before(&self) -> u64 {
-        self.done_before
+    pub(crate) fn first_not_done(&self) -> u64 {
+        self.first_not_done
     }
 
-    /// Returns the batches above [`done_before`](Self::done_before) that are done.
+    /// Returns the batches above [`first_not_done`](Self::first_not_done) that are done.
     pub(crate) fn done_ahead(&self) -> Vec<u64> {
         self.done_ahead.iter().copied().collect()
     }
 
     /// Returns whether the run has stopped, or all batches are done.
     pub(crate) fn is_finished(&self) -> bool {
-        self.has_stopped || self.done_before == self.end
+        self.has_stopped || self.first_not_done == self.end
     }
 
-    fn advance(&mut self) {
-        while self.done_ahead.remove(&self.done_before) {
-            self.done_before += 1;
+    fn advance_first_not_done(&mut self) {
+        while self.done_ahead.remove(&self.first_not_done) {
+            self.first_not_done += 1;
         }
     }
 }
@@ -152,24 +152,24 @@ mod tests {
     #[test]
     fn batches_are_assigned_in_order_and_done_once() {
         let mut queue = BatchQueue::new(2, 5, 2, []);
-        assert_eq!(queue.take(0, false), Assignment::Batch(2));
-        assert_eq!(queue.take(1, false), Assignment::Batch(3));
+        assert_eq!(queue.assign_batch(0, false), Assignment::Batch(2));
+        assert_eq!(queue.assign_batch(1, false), Assignment::Batch(3));
         assert_eq!(queue.complete(1), Some(3));
-        assert_eq!((queue.done_before(), queue.done_ahead()), (2, vec![3]));
-        assert_eq!(queue.take(1, false), Assignment::Batch(4));
+        assert_eq!((queue.first_not_done(), queue.done_ahead()), (2, vec![3]));
+        assert_eq!(queue.assign_batch(1, false), Assignment::Batch(4));
         assert_eq!(queue.complete(0), Some(2));
-        assert_eq!((queue.done_before(), queue.done_ahead()), (4, vec![]));
-        assert_eq!(queue.take(0, false), Assignment::Wait);
+        assert_eq!((queue.first_not_done(), queue.done_ahead()), (4, vec![]));
+        assert_eq!(queue.assign_batch(0, false), Assignment::Wait);
         assert_eq!(queue.complete(1), Some(4));
-        assert_eq!(queue.take(0, false), Assignment::Finished);
+        assert_eq!(queue.assign_batch(0, false), Assignment::Finished);
     }
 
     #[test]
     fn an_idle_worker_repeats_the_batch_of_a_slow_worker() {
         let mut queue = BatchQueue::new(0, 1, 2, []);
-        assert_eq!(queue.take(0, false), Assignment::Batch(0));
-        assert_eq!(queue.take(1, false), Assignment::Wait);
-        assert_eq!(queue.take(1, true), Assignment::Batch(0));
+        assert_eq!(queue.assign_batch(0, false), Assignment::Batch(0));
+        assert_eq!(queue.assign_batch(1, false), Assignment::Wait);
+        assert_eq!(queue.assign_batch(1, true), Assignment::Batch(0));
         assert!(queue.is_assigned_and_not_done(0, 0) && queue.is_assigned_and_not_done(1, 0));
         assert_eq!(queue.complete(1), Some(0));
         assert!(!queue.is_assigned_and_not_done(0, 0));
@@ -179,33 +179,33 @@ mod tests {
     #[test]
     fn a_resumed_run_skips_the_batches_that_are_done() {
         let mut queue = BatchQueue::new(3, 7, 1, [4, 5]);
-        assert_eq!(queue.take(0, false), Assignment::Batch(3));
+        assert_eq!(queue.assign_batch(0, false), Assignment::Batch(3));
         assert_eq!(queue.complete(0), Some(3));
-        assert_eq!(queue.done_before(), 6);
-        assert_eq!(queue.take(0, false), Assignment::Batch(6));
+        assert_eq!(queue.first_not_done(), 6);
+        assert_eq!(queue.assign_batch(0, false), Assignment::Batch(6));
         queue.stop();
-        assert_eq!(queue.take(0, false), Assignment::Finished);
+        assert_eq!(queue.assign_batch(0, false), Assignment::Finished);
     }
 
     #[test]
-    fn a_stopped_run_completes_a_multiple_of_the_unit() {
+    fn a_shortened_run_ends_at_a_multiple_of_the_unit() {
         for (taken, done_ahead, expected) in
             [(0, vec![], 0), (1, vec![], 3), (3, vec![], 3), (1, vec![7], 9), (4, vec![], 6)]
         {
             let mut queue = BatchQueue::new(0, 100, 5, done_ahead.clone());
             for worker in 0..taken {
-                let _ = queue.take(worker, false);
+                let _ = queue.assign_batch(worker, false);
             }
-            queue.finish_at_multiple_of(3);
-            while let Assignment::Batch(_) = queue.take(0, true) {
+            queue.shorten_to_multiple_of(3);
+            while let Assignment::Batch(_) = queue.assign_batch(0, true) {
                 queue.complete(0);
             }
-            let found = (queue.done_before(), queue.is_finished());
+            let found = (queue.first_not_done(), queue.is_finished());
             assert_eq!(found, (expected, true), "{taken} taken, {done_ahead:?} done");
         }
         let mut queue = BatchQueue::new(0, 2, 1, []);
-        queue.finish_at_multiple_of(3);
-        assert_eq!((queue.is_finished(), queue.done_before()), (true, 0));
+        queue.shorten_to_multiple_of(3);
+        assert_eq!((queue.is_finished(), queue.first_not_done()), (true, 0));
     }
 
     /// Workers complete batches, give batches back and are lost, at random. Each batch must be done exactly once.
@@ -230,7 +230,7 @@ mod tests {
                     1 => queue.give_back(worker),
                     2..11 if alive[worker] => {
                         let is_idle = random.random();
-                        let _ = queue.take(worker, is_idle);
+                        let _ = queue.assign_batch(worker, is_idle);
                     }
                     _ => {
                         if let Some(batch) = queue.complete(worker) {

@@ -22,8 +22,8 @@ impl Batches {
     ///
     /// # Panics
     ///
-    /// If `batch_size` is 0, or if `samples` does not fit 32 bits. The checks of the configuration and of the data
-    /// set prevent these panics.
+    /// If `batch_size` is 0, or if `samples` does not fit 32 bits. Earlier checks of the configuration and of the
+    /// data set exclude both cases.
     pub fn new(seed: u64, epoch: u64, samples: usize, batch_size: usize) -> Self {
         assert!(batch_size > 0, "a batch holds at least one sample");
         let samples = u32::try_from(samples).expect("data sets are limited to 2^31 samples");
@@ -40,8 +40,8 @@ impl Batches {
         self.order.len().div_ceil(self.batch_size)
     }
 
-    /// Returns the samples that all ranks together process in batch `index`. After the last batch, the slice is
-    /// empty.
+    /// Returns the samples that all ranks together process in batch `index`. The slice is empty if `index` is not
+    /// below [`count`](Self::count).
     pub fn batch(&self, index: usize) -> &[u32] {
         self.order.chunks(self.batch_size).nth(index).unwrap_or_default()
     }

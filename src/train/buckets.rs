@@ -26,7 +26,7 @@ pub(crate) struct Buckets {
     /// The number of elements in a full bucket.
     elements: usize,
     compression: Compression,
-    /// The gradients that are final and not yet in a bucket. The backward pass lowers the start of this range.
+    /// The range of gradients that are final and not yet in a bucket; the backward pass lowers the start.
     ready: Range<usize>,
     /// The buckets that are being reduced, each with its range of gradients, in the order in which they were started.
     in_flight: VecDeque<(Range<usize>, PendingSum)>,
@@ -72,8 +72,8 @@ impl Buckets {
     }
 
     /// Waits for the all-reduces of all buckets, in the order in which they were started. Calls `on_reduced` with the
-    /// range and the sums of each bucket while later buckets are still being reduced. `drain` may overwrite
-    /// `gradients`, so use only the sums.
+    /// range and the sums of each bucket while later buckets are still being reduced. Afterwards the contents of
+    /// `gradients` are unspecified.
     pub(crate) fn wait_for_all_buckets(
         &mut self,
         gradients: &mut [f32],
@@ -87,7 +87,7 @@ impl Buckets {
     }
 
     /// Waits for all buckets and writes their sums to `gradients`.
-    pub(crate) fn drain_into(&mut self, gradients: &mut [f32]) -> Result<(), Error> {
+    pub(crate) fn wait_and_write_sums(&mut self, gradients: &mut [f32]) -> Result<(), Error> {
         while let Some((range, bucket)) = self.in_flight.pop_front() {
             self.free.push_back(bucket.wait_into(&mut gradients[range])?);
         }
@@ -116,7 +116,7 @@ mod tests {
     /// samples reports a layer as one range, but other ranks report several ranges. The job failed, because the ranks
     /// started all-reduces of different lengths.
     #[test]
-    fn bucket_boundaries_do_not_depend_on_the_reported_ranges() {
+    fn bucket_boundaries_do_not_depend_on_how_gradients_are_reported() {
         let gradients: Vec<f32> = (0..1000).map(|value| value as f32).collect();
         let mut boundaries = Vec::new();
         for range_elements in [1, 7, 64, 100, 1000] {

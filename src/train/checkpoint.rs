@@ -23,7 +23,7 @@ pub use self::files::FILE_NAME;
 pub(crate) use self::files::{BEST_FILE_NAME, CheckpointFiles};
 pub use self::options::read_options;
 pub(crate) use self::options::{OPTIONS_FILE_NAME, write_options};
-pub use self::settings::{Checkpoint, ExistingCheckpoint};
+pub use self::settings::{CheckpointSettings, ExistingCheckpoint};
 pub(crate) use self::state::{IdentityEntry, Position, RunIdentity, TrainingState};
 pub(crate) use self::writer::CheckpointWriter;
 use super::atomic_file;
@@ -50,7 +50,7 @@ const BEST_PARAMETERS_TENSOR: &str = "best.parameters";
 const BEST_RECORD_KEY: &str = "best_record";
 /// The keys of [`RunIdentity`] that earlier versions did not store, each with the value that all runs of these
 /// versions had.
-const ENTRY_DEFAULTS_OF_OLD_VERSIONS: [(&str, &str); 8] = [
+const VALUES_OF_MISSING_ENTRIES: [(&str, &str); 8] = [
     ("strategy", "allreduce"),
     ("adam_options", "default"),
     ("schedule", "constant"),
@@ -63,7 +63,7 @@ const ENTRY_DEFAULTS_OF_OLD_VERSIONS: [(&str, &str); 8] = [
 /// The maximum size in bytes of the names, the metadata and the history in a checkpoint.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The size in bytes that [`check_header`] assumes for the names, the metadata and the history.
-const HEADER_BYTES_ASSUMED: u64 = 1 << 16;
+const HEADER_BYTES_ESTIMATE: u64 = 1 << 16;
 
 /// The metadata keys for the fields of [`Position`], in the order of [`Position::to_words`].
 const POSITION_KEYS: [&str; 6] =
@@ -156,10 +156,10 @@ fn identity_metadata(identity: &RunIdentity) -> HashMap<String, String> {
     metadata
 }
 
-/// Returns the size in bytes of the header of a checkpoint, with an estimate for the parts that change during a run.
-/// Returns an error if this size exceeds `bytes_max`.
+/// Returns the size in bytes of the header of a checkpoint, with an estimate for the parts that change during a run,
+/// or an error if the size exceeds `bytes_max`.
 fn check_header(path: &Path, identity: &RunIdentity, bytes_max: u64) -> Result<u64, CheckpointError> {
-    let bytes = to_json(&identity_metadata(identity)).len() as u64 + HEADER_BYTES_ASSUMED;
+    let bytes = to_json(&identity_metadata(identity)).len() as u64 + HEADER_BYTES_ESTIMATE;
     if bytes > bytes_max {
         return Err(CheckpointError::HeaderTooLong { path: path.to_owned(), bytes, bytes_max });
     }
@@ -175,7 +175,7 @@ fn create_directory(directory: &Path) -> Result<(), CheckpointError> {
 /// that it writes. To check, creates the directory if it does not exist, allocates a file of the required size and
 /// deletes the file.
 pub(crate) fn check_disk_space(
-    settings: &Checkpoint,
+    settings: &CheckpointSettings,
     network: &Network,
     identity: &RunIdentity,
 ) -> Result<(), CheckpointError> {
@@ -184,7 +184,7 @@ pub(crate) fn check_disk_space(
     let header_bytes = check_header(&path, identity, HEADER_BYTES_MAX)?;
     create_directory(&settings.directory)?;
     files.check_file_types()?;
-    let bytes = files.count_files_to_add()? * (tensor_bytes(network, identity) + header_bytes);
+    let bytes = files.files_to_add_max()? * (tensor_bytes(network, identity) + header_bytes);
     atomic_file::check_disk_space(&path, bytes).map_err(|source| CheckpointError::NoSpace {
         path,
         bytes,
@@ -220,7 +220,7 @@ fn metadata_hash(metadata: &HashMap<String, String>) -> String {
 }
 
 /// Returns whether `directory` contains a checkpoint.
-pub(crate) fn exists(directory: &Path) -> Result<bool, CheckpointError> {
+fn contains_checkpoint(directory: &Path) -> Result<bool, CheckpointError> {
     let path = directory.join(FILE_NAME);
     path.try_exists().map_err(|error| CheckpointError::io("look for", &path, error))
 }
@@ -258,7 +258,7 @@ fn check_identity(
     };
     let is_format_1 = metadata["format"] == FORMAT_1;
     for IdentityEntry { key, option, value } in &identity.entries {
-        let added = ENTRY_DEFAULTS_OF_OLD_VERSIONS.iter().find(|(added, _)| added == key);
+        let added = VALUES_OF_MISSING_ENTRIES.iter().find(|(added, _)| added == key);
         let found = match (metadata.get(*key), added) {
             (Some(found), _) => found.as_str(),
             (None, Some((_, default))) => default,
@@ -300,7 +300,7 @@ pub(crate) fn load_checkpoint(
     network: &Network,
     identity: &RunIdentity,
 ) -> Result<Option<TrainingState>, CheckpointError> {
-    if !exists(directory)? {
+    if !contains_checkpoint(directory)? {
         return Ok(None);
     }
     let path = directory.join(FILE_NAME);
@@ -357,7 +357,7 @@ pub(crate) fn load_checkpoint(
     if *value("state_hash")? != state_hash(&state) {
         return Err(corrupt("its content does not match its hash".into()));
     }
-    check_state_is_reachable(&state, identity.steps_per_epoch, metadata["format"] == FORMAT_1)
+    check_state_is_possible(&state, identity.steps_per_epoch, metadata["format"] == FORMAT_1)
         .map_err(corrupt)?;
     Ok(Some(state))
 }
@@ -386,9 +386,9 @@ fn read_file(path: &Path, tensor_bytes: u64) -> Result<Vec<u8>, CheckpointError>
 }
 
 /// Returns an error if a run with `steps_per_epoch` steps in each epoch cannot have this state. Checkpoints of
-/// earlier versions have no hash of their metadata, so only this function finds a wrong position. Checkpoints of the
-/// first version may have another `steps_total`, because they do not record the batch size.
-fn check_state_is_reachable(
+/// earlier versions have no hash of their metadata, so only this function finds a wrong position. In checkpoints of
+/// the first version, `steps_total` is not checked, because they do not record the batch size.
+fn check_state_is_possible(
     state: &TrainingState,
     steps_per_epoch: u64,
     is_format_1: bool,

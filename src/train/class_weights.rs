@@ -153,8 +153,8 @@ fn parse_weights_file(text: &[u8], classes: &[String]) -> Result<Vec<f32>, Strin
     Ok(complete)
 }
 
-/// Returns the number of the line in which a record begins. `start` is the position that the crate `csv` gives: the
-/// empty lines before the record are part of the record.
+/// Returns the number of the line in which a record begins. `start` is the record's position in the crate `csv`,
+/// which counts empty lines before a record as a part of it.
 fn line_of_record(text: &[u8], start: &csv::Position) -> u64 {
     let rest = text.get(start.byte() as usize..).unwrap_or_default();
     let skipped = rest.iter().take_while(|byte| matches!(byte, b'\r' | b'\n'));
@@ -217,7 +217,7 @@ mod tests {
 
     /// Regression test: before the fix, a device was read without a limit.
     #[test]
-    fn files_without_an_end_are_refused() {
+    fn endless_files_are_refused() {
         let weights = ClassWeights::File("/dev/zero".into());
         let error = weights.weight_of_each_class(&classes(), &[1; 3]).unwrap_err().to_string();
         assert_eq!(error, "/dev/zero: has more than 16777216 bytes, which is the limit for class weights");

@@ -6,12 +6,12 @@
 
 /// The number of partial sums. Each partial sum is a chain of dependent additions, and a processor can work on
 /// several chains at once.
-const LANES: usize = 8;
+const PARTIAL_SUMS: usize = 8;
 
 /// Returns the Euclidean norm of `values`, computed in f64.
 pub(crate) fn euclidean_norm(values: &[f32]) -> f64 {
-    let (blocks, rest) = values.as_chunks::<LANES>();
-    let mut sums = [0.0_f64; LANES];
+    let (blocks, rest) = values.as_chunks::<PARTIAL_SUMS>();
+    let mut sums = [0.0_f64; PARTIAL_SUMS];
     for block in blocks {
         for (sum, &value) in sums.iter_mut().zip(block) {
             *sum += f64::from(value) * f64::from(value);

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::CheckpointSettings;
 use super::curve_files::CurveFiles;
 use super::data::{DataSource, TableOptions, Task};
 use super::divided_model_options;
@@ -72,7 +72,7 @@ pub struct Config {
     /// bucket. `None` reduces all gradients after the backward pass.
     pub bucket_bytes: Option<usize>,
     /// Where to save checkpoints. `None` saves no checkpoints.
-    pub checkpoint: Option<Checkpoint>,
+    pub checkpoint: Option<CheckpointSettings>,
     /// The path at which rank 0 writes its report. `None` writes no report.
     pub report: Option<PathBuf>,
     /// The files with the curves of the run.
@@ -95,7 +95,7 @@ pub struct ServerSettings {
 const MICRO_BATCHES_PER_STAGE: u32 = 4;
 
 /// The default staleness limit of [`StrategySpec::PsAsync`] is this number times the number of workers.
-const STALENESS_PER_WORKER: u64 = 16;
+const STALENESS_MAX_PER_WORKER: u64 = 16;
 
 /// Returns the default model for a task.
 pub fn default_model(task: Task) -> ModelSpec {
@@ -113,10 +113,10 @@ const LONG_RUN_STEPS: u64 = 10_000;
 /// curvature of its loss grows with the number of features.
 ///
 /// Near the optimum of linear regression, Adam with a constant rate leaves an error that grows with the rate. A long
-/// run has enough steps to reach the optimum with a smaller rate, and so uses a smaller rate.
+/// run uses a smaller rate, with which it has enough steps to reach the optimum.
 ///
-/// A run with [`Rule::Accelerated`] and a model without hidden layers does not use the returned rate. It uses 1 /
-/// (the largest curvature of its loss).
+/// A run with [`Rule::Accelerated`] and a model without hidden layers uses 1 / (the largest curvature of the loss)
+/// instead of the returned rate.
 pub fn default_learning_rate(rule: Rule, model: &ModelSpec, steps: u64) -> f32 {
     match (rule, model) {
         (Rule::Adam(_) | Rule::AdamW(_), ModelSpec::Linear) if steps >= LONG_RUN_STEPS => 0.001,
@@ -129,8 +129,7 @@ pub fn default_learning_rate(rule: Rule, model: &ModelSpec, steps: u64) -> f32 {
 }
 
 impl Config {
-    /// Returns the task that the model or `--task` requires. `None` if neither requires a task; the target then
-    /// determines the task.
+    /// Returns the task that the model or `--task` requires, or `None` if the target determines the task.
     pub fn task(&self) -> Option<Task> {
         match &self.model {
             Some(ModelSpec::Linear) => Some(Task::Regression),
@@ -139,7 +138,7 @@ impl Config {
         }
     }
 
-    /// Checks the options together.
+    /// Checks that the options fit together.
     ///
     /// # Errors
     ///
@@ -155,7 +154,7 @@ impl Config {
             ));
         }
         match (self.rule, self.strategy) {
-            (Some(Rule::Accelerated), _) if !self.recipe.suits_accelerated_rule() => {
+            (Some(Rule::Accelerated), _) if !self.recipe.allows_accelerated_rule() => {
                 Err("--schedule, --warmup, --scale-lr and --clip-norm do not apply to --optimizer accelerated, which \
                      computes its learning rate from the data; pass another --optimizer"
                     .into())
@@ -251,13 +250,13 @@ impl Config {
     pub(crate) fn staleness_rule(&self, workers: usize) -> StalenessRule {
         let max = match self.strategy {
             StrategySpec::PsAsync { staleness: Some(max) } => max,
-            _ => STALENESS_PER_WORKER * workers as u64,
+            _ => STALENESS_MAX_PER_WORKER * workers as u64,
         };
         StalenessRule { max, scales_rate: self.parameter_server.staleness_aware }
     }
 
     /// Returns the names and values of the options that must be the same on all ranks.
-    pub(crate) fn shared_options(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn options_equal_on_all_ranks(&self) -> Vec<(&'static str, String)> {
         let mut options = vec![
             // The list does not contain `--data`, because hosts may store the data under different paths. The ranks
             // compare the content of the data after they have read it.
@@ -289,8 +288,8 @@ impl Config {
                 ),
             ),
         ];
-        options.extend(self.recipe.shared_options());
-        options.extend(self.table.shared_options());
+        options.extend(self.recipe.options_equal_on_all_ranks());
+        options.extend(self.table.options_equal_on_all_ranks());
         options
     }
 }

@@ -6,10 +6,11 @@ use super::report::EpochRecord;
 /// The constant loss is the loss of the best model that ignores its inputs.
 const CONVERGED_LOSS_FRACTION: f64 = 1e-6;
 /// Advise a longer run of a convex model if the last tenth of the run caused more than 0.1 % of the total decrease of
-/// the loss. This limit is low, because the run should reach the optimum of the loss.
+/// the loss. The fraction is low, because a run of a convex model should reach the optimum of the loss.
 const STILL_FALLING_FRACTION_CONVEX: f64 = 0.001;
 /// Advise a longer run of other models if the last tenth of the run caused more than 1 % of the total decrease of the
-/// loss. This limit is higher, because the training loss of these models may fall even when the test loss rises.
+/// loss. The fraction is higher than for convex models, because the training loss may fall even when the test loss
+/// rises.
 const STILL_FALLING_FRACTION: f64 = 0.01;
 
 /// Returns whether the training loss has stopped changing. `constant_loss` is the mean loss of the best constant

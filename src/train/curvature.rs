@@ -57,7 +57,7 @@ fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainErro
         for start in local_rows.clone().step_by(BLOCK_ROWS) {
             let block = start..local_rows.end.min(start + BLOCK_ROWS);
             let mut block_rows = rows.slice_mut(s![..block.len(), ..]);
-            samples.held.features.gather(block, setup.standardizer.as_ref(), block_rows.view_mut());
+            samples.held.features.write_rows(block, setup.standardizer.as_ref(), block_rows.view_mut());
             for row in block_rows.rows() {
                 let dot: f64 =
                     row.iter().zip(&vector).map(|(&x, v)| f64::from(x) * v).sum::<f64>() + vector[columns];

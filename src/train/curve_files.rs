@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::tensorboard::TensorBoard;
 
-/// The files with the curves of a run. Rank 0 writes these files.
+/// The files with the curves of a run, which rank 0 writes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CurveFiles {
     /// The path of an SVG picture that shows the losses, and the accuracy or R², of all recorded epochs. `None` draws

@@ -5,7 +5,7 @@ use super::optimizer::Rule;
 use super::strategies::StrategySpec;
 use crate::codec::Compression;
 
-/// Returns the names of the options that [`check_divided_model_options`] refuses for this strategy, without `--`.
+/// Returns the names (without `--`) of the options that [`check_divided_model_options`] refuses for this strategy.
 pub(crate) fn options_refused_by(strategy: StrategySpec) -> &'static [&'static str] {
     match strategy {
         StrategySpec::Pipeline { .. } => &["accumulate", "compression", "scale-lr"],

@@ -13,7 +13,7 @@ const SPLIT_SEED: u64 = 1998;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Patience {
     /// The run ends after this many consecutive records without a new minimum of the validation loss. At least 1.
-    /// Each reported epoch makes one record.
+    /// Each reported epoch is one record.
     pub records: u64,
     /// The fraction of the training set that is held out for validation: above 0 and below 1.
     pub validation_fraction: f64,
@@ -31,7 +31,7 @@ pub(crate) struct BestRecord {
     pub(crate) epoch: u64,
     /// The number of records after the best record.
     pub(crate) records_since: u64,
-    /// Whether the run has ended and now uses the parameters of this record.
+    /// Whether the run has ended with the parameters of this record.
     pub(crate) selected: bool,
 }
 

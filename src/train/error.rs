@@ -11,7 +11,7 @@ use crate::types::{Rank, debug_as_display};
 /// The phase in which a rank failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Phase {
+pub enum RunPhase {
     /// Reading the data and creating the model.
     Data,
     /// Computing the training steps.
@@ -39,7 +39,7 @@ pub enum TrainError {
         /// The lowest rank that failed.
         rank: Rank,
         /// The phase in which `rank` failed.
-        phase: Phase,
+        phase: RunPhase,
         /// The error message of `rank`.
         message: String,
     },

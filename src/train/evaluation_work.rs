@@ -12,7 +12,7 @@ pub(crate) struct EvaluationWork<'a> {
     pub(crate) network: &'a Network,
     /// This rank's parameters: all parameters, or a part of them if the strategy divides the model.
     pub(crate) parameters: &'a [f32],
-    /// Memory for an evaluation with the whole model. Has no rows if the strategy divides the model.
+    /// Memory for an evaluation with the whole model. Empty if the strategy divides the model.
     pub(crate) workspace: &'a mut Workspace,
     pub(crate) samples: &'a Samples,
     pub(crate) standardizer: Option<&'a Standardizer>,
@@ -25,7 +25,7 @@ impl EvaluationWork<'_> {
     pub(crate) fn evaluate(self) -> LossSums {
         let Self { network, parameters, workspace, samples, standardizer, rows } = self;
         let input = workspace.input.slice_mut(s![..rows.len(), ..]);
-        samples.features.gather(rows.clone(), standardizer, input);
+        samples.features.write_rows(rows.clone(), standardizer, input);
         network.evaluate(parameters, workspace, &samples.targets, rows)
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ndarray::s;
 
 use super::data::{Samples, Standardizer};
-use super::model::{EarlierGradients, LossSums, Network, StepSeed, TrainingBatch, Workspace};
+use super::model::{GradientUpdate, LossSums, Network, StepSeed, TrainingBatch, Workspace};
 
 /// The inputs and the memory that a rank needs to compute the gradient of its samples.
 pub(crate) struct GradientWork<'a> {
@@ -27,7 +27,7 @@ pub(crate) struct GradientWork<'a> {
     pub(crate) micro_batches: NonZeroU32,
     /// The seed and the number of the step.
     pub(crate) step: StepSeed,
-    /// The total time for gathering features. [`differentiate`](Self::differentiate) adds to it.
+    /// The total time for gathering features, to which [`differentiate`](Self::differentiate) adds.
     pub(crate) data_time: &'a mut Duration,
 }
 
@@ -67,9 +67,9 @@ impl GradientWork<'_> {
             let indices = samples[start..end].iter().map(|&sample| sample as usize);
             let input = workspace.input.slice_mut(s![..end - start, ..]);
             let gathering = Instant::now();
-            train.features.gather(indices, standardizer, input);
+            train.features.write_rows(indices, standardizer, input);
             *data_time += gathering.elapsed();
-            let earlier = if start == 0 { EarlierGradients::Replace } else { EarlierGradients::Keep };
+            let update = if start == 0 { GradientUpdate::Replace } else { GradientUpdate::Add };
             let on_range = |range: Range<usize>, gradients: &mut [f32]| {
                 if is_last {
                     on_ready(range, gradients);
@@ -80,7 +80,7 @@ impl GradientWork<'_> {
                 samples: &samples[start..end],
                 weight,
                 step,
-                earlier,
+                update,
             };
             let ranges = (if is_last { range_elements } else { usize::MAX }, on_range);
             let sums = network.differentiate(parameters, gradients, workspace, batch, ranges);

@@ -190,7 +190,7 @@ mod tests {
         }
     }
 
-    /// The expected rates were computed by hand. They equal the rates of `PyTorch`'s `StepLR` and
+    /// The expected rates were computed by hand. The rates equal those of `PyTorch`'s `StepLR` and
     /// `CosineAnnealingLR`.
     #[test]
     fn each_schedule_gives_the_expected_rates() {

@@ -2,11 +2,11 @@
 //! of [`Group`](crate::Group).
 //!
 //! All ranks draw the same batches, and each rank computes the gradients of its part of every batch ([`Batches`],
-//! [`range_of_rank`]). With the default strategy, each rank divides its gradients by the size of the global batch. The ranks
-//! sum their gradients, and every rank takes the same step. So the result of a run does not depend on the number of
-//! ranks, except for rounding: the number of ranks changes the order in which floating-point numbers are added. Some
-//! other strategies ([`StrategySpec`]) let each rank take steps alone and average the parameters of the ranks, or
-//! divide the model over the ranks.
+//! [`range_of_rank`]). With the default strategy, each rank divides its gradients by the size of the global batch.
+//! The ranks sum their gradients, and every rank takes the same step. Except for rounding, the result of a run does
+//! not depend on the number of ranks: the number of ranks changes the order in which floating-point numbers are
+//! added. Some other strategies ([`StrategySpec`]) let each rank take steps alone and average the parameters of the
+//! ranks, or divide the model over the ranks.
 
 pub(crate) mod atomic_file;
 mod batch_exchange;
@@ -59,7 +59,7 @@ mod trainer;
 pub use batches::{Batches, range_of_rank};
 pub use buckets::BUCKET_BYTES;
 pub use checkpoint::{
-    Checkpoint, CheckpointError, ExistingCheckpoint, FILE_NAME as CHECKPOINT_FILE_NAME, read_options,
+    CheckpointError, CheckpointSettings, ExistingCheckpoint, FILE_NAME as CHECKPOINT_FILE_NAME, read_options,
 };
 pub use class_weights::ClassWeights;
 pub(crate) use class_weights::check_class_weights;
@@ -68,10 +68,10 @@ pub use console::{Console, ConsoleLines, ConsoleOptions, ProgressDisplay};
 pub use curve_files::CurveFiles;
 pub(crate) use divided_model_options::options_refused_by;
 pub use early_stopping::{Patience, VALIDATION_FRACTION_DEFAULT};
-pub use error::{Phase, TrainError};
+pub use error::{RunPhase, TrainError};
 pub use gossip::GossipError;
 pub use learning_rate::{RateSchedule, Warmup};
-pub(crate) use output_paths::replaces;
+pub(crate) use output_paths::would_replace;
 pub use parameter_server::{
     ParameterServer, ParameterServerError, ParameterServerOptions, PushOutcome, RefusalReason,
 };

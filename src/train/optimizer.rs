@@ -98,7 +98,7 @@ impl Optimizer {
             (Rule::Accelerated, [velocity]) => {
                 let momentum = accelerated_momentum(self.steps - 1 - self.momentum_start);
                 let step = MomentumStep { momentum, rate };
-                self.ascent += step.begin_accelerated(parameters, gradients, &mut velocity[range]);
+                self.ascent += step.begin_accelerated_step(parameters, gradients, &mut velocity[range]);
             }
             (Rule::Adam(options) | Rule::AdamW(options), [first, second]) => {
                 let step = AdamStep::new(options, rate, self.steps);
@@ -117,19 +117,19 @@ impl Optimizer {
     /// whole step here, because the step depends on the norm of each tensor.
     pub fn finish_step(&mut self, parameters: &mut [f32]) {
         match (self.rule, self.state.as_slice()) {
-            (Rule::Accelerated, [_]) => self.finish_accelerated(parameters),
+            (Rule::Accelerated, [_]) => self.finish_accelerated_step(parameters),
             (Rule::Lamb(options), [first, second]) => {
                 let step = AdamStep::new(options, self.learning_rate, self.steps);
                 for tensor in self.tensors.iter().cloned() {
                     let (first, second) = (&first[tensor.clone()], &second[tensor.clone()]);
-                    step.apply_scaled(&mut parameters[tensor], first, second, self.weight_decay);
+                    step.apply_lamb(&mut parameters[tensor], first, second, self.weight_decay);
                 }
             }
             _ => {}
         }
     }
 
-    fn finish_accelerated(&mut self, parameters: &mut [f32]) {
+    fn finish_accelerated_step(&mut self, parameters: &mut [f32]) {
         if self.ascent > 0.0 {
             self.momentum_start = self.steps;
         }
@@ -179,7 +179,7 @@ mod tests {
 
     /// The expected numbers were computed from the formulas by hand.
     #[test]
-    fn each_rule_gives_the_expected_sequence() {
+    fn each_rule_gives_the_expected_parameters() {
         let cases: [(Rule, f32, f32, [f64; 3]); 7] = [
             (Rule::Sgd, 0.1, 0.0, [0.8, 0.64, 0.512]),
             (Rule::Sgd, 0.1, 0.5, [0.75, 0.5625, 0.421_875]),

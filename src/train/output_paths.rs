@@ -44,7 +44,7 @@ pub(super) fn check_output_paths(config: &Config) -> Result<(), String> {
     let resolved: Vec<PathBuf> = files.iter().map(|(_, path)| resolve(path)).collect();
     for (index, (option, path)) in files.iter().enumerate().skip(read) {
         if let Some(other) =
-            (0..index).find(|&other| resolved[other] == resolved[index] && replaces_earlier_content(path))
+            (0..index).find(|&other| resolved[other] == resolved[index] && !is_pipe_or_device(path))
         {
             return Err(format!(
                 "{option} would replace {}, which {} of this run uses; pass another path to {option}",
@@ -56,15 +56,14 @@ pub(super) fn check_output_paths(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether writing to `output` replaces the file `other`.
-pub(crate) fn replaces(output: &Path, other: &Path) -> bool {
-    replaces_earlier_content(output) && resolve(output) == resolve(other)
+/// Returns whether writing to `output` replaces `file`.
+pub(crate) fn would_replace(output: &Path, file: &Path) -> bool {
+    !is_pipe_or_device(output) && resolve(output) == resolve(file)
 }
 
-/// Returns whether writing to `path` replaces earlier content. Returns `false` for pipes and devices, such as
-/// `/dev/null`.
-fn replaces_earlier_content(path: &Path) -> bool {
-    fs::metadata(path).map_or(true, |metadata| metadata.is_file() || metadata.is_dir())
+/// Returns whether writing to `path` keeps earlier output, as it does for pipes and for devices such as `/dev/null`.
+fn is_pipe_or_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
 }
 
 /// Returns the absolute path without symbolic links. The last components of the path need not exist.
@@ -84,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_files_are_found_through_links_and_missing_directories() {
+    fn paths_of_one_file_resolve_to_the_same_path() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         fs::create_dir(path("real")).unwrap();

@@ -77,13 +77,13 @@ impl ModelPartition {
         Ok(Self { parts, parameter_count, place: PartPlace::new(rank, replicas) })
     }
 
-    /// Returns the part and the replica of this rank.
+    /// Returns which part this rank holds, and which replica of the part it is.
     pub(crate) fn place(&self) -> PartPlace {
         self.place
     }
 
     /// Returns whether each rank holds the whole model.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub(crate) fn is_undivided(&self) -> bool {
         self.parts.len() == 1
     }
 
@@ -115,7 +115,7 @@ impl ModelPartition {
     /// Returns the initial parameters of this rank. If the model is divided, allocates temporary memory for only one
     /// layer at a time.
     pub(crate) fn initialize(&self, network: &Network, seed: u64) -> Vec<f32> {
-        if self.is_whole() {
+        if self.is_undivided() {
             return network.initialize(seed);
         }
         let mut own = Vec::with_capacity(self.own_parameter_count());
@@ -134,7 +134,11 @@ impl ModelPartition {
 
     /// Collects a vector with one value for each parameter of the model on rank 0. `own` holds the values of this
     /// rank's part. Rank 0 returns the vector, and all other ranks return `None`. All ranks must call this function.
-    pub(crate) fn gather(&self, runtime: &mut dyn Runtime, own: &[f32]) -> Result<Option<Vec<f32>>, Error> {
+    pub(crate) fn gather_on_rank_0(
+        &self,
+        runtime: &mut dyn Runtime,
+        own: &[f32],
+    ) -> Result<Option<Vec<f32>>, Error> {
         let PartPlace { part, replica, .. } = self.place;
         if replica != Rank::ZERO {
             return Ok(None);
@@ -144,19 +148,19 @@ impl ModelPartition {
             return Ok(None);
         }
         let mut whole = vec![0.0; self.parameter_count];
-        self.copy_part(0, own, &mut whole);
+        self.copy_part_into_whole(0, own, &mut whole);
         for part in 1..self.parts.len() {
             let sender = self.place.rank_with_part(part);
             let values = runtime
                 .start_receive(vec![0.0; self.part_parameter_count(part)], sender, MODEL_PART_TAG)?
                 .wait()?;
-            self.copy_part(part, &values, &mut whole);
+            self.copy_part_into_whole(part, &values, &mut whole);
         }
         Ok(Some(whole))
     }
 
     /// Copies the values of part `part` to their positions in the vector of the whole model.
-    fn copy_part(&self, part: usize, values: &[f32], whole: &mut [f32]) {
+    fn copy_part_into_whole(&self, part: usize, values: &[f32], whole: &mut [f32]) {
         let mut rest = values;
         for range in &self.parts[part] {
             let (first, others) = rest.split_at(range.len());
@@ -168,7 +172,11 @@ impl ModelPartition {
     /// Replaces `vector` by this rank's part of the vector of rank 0. On rank 0, `vector` has one value for each
     /// parameter of the model. All other ranks pass a vector of the length of their part. All ranks must call this
     /// function.
-    pub(crate) fn distribute(&self, runtime: &mut dyn Runtime, vector: &mut Vec<f32>) -> Result<(), Error> {
+    pub(crate) fn distribute_from_rank_0(
+        &self,
+        runtime: &mut dyn Runtime,
+        vector: &mut Vec<f32>,
+    ) -> Result<(), Error> {
         let (rank, size) = runtime.rank_and_size();
         if rank != Rank::ZERO {
             *vector = runtime.start_receive(std::mem::take(vector), Rank::ZERO, MODEL_PART_TAG)?.wait()?;
@@ -176,19 +184,19 @@ impl ModelPartition {
         }
         for other in size.ranks().skip(1) {
             let part = PartPlace::new(other, self.place.replicas).part;
-            runtime.start_send(self.select(part, vector), other, MODEL_PART_TAG)?.wait()?;
+            runtime.start_send(self.select_part(part, vector), other, MODEL_PART_TAG)?.wait()?;
         }
-        *vector = self.select(0, vector);
+        *vector = self.select_part(0, vector);
         Ok(())
     }
 
     /// Returns the values of part `part` from the vector of the whole model.
-    fn select(&self, part: usize, whole: &[f32]) -> Vec<f32> {
+    fn select_part(&self, part: usize, whole: &[f32]) -> Vec<f32> {
         self.parts[part].iter().flat_map(|range| &whole[range.clone()]).copied().collect()
     }
 
     /// Returns a sentence for the user that says how many parameters each rank holds.
-    pub(crate) fn describe(&self) -> String {
+    pub(crate) fn describe_part_sizes(&self) -> String {
         let counts = || (0..self.parts.len()).map(|part| self.part_parameter_count(part));
         let (least, most) = (counts().min().unwrap_or_default(), counts().max().unwrap_or_default());
         let total = self.parameter_count;

@@ -15,7 +15,7 @@ const REPLY_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 
 /// The purpose of a message. Messages of different channels do not wait for each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Channel {
+pub(crate) enum MessageChannel {
     /// Requests.
     Request,
     /// Replies for which the requesting rank waits.
@@ -24,16 +24,15 @@ pub(crate) enum Channel {
     LateReply,
 }
 
-/// A connection with one other rank. Several threads may use it.
+/// A connection with one other rank, the peer. Several threads may use the connection.
 pub(crate) struct PeerLink {
-    /// The other rank.
     pub(crate) peer: Rank,
     /// An isolated group of the two ranks.
     group: Group,
     /// Starts operations with the deadline [`IDLE_TIME_MAX`] in the same group.
     patient: Messenger,
-    /// The other rank's rank in `group`.
-    other: Rank,
+    /// The rank of the peer in `group`.
+    peer_in_group: Rank,
 }
 
 /// A reply that may not have arrived yet.
@@ -59,8 +58,8 @@ pub(crate) fn connect_pairs(group: &mut Group) -> Result<Vec<PeerLink>, ConnectE
             isolated.set_timeout(IDLE_TIME_MAX);
             let patient = isolated.messenger();
             isolated.set_timeout(timeout);
-            let (peer, other) = if own == low { (high, Rank::new(1)) } else { (low, Rank::ZERO) };
-            links.push(PeerLink { peer, group: isolated, patient, other });
+            let (peer, peer_in_group) = if own == low { (high, Rank::new(1)) } else { (low, Rank::ZERO) };
+            links.push(PeerLink { peer, group: isolated, patient, peer_in_group });
         }
     }
     links.sort_by_key(|link| link.peer);
@@ -74,7 +73,7 @@ pub(crate) fn connect_pairs(group: &mut Group) -> Result<Vec<PeerLink>, ConnectE
 pub(crate) enum LinkFailure {
     /// One of the two ranks has ended the connection with this message.
     Aborted(String),
-    /// The connection is broken, or the other rank does not answer.
+    /// The connection is broken, or the peer does not answer.
     Lost(String),
 }
 
@@ -89,7 +88,8 @@ pub(crate) enum ConnectError {
 impl PeerLink {
     /// Waits for a request of at most `words_max` words.
     pub(crate) fn receive_request(&self, words_max: usize) -> Result<Vec<u32>, LinkFailure> {
-        let received = self.patient.receive_async(words_max, self.other, Channel::Request as u32);
+        let received =
+            self.patient.receive_async(words_max, self.peer_in_group, MessageChannel::Request as u32);
         received
             .and_then(Handle::wait)
             .map(|received| received.elements)
@@ -97,44 +97,44 @@ impl PeerLink {
     }
 
     /// Sends a reply.
-    pub(crate) fn reply(&self, words: &[u32], channel: Channel) -> Result<(), LinkFailure> {
-        self.group.send(words, self.other, channel as u32).map_err(|error| LinkFailure::new(&error))
+    pub(crate) fn reply(&self, words: &[u32], channel: MessageChannel) -> Result<(), LinkFailure> {
+        self.group.send(words, self.peer_in_group, channel as u32).map_err(|error| LinkFailure::new(&error))
     }
 
     /// Sends a request, and waits for its reply of at most `words_max` words.
     pub(crate) fn request(&self, words: Vec<u32>, words_max: usize) -> Result<Vec<u32>, LinkFailure> {
-        self.start_request(words, Channel::Reply, words_max)?.wait()
+        self.start_request(words, MessageChannel::Reply, words_max)?.wait()
     }
 
     /// Sends a request, and returns before its reply of at most `words_max` words has arrived.
     pub(crate) fn start_request(
         &self,
         words: Vec<u32>,
-        channel: Channel,
+        channel: MessageChannel,
         words_max: usize,
     ) -> Result<PendingReply, LinkFailure> {
         let start = || {
-            let reply = self.group.receive_async(words_max, self.other, channel as u32)?;
-            let request = self.group.send_async(words, self.other, Channel::Request as u32)?;
+            let reply = self.group.receive_async(words_max, self.peer_in_group, channel as u32)?;
+            let request = self.group.send_async(words, self.peer_in_group, MessageChannel::Request as u32)?;
             Ok(PendingReply { request, reply })
         };
         start().map_err(|error: Error| LinkFailure::new(&error))
     }
 
-    /// Ends the connection. The error of the other rank contains `message`.
+    /// Ends the connection. The error on the peer contains `message`.
     pub(crate) fn abort(&self, message: &str) {
-        // The group may have failed already, and then keeps its first cause.
+        // A group that has already failed keeps its first error.
         drop(self.group.abort(message));
     }
 
-    /// Returns the number of bytes that this rank has sent to the other rank.
+    /// Returns the number of bytes that this rank has sent to the peer.
     pub(crate) fn bytes_sent(&self) -> u64 {
         self.group.statistics().bytes_sent
     }
 }
 
 impl PendingReply {
-    /// Returns whether the reply has arrived, or never arrives.
+    /// Returns whether the reply has arrived, or will never arrive.
     pub(crate) fn is_complete(&self) -> bool {
         self.reply.test()
     }

@@ -9,7 +9,7 @@ use self::chart::{Chart, Curve, PlotArea, write_text};
 use super::data::Task;
 use super::report::{EpochRecord, Report};
 
-/// In pixels: the width of a chart, and the height of the picture.
+/// The width of a chart and the height of the picture, in pixels.
 const CHART_WIDTH: f64 = 520.0;
 const PICTURE_HEIGHT: f64 = 420.0;
 /// The height in pixels of the title line above the charts.

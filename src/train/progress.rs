@@ -14,7 +14,7 @@ pub trait Observer {
     /// 0, or the number of these steps that a resumed run took before the checkpoint.
     ///
     /// Some runs report several epochs at once, for example if each epoch has only one step. `epoch` is then the last
-    /// of these epochs. `steps` and `steps_done` count the steps of all of them.
+    /// of these epochs. `steps` and `steps_done` count the steps of all reported epochs.
     fn epoch_started(&mut self, epoch: u64, epochs: u64, steps_done: u64, steps: u64);
     /// Called before each step. `samples` holds the rows of the training set that this rank processes in this step.
     /// `epoch` and `batch` count from 0. This function is not called with a parameter server.

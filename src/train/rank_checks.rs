@@ -6,12 +6,12 @@
 use sha2::{Digest, Sha256};
 
 use super::partition::PartPlace;
-use super::{Phase, TrainError};
+use super::{RunPhase, TrainError};
 use crate::group::Group;
 use crate::types::{Rank, ReduceOp, WORLD_SIZE_MAX, WorldSize};
 
 /// The maximum length in bytes of an error message that is sent to the other ranks.
-const MESSAGE_BYTES_MAX: usize = 4096;
+const ERROR_MESSAGE_BYTES_MAX: usize = 4096;
 
 /// Returns `local` if `local` is `Ok` on every rank, or if this rank failed. If only other ranks failed, returns
 /// [`TrainError::OtherRankFailed`] with the message of the lowest rank that failed.
@@ -19,17 +19,17 @@ const MESSAGE_BYTES_MAX: usize = 4096;
 /// All ranks must call this function. A call costs a small all-reduce and, after a failure, a broadcast.
 pub(crate) fn check_all_succeeded<T>(
     group: &mut Group,
-    phase: Phase,
+    phase: RunPhase,
     local: Result<T, TrainError>,
 ) -> Result<T, TrainError> {
     let mut failed = [local.as_ref().map_or_else(|_| u64::from(group.rank().get()), |_| u64::MAX)];
     group.all_reduce(&mut failed, ReduceOp::Min)?;
     let Some(rank) = u32::try_from(failed[0]).ok().map(Rank::new) else { return local };
     // The other ranks do not know how long the message is, so all ranks use a buffer of the same fixed length.
-    let mut message = vec![0_u8; MESSAGE_BYTES_MAX];
+    let mut message = vec![0_u8; ERROR_MESSAGE_BYTES_MAX];
     if let Err(error) = &local {
         let text = error.to_string();
-        let len = text.floor_char_boundary(MESSAGE_BYTES_MAX);
+        let len = text.floor_char_boundary(ERROR_MESSAGE_BYTES_MAX);
         message[..len].copy_from_slice(&text.as_bytes()[..len]);
     }
     group.broadcast(&mut message, rank)?;
@@ -41,7 +41,7 @@ pub(crate) fn check_all_succeeded<T>(
 
 /// Compares the `digests` of all ranks with the digests of rank 0. Returns the lowest rank whose digests differ, and
 /// the indices of the digests that differ. All ranks must pass the same number of digests.
-pub(crate) fn find_first_difference(
+pub(crate) fn find_first_differing_rank(
     group: &mut Group,
     digests: &[u64],
 ) -> Result<Option<(Rank, Vec<usize>)>, TrainError> {
@@ -63,8 +63,8 @@ fn gather_rows(group: &mut Group, row: &[u64]) -> Result<Vec<u64>, TrainError> {
 }
 
 /// A hash of this rank's parameters at the end of an epoch. When the parameters agree according to
-/// [`Strategy::agreement`](super::strategies::Strategy::agreement), different hashes mean that memory or the network
-/// corrupted a value.
+/// [`Strategy::parameter_agreement`](super::strategies::Strategy::parameter_agreement), different hashes mean that
+/// memory or the network corrupted a value.
 pub(crate) struct ReplicaHash {
     epoch: u64,
     /// Only ranks with the same part of the model compare their hashes.
@@ -84,7 +84,7 @@ impl ReplicaHash {
     ///
     /// For example, with 3 replicas of a part, the first adds `2 * hash`, and each other replica adds `-hash`. A hash
     /// is split into halves of 32 bits, so that the sums are exact.
-    pub(crate) fn terms_of_difference(&self) -> [f64; 2] {
+    pub(crate) fn terms_that_cancel_if_equal(&self) -> [f64; 2] {
         const _: () = assert!((WORLD_SIZE_MAX as u64) << 33 < 1 << f64::MANTISSA_DIGITS);
         let PartPlace { replica, replicas, .. } = self.place;
         let weight = if replica == Rank::ZERO { f64::from(replicas.get()) - 1.0 } else { -1.0 };
@@ -93,7 +93,7 @@ impl ReplicaHash {
 
     /// Compares the hashes of all replicas of each part. Returns [`TrainError::ParametersDiffer`] for the first part
     /// whose hashes differ. All ranks must call this function. A call costs one short all-gather.
-    pub(crate) fn check(&self, group: &mut Group) -> Result<(), TrainError> {
+    pub(crate) fn check_replicas_equal(&self, group: &mut Group) -> Result<(), TrainError> {
         if self.place.replicas == WorldSize::ONE {
             return Ok(());
         }

@@ -35,7 +35,7 @@ pub struct Recipe {
 impl Recipe {
     /// Returns whether every option suits [`Rule::Accelerated`](super::optimizer::Rule::Accelerated).
     /// `Rule::Accelerated` computes its learning rate from the data and does not clip gradients.
-    pub fn suits_accelerated_rule(&self) -> bool {
+    pub fn allows_accelerated_rule(&self) -> bool {
         self.schedule == RateSchedule::Constant
             && self.warmup == Warmup::default()
             && !self.scale_learning_rate
@@ -43,7 +43,7 @@ impl Recipe {
     }
 
     /// Returns the names and values of the options that must be the same on all ranks.
-    pub(crate) fn shared_options(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn options_equal_on_all_ranks(&self) -> Vec<(&'static str, String)> {
         let class_weights = match &self.class_weights {
             ClassWeights::File(_) => "file".into(),
             other => format!("{other:?}"),
@@ -61,7 +61,7 @@ impl Recipe {
     }
 
     /// Returns the loss. `counts[i]` is the number of training samples of `classes[i]`.
-    pub(crate) fn class_loss(&self, classes: &[String], counts: &[u64]) -> Result<Loss, DataError> {
+    pub(crate) fn classification_loss(&self, classes: &[String], counts: &[u64]) -> Result<Loss, DataError> {
         if self.label_smoothing == 0.0 && self.class_weights == ClassWeights::Equal {
             return Ok(Loss::CrossEntropy);
         }
@@ -71,7 +71,7 @@ impl Recipe {
 
     /// Returns an error if `--label-smoothing` or `--class-weights` is set. Called for regression, which has no
     /// classes.
-    pub(crate) fn refuse_class_options(&self) -> Result<(), DataError> {
+    pub(crate) fn check_no_class_options(&self) -> Result<(), DataError> {
         for (flag, given) in [
             ("--label-smoothing", self.label_smoothing != 0.0),
             ("--class-weights", self.class_weights != ClassWeights::Equal),
@@ -86,7 +86,7 @@ impl Recipe {
     }
 
     /// Returns the options that a resumed run must not change.
-    pub(crate) fn identity(&self, epochs: u64, loss: &Loss) -> Vec<IdentityEntry> {
+    pub(crate) fn identity_entries(&self, epochs: u64, loss: &Loss) -> Vec<IdentityEntry> {
         let class_weights = match (&self.class_weights, loss) {
             (ClassWeights::Equal, _) => "none".into(),
             (_, Loss::WeightedCrossEntropy(targets)) => {

@@ -14,14 +14,14 @@ use super::optimizer::Rule;
 use super::partition::ModelPartition;
 use super::plot::draw_curves;
 use super::progress::Observer;
-use super::rank_checks::{check_all_succeeded, find_first_difference, short_digest};
+use super::rank_checks::{check_all_succeeded, find_first_differing_rank, short_digest};
 use super::report::{Report, parameters_hash};
 use super::setup::{Setup, TrainingSettings};
 use super::strategies::StrategySpec;
 use super::tensorboard::{EventRecorder, TensorBoard};
 use super::trainer::{Metrics, Trainer};
 use super::{
-    Phase, TrainError, atomic_file, convergence, curvature, gossip, model_file, server_run, tensorboard,
+    RunPhase, TrainError, atomic_file, convergence, curvature, gossip, model_file, server_run, tensorboard,
 };
 use crate::group::{Group, Statistics};
 use crate::types::Rank;
@@ -55,8 +55,8 @@ pub fn run(
     // The options are the same on all ranks, so all ranks return this error.
     config.check().map_err(TrainError::Options)?;
     let setup = Setup::new(config, group);
-    let setup = check_all_succeeded(group, Phase::Data, setup)?;
-    check_same_weights(group, &setup)?;
+    let setup = check_all_succeeded(group, RunPhase::Data, setup)?;
+    check_same_class_weights(group, &setup)?;
     setup.dataset.notes.iter().for_each(|note| observer.notice(note));
     let place = (group.rank(), group.size());
     // The model and the number of ranks are the same on all ranks, so all ranks return this error.
@@ -72,8 +72,8 @@ pub fn run(
         _ => observer,
     };
     observer.notice(&opening_line(group, config, &setup, state.learning_rate));
-    if !partition.is_whole() {
-        observer.notice(&partition.describe());
+    if !partition.is_undivided() {
+        observer.notice(&partition.describe_part_sizes());
     }
     if config.strategy.uses_parameter_server() {
         return server_run::train_with_servers(group, (config, &setup), state, stop, observer);
@@ -100,7 +100,7 @@ pub(super) fn conclude_run(
     let train = trainer.evaluate(group, &setup.dataset.train)?;
     let test = trainer.evaluate(group, &setup.dataset.test)?;
     if let Some(train) = train {
-        check_loss_against_constant(setup, trainer, train, observer)?;
+        check_loss_against_constant_prediction(setup, trainer, train, observer)?;
     }
     let saved = match trainer.finish_saving(group, observer) {
         Err(error @ TrainError::Group(_)) => return Err(error),
@@ -117,7 +117,7 @@ pub(super) fn conclude_run(
     let mut report = create_report(group, (config, setup), (trainer, hash), (train, test), (started, before));
     complete(&mut report);
     let written = if group.rank() == Rank::ZERO { write_results(config, setup, &report) } else { Ok(()) };
-    let written = check_all_succeeded(group, Phase::Storage, written.map_err(TrainError::from));
+    let written = check_all_succeeded(group, RunPhase::Storage, written.map_err(TrainError::from));
     let mut model_saved = Ok(());
     if let (Some(path), Ok(()) | Err(TrainError::Checkpoint(_) | TrainError::OtherRankFailed { .. })) =
         (&config.model_file, &written)
@@ -131,7 +131,7 @@ pub(super) fn conclude_run(
     Ok(Summary { report, parameters })
 }
 
-/// Returns the first error. Shows all other errors to the user as warnings.
+/// Returns the first error, and shows further errors to the user as warnings.
 fn first_error(results: [Result<(), TrainError>; 3], observer: &mut dyn Observer) -> Result<(), TrainError> {
     let mut errors = results.into_iter().filter_map(Result::err);
     let Some(first) = errors.next() else { return Ok(()) };
@@ -139,21 +139,22 @@ fn first_error(results: [Result<(), TrainError>; 3], observer: &mut dyn Observer
     Err(first)
 }
 
-/// At its start, a run checks that the disk has this number of bytes for the report, and again for the picture of the
-/// curves.
+/// At its start, a run checks that the disk has this number of bytes for the report, and as many for the picture of
+/// the curves.
 const RESULT_FILE_BYTES_ASSUMED: u64 = 1 << 16;
 /// A run fails if its training loss exceeds ten times the loss of the best constant prediction.
 const DIVERGED_LOSS_RATIO: f64 = 10.0;
 
 /// Compares the training loss with `constant`, the loss of the best constant prediction. Warns the user if the
-/// training loss is larger. Returns an error if the training loss is more than [`DIVERGED_LOSS_RATIO`] times `constant`.
-fn check_loss_against_constant(
+/// training loss is larger. Returns an error if the training loss is more than [`DIVERGED_LOSS_RATIO`] times
+/// `constant`.
+fn check_loss_against_constant_prediction(
     setup: &Setup,
     trainer: &Trainer<'_>,
     train: Metrics,
     observer: &mut dyn Observer,
 ) -> Result<(), TrainError> {
-    let constant = setup.constant_loss();
+    let constant = setup.constant_prediction_loss();
     if constant == 0.0 || train.loss <= constant {
         return Ok(());
     }
@@ -176,7 +177,7 @@ fn check_loss_against_constant(
 /// not written.
 fn closing_line(config: &Config, setup: &Setup, trainer: &Trainer<'_>, is_saved: bool) -> String {
     let position = trainer.state.position;
-    let convex = setup.model.is_convex();
+    let (convex, constant_loss) = (setup.model.is_convex(), setup.constant_prediction_loss());
     if trainer.stopped {
         let saved = match &config.checkpoint {
             Some(_) if !is_saved => "the checkpoint could not be saved".into(),
@@ -200,7 +201,7 @@ fn closing_line(config: &Config, setup: &Setup, trainer: &Trainer<'_>, is_saved:
         )
     } else if trainer.has_converged() {
         format!("converged: the loss no longer falls after epoch {}", position.epoch)
-    } else if convergence::is_still_improving(&trainer.state.history, setup.constant_loss(), convex) {
+    } else if convergence::is_still_improving(&trainer.state.history, constant_loss, convex) {
         "still improving: raise --epochs or --lr".into()
     } else {
         format!("done: {} epochs", position.epoch)
@@ -232,8 +233,8 @@ fn create_report(
         validation_samples: setup.validation.as_ref().map_or(0, SharedSamples::len),
         parameters: setup.network.parameter_count(),
         optimizer: setup.settings.rule.name().into(),
-        lr: widen_decimal(trainer.learning_rate()),
-        weight_decay: widen_decimal(config.weight_decay),
+        lr: f64_with_same_digits(trainer.learning_rate()),
+        weight_decay: f64_with_same_digits(config.weight_decay),
         batch_size: setup.settings.batch_size,
         micro_batches: config.micro_batches_of_a_step().get(),
         seed: config.seed,
@@ -265,7 +266,7 @@ fn create_report(
 }
 
 /// Converts an f32 to the f64 with the same decimal digits: 0.001 becomes 0.001 and not 0.0010000000474974513.
-fn widen_decimal(value: f32) -> f64 {
+fn f64_with_same_digits(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
@@ -300,32 +301,32 @@ fn opening_line(group: &Group, config: &Config, setup: &Setup, learning_rate: Op
 }
 
 fn check_same_arguments(group: &mut Group, config: &Config) -> Result<(), TrainError> {
-    let options = config.shared_options();
+    let options = config.options_equal_on_all_ranks();
     let digests: Vec<u64> = options.iter().map(|(_, value)| short_digest(value.as_bytes())).collect();
-    let Some((rank, different)) = find_first_difference(group, &digests)? else { return Ok(()) };
+    let Some((rank, different)) = find_first_differing_rank(group, &digests)? else { return Ok(()) };
     let names: Vec<&str> = different.iter().map(|&index| options[index].0).collect();
     Err(TrainError::ArgumentsDiffer { rank, what: names.join(", ") })
 }
 
 /// Checks that the class weights, which may come from a file, are the same on all ranks.
-fn check_same_weights(group: &mut Group, setup: &Setup) -> Result<(), TrainError> {
+fn check_same_class_weights(group: &mut Group, setup: &Setup) -> Result<(), TrainError> {
     let loss = format!("{:?}", setup.network.loss());
-    match find_first_difference(group, &[short_digest(loss.as_bytes())])? {
+    match find_first_differing_rank(group, &[short_digest(loss.as_bytes())])? {
         None => Ok(()),
         Some((rank, _)) => Err(TrainError::DataDiffer { rank, name: "the file of --class-weights".into() }),
     }
 }
 
 /// Returns the state from which the run starts: the checkpoint that rank 0 read, or initial parameters. All ranks
-/// return the same state, but each rank's vectors hold only its own part of `partition`.
+/// return the same state, but its vectors have values only for this rank's part of the model.
 fn starting_state(
     group: &mut Group,
     config: &Config,
     (setup, partition): (&Setup, &ModelPartition),
     observer: &mut dyn Observer,
 ) -> Result<TrainingState, TrainError> {
-    let found = if group.rank() == Rank::ZERO { prepare_storage(config, setup) } else { Ok(None) };
-    let found = check_all_succeeded(group, Phase::Storage, found)?;
+    let found = if group.rank() == Rank::ZERO { check_outputs_and_resume(config, setup) } else { Ok(None) };
+    let found = check_all_succeeded(group, RunPhase::Storage, found)?;
     let resuming =
         config.checkpoint.as_ref().is_some_and(|target| target.existing == ExistingCheckpoint::Resume);
     match &found {
@@ -357,7 +358,8 @@ fn starting_state(
         ..TrainingState::default()
     });
     broadcast_state(group, (partition, resumes), &mut state)?;
-    // The last checkpoint of a completed run has exchanged the parameters of the last step for the best ones.
+    // In the last checkpoint of a completed run, `parameters` are the best ones. Training continues from those of the
+    // last step.
     if let Some(best) = &mut state.best
         && best.record.selected
     {
@@ -391,9 +393,9 @@ fn broadcast_state(
         flag
     };
     let share = |group: &mut Group, vector: &mut Vec<f32>| match resumes {
-        _ if partition.is_whole() => group.broadcast(vector, Rank::ZERO),
+        _ if partition.is_undivided() => group.broadcast(vector, Rank::ZERO),
         0 => Ok(()),
-        _ => partition.distribute(group, vector),
+        _ => partition.distribute_from_rank_0(group, vector),
     };
     let mut position = state.position.to_words();
     group.broadcast(&mut position, Rank::ZERO)?;
@@ -419,7 +421,7 @@ fn broadcast_state(
 
 /// Checks that the report, the curves, the model file and checkpoints can be written, so that a run does not fail at
 /// the end of its first epoch. Returns the state of the checkpoint from which the run resumes.
-fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingState>, TrainError> {
+fn check_outputs_and_resume(config: &Config, setup: &Setup) -> Result<Option<TrainingState>, TrainError> {
     config.check_paths().map_err(TrainError::Options)?;
     for (path, what) in [(&config.report, WRITE_REPORT_ACTION), (&config.curves.plot, WRITE_PLOT_ACTION)] {
         if let Some(path) = path {
@@ -428,7 +430,7 @@ fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingStat
         }
     }
     if let Some(TensorBoard { directory, .. }) = &config.curves.tensorboard {
-        tensorboard::check_before_training(directory).map_err(|error| {
+        tensorboard::check_event_directory(directory).map_err(|error| {
             CheckpointError::io("write to the directory of --tensorboard", directory, error)
         })?;
     }
@@ -467,10 +469,10 @@ fn save_model(
 ) -> Result<(), TrainError> {
     let mut saved = Ok(());
     if group.rank() == Rank::ZERO {
-        saved = model_file::describe(path, config, setup, report, parameters)
+        saved = model_file::make_saved_model(path, config, setup, report, parameters)
             .and_then(|model| model_file::save_model(path, &model));
     }
-    check_all_succeeded(group, Phase::Storage, saved.map_err(TrainError::from))
+    check_all_succeeded(group, RunPhase::Storage, saved.map_err(TrainError::from))
 }
 
 /// Names of actions that can fail, for the messages of [`CheckpointError`].

@@ -38,9 +38,8 @@ pub(crate) trait Runtime {
     fn start_receive(&mut self, buffer: Vec<f32>, from: Rank, tag: u32) -> Result<PendingReceive, Error>;
 }
 
-/// Returns the runtime of those ranks that pass the same `part`, in the order of their ranks. All ranks must call
-/// this function.
-pub(crate) fn split_into_parts(group: &mut Group, part: u32) -> Result<Box<dyn Runtime>, Error> {
+/// Returns a runtime for the ranks that pass the same `part`, sorted by rank. All ranks must call this function.
+pub(crate) fn split_by_part(group: &mut Group, part: u32) -> Result<Box<dyn Runtime>, Error> {
     let key = i64::from(group.rank().get());
     let own = group.split(Some(part), key)?.expect("a rank that passes a part is a member of a new group");
     Ok(Box::new(own))

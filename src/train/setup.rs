@@ -6,25 +6,25 @@ use super::data::{
     ColumnEncoding, DataError, Dataset, LoadOptions, SharedSamples, Standardizer, TargetStatistics, Task,
 };
 use super::learning_rate::LearningRates;
-use super::model::{InputShape, Loss, ModelSpec, Network, Scale};
+use super::model::{InputShape, Loss, ModelSpec, Network, TargetScale};
 use super::optimizer::{AdamOptions, Rule};
 use super::portable::ln;
-use super::rank_checks::{check_all_succeeded, find_first_difference, short_digest};
+use super::rank_checks::{check_all_succeeded, find_first_differing_rank, short_digest};
 use super::recipe::Recipe;
 use super::report::parameters_hash;
 use super::strategies::StrategySpec;
-use super::{Phase, TrainError};
+use super::{RunPhase, TrainError};
 use crate::group::Group;
 
 /// Each rank holds all rows of a table with at most this many cells.
-const WHOLE_TABLE_CELLS_MAX: usize = 1 << 16;
+const REPLICATED_TABLE_CELLS_MAX: usize = 1 << 16;
 
 /// By default, a convex model trains with one batch per epoch if the training set has at most this many values (rows
 /// times features).
-const WHOLE_BATCH_VALUES_MAX: usize = 1 << 24;
+const FULL_BATCH_VALUES_MAX: usize = 1 << 24;
 /// If the whole training set is one batch, the default number of epochs is this number divided by the number of
 /// values in the training set, but at least 1,000 and at most 5,000.
-const WHOLE_BATCH_VALUES_PER_RUN: usize = 1 << 32;
+const FULL_BATCH_VALUES_PER_RUN: usize = 1 << 32;
 /// A run with the default number of epochs makes about this many records. With each record, the run tests the model,
 /// prints a line and saves a checkpoint.
 const RECORDS_PER_RUN_DEFAULT: u64 = 40;
@@ -37,7 +37,7 @@ pub const EPOCHS_DEFAULT: u64 = 40;
 /// this number in 40 epochs. With far fewer steps, Adam stops far from the optimum.
 pub const STEPS_DEFAULT_MIN: u64 = 480;
 /// A warning about inputs that count as constant names at most this many of them.
-const CONSTANT_INPUTS_SHOWN: usize = 8;
+const CONSTANT_INPUTS_NAMED_MAX: usize = 8;
 
 /// The data, the model and the settings of a run.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub(crate) struct TrainingSettings {
     pub(crate) stops_when_converged: bool,
     /// The number of epochs between two records. With each record, the run tests the model, prints a line and saves a
     /// checkpoint.
-    pub(crate) epochs_per_record: u64,
+    pub(crate) epochs_between_records: u64,
 }
 
 impl TrainingSettings {
@@ -77,14 +77,14 @@ impl TrainingSettings {
     fn new(config: &Config, model: &ModelSpec, dataset: &Dataset<SharedSamples>) -> Self {
         let (rows, columns) = (dataset.train.len(), dataset.train.columns());
         let convex = model.is_convex();
-        let is_small = rows.saturating_mul(columns) <= WHOLE_BATCH_VALUES_MAX;
+        let is_small = rows.saturating_mul(columns) <= FULL_BATCH_VALUES_MAX;
         let is_synchronous = config.strategy == StrategySpec::AllReduce;
         let suits_accelerated = convex
             && dataset.tabular
             && is_small
             && config.batch_size.is_none()
             && is_synchronous
-            && config.recipe.suits_accelerated_rule();
+            && config.recipe.allows_accelerated_rule();
         let adam = Rule::Adam(AdamOptions::DEFAULT);
         let rule = config.rule.unwrap_or(if suits_accelerated { Rule::Accelerated } else { adam });
         let batch_size = config.batch_size.unwrap_or(match rule {
@@ -93,7 +93,7 @@ impl TrainingSettings {
         });
         let whole_batch = rule == Rule::Accelerated && batch_size >= rows;
         let values = (rows * columns.max(1)).max(1);
-        let whole_batch_epochs = (WHOLE_BATCH_VALUES_PER_RUN / values).clamp(1000, 5000) as u64;
+        let whole_batch_epochs = (FULL_BATCH_VALUES_PER_RUN / values).clamp(1000, 5000) as u64;
         let steps_per_epoch = rows.div_ceil(batch_size).max(1) as u64;
         let epochs_default = match config.batch_size {
             _ if whole_batch => whole_batch_epochs,
@@ -108,7 +108,7 @@ impl TrainingSettings {
             batch_size,
             epochs,
             stops_when_converged: whole_batch && config.epochs.is_none(),
-            epochs_per_record: config.strategy.epochs_per_record(usual_epochs_per_record, epochs),
+            epochs_between_records: config.strategy.epochs_between_records(usual_epochs_per_record, epochs),
         }
     }
 }
@@ -124,15 +124,15 @@ impl Setup {
             validation_fraction: config.recipe.patience.map(|patience| patience.validation_fraction),
         };
         let loaded = config.source.load_on_ranks(&options, group);
-        let mut dataset = check_all_succeeded(group, Phase::Data, loaded)?;
+        let mut dataset = check_all_succeeded(group, RunPhase::Data, loaded)?;
         let cell_count = dataset.train.cell_count() + dataset.test.cell_count();
-        if !config.strategy.divides_batches() || cell_count <= WHOLE_TABLE_CELLS_MAX {
+        if !config.strategy.divides_batches() || cell_count <= REPLICATED_TABLE_CELLS_MAX {
             dataset.train = dataset.train.gather_on_all_ranks(dataset.classes.len(), group)?;
             dataset.test = dataset.test.gather_on_all_ranks(dataset.classes.len(), group)?;
         }
         let digest = dataset.digest(group)?;
         // The collectives below need the same data on all ranks.
-        if let Some((rank, _)) = find_first_difference(group, &[short_digest(&digest)])? {
+        if let Some((rank, _)) = find_first_differing_rank(group, &[short_digest(&digest)])? {
             return Err(TrainError::DataDiffer { rank, name: dataset.name });
         }
         let mut validation = match config.recipe.patience {
@@ -152,13 +152,17 @@ impl Setup {
         let TargetStatistics { mean, sum_of_squares, class_counts } = &dataset.train.statistics;
         let (loss, outputs) = match dataset.task() {
             Task::Regression => {
-                config.recipe.refuse_class_options()?;
+                config.recipe.check_no_class_options()?;
                 let variance = sum_of_squares / dataset.train.len() as f64;
-                let scale = if config.standardize { Scale::new(*mean, variance) } else { Scale::IDENTITY };
+                let scale = if config.standardize {
+                    TargetScale::new(*mean, variance)
+                } else {
+                    TargetScale::IDENTITY
+                };
                 (Loss::SquaredError(scale), 1)
             }
             Task::Classification => {
-                (config.recipe.class_loss(&dataset.classes, class_counts)?, dataset.classes.len())
+                (config.recipe.classification_loss(&dataset.classes, class_counts)?, dataset.classes.len())
             }
         };
         let input = InputShape { features: dataset.train.columns(), image: dataset.image };
@@ -169,8 +173,8 @@ impl Setup {
             ))
         })?;
         let settings = TrainingSettings::new(config, &model, &dataset);
-        let TrainingSettings { epochs, epochs_per_record, .. } = settings;
-        if validation.is_some() && epochs > 1 && epochs_per_record >= epochs {
+        let TrainingSettings { epochs, epochs_between_records, .. } = settings;
+        if validation.is_some() && epochs > 1 && epochs_between_records >= epochs {
             return Err(DataError::Unsuitable(format!(
                 "--patience needs several tests of the model, but with --strategy {} the run of {epochs} epochs tests the model \
                  only at its end; raise --epochs, or leave out --patience",
@@ -207,7 +211,7 @@ impl Setup {
             entry("adam_options", "--betas and --epsilon", adam_options),
             entry("weight_decay", "--weight-decay", config.weight_decay.to_string()),
             entry("batch_size", "--batch-size", self.settings.batch_size.to_string()),
-            entry("strategy", "--strategy", config.strategy.resumable_strategy().to_string()),
+            entry("strategy", "--strategy", config.strategy.strategy_in_checkpoint().to_string()),
             entry("seed", "--seed", config.seed.to_string()),
         ];
         if let Some(encoding) = &self.dataset.encoding {
@@ -224,7 +228,7 @@ impl Setup {
         if let (ModelSpec::Cnn(_), Some(image)) = (&self.model, self.dataset.image) {
             entries.push(entry("image", "shape of the images", image.to_string()));
         }
-        entries.extend(config.recipe.identity(self.settings.epochs, self.network.loss()));
+        entries.extend(config.recipe.identity_entries(self.settings.epochs, self.network.loss()));
         // An error names the first entry that differs. The sizes come last, because other entries may explain a
         // different size.
         entries.extend([
@@ -233,7 +237,7 @@ impl Setup {
         ]);
         let scale = match self.network.loss() {
             Loss::SquaredError(scale) => *scale,
-            Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) => Scale::IDENTITY,
+            Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) => TargetScale::IDENTITY,
         };
         RunIdentity {
             entries,
@@ -253,14 +257,14 @@ impl Setup {
 
     /// Returns the mean training loss of the best constant prediction. For regression, this is the variance of the
     /// targets. For classification, it is the entropy of the classes, with class weights and label smoothing.
-    pub(crate) fn constant_loss(&self) -> f64 {
+    pub(crate) fn constant_prediction_loss(&self) -> f64 {
         let count = self.dataset.train.len() as f64;
         let TargetStatistics { sum_of_squares, class_counts, .. } = &self.dataset.train.statistics;
         if self.dataset.task() == Task::Regression {
             return sum_of_squares / count;
         }
         if let Loss::WeightedCrossEntropy(targets) = self.network.loss() {
-            return targets.constant_loss(class_counts);
+            return targets.constant_prediction_loss(class_counts);
         }
         let fractions = class_counts.iter().filter(|&&found| found > 0).map(|&found| found as f64 / count);
         fractions.map(|fraction| -fraction * ln(fraction)).sum()
@@ -279,7 +283,7 @@ fn describe_ignored_inputs<S>(dataset: &Dataset<S>, ignored: &[usize]) -> Option
         .map(|encoding| encoding.columns.iter().flat_map(ColumnEncoding::input_names).collect());
     let name = |index: usize| names.as_ref().map_or_else(|| index.to_string(), |names| names[index].clone());
     let shown: Vec<String> =
-        ignored.iter().take(CONSTANT_INPUTS_SHOWN).map(|&index| format!("`{}`", name(index))).collect();
+        ignored.iter().take(CONSTANT_INPUTS_NAMED_MAX).map(|&index| format!("`{}`", name(index))).collect();
     let more = if ignored.len() > shown.len() { ", ..." } else { "" };
     Some(format!(
         "inputs whose values differ too little for 32-bit floating-point numbers: {}{more}. They count as constant, so the model \

@@ -28,7 +28,7 @@ pub struct TensorBoard {
 }
 
 /// Checks that events can be written to `directory`.
-pub(super) fn check_before_training(directory: &Path) -> io::Result<()> {
+pub(super) fn check_event_directory(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     atomic_file::check_disk_space(&directory.join("events"), EVENT_FILE_BYTES_ASSUMED)
 }
@@ -166,8 +166,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
-        assert!(check_before_training(&file).is_err());
-        assert!(check_before_training(&directory.path().join("a/b")).is_ok());
+        assert!(check_event_directory(&file).is_err());
+        assert!(check_event_directory(&directory.path().join("a/b")).is_ok());
         let options = TensorBoard { directory: file, step_interval: NonZeroU64::MIN };
         let mut lines = CollectLines::default();
         let mut recorder = EventRecorder::new(&mut lines, &options);

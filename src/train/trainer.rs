@@ -2,7 +2,7 @@
 
 mod evaluation;
 mod saving;
-mod steps_of_others;
+mod worker_steps;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -25,7 +25,7 @@ use super::rank_checks::ReplicaHash;
 use super::report::EpochRecord;
 use super::setup::Setup;
 use super::step_times::{StepTimer, StepTimes};
-use super::strategies::{self, Agreement, Replica, StepTotals, Strategy};
+use super::strategies::{self, ParameterAgreement, Replica, StepTotals, Strategy};
 use crate::group::Group;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
@@ -74,8 +74,8 @@ pub(crate) struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    /// Creates a trainer that continues from `state`. All ranks pass the same state, but each rank's vectors hold
-    /// only its own part of `partition`. All ranks must call this function.
+    /// Creates a trainer that continues from `state`. All ranks pass the same state, but its vectors have values only
+    /// for this rank's part of the model. All ranks must call this function.
     pub(crate) fn new(
         config: &'a Config,
         setup: &'a Setup,
@@ -122,7 +122,7 @@ impl<'a> Trainer<'a> {
             state,
             gradients: vec![0.0; count],
             strategy,
-            workspace: setup.network.workspace(if partition.is_whole() { evaluation_rows } else { 0 }),
+            workspace: setup.network.workspace(if partition.is_undivided() { evaluation_rows } else { 0 }),
             evaluation_rows,
             partition,
             stopped: false,
@@ -148,7 +148,7 @@ impl<'a> Trainer<'a> {
 
     /// Trains until the last epoch is completed, the loss no longer falls, or a rank receives a stop signal.
     pub(crate) fn train(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        // If a signal stopped the run during the evaluation, the checkpoint has no validation loss.
+        // If a signal ended the earlier run during an evaluation, its checkpoint has no validation loss.
         self.validate(group)?;
         while self.state.position.epoch < self.setup.settings.epochs
             && !self.stopped
@@ -193,7 +193,7 @@ impl<'a> Trainer<'a> {
     /// Returns whether the run ends because the loss no longer falls.
     pub(crate) fn has_converged(&self) -> bool {
         self.setup.settings.stops_when_converged
-            && convergence::has_converged(&self.state.history, self.setup.constant_loss())
+            && convergence::has_converged(&self.state.history, self.setup.constant_prediction_loss())
     }
 
     /// Returns the mean loss of the samples that the current epoch has used so far. Between two epochs, returns the
@@ -212,10 +212,10 @@ impl<'a> Trainer<'a> {
     ) -> Result<(), TrainError> {
         let setup = self.setup;
         let (settings, train) = (&setup.settings, &setup.dataset.train);
-        let last = (self.state.position.epoch + 1).next_multiple_of(settings.epochs_per_record);
+        let last = (self.state.position.epoch + 1).next_multiple_of(settings.epochs_between_records);
         let last = last.min(settings.epochs);
         let steps = (train.len().div_ceil(settings.batch_size)) as u64;
-        let first = (last - 1) / settings.epochs_per_record * settings.epochs_per_record;
+        let first = (last - 1) / settings.epochs_between_records * settings.epochs_between_records;
         let Position { epoch, step, .. } = self.state.position;
         let steps_between = |epochs: u64| epochs.saturating_mul(steps);
         observer.epoch_started(
@@ -241,7 +241,7 @@ impl<'a> Trainer<'a> {
             if is_complete {
                 self.begin_epoch(epoch + 1);
                 observer.adjust_parameters(&mut self.state.parameters);
-                if self.strategy.agreement() == Agreement::EveryStep {
+                if self.strategy.parameter_agreement() == ParameterAgreement::EveryStep {
                     self.unchecked = self.replica_hash();
                 }
                 if epoch + 1 < last {
@@ -255,11 +255,11 @@ impl<'a> Trainer<'a> {
         self.step_samples += samples;
         // Compare the hashes before the parameters are tested and saved.
         if let Some(replica) = self.unchecked.take().or_else(|| self.replica_hash()) {
-            replica.check(group)?;
+            replica.check_replicas_equal(group)?;
         }
         let recorded = self.state.position.epoch == last;
         if recorded {
-            let record = self.test_and_record(group, samples, (times.seconds(), Some(times)))?;
+            let record = self.test_and_make_record(group, samples, (times.seconds(), Some(times)))?;
             self.state.history.push(record);
             self.validate(group)?;
         }
@@ -288,7 +288,7 @@ impl<'a> Trainer<'a> {
             let local_batch = exchange.local_batch(group, index)?;
             self.timer.add_exchange(exchanging, group);
             observer.batch_started(epoch, index as u64, local_batch.row_numbers);
-            self.plan_save(observer);
+            self.mark_save_if_due(observer);
             let batch_len = local_batch.batch_len;
             let loss = self.step(group, &local_batch)?;
             samples += batch_len as u64;
@@ -311,7 +311,7 @@ impl<'a> Trainer<'a> {
 
     /// Tests the model and returns the record of the epochs since the last record. In these epochs, the ranks
     /// processed `samples` samples in `seconds` seconds. `step_times` are the times of this rank's steps.
-    fn test_and_record(
+    fn test_and_make_record(
         &mut self,
         group: &mut Group,
         samples: u64,
@@ -336,7 +336,7 @@ impl<'a> Trainer<'a> {
     /// Makes the parameters agree on all ranks, and sums the losses over all ranks. Does nothing if the strategy does
     /// this in every step.
     fn agree_on_parameters(&mut self, group: &mut Group) -> Result<(), TrainError> {
-        if self.strategy.agreement() == Agreement::EveryStep {
+        if self.strategy.parameter_agreement() == ParameterAgreement::EveryStep {
             return Ok(());
         }
         let (strategy, mut replica) = self.strategy_and_replica();
@@ -382,7 +382,7 @@ impl<'a> Trainer<'a> {
             loss: outcome.loss,
             stop_flags: self.stop_flag(),
             save_flags: f64::from(u8::from(self.is_save_due)),
-            differences: self.unchecked.as_ref().map_or([0.0; 2], ReplicaHash::terms_of_difference),
+            differences: self.unchecked.as_ref().map_or([0.0; 2], ReplicaHash::terms_that_cancel_if_equal),
         };
         let steps_total = self.state.position.steps_total;
         self.optimizer.learning_rate = setup.learning_rates.rate_at_step(self.learning_rate(), steps_total);
@@ -392,7 +392,7 @@ impl<'a> Trainer<'a> {
         let stopped = strategy.after_step(group, &mut replica, steps, is_stopping)?;
         let mean_loss = if let Some(totals) = totals {
             if let Some(replica) = self.unchecked.take().filter(|_| totals.differences != [0.0; 2]) {
-                replica.check(group)?;
+                replica.check_replicas_equal(group)?;
             }
             self.stopped = totals.stop_flags > 0.0;
             self.is_save_due = totals.save_flags > 0.0;

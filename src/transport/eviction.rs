@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use mio::Token;
 
 /// The connections with an unfinished handshake, in the order in which the listener closes them to make room. A rank
-/// sends its hello as soon as it is connected, so silent connections are closed first. Among these, the first is the
-/// oldest connection of the address with the most silent connections. The same rule orders the connections that have
-/// sent data. Each method takes time logarithmic in the number of connections.
+/// sends its hello as soon as it is connected, so silent connections are closed first, beginning with the oldest one
+/// of the address that has the most. Connections that have sent data are closed later, also beginning with the oldest
+/// one of the address that has the most. Each method takes time logarithmic in the number of connections.
 #[derive(Default)]
 pub(super) struct EvictionOrder {
     silent: ConnectionRanking,
@@ -17,7 +17,7 @@ pub(super) struct EvictionOrder {
 }
 
 impl EvictionOrder {
-    /// Adds a new connection from `address`. A later connection has a higher token.
+    /// Adds a new connection from `address`. A later connection must have a higher token.
     pub(super) fn add(&mut self, token: Token, address: IpAddr) {
         self.silent.insert(token, address);
     }
@@ -57,17 +57,17 @@ impl ConnectionRanking {
     }
 
     fn insert(&mut self, token: Token, address: IpAddr) {
-        self.change_connections(address, |tokens| tokens.insert(token));
+        self.change_connections_of_address(address, |tokens| tokens.insert(token));
     }
 
     /// Removes the connection, and returns whether it was present.
     fn remove(&mut self, token: Token, address: IpAddr) -> bool {
-        self.change_connections(address, |tokens| tokens.remove(&token))
+        self.change_connections_of_address(address, |tokens| tokens.remove(&token))
     }
 
     /// Applies `change` to the set of connections of `address`, and updates the order. Returns the result of
     /// `change`.
-    fn change_connections(
+    fn change_connections_of_address(
         &mut self,
         address: IpAddr,
         change: impl FnOnce(&mut BTreeSet<Token>) -> bool,

@@ -1,10 +1,10 @@
 //! The listening socket and the connections whose handshake is not complete.
 //!
 //! A connection must complete the [handshake](crate::wire::handshake) within [`HANDSHAKE_TIMEOUT`], and at most
-//! [`PENDING_HANDSHAKES_MAX`] handshakes are in progress. If a handshake fails, the listener logs the failure and closes the
-//! connection, and the job continues. The owner of the listener takes a connection with [`Listener::take_accepted`].
-//! The owner then either accepts the connection with [`Accepted::confirm`], or prefers another connection to the same
-//! peer.
+//! [`PENDING_HANDSHAKES_MAX`] handshakes are in progress. If a handshake fails, the listener logs the failure and
+//! closes the connection, and the job continues. The owner of the listener takes a connection with
+//! [`Listener::take_accepted_connection`]. The owner then either accepts the connection with
+//! [`AcceptedConnection::confirm`], or prefers another connection to the same peer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -24,7 +24,7 @@ pub use super::poller::Event;
 use super::poller::{FIRST_TOKEN, Poller};
 use super::refusal_log::RefusalLog;
 use crate::types::Rank;
-use crate::wire::handshake::{Acceptor, Handshake as _, HandshakeError, Introduction, Purpose};
+use crate::wire::handshake::{Acceptor, ConnectionPurpose, Handshake as _, HandshakeError, Introduction};
 
 /// The time-out of a handshake. If this rank calls [`Listener::serve`] late, at most 1 s of the time since the
 /// last call counts toward the time-out.
@@ -37,7 +37,8 @@ pub const PENDING_HANDSHAKES_MAX: usize = 256;
 const SERVE_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// The maximum number of connections that one call of [`Listener::serve`] accepts. Without this limit, programs that
 /// connect again and again could prevent the listener from serving its other connections. The limit is lower than
-/// [`PENDING_HANDSHAKES_MAX`], so that a new connection stays open until the listener has read the connection's first message.
+/// [`PENDING_HANDSHAKES_MAX`], so that a new connection stays open until the listener has read the connection's first
+/// message.
 const ACCEPTS_PER_SERVE_MAX: usize = 64;
 const _: () = assert!(ACCEPTS_PER_SERVE_MAX * 2 <= PENDING_HANDSHAKES_MAX);
 /// The pause after a failed attempt to accept a connection, for example because there was no free file descriptor.
@@ -46,11 +47,11 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 const REFUSED_RANKS_MAX: usize = 8;
 /// After the reply to a late rank, the listener keeps the connection open, because a reset could discard the reply.
 /// At most this number of such connections stay open.
-const REPLIED_CONNECTIONS_MAX: usize = 64;
+const LATE_REPLY_CONNECTIONS_MAX: usize = 64;
 /// The number of established connections that the kernel keeps until the process accepts them. The setting
 /// `somaxconn` may lower this number. If the queue is full, the kernel does not answer, and the dialer waits and may
 /// time out.
-const BACKLOG: i32 = 4096;
+const ACCEPT_BACKLOG: i32 = 4096;
 /// The token of the listening socket.
 const LISTENER: Token = Token(0);
 
@@ -68,12 +69,12 @@ pub fn listen(
     socket.set_reuse_address(true)?;
     set_options(&socket)?;
     socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
+    socket.listen(ACCEPT_BACKLOG)?;
     Ok(socket.into())
 }
 
 /// A connection whose other end has proved that it belongs to the job.
-pub struct Accepted {
+pub struct AcceptedConnection {
     /// The connection, which is registered under `token`.
     pub stream: TcpStream,
     /// The token of the connection.
@@ -84,7 +85,7 @@ pub struct Accepted {
     verdict: Vec<u8>,
 }
 
-impl Accepted {
+impl AcceptedConnection {
     /// Sends the verdict, which accepts the connection. After that, both ends use the connection as the link.
     ///
     /// # Errors
@@ -126,7 +127,7 @@ struct IncomingHandshake {
 }
 
 /// Creates the reply to a rank that registers after the job has started, or after the start of the job has failed.
-type LateReply = Box<dyn Fn(Rank) -> Vec<u8> + Send>;
+type LateReplyFunction = Box<dyn Fn(Rank) -> Vec<u8> + Send>;
 
 /// The listening socket, the incoming handshakes, and an event queue. The owner of the listener also registers its
 /// own sockets with this queue.
@@ -139,7 +140,7 @@ pub struct Listener {
     pending: BTreeMap<Token, IncomingHandshake>,
     /// The order in which pending connections are closed if there are too many.
     eviction: EvictionOrder,
-    accepted: VecDeque<Accepted>,
+    accepted: VecDeque<AcceptedConnection>,
     /// Whether there may be connections in the kernel that this listener has not accepted. The kernel reports each
     /// such connection only once.
     may_have_waiting: bool,
@@ -151,7 +152,7 @@ pub struct Listener {
     next_token: usize,
     log: RefusalLog,
     refused: VecDeque<RefusedRank>,
-    late_reply: Option<LateReply>,
+    late_reply: Option<LateReplyFunction>,
     /// The connections on which the reply to a late rank has been sent.
     replied: VecDeque<TcpStream>,
 }
@@ -220,7 +221,7 @@ impl Listener {
     }
 
     /// Removes and returns a connection for `purpose` whose dialer has proved that it belongs to the job.
-    pub fn take_accepted(&mut self, purpose: Purpose) -> Option<Accepted> {
+    pub fn take_accepted_connection(&mut self, purpose: ConnectionPurpose) -> Option<AcceptedConnection> {
         let index = self.accepted.iter().position(|accepted| accepted.introduction.purpose == purpose)?;
         self.accepted.remove(index)
     }
@@ -359,7 +360,7 @@ impl Listener {
         let address = pending.address;
         let progress = advance(&mut pending.stream, &mut pending.handshake);
         if let Ok(false) = progress {
-            if !pending.handshake.is_silent() {
+            if !pending.handshake.has_received_nothing() {
                 self.eviction.mark_as_talking(token, address.ip());
             }
             return;
@@ -400,7 +401,7 @@ impl Listener {
         let IncomingHandshake { mut stream, address, mut handshake, .. } = pending;
         let Some(introduction) = handshake.introduction() else { return };
         let mut verdict = handshake.take_output();
-        if introduction.purpose == Purpose::Rendezvous {
+        if introduction.purpose == ConnectionPurpose::Rendezvous {
             let late = self.late_reply.as_ref().map(|reply| reply(introduction.from));
             verdict.extend_from_slice(late.as_deref().unwrap_or_default());
             if let Err(error) = stream.write_all(&std::mem::take(&mut verdict)) {
@@ -413,12 +414,12 @@ impl Listener {
                     now,
                     format_args!("refused rank {rank} at {address}: the job already runs"),
                 );
-                self.replied.truncate(REPLIED_CONNECTIONS_MAX - 1);
+                self.replied.truncate(LATE_REPLY_CONNECTIONS_MAX - 1);
                 self.replied.push_front(stream);
                 return;
             }
         }
-        self.accepted.push_back(Accepted { stream, token, introduction, verdict });
+        self.accepted.push_back(AcceptedConnection { stream, token, introduction, verdict });
     }
 
     /// Updates the elapsed time of all handshakes, and closes the connections that exceed [`HANDSHAKE_TIMEOUT`].

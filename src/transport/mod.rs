@@ -52,8 +52,8 @@ pub trait Transport {
     fn finish(&mut self, peer: Rank);
 
     /// Returns a peer that has opened a link which this rank did not request. Returns `None` if there is no such
-    /// peer. For each such link, the method returns the peer once.
-    fn take_incoming(&mut self) -> Option<Rank>;
+    /// peer. Each such link is reported once.
+    fn take_incoming_link(&mut self) -> Option<Rank>;
 
     /// Returns the name of the transport, as benchmarks print it.
     fn name(&self) -> &'static str;

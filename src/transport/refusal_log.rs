@@ -21,7 +21,7 @@ impl RefusalLog {
     /// Logs the line as a warning, or only counts it if the limit is reached.
     pub(super) fn log_or_count(&mut self, now: Duration, line: fmt::Arguments<'_>) {
         self.tick(now);
-        if self.count_line() {
+        if self.count_and_allow_line() {
             log::warn!("{line}");
         }
     }
@@ -40,7 +40,7 @@ impl RefusalLog {
     }
 
     /// Counts a line, and returns whether it may be logged.
-    fn count_line(&mut self) -> bool {
+    fn count_and_allow_line(&mut self) -> bool {
         let is_allowed = self.lines < LINES_PER_INTERVAL_MAX;
         if is_allowed {
             self.lines += 1;

@@ -177,7 +177,7 @@ impl SimNetwork {
     }
 
     /// Opens a link without a delay, before the run begins.
-    pub fn open(&mut self, a: Rank, b: Rank) {
+    pub fn open_link(&mut self, a: Rank, b: Rank) {
         let opens = Some((self.now, self.now));
         self.links.insert((a.min(b), a.max(b)), SimLink { requested_by: a, arrives: self.now, opens });
     }
@@ -354,7 +354,7 @@ impl Transport for SimTransport {
         }
     }
 
-    fn take_incoming(&mut self) -> Option<Rank> {
+    fn take_incoming_link(&mut self) -> Option<Rank> {
         let mut network = self.network.borrow_mut();
         network.accept_links(self.rank);
         let ends = network.links.keys().filter_map(|&(a, b)| match self.rank {

@@ -2,7 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// Defines types that consist of a value and an index. These types have no padding, so their wire format is their memory layout.
+/// Defines types that consist of a value and an index. These types have no padding, so their wire format is their
+/// memory layout.
 macro_rules! located {
     ($( $(#[$meta:meta])* $name:ident { $value:ty, $index:ty } )+) => { $(
         $(#[$meta])*

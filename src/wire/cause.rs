@@ -12,13 +12,13 @@ use super::missed_deadline::{
     MissedDeadline, SITE_BYTES_MAX, join_links, join_waiting, put_ranks_and_links, read_ranks_and_links,
 };
 use super::reader::{Reader, put_text, truncate};
-use crate::types::{Algorithm, Contract, DType, GROUP_FLAGS, Operation, Rank, ReduceOp};
+use crate::types::{Algorithm, Contract, DType, INTERNAL_GROUP_BITS, Operation, Rank, ReduceOp};
 
 /// The root cause of a failure. The first rank that detects the failure sends the cause to all other ranks.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// A process ended, or the network between two ranks failed. The rank that reports the failure cannot tell which.
+    /// A process ended, or the network between two ranks failed; the rank that reports the failure cannot tell which.
     #[error(
         "rank {seen_by}'s connection to rank {rank} on {host} was lost: {detail}; {}",
         lost_link_advice(*seen_by, *rank, detail)
@@ -46,7 +46,7 @@ pub enum Cause {
     /// Two ranks called different operations at the same point of the program.
     #[error(
         "ranks do not agree on operation {sequence} of group {}: rank {first} called {first_asked}{}, rank {second} called {second_asked}{}",
-        *group & !GROUP_FLAGS,
+        *group & !INTERNAL_GROUP_BITS,
         AtCallSite(first_site),
         AtCallSite(second_site)
     )]
@@ -76,7 +76,7 @@ pub enum Cause {
         /// The waiting ranks, in rank order, at most [`WAITING_RANKS_MAX`]. Each entry describes the rank's oldest
         /// operation.
         waiting: Vec<WaitingRank>,
-        /// The links on which these ranks wait, in rank order, at most [`SILENT_LINKS_MAX`].
+        /// The links on which ranks wait, in rank order, at most [`SILENT_LINKS_MAX`].
         links: Vec<SilentLink>,
     },
     /// The program on a rank stopped the job with a message.
@@ -142,8 +142,8 @@ impl Cause {
     /// matter.
     ///
     /// Merges two causes about the same mismatch, and two missed deadlines. Of two causes of different kinds, keeps
-    /// the one that more likely explains the other. Of two other causes of the same kind, keeps the one with the
-    /// lower rank.
+    /// the one that more likely explains the other. Of two different mismatches, keeps the earlier one. Of two causes
+    /// of any other kind, keeps the one with the lower rank.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         match (self, other) {

@@ -31,7 +31,7 @@ pub enum FrameKind {
     /// The sender leaves the job without a failure. A goodbye is the last frame of its sender.
     Goodbye = 3,
     /// The sender of this frame has begun the operation. The receiver may now send the data of its first `offset`
-    /// steps to this sender. These data do not use up credit.
+    /// steps to this sender without using up credit.
     Ready = 4,
     /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the total number of
     /// consumed bytes since the link was opened.
@@ -71,7 +71,8 @@ pub struct FrameHeader {
     /// The arguments of the sender's call: operation, element type, count and so on. The receiver compares these
     /// arguments with those of its own call.
     pub contract: Contract,
-    /// The number of the step. Only the operation's steps in which this sender sends to this receiver count, from 0.
+    /// The number of the step, counted from 0 over those steps of the operation in which this sender sends to this
+    /// receiver.
     pub message: u32,
     /// The index of the segment's first element within the data of the step. Ready and credit frames use this field
     /// differently: see [`FrameKind`].
@@ -115,8 +116,8 @@ pub enum HeaderError {
 }
 
 impl FrameHeader {
-    /// A header in which every field has its default value. A frame has these values in the fields that it does not
-    /// use.
+    /// A header in which every field has its default value. Fields that a frame does not use have their default
+    /// values.
     pub const EMPTY: Self = Self {
         kind: FrameKind::Goodbye,
         group: 0,

@@ -4,8 +4,8 @@
 //! The dialer sends its hello with a nonce. The acceptor answers with its nonce and an HMAC-SHA256 over both hellos.
 //! The dialer then sends its own HMAC, which uses another label. Because the labels differ, a dialer cannot send the
 //! acceptor's proof back as its own. The acceptor answers with its verdict, which accepts or refuses the connection.
-//! No frame is read before the verdict. Both sides are state machines without IO: [`Handshake::wanted_bytes`] returns how
-//! many bytes a side needs next, and [`Handshake::feed`] processes received bytes.
+//! No frame is read before the verdict. Both sides are state machines without IO: [`Handshake::wanted_bytes`] returns
+//! how many bytes a side needs next, and [`Handshake::feed`] processes received bytes.
 
 use super::VERSION;
 use super::reader::{Excerpt, Reader};
@@ -31,7 +31,7 @@ const DIALER_LABEL: &[u8] = b"ringtrain 1 dialer";
 
 /// The purposes of connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Purpose {
+pub enum ConnectionPurpose {
     /// The connection carries frames between two ranks.
     Link = 1,
     /// The connection is between a rank and the rendezvous.
@@ -76,7 +76,7 @@ impl StreamId {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Introduction {
     /// What the connection is for.
-    pub purpose: Purpose,
+    pub purpose: ConnectionPurpose,
     /// The rank that dials.
     pub from: Rank,
     /// The rank that is dialed; for the rendezvous, the rank that serves it.
@@ -178,8 +178,8 @@ pub trait Handshake {
     ///
     /// # Errors
     ///
-    /// [`HandshakeError`] if the handshake failed. Send the bytes that [`Handshake::take_output`] returns, and then
-    /// close the connection.
+    /// [`HandshakeError`] if the handshake failed. After an error, send the bytes that [`Handshake::take_output`]
+    /// returns, and then close the connection.
     fn feed(&mut self, bytes: &[u8]) -> Result<(), HandshakeError>;
 
     /// Removes and returns the bytes to send now. The result may be empty.
@@ -334,7 +334,7 @@ impl Acceptor {
 
     /// Returns whether the dialer's hello requests a link. The hello is not proved until the handshake has succeeded.
     pub fn requests_link(&self) -> bool {
-        self.claimed.is_some_and(|introduction| introduction.purpose == Purpose::Link)
+        self.claimed.is_some_and(|introduction| introduction.purpose == ConnectionPurpose::Link)
     }
 
     /// Returns the rank that the dialer's hello names. The hello is not proved until the handshake has succeeded.
@@ -343,7 +343,7 @@ impl Acceptor {
     }
 
     /// Returns whether the dialer has sent nothing so far.
-    pub fn is_silent(&self) -> bool {
+    pub fn has_received_nothing(&self) -> bool {
         self.claimed.is_none() && self.input.is_empty()
     }
 
@@ -368,8 +368,8 @@ impl Acceptor {
         }
         let introduction = (|| {
             let purpose = match reader.u8()? {
-                1 => Purpose::Link,
-                2 => Purpose::Rendezvous,
+                1 => ConnectionPurpose::Link,
+                2 => ConnectionPurpose::Rendezvous,
                 _ => return None,
             };
             reader.bytes(13)?;

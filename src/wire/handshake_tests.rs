@@ -2,8 +2,8 @@
 
 use super::Secret;
 use super::handshake::{
-    Acceptor, Dialer, Handshake as _, HandshakeError, Introduction, Job, Purpose, Refusal, STREAMS_MAX,
-    StreamId,
+    Acceptor, ConnectionPurpose, Dialer, Handshake as _, HandshakeError, Introduction, Job, Refusal,
+    STREAMS_MAX, StreamId,
 };
 use crate::types::Rank;
 
@@ -24,7 +24,7 @@ fn dialer(job: &Job, from: u32, to: u32) -> Dialer {
 
 fn dialer_with_stream(job: &Job, from: u32, to: u32, stream: StreamId) -> Dialer {
     let (from, to) = (Rank::new(from), Rank::new(to));
-    let introduction = Introduction { purpose: Purpose::Link, from, to, stream };
+    let introduction = Introduction { purpose: ConnectionPurpose::Link, from, to, stream };
     Dialer::new(secret(b"sixteen bytes or more"), job, introduction, [1; 32])
 }
 

@@ -278,7 +278,7 @@ pub(super) mod tests {
         )
     }
 
-    /// If a host does not acknowledge data, the reason is not the program of its rank, because the kernel
+    /// If a host does not acknowledge data, the text must not blame the rank's program, because the kernel
     /// acknowledges data.
     #[test]
     fn only_the_network_is_suspect_if_a_host_does_not_acknowledge_data() {

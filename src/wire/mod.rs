@@ -1,8 +1,8 @@
 //! Encodes and decodes the bytes that ranks send each other: the handshake, frames, records and root causes. This
 //! module does no IO.
 //!
-//! All integers are little-endian. `docs/wire-format.md` describes every layout. Every length that a peer can send has a limit
-//! here, and no input from the network causes a panic.
+//! All integers are little-endian. `docs/wire-format.md` describes every layout. Every length that a peer can send
+//! has a limit here, and no input from the network causes a panic.
 
 // Bytes from other processes must not cause a panic.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]

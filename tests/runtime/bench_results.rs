@@ -154,7 +154,7 @@ fn a_root_that_does_not_exist_is_a_usage_error_on_every_rank() {
     for error in errors {
         let error = error.expect("the benchmark must fail");
         assert!(matches!(error, BenchError::Plan(_)), "{error}");
-        assert_eq!(error.exit(), Exit::Usage);
+        assert_eq!(error.exit_code(), Exit::Usage);
     }
 }
 
@@ -164,7 +164,7 @@ fn message_benchmarks_need_two_ranks() {
         let error =
             bench(&mut Group::solo(), &make_plan(operation), SEGMENT_BYTES, &mut std::io::sink()).err();
         let error = error.expect("the benchmark must fail");
-        assert_eq!(error.exit(), Exit::Usage, "{error}");
+        assert_eq!(error.exit_code(), Exit::Usage, "{error}");
         assert!(error.to_string().starts_with(operation), "{error}");
     }
 }
@@ -177,12 +177,12 @@ fn ranks_with_different_flags_fail_with_a_mismatch() {
     });
     for error in errors {
         let error = error.expect("the benchmark must fail");
-        assert_eq!(error.exit(), Exit::Mismatch, "{error}");
+        assert_eq!(error.exit_code(), Exit::Mismatch, "{error}");
     }
 }
 
 #[test]
 fn wrong_results_have_a_separate_exit_code() {
-    assert_eq!(BenchError::Wrong(3).exit() as u8, 15);
+    assert_eq!(BenchError::Wrong(3).exit_code() as u8, 15);
     assert_eq!(BenchError::Wrong(3).to_string(), "3 elements of the results are wrong");
 }

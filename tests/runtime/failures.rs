@@ -14,7 +14,7 @@ use ringtrain::group::LocalTransport;
 use ringtrain::rendezvous::PeersFile;
 use ringtrain::wire::Cause;
 use ringtrain::wire::Secret;
-use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, StreamId};
+use ringtrain::wire::handshake::{ConnectionPurpose, Dialer, Handshake as _, Introduction, Job, StreamId};
 use ringtrain::{Error, Group, JoinOptions, Rank, ReduceOp};
 
 /// Runs a job in which every rank must fail, and returns the causes by rank.
@@ -229,7 +229,7 @@ fn connect_as_stranger(address: SocketAddr, kind: usize, file: &ringtrain::rende
     let right_job = Job { id: [0; 16], world: file.world().get(), peers_digest: file.digest() };
     let link = |from| {
         let (from, to, stream) = (Rank::new(from), Rank::ZERO, StreamId::ONLY);
-        Introduction { purpose: Purpose::Link, from, to, stream }
+        Introduction { purpose: ConnectionPurpose::Link, from, to, stream }
     };
     let hello =
         |secret: &[u8], job: &Job, from| Dialer::new(Secret::new(secret).unwrap(), job, link(from), [5; 32]);

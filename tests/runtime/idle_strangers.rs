@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::util::ranks::{peers_file, peers_file_options, server_options};
 use crate::util::{if_long_tests_else, wait_until};
-use ringtrain::rendezvous::{Launched, Server};
+use ringtrain::rendezvous::{LaunchedRank, Server};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinMethod, JoinOptions, Rank, ReduceOp, WorldSize};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -201,7 +201,7 @@ fn ranks_join_under_a_launcher_in_spite_of_idle_strangers() {
         strangers.wait_until_open(count);
         let started = Instant::now();
         let options = world.ranks().map(|rank| JoinOptions {
-            method: JoinMethod::Launched(Launched {
+            method: JoinMethod::Launched(LaunchedRank {
                 rank: Rank::new(rank.get()),
                 world,
                 rendezvous: server.address(),

@@ -116,7 +116,7 @@ fn a_wrong_secret_is_reported_on_both_ranks() {
     let rank_1 = peers_file_options(&file, 1, &secret("a different secret"));
     let mut results = join_all(vec![rank_0, rank_1]);
     let error = results.pop().unwrap().unwrap_err();
-    assert!(error.is_secret(), "{error}");
+    assert!(error.is_wrong_secret(), "{error}");
     assert!(error.to_string().contains("--secret-file"), "{error}");
     let error = results.pop().unwrap().unwrap_err();
     assert!(matches!(error, StartError::Missing { .. }), "{error}");
@@ -139,7 +139,7 @@ fn a_different_peers_file_is_reported_on_both_ranks() {
         let rank_1 = peers_file_options(&other, 1, &secret);
         let mut results = join_all(vec![rank_0, rank_1]);
         let error = results.pop().unwrap().unwrap_err();
-        assert!(error.is_configuration(), "{error}");
+        assert!(error.is_configuration_error(), "{error}");
         assert!(error.to_string().contains(expected), "{error}");
         let error = results.pop().unwrap().unwrap_err().to_string();
         assert!(error.contains("that says it is rank 1 was refused") && error.contains(expected), "{error}");
@@ -202,7 +202,7 @@ fn a_peer_with_another_version_is_reported() {
         stream.write_all(&answer).unwrap();
     });
     let error = Group::join(&peers_file_options(&file, 1, &Secret::none())).err().unwrap();
-    assert!(error.is_version() && error.to_string().contains("version 99"), "{error}");
+    assert!(error.is_version_mismatch() && error.to_string().contains("version 99"), "{error}");
     server.join().unwrap();
 }
 
@@ -245,7 +245,7 @@ fn the_launcher_tells_waiting_ranks_which_rank_has_died() {
     let server = Server::start(server_options(world, secret.clone(), job_id, start_timeout)).unwrap();
     let rendezvous = server.address();
     let rank = Rank::ZERO;
-    let launched = ringtrain::rendezvous::Launched {
+    let launched = ringtrain::rendezvous::LaunchedRank {
         rank,
         world,
         rendezvous,

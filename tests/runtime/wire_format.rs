@@ -12,7 +12,9 @@ use ringtrain::rendezvous::Server;
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
 use ringtrain::wire::cause::{SilentLink, WaitingRank};
 use ringtrain::wire::frame::{CONTROL_BYTES_MAX, HEADER_BYTES, SEGMENT_BYTES_MAX};
-use ringtrain::wire::handshake::{Acceptor, Dialer, Handshake as _, Introduction, Job, Purpose, StreamId};
+use ringtrain::wire::handshake::{
+    Acceptor, ConnectionPurpose, Dialer, Handshake as _, Introduction, Job, StreamId,
+};
 use ringtrain::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
 use ringtrain::wire::{Cause, FrameHeader, FrameKind, SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, VERSION};
 use ringtrain::{F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
@@ -26,7 +28,7 @@ fn make_job() -> Job {
     Job { id: *b"the id of a job.", world: 0x0102, peers_digest }
 }
 
-fn make_dialer(job: &Job, purpose: Purpose, from: u32, to: u32, stream: StreamId) -> Dialer {
+fn make_dialer(job: &Job, purpose: ConnectionPurpose, from: u32, to: u32, stream: StreamId) -> Dialer {
     let introduction = Introduction { purpose, from: Rank::new(from), to: Rank::new(to), stream };
     Dialer::new(Secret::new(SECRET).unwrap(), job, introduction, [0xa1; 32])
 }
@@ -186,7 +188,8 @@ fn a_record_header_has_the_documented_bytes() {
 
 #[test]
 fn a_handshake_has_the_documented_bytes() {
-    let mut dialer = make_dialer(&make_job(), Purpose::Link, 0x0101, 2, StreamId { index: 3, total: 4 });
+    let mut dialer =
+        make_dialer(&make_job(), ConnectionPurpose::Link, 0x0101, 2, StreamId { index: 3, total: 4 });
     let hello = dialer.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
@@ -241,7 +244,7 @@ fn a_refusal_has_the_documented_bytes() {
     ];
     for (byte, dialer_job, from, to) in cases {
         let stream = if byte == 7 { StreamId { index: 4, total: 4 } } else { StreamId::ONLY };
-        let mut dialer = make_dialer(&dialer_job, Purpose::Link, from, to, stream);
+        let mut dialer = make_dialer(&dialer_job, ConnectionPurpose::Link, from, to, stream);
         let mut acceptor =
             Acceptor::new(Secret::new(SECRET).unwrap(), acceptor_job.clone(), Some(Rank::new(2)), [0; 32]);
         acceptor.feed(&dialer.take_output()).unwrap();
@@ -250,7 +253,7 @@ fn a_refusal_has_the_documented_bytes() {
         assert_eq!(acceptor.take_output(), [byte, 0, 0, 0]);
     }
     let mut acceptor = Acceptor::new(Secret::new(SECRET).unwrap(), acceptor_job, None, [0xb2; 32]);
-    let mut hello = make_dialer(&make_job(), Purpose::Link, 0, 2, StreamId::ONLY).take_output();
+    let mut hello = make_dialer(&make_job(), ConnectionPurpose::Link, 0, 2, StreamId::ONLY).take_output();
     hello[9] = 1;
     acceptor.feed(&hello).unwrap_err();
     let answer = acceptor.take_output();
@@ -343,7 +346,7 @@ fn rendezvous_messages_have_the_documented_text() {
     let server = Server::start(server_options(world, secret, job.id, Duration::from_secs(30))).unwrap();
     let connect_as = |rank| {
         let mut stream = TcpStream::connect(server.address()).unwrap();
-        let mut dialer = make_dialer(&job, Purpose::Rendezvous, rank, 0, StreamId::ONLY);
+        let mut dialer = make_dialer(&job, ConnectionPurpose::Rendezvous, rank, 0, StreamId::ONLY);
         while dialer.wanted_bytes() > 0 {
             stream.write_all(&dialer.take_output()).unwrap();
             let mut bytes = vec![0; dialer.wanted_bytes()];

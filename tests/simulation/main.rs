@@ -311,7 +311,7 @@ impl Scenario {
         let mut link_driver = LinkDriver::new(settings, SimTransport::new(Rc::clone(network), rank));
         // Open the links to both neighbours on the ring before the program begins.
         for neighbour in [self.world.after(rank, 1), self.world.before(rank, 1)] {
-            network.borrow_mut().open(rank, neighbour);
+            network.borrow_mut().open_link(rank, neighbour);
             link_driver.connect(Duration::ZERO, neighbour);
         }
         SimulatedRank {

@@ -15,8 +15,8 @@ use ringtrain::Group;
 use ringtrain::train::data::{DataSource, Task};
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    Checkpoint, CompletedStep, Config, CurveFiles, EpochRecord, ExistingCheckpoint, Observer, StrategySpec,
-    Summary, TrainError, run,
+    CheckpointSettings, CompletedStep, Config, CurveFiles, EpochRecord, ExistingCheckpoint, Observer,
+    StrategySpec, Summary, TrainError, run,
 };
 
 use super::library::{config, train};
@@ -43,11 +43,14 @@ fn small_config() -> Config {
 }
 
 /// Returns settings that save a checkpoint every `steps` steps.
-fn checkpoint_every(steps: u64, directory: &Path) -> Checkpoint {
-    Checkpoint { steps: NonZeroU64::new(steps), ..Checkpoint::new(directory, ExistingCheckpoint::Resume) }
+fn checkpoint_every(steps: u64, directory: &Path) -> CheckpointSettings {
+    CheckpointSettings {
+        steps: NonZeroU64::new(steps),
+        ..CheckpointSettings::new(directory, ExistingCheckpoint::Resume)
+    }
 }
 
-fn with_checkpoint(checkpoint: Checkpoint, config: Config) -> Config {
+fn with_checkpoint(checkpoint: CheckpointSettings, config: Config) -> Config {
     Config { checkpoint: Some(checkpoint), ..config }
 }
 
@@ -100,7 +103,7 @@ fn run_solo(config: &Config, observer: &mut BatchRecorder<'_>) -> Result<Summary
 #[test]
 fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
     let directory = tempfile::tempdir().unwrap();
-    let checkpoint = Checkpoint {
+    let checkpoint = CheckpointSettings {
         keep: NonZeroU32::new(3).unwrap(),
         keeps_best: true,
         ..checkpoint_every(4, directory.path())
@@ -119,7 +122,7 @@ fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
         fs::copy(directory.path().join(&name), copy.path().join("checkpoint.safetensors")).unwrap();
         let mut observer = BatchRecorder::new(|_| {});
         let config =
-            with_checkpoint(Checkpoint::new(copy.path(), ExistingCheckpoint::Resume), small_config());
+            with_checkpoint(CheckpointSettings::new(copy.path(), ExistingCheckpoint::Resume), small_config());
         let found = run_solo(&config, &mut observer).unwrap();
         assert_eq!(found.parameters, expected.parameters, "{name}");
         let resumed = resumed_steps(&observer.lines);
@@ -133,8 +136,9 @@ fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
         (ExistingCheckpoint::Refuse, "already exists"),
         (ExistingCheckpoint::Resume, "checkpoint.safetensors, is missing"),
     ] {
-        let error = train(&with_checkpoint(Checkpoint { existing, ..checkpoint.clone() }, small_config()))
-            .unwrap_err();
+        let error =
+            train(&with_checkpoint(CheckpointSettings { existing, ..checkpoint.clone() }, small_config()))
+                .unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     }
 }
@@ -184,8 +188,10 @@ fn a_run_fails_last_if_its_final_checkpoint_cannot_be_saved() {
     let directory = tempfile::tempdir().unwrap();
     let report = directory.path().join("report.json");
     let model_file = directory.path().join("model");
-    let config =
-        with_checkpoint(Checkpoint::new(directory.path(), ExistingCheckpoint::Resume), small_config());
+    let config = with_checkpoint(
+        CheckpointSettings::new(directory.path(), ExistingCheckpoint::Resume),
+        small_config(),
+    );
     train(&Config { epochs: Some(1), ..config.clone() }).unwrap();
     let mut observer = BatchRecorder::new(|steps| {
         if steps == 1 {
@@ -215,7 +221,10 @@ fn a_run_whose_report_cannot_be_written_saves_the_model_and_the_picture() {
         report: Some(report),
         curves,
         model_file: Some(model_file.clone()),
-        ..with_checkpoint(Checkpoint::new(directory.path(), ExistingCheckpoint::Resume), small_config())
+        ..with_checkpoint(
+            CheckpointSettings::new(directory.path(), ExistingCheckpoint::Resume),
+            small_config(),
+        )
     };
     let mut observer = BatchRecorder::new(|steps| {
         if steps == 1 {
@@ -310,8 +319,10 @@ fn a_parameter_server_saves_within_epochs() {
     let expected = train(&small_config()).unwrap();
     for strategy in [StrategySpec::PsSync, StrategySpec::PsAsync { staleness: None }] {
         let directory = tempfile::tempdir().unwrap();
-        let checkpoint =
-            Checkpoint { keep: NonZeroU32::new(99).unwrap(), ..checkpoint_every(3, directory.path()) };
+        let checkpoint = CheckpointSettings {
+            keep: NonZeroU32::new(99).unwrap(),
+            ..checkpoint_every(3, directory.path())
+        };
         let config = Config { strategy, ..with_checkpoint(checkpoint, small_config()) };
         let (summary, _, _) = run_on_ranks(3, &config, None);
         assert_eq!(summary.unwrap().report.steps, 3 * STEP_COUNT, "{strategy}");

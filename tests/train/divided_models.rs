@@ -6,7 +6,7 @@ use std::path::Path;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    CHECKPOINT_FILE_NAME, Checkpoint, Config, ExistingCheckpoint, Patience, Recipe, Summary,
+    CHECKPOINT_FILE_NAME, CheckpointSettings, Config, ExistingCheckpoint, Patience, Recipe, Summary,
 };
 use ringtrain::{Compression, Rank};
 
@@ -183,7 +183,7 @@ fn a_stopped_divided_run_is_saved_and_continues() {
 #[test]
 fn a_checkpoint_within_an_epoch_has_the_whole_model() {
     let directory = tempfile::tempdir().unwrap();
-    let settings = Checkpoint {
+    let settings = CheckpointSettings {
         steps: NonZeroU64::new(5),
         keep: NonZeroU32::new(9).unwrap(),
         ..checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)

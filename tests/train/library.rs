@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ringtrain::train::data::{DataSource, TableOptions, Task};
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    CHECKPOINT_FILE_NAME, Checkpoint, CheckpointError, CompletedStep, Config, CurveFiles, EPOCHS_DEFAULT,
-    EpochRecord, ExistingCheckpoint, Observer, Recipe, ServerSettings, SilentObserver, StrategySpec, Summary,
-    TrainError, run,
+    CHECKPOINT_FILE_NAME, CheckpointError, CheckpointSettings, CompletedStep, Config, CurveFiles,
+    EPOCHS_DEFAULT, EpochRecord, ExistingCheckpoint, Observer, Recipe, ServerSettings, SilentObserver,
+    StrategySpec, Summary, TrainError, run,
 };
 use ringtrain::{Compression, Group};
 
@@ -152,8 +152,8 @@ impl Observer for PrintedLines {
 }
 
 /// Returns the settings that save checkpoints to `directory`.
-pub(crate) fn checkpoint_in(directory: &Path, existing: ExistingCheckpoint) -> Checkpoint {
-    Checkpoint::new(directory, existing)
+pub(crate) fn checkpoint_in(directory: &Path, existing: ExistingCheckpoint) -> CheckpointSettings {
+    CheckpointSettings::new(directory, existing)
 }
 
 /// A run that is stopped within an epoch and resumed must give the same bits as an uninterrupted run.

@@ -9,7 +9,7 @@ use ringtrain::Rank;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    Checkpoint, CompletedStep, Config, EpochRecord, ExistingCheckpoint, Observer, Patience, Recipe,
+    CheckpointSettings, CompletedStep, Config, EpochRecord, ExistingCheckpoint, Observer, Patience, Recipe,
     SilentObserver, StrategySpec, Summary, TrainError, run,
 };
 
@@ -82,8 +82,8 @@ pub(crate) fn parse_strategy(text: &str) -> StrategySpec {
     text.parse().unwrap()
 }
 
-pub(crate) fn checkpoint_in(directory: &Path, existing: ExistingCheckpoint) -> Checkpoint {
-    Checkpoint::new(directory, existing)
+pub(crate) fn checkpoint_in(directory: &Path, existing: ExistingCheckpoint) -> CheckpointSettings {
+    CheckpointSettings::new(directory, existing)
 }
 
 /// Asserts that the parameters of two runs differ by at most 1e-5, relative to the largest parameter.

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use ringtrain::Group;
 use ringtrain::train::data::{ColumnInputs, DataSource, LoadOptions, MissingPolicy, TableOptions};
-use ringtrain::train::{Checkpoint, Config, ExistingCheckpoint, run};
+use ringtrain::train::{CheckpointSettings, Config, ExistingCheckpoint, run};
 
 use super::library::{PrintedLines, config, train};
 
@@ -70,7 +70,7 @@ fn a_run_on_a_table_resumes_only_with_the_same_columns() {
     let path = write_table(directory.path());
     let with = |existing| Config {
         epochs: Some(2),
-        checkpoint: Some(Checkpoint::new(directory.path().join("saved"), existing)),
+        checkpoint: Some(CheckpointSettings::new(directory.path().join("saved"), existing)),
         ..table_config(path.clone(), MissingPolicy::Mean)
     };
     train(&with(ExistingCheckpoint::Refuse)).unwrap();

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use ringtrain::Rank;
 use ringtrain::rendezvous::PeersFile;
 use ringtrain::wire::Secret;
-use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, StreamId};
+use ringtrain::wire::handshake::{ConnectionPurpose, Dialer, Handshake as _, Introduction, Job, StreamId};
 
 /// The time after which a test fails if it still waits for a condition. On an idle machine, tests wait for a far
 /// shorter time.
@@ -187,7 +187,8 @@ pub fn processes_with_environment(entry: &str) -> Vec<u32> {
 pub fn shake_hands(stream: &mut TcpStream, file: &PeersFile, rank: u32, secret: &Secret) {
     let job = Job { id: [0; 16], world: file.world().get(), peers_digest: file.digest() };
     let (from, to) = (Rank::new(rank), Rank::ZERO);
-    let introduction = Introduction { purpose: Purpose::Rendezvous, from, to, stream: StreamId::ONLY };
+    let introduction =
+        Introduction { purpose: ConnectionPurpose::Rendezvous, from, to, stream: StreamId::ONLY };
     let mut dialer = Dialer::new(secret.clone(), &job, introduction, rand::random());
     loop {
         stream.write_all(&dialer.take_output()).expect("the peer listens");

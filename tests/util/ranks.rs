@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use ringtrain::group::{LocalTransport, Streams};
-use ringtrain::rendezvous::{Launched, Notices, PeersFile, Server, ServerOptions};
+use ringtrain::rendezvous::{LaunchedRank, NoticeReceiver, PeersFile, Server, ServerOptions};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinMethod, JoinOptions, Rank, WorldSize};
 
@@ -37,7 +37,7 @@ impl TestTransport {
         options.transport = if uses_sockets { LocalTransport::Tcp } else { LocalTransport::Shm };
         options.streams = if self == Self::Streams { three } else { Streams::ONE };
         options.host_id = match &options.method {
-            JoinMethod::Launched(Launched { rank, .. }) if self == Self::Hosts => {
+            JoinMethod::Launched(LaunchedRank { rank, .. }) if self == Self::Hosts => {
                 Some(format!("host {}", rank.get() / 2))
             }
             _ => None,
@@ -73,7 +73,7 @@ pub fn server_options(
     start_timeout: Duration,
 ) -> ServerOptions {
     let host = std::net::Ipv4Addr::LOCALHOST.into();
-    ServerOptions { host, world, secret, job_id, start_timeout, notices: Notices::LowestRank }
+    ServerOptions { host, world, secret, job_id, start_timeout, notices: NoticeReceiver::LowestRank }
 }
 
 /// Runs `work` on every rank of a job of `n` ranks, and returns the results in rank order. `adjust` can change the
@@ -94,7 +94,7 @@ pub fn run_with<R: Send + 'static>(
         .ranks()
         .map(|rank| {
             let mut options = JoinOptions {
-                method: JoinMethod::Launched(Launched {
+                method: JoinMethod::Launched(LaunchedRank {
                     rank,
                     world,
                     rendezvous: server.address(),

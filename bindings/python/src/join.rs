@@ -8,7 +8,7 @@ use std::thread;
 
 use pyo3::prelude::*;
 use ringtrain::group::{Checksums, LocalTransport};
-use ringtrain::rendezvous::{Launched, Notices, PeersFile, Server, ServerOptions};
+use ringtrain::rendezvous::{LaunchedRank, NoticeReceiver, PeersFile, Server, ServerOptions};
 use ringtrain::types::WorldSize;
 use ringtrain::wire::Secret;
 use ringtrain::{JoinMethod, JoinOptions, Rank, StartError};
@@ -44,7 +44,7 @@ impl Rendezvous {
         let host: IpAddr =
             host.parse().map_err(|_| errors::invalid(py, format!("`{host}` is not an IP address")))?;
         let timeout = duration_from_seconds(py, start_timeout)?;
-        let notices = Notices::LowestRank;
+        let notices = NoticeReceiver::LowestRank;
         let options = ServerOptions { host, world, secret, job_id, start_timeout: timeout, notices };
         let server = py.detach(|| Server::start(options));
         let server = server.map_err(|error| errors::from_start_error(py, &error))?;
@@ -203,7 +203,7 @@ fn join_options(
                 return Err(to_exception(StartError::RankOutOfRange { rank, world }));
             }
             let job_id = parse_job_id(py, id)?;
-            let method = JoinMethod::Launched(Launched {
+            let method = JoinMethod::Launched(LaunchedRank {
                 rank,
                 world,
                 rendezvous: address,

@@ -90,14 +90,14 @@ pub struct BenchArgs {
     /// i64_loc are for the reductions minloc and maxloc. Their elements are pairs of a value and an index
     #[arg(short = 't', visible_short_alias = 'd', long = "dtype", value_name = "TYPE",
           default_value = "f32", value_delimiter = ',', value_parser = parse_dtype)]
-    pub dtypes: Vec<ListItem<DType>>,
+    pub dtypes: Vec<ValueOrAll<DType>>,
 
     /// The reductions, separated by commas, or all. Float and integer types have sum avg min max prod premulsum land
     /// lor lxor. Integer types also have band bor bxor. Types with an index have only minloc maxloc. With all,
     /// ringbench skips undefined combinations, such as avg for scan. Operations that do not reduce ignore this option
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_delimiter = ',',
           value_parser = parse_reduction)]
-    pub reductions: Vec<ListItem<ReduceOp>>,
+    pub reductions: Vec<ValueOrAll<ReduceOp>>,
 
     /// The number of checked iterations for each row. ringbench does not time these iterations. In a checked
     /// iteration, every rank checks every element of its result. With 0, no result is checked
@@ -131,14 +131,14 @@ pub struct BenchArgs {
 
 /// One item of a list such as `f32,i8` or `all`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ListItem<T> {
+pub enum ValueOrAll<T> {
     /// The word `all`, which stands for all values.
     All,
     /// A single value.
     One(T),
 }
 
-impl<T: Copy + PartialEq> ListItem<T> {
+impl<T: Copy + PartialEq> ValueOrAll<T> {
     /// Returns whether the list names this value explicitly.
     pub fn is_named(list: &[Self], value: T) -> bool {
         list.contains(&Self::One(value))
@@ -162,10 +162,10 @@ impl<T: Copy + PartialEq> ListItem<T> {
     }
 }
 
-fn parse_dtype(text: &str) -> Result<ListItem<DType>, String> {
+fn parse_dtype(text: &str) -> Result<ValueOrAll<DType>, String> {
     // nccl-tests calls these types `half`, `float` and so on.
     let name = match text {
-        "all" => return Ok(ListItem::All),
+        "all" => return Ok(ValueOrAll::All),
         "half" | "float16" => "f16",
         "bfloat16" => "bf16",
         "float" | "float32" => "f32",
@@ -180,16 +180,16 @@ fn parse_dtype(text: &str) -> Result<ListItem<DType>, String> {
         "uint64" => "u64",
         other => other,
     };
-    name.parse().map(ListItem::One)
+    name.parse().map(ValueOrAll::One)
 }
 
-fn parse_reduction(text: &str) -> Result<ListItem<ReduceOp>, String> {
+fn parse_reduction(text: &str) -> Result<ValueOrAll<ReduceOp>, String> {
     if text == "all" {
-        return Ok(ListItem::All);
+        return Ok(ValueOrAll::All);
     }
     match text.parse() {
         Ok(ReduceOp::Custom) => Err("`custom` is a function in a program; ringbench has none".into()),
-        parsed => parsed.map(ListItem::One),
+        parsed => parsed.map(ValueOrAll::One),
     }
 }
 
@@ -239,16 +239,16 @@ mod tests {
 
     #[test]
     fn types_and_reductions_are_parsed() {
-        assert_eq!(parse_dtype("bfloat16"), Ok(ListItem::One(DType::Bf16)));
-        assert_eq!(parse_dtype("int16"), Ok(ListItem::One(DType::I16)));
-        assert_eq!(parse_dtype("uint16"), Ok(ListItem::One(DType::U16)));
-        assert_eq!(parse_dtype("all"), Ok(ListItem::All));
+        assert_eq!(parse_dtype("bfloat16"), Ok(ValueOrAll::One(DType::Bf16)));
+        assert_eq!(parse_dtype("int16"), Ok(ValueOrAll::One(DType::I16)));
+        assert_eq!(parse_dtype("uint16"), Ok(ValueOrAll::One(DType::U16)));
+        assert_eq!(parse_dtype("all"), Ok(ValueOrAll::All));
         assert!(parse_dtype("f8").is_err());
-        assert_eq!(parse_reduction("maxloc"), Ok(ListItem::One(ReduceOp::MaxLoc)));
+        assert_eq!(parse_reduction("maxloc"), Ok(ValueOrAll::One(ReduceOp::MaxLoc)));
         assert!(parse_reduction("custom").is_err() && parse_reduction("nand").is_err());
-        let list = [ListItem::One(DType::U8), ListItem::All];
-        assert_eq!(ListItem::expand(&list, DType::ALL).len(), DType::ALL.len());
-        assert_eq!(ListItem::expand(&list, DType::ALL)[0], DType::U8);
-        assert!(ListItem::is_named(&list, DType::U8) && !ListItem::is_named(&list, DType::I8));
+        let list = [ValueOrAll::One(DType::U8), ValueOrAll::All];
+        assert_eq!(ValueOrAll::expand(&list, DType::ALL).len(), DType::ALL.len());
+        assert_eq!(ValueOrAll::expand(&list, DType::ALL)[0], DType::U8);
+        assert!(ValueOrAll::is_named(&list, DType::U8) && !ValueOrAll::is_named(&list, DType::I8));
     }
 }

@@ -20,8 +20,8 @@ const ITERATIONS_MIN: u32 = 5;
 /// The greatest number of timed iterations, unless `-n` gives the number.
 const ITERATIONS_MAX: u32 = 1000;
 /// The barrier check delays the last rank by this time, so that all other ranks already wait in the barrier.
-const LAST_RANK_DELAY: Duration = Duration::from_millis(2);
-/// The timeout for the operations of a rank that does not take part in the measured operation.
+const BARRIER_CHECK_DELAY: Duration = Duration::from_millis(2);
+/// The timeout of a rank that only waits until the other ranks have finished the measured operations.
 const IDLE_RANK_TIMEOUT: Duration = Duration::from_hours(24);
 /// The tag of all messages of the benchmark.
 const MESSAGE_TAG: u32 = 0;
@@ -262,19 +262,19 @@ fn count_early_barrier_exits(group: &mut Group, checks: u32) -> Result<Option<u6
     let mut early = 0;
     for round in 0..checks {
         if group.rank().get() == round % group.size().get() {
-            thread::sleep(LAST_RANK_DELAY);
+            thread::sleep(BARRIER_CHECK_DELAY);
         }
         let entered = monotonic_nanoseconds();
         group.barrier()?;
         let left = monotonic_nanoseconds();
-        early += count_early_leavers(&group.all_gather_from(&[entered, left])?);
+        early += count_ranks_that_left_early(&group.all_gather_from(&[entered, left])?);
     }
     Ok(Some(early))
 }
 
 /// Returns how many ranks left the barrier before the last rank entered it. `times` has two elements for each rank:
 /// when the rank entered the barrier, and when the rank left the barrier.
-fn count_early_leavers(times: &[u64]) -> u64 {
+fn count_ranks_that_left_early(times: &[u64]) -> u64 {
     let last = times.iter().step_by(2).max();
     times.iter().skip(1).step_by(2).filter(|&left| Some(left) < last).count() as u64
 }
@@ -400,8 +400,8 @@ mod tests {
 
     #[test]
     fn ranks_that_left_a_barrier_too_early_are_counted() {
-        assert_eq!(count_early_leavers(&[10, 30, 20, 31, 29, 29]), 0);
-        assert_eq!(count_early_leavers(&[10, 30, 20, 28, 29, 31, 1, 2]), 2);
-        assert_eq!(count_early_leavers(&[5, 5]), 0);
+        assert_eq!(count_ranks_that_left_early(&[10, 30, 20, 31, 29, 29]), 0);
+        assert_eq!(count_ranks_that_left_early(&[10, 30, 20, 28, 29, 31, 1, 2]), 2);
+        assert_eq!(count_ranks_that_left_early(&[5, 5]), 0);
     }
 }

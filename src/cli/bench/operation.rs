@@ -124,25 +124,25 @@ impl BenchOperation {
         matches!(self, Self::Gather | Self::Scatter | Self::AllToAll)
     }
 
-    /// Returns the smallest world in which the operation can be measured, as a number of ranks.
+    /// Returns the least number of ranks with which the operation can be measured.
     pub const fn ranks_min(self) -> u32 {
-        if self.is_message() { 2 } else { 1 }
+        if self.is_point_to_point() { 2 } else { 1 }
     }
 
     /// Returns whether the operation is point-to-point, that is, sends messages between pairs of ranks.
-    pub const fn is_message(self) -> bool {
+    pub const fn is_point_to_point(self) -> bool {
         matches!(self, Self::PingPong | Self::SendReceive)
     }
 
-    /// Returns whether `rank` takes part in the operation. Other ranks only wait.
+    /// Returns whether `rank` performs the operation. In a ping-pong, all ranks but 0 and 1 only wait.
     pub fn involves(self, rank: Rank) -> bool {
         self != Self::PingPong || rank.get() < 2
     }
 
-    /// Returns the memory in bytes that `ranks` ranks on one host need if the whole buffer has `bytes` bytes. The
-    /// memory holds the inputs and the results of all ranks, the library's copies, and the results of the previous
-    /// iteration.
-    pub fn memory_bytes(self, bytes: u64, ranks: u32) -> u64 {
+    /// Returns the memory in bytes that `ranks` ranks on one host need if the whole buffer has `buffer_bytes` bytes.
+    /// The memory holds the inputs and the results of all ranks, the library's copies, and the results of the
+    /// previous iteration.
+    pub fn memory_bytes(self, buffer_bytes: u64, ranks: u32) -> u64 {
         let buffers = match self {
             Self::AllReduce
             | Self::Reduce
@@ -159,11 +159,11 @@ impl BenchOperation {
             Self::PingPong => 2 * u64::from(ranks.min(2)),
             Self::SendReceive => 3 * u64::from(ranks),
         };
-        bytes.saturating_mul(buffers)
+        buffer_bytes.saturating_mul(buffers)
     }
 
     /// Returns the ratio of bus bandwidth to algorithm bandwidth. This ratio is the number of bytes that each rank
-    /// must send for each byte of the buffer, independent of the algorithm (nccl-tests, `doc/PERFORMANCE.md`).
+    /// must send for each byte of the buffer, with any algorithm (nccl-tests, `doc/PERFORMANCE.md`).
     ///
     /// nccl-tests has no scan and no ping-pong. In a scan along a chain of ranks, each rank sends each byte once, as
     /// in a reduce.

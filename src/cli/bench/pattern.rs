@@ -11,9 +11,9 @@ use super::sample::{Sample, SamplePosition};
 use crate::schedule::partition::chunk;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
-/// The number of elements after which the contents repeat. The number is prime. Data that is shifted by a segment or
-/// a chunk, usually a power of two, therefore differs from the expected data.
-const PATTERN_PERIOD: usize = 8191;
+/// The number of elements after which the contents repeat. The number is prime, so that data shifted by a segment or
+/// a chunk (usually a power of two) differ from the expected data.
+const PATTERN_PERIOD_ELEMENTS: usize = 8191;
 
 /// The input and the expected result of one rank in a checked iteration.
 pub struct TestPattern<T> {
@@ -30,9 +30,9 @@ pub struct TestPattern<T> {
 struct ExpectedPart<T> {
     /// The range of this part in the result.
     range: Range<usize>,
-    /// The index in the source of the element that `result[range.start]` must equal.
+    /// The index of the part's first element in the source.
     start: usize,
-    /// The first [`PATTERN_PERIOD`] elements of the source, after which the source repeats.
+    /// The first [`PATTERN_PERIOD_ELEMENTS`] elements of the source, after which the source repeats.
     tile: Vec<T>,
 }
 
@@ -41,7 +41,7 @@ impl<T: Sample> TestPattern<T> {
     pub fn new(case: BenchCase, world: WorldSize, rank: Rank, seed: u64) -> Self {
         let mut pattern = Self { case, world, rank, seed, reduced: Vec::new() };
         if let Some(op) = case.reduction {
-            pattern.reduced = (0..case.count.min(PATTERN_PERIOD))
+            pattern.reduced = (0..case.count.min(PATTERN_PERIOD_ELEMENTS))
                 .map(|index| pattern.expected_element(op, index))
                 .collect();
         }
@@ -73,7 +73,7 @@ impl<T: Sample> TestPattern<T> {
         let own = &mut input[own];
         let mut done = 0;
         while done < own.len() {
-            let offset = (start + done) % PATTERN_PERIOD;
+            let offset = (start + done) % PATTERN_PERIOD_ELEMENTS;
             let length = (own.len() - done).min(tile.len() - offset);
             own[done..done + length].copy_from_slice(&tile[offset..offset + length]);
             done += length;
@@ -106,8 +106,8 @@ impl<T: Sample> TestPattern<T> {
                 vec![ExpectedPart { start: own.start, range: own, tile: self.reduced.clone() }]
             }
             BenchOperation::Gather if rank != case.root => Vec::new(),
-            BenchOperation::AllGather | BenchOperation::Gather => self.chunk_parts(|chunk| chunk.start),
-            BenchOperation::AllToAll => self.chunk_parts(|_| own.start),
+            BenchOperation::AllGather | BenchOperation::Gather => self.expected_chunks(|chunk| chunk.start),
+            BenchOperation::AllToAll => self.expected_chunks(|_| own.start),
             BenchOperation::Broadcast => from(case.root),
             BenchOperation::Scatter => {
                 vec![ExpectedPart {
@@ -125,10 +125,9 @@ impl<T: Sample> TestPattern<T> {
         }
     }
 
-    /// Returns the parts of a result that consists of one chunk from each rank. `start(range)` is the index, in the
-    /// contribution of a rank, of the first element of the rank's chunk. `range` is the range of the chunk in the
-    /// result.
-    fn chunk_parts(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<ExpectedPart<T>> {
+    /// Returns the parts of a result that consists of one chunk from each rank. If a rank's chunk lies at `range` in
+    /// the result, it begins at the index `start(range)` of the rank's contribution.
+    fn expected_chunks(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<ExpectedPart<T>> {
         let part = |rank| {
             let range = chunk(self.case.count, self.world, rank);
             ExpectedPart { start: start(&range), range, tile: self.contribution(rank) }
@@ -138,7 +137,9 @@ impl<T: Sample> TestPattern<T> {
 
     /// Returns one period of the contribution of `rank`.
     fn contribution(&self, rank: Rank) -> Vec<T> {
-        (0..self.case.count.min(PATTERN_PERIOD)).map(|index| self.contributed_element(rank, index)).collect()
+        (0..self.case.count.min(PATTERN_PERIOD_ELEMENTS))
+            .map(|index| self.contributed_element(rank, index))
+            .collect()
     }
 
     fn contributed_element(&self, rank: Rank, index: usize) -> T {
@@ -175,7 +176,7 @@ fn count_differences<T: PartialEq>(elements: &[T], tile: &[T], start: usize) -> 
     let mut wrong = 0;
     let mut done = 0;
     while done < elements.len() {
-        let offset = (start + done) % PATTERN_PERIOD;
+        let offset = (start + done) % PATTERN_PERIOD_ELEMENTS;
         let length = (elements.len() - done).min(tile.len() - offset);
         let (found, expected) = (&elements[done..done + length], &tile[offset..offset + length]);
         wrong += found.iter().zip(expected).filter(|(found, expected)| found != expected).count();
@@ -237,8 +238,7 @@ mod tests {
 
     #[test]
     fn every_reduction_of_every_type_is_exact_in_small_and_large_worlds() {
-        // Large worlds take seconds, so without `TEST_FULL` worlds of more than 127 ranks check only `f16` and
-        // `bf16`.
+        // Large worlds take seconds. Without `TEST_FULL`, worlds of more than 127 ranks check only `f16` and `bf16`.
         let is_full = std::env::var_os("TEST_FULL").is_some();
         for ranks in [2, 3, 8, 127, 300, 2100] {
             check_reductions::<f16>(ranks);
@@ -290,7 +290,8 @@ mod tests {
         let pattern = TestPattern::<f32>::new(case, world, Rank::ZERO, 1);
         let mut own = vec![0.0; count];
         pattern.fill(&mut own);
-        let right: Vec<f32> = (0..count).map(|index| pattern.reduced[index % PATTERN_PERIOD]).collect();
+        let right: Vec<f32> =
+            (0..count).map(|index| pattern.reduced[index % PATTERN_PERIOD_ELEMENTS]).collect();
         assert_eq!(pattern.count_wrong(&right), 0);
         let missing: Vec<f32> = right.iter().zip(&own).map(|(sum, own)| sum - own).collect();
         assert_eq!(pattern.count_wrong(&missing), count as u64);
@@ -327,7 +328,7 @@ mod tests {
     }
 
     /// Returns the range of the elements whose values the operation defines.
-    fn specified_range(case: BenchCase, world: WorldSize, rank: Rank, result: &[u32]) -> Range<usize> {
+    fn range_to_check(case: BenchCase, world: WorldSize, rank: Rank, result: &[u32]) -> Range<usize> {
         match case.operation {
             BenchOperation::ReduceScatter => chunk(case.count, world, rank),
             BenchOperation::Reduce if rank != case.root => 0..0,
@@ -354,7 +355,7 @@ mod tests {
             for (pattern, mut result) in patterns.iter().zip(compute_results(case, world, &inputs)) {
                 let rank = pattern.rank;
                 assert_eq!(pattern.count_wrong(&result), 0, "{operation} on {rank}");
-                let specified = specified_range(case, world, rank, &result);
+                let specified = range_to_check(case, world, rank, &result);
                 let missing = &result[..specified.end.saturating_sub(1)];
                 assert_eq!(
                     pattern.count_wrong(missing),
@@ -396,7 +397,7 @@ mod tests {
         let own = chunk(count, world, Rank::new(1));
         let mut buffer = vec![0i8; count];
         for index in own {
-            buffer[index] = pattern.reduced[index % PATTERN_PERIOD];
+            buffer[index] = pattern.reduced[index % PATTERN_PERIOD_ELEMENTS];
         }
         assert_eq!(pattern.count_wrong(&buffer), 0);
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::args::{BenchArgs, ListItem};
+use super::args::{BenchArgs, ValueOrAll};
 use super::operation::BenchOperation;
 pub use super::plan_error::BenchPlanError;
 use crate::schedule::partition::chunk;
@@ -70,7 +70,7 @@ impl BenchCase {
     /// Returns the number of elements in the receive buffer of `rank`. The number is 0 if the library allocates the
     /// result, or writes the result in place.
     pub fn output_count(&self, rank: Rank) -> usize {
-        let receives_message = self.operation.is_message() && self.operation.involves(rank);
+        let receives_message = self.operation.is_point_to_point() && self.operation.involves(rank);
         let receives = receives_message || self.operation == BenchOperation::AllToAll;
         if receives { self.count } else { 0 }
     }
@@ -259,8 +259,8 @@ fn list_sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, Benc
 }
 
 /// Returns a case for every element type, reduction and size. Sizes are rounded to whole elements, and equal sizes
-/// are merged. Skips a reduction that is not defined for a type. Returns an error if the flags name a type and a
-/// reduction that is not defined for it.
+/// are merged. Skips combinations that come from `all` and are not defined, such as `band` of floats. If the flags
+/// name both the type and the reduction, returns an error.
 fn list_cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>, BenchPlanError> {
     let operation = args.operation;
     if operation == BenchOperation::Barrier {
@@ -269,12 +269,12 @@ fn list_cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<Bench
     }
     let reductions = list_reductions(args)?;
     let mut cases = Vec::new();
-    for dtype in ListItem::expand(&args.dtypes, DType::ALL) {
+    for dtype in ValueOrAll::expand(&args.dtypes, DType::ALL) {
         let mut counts: Vec<usize> = sizes.iter().map(|bytes| (bytes / dtype.size_bytes()).max(1)).collect();
         counts.dedup();
         for &reduction in &reductions {
             if let Some(op) = reduction.filter(|op| !op.applies_to(dtype)) {
-                if ListItem::is_named(&args.reductions, op) && ListItem::is_named(&args.dtypes, dtype) {
+                if ValueOrAll::is_named(&args.reductions, op) && ValueOrAll::is_named(&args.dtypes, dtype) {
                     return Err(BenchPlanError::Undefined { op, dtype });
                 }
                 continue;
@@ -294,7 +294,7 @@ fn list_reductions(args: &BenchArgs) -> Result<Vec<Option<ReduceOp>>, BenchPlanE
     if !operation.reduces() {
         return Ok(vec![None]);
     }
-    if operation.reduces_prefixes() && ListItem::is_named(&args.reductions, ReduceOp::Average) {
+    if operation.reduces_prefixes() && ValueOrAll::is_named(&args.reductions, ReduceOp::Average) {
         return Err(BenchPlanError::Average { operation });
     }
     let is_measured = |op: &ReduceOp| match op {
@@ -303,7 +303,7 @@ fn list_reductions(args: &BenchArgs) -> Result<Vec<Option<ReduceOp>>, BenchPlanE
         ReduceOp::Average => !operation.reduces_prefixes(),
         _ => true,
     };
-    let all = ListItem::expand(&args.reductions, ReduceOp::ALL);
+    let all = ValueOrAll::expand(&args.reductions, ReduceOp::ALL);
     Ok(all.into_iter().filter(is_measured).map(Some).collect())
 }
 

@@ -15,7 +15,7 @@ use crate::train::atomic_file;
 use crate::types::WorldSize;
 
 /// The size in bytes of the temporary file that tests whether a report can be written. Most reports are smaller.
-const TRIAL_FILE_BYTES: usize = 64 << 10;
+const WRITE_TEST_BYTES: usize = 64 << 10;
 /// The maximal number of ranks that the header lists.
 const LISTED_RANKS_MAX: usize = 64;
 /// The file in which the kernel names the default congestion control of sockets.
@@ -149,11 +149,11 @@ impl BenchEnvironment {
             time_breakdown::write_legend(out)?;
         }
         writeln!(out, "#")?;
-        write_titles(out)
+        write_column_titles(out)
     }
 }
 
-fn write_titles(out: &mut dyn Write) -> io::Result<()> {
+fn write_column_titles(out: &mut dyn Write) -> io::Result<()> {
     let title = |titles: [&str; 13]| {
         let [size, count, dtype, redop, root, min, median, p99, algbw, busbw, wrong, iters, algorithm] =
             titles;
@@ -255,7 +255,7 @@ pub(super) fn check_writable(path: &Path) -> io::Result<()> {
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     match fs::metadata(&target).map(|metadata| metadata.file_type()) {
         Ok(kind) if kind.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
-        // JSON allows white space before the report, so writing a newline can test the device.
+        // Write a newline to test the device. JSON allows white space before the report.
         Ok(kind) if kind.is_char_device() => {
             fs::OpenOptions::new().write(true).open(&target)?.write_all(b"\n")
         }
@@ -267,7 +267,7 @@ pub(super) fn check_writable(path: &Path) -> io::Result<()> {
             let mut name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
             name.push(format!(".{}.trial", std::process::id()));
             let trial = target.with_file_name(name);
-            let written = fs::write(&trial, vec![b' '; TRIAL_FILE_BYTES]);
+            let written = fs::write(&trial, vec![b' '; WRITE_TEST_BYTES]);
             // Ignore an error of the removal: if the write failed, there may be no file to remove.
             let _ = fs::remove_file(&trial);
             written

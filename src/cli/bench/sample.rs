@@ -36,7 +36,7 @@ impl SamplePosition {
 
     /// Returns an integer of `width` bits with one random bit set, or with no bit set. All ranks together set about
     /// half of the bits.
-    fn at_most_one_bit(self, width: u32) -> u64 {
+    fn random_bit_or_zero(self, width: u32) -> u64 {
         let stride = self.world.div_ceil(width as usize / 2) as u64;
         let sets_bit = (self.bits >> 8).is_multiple_of(stride);
         if sets_bit { 1 << (self.bits % u64::from(width)) } else { 0 }
@@ -54,16 +54,16 @@ impl SamplePosition {
         if is_true { 1 + (self.bits % 127) as u8 } else { 0 }
     }
 
-    /// Returns a rank's contribution as a float. The float type represents whole numbers exactly up to `exact_max`,
-    /// and powers of two up to the exponent `exponent_max`.
-    fn float_contribution(self, op: Option<ReduceOp>, exact_max: usize, exponent_max: usize) -> f64 {
+    /// Returns a rank's contribution as a float. The float type represents whole numbers exactly up to
+    /// `exact_integer_max`, and powers of two up to the exponent `exponent_max`.
+    fn float_contribution(self, op: Option<ReduceOp>, exact_integer_max: usize, exponent_max: usize) -> f64 {
         let Self { bits, .. } = self;
         match op {
             None => (1 + bits % 127) as f64,
             Some(ReduceOp::Min | ReduceOp::Max) => (bits % 255) as f64 - 127.0,
             Some(ReduceOp::Sum | ReduceOp::PreMulSum | ReduceOp::Average) => {
-                let (contributors, contributes) = self.limit_contributors(exact_max);
-                let value = 1 + bits % (exact_max / contributors).min(128) as u64;
+                let (contributors, contributes) = self.limit_contributors(exact_integer_max);
+                let value = 1 + bits % (exact_integer_max / contributors).min(128) as u64;
                 if contributes { value as f64 } else { 0.0 }
             }
             Some(ReduceOp::Product) => {
@@ -139,8 +139,8 @@ macro_rules! integers {
                     // Make the integer odd. A product of odd integers is odd, even if it wraps around, so it is never
                     // zero.
                     None | Some(ReduceOp::Product) => value | 1,
-                    Some(ReduceOp::BitAnd) => !(position.at_most_one_bit(<$ty>::BITS) as $ty),
-                    Some(ReduceOp::BitOr) => position.at_most_one_bit(<$ty>::BITS) as $ty,
+                    Some(ReduceOp::BitAnd) => !(position.random_bit_or_zero(<$ty>::BITS) as $ty),
+                    Some(ReduceOp::BitOr) => position.random_bit_or_zero(<$ty>::BITS) as $ty,
                     Some(op) if op.is_logical() => position.logical_contribution(op) as $ty,
                     Some(_) => value,
                 }

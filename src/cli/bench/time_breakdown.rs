@@ -106,7 +106,7 @@ impl TimeBreakdown {
     }
 }
 
-/// Writes the line above the table that explains the lines of [`write_time_breakdown`].
+/// Writes a line above the table, which explains what [`write_time_breakdown`] prints below each row.
 pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "# below each row: how the mean time of a timed iteration, in microseconds, was spent")
 }

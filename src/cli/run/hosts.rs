@@ -22,9 +22,9 @@ pub(super) fn count_ranks(args: &RunArgs) -> Result<WorldSize, String> {
         None => sum_slots(args.hosts.iter().map(String::as_str))?,
     };
     let ranks = args.ranks.or(args.ranks_per_host).unwrap_or(RankCount::Number(slots.into()));
-    let world = check_rank_count(ranks)?;
+    let world = resolve_rank_count(ranks)?;
     if let (Some(_), Some(per_host)) = (args.ranks, args.ranks_per_host)
-        && check_rank_count(per_host)?.get() < world.get()
+        && resolve_rank_count(per_host)?.get() < world.get()
     {
         return Err(format!(
             "-n {world} is more than the number of ranks per host, so it needs several hosts; {THIS_HOST_ONLY}"
@@ -36,7 +36,7 @@ pub(super) fn count_ranks(args: &RunArgs) -> Result<WorldSize, String> {
 const THIS_HOST_ONLY: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for example \
     `ringtrain --peers hosts.txt --rank R`";
 
-fn check_rank_count(ranks: RankCount) -> Result<WorldSize, String> {
+fn resolve_rank_count(ranks: RankCount) -> Result<WorldSize, String> {
     let number = match ranks {
         RankCount::Auto => {
             available_parallelism().map_or(1, |count| count.get() as i64).min(LOCAL_RANKS_MAX.into())

@@ -12,8 +12,8 @@ enum Translation {
     SameAs(&'static str),
     /// ringrun drops the option, because ringrun always behaves as the option asks.
     Dropped,
-    /// ringrun drops the option if the list has its value, because ringrun always behaves as this value asks. For any
-    /// other value, ringrun prints the error message.
+    /// ringrun drops the option if its value is in this list, because ringrun always behaves as these values ask.
+    /// With any other value, ringrun refuses the option with this error message.
     DroppedFor(&'static [&'static str], &'static str),
     /// ringrun replaces the option and its values `NAME VALUE` by `-x NAME=VALUE`.
     Variable,
@@ -228,7 +228,7 @@ pub(super) fn translate_other_options(
             }
             translate_option(typed, translation, values, &mut translated)?;
         } else {
-            let (rewritten, needs_value) = rewrite_own_option(own, typed, value)?;
+            let (rewritten, needs_value) = rewrite_for_clap(own, typed, value)?;
             translated.push(rewritten.into());
             if needs_value {
                 translated.extend(rest.next());
@@ -284,7 +284,7 @@ fn translate_option(
 ///
 /// Returns an error for an unknown argument with one dash: clap would read `-hfoo` as `-h`, print the help and exit
 /// with 0.
-fn rewrite_own_option(own: &Command, typed: &str, value: Option<&str>) -> Result<(String, bool), String> {
+fn rewrite_for_clap(own: &Command, typed: &str, value: Option<&str>) -> Result<(String, bool), String> {
     let unknown = || format!("unknown option {typed}; `ringrun --help` lists the options");
     let joined = |name: &str| value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
     let takes_value = |arg: &&Arg| arg.get_action().takes_values() && !arg.is_require_equals_set();

@@ -154,7 +154,7 @@ impl TrainArgs {
             self.compression.parse::<Compression>().map_err(|why| format!("--compression {why}"))?;
         let strategy: StrategySpec =
             self.strategy.parse().map_err(|why| format!("--strategy {}: {why}", self.strategy))?;
-        self.check_target(&source)?;
+        self.check_target_column(&source)?;
         let test_fraction = self.test_fraction.unwrap_or(0.2);
         if !(0.0..1.0).contains(&test_fraction) {
             return Err(format!("--test-fraction {test_fraction}: it must be at least 0 and below 1"));
@@ -206,7 +206,7 @@ impl TrainArgs {
         Ok(config)
     }
 
-    fn check_target(&self, source: &DataSource) -> Result<(), String> {
+    fn check_target_column(&self, source: &DataSource) -> Result<(), String> {
         match (source.table_files(), &self.target) {
             (Some(_), None) => {
                 Err(format!("--data {source} is a table: name the column to predict with --target"))

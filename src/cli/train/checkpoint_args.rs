@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::invocation::ResumeSource;
 use super::optimizer_args::check_number;
-use crate::train::{Checkpoint, ExistingCheckpoint};
+use crate::train::{CheckpointSettings, ExistingCheckpoint};
 
 /// The maximum of `--checkpoint-minutes`: a month of 30 days.
 const CHECKPOINT_MINUTES_MAX: f64 = 43_200.0;
@@ -63,7 +63,7 @@ impl CheckpointArgs {
     /// # Errors
     ///
     /// Returns a sentence that says which option is wrong and what to do.
-    pub(super) fn into_checkpoint(self) -> Result<Option<Checkpoint>, String> {
+    pub(super) fn into_checkpoint(self) -> Result<Option<CheckpointSettings>, String> {
         let existing =
             if self.resume.is_some() { ExistingCheckpoint::Resume } else { ExistingCheckpoint::Refuse };
         let directory = match (self.checkpoint, self.resume) {
@@ -102,12 +102,12 @@ impl CheckpointArgs {
             let range = format!("above 0 and at most {CHECKPOINT_MINUTES_MAX}");
             check_number("--checkpoint-minutes", minutes, is_allowed, &range)?;
         }
-        Ok(Some(Checkpoint {
+        Ok(Some(CheckpointSettings {
             steps: self.checkpoint_steps,
             interval: self.checkpoint_minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes)),
             keep: self.keep_checkpoints.unwrap_or(NonZeroU32::MIN),
             keeps_best: self.keep_best,
-            ..Checkpoint::new(directory, existing)
+            ..CheckpointSettings::new(directory, existing)
         }))
     }
 }

@@ -15,9 +15,9 @@ use crate::train::data::HeaderRow;
 use crate::train::model_file::{Inspection, ModelFileError, SavedModel};
 use crate::train::onnx::{ExportError, OnnxInputs, OnnxModel};
 use crate::train::predict::{
-    self, InputOptions, NewData, PredictError, PredictionOutput, TargetColumn, evaluate,
+    self, InputOptions, PredictError, PredictionInput, PredictionOutput, TargetColumn, evaluate,
 };
-use crate::train::replaces;
+use crate::train::would_replace;
 
 const PREDICT_AFTER_HELP: &str = "\
 Examples:
@@ -168,8 +168,8 @@ pub(super) fn run_subcommand(args: &[OsString]) -> Result<Result<(), ProgramFail
     })
 }
 
-/// Returns the error for a command that `ringrun` starts on several ranks, because a command runs in one process.
-/// `Err` is an error in the arguments, or the text of `--help`.
+/// Returns the error for a command that `ringrun` started on several ranks: commands run in one process. `Err` is an
+/// error in the arguments, or the text of `--help`.
 pub(super) fn refuse_several_ranks(args: &[OsString]) -> Result<ProgramFailure, clap::Error> {
     ModelCommand::try_parse_from(args)?;
     let name = args.get(1).map(|name| name.to_string_lossy()).unwrap_or_default();
@@ -205,9 +205,9 @@ impl From<ExportError> for ProgramFailure {
 
 impl ModelDataArgs {
     fn input_options(&self, target: TargetColumn) -> Result<InputOptions, ProgramFailure> {
-        let data = self.data_format.new_data(&self.data).map_err(usage_error)?;
+        let data = self.data_format.prediction_input(&self.data).map_err(usage_error)?;
         let (header, separator) = self.format.parse_header_and_separator().map_err(usage_error)?;
-        if !matches!(data, NewData::Table(_) | NewData::StandardInput) {
+        if !matches!(data, PredictionInput::Table(_) | PredictionInput::StandardInput) {
             let name = self.data.join(" ");
             if header != HeaderRow::Expected || separator.is_some() {
                 return Err(usage_error(format!(
@@ -236,11 +236,11 @@ fn predict_new_rows(args: PredictArgs) -> Result<(), ProgramFailure> {
 }
 
 /// Checks that `output` is neither the model file nor a data file.
-fn check_output_is_no_input(output: &Path, model: &Path, data: &NewData) -> Result<(), String> {
+fn check_output_is_no_input(output: &Path, model: &Path, data: &PredictionInput) -> Result<(), String> {
     let mut files: Vec<(&str, &Path)> = vec![("--model", model)];
     match data {
-        NewData::Table(paths) => files.extend(paths.iter().map(|path| ("--data", path.as_path()))),
-        NewData::Npy(features, targets) => {
+        PredictionInput::Table(paths) => files.extend(paths.iter().map(|path| ("--data", path.as_path()))),
+        PredictionInput::Npy(features, targets) => {
             files.extend(
                 [Some(features), targets.as_ref()]
                     .into_iter()
@@ -248,10 +248,12 @@ fn check_output_is_no_input(output: &Path, model: &Path, data: &NewData) -> Resu
                     .map(|path| ("--data", path.as_path())),
             );
         }
-        NewData::Source(source) => files.extend(source.files().into_iter().map(|path| ("--data", path))),
-        NewData::StandardInput => {}
+        PredictionInput::Source(source) => {
+            files.extend(source.files().into_iter().map(|path| ("--data", path)));
+        }
+        PredictionInput::StandardInput => {}
     }
-    match files.iter().find(|(_, path)| replaces(output, path)) {
+    match files.iter().find(|(_, path)| would_replace(output, path)) {
         Some((option, _)) => Err(format!(
             "--output would replace {}, which {option} uses; pass another path to --output",
             output.display()
@@ -296,7 +298,7 @@ fn export(args: &ExportArgs) -> Result<(), ProgramFailure> {
     let parse_inputs = |text: &String| text.parse().map_err(|why| format!("--inputs {text}: it {why}"));
     let inputs: Option<OnnxInputs> =
         args.inputs.as_ref().map(parse_inputs).transpose().map_err(usage_error)?;
-    if replaces(&args.output, &args.model) {
+    if would_replace(&args.output, &args.model) {
         let message = format!("--output would replace {}, the model file", args.output.display());
         return Err(usage_error(message + "; pass another path to --output"));
     }

@@ -35,7 +35,7 @@ pub(super) fn read_config_file(command: &Command, path: &Path) -> Result<OptionS
     parse_toml_options(command, &text, |line| OptionOrigin::File { path: place.clone(), line })
 }
 
-/// Parses options in TOML. `origin(n)` is the origin of an option in line n, counted from 1.
+/// Parses options in TOML. `origin(n)` returns the origin of the options in line n, counted from 1.
 ///
 /// # Errors
 ///
@@ -97,8 +97,8 @@ fn describe_unknown_option(command: &Command, key: &str, value: &DeValue<'_>) ->
     }
 }
 
-/// Converts a value of TOML to the value of an option. The text of an error, such as "must be true or false", follows
-/// the name of the option.
+/// Converts a value of TOML to the value of an option. An error is the end of a sentence that begins with the name of
+/// the option, such as "must be true or false".
 fn convert_option_value(arg: &Arg, value: &DeValue<'_>) -> Result<OptionValue, String> {
     let takes_nothing = arg.get_num_args().is_some_and(|range| range.min_values() == 0);
     match value {

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use crate::train::data::{DataFormat, DataSource};
-use crate::train::predict::NewData;
+use crate::train::predict::PredictionInput;
 
 /// The data of a training run.
 #[derive(Args, Debug)]
@@ -55,26 +55,28 @@ impl DataFormatArgs {
     /// # Errors
     ///
     /// Returns a sentence that says which value is wrong.
-    pub(super) fn source(&self, values: &[String]) -> Result<DataSource, String> {
+    pub(super) fn source(&self, data_values: &[String]) -> Result<DataSource, String> {
         match self.parse_format()? {
-            Some(format) => DataSource::from_values_with_format(values, format),
-            None => DataSource::from_values(values),
+            Some(format) => DataSource::from_values_with_format(data_values, format),
+            None => DataSource::from_values(data_values),
         }
     }
 
-    /// Returns the new data that the values of `--data` name.
+    /// Returns the input of a prediction that the values of `--data` name.
     ///
     /// # Errors
     ///
     /// Returns a sentence that says which value is wrong.
-    pub(super) fn new_data(&self, values: &[String]) -> Result<NewData, String> {
+    pub(super) fn prediction_input(&self, data_values: &[String]) -> Result<PredictionInput, String> {
         match self.parse_format()? {
-            Some(DataFormat::Table) | None if values == ["-"] => Ok(NewData::StandardInput),
-            Some(format) if values == ["-"] => {
+            Some(DataFormat::Table) | None if data_values == ["-"] => Ok(PredictionInput::StandardInput),
+            Some(format) if data_values == ["-"] => {
                 Err(format!("--format {format}: standard input must hold a table; pass the name of a file"))
             }
-            Some(format) => DataSource::from_values_with_format(values, format).map(NewData::from_source),
-            None => NewData::from_values(values),
+            Some(format) => {
+                DataSource::from_values_with_format(data_values, format).map(PredictionInput::from_source)
+            }
+            None => PredictionInput::from_values(data_values),
         }
     }
 }

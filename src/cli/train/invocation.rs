@@ -11,7 +11,7 @@ use super::config_file;
 use super::option_set::{self, OptionOrigin, OptionSet};
 use super::output_args::OutputArgs;
 use crate::cli::group_args::GroupArgs;
-use crate::train::{CHECKPOINT_FILE_NAME, Config, options_refused_by, read_options, replaces};
+use crate::train::{CHECKPOINT_FILE_NAME, Config, options_refused_by, read_options, would_replace};
 
 /// The options with which the user started `ringtrain`.
 pub(super) struct Invocation {
@@ -86,20 +86,21 @@ impl Invocation {
         self.args.checkpoint.resume_source()
     }
 
-    /// Checks the options and returns the configuration and the options of the output. `stored` is the TOML
-    /// text of the options in the checkpoint from which the run resumes. Options of the command line and of the
+    /// Checks the options and returns the configuration and the options of the output. `stored_options` is the
+    /// TOML text of the options in the checkpoint from which the run resumes. Options of the command line and of the
     /// configuration file override the stored options.
     ///
     /// # Errors
     ///
     /// Returns a sentence that says which option is wrong, where it was given and what to do.
-    pub(super) fn prepare(&self, stored: Option<&str>) -> Result<(Config, OutputArgs), String> {
+    pub(super) fn prepare(&self, stored_options: Option<&str>) -> Result<(Config, OutputArgs), String> {
         let mut options = self.options.clone();
         let directory = self.resume_source().map(|source| source.directory.display().to_string());
-        if let (Some(text), Some(directory)) = (stored, directory) {
+        if let (Some(text), Some(directory)) = (stored_options, directory) {
             let origin = |_| OptionOrigin::Checkpoint(directory.clone());
             let stored = config_file::parse_toml_options(&self.command, text, origin)?;
-            // If this start has another strategy, stored options may not suit it. The user cannot take them back.
+            // Drop the stored options that the new strategy refuses, because the user has no way to unset a stored
+            // option.
             let strategy = options.value("strategy").and_then(|text| text.parse().ok());
             let refused = strategy.map_or(&[][..], options_refused_by);
             options.add_missing(&self.command, stored.without_learning_rate().without(refused));
@@ -107,7 +108,7 @@ impl Invocation {
         let args = parse_options(&self.command, &options)?;
         let output = args.output.clone();
         let mut config = args.into_config().map_err(|message| options.append_option_origins(&message))?;
-        self.check_config_file_remains(&config)?;
+        self.check_config_file_is_not_overwritten(&config)?;
         if let Some(checkpoint) = &mut config.checkpoint {
             checkpoint.options = Some(options.to_toml(&self.command)?);
         }
@@ -115,14 +116,17 @@ impl Invocation {
     }
 
     /// Checks that the run does not write a file over the configuration file.
-    fn check_config_file_remains(&self, config: &Config) -> Result<(), String> {
+    fn check_config_file_is_not_overwritten(&self, config: &Config) -> Result<(), String> {
         let Some(read) = &self.args.config else { return Ok(()) };
         let written = [
             ("--report", &config.report),
             ("--save-model", &config.model_file),
             ("--plot", &config.curves.plot),
         ];
-        match written.into_iter().find(|(_, path)| path.as_ref().is_some_and(|path| replaces(path, read))) {
+        match written
+            .into_iter()
+            .find(|(_, path)| path.as_ref().is_some_and(|path| would_replace(path, read)))
+        {
             Some((option, _)) => Err(format!(
                 "{option} would replace {}, the file of --config; pass another path to {option}",
                 read.display()
@@ -148,8 +152,8 @@ mod tests {
     use crate::train::{ExistingCheckpoint, RateSchedule};
 
     impl Invocation {
-        fn to_config(&self, stored: Option<&str>) -> Result<Config, String> {
-            self.prepare(stored).map(|(config, _)| config)
+        fn to_config(&self, stored_options: Option<&str>) -> Result<Config, String> {
+            self.prepare(stored_options).map(|(config, _)| config)
         }
     }
 

@@ -73,7 +73,7 @@ impl OptimizerArgs {
             check_number("--weight-decay", decay, decay >= 0.0, "a number of at least 0")?;
         }
         let rule = self.parse_rule()?;
-        self.check_constants(rule)?;
+        self.check_rule_has_given_options(rule)?;
         let weight_decay = self.weight_decay.or(rule.map(Rule::default_weight_decay)).unwrap_or_default();
         Ok(OptimizerChoice { rule, learning_rate: self.lr, weight_decay })
     }
@@ -122,7 +122,7 @@ impl OptimizerArgs {
     }
 
     /// Returns an error if `--momentum`, `--betas` or `--epsilon` does not apply to the chosen optimizer.
-    fn check_constants(&self, rule: Option<Rule>) -> Result<(), String> {
+    fn check_rule_has_given_options(&self, rule: Option<Rule>) -> Result<(), String> {
         let has_momentum = rule.is_some_and(|rule| rule.momentum().is_some());
         let has_moments = rule.is_some_and(|rule| rule.adam_options().is_some());
         for (flag, given, belongs, owners) in [

@@ -151,7 +151,7 @@ impl OptionSet {
         }
     }
 
-    /// Returns the arguments of the program `ringtrain` that give these options.
+    /// Returns these options as the command line of `ringtrain`.
     pub(super) fn to_arguments(&self, command: &Command) -> Vec<OsString> {
         let mut arguments = vec![OsString::from("ringtrain")];
         for (name, arg) in known_options(command) {
@@ -179,8 +179,8 @@ impl OptionSet {
         arguments
     }
 
-    /// Appends to an error message the origin of each option in it, such as ` (--lr is given in run.toml, line 3)`.
-    /// Skips options from the command line.
+    /// For each option that an error message names, appends where the option was given, such as ` (--lr is given in
+    /// run.toml, line 3)`. Skips options of the command line.
     pub(super) fn append_option_origins(&self, message: &str) -> String {
         let is_named = |name: &str| {
             let flag = format!("--{name}");

@@ -40,7 +40,7 @@ pub(super) struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// Returns the options for what rank 0 prints. `display` says where the progress bar appears.
+    /// Returns what rank 0 prints. `display` says where a progress bar appears without `--quiet`.
     pub(super) fn console_options(&self, display: ProgressDisplay) -> ConsoleOptions {
         if self.quiet {
             return ConsoleOptions {
@@ -52,7 +52,7 @@ impl OutputArgs {
         ConsoleOptions { display, lines: ConsoleLines::All, log_interval: self.log_interval }
     }
 
-    /// Checks the options. Returns the files with curves.
+    /// Checks the options, and returns the files for the curves of the run (`--plot` and `--tensorboard`).
     ///
     /// # Errors
     ///

@@ -13,7 +13,7 @@ use crate::group::memory::{Memory, SplitBuffer};
 use crate::group::shm_executor::{ShmOperation, ShmRequest};
 use crate::reduce::Kernels;
 use crate::schedule::Schedule;
-use crate::types::GROUP_FLAGS;
+use crate::types::INTERNAL_GROUP_BITS;
 
 /// An operation by hosts.
 pub(in crate::group) struct HierarchicalOperation {
@@ -67,7 +67,7 @@ impl Core {
     ) -> Result<OpId, Failure> {
         let HierarchicalOperation { host_executors, blocks, memory, kernels, divisor } = hierarchical;
         let asked = (begin.contract, begin.site);
-        let id = self.link_driver.number(begin.group & !GROUP_FLAGS, asked)?;
+        let id = self.link_driver.number(begin.group & !INTERNAL_GROUP_BITS, asked)?;
         let ranges: Vec<Range<usize>> = blocks.iter().map(|block| block.bytes.clone()).collect();
         let (whole, parts) = memory.into_parts(&ranges);
         let engine = self.link_driver.engine_mut();

@@ -143,9 +143,11 @@ impl ShmOperation {
     /// What lower ranks contributed stands in `own`.
     fn apply(&self, action: Action, own: &mut [u8], arrived: &[u8]) {
         match (action, &self.kernels) {
-            (Action::Reduce, Some(kernels)) => kernels.reduce.apply_on_right(own, arrived, self.divisor),
+            (Action::Reduce, Some(kernels)) => {
+                kernels.reduce.apply_as_right_operand(own, arrived, self.divisor);
+            }
             (Action::ReduceLast, Some(kernels)) => {
-                kernels.reduce_last.apply_on_right(own, arrived, self.divisor);
+                kernels.reduce_last.apply_as_right_operand(own, arrived, self.divisor);
             }
             _ => own.copy_from_slice(arrived),
         }

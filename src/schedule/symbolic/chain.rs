@@ -28,7 +28,7 @@ fn contributions_of_first_ranks(ranks: u32, count: usize) -> Vec<Value> {
 
 /// Checks that the schedule has no `Action::ReduceLast`, which would divide an average. Scans, and reductions in rank
 /// order, never compute averages.
-fn assert_no_average_is_divided(state: &RankState) {
+fn assert_no_reduce_last(state: &RankState) {
     assert!(state.finished.iter().all(|&finished| finished == 0));
 }
 
@@ -36,7 +36,7 @@ fn assert_no_average_is_divided(state: &RankState) {
 fn scan_gives_each_rank_the_contributions_up_to_its_own_in_order() {
     Proof { in_rank_order: true, ..Proof::new() }.run(scan, own_contribution, |_, rank, count, state| {
         assert_eq!(state.buffer, contributions_of_first_ranks(rank.get() + 1, count));
-        assert_no_average_is_divided(state);
+        assert_no_reduce_last(state);
     });
 }
 
@@ -52,7 +52,7 @@ fn exscan_gives_each_rank_the_contributions_before_its_own_in_order() {
         if rank != Rank::ZERO {
             assert_eq!(state.buffer[count..], contributions_of_first_ranks(rank.get(), count));
         }
-        assert_no_average_is_divided(state);
+        assert_no_reduce_last(state);
     });
 }
 
@@ -67,7 +67,7 @@ fn ordered_reduce_gives_the_root_every_contribution_in_order() {
                 if rank == root(world) {
                     assert_eq!(state.buffer, all_contributions(world, count));
                 }
-                assert_no_average_is_divided(state);
+                assert_no_reduce_last(state);
             },
         );
     }
@@ -80,13 +80,13 @@ fn all_ordered_reduce_gives_every_rank_every_contribution_in_order() {
         own_contribution,
         |world, _, count, state| {
             assert_eq!(state.buffer, all_contributions(world, count));
-            assert_no_average_is_divided(state);
+            assert_no_reduce_last(state);
         },
     );
 }
 
-/// Only the rank that has a contribution reduces it into the result. If two ranks computed the result separately,
-/// their results could differ, because of rounding or a bug in the user's function.
+/// Each contribution is reduced on one rank only. If two ranks computed the result separately, their results could
+/// differ, because of rounding or a bug in the user's function.
 #[test]
 fn all_ordered_reduce_reduces_every_contribution_once() {
     let world = WorldSize::new(9).unwrap();

@@ -7,15 +7,15 @@ use super::super::{Schedule, butterfly, direct, doubling};
 use super::{Proof, Value, all_contributions, every_part, own_contribution, own_part, tested_partition};
 use crate::types::{Rank, WorldSize};
 
-/// Returns the world sizes in which algorithms are tested if every rank sends to every other rank. These worlds are
+/// Returns the world sizes for the proofs of algorithms in which every rank sends to every other rank. The sizes are
 /// small, because the number of messages grows with the square of the number of ranks.
-fn small_worlds() -> RangeInclusive<u32> {
+fn small_world_sizes() -> RangeInclusive<u32> {
     1..=(*Proof::new().worlds.end()).min(24)
 }
 
 #[test]
 fn direct_all_reduce_gives_every_rank_every_contribution_once() {
-    let proof = Proof { receives_may_wait: true, worlds: small_worlds(), ..Proof::new() };
+    let proof = Proof { receives_may_wait: true, worlds: small_world_sizes(), ..Proof::new() };
     proof.run(direct::all_reduce, own_contribution, |world, rank, count, state| {
         assert_eq!(state.buffer, all_contributions(world, count), "rank {rank} of {world}, {count} elements");
         let own = chunk(count, world, rank);
@@ -31,7 +31,7 @@ fn direct_reduce_scatter_gives_every_rank_its_part() {
     for which in 0..2 {
         let build =
             |world, rank, count| direct::reduce_scatter(world, rank, &tested_partition(count, world, which));
-        let proof = Proof { receives_may_wait: true, worlds: small_worlds(), ..Proof::new() };
+        let proof = Proof { receives_may_wait: true, worlds: small_world_sizes(), ..Proof::new() };
         proof.run(build, own_contribution, |world, rank, count, state| {
             for element in tested_partition(count, world, which).range(rank) {
                 assert_eq!(state.buffer[element], Value::from_first_ranks(world.get(), element));
@@ -43,7 +43,7 @@ fn direct_reduce_scatter_gives_every_rank_its_part() {
 #[test]
 fn direct_all_gather_gives_every_rank_every_part() {
     for which in 0..2 {
-        Proof { worlds: small_worlds(), ..Proof::new() }.run(
+        Proof { worlds: small_world_sizes(), ..Proof::new() }.run(
             |world, rank, count| direct::all_gather(world, rank, &tested_partition(count, world, which)),
             |world, rank, count| own_part(&tested_partition(count, world, which), rank),
             |world, _, count, state| {
@@ -77,7 +77,7 @@ fn recursive_doubling_gives_every_rank_every_part() {
 #[test]
 fn direct_all_gather_gives_every_rank_every_whole_buffer() {
     let slots = |world: WorldSize, count| Partition::from_counts(&vec![count; world.as_usize()]).unwrap();
-    Proof { worlds: small_worlds(), ..Proof::new() }.run(
+    Proof { worlds: small_world_sizes(), ..Proof::new() }.run(
         |world, rank, count| direct::all_gather(world, rank, &slots(world, count)),
         |world, rank, count| own_part(&slots(world, count), rank),
         |world, _, count, state| assert_eq!(state.buffer, every_part(&slots(world, count), world)),

@@ -1,7 +1,7 @@
 //! Proofs of the schedules of the double tree, with one block and with several blocks in each half of the buffer.
 
 use super::super::double_tree::{all_reduce, block_bytes, broadcast, reduce};
-use super::super::{After, Schedule};
+use super::super::{AfterStep, Schedule};
 use super::{Proof, all_contributions, own_contribution, proof_limits, tested_roots};
 use crate::types::{Rank, WorldSize};
 
@@ -15,11 +15,11 @@ fn tested_worlds() -> impl Iterator<Item = WorldSize> {
 
 /// The children of a rank in one tree, and its parent. The rank reduces the data of its children, and sends the
 /// result to its parent.
-type Neighbours = (Vec<Rank>, Option<Rank>);
+type ChildrenAndParent = (Vec<Rank>, Option<Rank>);
 
 /// Returns the neighbours of the rank with this schedule in each of the two trees. Each tree reduces one half of the
 /// `count` elements.
-fn neighbours(schedule: &Schedule, count: usize) -> [Neighbours; 2] {
+fn neighbours_in_both_trees(schedule: &Schedule, count: usize) -> [ChildrenAndParent; 2] {
     [0..count / 2, count / 2..count].map(|half| {
         let received = schedule.steps.iter().filter_map(|step| step.receive.as_ref());
         let children = received.filter(|receive| receive.range == half).map(|receive| receive.peer).collect();
@@ -29,12 +29,12 @@ fn neighbours(schedule: &Schedule, count: usize) -> [Neighbours; 2] {
 }
 
 /// Returns the neighbours of every rank in each of the two trees.
-fn trees(world: WorldSize) -> Vec<[Neighbours; 2]> {
-    // Use the schedules of a reduce to an additional root rank, because they only send data up the trees of `world`.
+fn neighbours_of_all_ranks(world: WorldSize) -> Vec<[ChildrenAndParent; 2]> {
+    // In a reduce to an additional rank, the ranks of `world` only send data up their two trees.
     let with_root = WorldSize::new(world.get() + 1).unwrap();
     let root = Rank::new(world.get());
     let schedule = |rank| reduce(with_root, rank, root, 2, 1);
-    world.ranks().map(|rank| neighbours(&schedule(rank), 2)).collect()
+    world.ranks().map(|rank| neighbours_in_both_trees(&schedule(rank), 2)).collect()
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn only_the_receive_from_a_second_child_waits_for_another_receive() {
                 broadcast(world, rank, Rank::ZERO, 97, 7),
             ] {
                 for receive in schedule.steps.iter().filter_map(|step| step.receive.as_ref()) {
-                    let Some(After(awaited)) = receive.after else { continue };
+                    let Some(AfterStep(awaited)) = receive.after else { continue };
                     let awaited = schedule.steps[awaited].receive.as_ref().unwrap();
                     assert_eq!((&awaited.range, awaited.after), (&receive.range, None));
                     assert_ne!(awaited.peer, receive.peer);
@@ -116,7 +116,7 @@ fn only_the_receive_from_a_second_child_waits_for_another_receive() {
 #[test]
 fn a_rank_has_children_in_at_most_one_tree() {
     for world in tested_worlds() {
-        let trees = trees(world);
+        let trees = neighbours_of_all_ranks(world);
         let is_inner = |tree: usize| trees.iter().map(move |links| !links[tree].0.is_empty());
         assert!(is_inner(0).zip(is_inner(1)).all(|(first, second)| !(first && second)), "{world} ranks");
         let leaves = is_inner(0).zip(is_inner(1)).filter(|&(first, second)| !first && !second).count();
@@ -130,7 +130,7 @@ fn a_rank_has_children_in_at_most_one_tree() {
 #[test]
 fn with_four_or_more_ranks_no_two_are_neighbours_in_both_trees() {
     for world in tested_worlds().filter(|world| world.get() >= 4) {
-        let trees = trees(world);
+        let trees = neighbours_of_all_ranks(world);
         for rank in world.ranks() {
             let around = |tree: usize| {
                 let (children, parent) = &trees[rank.index()][tree];
@@ -144,7 +144,7 @@ fn with_four_or_more_ranks_no_two_are_neighbours_in_both_trees() {
 #[test]
 fn no_rank_is_more_than_log2_n_hops_below_the_top() {
     for world in tested_worlds() {
-        let trees = trees(world);
+        let trees = neighbours_of_all_ranks(world);
         for rank in world.ranks() {
             for tree in [0, 1] {
                 let (mut at, mut hops) = (rank, 0);

@@ -1,6 +1,8 @@
 //! Tests that the symbolic executor rejects schedules that contain a mistake.
 
-use super::super::{Action, After, Inbound, Outbound, Schedule, Step, reduce, reduce_tree};
+use super::super::{
+    Action, AfterStep, InboundElements, OutboundElements, Schedule, Step, reduce, reduce_tree,
+};
 use super::{MoveOrder, Proof, SimulatedWorld, own_contribution};
 use crate::types::{Rank, WorldSize};
 
@@ -10,8 +12,8 @@ fn exchange_schedules(sent: [usize; 2], received: [usize; 2], action: Action) ->
     let step = |rank: usize| {
         let peer = Rank::new(1 - rank as u32);
         Step {
-            send: Some(Outbound { peer, range: 0..sent[rank], after: None }),
-            receive: Some(Inbound { peer, range: 0..received[rank], action, after: None }),
+            send: Some(OutboundElements { peer, range: 0..sent[rank], after: None }),
+            receive: Some(InboundElements { peer, range: 0..received[rank], action, after: None }),
         }
     };
     [0, 1].map(|rank| Schedule { steps: vec![step(rank)] }).into()
@@ -57,7 +59,7 @@ fn a_contribution_that_is_reduced_twice_is_found() {
     let mut schedules = exchange_schedules([1, 1], [1, 1], Action::Reduce);
     for schedule in &mut schedules {
         let mut again = schedule.steps[0].clone();
-        again.send.as_mut().unwrap().after = Some(After(0));
+        again.send.as_mut().unwrap().after = Some(AfterStep(0));
         schedule.steps.push(again);
     }
     run_schedules(schedules, &mut MoveOrder::Eager);
@@ -85,10 +87,11 @@ fn a_receive_that_waits_for_another_receive_is_found() {
 /// In this faulty schedule, rank 0 reduces first the contribution that arrives first.
 #[test]
 #[should_panic(expected = "contributions are reduced in the order of arrival")]
-fn reducing_contributions_in_their_order_of_arrival_is_found() {
+fn a_reduction_in_order_of_arrival_is_found() {
     let build = |world: WorldSize, rank: Rank, count| {
-        let send_to = |peer| Outbound { peer, range: 0..count, after: None };
-        let reduce_from = |peer| Inbound { peer, range: 0..count, action: Action::Reduce, after: None };
+        let send_to = |peer| OutboundElements { peer, range: 0..count, after: None };
+        let reduce_from =
+            |peer| InboundElements { peer, range: 0..count, action: Action::Reduce, after: None };
         let steps = match rank {
             Rank::ZERO => world
                 .ranks()

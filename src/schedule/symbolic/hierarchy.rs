@@ -15,7 +15,7 @@ use super::{
 use crate::types::{Algorithm, Rank, WorldSize};
 
 /// Returns the number of ranks in the largest random placement.
-fn ranks_max() -> u32 {
+fn random_placement_ranks_max() -> u32 {
     match proof_limits().world_size_max {
         small @ ..=4 => small + 1,
         limit => limit.min(24),
@@ -24,7 +24,7 @@ fn ranks_max() -> u32 {
 
 /// Returns placements of ranks on hosts: in blocks, round-robin and random, on hosts of equal and of different sizes.
 /// Entry r of a placement is the host of rank r.
-fn placements() -> Vec<Vec<u32>> {
+fn tested_placements() -> Vec<Vec<u32>> {
     let mut all: Vec<Vec<u32>> =
         [&[0, 0, 1][..], &[0, 1, 1], &[0, 0, 1, 1], &[0, 1, 0, 1], &[5, 5, 5, 2], &[0, 1, 1, 2, 2, 2]]
             .map(<[u32]>::to_vec)
@@ -32,7 +32,7 @@ fn placements() -> Vec<Vec<u32>> {
     all.push((0..16).map(|rank| rank / 4).collect());
     all.push((0..12).map(|rank| rank % 3).collect());
     let mut random = StdRng::seed_from_u64(7);
-    for ranks in 3..=ranks_max() {
+    for ranks in 3..=random_placement_ranks_max() {
         let hosts = random.random_range(2..ranks);
         all.push((0..ranks).map(|_| random.random_range(0..hosts)).collect());
     }
@@ -51,7 +51,7 @@ fn convert_local_to_group_ranks(buffer: Vec<Value>, group_ranks: &[Rank]) -> Vec
 
 /// Runs a phase in the shared memory of every host. If `is_first` is true, the buffer of each rank contains only this
 /// rank's contributions.
-fn run_on_hosts(
+fn simulate_phase_on_hosts(
     layouts: &[HostLayout],
     phase: impl Fn(Rank) -> CollectiveSpec,
     mut buffers: Vec<Vec<Value>>,
@@ -81,14 +81,14 @@ fn run_on_hosts(
 }
 
 /// Runs a collective for every placement and length, and for several orders in which the links move data. Passes the
-/// final buffer of every rank to `check`. The last argument of `check` counts how often a rank has completed the
-/// reduction of an element, over all elements and ranks.
+/// final buffer of every rank to `check`. The last argument of `check` is the number of completed reductions, counted
+/// for each element on each rank.
 fn run_and_check(
     algorithms: &[Algorithm],
     spec: impl Fn(WorldSize, usize) -> CollectiveSpec,
     check: impl Fn(WorldSize, Rank, usize, &[Value], u32),
 ) {
-    for machines in placements() {
+    for machines in tested_placements() {
         let world = WorldSize::new(machines.len() as u32).unwrap();
         let layouts: Option<Vec<HostLayout>> =
             world.ranks().map(|rank| HostLayout::new(&machines, rank)).collect();
@@ -106,7 +106,7 @@ fn run_and_check(
             for (seed, segment, slot) in [(0, 1, 1), (1, 3, 1000), (2, usize::MAX >> 1, 7)] {
                 let buffers = world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
                 let before = |rank: Rank| phases[rank.index()].before.clone();
-                let buffers = run_on_hosts(&layouts, before, buffers, slot, true);
+                let buffers = simulate_phase_on_hosts(&layouts, before, buffers, slot, true);
                 let mut wire = SimulatedWorld::new(schedules.clone(), buffers, segment);
                 wire.run(&mut match seed {
                     0 => MoveOrder::Eager,
@@ -117,7 +117,7 @@ fn run_and_check(
                 let total = finished.iter().sum::<u32>();
                 let buffers = wire.ranks.into_iter().map(|rank| rank.buffer).collect();
                 let after = |rank: Rank| phases[rank.index()].after.clone();
-                let buffers = run_on_hosts(&layouts, after, buffers, slot, false);
+                let buffers = simulate_phase_on_hosts(&layouts, after, buffers, slot, false);
                 for rank in world.ranks() {
                     check(world, rank, count, &buffers[rank.index()], total);
                 }
@@ -177,7 +177,7 @@ fn only_the_first_ranks_of_hosts_exchange_messages_in_a_barrier() {
 
 #[test]
 fn every_rank_carries_a_slice_and_sends_only_to_other_hosts() {
-    for machines in placements() {
+    for machines in tested_placements() {
         let world = WorldSize::new(machines.len() as u32).unwrap();
         for rank in world.ranks() {
             let Some(layout) = HostLayout::new(&machines, rank) else { continue };

@@ -17,7 +17,7 @@ use crate::types::{Rank, WorldSize};
 const RANKS_MAX: u32 = if cfg!(miri) { 3 } else { 16 };
 
 /// Runs a collective on all ranks with small and large slots, and passes the final buffer of every rank to `check`.
-fn run(
+fn run_and_check(
     spec: impl Fn(WorldSize, usize) -> CollectiveSpec,
     initial: impl Fn(WorldSize, Rank, usize) -> Vec<Value>,
     check: impl Fn(WorldSize, Rank, usize, &[Value]),
@@ -47,7 +47,7 @@ pub(super) fn simulate(
 }
 
 /// Runs a plan on all ranks. If `shares` returns true for a rank, the rank posts the address of its buffer instead of
-/// elements in the round that has an `exchange`.
+/// elements in the round that has an `in_place_reduce`.
 fn simulate_with_shared_buffers(
     world: WorldSize,
     slot: usize,
@@ -64,7 +64,7 @@ fn simulate_with_shared_buffers(
         for rank in world.ranks() {
             assert_eq!(plan(rank).round_count(), rounds, "all ranks have the same number of rounds");
             plan(rank).fill_round(number, &mut round);
-            if round.exchange.is_some() && shares(rank) {
+            if round.in_place_reduce.is_some() && shares(rank) {
                 continue;
             }
             for put in &round.slot_writes {
@@ -78,7 +78,7 @@ fn simulate_with_shared_buffers(
             plan(rank).fill_round(number, &mut round);
             if let Some(ordered_reduce) = &round.ordered_reduce {
                 assert!(round.slot_reads.is_empty(), "a round with a reduction has no takes");
-                for from in world.ranks().filter(|&from| round.exchange.is_some() && shares(from)) {
+                for from in world.ranks().filter(|&from| round.in_place_reduce.is_some() && shares(from)) {
                     let shared = &buffers[from.index()][ordered_reduce.range.clone()];
                     slots[from.index()][ordered_reduce.at..ordered_reduce.at + shared.len()]
                         .copy_from_slice(shared);
@@ -145,7 +145,7 @@ fn reduce_in_order(
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_in_order() {
     let two_shot = |_, count| CollectiveSpec::AllReduce { count };
-    run(two_shot, own_contribution, |world, _, count, buffer| {
+    run_and_check(two_shot, own_contribution, |world, _, count, buffer| {
         assert_eq!(buffer, all_contributions(world, count));
     });
     for ranks in 1..=RANKS_MAX {
@@ -180,7 +180,7 @@ fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
             for rank in order {
                 let mut plan = RoundPlan::new(world, rank, 7, 0, CollectiveSpec::AllReduce { count });
                 plan.fill_round(0, &mut round);
-                let range = round.exchange.take().expect("the first round can be done in place").range;
+                let range = round.in_place_reduce.take().expect("the first round can be done in place").range;
                 times_reduced[range.clone()].iter_mut().for_each(|times| *times += 1);
                 let ordered_reduce =
                     OrderedReduce { range: range.clone(), at: range.start, is_posted_next: false };
@@ -194,7 +194,7 @@ fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
                 assert!(
                     round.slot_writes.is_empty()
                         && round.ordered_reduce.is_none()
-                        && round.exchange.is_none()
+                        && round.in_place_reduce.is_none()
                 );
                 let mut awaited: Vec<Rank> =
                     round.slot_reads.iter().map(|take| take.from).chain([rank]).collect();
@@ -230,7 +230,7 @@ fn reduce_gives_the_root_every_contribution() {
     for which in 0..4 {
         let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         let spec = |world, count| CollectiveSpec::Reduce { count, root: root(world) };
-        run(spec, own_contribution, |world, rank, count, buffer| {
+        run_and_check(spec, own_contribution, |world, rank, count, buffer| {
             assert!(rank != root(world) || *buffer == all_contributions(world, count));
         });
     }
@@ -240,12 +240,12 @@ fn reduce_gives_the_root_every_contribution() {
 fn reduce_scatter_and_all_gather_give_every_rank_its_parts() {
     for which in 0..2 {
         let scattered = |world, count| CollectiveSpec::ReduceScatter(tested_partition(count, world, which));
-        run(scattered, own_contribution, |world, rank, count, buffer| {
+        run_and_check(scattered, own_contribution, |world, rank, count, buffer| {
             for element in tested_partition(count, world, which).range(rank) {
                 assert_eq!(buffer[element], Value::from_first_ranks(world.get(), element));
             }
         });
-        run(
+        run_and_check(
             |world, count| CollectiveSpec::AllGather(tested_partition(count, world, which)),
             |world, rank, count| own_part(&tested_partition(count, world, which), rank),
             |world, _, count, buffer| {
@@ -260,12 +260,12 @@ fn broadcast_gather_and_scatter_move_the_data_from_or_to_the_root() {
     for which in 0..4 {
         let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
         let parts = |world, count| tested_partition(count, world, which);
-        run(
+        run_and_check(
             |world, count| CollectiveSpec::Broadcast { count, root: root(world) },
             own_contribution,
             |world, _, count, buffer| assert_eq!(buffer, own_contribution(world, root(world), count)),
         );
-        run(
+        run_and_check(
             |world, count| CollectiveSpec::Gather { partition: parts(world, count), root: root(world) },
             |world, rank, count| {
                 let whole_buffer = own_part(&parts(world, count), rank);
@@ -279,7 +279,7 @@ fn broadcast_gather_and_scatter_move_the_data_from_or_to_the_root() {
                 assert!(rank != root(world) || *buffer == every_part(&parts(world, count), world));
             },
         );
-        run(
+        run_and_check(
             |world, count| CollectiveSpec::Scatter { partition: parts(world, count), root: root(world) },
             |world, rank, count| {
                 let length = parts(world, count).range(rank).len();
@@ -300,7 +300,7 @@ fn broadcast_gather_and_scatter_move_the_data_from_or_to_the_root() {
 
 #[test]
 fn scan_and_exscan_combine_lower_ranks_in_rank_order() {
-    run(
+    run_and_check(
         |_, count| CollectiveSpec::Scan { count },
         own_contribution,
         |_, rank, count, buffer| {
@@ -310,7 +310,7 @@ fn scan_and_exscan_combine_lower_ranks_in_rank_order() {
     );
     let with_result_space =
         |world, rank, count| [own_contribution(world, rank, count), vec![Value::BLANK; count]].concat();
-    run(
+    run_and_check(
         |_, count| CollectiveSpec::Exscan { count },
         with_result_space,
         |_, rank, count, buffer| {
@@ -325,7 +325,7 @@ fn scan_and_exscan_combine_lower_ranks_in_rank_order() {
 #[test]
 fn all_to_all_gives_each_rank_the_parts_for_it() {
     let value = |from: Rank, to: Rank, index: usize| Value::contribution(from, to.index() << 32 | index);
-    run(
+    run_and_check(
         |world, part| {
             let parts = Partition::of_equal_parts(part, world);
             CollectiveSpec::AllToAll { send: parts.clone(), receive: parts, is_even: true }

@@ -59,14 +59,14 @@ pub enum CheckpointError {
         /// What is at the path, such as `a symbolic link`.
         kind: &'static str,
     },
-    /// The checkpoint directory has a file of the user with the name of the file for the options of the run.
+    /// The checkpoint directory has a file `config.toml` that ringtrain did not write.
     #[error(
         "this run would replace {} by a file with its options, but ringtrain did not write {}; rename the file, or pass \
          another --checkpoint directory",
         path.display(), path.display()
     )]
     OtherOptionsFile {
-        /// The file of the user.
+        /// The path of the file.
         path: PathBuf,
     },
     /// The last checkpoint of a run was not saved.

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use super::{Checkpoint, CheckpointError};
+use super::{CheckpointError, CheckpointSettings};
 use crate::train::atomic_file;
 
 /// The name of the latest checkpoint in the checkpoint directory.
@@ -27,8 +27,8 @@ pub(crate) struct CheckpointFiles {
 }
 
 impl CheckpointFiles {
-    pub(crate) fn new(settings: &Checkpoint) -> Self {
-        let Checkpoint { directory, keep, keeps_best, .. } = settings;
+    pub(crate) fn new(settings: &CheckpointSettings) -> Self {
+        let CheckpointSettings { directory, keep, keeps_best, .. } = settings;
         Self { directory: directory.clone(), keep: keep.get(), keeps_best: *keeps_best }
     }
 
@@ -43,11 +43,11 @@ impl CheckpointFiles {
     }
 
     /// Returns the path of the earlier checkpoint after `steps` steps.
-    fn path_of_steps(&self, steps: u64) -> PathBuf {
+    fn path_of_earlier_checkpoint(&self, steps: u64) -> PathBuf {
         self.directory.join(format!("checkpoint-{steps}.safetensors"))
     }
 
-    /// Returns a checkpoint that the directory contains. If there are several, prefers the latest.
+    /// Returns a checkpoint in the directory: the latest, or any other if there is no latest.
     pub(crate) fn find_any_checkpoint(&self) -> Result<Option<PathBuf>, CheckpointError> {
         let latest = self.latest_path();
         if exists(&latest)? {
@@ -55,7 +55,7 @@ impl CheckpointFiles {
         }
         let earlier = self.steps_of_earlier_checkpoints().map_err(|error| self.directory_error(error))?;
         if let Some(&steps) = earlier.last() {
-            return Ok(Some(self.path_of_steps(steps)));
+            return Ok(Some(self.path_of_earlier_checkpoint(steps)));
         }
         let best = self.best_path();
         Ok(exists(&best)?.then_some(best))
@@ -63,7 +63,7 @@ impl CheckpointFiles {
 
     /// Returns the largest number of files that [`replace_latest`](Self::replace_latest) will add to the directory.
     /// While a file is being written, the old file with the same name still exists.
-    pub(crate) fn count_files_to_add(&self) -> Result<u64, CheckpointError> {
+    pub(crate) fn files_to_add_max(&self) -> Result<u64, CheckpointError> {
         let earlier =
             self.steps_of_earlier_checkpoints().map_err(|error| self.directory_error(error))?.len() as u64;
         let found = earlier.min(u64::from(self.keep) - 1) + u64::from(exists(&self.latest_path())?);
@@ -77,7 +77,7 @@ impl CheckpointFiles {
             return Ok(());
         }
         let (file, link) = (self.directory.join(LINK_TEST_FILE_NAME), self.temporary_best_path());
-        let result = atomic_file::replace_file(&file, &[]).and_then(|()| link_over(&file, &link));
+        let result = atomic_file::replace_file(&file, &[]).and_then(|()| replace_by_hard_link(&file, &link));
         for path in [&file, &link] {
             // A file that remains does no harm: the next run removes it.
             let _ = fs::remove_file(path);
@@ -89,7 +89,7 @@ impl CheckpointFiles {
     /// symbolic link could overwrite an earlier checkpoint.
     pub(crate) fn check_file_types(&self) -> Result<(), CheckpointError> {
         let earlier = self.steps_of_earlier_checkpoints().map_err(|error| self.directory_error(error))?;
-        let earlier = earlier.into_iter().map(|steps| self.path_of_steps(steps));
+        let earlier = earlier.into_iter().map(|steps| self.path_of_earlier_checkpoint(steps));
         for path in [self.latest_path(), self.best_path()].into_iter().chain(earlier) {
             match fs::symlink_metadata(&path) {
                 Ok(found) if found.is_file() => {}
@@ -121,7 +121,7 @@ impl CheckpointFiles {
     ) -> io::Result<()> {
         let latest = self.latest_path();
         if let Some(previous) = latest_steps.filter(|&previous| self.keep > 1 && previous < steps) {
-            match link_over(&latest, &self.path_of_steps(previous)) {
+            match replace_by_hard_link(&latest, &self.path_of_earlier_checkpoint(previous)) {
                 // The user may have moved the latest checkpoint to another directory.
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -131,7 +131,7 @@ impl CheckpointFiles {
         *latest_steps = Some(steps);
         if is_best && self.keeps_best {
             let temporary = self.temporary_best_path();
-            link_over(&latest, &temporary)?;
+            replace_by_hard_link(&latest, &temporary)?;
             fs::rename(&temporary, self.best_path())?;
         }
         self.remove_old_checkpoints(steps)
@@ -148,7 +148,7 @@ impl CheckpointFiles {
         earlier.retain(|&found| found < steps);
         let excess = earlier.len().saturating_sub(self.keep as usize - 1);
         for &old in &earlier[..excess] {
-            fs::remove_file(self.path_of_steps(old))?;
+            fs::remove_file(self.path_of_earlier_checkpoint(old))?;
         }
         Ok(())
     }
@@ -182,7 +182,7 @@ fn exists(path: &Path) -> Result<bool, CheckpointError> {
 }
 
 /// Gives the file at `from` the second name `to`. If a file named `to` exists, replaces this file.
-fn link_over(from: &Path, to: &Path) -> io::Result<()> {
+fn replace_by_hard_link(from: &Path, to: &Path) -> io::Result<()> {
     match fs::hard_link(from, to) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             let (old, new) = (fs::symlink_metadata(to)?, fs::metadata(from)?);
@@ -205,10 +205,10 @@ mod tests {
 
     fn make_checkpoint_files(directory: &Path, keep: u32, keeps_best: bool) -> CheckpointFiles {
         let keep = NonZeroU32::new(keep).unwrap();
-        CheckpointFiles::new(&Checkpoint {
+        CheckpointFiles::new(&CheckpointSettings {
             keep,
             keeps_best,
-            ..Checkpoint::new(directory, ExistingCheckpoint::Refuse)
+            ..CheckpointSettings::new(directory, ExistingCheckpoint::Refuse)
         })
     }
 
@@ -235,7 +235,7 @@ mod tests {
             let files = make_checkpoint_files(directory.path(), keep, keeps_best);
             files.check_hard_links().unwrap();
             assert_eq!(list_names_and_texts(directory.path()), []);
-            assert_eq!(files.count_files_to_add().unwrap(), u64::from(keep) + 1 + u64::from(keeps_best));
+            assert_eq!(files.files_to_add_max().unwrap(), u64::from(keep) + 1 + u64::from(keeps_best));
             let mut latest = None;
             // A run may save twice after the same step.
             for steps in [10, 20, 30, 40, 50, 50] {
@@ -246,7 +246,7 @@ mod tests {
             let found = list_names_and_texts(directory.path());
             let found: Vec<_> = found.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
             assert_eq!(found, expected, "{keep} {keeps_best}");
-            assert_eq!(files.count_files_to_add().unwrap(), 1);
+            assert_eq!(files.files_to_add_max().unwrap(), 1);
         }
     }
 

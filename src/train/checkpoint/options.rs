@@ -27,8 +27,8 @@ struct CheckpointHeader {
 }
 
 /// Returns the text of options that the latest checkpoint in `directory` stores
-/// ([`Checkpoint::options`](super::Checkpoint::options)). Returns `None` if there is no checkpoint, or if the
-/// checkpoint has no such text.
+/// ([`CheckpointSettings::options`](super::CheckpointSettings::options)). Returns `None` if there is no checkpoint,
+/// or if the checkpoint has no such text.
 ///
 /// # Errors
 ///
@@ -64,7 +64,7 @@ pub(crate) fn write_options(
 ) -> Result<(), CheckpointError> {
     let path = directory.join(OPTIONS_FILE_NAME);
     let fail = |action, error| CheckpointError::io(action, &path, error);
-    if !is_absent_or_own(&path).map_err(|error| fail("read", error))? {
+    if !may_replace_options_file(&path).map_err(|error| fail("read", error))? {
         return Err(CheckpointError::OtherOptionsFile { path });
     }
     let mut text = HEADING.to_owned();
@@ -85,7 +85,7 @@ pub(crate) fn write_options(
 }
 
 /// Returns whether the file with the options does not exist, or was written by [`write_options`].
-fn is_absent_or_own(path: &Path) -> io::Result<bool> {
+fn may_replace_options_file(path: &Path) -> io::Result<bool> {
     let mut beginning = Vec::new();
     match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),

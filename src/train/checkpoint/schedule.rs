@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
-use super::Checkpoint;
+use super::CheckpointSettings;
 
 /// Decides after which steps a run saves a checkpoint.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub(crate) struct SaveSchedule {
 
 impl SaveSchedule {
     /// Creates the schedule of a run that starts after `steps_total` steps.
-    pub(crate) fn new(settings: &Checkpoint, steps_total: u64, now: Instant) -> Self {
+    pub(crate) fn new(settings: &CheckpointSettings, steps_total: u64, now: Instant) -> Self {
         Self { steps: settings.steps, interval: settings.interval, last: (steps_total, now) }
     }
 
@@ -29,7 +29,7 @@ impl SaveSchedule {
     }
 
     /// Records that a save began.
-    pub(crate) fn begin(&mut self, steps_total: u64, now: Instant) {
+    pub(crate) fn record_start(&mut self, steps_total: u64, now: Instant) {
         self.last = (steps_total, now);
     }
 }
@@ -51,14 +51,14 @@ mod tests {
             (Some(10), Some(60), 7, &[], (10, 60)),
             (None, None, 0, &[], (u64::MAX, u64::MAX)),
         ] {
-            let settings = Checkpoint {
+            let settings = CheckpointSettings {
                 steps: steps.and_then(NonZeroU64::new),
                 interval: interval.map(Duration::from_secs),
-                ..Checkpoint::new("", ExistingCheckpoint::Refuse)
+                ..CheckpointSettings::new("", ExistingCheckpoint::Refuse)
             };
             let mut schedule = SaveSchedule::new(&settings, first, start);
             for &save in saves {
-                schedule.begin(save, start);
+                schedule.record_start(save, start);
             }
             let now = saves.last().copied().unwrap_or(first);
             if steps.is_some() {

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// A run saves a checkpoint after each epoch that it reports, after a stop signal and at its end. `steps` and
 /// `interval` add checkpoints within an epoch.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Checkpoint {
+pub struct CheckpointSettings {
     /// The directory.
     pub directory: PathBuf,
     /// What to do if a checkpoint already exists.
@@ -23,15 +23,13 @@ pub struct Checkpoint {
     /// `checkpoint-STEPS.safetensors`, where STEPS is the number of steps before it.
     pub keep: NonZeroU32,
     /// Whether to keep the checkpoint of the best reported epoch as `checkpoint-best.safetensors`. The best epoch has
-    /// the lowest validation loss. Without validation samples it has the lowest test loss, and without test samples
-    /// the lowest training loss.
+    /// the lowest loss on the validation samples, or else on the test samples, or else on the training samples.
     pub keeps_best: bool,
-    /// A text that each checkpoint contains, such as the options of the program. The metadata of the checkpoint holds
-    /// this text under the key `options`.
+    /// A text that the metadata of each checkpoint holds under the key `options`, such as the options of the program.
     pub options: Option<String>,
 }
 
-impl Checkpoint {
+impl CheckpointSettings {
     /// Returns settings that save no checkpoints within an epoch, and keep one checkpoint.
     pub fn new(directory: impl Into<PathBuf>, existing: ExistingCheckpoint) -> Self {
         Self {

@@ -2,7 +2,7 @@
 
 use crate::train::data::Standardizer;
 use crate::train::early_stopping::BestParameters;
-use crate::train::model::Scale;
+use crate::train::model::TargetScale;
 use crate::train::report::EpochRecord;
 
 /// The position of a run: how many epochs and steps are done.
@@ -80,8 +80,7 @@ impl TrainingState {
 /// `entries` and `data_hash` are the same in the run and in the checkpoint.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct RunIdentity {
-    /// The options and the sizes of the data. Resuming compares the entries in this order, and reports the first
-    /// difference.
+    /// The options and the sizes of the data, in the order in which a resumed run compares them.
     pub(crate) entries: Vec<IdentityEntry>,
     /// The name of the data, for messages. A resumed run may read the data under another name.
     pub(crate) data_name: String,
@@ -95,16 +94,17 @@ pub(crate) struct RunIdentity {
     pub(crate) optimizer_names: &'static [&'static str],
     /// The names of the strategy's state vectors.
     pub(crate) strategy_names: &'static [&'static str],
-    /// The means and deviations that standardize the features. Programs that use the model need them.
+    /// The means and deviations that standardize the features: stored for programs that use the model.
     pub(crate) standardizer: Option<Standardizer>,
-    /// The mean and deviation that convert outputs to the unit of the target. Programs that use the model need them.
-    pub(crate) scale: Scale,
+    /// The mean and deviation that convert outputs to the unit of the target: stored for programs that use the model.
+    pub(crate) scale: TargetScale,
     /// The names of the classes.
     pub(crate) classes: Vec<String>,
     /// How the columns of a table become features, as JSON ([`TableEncoding`](crate::train::data::TableEncoding)).
-    /// Programs that use the model need this text. `None` if the data is not a table.
+    /// Stored for programs that use the model. `None` if the data is not a table.
     pub(crate) encoding: Option<String>,
-    /// The text that the caller stores in each checkpoint ([`Checkpoint::options`](super::Checkpoint::options)).
+    /// The text that the caller stores in each checkpoint:
+    /// [`CheckpointSettings::options`](super::CheckpointSettings::options).
     pub(crate) options: Option<String>,
 }
 

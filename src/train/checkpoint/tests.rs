@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::train::model::{Loss, Scale};
+use crate::train::model::{Loss, TargetScale};
 
 /// Writes a checkpoint into `directory`, which is created if it does not exist.
 fn save_checkpoint(
@@ -10,18 +10,18 @@ fn save_checkpoint(
     identity: &RunIdentity,
     state: &TrainingState,
 ) -> Result<(), CheckpointError> {
-    let settings = Checkpoint::new(directory, ExistingCheckpoint::Resume);
+    let settings = CheckpointSettings::new(directory, ExistingCheckpoint::Resume);
     create_directory(directory)?;
     let start = Instant::now();
     let mut writer = CheckpointWriter::new(&settings, (network.clone(), identity.clone()), 0, start);
-    assert_eq!(writer.begin(state, false, start), None);
+    assert_eq!(writer.begin_save(state, false, start), None);
     writer.wait(Duration::from_mins(1));
     assert!(!writer.is_writing());
     writer.take_error()
 }
 
 /// Returns the network, the identity and the state of a run.
-pub(super) fn sample_run() -> (Network, RunIdentity, TrainingState) {
+pub(super) fn example_run() -> (Network, RunIdentity, TrainingState) {
     let network = Network::new(&"mlp:3".parse().unwrap(), 2, 2, Loss::CrossEntropy).unwrap();
     let identity = RunIdentity {
         entries: vec![
@@ -35,7 +35,7 @@ pub(super) fn sample_run() -> (Network, RunIdentity, TrainingState) {
         optimizer_names: &["optimizer.velocity"],
         strategy_names: &["strategy.outer_velocity"],
         standardizer: None,
-        scale: Scale::IDENTITY,
+        scale: TargetScale::IDENTITY,
         classes: vec!["a".into(), "b".into()],
         encoding: None,
         options: Some("epochs = 5\n".into()),
@@ -69,7 +69,7 @@ pub(super) fn sample_run() -> (Network, RunIdentity, TrainingState) {
 #[test]
 fn a_loaded_checkpoint_equals_the_saved_checkpoint_bit_for_bit() {
     let directory = tempfile::tempdir().unwrap();
-    let (network, identity, state) = sample_run();
+    let (network, identity, state) = example_run();
     let nested = directory.path().join("a/b");
     assert_eq!(load_checkpoint(&nested, &network, &identity).unwrap(), None);
     save_checkpoint(&nested, &network, &identity, &state).unwrap();
@@ -80,7 +80,7 @@ fn a_loaded_checkpoint_equals_the_saved_checkpoint_bit_for_bit() {
 #[test]
 fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let (network, identity, state) = sample_run();
+    let (network, identity, state) = example_run();
     save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
     let path = directory.path().join(FILE_NAME);
     let complete = fs::read(&path).unwrap();
@@ -128,14 +128,14 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
 #[test]
 fn an_encoding_that_is_too_long_is_refused_before_training() {
     let directory = tempfile::tempdir().unwrap();
-    let (network, mut identity, state) = sample_run();
+    let (network, mut identity, state) = example_run();
     for encoding in ["", "{\"a\":\"\\\"\"}"] {
         identity.encoding = Some(encoding.repeat(1000));
         save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
         let file = fs::read(directory.path().join(FILE_NAME)).unwrap();
         let header = u64::from_le_bytes(*file.first_chunk().unwrap());
         let bytes = check_header(Path::new("c"), &identity, HEADER_BYTES_MAX).unwrap();
-        assert!((header..header + HEADER_BYTES_ASSUMED).contains(&bytes), "{bytes} {header}");
+        assert!((header..header + HEADER_BYTES_ESTIMATE).contains(&bytes), "{bytes} {header}");
         let error = check_header(Path::new("c"), &identity, bytes - 1).unwrap_err().to_string();
         assert!(error.contains(&format!("but a checkpoint holds at most {}", bytes - 1)), "{error}");
     }
@@ -145,7 +145,7 @@ fn an_encoding_that_is_too_long_is_refused_before_training() {
 #[test]
 fn the_earlier_name_of_the_accelerated_rule_is_understood() {
     let directory = tempfile::tempdir().unwrap();
-    let (network, mut identity, state) = sample_run();
+    let (network, mut identity, state) = example_run();
     let mut entries = |optimizer: &str, momentum: &str| {
         let entry = |key, option, value: &str| IdentityEntry { key, option, value: value.into() };
         identity.entries =
@@ -186,7 +186,7 @@ fn replace_texts(bytes: &mut [u8], edits: &[(&str, &str)]) {
 #[test]
 fn a_position_of_version_2_that_no_run_reaches_is_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let (network, identity, state) = sample_run();
+    let (network, identity, state) = example_run();
     save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
     let path = directory.path().join(FILE_NAME);
     let complete = fs::read(&path).unwrap();
@@ -219,7 +219,7 @@ fn a_position_of_version_2_that_no_run_reaches_is_refused() {
 #[test]
 fn a_checkpoint_of_version_1_can_be_resumed() {
     let directory = tempfile::tempdir().unwrap();
-    let (network, mut identity, mut state) = sample_run();
+    let (network, mut identity, mut state) = example_run();
     identity.keeps_best = false;
     state.best = None;
     save_checkpoint(directory.path(), &network, &identity, &state).unwrap();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::files::CheckpointFiles;
 use super::schedule::SaveSchedule;
-use super::{Checkpoint, CheckpointError, RunIdentity, TrainingState, serialize};
+use super::{CheckpointError, CheckpointSettings, RunIdentity, TrainingState, serialize};
 use crate::train::model::Network;
 
 /// When a run ends with an error, it waits at most this long for the checkpoint that is being written.
@@ -20,10 +20,10 @@ const FAILURE_NOTICE_INTERVAL: Duration = Duration::from_mins(1);
 /// Writes the checkpoints of a run. Only one write is in progress at a time.
 #[derive(Debug)]
 pub(crate) struct CheckpointWriter {
-    plan: Arc<WritePlan>,
+    context: Arc<WriteContext>,
     schedule: SaveSchedule,
     /// The write that is in progress.
-    current: Option<Write>,
+    current: Option<WriteInProgress>,
     /// The memory of the last copy of the state, which the next copy reuses.
     spare: TrainingState,
     /// The number of steps of the latest checkpoint in the directory.
@@ -35,7 +35,7 @@ pub(crate) struct CheckpointWriter {
 
 /// The values that all writes of a run use.
 #[derive(Debug)]
-struct WritePlan {
+struct WriteContext {
     network: Network,
     identity: RunIdentity,
     files: CheckpointFiles,
@@ -43,7 +43,7 @@ struct WritePlan {
 
 /// A write that is in progress.
 #[derive(Debug)]
-struct Write {
+struct WriteInProgress {
     steps: u64,
     is_best: bool,
     result: Receiver<WriteResult>,
@@ -67,7 +67,7 @@ struct FailedSave {
     error: CheckpointError,
 }
 
-impl WritePlan {
+impl WriteContext {
     fn write(
         &self,
         state: &TrainingState,
@@ -85,14 +85,14 @@ impl CheckpointWriter {
     /// Creates the writer of a run that starts after `steps_total` steps. If `steps_total` is not 0, the directory
     /// has a checkpoint.
     pub(crate) fn new(
-        settings: &Checkpoint,
+        settings: &CheckpointSettings,
         (network, identity): (Network, RunIdentity),
         steps_total: u64,
         now: Instant,
     ) -> Self {
         let files = CheckpointFiles::new(settings);
         Self {
-            plan: Arc::new(WritePlan { network, identity, files }),
+            context: Arc::new(WriteContext { network, identity, files }),
             schedule: SaveSchedule::new(settings, steps_total, now),
             current: None,
             spare: TrainingState::default(),
@@ -119,29 +119,34 @@ impl CheckpointWriter {
 
     /// Copies `state`, and starts a thread that writes the copy. No other write may be in progress. Returns a line
     /// for the user if the thread cannot start.
-    pub(crate) fn begin(&mut self, state: &TrainingState, is_best: bool, now: Instant) -> Option<String> {
+    pub(crate) fn begin_save(
+        &mut self,
+        state: &TrainingState,
+        is_best: bool,
+        now: Instant,
+    ) -> Option<String> {
         debug_assert!(self.current.is_none(), "only one write is in progress at a time");
         let steps = state.position.steps_total;
-        // If the save of the best checkpoint failed, the next save after the same step repeats it.
+        // If a save of the best checkpoint failed, another save at the same step must save the best checkpoint again.
         let is_best = is_best || self.failed.as_ref().is_some_and(|last| last.is_best && last.steps == steps);
-        self.schedule.begin(steps, now);
+        self.schedule.record_start(steps, now);
         let mut copy = std::mem::take(&mut self.spare);
         copy.copy_from(state);
         let (sender, result) = mpsc::channel();
-        let (plan, mut latest_steps) = (Arc::clone(&self.plan), self.saved);
+        let (context, mut latest_steps) = (Arc::clone(&self.context), self.saved);
         let started = thread::Builder::new().name("checkpoint".into()).spawn(move || {
-            let result = plan.write(&copy, &mut latest_steps, is_best);
+            let result = context.write(&copy, &mut latest_steps, is_best);
             // Sending fails if the run has ended without waiting for this checkpoint.
             let _ = sender.send(WriteResult { copy, latest_steps, result });
         });
         match started {
             Ok(_) => {
-                self.current = Some(Write { steps, is_best, result });
+                self.current = Some(WriteInProgress { steps, is_best, result });
                 None
             }
             Err(error) => {
                 let error =
-                    CheckpointError::io("start a thread to write", &self.plan.files.latest_path(), error);
+                    CheckpointError::io("start a thread to write", &self.context.files.latest_path(), error);
                 self.record_save_result((steps, is_best), Err(error), now)
             }
         }
@@ -150,7 +155,7 @@ impl CheckpointWriter {
     /// Waits for the end of the write that is in progress, at most for `timeout`. Returns a line for the user if the
     /// write failed, or if it succeeded after failed writes.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Option<String> {
-        let Write { steps, is_best, result } = self.current.as_ref()?;
+        let WriteInProgress { steps, is_best, result } = self.current.as_ref()?;
         let save = (*steps, *is_best);
         let result = match result.recv_timeout(timeout) {
             Ok(WriteResult { copy, latest_steps, result }) => {
@@ -161,7 +166,7 @@ impl CheckpointWriter {
             Err(RecvTimeoutError::Timeout) => return None,
             Err(RecvTimeoutError::Disconnected) => {
                 let error = io::Error::other("the thread that writes checkpoints has panicked");
-                Err(CheckpointError::io("write", &self.plan.files.latest_path(), error))
+                Err(CheckpointError::io("write", &self.context.files.latest_path(), error))
             }
         };
         self.current = None;
@@ -188,7 +193,7 @@ impl CheckpointWriter {
     fn still_writing_error(&self) -> CheckpointError {
         let problem = "the disk has not completed the previous write in time";
         let error = io::Error::new(io::ErrorKind::TimedOut, problem);
-        CheckpointError::io("write", &self.plan.files.latest_path(), error)
+        CheckpointError::io("write", &self.context.files.latest_path(), error)
     }
 
     /// Records the result of the save after `steps` steps.
@@ -198,7 +203,7 @@ impl CheckpointWriter {
         result: Result<(), CheckpointError>,
         now: Instant,
     ) -> Option<String> {
-        // A save after a later step was skipped while this write was in progress. The run has to repeat that save.
+        // If a later save was skipped during this write, the run still has to repeat the later save.
         let is_superseded = self.failed.as_ref().is_some_and(|last| last.steps > steps);
         match result {
             Ok(()) if is_superseded => None,
@@ -272,18 +277,18 @@ impl FailureNotices {
 #[cfg(test)]
 mod tests {
     use super::super::ExistingCheckpoint;
-    use super::super::tests::sample_run;
+    use super::super::tests::example_run;
     use super::*;
 
     /// A slow disk may complete a write only after the next save was skipped.
     #[test]
     fn a_save_that_was_skipped_stays_failed_when_the_write_before_it_ends() {
-        let settings = Checkpoint::new("absent", ExistingCheckpoint::Refuse);
-        let (network, identity, state) = sample_run();
+        let settings = CheckpointSettings::new("absent", ExistingCheckpoint::Refuse);
+        let (network, identity, state) = example_run();
         let now = Instant::now();
         let mut writer = CheckpointWriter::new(&settings, (network, identity), 0, now);
         let (sender, result) = mpsc::channel();
-        writer.current = Some(Write { steps: 10, is_best: false, result });
+        writer.current = Some(WriteInProgress { steps: 10, is_best: false, result });
         let line = writer.record_skipped_save(20, true, now).unwrap();
         assert!(line.contains("step 20 was not saved") && line.contains("there is no checkpoint"), "{line}");
         sender.send(WriteResult { copy: state, latest_steps: Some(10), result: Ok(()) }).unwrap();

@@ -17,12 +17,12 @@ use super::file::stream_error;
 /// The size in bytes of the buffer through which a file is read.
 const READ_BUFFER_BYTES: usize = 1 << 18;
 /// If an archive has several files, the error message shows at most this number of names.
-const ARCHIVED_NAMES_SHOWN: usize = 5;
+const ARCHIVED_NAMES_SHOWN_MAX: usize = 5;
 
 /// The compression of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FileCompression {
-    /// One or more gzip streams. Zeros may follow each stream, for example padding to a whole block.
+    /// One or more gzip streams. Each stream may be padded with zeros.
     Gzip,
     /// A zip archive that holds one file.
     Zip,
@@ -132,7 +132,8 @@ fn find_only_file(path: &Path, archive: &mut ZipArchive<BufReader<File>>) -> Res
     if let [(index, _)] = found.as_slice() {
         return Ok(*index);
     }
-    let names: Vec<&str> = found.iter().take(ARCHIVED_NAMES_SHOWN).map(|(_, name)| name.as_str()).collect();
+    let names: Vec<&str> =
+        found.iter().take(ARCHIVED_NAMES_SHOWN_MAX).map(|(_, name)| name.as_str()).collect();
     let problem = match found.len() {
         0 => "is a zip archive without a file".to_owned(),
         count => {
@@ -303,7 +304,7 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    fn make_stored_zip(files: &[(&str, &[u8])]) -> Vec<u8> {
+    fn make_uncompressed_zip(files: &[(&str, &[u8])]) -> Vec<u8> {
         let mut writer = ZipWriter::new(io::Cursor::new(Vec::new()));
         for (name, bytes) in files {
             let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
@@ -368,11 +369,11 @@ mod tests {
             ),
             ("a.csv.zst", zst(&content)),
             ("b.csv.zst", [&zst(first)[..], &skipped, &zst(second)].concat()),
-            ("a.csv.zip", make_stored_zip(&archive)),
+            ("a.csv.zip", make_uncompressed_zip(&archive)),
             ("b.csv.zip", make_deflated_zip(&content)),
             // Regression test: `./a.csv` was taken for a hidden file.
-            ("c.csv.zip", make_stored_zip(&[("./a.csv", &content), ("./.hidden", b"x")])),
-            ("d.csv.zip", make_stored_zip(&[("../folder/a.csv", &content)])),
+            ("c.csv.zip", make_uncompressed_zip(&[("./a.csv", &content), ("./.hidden", b"x")])),
+            ("d.csv.zip", make_uncompressed_zip(&[("../folder/a.csv", &content)])),
         ] {
             assert!(write_and_read(directory.path(), name, &bytes).as_ref() == Ok(&content), "{name}");
         }
@@ -384,7 +385,7 @@ mod tests {
         let content = content();
         let (zst, deflated) =
             (compress_to_vec(&content[..], CompressionLevel::Fastest), make_deflated_zip(&content));
-        let mut flipped = make_stored_zip(&[("a.csv", &content)]);
+        let mut flipped = make_uncompressed_zip(&[("a.csv", &content)]);
         let middle = flipped.len() / 2;
         flipped[middle] ^= 1;
         for (name, bytes, expected) in [
@@ -397,8 +398,12 @@ mod tests {
             ("a.zip", &deflated[..999], "not a valid zip"),
             ("b.zip", b"", "not a valid zip"),
             ("c.zip", &flipped, "checksum"),
-            ("d.zip", &make_stored_zip(&[("a.csv", b"1"), ("b.csv", b"2")]), "holds 2 files (a.csv, b.csv)"),
-            ("e.zip", &make_stored_zip(&[]), "without a file"),
+            (
+                "d.zip",
+                &make_uncompressed_zip(&[("a.csv", b"1"), ("b.csv", b"2")]),
+                "holds 2 files (a.csv, b.csv)",
+            ),
+            ("e.zip", &make_uncompressed_zip(&[]), "without a file"),
         ] {
             let error = write_and_read(directory.path(), name, bytes).unwrap_err();
             assert!(error.contains(expected) && error.contains(name), "{name}: {error}");
@@ -409,7 +414,7 @@ mod tests {
     fn the_compression_is_recognised_by_name_and_by_content() {
         for (compression, bytes) in [
             (FileCompression::Gzip, compress_with_gzip(b"a")),
-            (FileCompression::Zip, make_stored_zip(&[("a", b"a")])),
+            (FileCompression::Zip, make_uncompressed_zip(&[("a", b"a")])),
             (FileCompression::Zstandard, compress_to_vec(&b"a"[..], CompressionLevel::Fastest)),
         ] {
             assert_eq!(FileCompression::from_file_content(&bytes), Some(compression));

@@ -29,13 +29,13 @@ pub enum MissingPolicy {
 }
 
 impl MissingPolicy {
-    const NAMED: [(Self, &'static str); 4] =
+    const NAMES: [(Self, &'static str); 4] =
         [(Self::Error, "error"), (Self::Drop, "drop"), (Self::Mean, "mean"), (Self::Indicator, "indicator")];
 }
 
 impl fmt::Display for MissingPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = Self::NAMED.iter().find(|(policy, _)| policy == self);
+        let named = Self::NAMES.iter().find(|(policy, _)| policy == self);
         f.write_str(named.map_or("", |(_, name)| name))
     }
 }
@@ -44,7 +44,7 @@ impl FromStr for MissingPolicy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let named = Self::NAMED.iter().find(|(_, name)| *name == text);
+        let named = Self::NAMES.iter().find(|(_, name)| *name == text);
         named.map(|(policy, _)| *policy).ok_or_else(|| "is not one of error, drop, mean, indicator".into())
     }
 }
@@ -71,9 +71,9 @@ pub struct ColumnEncoding {
 
 /// The inputs of a column.
 ///
-/// A *cell* represents a value of the column by a single number. [`TableEncoding::expand`] computes the inputs from
-/// the cell. The cell of a number is the number. The cell of a text is the index of its category or bucket. NaN is
-/// the cell of a missing number, and of a text without a category.
+/// A *cell* represents a value of the column by a single number. [`TableEncoding::write_inputs`] computes the inputs
+/// from the cell. The cell of a number is the number, minus `offset` if there is one. The cell of a text is the index of
+/// its category or bucket. NaN is the cell of a missing number, and of a text without a category.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ColumnInputs {
@@ -138,9 +138,9 @@ impl ColumnEncoding {
         }
     }
 
-    /// Returns the cell of a text; the empty text stands for a missing value. Returns NaN if the text has no category, or if this
-    /// is a column of numbers.
-    pub fn text_cell(&self, text: &str) -> f32 {
+    /// Returns the cell of a text, which is empty for a missing value. Returns NaN if the text has no category, or if
+    /// this is a column of numbers.
+    pub fn cell_of_text(&self, text: &str) -> f32 {
         match &self.inputs {
             ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. } => f32::NAN,
             ColumnInputs::OneHot { categories } => {
@@ -156,7 +156,7 @@ impl ColumnEncoding {
 
 impl ColumnEncoding {
     /// Returns the cell of a number. Returns NaN if this is a column of texts.
-    pub fn number_cell(&self, number: f64) -> f32 {
+    pub fn cell_of_number(&self, number: f64) -> f32 {
         match &self.inputs {
             ColumnInputs::Number { .. } => number as f32,
             ColumnInputs::ShiftedNumber { offset, .. } => (number - offset) as f32,
@@ -185,9 +185,9 @@ impl TableEncoding {
         self.columns.iter().map(ColumnEncoding::width).sum()
     }
 
-    /// Returns whether every column holds numbers and has a single input. Cells are then used as inputs without
-    /// change.
-    pub fn is_plain(&self) -> bool {
+    /// Returns whether every column holds numbers and has a single input, so that the inputs are the cells with
+    /// missing numbers replaced.
+    pub fn inputs_equal_cells(&self) -> bool {
         let is_plain = |column: &ColumnEncoding| column.is_number() && column.width() == 1;
         self.columns.iter().all(is_plain)
     }
@@ -208,7 +208,7 @@ impl TableEncoding {
     ///
     /// If `inputs` is shorter than [`width`](Self::width), or if the index of a category or bucket lies outside
     /// `inputs`.
-    pub fn expand(&self, cells: &ArrayView1<'_, f32>, mut inputs: ArrayViewMut1<'_, f32>) {
+    pub fn write_inputs(&self, cells: &ArrayView1<'_, f32>, mut inputs: ArrayViewMut1<'_, f32>) {
         inputs.fill(0.0);
         self.visit_inputs(cells, |index, value| inputs[index] = value);
     }
@@ -262,19 +262,19 @@ mod tests {
     #[test]
     fn cells_become_one_or_several_inputs() {
         let encoding = encoding();
-        assert!(!encoding.is_plain());
+        assert!(!encoding.inputs_equal_cells());
         let names: Vec<String> = encoding.columns.iter().flat_map(ColumnEncoding::input_names).collect();
         let expected = "delay,delay missing,origin=,origin=EWR,origin=JFK,hour,tail#0,tail#1,tail#2";
         assert_eq!(names.join(","), expected);
         assert_eq!(encoding.width(), names.len());
-        let origin = |text| encoding.columns[1].text_cell(text);
+        let origin = |text| encoding.columns[1].cell_of_text(text);
         for (cells, expected) in [
             (array![7.0, origin("JFK"), 5.0, 1.0], array![7.0, 0.0, 0.0, 0.0, 1.0, 5.0, 0.0, 1.0, 0.0]),
             (array![f32::NAN, origin(""), 0.0, 2.0], array![2.5, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]),
             (array![1.0, origin("LGA"), 0.0, 0.0], array![1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]),
         ] {
             let mut inputs = Array1::from_elem(encoding.width(), 9.0);
-            encoding.expand(&cells.view(), inputs.view_mut());
+            encoding.write_inputs(&cells.view(), inputs.view_mut());
             assert_eq!(inputs, expected);
         }
     }
@@ -284,14 +284,14 @@ mod tests {
         let inputs =
             ColumnInputs::ShiftedNumber { offset: 1_700_000_000.25, fill: Some(0.5), indicator: true };
         let column = ColumnEncoding { name: "time".into(), inputs };
-        assert_eq!(column.number_cell(1_700_000_001.5), 1.25);
+        assert_eq!(column.cell_of_number(1_700_000_001.5), 1.25);
         assert_eq!(column.input_names(), ["time", "time missing"]);
         let text = r#"{"shifted-number":{"offset":1700000000.25,"fill":0.5,"indicator":true}}"#;
         assert_eq!(serde_json::to_string(&column.inputs).unwrap(), text);
         let encoding = TableEncoding { columns: vec![column], ..encoding() };
         for (cell, expected) in [(1.25, array![1.25, 0.0]), (f32::NAN, array![0.5, 1.0])] {
             let mut inputs = Array1::zeros(2);
-            encoding.expand(&array![cell].view(), inputs.view_mut());
+            encoding.write_inputs(&array![cell].view(), inputs.view_mut());
             assert_eq!(inputs, expected);
         }
     }
@@ -303,7 +303,7 @@ mod tests {
         // (b'N14228',b'')])"
         let inputs = ColumnInputs::Hashed { buckets: 1000 };
         let column = ColumnEncoding { name: "tail".into(), inputs };
-        assert_eq!(["N14228", ""].map(|text| column.text_cell(text)), HASHES);
+        assert_eq!(["N14228", ""].map(|text| column.cell_of_text(text)), HASHES);
     }
 
     const HASHES: [f32; 2] = [629.0, 227.0];

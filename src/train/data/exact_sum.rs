@@ -14,7 +14,7 @@ const DIGITS: usize = 68;
 const DIGIT_BITS: usize = 32;
 /// The lowest bit of the integer stands for 2 to the power of this number.
 const LOWEST_EXPONENT: i32 = -1074;
-/// The number of bits of an f64 below its exponent.
+/// The number of bits of the fraction of an f64.
 const FRACTION_BITS: u32 = f64::MANTISSA_DIGITS - 1;
 
 const _: () = assert!(DIGITS * DIGIT_BITS > 1074 + 1024 + 31);
@@ -73,7 +73,8 @@ impl ExactSum {
     }
 }
 
-/// Replaces the sums of each rank by the sums of all ranks. All ranks must pass the same number of sums.
+/// Adds each sum over all ranks: afterwards every rank has the same sums. All ranks must pass the same number of
+/// sums.
 pub(crate) fn add_sums_of_ranks(group: &mut Group, sums: &mut [ExactSum]) -> Result<(), Error> {
     let mut digits: Vec<i64> = sums.iter().flat_map(|sum| sum.digits).collect();
     group.all_reduce(&mut digits, ReduceOp::Sum)?;
@@ -91,7 +92,7 @@ fn nearest_f64(digits: &[u32; DIGITS]) -> f64 {
         .iter()
         .rev()
         .fold(0_u128, |top, &digit| top << DIGIT_BITS | u128::from(digit));
-    // If `top` is exactly between two f64, a lower digit other than 0 decides that the number is rounded up.
+    // If `top` is exactly between two f64, the number is rounded up if a lower digit is not 0.
     let has_more = digits[..lowest].iter().any(|&digit| digit != 0);
     let rounded = (top | u128::from(has_more)) as f64;
     multiply_by_power_of_two(rounded, LOWEST_EXPONENT + (DIGIT_BITS * lowest) as i32)

@@ -14,15 +14,15 @@ pub enum Features {
     /// Numbers, which are used unchanged.
     Numbers(Array2<f32>),
     /// Pixels: each feature is a byte divided by `divisor`. Bytes need a quarter of the memory of f32.
-    /// [`gather`](Self::gather) divides the bytes.
+    /// [`write_rows`](Self::write_rows) divides the bytes.
     Pixels {
         /// The bytes.
         values: Array2<u8>,
         /// Every byte is divided by this number. A byte with this value becomes 1.
         divisor: f32,
     },
-    /// The cells of a table for which [`TableEncoding::is_plain`] is `false`. The features need much more memory than
-    /// the cells, so [`gather`](Self::gather) computes them for each batch.
+    /// The cells of a table for which [`TableEncoding::inputs_equal_cells`] is `false`. The features need much more
+    /// memory than the cells, so [`write_rows`](Self::write_rows) computes them for each batch.
     Encoded {
         /// A row of cells for each sample; see [`ColumnInputs`](super::ColumnInputs).
         cells: Array2<f32>,
@@ -79,7 +79,7 @@ impl Features {
     /// # Panics
     ///
     /// If an index in `rows` is out of range, or if `out` does not have one column for each feature.
-    pub fn gather(
+    pub fn write_rows(
         &self,
         rows: impl Iterator<Item = usize>,
         standardizer: Option<&Standardizer>,
@@ -91,7 +91,9 @@ impl Features {
                 Self::Pixels { values, divisor } => {
                     target.zip_mut_with(&values.row(row), |to, &from| *to = f32::from(from) / divisor);
                 }
-                Self::Encoded { cells, encoding } => encoding.expand(&cells.row(row), target.view_mut()),
+                Self::Encoded { cells, encoding } => {
+                    encoding.write_inputs(&cells.row(row), target.view_mut());
+                }
                 Self::Sparse(rows) => {
                     target.fill(0.0);
                     rows.row(row).for_each(|(column, value)| target[column] = value);
@@ -105,7 +107,7 @@ impl Features {
         }
     }
 
-    /// Calls `visit` with the index and the value of each feature of a sample that is not 0.
+    /// Calls `visit` with the index and the value of each feature that is not 0 in sample `row`.
     pub(crate) fn visit_row(&self, row: usize, mut visit: impl FnMut(usize, f32)) {
         let mut visit = |(index, value): (usize, f32)| {
             if value != 0.0 {
@@ -124,8 +126,8 @@ impl Features {
         }
     }
 
-    /// Returns for each feature whether it is a number. Other features have only the values 0 and 1.
-    pub(crate) fn number_flags(&self) -> Vec<bool> {
+    /// Returns for each feature whether it is a number; other features have only the values 0 and 1.
+    pub(crate) fn which_features_are_numbers(&self) -> Vec<bool> {
         match self {
             Self::Numbers(_) | Self::Pixels { .. } | Self::Sparse(_) => vec![true; self.columns()],
             Self::Encoded { encoding, .. } => {
@@ -157,7 +159,7 @@ impl Features {
 
     /// Returns features with the rows `cells`, and with the columns and the encoding of `self`. Returns `None` for
     /// pixels and sparse rows.
-    pub(crate) fn with_other_rows(&self, cells: Array2<f32>) -> Option<Self> {
+    pub(crate) fn with_cells(&self, cells: Array2<f32>) -> Option<Self> {
         match self {
             Self::Numbers(_) => Some(Self::Numbers(cells)),
             Self::Encoded { encoding, .. } => Some(Self::Encoded { cells, encoding: Arc::clone(encoding) }),
@@ -200,10 +202,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gather_divides_pixels_by_their_divisor() {
+    fn pixels_are_divided_by_their_divisor() {
         let features = Features::Pixels { values: array![[0, 255], [51, 102]], divisor: 255.0 };
         let mut out = Array2::zeros((2, 2));
-        features.gather([1, 0].into_iter(), None, out.view_mut());
+        features.write_rows([1, 0].into_iter(), None, out.view_mut());
         assert_eq!(out, array![[0.2, 0.4], [0.0, 1.0]]);
     }
 }

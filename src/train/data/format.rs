@@ -21,7 +21,7 @@ pub enum DataFormat {
 }
 
 impl DataFormat {
-    const NAMED: [(Self, &'static str); 4] =
+    const NAMES: [(Self, &'static str); 4] =
         [(Self::Table, "table"), (Self::Libsvm, "libsvm"), (Self::Idx, "idx"), (Self::Images, "images")];
 }
 
@@ -53,7 +53,7 @@ impl DataSource {
 
 impl fmt::Display for DataFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = Self::NAMED.iter().find(|(format, _)| format == self);
+        let named = Self::NAMES.iter().find(|(format, _)| format == self);
         f.write_str(named.map_or("", |(_, name)| name))
     }
 }
@@ -62,9 +62,9 @@ impl FromStr for DataFormat {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let named = Self::NAMED.iter().find(|(_, name)| *name == text);
+        let named = Self::NAMES.iter().find(|(_, name)| *name == text);
         named.map(|(format, _)| *format).ok_or_else(|| {
-            let names: Vec<&str> = Self::NAMED.iter().map(|(_, name)| *name).collect();
+            let names: Vec<&str> = Self::NAMES.iter().map(|(_, name)| *name).collect();
             format!("is not one of {}", names.join(", "))
         })
     }

@@ -17,7 +17,7 @@ use super::DataError;
 const FILE_BYTES_MAX: u64 = 1 << 28;
 /// The maximum width and height of an image in pixels.
 const IMAGE_SIDE_MAX: usize = 1 << 14;
-/// The maximum number of bytes of pixels for each byte of a PNG file, which is the highest ratio of deflate.
+/// The maximum number of bytes of pixels for each byte of a PNG file: deflate cannot compress more.
 const PNG_COMPRESSION_RATIO_MAX: usize = 1032;
 /// The maximum number of pixels for each byte of a JPEG file: a block of 8 x 8 pixels needs at least one bit.
 const JPEG_PIXELS_PER_BYTE_MAX: usize = 8 * 64;
@@ -233,7 +233,8 @@ mod tests {
         }
         for (name, bytes, _) in SAMPLES {
             for len in (0..bytes.len() - 2).step_by(9) {
-                // Decoding a truncated file must not panic. It may succeed if more than half of the bytes are left.
+                // Decoding a truncated file must not panic, and may succeed only if more than half of the bytes are
+                // left.
                 let result = decode_image(&bytes[..len]);
                 assert!(result.is_err() || len > bytes.len() / 2, "{name} {len}");
             }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use ndarray::Array2;
 
 use super::image_file::{self, DecodedImage};
-use super::loaded_rows::{LoadedRows, RowPlaces};
+use super::loaded_rows::{LoadedRows, RowOrigins};
 use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, Table};
 
 /// The endings of the names of images, in lower case.
@@ -66,7 +66,7 @@ pub(crate) struct WantedImages {
 ///
 /// # Errors
 ///
-/// - The errors of [`load`], except that images need no folders of classes.
+/// - The errors of [`load_image_folder`], except that images need no folders of classes.
 /// - The images do not have the size of the images with which the model was trained.
 /// - An image has colours, but the model has inputs for grey images.
 pub(crate) fn load_for_model(directory: &Path, wanted: WantedImages) -> Result<LoadedRows, DataError> {
@@ -166,13 +166,13 @@ fn read_images(list: ImageList, wanted: Option<WantedImages>) -> Result<(LoadedR
     let values = Array2::from_shape_vec((list.images.len(), shape.values()), rows.values)
         .expect("all images have the same number of values");
     let target = Column::Text(list.images.iter().map(|(_, class)| class.as_str()).collect());
-    let notes = describe_other_files(&list.other_files).into_iter().collect();
+    let notes = describe_ignored_files(&list.other_files).into_iter().collect();
     let table = Table { features: Features::Pixels { values, divisor: PIXEL_DIVISOR }, target };
-    let places = RowPlaces::Files(list.images.into_iter().map(|(path, _)| path).collect());
+    let places = RowOrigins::Files(list.images.into_iter().map(|(path, _)| path).collect());
     Ok((LoadedRows { table, places, notes }, shape))
 }
 
-fn describe_other_files(files: &[PathBuf]) -> Option<String> {
+fn describe_ignored_files(files: &[PathBuf]) -> Option<String> {
     let first = files.first()?;
     Some(format!(
         "ignored {} files whose names do not end in .png, .jpg or .jpeg, for example {}",

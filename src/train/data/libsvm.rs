@@ -8,17 +8,17 @@ use std::path::Path;
 
 use super::csv::parse_number;
 use super::file::{open_data_file, stream_error};
-use super::loaded_rows::{LoadedRows, RowPlaces};
+use super::loaded_rows::{LoadedRows, RowOrigins};
 use super::sparse::SparseRowsBuilder;
 use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
 
 /// The maximum length of a line in bytes.
 const LINE_BYTES_MAX: usize = 1 << 26;
-/// The maximum index of a feature. The limit bounds the size of a model, which has parameters for every index up to
-/// the largest.
+/// The maximum index of a feature. Without a limit, one large index could make the model too large: a model has
+/// parameters for every index.
 const FEATURE_INDEX_MAX: u32 = 1 << 22;
 /// The maximum number of characters of a token in a message.
-const TOKEN_CHARACTERS_SHOWN: usize = 40;
+const TOKEN_CHARACTERS_SHOWN_MAX: usize = 40;
 
 /// Reads all rows of a file. The number of features is the largest index in the file.
 ///
@@ -54,7 +54,7 @@ pub(crate) fn load_libsvm_file(path: &Path) -> Result<LoadedRows, DataError> {
         return Err(DataError::malformed(path, "no row has a feature INDEX:VALUE"));
     }
     let features = Features::Sparse(lines.rows.finish(lines.columns as usize));
-    let places = RowPlaces::Lines(path.to_owned(), lines.numbers);
+    let places = RowOrigins::Lines(path.to_owned(), lines.numbers);
     Ok(LoadedRows {
         table: Table { features, target: Column::Numbers(lines.targets) },
         places,
@@ -96,7 +96,7 @@ impl LineParser {
             previous = index;
             self.rows.push(index - 1, value);
         }
-        if self.rows.stored_values() as u64 > ELEMENTS_MAX {
+        if self.rows.stored_value_count() as u64 > ELEMENTS_MAX {
             return Err((1, format!("the file holds more than {ELEMENTS_MAX} values")));
         }
         self.columns = self.columns.max(previous);
@@ -175,10 +175,10 @@ fn parse_feature(token: &[u8]) -> Result<(u32, f32), String> {
 /// Returns the beginning of a token for a message.
 fn quote_start_of_token(token: &[u8]) -> String {
     let text = String::from_utf8_lossy(token);
-    if text.chars().count() <= TOKEN_CHARACTERS_SHOWN {
+    if text.chars().count() <= TOKEN_CHARACTERS_SHOWN_MAX {
         return text.into_owned();
     }
-    text.chars().take(TOKEN_CHARACTERS_SHOWN).chain("...".chars()).collect()
+    text.chars().take(TOKEN_CHARACTERS_SHOWN_MAX).chain("...".chars()).collect()
 }
 
 #[cfg(test)]
@@ -201,9 +201,9 @@ mod tests {
         let text = b"\xef\xbb\xbf+1 1:0.5 3:-2 # first\r\n\n# only a comment\n-1\t2:1e2\n2 qid:7 4:0\n0.5";
         let loaded = load_libsvm_text(text).unwrap();
         let Features::Sparse(rows) = &loaded.table.features else { panic!("the features are sparse") };
-        assert_eq!((rows.rows(), rows.columns(), rows.stored_values()), (4, 4, 3));
+        assert_eq!((rows.rows(), rows.columns(), rows.stored_value_count()), (4, 4, 3));
         let mut gathered = Array2::from_elem((4, 4), 9.0);
-        loaded.table.features.gather(0..4, None, gathered.view_mut());
+        loaded.table.features.write_rows(0..4, None, gathered.view_mut());
         let expected =
             array![[0.5, 0.0, -2.0, 0.0], [0.0, 100.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]];
         assert_eq!(gathered, expected);

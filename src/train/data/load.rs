@@ -32,7 +32,7 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// Divides the indices `0..rows` into fitted, training and test rows.
+    /// Divides the indices `0..rows` into training and test rows, and chooses the training rows for the encoding.
     pub(crate) fn choose_row_sets(&self, rows: usize) -> Result<RowSets, DataError> {
         let (train, test) = split::split_rows(rows, self.test_fraction)?;
         let fitted = match self.validation_fraction {

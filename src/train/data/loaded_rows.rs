@@ -8,21 +8,21 @@ use super::{DataError, Table};
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct LoadedRows {
     pub(crate) table: Table,
-    pub(crate) places: RowPlaces,
+    pub(crate) places: RowOrigins,
     /// Messages for the user.
     pub(crate) notes: Vec<String>,
 }
 
 /// Where rows come from.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum RowPlaces {
+pub(crate) enum RowOrigins {
     /// The rows are lines of one file: the path of the file, and the line number of each row, counted from 1.
     Lines(PathBuf, Vec<u64>),
     /// Each row is a file.
     Files(Vec<PathBuf>),
 }
 
-impl RowPlaces {
+impl RowOrigins {
     /// Returns an error that names the place of a row.
     ///
     /// # Panics

@@ -37,7 +37,7 @@ use sha2::{Digest, Sha256};
 
 pub use csv::{HeaderRow, Separator, TableOptions};
 pub(crate) use csv::{
-    Records, check_header, find_column, is_missing, missing_spellings, parse_number, read_header,
+    Records, check_header, find_column, is_missing, parse_number, read_header, spellings_of_missing_values,
 };
 pub use encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 pub use error::DataError;
@@ -54,7 +54,7 @@ pub(crate) use shared_samples::{SharedSamples, TargetStatistics};
 pub use source::DataSource;
 pub use sparse::SparseRows;
 pub use standardizer::Standardizer;
-pub(crate) use target::{CLASS_NUMBER_END, CLASSES_MAX};
+pub(crate) use target::{CLASS_NUMBER_LIMIT, CLASSES_MAX};
 pub use target::{Targets, Task};
 use texts::Texts;
 
@@ -68,7 +68,7 @@ pub const ELEMENTS_MAX: u64 = 1 << 31;
 pub(crate) enum Column {
     /// Finite numbers.
     Numbers(Vec<f64>),
-    /// Names of classes. The name is empty for an image that is not in the folder of a class.
+    /// Texts, such as names of classes. The text is empty for an image that is not in the folder of a class.
     Text(Texts),
 }
 

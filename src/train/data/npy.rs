@@ -16,7 +16,7 @@ use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, Table};
 const HEADER_BYTES_MAX: u32 = 1 << 16;
 
 /// A message about rounded numbers names at most this many columns of the data.
-const ROUNDED_COLUMNS_SHOWN: usize = 8;
+const ROUNDED_COLUMNS_SHOWN_MAX: usize = 8;
 
 /// The content of a file of features and a file of targets.
 #[derive(Debug)]
@@ -129,8 +129,9 @@ fn describe_rounding(values: &Array2<f64>, path: &Path) -> Option<String> {
     }
     let rounded = ranges.iter().enumerate().filter(|(_, range)| range.needs_f64());
     let columns: Vec<String> = rounded.map(|(column, _)| column.to_string()).collect();
-    let shown = columns.iter().take(ROUNDED_COLUMNS_SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
-    let more = if columns.len() > ROUNDED_COLUMNS_SHOWN { ", ..." } else { "" };
+    let shown =
+        columns.iter().take(ROUNDED_COLUMNS_SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = if columns.len() > ROUNDED_COLUMNS_SHOWN_MAX { ", ..." } else { "" };
     (!columns.is_empty()).then(|| {
         format!(
             "{}, column {shown}{more} (counted from 0): large numbers that differ little lose their differences as 32-bit \
@@ -331,7 +332,7 @@ mod tests {
 
     /// Regression test: before the fix, different numbers of a column became equal as f32 without a message.
     #[test]
-    fn columns_that_lose_differences_are_named() {
+    fn columns_in_which_rounding_hides_differences_are_named() {
         let directory = tempfile::tempdir().unwrap();
         let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
         write_npy(&y, "<i8", StorageOrder::Rows, "(2,)", &[7_i64, -8]);

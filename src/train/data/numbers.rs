@@ -9,13 +9,13 @@ use crate::types::ReduceOp;
 
 /// A column is narrow if its range times this factor is less than its largest magnitude. In a column that is not narrow,
 /// rounding to f32 changes the numbers by at most 2^-14 of their range.
-const NARROW_MAGNITUDE_TO_RANGE: f64 = 1024.0;
-/// Replaces [`NARROW_MAGNITUDE_TO_RANGE`] for a column whose numbers are all exact as f32, because only the
-/// mean of the column must be rounded.
-const VERY_NARROW_MAGNITUDE_TO_RANGE: f64 = (1_u64 << 20) as f64;
+const NARROW_IF_MAGNITUDE_OVER_RANGE: f64 = 1024.0;
+/// For a column whose numbers are all exact as f32, this factor replaces [`NARROW_IF_MAGNITUDE_OVER_RANGE`]: f32
+/// rounds only the mean of such a column.
+const VERY_NARROW_IF_MAGNITUDE_OVER_RANGE: f64 = (1_u64 << 20) as f64;
 /// A column counts as constant if its range times this factor is less than its largest magnitude: rounding of f64
 /// numbers may have caused the differences.
-const NOISE_MAGNITUDE_TO_RANGE: f64 = (1_u64 << 44) as f64;
+const CONSTANT_IF_MAGNITUDE_OVER_RANGE: f64 = (1_u64 << 44) as f64;
 
 /// The numbers of a column. NaN represents a missing value.
 #[derive(Clone, PartialEq, Debug)]
@@ -64,13 +64,13 @@ impl NumberRange {
 
     /// Returns whether differences between the numbers are lost or inexact as f32.
     pub(crate) fn needs_f64(&self) -> bool {
-        let is_inexact = !self.is_exact || self.is_narrow(VERY_NARROW_MAGNITUDE_TO_RANGE);
-        self.low < self.high && self.is_narrow(NARROW_MAGNITUDE_TO_RANGE) && is_inexact
+        let is_inexact = !self.is_exact || self.is_narrow(VERY_NARROW_IF_MAGNITUDE_OVER_RANGE);
+        self.low < self.high && self.is_narrow(NARROW_IF_MAGNITUDE_OVER_RANGE) && is_inexact
     }
 
     /// Returns whether the numbers differ by more than rounding f64 numbers may cause.
     pub(crate) fn has_differences(&self) -> bool {
-        self.low < self.high && !self.is_narrow(NOISE_MAGNITUDE_TO_RANGE)
+        self.low < self.high && !self.is_narrow(CONSTANT_IF_MAGNITUDE_OVER_RANGE)
     }
 }
 
@@ -106,7 +106,7 @@ impl NumberCollector {
             Numbers::Single(values) => values.push(value as f32),
             Numbers::Double(values) => {
                 values.push(value);
-                if !value.is_nan() && !self.range.is_narrow(NARROW_MAGNITUDE_TO_RANGE) {
+                if !value.is_nan() && !self.range.is_narrow(NARROW_IF_MAGNITUDE_OVER_RANGE) {
                     self.numbers = Numbers::Single(to_f32(values));
                 }
             }

@@ -52,7 +52,7 @@ pub(crate) enum RawValues {
     Texts(Texts),
 }
 
-/// The rows of all ranks, divided into sets. Each set has the numbers of its rows in ascending order.
+/// The rows of all ranks, divided into sets. Each set holds row numbers in ascending order.
 pub(crate) struct RowSets {
     /// The training rows on which the encoding is fitted. Rows that early stopping holds out are not included.
     pub(crate) fitted: Vec<usize>,
@@ -87,12 +87,12 @@ impl RawTable {
         group: &mut Group,
     ) -> Result<EncodedTable, TrainError> {
         let [fitted_here, train_here, test_here] =
-            [fitted, train, test].map(|set| self.rows.held_indices_of(set));
+            [fitted, train, test].map(|set| self.rows.indices_of_held_rows(set));
         let inputs = self.fit(&fitted_here, (missing, categories_max), group)?;
         let mut notes = self.notes;
         let mut columns = Vec::with_capacity(self.columns.len());
         for (column, inputs) in self.columns.iter().zip(inputs) {
-            notes.extend(column.describe(&inputs));
+            notes.extend(column.note_about_inputs(&inputs));
             columns.push(ColumnEncoding { name: column.name.clone(), inputs });
         }
         let encoding = Arc::new(TableEncoding { target: self.target_name, missing, columns });
@@ -111,7 +111,7 @@ impl RawTable {
             }
         }
         let table = |cells, rows: &[usize]| {
-            let features = if encoding.is_plain() {
+            let features = if encoding.inputs_equal_cells() {
                 Features::Numbers(cells)
             } else {
                 Features::Encoded { cells, encoding: Arc::clone(&encoding) }
@@ -121,15 +121,16 @@ impl RawTable {
         Ok(EncodedTable {
             train: table(train_cells, &train_here),
             test: table(test_cells, &test_here),
-            train_rows: self.rows.map_of_chosen_rows(train),
-            test_rows: self.rows.map_of_chosen_rows(test),
+            train_rows: self.rows.restrict_to_rows(train),
+            test_rows: self.rows.restrict_to_rows(test),
             encoding,
             layout: self.layout,
             notes,
         })
     }
 
-    /// Fits the encoding of each column. Each rank passes the indices of its rows to which the encoding is fitted.
+    /// Fits the encoding of each column. `rows` holds the indices of this rank's rows on which the encoding is
+    /// fitted.
     fn fit(
         &self,
         rows: &[usize],
@@ -241,8 +242,8 @@ impl RawColumn {
         statistics
     }
 
-    /// Fits the encoding of a column of numbers to its statistics. `rows` is the number of rows that were counted,
-    /// including rows without a number.
+    /// Fits the encoding of a column of numbers to its statistics. `rows` is the number of rows, including rows in
+    /// which the number is missing.
     fn fit_numbers(
         &self,
         NumberStatistics { range, sum, count }: &NumberStatistics,
@@ -269,7 +270,7 @@ impl RawColumn {
     }
 
     /// Returns a message for the user if the column holds text, or numbers that are stored as f64.
-    fn describe(&self, inputs: &ColumnInputs) -> Option<String> {
+    fn note_about_inputs(&self, inputs: &ColumnInputs) -> Option<String> {
         let name = &self.name;
         if matches!(self.values, RawValues::Numbers(Numbers::Single(_))) {
             return None;
@@ -299,7 +300,7 @@ impl RawColumn {
 fn encode_rows(columns: &[RawColumn], rows: &[usize], encoding: &TableEncoding) -> (Array2<f32>, Vec<u64>) {
     let mut cells = Array2::zeros((rows.len(), columns.len()));
     let mut unknown = vec![0; columns.len()];
-    let plain = encoding.is_plain();
+    let plain = encoding.inputs_equal_cells();
     for (index, (column, encoding)) in columns.iter().zip(&encoding.columns).enumerate() {
         let to = cells.column_mut(index);
         match &column.values {
@@ -307,11 +308,11 @@ fn encode_rows(columns: &[RawColumn], rows: &[usize], encoding: &TableEncoding) 
                 let fill = encoding.fill_value().filter(|_| plain).unwrap_or(f32::NAN);
                 for (cell, &row) in to.into_iter().zip(rows) {
                     let value = numbers.get(row);
-                    *cell = if value.is_nan() { fill } else { encoding.number_cell(value) };
+                    *cell = if value.is_nan() { fill } else { encoding.cell_of_number(value) };
                 }
             }
             RawValues::Texts(Texts { indices, distinct }) => {
-                let cell_of: Vec<f32> = distinct.iter().map(|text| encoding.text_cell(text)).collect();
+                let cell_of: Vec<f32> = distinct.iter().map(|text| encoding.cell_of_text(text)).collect();
                 for (cell, &row) in to.into_iter().zip(rows) {
                     *cell = cell_of[indices[row] as usize];
                     unknown[index] += u64::from(cell.is_nan());

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use super::csv::BlockShare;
+use super::csv::BlocksOfRank;
 
 /// Which rank holds which rows of a table. Rows are numbered from 0 in the order of the files. Each block of rows
 /// belongs to one rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct RowMap {
     /// This rank's share of the blocks.
-    share: BlockShare,
+    share: BlocksOfRank,
     /// The first row of each block, followed by the number of rows of the table.
     starts: Vec<usize>,
     /// For each block, the number of rows in earlier blocks of the same rank.
@@ -18,7 +18,7 @@ pub(crate) struct RowMap {
 
 impl RowMap {
     /// Entry i of `block_rows` is the number of rows of block i.
-    pub(crate) fn new(share: BlockShare, block_rows: &[u64]) -> Self {
+    pub(crate) fn new(share: BlocksOfRank, block_rows: &[u64]) -> Self {
         let mut starts = vec![0];
         starts.extend(block_rows.iter().scan(0, |end, &rows| {
             *end += rows as usize;
@@ -27,7 +27,7 @@ impl RowMap {
         Self::from_starts(share, starts)
     }
 
-    fn from_starts(share: BlockShare, starts: Vec<usize>) -> Self {
+    fn from_starts(share: BlocksOfRank, starts: Vec<usize>) -> Self {
         let mut held = vec![0; share.ranks];
         let blocks = starts.windows(2).enumerate();
         let held_before = blocks
@@ -51,7 +51,7 @@ impl RowMap {
 
     /// Returns the map of a table that has only the rows in `chosen`. These rows get new numbers, counted from 0.
     /// `chosen` must be sorted.
-    pub(crate) fn map_of_chosen_rows(&self, chosen: &[usize]) -> Self {
+    pub(crate) fn restrict_to_rows(&self, chosen: &[usize]) -> Self {
         let starts = self.starts.iter().map(|&start| chosen.partition_point(|&row| row < start)).collect();
         Self::from_starts(self.share, starts)
     }
@@ -77,9 +77,9 @@ impl RowMap {
         blocks.skip(rank).step_by(self.share.ranks)
     }
 
-    /// Returns the rows in `chosen` that this rank holds, as indices among the rows that this rank holds. `chosen`
-    /// must be sorted.
-    pub(crate) fn held_indices_of(&self, chosen: &[usize]) -> Vec<usize> {
+    /// Returns the rows in `chosen` that this rank holds, as indices of [`held_rows`](Self::held_rows). `chosen` must
+    /// be sorted.
+    pub(crate) fn indices_of_held_rows(&self, chosen: &[usize]) -> Vec<usize> {
         let mut own = Vec::new();
         let mut rows_before = 0;
         for block in self.blocks_of_rank(self.share.rank) {
@@ -98,7 +98,7 @@ impl RowMap {
 
     /// Sorts values by the number of their row. `by_rank` has `width` values for each row: first for all rows of rank
     /// 0, then for all rows of rank 1, and so on.
-    pub(crate) fn to_row_order<T: Copy>(&self, by_rank: &[T], width: usize) -> Vec<T> {
+    pub(crate) fn sort_by_row<T: Copy>(&self, by_rank: &[T], width: usize) -> Vec<T> {
         let mut next: Vec<usize> = self
             .row_counts_of_ranks()
             .iter()
@@ -124,23 +124,23 @@ mod tests {
         let block_rows = [3, 0, 2, 4, 1];
         let chosen = [0, 2, 3, 5, 8, 9];
         for ranks in 1..=6 {
-            let map = |rank| RowMap::new(BlockShare { rank, ranks }, &block_rows);
+            let map = |rank| RowMap::new(BlocksOfRank { rank, ranks }, &block_rows);
             let (mut rows, mut kept) = (Vec::new(), Vec::new());
             for rank in 0..ranks {
                 let own: Vec<usize> = map(rank).held_rows().collect();
                 assert!(
                     own.iter().enumerate().all(|(index, &row)| map(0).holder_and_index(row) == (rank, index))
                 );
-                kept.extend(map(rank).held_indices_of(&chosen).into_iter().map(|index| own[index]));
+                kept.extend(map(rank).indices_of_held_rows(&chosen).into_iter().map(|index| own[index]));
                 rows.extend(own);
             }
-            assert_eq!(map(0).to_row_order(&rows, 1), (0..10).collect::<Vec<_>>(), "{ranks}");
-            assert_eq!(map(0).map_of_chosen_rows(&chosen).to_row_order(&kept, 1), chosen, "{ranks}");
+            assert_eq!(map(0).sort_by_row(&rows, 1), (0..10).collect::<Vec<_>>(), "{ranks}");
+            assert_eq!(map(0).restrict_to_rows(&chosen).sort_by_row(&kept, 1), chosen, "{ranks}");
             assert_eq!(map(0).row_counts_of_ranks().iter().sum::<usize>(), 10);
             let pairs: Vec<usize> = rows.iter().flat_map(|&row| [row, row]).collect();
             assert!(
                 map(0)
-                    .to_row_order(&pairs, 2)
+                    .sort_by_row(&pairs, 2)
                     .as_chunks::<2>()
                     .0
                     .iter()

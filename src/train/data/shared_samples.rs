@@ -1,4 +1,4 @@
-//! A training set or a test set of which each rank holds all samples or only a part of the samples.
+//! A set of samples of which each rank holds either all samples or only a part.
 
 use std::ops::Range;
 
@@ -27,10 +27,10 @@ pub(crate) struct SharedSamples {
 /// Statistics of the targets of all samples on all ranks.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct TargetStatistics {
-    /// The mean of the targets. 0 for classes.
+    /// The mean of the targets. 0 if the targets are classes.
     pub(crate) mean: f64,
     /// The sum of the squared differences between the targets and their mean. R² compares the squared errors of a
-    /// model with this sum. 0 for classes.
+    /// model with this sum. 0 if the targets are classes.
     pub(crate) sum_of_squares: f64,
     /// The number of samples of each class. Empty for numbers.
     pub(crate) class_counts: Vec<u64>,
@@ -77,8 +77,8 @@ impl SharedSamples {
         self.rows.as_ref()
     }
 
-    /// Returns the samples that this rank processes if the ranks process each sample once. The range has indices of
-    /// [`held`](Self::held).
+    /// Returns this rank's part of the samples, as indices of [`held`](Self::held). Each sample is in the part of
+    /// exactly one rank.
     pub(crate) fn own_part(&self, rank: Rank, size: WorldSize) -> Range<usize> {
         match &self.rows {
             None => range_of_rank(self.held.len(), rank, size),
@@ -125,8 +125,8 @@ impl SharedSamples {
         match &self.rows {
             None => Self::held_by_each_rank(select_samples(&self.held, chosen)),
             Some(rows) => Self::divided_among_ranks(
-                select_samples(&self.held, &rows.held_indices_of(chosen)),
-                rows.map_of_chosen_rows(chosen),
+                select_samples(&self.held, &rows.indices_of_held_rows(chosen)),
+                rows.restrict_to_rows(chosen),
             ),
         }
     }
@@ -210,7 +210,7 @@ impl Samples {
         }
         let message = "a row of the table that another rank sent holds a class or a category that does not exist: the memory \
                        of a host or the network corrupted a value; start the job again without --no-checksum";
-        // If another rank has aborted the job first, `abort` fails. This rank returns its own message in both cases.
+        // `abort` fails if another rank has already aborted the job. Even then, this rank returns its own message.
         let _ = group.abort(message);
         Err(DataError::Unsuitable(message.into()).into())
     }

@@ -70,11 +70,11 @@ impl FromStr for DataSource {
             Some("txt" | "data" | "dat") => Ok(Self::Csv(text.into())),
             // A file such as `a.gz`, whose name does not say the format, is read as a table.
             None if FileCompression::from_file_name(path).is_some() => Ok(Self::Csv(text.into())),
-            Some(extension) if OTHER_COMPRESSIONS.contains(&extension) => Err(format!(
+            Some(extension) if UNSUPPORTED_COMPRESSIONS.contains(&extension) => Err(format!(
                 "has the compression .{extension}, which ringtrain cannot read; decompress it, or compress the table as .gz, .zst \
                  or .zip"
             )),
-            Some(extension) if OTHER_FORMATS.contains(&extension) => Err(format!(
+            Some(extension) if UNSUPPORTED_FORMATS.contains(&extension) => Err(format!(
                 "has the format .{extension}, which ringtrain cannot read; save the table as .csv"
             )),
             // IDX data is always a directory, so a path to a file is a table.
@@ -85,9 +85,10 @@ impl FromStr for DataSource {
 }
 
 /// The extensions of files with a compression that ringtrain cannot read.
-const OTHER_COMPRESSIONS: [&str; 10] = ["bz2", "xz", "lzma", "lz4", "br", "z", "7z", "rar", "tar", "tgz"];
+const UNSUPPORTED_COMPRESSIONS: [&str; 10] =
+    ["bz2", "xz", "lzma", "lz4", "br", "z", "7z", "rar", "tar", "tgz"];
 /// The extensions of tables in a format that ringtrain cannot read.
-const OTHER_FORMATS: [&str; 10] =
+const UNSUPPORTED_FORMATS: [&str; 10] =
     ["xlsx", "xls", "ods", "parquet", "feather", "arrow", "json", "jsonl", "npz", "pkl"];
 /// At most this many bytes at the beginning of a file are checked for text.
 const TEXT_CHECK_BYTES: u64 = 1 << 16;
@@ -112,8 +113,8 @@ fn check_file_holds_text(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// If `value` is a pattern, returns the names of the matching files. Otherwise returns `value`. A pair of `.npy`
-/// files is not a pattern.
+/// If `value` is a pattern, returns the names of the matching files. Otherwise returns `value`. A value with `.npy,`
+/// names two files and is not a pattern.
 pub(super) fn expand_file_pattern(value: &str) -> Result<Vec<String>, String> {
     let is_pattern = value.contains(['*', '?', '[']) && !value.contains(".npy,");
     if !is_pattern || Path::new(value).exists() {
@@ -184,8 +185,8 @@ impl DataSource {
         }
     }
 
-    /// Reads all rows of a directory of images or of a file of sparse rows, without interpreting the targets.
-    /// `images` describes the images that a model takes. Returns `None` for other kinds of source.
+    /// Reads all rows, without interpreting the targets. `images` describes the images that a model takes. Returns
+    /// `None` unless the source is a directory of images or a file of sparse rows.
     ///
     /// # Errors
     ///

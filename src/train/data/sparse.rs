@@ -23,7 +23,7 @@ impl SparseRows {
     }
 
     /// Returns the number of stored values.
-    pub fn stored_values(&self) -> usize {
+    pub fn stored_value_count(&self) -> usize {
         self.values.len()
     }
 
@@ -95,7 +95,7 @@ impl SparseRowsBuilder {
     }
 
     /// Returns the number of values that were added so far, without zeros.
-    pub(crate) fn stored_values(&self) -> usize {
+    pub(crate) fn stored_value_count(&self) -> usize {
         self.values.len()
     }
 
@@ -120,7 +120,7 @@ mod tests {
             builder.end_row();
         }
         let mut rows = builder.finish(4);
-        assert_eq!((rows.rows(), rows.columns(), rows.stored_values()), (3, 4, 3));
+        assert_eq!((rows.rows(), rows.columns(), rows.stored_value_count()), (3, 4, 3));
         let selected = rows.select(&[2, 0, 2]);
         let found: Vec<Vec<_>> = (0..3).map(|row| selected.row(row).collect()).collect();
         assert_eq!(found, [vec![(2, -1.0)], vec![(0, 1.0), (3, 2.0)], vec![(2, -1.0)]]);

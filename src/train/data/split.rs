@@ -30,8 +30,7 @@ pub(crate) fn split_table(table: &Table, fraction: f64) -> Result<(Table, Table)
     Ok((select(&train), select(&test)))
 }
 
-/// Splits a table with `rows` rows as [`split`] does. Returns the indices of the rows of the training set and of the
-/// test set.
+/// Returns the indices of the training rows and of the test rows of a table with `rows` rows: see [`split_table`].
 pub(crate) fn split_rows(rows: usize, fraction: f64) -> Result<(Vec<usize>, Vec<usize>), DataError> {
     let test_rows = (rows as f64 * fraction).round() as usize;
     if rows == test_rows {

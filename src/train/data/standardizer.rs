@@ -38,14 +38,14 @@ impl Standardizer {
         }
     }
 
-    /// Does what [`fit`](Self::fit) does. Each rank of `group` reads only its `rows`. A second pass adds up
-    /// the squared differences between the values and the mean, so that large means do not reduce the precision.
+    /// Implements [`fit`](Self::fit): each rank of `group` reads only its `rows`. A second pass adds up the squared
+    /// differences between the values and the mean, so that large means do not reduce the precision.
     fn fit_with<S: FeatureSum>(
         features: &Features,
         rows: &Range<usize>,
         group: &mut Group,
     ) -> Result<(Self, Vec<usize>), Error> {
-        let is_number = features.number_flags();
+        let is_number = features.which_features_are_numbers();
         let columns = is_number.len();
         let mut total = [rows.len() as f64];
         group.all_reduce(&mut total, ReduceOp::Sum)?;
@@ -62,7 +62,7 @@ impl Standardizer {
                 } else {
                     count * (1.0 - mean).powi(2)
                 };
-                // The sum `of_others` does not contain the values that are 0.
+                // `of_others` is the sum over the values other than 0. Each 0 adds mean².
                 let variance = (of_others + (total - count) * mean.powi(2)) / total;
                 invert_deviation(variance.sqrt(), mean)
             })
@@ -175,8 +175,8 @@ impl<S: FeatureSum> ValueStatistics<S> {
     }
 }
 
-/// Returns the sum of the squared differences between the mean and the values that are not 0. Returns a sum only for
-/// the features that are numbers.
+/// For each feature that is a number, returns the sum of the squared differences between the mean and the values
+/// other than 0.
 fn sum_squares<S: FeatureSum>(
     features: &Features,
     rows: &Range<usize>,
@@ -226,7 +226,7 @@ mod tests {
         let (standardizer, ignored) = fit(&features);
         assert!(ignored.is_empty(), "{ignored:?}");
         let mut out = Array2::zeros((3, 3));
-        features.gather(0..3, Some(&standardizer), out.view_mut());
+        features.write_rows(0..3, Some(&standardizer), out.view_mut());
         for (column, deviation) in [1.0, 0.0, 1.0].into_iter().enumerate() {
             let values = out.column(column);
             assert!(values.mean().unwrap().abs() < 1e-5, "{values}");

@@ -2,13 +2,13 @@
 
 use ndarray::Array2;
 
-use super::csv::{BlockShare, read_share};
+use super::csv::{BlocksOfRank, read_rows_of_rank};
 use super::raw_table::EncodedTable;
 use super::row_map::RowMap;
 use super::{DataError, DataSource, LoadOptions, Samples, Targets};
 use crate::group::{Error, Group};
-use crate::train::rank_checks::{check_all_succeeded, find_first_difference};
-use crate::train::{Phase, TrainError};
+use crate::train::rank_checks::{check_all_succeeded, find_first_differing_rank};
+use crate::train::{RunPhase, TrainError};
 use crate::types::{Element, WorldSize};
 
 /// Reads and encodes a table. Returns the rows that this rank has parsed. All ranks must call this function.
@@ -22,14 +22,14 @@ pub(crate) fn load_table(
     options: &LoadOptions,
     group: &mut Group,
 ) -> Result<EncodedTable, TrainError> {
-    let share = BlockShare { rank: group.rank().index(), ranks: group.size().as_usize() };
+    let share = BlocksOfRank { rank: group.rank().index(), ranks: group.size().as_usize() };
     let files = source.table_files().unwrap_or_default();
     let target = options.target.as_deref().ok_or_else(|| {
         DataError::Unsuitable(format!("{source} is a table: name the column to predict with --target"))
     });
-    let read = target.and_then(|target| read_share(files, target, &options.table, share));
-    let read = check_all_succeeded(group, Phase::Data, read.map_err(TrainError::from))?;
-    if let Some((rank, _)) = find_first_difference(group, &[read.content_digest()])? {
+    let read = target.and_then(|target| read_rows_of_rank(files, target, &options.table, share));
+    let read = check_all_succeeded(group, RunPhase::Data, read.map_err(TrainError::from))?;
+    if let Some((rank, _)) = find_first_differing_rank(group, &[read.content_digest()])? {
         return Err(TrainError::DataDiffer { rank, name: source.to_string() });
     }
     let table = read.merge(group)?;
@@ -45,7 +45,7 @@ impl Samples {
             return Ok(self);
         }
         let gathered = match self.features.cells() {
-            Some(cells) => self.features.with_other_rows(gather_cells(cells, rows, group)?),
+            Some(cells) => self.features.with_cells(gather_cells(cells, rows, group)?),
             None => None,
         };
         // Each rank already holds all pixels and all sparse rows.
@@ -73,5 +73,5 @@ fn gather_values<T: Element>(
     group: &mut Group,
 ) -> Result<Vec<T>, Error> {
     let counts: Vec<usize> = rows.row_counts_of_ranks().iter().map(|rows| rows * width).collect();
-    Ok(rows.to_row_order(&group.all_gather_uneven(own, &counts)?, width))
+    Ok(rows.sort_by_row(&group.all_gather_uneven(own, &counts)?, width))
 }

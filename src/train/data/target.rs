@@ -20,8 +20,8 @@ const CLASSES_GUESSED_MAX: usize = 100;
 /// one or two distinct integers always holds classes.
 const SAMPLES_PER_CLASS_MIN: usize = 10;
 
-/// The smallest integer n for which n and n + 1 are the same f64. Class numbers must be smaller.
-pub(crate) const CLASS_NUMBER_END: f64 = (1_u64 << 53) as f64;
+/// The smallest integer n for which n and n + 1 are the same f64. A class number must be below n.
+pub(crate) const CLASS_NUMBER_LIMIT: f64 = (1_u64 << 53) as f64;
 
 /// The kind of value that a model predicts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -104,7 +104,7 @@ impl TargetSummary {
 }
 
 /// Guesses the task by the rule that [`Targets`] documents. Also returns a message for the user that gives the
-/// reason. If the other task is possible too, the message names the option that chooses it. Each rank of `group`
+/// reason. If both tasks are possible, the message names the option that chooses between them. Each rank of `group`
 /// passes its part of the target.
 pub(crate) fn guess_task(
     train_target: &Column,
@@ -191,7 +191,8 @@ fn check_class_numbers(sets: [&Vec<f64>; 2], group: &mut Group) -> Result<(), Tr
     let smallest = |is_bad: fn(f64) -> bool| {
         sets.into_iter().flatten().copied().filter(|&value| is_bad(value)).fold(f64::INFINITY, f64::min)
     };
-    let mut bad = [smallest(|value| value.fract() != 0.0), smallest(|value| value.abs() >= CLASS_NUMBER_END)];
+    let mut bad =
+        [smallest(|value| value.fract() != 0.0), smallest(|value| value.abs() >= CLASS_NUMBER_LIMIT)];
     group.all_reduce(&mut bad, ReduceOp::Min)?;
     let [fraction, large] = bad;
     if fraction.is_finite() {
@@ -203,8 +204,8 @@ fn check_class_numbers(sets: [&Vec<f64>; 2], group: &mut Group) -> Result<(), Tr
     }
     if large.is_finite() {
         return Err(DataError::Unsuitable(format!(
-            "the target holds {large:.0}; as numbers, integers of 2^53 = {CLASS_NUMBER_END:.0} or more cannot be told apart; to \
-             predict classes, pass --categorical with the name of the target, which reads the classes of a table as \
+            "the target holds {large:.0}; as numbers, integers of 2^53 = {CLASS_NUMBER_LIMIT:.0} or more cannot be told apart; \
+             to predict classes, pass --categorical with the name of the target, which reads the classes of a table as \
              texts, or give the classes smaller numbers"
         ))
         .into());
@@ -230,7 +231,7 @@ fn merge_classes<T: Ord + Serialize + DeserializeOwned>(
     group: &mut Group,
 ) -> Result<Vec<T>, TrainError> {
     let own: BTreeSet<T> = values.collect();
-    // One class too many is enough for the error.
+    // One class above the maximum is enough for the error.
     let own: Vec<T> = own.into_iter().take(CLASSES_MAX + 1).collect();
     let classes: BTreeSet<T> = group.all_gather_object(&own)?.into_iter().flatten().collect();
     if classes.len() > CLASSES_MAX {

@@ -41,7 +41,7 @@ impl<'a> FromIterator<&'a str> for Texts {
     fn from_iter<T: IntoIterator<Item = &'a str>>(texts: T) -> Self {
         let mut collector = TextCollector::default();
         for text in texts {
-            collector.push(text, &mut TextBudget(usize::MAX)).expect("there is no limit");
+            collector.push(text, &mut TextBytesLeft(usize::MAX)).expect("there is no limit");
         }
         collector.texts
     }
@@ -49,7 +49,7 @@ impl<'a> FromIterator<&'a str> for Texts {
 
 /// The memory in bytes that is left for the distinct texts of a table.
 #[derive(Debug)]
-pub(crate) struct TextBudget(pub(crate) usize);
+pub(crate) struct TextBytesLeft(pub(crate) usize);
 
 /// Collects the texts of a column.
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl TextCollector {
     /// # Errors
     ///
     /// If the text is new and exceeds a limit on distinct texts. The error is a sentence for the user.
-    pub(crate) fn push(&mut self, text: &str, budget: &mut TextBudget) -> Result<(), String> {
+    pub(crate) fn push(&mut self, text: &str, budget: &mut TextBytesLeft) -> Result<(), String> {
         let index = match self.index_of.get(text) {
             Some(index) => *index,
             None => self.add(text, budget)?,
@@ -73,7 +73,7 @@ impl TextCollector {
         Ok(())
     }
 
-    fn add(&mut self, text: &str, budget: &mut TextBudget) -> Result<u32, String> {
+    fn add(&mut self, text: &str, budget: &mut TextBytesLeft) -> Result<u32, String> {
         if self.texts.distinct.len() == DISTINCT_TEXTS_MAX {
             return Err(format!("the column holds more than {DISTINCT_TEXTS_MAX} distinct texts"));
         }
@@ -99,14 +99,14 @@ mod tests {
         assert_eq!(part.indices, [1, 2]);
         assert_eq!(part.distinct_in(0..2).collect::<Vec<_>>(), ["a", ""]);
         let mut collector = TextCollector::default();
-        collector.push("long text", &mut TextBudget(200)).unwrap();
+        collector.push("long text", &mut TextBytesLeft(200)).unwrap();
         assert!(Arc::ptr_eq(&collector.texts.distinct[0], collector.index_of.keys().next().unwrap()));
     }
 
     /// Regression test: before the fix, nothing limited the memory for the texts of a small compressed file.
     #[test]
     fn the_memory_for_texts_is_limited() {
-        let mut budget = TextBudget(2 * TEXT_OVERHEAD_BYTES + 8);
+        let mut budget = TextBytesLeft(2 * TEXT_OVERHEAD_BYTES + 8);
         let mut collectors = [TextCollector::default(), TextCollector::default()];
         collectors[0].push("four", &mut budget).unwrap();
         assert!(collectors[1].push("+four", &mut budget).unwrap_err().contains("need more than"));

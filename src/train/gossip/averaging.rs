@@ -6,14 +6,14 @@ use rand::Rng as _;
 
 use super::message::{GossipReplyStatus, GossipRequestKind, HEADER_WORDS, Message};
 use super::service::GossipState;
-use crate::train::peer_link::{Channel, LinkFailure, PeerLink, PendingReply};
+use crate::train::peer_link::{LinkFailure, MessageChannel, PeerLink, PendingReply};
 use crate::train::random::RandomStream;
 
 /// A rank starts no other average until its last average is complete, or until this time has passed.
-const AVERAGE_WAIT_MAX: Duration = Duration::from_secs(1);
+const NEXT_AVERAGE_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// The averages that this rank has started. There is at most one for each other rank.
-pub(super) struct StartedAverages<'a> {
+/// The averages that this rank has started: at most one at a time with each other rank.
+pub(super) struct AveragesInProgress<'a> {
     links: &'a [PeerLink],
     shared: &'a GossipState,
     /// For each connection, the reply of the average in progress.
@@ -25,17 +25,18 @@ pub(super) struct StartedAverages<'a> {
     pub(super) completed: u64,
 }
 
-impl<'a> StartedAverages<'a> {
+impl<'a> AveragesInProgress<'a> {
     pub(super) fn new(links: &'a [PeerLink], shared: &'a GossipState, random: RandomStream) -> Self {
         let pending = links.iter().map(|_| None).collect();
         Self { links, shared, pending, last_start: Instant::now(), random, completed: 0 }
     }
 
-    /// Starts an average with a random rank. Only chooses a rank with which no average is in progress, and does nothing if
-    /// there is no such rank.
+    /// Starts an average with a random rank. Chooses among the ranks with which no average is in progress. Does
+    /// nothing if there are none.
     pub(super) fn start_average(&mut self) {
-        // Each result moves this rank by half a difference. Several averages of the same parameters would move it too far.
-        if self.pending.iter().any(Option::is_some) && self.last_start.elapsed() < AVERAGE_WAIT_MAX {
+        // Each average moves this rank's parameters halfway to those of another rank. Several averages at once would
+        // move them too far.
+        if self.pending.iter().any(Option::is_some) && self.last_start.elapsed() < NEXT_AVERAGE_WAIT_MAX {
             return;
         }
         let is_free = |&index: &usize| {
@@ -46,13 +47,13 @@ impl<'a> StartedAverages<'a> {
         if free.is_empty() {
             return;
         }
-        // The upper half of a 128-bit product is a number below the number of free ranks.
+        // Scales a random 64-bit number to an index of `free`.
         let chosen = (u128::from(self.random.next_u64()) * free.len() as u128) >> 64;
         let index = free[chosen as usize];
-        let parameters = self.shared.replica.words();
+        let parameters = self.shared.replica.parameter_words();
         let words_max = HEADER_WORDS + parameters.len();
         let request = Message::new(GossipRequestKind::Average as u32, [0; 4], &parameters).encode();
-        match self.links[index].start_request(request, Channel::LateReply, words_max) {
+        match self.links[index].start_request(request, MessageChannel::LateReply, words_max) {
             Ok(reply) => {
                 self.pending[index] = Some(reply);
                 self.last_start = Instant::now();
@@ -62,7 +63,7 @@ impl<'a> StartedAverages<'a> {
     }
 
     /// Applies the results that have arrived.
-    pub(super) fn apply_arrived(&mut self) {
+    pub(super) fn apply_arrived_replies(&mut self) {
         for index in 0..self.links.len() {
             if let Some(reply) = self.pending[index].take_if(|reply| reply.is_complete()) {
                 self.apply_reply(index, reply.wait());

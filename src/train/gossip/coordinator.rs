@@ -1,4 +1,5 @@
-//! The coordinator: hands out the parts of batches, sums losses, and averages the parameters of all ranks at the end.
+//! The coordinator: assigns the parts of batches to ranks, sums losses, and averages the parameters of all ranks at
+//! the end.
 //!
 //! The coordinator is the lowest rank that is not lost. Every rank has a [`PartCoordinator`], which answers requests for work
 //! only after [`PartCoordinator::take_over`].
@@ -14,7 +15,8 @@ use crate::train::batch_queue::{Assignment, BatchQueue};
 use crate::train::peer_link::LinkFailure;
 use crate::types::Rank;
 
-/// The coordinator answers a request after at most this time. If it has no result yet, the other rank asks again.
+/// The coordinator answers a request after at most this time. If the answer has no result, the requesting rank asks
+/// again.
 const ANSWER_WAIT_MAX: Duration = Duration::from_millis(400);
 
 /// The state of a run that the coordinator knows.
@@ -40,7 +42,7 @@ struct PartCoordinatorState {
     /// The number of parts that each rank has done.
     steps: Vec<u64>,
     /// How the connection with each rank ended. `None` if the connection is open.
-    ends: Vec<Option<PeerOutcome>>,
+    ends: Vec<Option<PeerConnectionEnd>>,
     /// The sum of the final parameters of the ranks that have sent them.
     sum: Vec<f64>,
     /// Whether each rank has sent its final parameters.
@@ -49,12 +51,12 @@ struct PartCoordinatorState {
     results: Option<Vec<u32>>,
 }
 
-/// How the connection with another rank ended.
+/// How the connection with a peer, another rank, ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum PeerOutcome {
-    /// The other rank has the results of the run.
+pub(super) enum PeerConnectionEnd {
+    /// The peer has the results of the run.
     Closed,
-    /// The other rank is lost, ended the connection, or sent an invalid message.
+    /// The peer is lost, ended the connection, or sent an invalid message.
     Failed(LinkFailure),
 }
 
@@ -142,8 +144,9 @@ impl PartCoordinator {
         drop(self.changed.wait_timeout(self.lock(), timeout).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Makes this rank the coordinator, which hands out the parts from `first` to `end`. The parts in `done_ahead` are
-    /// already done. `losses` are the sum of the losses and the number of samples of the epoch that contains `first`.
+    /// Makes this rank the coordinator, which assigns the parts from `first` to `end` to ranks. The parts in
+    /// `done_ahead` are already done. `losses` holds the sum of the losses and the number of samples so far in the
+    /// epoch that contains `first`.
     pub(super) fn take_over(
         &self,
         (first, end): (u64, u64),
@@ -152,13 +155,13 @@ impl PartCoordinator {
     ) {
         let mut state = self.lock();
         let ranks = state.ends.len();
-        state.losses = BTreeMap::from([(self.epoch(first), losses)]);
+        state.losses = BTreeMap::from([(self.epoch_of_part(first), losses)]);
         state.queue = Some(BatchQueue::new(first, end.max(first), ranks, done_ahead));
         self.changed.notify_all();
     }
 
     /// Returns the epoch that contains a part, counted from 0.
-    fn epoch(&self, part: u64) -> u64 {
+    fn epoch_of_part(&self, part: u64) -> u64 {
         part / self.parts / self.batches_per_epoch
     }
 
@@ -169,9 +172,9 @@ impl PartCoordinator {
         lower.map_or(self.own, |rank| Rank::new(rank as u32))
     }
 
-    /// Notes how the connection with a rank ended. Only the first call for a rank has an effect. Another rank gets the part
-    /// that the lost rank computes.
-    pub(super) fn note_connection_end(&self, rank: Rank, end: PeerOutcome) {
+    /// Notes how the connection with a rank ended. Only the first call for a rank has an effect. The unfinished part
+    /// of `rank` goes to another rank.
+    pub(super) fn note_connection_end(&self, rank: Rank, end: PeerConnectionEnd) {
         let mut state = self.lock();
         state.ends[rank.index()].get_or_insert(end);
         if let Some(queue) = &mut state.queue {
@@ -189,7 +192,7 @@ impl PartCoordinator {
     pub(super) fn lost_ranks(&self) -> Vec<(Rank, String)> {
         let state = self.lock();
         let lost = state.ends.iter().enumerate().filter_map(|(rank, end)| match end {
-            Some(PeerOutcome::Failed(LinkFailure::Lost(problem) | LinkFailure::Aborted(problem))) => {
+            Some(PeerConnectionEnd::Failed(LinkFailure::Lost(problem) | LinkFailure::Aborted(problem))) => {
                 Some((Rank::new(rank as u32), problem.clone()))
             }
             _ => None,
@@ -200,15 +203,15 @@ impl PartCoordinator {
     /// Returns why the connection with a rank has failed.
     pub(super) fn link_failure(&self, rank: Rank) -> Option<LinkFailure> {
         match &self.lock().ends[rank.index()] {
-            Some(PeerOutcome::Failed(failure)) => Some(failure.clone()),
-            Some(PeerOutcome::Closed) | None => None,
+            Some(PeerConnectionEnd::Failed(failure)) => Some(failure.clone()),
+            Some(PeerConnectionEnd::Closed) | None => None,
         }
     }
 
     /// Checks that this rank and the ranks that it can reach may continue the run.
     pub(super) fn check_quorum_of_reachable_ranks(&self) -> Result<(), GossipError> {
         let state = self.lock();
-        let is_failed = |end: &Option<PeerOutcome>| matches!(end, Some(PeerOutcome::Failed(_)));
+        let is_failed = |end: &Option<PeerConnectionEnd>| matches!(end, Some(PeerConnectionEnd::Failed(_)));
         check_quorum(self.own, &state.ends.iter().map(|end| !is_failed(end)).collect::<Vec<_>>())
     }
 
@@ -233,8 +236,8 @@ impl PartCoordinator {
             // A rank that has just computed a part is not idle: it applies its gradient before it waits.
             let is_idle = request.done.is_none();
             let timeout = until.saturating_duration_since(Instant::now());
-            let assignment = queue.take(rank.index(), is_idle && timeout.is_zero());
-            let done_before = queue.done_before();
+            let assignment = queue.assign_batch(rank.index(), is_idle && timeout.is_zero());
+            let done_before = queue.first_not_done();
             if assignment != Assignment::Wait || !is_idle || timeout.is_zero() {
                 self.changed.notify_all();
                 return Answer::Done(PartReply { is_accepted, assignment, done_before });
@@ -243,11 +246,12 @@ impl PartCoordinator {
         }
     }
 
-    /// Marks the part that a rank has computed as done. Returns false if another rank has done this part before.
+    /// Records the part that `rank` has computed. Returns `false` if the request names no such part, or if another
+    /// rank has done the part before.
     fn complete_part(&self, state: &mut PartCoordinatorState, rank: Rank, request: PartRequest) -> bool {
         let Some(queue) = &mut state.queue else { return false };
         if request.is_stopping {
-            queue.finish_at_multiple_of(self.parts);
+            queue.shorten_to_multiple_of(self.parts);
         }
         let Some(done) =
             request.done.filter(|done| queue.is_assigned_and_not_done(rank.index(), done.number))
@@ -255,7 +259,7 @@ impl PartCoordinator {
             return false;
         };
         queue.complete(rank.index());
-        let (loss, samples) = state.losses.entry(self.epoch(done.number)).or_default();
+        let (loss, samples) = state.losses.entry(self.epoch_of_part(done.number)).or_default();
         *loss += done.loss;
         *samples = samples.saturating_add(done.samples);
         state.samples = state.samples.saturating_add(done.samples);
@@ -266,10 +270,10 @@ impl PartCoordinator {
         true
     }
 
-    /// Ends the run when the batches that have begun are complete.
+    /// Ends the run as soon as the batches in progress are complete.
     pub(super) fn stop(&self) {
         if let Some(queue) = &mut self.lock().queue {
-            queue.finish_at_multiple_of(self.parts);
+            queue.shorten_to_multiple_of(self.parts);
         }
         self.changed.notify_all();
     }
@@ -283,7 +287,7 @@ impl PartCoordinator {
     pub(super) fn progress(&self) -> GossipProgress {
         let state = self.lock();
         GossipProgress {
-            parts: state.queue.as_ref().map_or(0, BatchQueue::done_before),
+            parts: state.queue.as_ref().map_or(0, BatchQueue::first_not_done),
             samples: state.samples,
             last_loss: state.last_loss,
             steps: state.steps.clone(),
@@ -316,8 +320,8 @@ impl PartCoordinator {
         Answer::Done(())
     }
 
-    /// Waits at most for `timeout` until all ranks with an open connection have sent their final parameters. Returns the
-    /// ranks that have not sent them.
+    /// Waits at most for `timeout` until all ranks with an open connection have sent their final parameters. Returns
+    /// the ranks whose parameters are missing.
     pub(super) fn wait_for_final_parameters(&self, timeout: Duration) -> Vec<Rank> {
         let missing = |state: &PartCoordinatorState| -> Vec<Rank> {
             let ranks = state.delivered.iter().zip(&state.ends).enumerate();
@@ -342,7 +346,7 @@ impl PartCoordinator {
         self.changed.notify_all();
     }
 
-    /// Returns the results of the run. Waits for them at most for [`ANSWER_WAIT_MAX`].
+    /// Returns the results of the run, for which it waits at most [`ANSWER_WAIT_MAX`].
     pub(super) fn wait_for_results(&self) -> Answer<Vec<u32>> {
         let is_missing =
             |state: &mut PartCoordinatorState| state.results.is_none() && state.failure.is_none();

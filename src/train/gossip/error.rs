@@ -2,7 +2,7 @@
 
 use super::coordinator::FailureKind;
 use crate::train::peer_link::ConnectError;
-use crate::train::{Phase, TrainError};
+use crate::train::{RunPhase, TrainError};
 use crate::types::{Rank, debug_as_display};
 
 /// The reason why a run with the strategy `gossip` failed on this rank.
@@ -19,23 +19,23 @@ pub enum GossipError {
         /// The reason.
         problem: String,
     },
-    /// This rank cannot reach the rank that hands out batches, but other ranks can.
+    /// This rank cannot reach the rank that assigns the batches, but other ranks can.
     #[error(
         "this rank cannot reach rank {leader}, which hands out batches ({problem}), but rank {other} can; check the network between \
          the hosts of these ranks"
     )]
     CutOff {
-        /// The rank that hands out batches.
+        /// The rank that assigns the batches.
         leader: Rank,
-        /// A rank that can reach it.
+        /// A rank that can reach `leader`.
         other: Rank,
         /// What this rank knows about the cause.
         problem: String,
     },
-    /// The rank that hands out batches ended the run on this rank.
+    /// The rank that assigns the batches ended the run on this rank.
     #[error("rank {leader}, which hands out batches, ended the run on this rank: {problem}")]
     LeaderFailed {
-        /// The rank that hands out batches.
+        /// The rank that assigns the batches.
         leader: Rank,
         /// The reason.
         problem: String,
@@ -58,7 +58,7 @@ pub enum GossipError {
          checkpoint"
     )]
     TooFewRanks {
-        /// The rank that hands out batches.
+        /// This rank.
         own: Rank,
         /// The number of ranks that this rank can reach, including itself.
         reached: usize,
@@ -85,13 +85,13 @@ pub(super) fn leader_failed(leader: Rank, kind: FailureKind, problem: String) ->
     match kind {
         FailureKind::Diverged => TrainError::Diverged(problem),
         FailureKind::Storage => {
-            TrainError::OtherRankFailed { rank: leader, phase: Phase::Storage, message: problem }
+            TrainError::OtherRankFailed { rank: leader, phase: RunPhase::Storage, message: problem }
         }
         FailureKind::Other => TrainError::Gossip(GossipError::LeaderFailed { leader, problem }),
     }
 }
 
-/// Returns the kind of failure that the other ranks hear after this error of the coordinator.
+/// Returns the kind of failure that the coordinator reports to the other ranks for this error.
 pub(super) fn failure_kind(error: &TrainError) -> FailureKind {
     match error {
         TrainError::Diverged(_) => FailureKind::Diverged,

@@ -60,8 +60,8 @@ impl<'a> GossipLeader<'a> {
         })
     }
 
-    /// Shows the progress to the observer. If an epoch is complete, tests and saves the model.
-    /// [`conclude_run`](Self::conclude_run) does this for the last epoch.
+    /// Shows the progress to the observer. If an epoch is complete, tests and saves the model; for the last epoch,
+    /// see [`conclude_run`](Self::conclude_run).
     pub(super) fn record_progress(
         &mut self,
         worker: &Worker<'_>,
@@ -76,7 +76,7 @@ impl<'a> GossipLeader<'a> {
         let progress = self.context.shared.coordinator.progress();
         self.show_progress(&progress, observer);
         let complete = self.done_batches(&progress) / self.context.batches_per_epoch;
-        let due = complete / settings.epochs_per_record * settings.epochs_per_record;
+        let due = complete / settings.epochs_between_records * settings.epochs_between_records;
         if due <= self.recorded || due >= settings.epochs || progress.is_finished {
             return Ok(());
         }
@@ -103,7 +103,7 @@ impl<'a> GossipLeader<'a> {
 
     fn show_progress(&mut self, progress: &GossipProgress, observer: &mut dyn Observer) {
         let settings = &self.context.setup.settings;
-        let per_record = settings.epochs_per_record;
+        let per_record = settings.epochs_between_records;
         let batches = self.done_batches(progress);
         if !self.has_begun_epoch {
             let last = (self.recorded + 1).next_multiple_of(per_record).min(settings.epochs);
@@ -145,7 +145,7 @@ impl<'a> GossipLeader<'a> {
             epoch
         });
         let (loss_sum, samples) = if step == 0 { (0.0, 0) } else { (epoch_sum, epoch_samples) };
-        let steps_total = self.context.steps_after(self.start, batches);
+        let steps_total = self.context.steps_total_after(self.start, batches);
         self.trainer.state.position =
             Position { epoch, step, steps_total, momentum_start: 0, loss_sum, samples };
         let loss = epoch_sum / epoch_samples.max(1) as f64;
@@ -155,10 +155,11 @@ impl<'a> GossipLeader<'a> {
         let steps = (loss, progress.samples - samples_before, seconds);
         self.recorded = self.recorded.max(epoch);
         self.has_begun_epoch = false;
-        self.trainer.record_steps_of_others(&mut Group::solo(), steps, is_complete, observer)
+        self.trainer.record_worker_steps(&mut Group::solo(), steps, is_complete, observer)
     }
 
-    /// Averages the parameters of all ranks that are not lost. Tests and saves the model, and sends the results to these ranks.
+    /// Averages the parameters of all ranks that are not lost, tests and saves the model, and sends the results to
+    /// the ranks.
     pub(super) fn conclude_run(
         &mut self,
         worker: &Worker<'_>,
@@ -182,7 +183,7 @@ impl<'a> GossipLeader<'a> {
         let (epoch, step) = (batches / context.batches_per_epoch, batches % context.batches_per_epoch);
         self.trainer.stopped = epoch < context.setup.settings.epochs && !self.trainer.is_out_of_patience();
         self.save_and_test(epoch, step, &progress, observer)?;
-        self.trainer.finish_steps_of_others(&mut Group::solo(), observer)?;
+        self.trainer.restore_and_save_best_parameters(&mut Group::solo(), observer)?;
         let summary = self.evaluate_and_report(worker, &progress, observer)?;
         coordinator.publish_results(encode_summary(&summary)?);
         for rank in coordinator.wait_for_connection_ends(context.timeout) {

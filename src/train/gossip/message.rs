@@ -40,20 +40,20 @@ impl<'a> Message<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum GossipRequestKind {
-    /// To average the parameters in the payload with those of the other rank. The reply has the difference that the sender
-    /// subtracts.
+    /// Averages the parameters in the payload with those of the receiver. The reply has the difference that the
+    /// sender of the request subtracts.
     Average = 1,
     /// A part of a batch: see [`PartRequest`]. Only the coordinator answers.
     Work = 2,
-    /// The parts of batches that the other rank has done. A rank that becomes the coordinator asks this.
+    /// The parts of batches that the receiver has done. A new coordinator sends this request.
     DoneParts = 3,
-    /// To use the parameters in the payload in the final average. Only the coordinator answers.
+    /// Adds the parameters in the payload to the final average. Only the coordinator answers.
     FinalParameters = 4,
     /// The results of the run. Only the coordinator answers.
     Results = 5,
     /// The sender has the results and sends no more requests.
     Close = 6,
-    /// The loss of the sender is not finite. The payload has a message as text, and the first number its length in bytes.
+    /// The loss of the sender is not finite. The payload is a message, and `numbers[0]` is its length in bytes.
     Diverged = 7,
 }
 
@@ -84,7 +84,8 @@ pub(super) enum GossipReplyStatus {
     Done = 1,
     /// The request is not done. The sender may ask again.
     Wait = 2,
-    /// The run has failed. The payload has the reason as text, and the numbers its kind and its length in bytes.
+    /// The run has failed. The payload is the reason as text. `numbers[0]` is the kind of failure, and `numbers[1]`
+    /// the length of the text in bytes.
     Failed = 3,
 }
 
@@ -94,7 +95,7 @@ impl GossipReplyStatus {
     }
 }
 
-/// The numbers of a request for work.
+/// A request for work: the four numbers of a message.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct PartRequest {
     /// The part whose gradient the sender has computed.
@@ -134,12 +135,12 @@ impl PartRequest {
     }
 }
 
-/// The numbers of a reply to a request for work.
+/// A reply to a request for work: the four numbers of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PartReply {
-    /// Whether the sender of the request applies the gradient that it has computed. It does not if another rank was faster.
+    /// Whether the sender of the request applies its gradient. False if another rank has done the same part before.
     pub(super) is_accepted: bool,
-    /// What the sender of the request does next. The number is that of a part of a batch.
+    /// What the sender of the request does next. [`Assignment::Batch`] holds the number of a part.
     pub(super) assignment: Assignment,
     /// All parts below this number are done.
     pub(super) done_before: u64,

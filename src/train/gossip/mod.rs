@@ -1,14 +1,15 @@
 //! Runs with the strategy `gossip`: each rank takes steps alone, and averages its parameters with random ranks.
 //!
-//! Each rank computes the gradients of parts of batches. The lowest rank that is not lost is the coordinator: it hands out
-//! the parts, so each part of an epoch is used once and a fast rank gets more parts than a slow rank. After every STEPS
-//! steps, rank i sends its parameters `p_i` to a random rank j. Rank j computes `d = (p_i - p_j) / 2`, adds d to its own
-//! parameters and replies with d. When the reply arrives, rank i subtracts d from its own parameters. Rank i may have taken
-//! steps in the meantime. So an average never changes the sum of the parameters of all ranks. At the end of the run, the
-//! coordinator averages the parameters of all ranks that are not lost.
+//! Each rank computes the gradients of parts of batches. The lowest rank that is not lost is the coordinator: it
+//! assigns the parts to ranks, so each part of an epoch is used once and a fast rank gets more parts than a slow
+//! rank. After every STEPS steps, rank i sends its parameters `p_i` to a random rank j. Rank j computes `d = (p_i -
+//! p_j) / 2`, adds d to its own parameters and replies with d. When the reply arrives, rank i subtracts d from its
+//! own parameters. Even if rank i has taken steps in the meantime, the average does not change the sum of the
+//! parameters of all ranks. At the end of the run, the coordinator averages the parameters of all ranks that are not
+//! lost.
 //!
-//! Rank i does not wait for the reply: it computes its next gradient meanwhile. A thread of rank j replies while rank j
-//! computes. So no rank waits for a slow rank.
+//! Rank i does not wait for the reply: it computes its next gradient meanwhile. A thread of rank j replies while rank
+//! j computes. No rank waits for a slow rank.
 //!
 //! Sources: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018, for the average of two
 //! ranks during the computation of a gradient; Blot et al., "Gossip training for deep learning", 2016, and Jin et al., "How to
@@ -44,7 +45,7 @@ use crate::group::Group;
 use crate::types::{Rank, WorldSize};
 
 /// After a failure, the coordinator waits at most this long until the other ranks have noticed the failure.
-const FAILED_TIMEOUT_MAX: Duration = Duration::from_secs(5);
+const TIMEOUT_AFTER_FAILURE_MAX: Duration = Duration::from_secs(5);
 
 /// A rank that becomes the coordinator waits at least this long until the other ranks know that the old coordinator is lost,
 /// even if `--timeout` is shorter.
@@ -62,7 +63,7 @@ struct GossipContext<'a> {
     batches_per_epoch: u64,
     /// The number of steps of a rank between two averages.
     steps_between: u64,
-    /// How long this rank waits for another rank that has to answer or to end.
+    /// How long this rank waits for another rank to answer or to end its run.
     timeout: Duration,
     started: Instant,
 }
@@ -79,12 +80,12 @@ impl GossipContext<'_> {
     }
 
     /// Returns how long the coordinator waits for the other ranks to end, after a run with this result.
-    fn timeout_after<T, E>(&self, result: &Result<T, E>) -> Duration {
-        if result.is_ok() { self.timeout } else { self.timeout.min(FAILED_TIMEOUT_MAX) }
+    fn timeout_after_run<T, E>(&self, result: &Result<T, E>) -> Duration {
+        if result.is_ok() { self.timeout } else { self.timeout.min(TIMEOUT_AFTER_FAILURE_MAX) }
     }
 
     /// Returns the number of steps after the first `batches` batches of a run that started at `start`.
-    fn steps_after(&self, start: Position, batches: u64) -> u64 {
+    fn steps_total_after(&self, start: Position, batches: u64) -> u64 {
         let first = start.epoch * self.batches_per_epoch + start.step;
         (start.steps_total + batches).saturating_sub(first)
     }
@@ -94,7 +95,7 @@ impl GossipContext<'_> {
     fn describe_step(&self, (start, batch): (Position, u64), loss: f64, rate: f32) -> CompletedStep {
         let settings = &self.setup.settings;
         CompletedStep {
-            steps_total: self.steps_after(start, batch + 1),
+            steps_total: self.steps_total_after(start, batch + 1),
             loss,
             learning_rate: self.setup.learning_rates.rate_at_step(rate, batch),
             samples: settings.batch_size.min(self.setup.dataset.train.len()) as u64,
@@ -120,7 +121,8 @@ pub(super) fn run(
     if let Some(best) = &mut state.best
         && best.record.selected
     {
-        // The checkpoint is that of a completed run. Training continues from the parameters of its last step.
+        // This is the checkpoint of a completed run. Training continues from the parameters of the last step, not
+        // from the best.
         best.swap_parameters(&mut state.parameters);
     }
     let links = connect_pairs(group)?;
@@ -157,7 +159,7 @@ pub(super) fn run(
             Ok(_) => "the run has ended".to_owned(),
             Err(error) => error.to_string(),
         };
-        // This ends the threads. It has no effect on connections that have ended.
+        // This ends the threads. Aborting a connection that has ended has no effect.
         for link in &links {
             link.abort(&message);
         }

@@ -6,16 +6,16 @@
 use super::error::GossipError;
 use crate::types::Rank;
 
-/// Returns whether a group of ranks may complete the run: more than half of the ranks of the job are members, or exactly half
-/// of them, including rank 0. So two groups without a common member never both have a quorum. `members[i]` says whether rank
-/// i is a member.
+/// Returns whether a group of ranks may complete the run: more than half of the ranks of the job are members, or
+/// exactly half of them, including rank 0. Two groups without a common member never both have a quorum. `members[i]`
+/// says whether rank i is a member.
 fn has_quorum(members: &[bool]) -> bool {
     let count = members.iter().filter(|&&is_member| is_member).count();
     let missing = members.len() - count;
     count > missing || (count == missing && members.first() == Some(&true))
 }
 
-/// Checks that a group of ranks may complete the run. `own` is the rank that checks.
+/// Checks that a group of ranks may complete the run. `own` is this rank.
 pub(super) fn check_quorum(own: Rank, members: &[bool]) -> Result<(), GossipError> {
     if has_quorum(members) {
         return Ok(());

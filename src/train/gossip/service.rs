@@ -3,16 +3,16 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::coordinator::{Answer, FailureKind, PartCoordinator, PeerOutcome};
+use super::coordinator::{Answer, FailureKind, PartCoordinator, PeerConnectionEnd};
 use super::message::{
     GossipReplyStatus, GossipRequestKind, HEADER_WORDS, Message, PartReply, PartRequest, TEXT_WORDS_MAX,
 };
 use super::replica::SharedReplica;
-use crate::train::peer_link::{Channel, LinkFailure, PeerLink};
+use crate::train::peer_link::{LinkFailure, MessageChannel, PeerLink};
 use crate::train::text_words::{decode_text, encode_text};
 use crate::types::Rank;
 
-/// The largest number of words in a rank's list of the parts that it has done. The ranks compute parts beyond this limit
+/// The largest number of words in a rank's list of the parts that it has done. Parts that do not fit are computed
 /// again.
 pub(super) const DONE_PARTS_WORDS_MAX: usize = 1 << 26;
 
@@ -30,7 +30,7 @@ pub(super) struct DoneParts(Mutex<DoneState>);
 
 #[derive(Default)]
 struct DoneState {
-    /// All parts below this number are done. Any rank may have done them.
+    /// All parts below this number are done, by this rank or by others.
     done_before: u64,
     /// The parts above `done_before` that this rank has done.
     own: BTreeSet<u64>,
@@ -65,8 +65,9 @@ impl GossipState {
     pub(super) fn note_lost_link(&self, link: &PeerLink, failure: LinkFailure) {
         let (LinkFailure::Lost(problem) | LinkFailure::Aborted(problem)) = &failure;
         let message = format!("rank {} lost rank {}: {problem}", self.coordinator.own_rank(), link.peer);
-        // After the abort, the thread that serves this rank would note that this rank has ended the connection itself.
-        self.coordinator.note_connection_end(link.peer, PeerOutcome::Failed(failure));
+        // Must precede the abort, after which the thread of this connection notes a second failure: only the first
+        // counts.
+        self.coordinator.note_connection_end(link.peer, PeerConnectionEnd::Failed(failure));
         link.abort(&message);
     }
 
@@ -76,13 +77,13 @@ impl GossipState {
         self.coordinator.note_connection_end(link.peer, end);
     }
 
-    fn serve_until_end(&self, link: &PeerLink) -> PeerOutcome {
+    fn serve_until_end(&self, link: &PeerLink) -> PeerConnectionEnd {
         let parameters = self.replica.update(|parameters| parameters.len());
         let words_max = HEADER_WORDS + parameters.max(TEXT_WORDS_MAX);
         loop {
             let words = match link.receive_request(words_max) {
                 Ok(words) => words,
-                Err(failure) => return PeerOutcome::Failed(failure),
+                Err(failure) => return PeerConnectionEnd::Failed(failure),
             };
             let request = Message::decode(&words);
             let Some((request, kind)) =
@@ -90,14 +91,17 @@ impl GossipState {
             else {
                 let problem = "it sent an unknown request";
                 link.abort(problem);
-                return PeerOutcome::Failed(LinkFailure::Lost(problem.into()));
+                return PeerConnectionEnd::Failed(LinkFailure::Lost(problem.into()));
             };
-            let channel =
-                if kind == GossipRequestKind::Average { Channel::LateReply } else { Channel::Reply };
+            let channel = if kind == GossipRequestKind::Average {
+                MessageChannel::LateReply
+            } else {
+                MessageChannel::Reply
+            };
             let sent = link.reply(&self.answer(link.peer, kind, &request), channel);
             match (kind, sent) {
-                (GossipRequestKind::Close, _) => return PeerOutcome::Closed,
-                (_, Err(failure)) => return PeerOutcome::Failed(failure),
+                (GossipRequestKind::Close, _) => return PeerConnectionEnd::Closed,
+                (_, Err(failure)) => return PeerConnectionEnd::Failed(failure),
                 (_, Ok(())) => {}
             }
         }

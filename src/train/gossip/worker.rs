@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::averaging::StartedAverages;
+use super::averaging::AveragesInProgress;
 use super::coordinator::{Answer, FailureKind};
 use super::error::{failure_kind, leader_failed};
 use super::lead::GossipLeader;
@@ -28,7 +28,7 @@ use crate::train::text_words::{decode_text, encode_text};
 use crate::types::Rank;
 
 /// At the end of the run, a rank waits at most this long for the averages that it has started.
-const AVERAGES_WAIT_MAX: Duration = Duration::from_secs(1);
+const FINAL_AVERAGES_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// A new coordinator asks each rank which parts of batches are done. Between two requests to a rank, the coordinator
 /// waits for this time.
@@ -46,7 +46,7 @@ pub(super) struct Worker<'a> {
     workspace: Workspace,
     /// The number of the epoch of the last part that this rank computed, and the batches of this epoch.
     epoch_batches: Option<(u64, Batches)>,
-    pub(super) averages: StartedAverages<'a>,
+    pub(super) averages: AveragesInProgress<'a>,
     /// The number of steps that this rank has taken.
     steps: u64,
     /// Present while this rank is the coordinator.
@@ -82,7 +82,7 @@ impl<'a> Worker<'a> {
             gradients: vec![0.0; count],
             workspace: setup.network.workspace(micro_batch_rows(part_len, config.micro_batches)),
             epoch_batches: None,
-            averages: StartedAverages::new(context.links, context.shared, random),
+            averages: AveragesInProgress::new(context.links, context.shared, random),
             steps: 0,
             leader: None,
             followed: Rank::ZERO,
@@ -98,7 +98,7 @@ impl<'a> Worker<'a> {
         {
             let coordinator = &self.context.shared.coordinator;
             coordinator.fail(failure_kind(error), &error.to_string());
-            coordinator.wait_for_connection_ends(self.context.timeout_after(&result));
+            coordinator.wait_for_connection_ends(self.context.timeout_after_run(&result));
         }
         result
     }
@@ -108,7 +108,7 @@ impl<'a> Worker<'a> {
         let mut done: Option<DonePart> = None;
         loop {
             let leader = shared.coordinator.leader();
-            self.note_coordinator(leader)?;
+            self.follow_coordinator(leader)?;
             if leader == self.context.own && self.leader.is_none() {
                 self.start_leading()?;
             }
@@ -121,7 +121,7 @@ impl<'a> Worker<'a> {
                 }
             }
             shared.done_parts.forget_before(reply.done_before);
-            self.averages.apply_arrived();
+            self.averages.apply_arrived_replies();
             if let Some(mut leader) = self.leader.take() {
                 let recorded = leader.record_progress(self, observer);
                 self.leader = Some(leader);
@@ -139,7 +139,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Shows a step of a rank that is not the coordinator.
+    /// Shows a step to the observer, on a rank that is not the coordinator.
     fn show_step(&self, part: &DonePart, observer: &mut dyn Observer) {
         let batch = part.number / u64::from(self.context.size.get());
         let loss = part.loss / part.samples.max(1) as f64;
@@ -147,9 +147,9 @@ impl<'a> Worker<'a> {
         observer.step_taken(&self.context.describe_step((self.start.position, batch), loss, rate));
     }
 
-    /// Notes that `leader` is now the coordinator. Fails if the previous coordinator has ended the connection with a message,
-    /// because the run has then failed, or goes on without this rank.
-    fn note_coordinator(&mut self, leader: Rank) -> Result<(), TrainError> {
+    /// Notes that `leader` is now the coordinator. Fails if the previous coordinator has aborted the connection: the
+    /// run has failed, or continues without this rank.
+    fn follow_coordinator(&mut self, leader: Rank) -> Result<(), TrainError> {
         let previous = std::mem::replace(&mut self.followed, leader);
         if previous == leader {
             return Ok(());
@@ -162,7 +162,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Requests a part of a batch. If the coordinator is lost or has no part, the reply says that this rank asks again.
+    /// Requests a part of a batch. If the coordinator is lost or has no part, returns a reply with
+    /// [`Assignment::Wait`].
     fn request_work(&mut self, leader: Rank, request: PartRequest) -> Result<PartReply, TrainError> {
         let answer = if leader == self.context.own {
             Some(self.context.shared.coordinator.answer_work_request(leader, request))
@@ -178,9 +179,9 @@ impl<'a> Worker<'a> {
             Some(Answer::Failed(kind, problem)) => return Err(leader_failed(leader, kind, problem)),
             Some(Answer::Wait) => {
                 let since = *self.waiting_since.get_or_insert_with(Instant::now);
-                // The other rank itself may wait for its takeover before it hands out parts.
+                // The new coordinator may itself wait for one takeover timeout before it assigns parts.
                 if since.elapsed() > 2 * self.context.takeover_timeout() {
-                    return Err(self.cut_off_error(leader, Rank::ZERO));
+                    return Err(self.leader_unreachable_error(leader, Rank::ZERO));
                 }
             }
             None => {}
@@ -188,8 +189,8 @@ impl<'a> Worker<'a> {
         Ok(PartReply { is_accepted: false, assignment: Assignment::Wait, done_before: 0 })
     }
 
-    /// Returns the error of this rank if it cannot reach rank `leader` and the rank `other` can.
-    fn cut_off_error(&self, other: Rank, leader: Rank) -> TrainError {
+    /// Returns the error for a coordinator `leader` that this rank cannot reach, but rank `other` can.
+    fn leader_unreachable_error(&self, other: Rank, leader: Rank) -> TrainError {
         let failure = self.context.shared.coordinator.link_failure(leader);
         let problem = failure.map_or_else(String::new, |failure| match failure {
             LinkFailure::Aborted(problem) | LinkFailure::Lost(problem) => problem,
@@ -197,9 +198,9 @@ impl<'a> Worker<'a> {
         GossipError::CutOff { leader, other, problem }.into()
     }
 
-    /// Sends a request to another rank. Returns `None` if the other rank is lost. A rank that does not answer before the
-    /// deadline is lost.
-    fn send_request(&self, rank: Rank, words: Vec<u32>, words_max: usize) -> Option<Answer<OwnedReply>> {
+    /// Sends a request to `rank`. Returns `None` if `rank` is lost. A rank that does not answer before the deadline
+    /// is lost.
+    fn send_request(&self, rank: Rank, words: Vec<u32>, words_max: usize) -> Option<Answer<ReplyData>> {
         let link = self.context.link(rank);
         let reply = link.request(words, words_max.max(HEADER_WORDS + TEXT_WORDS_MAX));
         let lose = |failure: LinkFailure| {
@@ -216,7 +217,7 @@ impl<'a> Worker<'a> {
         match GossipReplyStatus::decode(message.code) {
             Some(GossipReplyStatus::Done) => {
                 let payload = message.payload.to_vec();
-                Some(Answer::Done(OwnedReply { numbers: message.numbers, payload }))
+                Some(Answer::Done(ReplyData { numbers: message.numbers, payload }))
             }
             Some(GossipReplyStatus::Wait) => Some(Answer::Wait),
             Some(GossipReplyStatus::Failed) => {
@@ -303,18 +304,18 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Sends the final parameters of this rank to the coordinator, and returns the results of the run. Returns `None` if the
-    /// run goes on because the coordinator is lost.
+    /// Sends the final parameters of this rank to the coordinator, and returns the results of the run. Returns `None`
+    /// if the coordinator is lost and the run continues.
     fn finish(&mut self, leader: Rank, observer: &mut dyn Observer) -> Result<Option<Summary>, TrainError> {
         let shared = self.context.shared;
-        self.averages.wait_for_all(AVERAGES_WAIT_MAX);
-        shared.replica.set_closed(true);
+        self.averages.wait_for_all(FINAL_AVERAGES_WAIT_MAX);
+        shared.replica.set_refuses_averages(true);
         if let Some(mut leading) = self.leader.take() {
             let summary = leading.conclude_run(self, observer);
             self.leader = Some(leading);
             return summary.map(Some);
         }
-        let words = shared.replica.words();
+        let words = shared.replica.parameter_words();
         let request = Message::new(GossipRequestKind::FinalParameters as u32, [0; 4], &words).encode();
         let count = words.len();
         let results_max = HEADER_WORDS + count + 1 + REPORT_WORDS_MAX;
@@ -347,14 +348,14 @@ impl<'a> Worker<'a> {
             }
         }
         if is_sent {
-            // The lost rank may have counted these parameters. Two ranks that count the same parameters could both have a
-            // quorum, and then complete the run with two models.
+            // The lost coordinator may have counted this rank's parameters. If another rank counted them too, both
+            // could have a quorum and complete the run with two models.
             let failure = shared.coordinator.link_failure(leader);
             let (LinkFailure::Lost(problem) | LinkFailure::Aborted(problem)) =
                 failure.unwrap_or_else(|| LinkFailure::Lost("it has ended".into()));
             return Err(GossipError::LeaderLostAtEnd { leader, problem }.into());
         }
-        shared.replica.set_closed(false);
+        shared.replica.set_refuses_averages(false);
         Ok(None)
     }
 
@@ -393,8 +394,8 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Asks another rank which parts it has done. Waits until the other rank also knows that the old coordinator is lost.
-    /// Returns `None` if the other rank is lost.
+    /// Asks another rank which parts it has done, and waits until that rank also knows that the old coordinator is
+    /// lost. Returns `None` if the asked rank is lost.
     fn ask_for_done_parts(&self, link: &PeerLink) -> Result<Option<(u64, Vec<u64>)>, TrainError> {
         let (shared, own) = (self.context.shared, self.context.own);
         let until = Instant::now() + self.context.takeover_timeout();
@@ -413,7 +414,7 @@ impl<'a> Worker<'a> {
             }
             if Instant::now() > until {
                 let leader = self.context.size.ranks().nth(followed as usize).unwrap_or(Rank::ZERO);
-                return Err(self.cut_off_error(link.peer, leader));
+                return Err(self.leader_unreachable_error(link.peer, leader));
             }
             shared.coordinator.wait_for_change(TAKEOVER_PAUSE);
         }
@@ -422,7 +423,7 @@ impl<'a> Worker<'a> {
 }
 
 /// A reply to a request.
-struct OwnedReply {
+struct ReplyData {
     numbers: [u64; 4],
     payload: Vec<u32>,
 }

@@ -49,7 +49,7 @@ pub(super) fn build_layers(
     builder.add_output(outputs);
     let values: usize =
         builder.layers.iter().fold(input.features, |sum, layer| sum.saturating_add(layer.outputs()));
-    // Other models have limits on the number of layers and on their widths.
+    // Other models need no check, because the number and the widths of their layers are limited.
     if matches!(spec, ModelSpec::Cnn(_)) && values > LAYER_VALUES_MAX {
         return Err(format!("computes {values} values for each sample; the maximum is {LAYER_VALUES_MAX}"));
     }

@@ -35,11 +35,11 @@ impl ClassTargets {
         self.weights.iter().copied().fold(0.0, f32::max)
     }
 
-    /// Returns the loss of a sample of class `class`. `own` is -ln p of `class`, and `mean` is the mean of -ln p over
-    /// all classes.
-    pub(crate) fn loss(&self, class: usize, own: f64, mean: f64) -> f64 {
+    /// Returns the loss of a sample of class `class`. `cross_entropy` is -ln p of `class`, and `mean_over_classes` is
+    /// the mean of -ln p over all classes.
+    pub(crate) fn loss(&self, class: usize, cross_entropy: f64, mean_over_classes: f64) -> f64 {
         let smoothing = f64::from(self.smoothing);
-        f64::from(self.weights[class]) * ((1.0 - smoothing) * own + smoothing * mean)
+        f64::from(self.weights[class]) * ((1.0 - smoothing) * cross_entropy + smoothing * mean_over_classes)
     }
 
     /// Replaces the `probabilities` of a sample of class `class` by `weight` times the derivative of the sample's
@@ -53,7 +53,7 @@ impl ClassTargets {
 
     /// Returns the mean loss of the best constant prediction for a set with `counts[c]` samples of each class c. This
     /// loss is the entropy of the smoothed and weighted targets.
-    pub(crate) fn constant_loss(&self, counts: &[u64]) -> f64 {
+    pub(crate) fn constant_prediction_loss(&self, counts: &[u64]) -> f64 {
         let smoothing = f64::from(self.smoothing);
         let masses: Vec<f64> = counts
             .iter()
@@ -95,7 +95,7 @@ mod tests {
                     best = best.min(mean_loss([first, second, 1.0 - first - second]));
                 }
             }
-            let found = targets.constant_loss(&counts);
+            let found = targets.constant_prediction_loss(&counts);
             assert!(found <= best + 1e-9 && found > best - 1e-3, "{smoothing} {weights:?}: {found} {best}");
         }
     }

@@ -10,7 +10,7 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2};
 
 use super::layer::{
-    Activation, BackwardPass, CONTIGUITY_MESSAGE, GradientSink, Layer, Mode, SavedForBackward,
+    Activation, BackwardPass, CONTIGUITY_MESSAGE, ForwardMode, GradientSink, Layer, SavedForBackward,
 };
 use crate::train::data::ImageShape;
 
@@ -144,7 +144,7 @@ impl Layer for Convolution {
         biases.fill(0.0);
     }
 
-    fn new_saved(&self, _: usize) -> SavedForBackward {
+    fn allocate_saved(&self, _: usize) -> SavedForBackward {
         let len = self.padded_len() + self.patch_len() * self.pixels();
         SavedForBackward { values: vec![0.0; len], indices: Vec::new() }
     }
@@ -155,7 +155,7 @@ impl Layer for Convolution {
         input: ArrayView2<'_, f32>,
         mut output: ArrayViewMut2<'_, f32>,
         saved: &mut SavedForBackward,
-        _: Mode<'_>,
+        _: ForwardMode<'_>,
     ) {
         let (weight, biases) = (self.weight(parameters), &parameters[self.weight_count()..]);
         let (padded, patches) = self.split_saved_values(saved);

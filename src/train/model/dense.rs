@@ -5,7 +5,7 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, s};
 
 use super::layer::{
-    Activation, BackwardPass, CONTIGUITY_MESSAGE, GradientSink, Layer, Mode, SavedForBackward,
+    Activation, BackwardPass, CONTIGUITY_MESSAGE, ForwardMode, GradientSink, Layer, SavedForBackward,
 };
 
 /// A fully connected layer. The biases follow the weights in the parameters.
@@ -44,10 +44,10 @@ impl Dense {
         gradients: &mut GradientSink<'_>,
     ) {
         let (start, end) = (self.weight_count(), self.weight_count() + self.bias_count());
-        let earlier_factor = gradients.earlier_factor();
+        let factor_of_earlier_gradients = gradients.factor_of_earlier_gradients();
         if self.has_biases {
             let mut biases = ArrayViewMut1::from(gradients.slice_mut(start..end));
-            if earlier_factor == 0.0 {
+            if factor_of_earlier_gradients == 0.0 {
                 biases.fill(0.0);
             }
             biases += &delta.sum_axis(Axis(0));
@@ -64,7 +64,7 @@ impl Dense {
                 ArrayViewMut2::from_shape((rows.len(), self.inputs), gradients.slice_mut(range.clone()))
                     .expect("the range has rows x inputs elements");
             let delta = delta.slice(s![.., rows.clone()]);
-            general_mat_mul(1.0, &delta.t(), input, earlier_factor, &mut weights);
+            general_mat_mul(1.0, &delta.t(), input, factor_of_earlier_gradients, &mut weights);
             gradients.report_final_range(range.start..ready_end);
             (row_end, ready_end) = (rows.start, range.start);
         }
@@ -108,7 +108,7 @@ impl Layer for Dense {
         input: ArrayView2<'_, f32>,
         mut output: ArrayViewMut2<'_, f32>,
         _: &mut SavedForBackward,
-        _: Mode<'_>,
+        _: ForwardMode<'_>,
     ) {
         if self.has_biases {
             output.assign(&ArrayView1::from(&parameters[self.weight_count()..]));

@@ -6,7 +6,7 @@
 use ndarray::{ArrayView2, ArrayViewMut2, Zip};
 use rand::Rng as _;
 
-use super::layer::{BackwardPass, GradientSink, Layer, Mode, SavedForBackward};
+use super::layer::{BackwardPass, ForwardMode, GradientSink, Layer, SavedForBackward};
 use crate::train::random;
 
 /// A layer of dropout.
@@ -29,7 +29,7 @@ impl Layer for Dropout {
         self.width
     }
 
-    fn new_saved(&self, rows: usize) -> SavedForBackward {
+    fn allocate_saved(&self, rows: usize) -> SavedForBackward {
         SavedForBackward { values: vec![1.0; rows * self.width], indices: Vec::new() }
     }
 
@@ -39,9 +39,9 @@ impl Layer for Dropout {
         input: ArrayView2<'_, f32>,
         mut output: ArrayViewMut2<'_, f32>,
         saved: &mut SavedForBackward,
-        mode: Mode<'_>,
+        mode: ForwardMode<'_>,
     ) {
-        let Mode::Training(step, samples) = mode else {
+        let ForwardMode::Training(step, samples) = mode else {
             output.assign(&input);
             return;
         };

@@ -43,7 +43,7 @@ pub(crate) trait Layer: Debug + Send + Sync {
     fn initialize(&self, _parameters: &mut [f32], _uniform: &mut dyn FnMut() -> f32) {}
 
     /// Allocates what the layer stores between a forward and a backward pass of up to `rows` samples.
-    fn new_saved(&self, _rows: usize) -> SavedForBackward {
+    fn allocate_saved(&self, _rows: usize) -> SavedForBackward {
         SavedForBackward::default()
     }
 
@@ -54,7 +54,7 @@ pub(crate) trait Layer: Debug + Send + Sync {
         input: ArrayView2<'_, f32>,
         output: ArrayViewMut2<'_, f32>,
         saved: &mut SavedForBackward,
-        mode: Mode<'_>,
+        mode: ForwardMode<'_>,
     );
 
     /// Computes the gradient of the parameters, and the derivative of the loss with respect to the layer's inputs.
@@ -71,7 +71,7 @@ pub(crate) struct SavedForBackward {
 
 /// Whether a forward pass is part of a training step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Mode<'a> {
+pub(crate) enum ForwardMode<'a> {
     /// The pass computes predictions.
     Evaluation,
     /// The pass is part of a training step.
@@ -79,7 +79,7 @@ pub(crate) enum Mode<'a> {
 }
 
 /// The seed and the number of a training step. The random numbers for a sample depend only on the seed, the step and
-/// the index of the sample. They do not depend on the number of ranks.
+/// the index of the sample, not on the number of ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StepSeed {
     /// The seed of the run.
@@ -104,33 +104,33 @@ pub(crate) struct BackwardPass<'a> {
 
 /// What a backward pass does with the gradients that are already in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum EarlierGradients {
+pub enum GradientUpdate {
     /// The new gradients replace the earlier gradients.
     Replace,
     /// The new gradients are added to the earlier gradients.
-    Keep,
+    Add,
 }
 
 /// Where a backward pass writes the gradient of a layer's parameters.
 pub(crate) struct GradientSink<'a> {
     /// The gradients of all layers.
     gradients: &'a mut [f32],
-    earlier: EarlierGradients,
+    update: GradientUpdate,
     /// The range of this layer's parameters.
     range: Range<usize>,
-    /// The number of gradients in a range after which a layer should report the range as final.
+    /// A layer should report final gradients in ranges of about this many elements.
     slice: usize,
     on_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
 }
 
 impl<'a> GradientSink<'a> {
     pub(crate) fn new(
-        (gradients, earlier): (&'a mut [f32], EarlierGradients),
+        (gradients, update): (&'a mut [f32], GradientUpdate),
         range: Range<usize>,
         slice: usize,
         on_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
     ) -> Self {
-        Self { gradients, earlier, range, slice, on_ready }
+        Self { gradients, update, range, slice, on_ready }
     }
 
     /// Returns the gradients of the parameters `range` of the layer. Indices count from the layer's first parameter.
@@ -138,23 +138,23 @@ impl<'a> GradientSink<'a> {
         &mut self.gradients[self.range.clone()][range]
     }
 
-    /// Returns the factor of the earlier gradients: 1 for [`EarlierGradients::Keep`], 0 for
-    /// [`EarlierGradients::Replace`].
-    pub(crate) fn earlier_factor(&self) -> f32 {
-        match self.earlier {
-            EarlierGradients::Replace => 0.0,
-            EarlierGradients::Keep => 1.0,
+    /// Returns the factor of the earlier gradients: 1 for [`GradientUpdate::Add`], 0 for
+    /// [`GradientUpdate::Replace`].
+    pub(crate) fn factor_of_earlier_gradients(&self) -> f32 {
+        match self.update {
+            GradientUpdate::Replace => 0.0,
+            GradientUpdate::Add => 1.0,
         }
     }
 
-    /// Sets the gradients of the layer to 0 for [`EarlierGradients::Replace`], so that the layer can add to them.
+    /// Sets the gradients of the layer to 0 for [`GradientUpdate::Replace`], so that the layer can add to them.
     pub(crate) fn prepare_to_add(&mut self) {
-        if self.earlier == EarlierGradients::Replace {
+        if self.update == GradientUpdate::Replace {
             self.gradients[self.range.clone()].fill(0.0);
         }
     }
 
-    /// Returns the number of gradients in a range after which a layer should report the range as final.
+    /// Returns about how many final gradients a layer should report at a time.
     pub(crate) fn elements_per_report(&self) -> usize {
         self.slice
     }
@@ -169,7 +169,7 @@ impl<'a> GradientSink<'a> {
 
     /// For a batch without samples: calls [`prepare_to_add`](Self::prepare_to_add), and reports all gradients of the
     /// layer as final.
-    pub(crate) fn report_no_samples(&mut self) {
+    pub(crate) fn finish_without_samples(&mut self) {
         self.prepare_to_add();
         self.report_final_range(0..self.range.len());
     }
@@ -206,5 +206,5 @@ impl Activation {
     }
 }
 
-/// The message of `expect` where a row of an array of samples becomes a slice.
+/// The message of `expect` when an array of samples is converted to a slice.
 pub(crate) const CONTIGUITY_MESSAGE: &str = "arrays of samples are contiguous";

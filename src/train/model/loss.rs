@@ -9,14 +9,14 @@ use crate::train::data::Targets;
 ///
 /// Reported losses are in the unit of the unscaled targets.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Scale {
+pub struct TargetScale {
     /// The mean of the training targets.
     pub mean: f64,
     /// The standard deviation of the training targets; never 0.
     pub deviation: f64,
 }
 
-impl Scale {
+impl TargetScale {
     /// The scale of a model that predicts unscaled targets.
     pub const IDENTITY: Self = Self { mean: 0.0, deviation: 1.0 };
 
@@ -32,8 +32,8 @@ impl Scale {
 /// The function that training minimizes.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Loss {
-    /// The squared error. For a target in meters, its unit is square meters.
-    SquaredError(Scale),
+    /// The squared error. For a target in meters, the loss is in square meters.
+    SquaredError(TargetScale),
     /// The cross-entropy of the softmax of the outputs, in nats.
     CrossEntropy,
     /// The cross-entropy with label smoothing and class weights.

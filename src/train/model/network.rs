@@ -5,7 +5,7 @@ use std::ops::Range;
 use ndarray::ArrayView2;
 
 use super::architecture::{self, InputShape};
-use super::layer::{EarlierGradients, Mode, StepSeed};
+use super::layer::{ForwardMode, GradientUpdate, StepSeed};
 use super::loss::LossSums;
 use super::stage::{PlacedLayer, Stage};
 use super::{Loss, ModelSpec, Workspace};
@@ -52,7 +52,7 @@ pub struct TrainingBatch<'a> {
     /// The seed and the number of the step.
     pub step: StepSeed,
     /// Whether the gradient replaces the earlier gradients or is added to them.
-    pub earlier: EarlierGradients,
+    pub update: GradientUpdate,
 }
 
 impl Network {
@@ -152,7 +152,7 @@ impl Network {
         workspace: &'a mut Workspace,
         rows: usize,
     ) -> ArrayView2<'a, f32> {
-        self.stage.forward(parameters, workspace, rows, Mode::Evaluation);
+        self.stage.forward(parameters, workspace, rows, ForwardMode::Evaluation);
         workspace.output(rows)
     }
 
@@ -173,20 +173,20 @@ impl Network {
         if count == 0 {
             return LossSums::default();
         }
-        self.stage.forward(parameters, workspace, count, Mode::Evaluation);
+        self.stage.forward(parameters, workspace, count, ForwardMode::Evaluation);
         self.loss.evaluate(&workspace.output(count), targets, rows)
     }
 
     /// Computes the losses of the samples of a training step, and returns their sum and the number of correct
     /// predictions. Computes the gradient of the sum of the losses times [`TrainingBatch::weight`].
-    /// [`TrainingBatch::earlier`] says whether this gradient replaces the content of `gradients` or is added to it.
-    /// For regression, the gradient is divided by the square of [`Scale::deviation`](super::Scale). Without samples,
-    /// the gradient is 0.
+    /// [`TrainingBatch::update`] says whether this gradient replaces the content of `gradients` or is added to it.
+    /// For regression, the gradient is divided by the square of [`TargetScale::deviation`](super::TargetScale).
+    /// Without samples, the gradient is 0.
     ///
     /// The backward pass goes from the last parameter to the first. As soon as a range of `gradients` is final, the
     /// pass calls the function in `ranges` with this range, so that the caller can reduce it while the pass
-    /// continues. A range of a fully connected layer has about as many elements as the number in `ranges`. Every
-    /// other layer has one range. Without samples, every layer has one range.
+    /// continues. A fully connected layer has ranges of about `ranges.0` elements. Every other layer has one range.
+    /// Without samples, every layer has one range.
     ///
     /// # Panics
     ///
@@ -196,19 +196,19 @@ impl Network {
         parameters: &[f32],
         gradients: &mut [f32],
         workspace: &mut Workspace,
-        TrainingBatch { targets, samples, weight, step, earlier }: TrainingBatch<'_>,
+        TrainingBatch { targets, samples, weight, step, update }: TrainingBatch<'_>,
         ranges: (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) -> LossSums {
         let count = samples.len();
         let mut sums = LossSums::default();
         if count > 0 {
-            self.stage.forward(parameters, workspace, count, Mode::Training(step, samples));
+            self.stage.forward(parameters, workspace, count, ForwardMode::Training(step, samples));
             let rows = samples.iter().map(|&sample| sample as usize);
             sums = self.loss.evaluate(&workspace.output(count), targets, rows.clone());
             workspace.copy_output_to_delta(count);
             self.loss.differentiate(workspace.output_delta_mut(count), targets, rows, weight);
         }
-        self.stage.backward(parameters, (gradients, earlier), workspace, count, ranges);
+        self.stage.backward(parameters, (gradients, update), workspace, count, ranges);
         sums
     }
 }

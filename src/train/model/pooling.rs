@@ -3,7 +3,7 @@
 
 use ndarray::{ArrayView2, ArrayViewMut2};
 
-use super::layer::{BackwardPass, CONTIGUITY_MESSAGE, GradientSink, Layer, Mode, SavedForBackward};
+use super::layer::{BackwardPass, CONTIGUITY_MESSAGE, ForwardMode, GradientSink, Layer, SavedForBackward};
 use crate::train::data::ImageShape;
 
 /// The maximum height and width of a window.
@@ -34,17 +34,17 @@ impl MaxPooling {
 }
 
 /// Computes a row of outputs from a band of `WINDOW` input rows with `width` values each. Writes the index of the
-/// largest value within each window to `indices`. Compares the integers of [`order_key`], because the compiler turns
+/// largest value within each window to `indices`. Compares the integers of [`sort_key`], because the compiler turns
 /// integer comparisons into vector instructions.
 fn pool_row<const WINDOW: usize>(band: &[f32], width: usize, output: &mut [f32], indices: &mut [u32]) {
     output.fill(f32::from_bits(i32::MIN.cast_unsigned()));
     for (y, row) in band.chunks_exact(width).enumerate() {
         let windows = row.as_chunks::<WINDOW>().0;
         for ((best, best_index), window) in output.iter_mut().zip(&mut *indices).zip(windows) {
-            // During the loop, `output` holds the keys of [`order_key`] in place of values.
+            // During the loop, `output` holds the keys of [`sort_key`] in place of values.
             let (mut key, mut index) = (best.to_bits().cast_signed(), *best_index);
             for (x, &value) in window.iter().enumerate() {
-                let candidate = order_key(value);
+                let candidate = sort_key(value);
                 let is_better = candidate > key;
                 key = if is_better { candidate } else { key };
                 index = if is_better { (y * WINDOW + x) as u32 } else { index };
@@ -59,7 +59,7 @@ fn pool_row<const WINDOW: usize>(band: &[f32], width: usize, output: &mut [f32],
 
 /// Returns an integer that is larger for a larger value. NaN gives the largest integer, so that pooling does not hide
 /// a NaN of an earlier layer.
-fn order_key(value: f32) -> i32 {
+fn sort_key(value: f32) -> i32 {
     let bits = value.to_bits().cast_signed();
     let is_nan = bits & i32::MAX > f32::INFINITY.to_bits().cast_signed();
     if is_nan { i32::MAX } else { flip_negative(bits) }
@@ -73,7 +73,7 @@ fn flip_negative(bits: i32) -> i32 {
 
 /// For one row of outputs, writes the derivative of each output to the input that was the largest of its window.
 /// Writes 0 to the other inputs of the band.
-fn spread_row<const WINDOW: usize>(delta: &[f32], indices: &[u32], width: usize, band: &mut [f32]) {
+fn unpool_row<const WINDOW: usize>(delta: &[f32], indices: &[u32], width: usize, band: &mut [f32]) {
     for (y, row) in band.chunks_exact_mut(width).enumerate() {
         let (windows, rest) = row.as_chunks_mut::<WINDOW>();
         for ((window, &delta), &index) in windows.iter_mut().zip(delta).zip(indices) {
@@ -110,7 +110,7 @@ impl Layer for MaxPooling {
         self.output_shape().values()
     }
 
-    fn new_saved(&self, rows: usize) -> SavedForBackward {
+    fn allocate_saved(&self, rows: usize) -> SavedForBackward {
         SavedForBackward { values: Vec::new(), indices: vec![0; rows * self.outputs()] }
     }
 
@@ -120,7 +120,7 @@ impl Layer for MaxPooling {
         input: ArrayView2<'_, f32>,
         mut output: ArrayViewMut2<'_, f32>,
         saved: &mut SavedForBackward,
-        _: Mode<'_>,
+        _: ForwardMode<'_>,
     ) {
         let columns = self.output_shape().width;
         let indices = saved.indices.chunks_exact_mut(self.outputs());
@@ -148,7 +148,7 @@ impl Layer for MaxPooling {
             for plane in target.as_slice_mut().expect(CONTIGUITY_MESSAGE).chunks_exact_mut(height * width) {
                 let mut bands = plane.chunks_exact_mut(band);
                 for (band, (delta, indices)) in bands.by_ref().zip(rows.by_ref()) {
-                    with_window!(self.window, spread_row(delta, indices, width, band));
+                    with_window!(self.window, unpool_row(delta, indices, width, band));
                 }
                 bands.into_remainder().fill(0.0);
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
 
-use super::layer::{BackwardPass, EarlierGradients, GradientSink, Layer, Mode, SavedForBackward};
+use super::layer::{BackwardPass, ForwardMode, GradientSink, GradientUpdate, Layer, SavedForBackward};
 
 /// Consecutive layers of a model. A `Stage` does not contain the parameters: the caller passes the parameters of the stage to
 /// each call, as one flat vector.
@@ -35,8 +35,8 @@ pub struct Workspace {
     outputs: Vec<Array2<f32>>,
     /// What each layer stores between its forward and its backward pass.
     saved: Vec<SavedForBackward>,
-    /// The derivatives of the loss with respect to the output and to the input of the layer that the backward pass
-    /// computes. Before the pass, `deltas[0]` holds the derivative with respect to the output of the last layer.
+    /// The derivatives of the loss with respect to the output and to the input of the current layer of the backward
+    /// pass. Before the pass, `deltas[0]` holds the derivative with respect to the output of the last layer.
     deltas: [Vec<f32>; 2],
 }
 
@@ -108,7 +108,7 @@ impl Stage {
 
     /// Divides the layers into blocks. Each block starts with a layer with parameters, and also holds the layers
     /// without parameters that follow. Layers without parameters at the start of the stage belong to the first block.
-    pub(crate) fn layer_blocks(&self) -> Vec<Range<usize>> {
+    pub(crate) fn blocks_with_parameters(&self) -> Vec<Range<usize>> {
         let with_parameters = self.layers.iter().enumerate().filter(|(_, layer)| !layer.range.is_empty());
         let mut starts: Vec<usize> = with_parameters.map(|(index, _)| index).skip(1).collect();
         starts.insert(0, 0);
@@ -146,7 +146,7 @@ impl Stage {
         Workspace {
             input: Array2::zeros((rows, inputs)),
             outputs: layers().map(|layer| Array2::zeros((rows, layer.outputs()))).collect(),
-            saved: layers().map(|layer| layer.new_saved(rows)).collect(),
+            saved: layers().map(|layer| layer.allocate_saved(rows)).collect(),
             deltas: [vec![0.0; rows * widest], vec![0.0; rows * widest]],
         }
     }
@@ -156,7 +156,13 @@ impl Stage {
     /// # Panics
     ///
     /// If the workspace has fewer than `rows` rows.
-    pub(crate) fn forward(&self, parameters: &[f32], workspace: &mut Workspace, rows: usize, mode: Mode<'_>) {
+    pub(crate) fn forward(
+        &self,
+        parameters: &[f32],
+        workspace: &mut Workspace,
+        rows: usize,
+        mode: ForwardMode<'_>,
+    ) {
         let Workspace { input, outputs, saved, .. } = workspace;
         for (index, PlacedLayer { layer, range }) in self.layers.iter().enumerate() {
             let (before, from) = outputs.split_at_mut(index);
@@ -176,7 +182,7 @@ impl Stage {
     pub(crate) fn backward(
         &self,
         parameters: &[f32],
-        (gradients, earlier): (&mut [f32], EarlierGradients),
+        (gradients, update): (&mut [f32], GradientUpdate),
         workspace: &mut Workspace,
         rows: usize,
         (slice, mut on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
@@ -184,10 +190,10 @@ impl Stage {
         let Workspace { input, outputs, saved, deltas: [delta, input_delta] } = workspace;
         let (mut delta, mut input_delta) = (delta, input_delta);
         for (index, PlacedLayer { layer, range }) in self.layers.iter().enumerate().rev() {
-            let gradients = (&mut *gradients, earlier);
+            let gradients = (&mut *gradients, update);
             let mut sink = GradientSink::new(gradients, range.clone(), slice, &mut on_gradient_ready);
             if rows == 0 {
-                sink.report_no_samples();
+                sink.finish_without_samples();
                 continue;
             }
             let layer_input = if index > 0 { &outputs[index - 1] } else { &*input };
@@ -232,8 +238,8 @@ mod tests {
         let mut workspace = network.workspace(3);
         workspace.input.assign(&samples);
         let no_ranges = || (usize::MAX, |_, _: &mut [f32]| {});
-        let (step, earlier) = (StepSeed::default(), EarlierGradients::Replace);
-        let batch = TrainingBatch { targets: &targets, samples: &[0, 1, 2], weight: 1.0, step, earlier };
+        let (step, update) = (StepSeed::default(), GradientUpdate::Replace);
+        let batch = TrainingBatch { targets: &targets, samples: &[0, 1, 2], weight: 1.0, step, update };
         network.differentiate(&parameters, &mut expected, &mut workspace, batch, no_ranges());
         for cuts in [vec![0, 4], vec![0, 1, 4], vec![0, 2, 3, 4], vec![0, 1, 2, 3, 4]] {
             let ranges: Vec<Range<usize>> = cuts.windows(2).map(|cut| cut[0]..cut[1]).collect();
@@ -246,7 +252,7 @@ mod tests {
                     &parameters[whole.parameter_range(ranges[index].clone())],
                     &mut workspaces[index],
                     3,
-                    Mode::Evaluation,
+                    ForwardMode::Evaluation,
                 );
                 values = workspaces[index].output(3).to_owned();
             }
@@ -254,7 +260,7 @@ mod tests {
             network.loss().differentiate(values.view_mut(), &targets, 0..3, 1.0);
             for (index, stage) in stages.iter().enumerate().rev() {
                 let range = whole.parameter_range(ranges[index].clone());
-                let gradients = (&mut found[range.clone()], EarlierGradients::Replace);
+                let gradients = (&mut found[range.clone()], GradientUpdate::Replace);
                 workspaces[index].output_delta_mut(3).assign(&values);
                 stage.backward(&parameters[range], gradients, &mut workspaces[index], 3, no_ranges());
                 if index > 0 {

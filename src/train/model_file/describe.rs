@@ -8,13 +8,13 @@ use super::{ColumnOrigin, ModelDescription, ModelFileError, SavedModel, TargetDe
 use crate::train::atomic_file;
 use crate::train::config::Config;
 use crate::train::data::{ColumnEncoding, ColumnInputs, Features, HeaderRow, MissingPolicy};
-use crate::train::model::{Loss, Scale};
+use crate::train::model::{Loss, TargetScale};
 use crate::train::report::Report;
 use crate::train::setup::Setup;
 
-/// The assumed size in bytes of the names of the tensors and of the training results, which are not known before
+/// The estimated size in bytes of the names of the tensors and of the training results, which are not known before
 /// training.
-const HEADER_BYTES_ASSUMED: u64 = 1 << 16;
+const HEADER_BYTES_ESTIMATE: u64 = 1 << 16;
 
 /// Returns the trained model of a run. `path`, to which the caller will save the model, appears only in errors.
 ///
@@ -22,7 +22,7 @@ const HEADER_BYTES_ASSUMED: u64 = 1 << 16;
 ///
 /// If the model exceeds a limit of the format. [`check_before_training`] has already checked the limits that do not
 /// depend on the results of training.
-pub(crate) fn describe(
+pub(crate) fn make_saved_model(
     path: &Path,
     config: &Config,
     setup: &Setup,
@@ -53,7 +53,7 @@ pub(crate) fn describe(
 fn describe_run(config: &Config, setup: &Setup, training: TrainingRecord) -> ModelDescription {
     let scale = match setup.network.loss() {
         Loss::SquaredError(scale) => *scale,
-        Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) => Scale::IDENTITY,
+        Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) => TargetScale::IDENTITY,
     };
     let encoding = setup.dataset.encoding.as_deref();
     let (columns_from, columns) = describe_columns(config, setup);
@@ -147,7 +147,7 @@ fn check_description(description: &ModelDescription, bytes_max: u64) -> Result<u
 fn header_bytes(description: &ModelDescription) -> u64 {
     let to_json = |text: String| serde_json::to_string(&text).map_or(u64::MAX, |text| text.len() as u64);
     let bytes = serde_json::to_string(description).map_or(u64::MAX, to_json);
-    bytes.saturating_add(HEADER_BYTES_ASSUMED)
+    bytes.saturating_add(HEADER_BYTES_ESTIMATE)
 }
 
 #[cfg(test)]
@@ -163,7 +163,7 @@ mod tests {
         let file = to_bytes(&model()).unwrap();
         let header = u64::from_le_bytes(*file.first_chunk().unwrap());
         let bytes = check_description(&description(), HEADER_BYTES_MAX).unwrap();
-        assert!((header..header + HEADER_BYTES_ASSUMED).contains(&bytes), "{bytes} {header}");
+        assert!((header..header + HEADER_BYTES_ESTIMATE).contains(&bytes), "{bytes} {header}");
         for (class_count, name_bytes, bytes_max, expected) in [
             (10, 1000, HEADER_BYTES_MAX, None),
             (10, 1000, bytes + 30_000, Some("2 columns, of their categories and of 10 classes need")),

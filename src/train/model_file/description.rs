@@ -8,7 +8,7 @@ use super::COLUMNS_MAX;
 use crate::train::data::{
     CLASSES_MAX, ColumnEncoding, ColumnInputs, ImageShape, MissingPolicy, TableEncoding, TableLayout, Task,
 };
-use crate::train::model::{InputShape, Loss, ModelSpec, Network, Scale};
+use crate::train::model::{InputShape, Loss, ModelSpec, Network, TargetScale};
 
 /// The maximum number of categories of a one-hot column, and the maximum number of buckets of a hashed column.
 const CATEGORIES_MAX: usize = 1 << 16;
@@ -104,7 +104,7 @@ impl ModelDescription {
         self.columns.iter().map(ColumnEncoding::width).sum()
     }
 
-    /// Returns the encoding of a row. After encoding, pixels are divided and inputs are standardized.
+    /// Returns the encoding of a row, without the division of pixels and the scaling of inputs.
     pub fn encoding(&self) -> TableEncoding {
         let target = self.target.name.clone().unwrap_or_default();
         TableEncoding { target, missing: self.missing, columns: self.columns.clone() }
@@ -142,7 +142,7 @@ impl ModelDescription {
                 return Err("a softmax model cannot predict numbers".into());
             }
             Task::Classification => (Loss::CrossEntropy, classes),
-            Task::Regression => (Loss::SquaredError(Scale { mean, deviation }), 1),
+            Task::Regression => (Loss::SquaredError(TargetScale { mean, deviation }), 1),
         };
         let input = InputShape { features: self.inputs(), image: self.image };
         Network::new(&spec, input, outputs, loss).map_err(|why| format!("the model {} {why}", self.model))

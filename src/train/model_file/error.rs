@@ -91,7 +91,7 @@ impl ModelFileError {
         Self::Corrupt { path: path.to_owned(), problem: problem.into() }
     }
 
-    pub(crate) fn foreign(path: &Path, problem: impl Into<String>) -> Self {
+    pub(crate) fn not_a_model_file(path: &Path, problem: impl Into<String>) -> Self {
         Self::Foreign { path: path.to_owned(), problem: problem.into() }
     }
 }

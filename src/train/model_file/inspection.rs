@@ -43,8 +43,7 @@ pub enum Inspection {
     Checkpoint {
         /// The path.
         path: String,
-        /// The metadata. [`Inspection::read`] does not compare the content with the checksum, but `ringtrain
-        /// --resume` does.
+        /// The metadata. `ringtrain --resume` checks the hashes in the metadata, but [`Inspection::read`] does not.
         metadata: BTreeMap<String, String>,
         /// The tensors.
         tensors: Vec<TensorSummary>,

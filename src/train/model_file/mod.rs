@@ -1,6 +1,6 @@
-//! Model files. A model file is a safetensors file. It contains the architecture, the parameters, the task, the names
-//! and encodings of the feature columns, the scaling of the inputs, and the names of the classes.
-//! `docs/model-format.md` describes each field.
+//! Model files. A model file is a safetensors file with the architecture, the parameters, the task, the names and
+//! encodings of the feature columns, the scaling of the inputs, and the names of the classes. `docs/model-format.md`
+//! describes each field.
 
 mod describe;
 mod description;
@@ -13,7 +13,7 @@ mod storage;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use describe::{check_before_training, describe};
+pub(crate) use describe::{check_before_training, make_saved_model};
 pub use description::{ColumnOrigin, ModelDescription, TargetDescription, TrainingRecord};
 pub(crate) use digest::{StoredTensor, content_digest};
 pub use error::ModelFileError;

@@ -94,7 +94,7 @@ pub(crate) fn read_entries(path: &Path) -> Result<FileEntries, ModelFileError> {
     let fail = |source| ModelFileError::io("read", path, source);
     let file = File::open(path).map_err(fail)?;
     if file.metadata().map_err(fail)?.is_dir() {
-        return Err(ModelFileError::foreign(path, "it is a directory"));
+        return Err(ModelFileError::not_a_model_file(path, "it is a directory"));
     }
     let mut bytes = Vec::new();
     (&file).take(9).read_to_end(&mut bytes).map_err(fail)?;
@@ -102,7 +102,7 @@ pub(crate) fn read_entries(path: &Path) -> Result<FileEntries, ModelFileError> {
     (&file).take(FILE_BYTES_MAX).read_to_end(&mut bytes).map_err(fail)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         let problem = format!("it has more than {FILE_BYTES_MAX} bytes");
-        return Err(ModelFileError::foreign(path, problem));
+        return Err(ModelFileError::not_a_model_file(path, problem));
     }
     parse_entries(path, &bytes)
 }
@@ -113,7 +113,7 @@ fn check_file_start(path: &Path, bytes: &[u8]) -> Result<(), ModelFileError> {
     match bytes {
         [] => Err(ModelFileError::corrupt(path, "it is empty")),
         [_, _, _, _, _, _, _, _, first, ..] if *first != b'{' => {
-            Err(ModelFileError::foreign(path, "it does not start like a safetensors file"))
+            Err(ModelFileError::not_a_model_file(path, "it does not start like a safetensors file"))
         }
         _ => Ok(()),
     }
@@ -148,9 +148,9 @@ fn check_format(path: &Path, metadata: &HashMap<String, String>) -> Result<(), M
         }
         Some(other) => {
             let problem = format!("its format is `{other}`, but the format of model files is `{FORMAT}`");
-            return Err(ModelFileError::foreign(path, problem));
+            return Err(ModelFileError::not_a_model_file(path, problem));
         }
-        None => return Err(ModelFileError::foreign(path, "its metadata has no format")),
+        None => return Err(ModelFileError::not_a_model_file(path, "its metadata has no format")),
     }
     let version = metadata.get("version").and_then(|text| text.parse::<u64>().ok());
     match version {

@@ -1,4 +1,4 @@
-//! Adds the inputs of the graph, and the nodes that encode the inputs. `ColumnEncoding` says how.
+//! Adds the inputs of the graph, and the nodes that encode the inputs as `ColumnEncoding` says.
 
 use super::ExportError;
 use super::graph::{
@@ -6,10 +6,11 @@ use super::graph::{
     texts_attribute,
 };
 use super::onnx_proto::tensor_proto::DataType;
-use crate::train::data::{ColumnEncoding, ColumnInputs, missing_spellings};
+use crate::train::data::{ColumnEncoding, ColumnInputs, spellings_of_missing_values};
 
-/// Adds an input for each column. Returns the name of the encoded values. Their shape is (rows, inputs of the model).
-pub(super) fn add_columns(graph: &mut GraphBuilder, columns: &[ColumnEncoding]) -> String {
+/// Adds an input for each column. Returns the name of the encoded values, an array with the shape (rows, inputs of
+/// the model).
+pub(super) fn add_column_inputs(graph: &mut GraphBuilder, columns: &[ColumnEncoding]) -> String {
     let mut parts = Vec::new();
     for (index, column) in columns.iter().enumerate() {
         // In ONNX, an empty name would mean that the input is absent.
@@ -26,8 +27,8 @@ pub(super) fn add_columns(graph: &mut GraphBuilder, columns: &[ColumnEncoding]) 
 }
 
 /// Adds one input `x` of the shape (rows, columns of the model). All columns must hold numbers. Returns the name of
-/// the encoded values. Their shape is (rows, inputs of the model).
-pub(super) fn add_matrix(
+/// the encoded values, an array with the shape (rows, inputs of the model).
+pub(super) fn add_matrix_input(
     graph: &mut GraphBuilder,
     columns: &[ColumnEncoding],
 ) -> Result<String, ExportError> {
@@ -36,7 +37,7 @@ pub(super) fn add_matrix(
     }
     let parts = add_numbers(graph, "x".into(), columns);
     let joined = concatenate(graph, parts);
-    let order = order_of_inputs(columns);
+    let order = indices_of_inputs(columns);
     let joined_count = if order.len() > columns.len() { 2 * columns.len() } else { columns.len() };
     if order.iter().copied().eq(0..joined_count as i64) {
         return Ok(joined);
@@ -47,7 +48,7 @@ pub(super) fn add_matrix(
 
 /// Returns the index of each input of the model in the result of [`add_numbers`], which holds all values before all
 /// indicators. In the model, each indicator follows the value of its column.
-fn order_of_inputs(columns: &[ColumnEncoding]) -> Vec<i64> {
+fn indices_of_inputs(columns: &[ColumnEncoding]) -> Vec<i64> {
     let mut order = Vec::new();
     for (index, column) in columns.iter().enumerate() {
         order.push(index as i64);
@@ -100,7 +101,8 @@ fn add_categories(graph: &mut GraphBuilder, name: String, categories: &[String])
     let mut keys = categories.to_vec();
     let mut indices: Vec<i64> = (0..categories.len() as i64).collect();
     if let Ok(missing) = categories.binary_search(&String::new()) {
-        let spellings: Vec<String> = missing_spellings().filter(|text| !categories.contains(text)).collect();
+        let spellings: Vec<String> =
+            spellings_of_missing_values().filter(|text| !categories.contains(text)).collect();
         indices.resize(keys.len() + spellings.len(), missing as i64);
         keys.extend(spellings);
     }

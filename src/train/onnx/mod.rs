@@ -40,7 +40,7 @@ const FILE_BYTES_MAX: u64 = i32::MAX as u64;
 /// In the metadata of an ONNX file, this key holds the description of the model.
 const DESCRIPTION_KEY: &str = "ringtrain.description";
 /// The maximum number of inputs that [`Display`](fmt::Display) prints for an exported model.
-const INPUTS_SHOWN: usize = 20;
+const INPUTS_SHOWN_MAX: usize = 20;
 
 /// How an exported model takes the values of the feature columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -127,8 +127,8 @@ impl OnnxModel {
         let description = model.description();
         let mut graph = GraphBuilder::new(&["prediction", "probabilities"]);
         let encoded = match inputs.unwrap_or_else(|| default_inputs(description)) {
-            OnnxInputs::Columns => columns::add_columns(&mut graph, &description.columns),
-            OnnxInputs::Matrix => columns::add_matrix(&mut graph, &description.columns)?,
+            OnnxInputs::Columns => columns::add_column_inputs(&mut graph, &description.columns),
+            OnnxInputs::Matrix => columns::add_matrix_input(&mut graph, &description.columns)?,
         };
         let outputs = layers::add_layers(&mut graph, model, encoded);
         layers::add_prediction(&mut graph, description, &outputs);
@@ -164,14 +164,14 @@ impl OnnxModel {
     }
 }
 
-/// Writes a line for each output and for each of the first `INPUTS_SHOWN` inputs.
+/// Writes a line for each output and for each of the first `INPUTS_SHOWN_MAX` inputs.
 impl fmt::Display for OnnxModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for input in self.inputs.iter().take(INPUTS_SHOWN) {
+        for input in self.inputs.iter().take(INPUTS_SHOWN_MAX) {
             writeln!(f, "input   {input}")?;
         }
-        if self.inputs.len() > INPUTS_SHOWN {
-            writeln!(f, "        and {} more inputs", self.inputs.len() - INPUTS_SHOWN)?;
+        if self.inputs.len() > INPUTS_SHOWN_MAX {
+            writeln!(f, "        and {} more inputs", self.inputs.len() - INPUTS_SHOWN_MAX)?;
         }
         self.outputs.iter().try_for_each(|output| writeln!(f, "output  {output}"))
     }

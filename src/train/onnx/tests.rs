@@ -150,7 +150,7 @@ fn the_graph_is_sorted_and_its_constants_are_the_tensors_of_the_model() {
 }
 
 #[test]
-fn a_matrix_has_a_column_for_each_column_of_the_model() {
+fn a_matrix_input_has_one_column_per_model_column() {
     let filled = |indicator| ColumnInputs::Number { fill: Some(0.5), indicator };
     for (columns, expected, operators_expected, order) in [
         (
@@ -194,7 +194,7 @@ fn a_matrix_has_a_column_for_each_column_of_the_model() {
 }
 
 #[test]
-fn a_convolutional_network_has_nodes_of_convolution_and_pooling() {
+fn a_convolutional_network_is_exported_as_conv_and_max_pool_nodes() {
     let columns: Vec<ColumnEncoding> = (0..36).map(|index| plain_number_column(&index.to_string())).collect();
     let image = ImageShape { channels: 1, height: 6, width: 6 };
     for (layers, expected) in [
@@ -212,7 +212,7 @@ fn a_convolutional_network_has_nodes_of_convolution_and_pooling() {
 }
 
 #[test]
-fn models_that_do_not_fit_are_refused() {
+fn text_columns_in_a_matrix_and_too_large_files_are_refused() {
     let texts = ColumnInputs::OneHot { categories: vec!["a".into()] };
     let model = make_model(
         "linear",

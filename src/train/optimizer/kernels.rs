@@ -37,7 +37,7 @@ impl MomentumStep {
     /// Takes the first half of the step of [`Rule::Accelerated`](super::Rule::Accelerated): updates the velocity, and
     /// subtracts the gradients, times the learning rate, from the parameters. Returns the dot product of the new
     /// velocity and the gradients.
-    pub(super) fn begin_accelerated(
+    pub(super) fn begin_accelerated_step(
         &self,
         parameters: &mut [f32],
         gradients: &[f32],
@@ -62,11 +62,11 @@ pub(super) struct AdamStep {
     one_minus_beta_2: f32,
     epsilon: f32,
     rate: f32,
-    /// `1 - beta_1^step`. The first moment divided by `first_bias` has no bias.
+    /// `1 - beta_1^step`. Dividing the first moment by this number removes the bias.
     first_bias: f32,
     /// The learning rate divided by `first_bias`.
     step_size: f32,
-    /// `sqrt(1 - beta_2^step)`. The root of the second moment divided by `second_root` has no bias.
+    /// `sqrt(1 - beta_2^step)`. Dividing the root of the second moment by this number removes the bias.
     second_root: f32,
 }
 
@@ -104,7 +104,7 @@ impl AdamStep {
 
     /// Takes the step of LAMB on one tensor. The step is Adam's step plus `decay` times the parameters, scaled to the
     /// norm of the parameters. Norms are summed in f64 in a fixed order, so all ranks compute the same norms.
-    pub(super) fn apply_scaled(&self, parameters: &mut [f32], first: &[f32], second: &[f32], decay: f32) {
+    pub(super) fn apply_lamb(&self, parameters: &mut [f32], first: &[f32], second: &[f32], decay: f32) {
         let direction = |p: f32, m: f32, v: f32| {
             m / self.first_bias / (v.sqrt() / self.second_root + self.epsilon) + decay * p
         };

@@ -20,9 +20,9 @@ pub enum Rule {
         momentum: f32,
     },
     /// Nesterov's accelerated gradient method: v = m v - lr g; p += m' v - lr g. m is the momentum of this step, and
-    /// m' the momentum of the next step. After k steps, the momentum is k / (k + 3). It is reset to 0 when v points
-    /// uphill (O'Donoghue and Candès 2015). Use this rule for convex losses with the whole training set as one batch.
-    /// The default learning rate is 1 / (the largest curvature) and needs no tuning.
+    /// m' the momentum of the next step. After k steps, the momentum is k / (k + 3). The momentum is reset to 0 when
+    /// v points uphill (O'Donoghue and Candès 2015). Use this rule for convex losses with the whole training set as
+    /// one batch. The default learning rate is 1 / (the largest curvature) and needs no tuning.
     Accelerated,
     /// Adam (Kingma and Ba 2015). Weight decay adds `weight_decay * p` to the gradient.
     Adam(AdamOptions),

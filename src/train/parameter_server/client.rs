@@ -14,7 +14,7 @@ use crate::train::text_words::decode_text;
 use crate::types::Rank;
 
 /// The rank of the server in a [`PairLink`].
-const SERVER_RANK: Rank = Rank::ZERO;
+const SERVER_RANK_IN_PAIR: Rank = Rank::ZERO;
 
 /// The connections of a client with its servers.
 pub(crate) struct ServerClient {
@@ -62,7 +62,7 @@ impl ServerClient {
     /// stay unchanged.
     pub(crate) fn pull(&mut self, parameters: &mut [f32]) -> Result<(), ParameterServerError> {
         for server in &mut self.links {
-            server.request(RequestKind::Pull, StrategyNote::default(), 0)?;
+            server.send_request(RequestKind::Pull, StrategyNote::default(), 0)?;
         }
         for server in &mut self.links {
             server.receive_parameters(StrategyNote::default(), Some(&mut *parameters))?;
@@ -83,7 +83,8 @@ impl ServerClient {
         let (first, others) = self.links.split_first_mut().expect("a client has a server");
         first.start_push(gradient, note, parameters.is_some())?;
         if self.is_synchronous {
-            // Synchronous servers drop no gradient, and reply only when all workers have pushed.
+            // A synchronous server drops no gradient, so the client pushes to all servers before it waits for a
+            // reply.
             for server in &mut *others {
                 server.start_push(gradient, note, parameters.is_some())?;
             }
@@ -96,7 +97,7 @@ impl ServerClient {
             for server in &mut *others {
                 match (is_applied, parameters.is_some()) {
                     (true, wants_parameters) => server.start_push(gradient, note, wants_parameters)?,
-                    (false, true) => server.request(RequestKind::Pull, StrategyNote::default(), 0)?,
+                    (false, true) => server.send_request(RequestKind::Pull, StrategyNote::default(), 0)?,
                     (false, false) => {}
                 }
             }
@@ -147,11 +148,11 @@ impl ServerClient {
         for server in &mut self.links {
             let parts = shard_parts_of_ranges(ranges, &server.range);
             if 2 * parts.len() > server.range.len() {
-                server.request(RequestKind::Pull, StrategyNote::default(), 0)?;
+                server.send_request(RequestKind::Pull, StrategyNote::default(), 0)?;
                 wanted.push((true, parts));
             } else {
-                let words = server.append_ranges(&parts) - HEADER_WORDS;
-                server.request_ranges(
+                let words = server.write_ranges(&parts) - HEADER_WORDS;
+                server.send_request_with_ranges(
                     RequestKind::PullRanges,
                     StrategyNote::default(),
                     parts.len(),
@@ -162,7 +163,7 @@ impl ServerClient {
         }
         for (server, (is_dense, parts)) in self.links.iter_mut().zip(wanted) {
             let rank = server.link.peer;
-            let (header, payload) = server.receive()?;
+            let (header, payload) = server.receive_reply()?;
             let payload: &[f32] = bytemuck::cast_slice(payload);
             let mut at = 0;
             for part in parts {
@@ -179,21 +180,21 @@ impl ServerClient {
     }
 
     /// Sends a note to the first server, and returns the note in the reply.
-    pub(crate) fn send_note(&mut self, note: StrategyNote) -> Result<StrategyNote, ParameterServerError> {
+    pub(crate) fn exchange_note(&mut self, note: StrategyNote) -> Result<StrategyNote, ParameterServerError> {
         let server = &mut self.links[0];
-        server.request(RequestKind::Note, note, 0)?;
-        Ok(server.receive()?.0.note)
+        server.send_request(RequestKind::Note, note, 0)?;
+        Ok(server.receive_reply()?.0.note)
     }
 
-    /// Receives the words that the first server publishes at the end of the run. Repeats the request until they are
-    /// published.
-    pub(crate) fn receive_publication(&mut self, words_max: usize) -> Result<Vec<u32>, ParameterServerError> {
+    /// Receives the words that the first server publishes at the end of the run. Repeats the request until the server
+    /// has published the words.
+    pub(crate) fn receive_results(&mut self, words_max: usize) -> Result<Vec<u32>, ParameterServerError> {
         let server = &mut self.links[0];
         let words = words_max.max(payload_words_max(server.range.len()));
         server.buffer.resize(HEADER_WORDS + words, 0);
         loop {
-            server.request(RequestKind::Publication, StrategyNote::default(), 0)?;
-            let (header, payload) = server.receive()?;
+            server.send_request(RequestKind::Publication, StrategyNote::default(), 0)?;
+            let (header, payload) = server.receive_reply()?;
             if header.status == ReplyStatus::Done {
                 return Ok(payload.to_vec());
             }
@@ -209,9 +210,9 @@ impl ServerClient {
         for server in &mut self.links {
             let len = server.range.len();
             server.buffer.resize(HEADER_WORDS + payload_words_max(len).max(len * state.len()), 0);
-            server.request(RequestKind::State, StrategyNote::default(), 0)?;
+            server.send_request(RequestKind::State, StrategyNote::default(), 0)?;
             let (range, rank) = (server.range.clone(), server.link.peer);
-            let (_, payload) = server.receive()?;
+            let (_, payload) = server.receive_reply()?;
             let payload: &[f32] = bytemuck::cast_slice(payload);
             if payload.len() != len * state.len() {
                 return Err(wrong_length_error(rank));
@@ -228,8 +229,8 @@ impl ServerClient {
     /// any more.
     pub(crate) fn close(&mut self) {
         for server in &mut self.links {
-            if server.request(RequestKind::Close, StrategyNote::default(), 0).is_ok() {
-                let _ = server.receive();
+            if server.send_request(RequestKind::Close, StrategyNote::default(), 0).is_ok() {
+                let _ = server.receive_reply();
             }
         }
     }
@@ -259,7 +260,7 @@ impl ServerLink {
         self.wants_parameters = wants_parameters;
         let payload = &gradient[self.range.clone()];
         self.buffer[HEADER_WORDS..][..payload.len()].copy_from_slice(bytemuck::cast_slice(payload));
-        self.request(RequestKind::Push, note, payload.len())
+        self.send_request(RequestKind::Push, note, payload.len())
     }
 
     /// Sends the gradients of the parameters that are in `ranges` and on this server.
@@ -277,30 +278,30 @@ impl ServerLink {
             // If one range covers all parameters of the server, a push without ranges needs fewer words.
             let values: &[u32] = bytemuck::cast_slice(&gradients[values.clone()]);
             self.buffer[HEADER_WORDS..][..values.len()].copy_from_slice(values);
-            return self.request(RequestKind::Push, note, self.range.len());
+            return self.send_request(RequestKind::Push, note, self.range.len());
         }
-        let mut at = self.append_ranges(&parts);
+        let mut at = self.write_ranges(&parts);
         for part in &parts {
             let values: &[u32] = bytemuck::cast_slice(&gradients[part.values.clone()]);
             self.buffer[at..at + values.len()].copy_from_slice(values);
             at += values.len();
         }
-        self.request_ranges(RequestKind::PushRanges, note, parts.len(), at - HEADER_WORDS)
+        self.send_request_with_ranges(RequestKind::PushRanges, note, parts.len(), at - HEADER_WORDS)
     }
 
     /// Sends a request without ranges. The payload is the `words` words after the header in `buffer`.
-    fn request(
+    fn send_request(
         &mut self,
         kind: RequestKind,
         note: StrategyNote,
         words: usize,
     ) -> Result<(), ParameterServerError> {
-        self.request_ranges(kind, note, 0, words)
+        self.send_request_with_ranges(kind, note, 0, words)
     }
 
     /// Sends a request. The payload is the `words` words after the header in `buffer`, and begins with `ranges`
     /// ranges.
-    fn request_ranges(
+    fn send_request_with_ranges(
         &mut self,
         kind: RequestKind,
         note: StrategyNote,
@@ -312,12 +313,12 @@ impl ServerLink {
         header.encode(&mut self.buffer);
         self.link
             .group
-            .send(&self.buffer[..HEADER_WORDS + words], SERVER_RANK, PARAMETER_SERVER_TAG)
+            .send(&self.buffer[..HEADER_WORDS + words], SERVER_RANK_IN_PAIR, PARAMETER_SERVER_TAG)
             .map_err(|error| self.server_lost_error(&describe_link_failure(&error)))
     }
 
     /// Writes the ranges to `buffer` after the header. Returns the index of the word after the ranges.
-    fn append_ranges(&mut self, parts: &[RangeInShard]) -> usize {
+    fn write_ranges(&mut self, parts: &[RangeInShard]) -> usize {
         let mut at = HEADER_WORDS;
         for part in parts {
             self.buffer[at] = part.range.start as u32;
@@ -328,9 +329,9 @@ impl ServerLink {
     }
 
     /// Receives a reply.
-    fn receive(&mut self) -> Result<(ReplyHeader, &[u32]), ParameterServerError> {
+    fn receive_reply(&mut self) -> Result<(ReplyHeader, &[u32]), ParameterServerError> {
         let server = self.link.peer;
-        let received = self.link.group.receive(&mut self.buffer, SERVER_RANK, PARAMETER_SERVER_TAG);
+        let received = self.link.group.receive(&mut self.buffer, SERVER_RANK_IN_PAIR, PARAMETER_SERVER_TAG);
         let count = received.map_err(|error| self.server_lost_error(&describe_link_failure(&error)))?.count;
         let Some((header, payload)) = ReplyHeader::decode(&self.buffer[..count]) else {
             return Err(wrong_length_error(server));
@@ -351,9 +352,9 @@ impl ServerLink {
     ) -> Result<ReplyHeader, ParameterServerError> {
         loop {
             let (range, server) = (self.range.clone(), self.link.peer);
-            let (header, payload) = self.receive()?;
+            let (header, payload) = self.receive_reply()?;
             if header.status == ReplyStatus::Waiting {
-                self.request(RequestKind::Await, note, 0)?;
+                self.send_request(RequestKind::Await, note, 0)?;
                 continue;
             }
             if let Some(parameters) = parameters {

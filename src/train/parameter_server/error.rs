@@ -126,7 +126,7 @@ pub(crate) fn describe_link_failure(error: &group::Error) -> String {
 }
 
 impl ParameterServerError {
-    pub(super) fn connect(client: Rank, server: Rank, error: &dyn fmt::Display) -> Self {
+    pub(super) fn connect_failed(client: Rank, server: Rank, error: &dyn fmt::Display) -> Self {
         Self::Connect { client, server, problem: error.to_string() }
     }
 }

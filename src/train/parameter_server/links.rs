@@ -13,8 +13,8 @@ use crate::types::{Rank, WorldSize};
 /// may compute for any time between two requests. If a worker's machine fails, TCP keepalive ends the wait.
 const REQUEST_TIMEOUT: Duration = Duration::from_hours(24 * 365);
 
-/// The minimum timeout of a client that waits for a reply. It must be longer than 500 ms, after which a server
-/// replies that it waits for other workers.
+/// The minimum timeout of a client that waits for a reply. Must be longer than the 500 ms for which a server may
+/// delay a reply.
 const REPLY_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 
 /// The range of parameters that each server holds. With n servers, ranks 0 to n - 1 are the servers.
@@ -85,10 +85,10 @@ impl ShardLayout {
 }
 
 /// Divides whole tensors among servers, and returns the range of parameters of each server. Each server gets at least
-/// one tensor. `even` divides the parameters without regard to tensors. Each returned range ends near the end of the
-/// server's range in `even`.
-fn assign_whole_tensors(tensors: &[Range<usize>], even: &[Range<usize>]) -> Vec<Range<usize>> {
-    let (mut next, even_len) = (0, even.len());
+/// one tensor. `even_ranges` divides the parameters without regard to tensors. Each returned range ends near the end
+/// of the server's range in `even_ranges`.
+fn assign_whole_tensors(tensors: &[Range<usize>], even_ranges: &[Range<usize>]) -> Vec<Range<usize>> {
+    let (mut next, even_len) = (0, even_ranges.len());
     let place = |(server, even): (usize, &Range<usize>)| {
         let (first, servers_left) = (next, even_len - server - 1);
         let is_wanted = |index: usize| {
@@ -100,12 +100,12 @@ fn assign_whole_tensors(tensors: &[Range<usize>], even: &[Range<usize>]) -> Vec<
         }
         tensors[first].start..tensors[next - 1].end
     };
-    even.iter().enumerate().map(place).collect()
+    even_ranges.iter().enumerate().map(place).collect()
 }
 
 /// A connection between a server and a client.
 pub(crate) struct PairLink {
-    /// The other rank.
+    /// The rank at the other end.
     pub(crate) peer: Rank,
     /// An isolated group of two ranks: the server is rank 0, and the client is rank 1.
     pub(crate) group: Group,
@@ -126,8 +126,9 @@ pub(crate) fn connect(group: &mut Group, layout: &ShardLayout) -> Result<Links, 
     for server in layout.servers() {
         for client in layout.clients(server) {
             let Some(mut pair) = group.subgroup(&[server, client])? else { continue };
-            let mut isolated =
-                pair.isolated().map_err(|error| ParameterServerError::connect(client, server, &error))?;
+            let mut isolated = pair
+                .isolated()
+                .map_err(|error| ParameterServerError::connect_failed(client, server, &error))?;
             if own == server {
                 isolated.set_timeout(REQUEST_TIMEOUT);
                 links.clients.push(PairLink { peer: client, group: isolated });
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_servers_that_does_not_fit_is_refused() {
+    fn too_many_servers_are_refused() {
         for (world, servers, count, tensors, expected) in [
             (2, 2, 9, None, "the number of ranks is 2 and the number of servers is 2"),
             (1, 1, 9, None, "the number of ranks is 1"),

@@ -9,14 +9,14 @@ pub(super) const HEADER_WORDS: usize = 16;
 pub(crate) const NOTE_WORDS: usize = 4;
 
 /// The maximum length, in words, of the text in a reply with [`ReplyStatus::Refused`].
-pub(super) const TEXT_WORDS_MAX: usize = 256;
+pub(super) const REFUSAL_TEXT_WORDS_MAX: usize = 256;
 
-/// Returns the maximum number of words of a payload for a shard of `len` parameters. A push of k ranges needs two
-/// words for each range and one word for each gradient. There is a gap of at least one parameter between two ranges.
-/// So k is at most len / 2, rounded up, and the number of gradients is at most len - (k - 1).
-pub(super) const fn payload_words_max(len: usize) -> usize {
-    let words = len + len.div_ceil(2) + 1;
-    if words > TEXT_WORDS_MAX { words } else { TEXT_WORDS_MAX }
+/// Returns the maximum number of words of a payload for a shard of `shard_len` parameters. A push of k ranges needs
+/// two words for each range and one word for each gradient. There is a gap of at least one parameter between two
+/// ranges. This limits k to `shard_len / 2`, rounded up, and the number of gradients to `shard_len - (k - 1)`.
+pub(super) const fn payload_words_max(shard_len: usize) -> usize {
+    let words = shard_len + shard_len.div_ceil(2) + 1;
+    if words > REFUSAL_TEXT_WORDS_MAX { words } else { REFUSAL_TEXT_WORDS_MAX }
 }
 
 /// Numbers that a training strategy attaches to a request or to a reply. The parameter server does not interpret
@@ -82,7 +82,8 @@ pub(super) enum ReplyStatus {
     Done = 1,
     /// The server dropped the gradient because of its staleness.
     Stale = 2,
-    /// The server dropped the gradient because its [`RequestHandler`](super::RequestHandler) did not want the gradient.
+    /// The server dropped the gradient because its [`RequestHandler`](super::RequestHandler) did not want the
+    /// gradient.
     Unwanted = 3,
     /// The push waits for the gradients of other workers. The client sends [`RequestKind::Await`] next.
     Waiting = 4,
@@ -201,7 +202,7 @@ mod tests {
     fn the_largest_payload_has_room_for_every_request() {
         for len in 1..1000 {
             let words = payload_words_max(len);
-            assert!(words >= len && words >= TEXT_WORDS_MAX, "{len}");
+            assert!(words >= len && words >= REFUSAL_TEXT_WORDS_MAX, "{len}");
             for ranges in 1..=len.div_ceil(2) {
                 let values = len - (ranges - 1);
                 assert!(words >= 2 * ranges + values, "{len} {ranges}");

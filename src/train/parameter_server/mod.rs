@@ -22,6 +22,6 @@ pub(crate) use error::describe_link_failure;
 pub use error::{ParameterServerError, RefusalReason};
 pub(crate) use links::{Links, PairLink, ShardLayout, connect};
 pub(crate) use message::StrategyNote;
-pub(crate) use server::{AnsweredRequest, LinkOutcome, RequestHandler, ShardServer, UpdateMode};
+pub(crate) use server::{LinkOutcome, PushOrNote, RequestHandler, ShardServer, UpdateMode};
 pub use shard::PushOutcome;
 pub(crate) use shard::{Shard, StalenessCounts, StalenessRule};

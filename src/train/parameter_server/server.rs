@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::error::{RefusalReason, describe_link_failure};
 use super::links::PairLink;
 use super::message::{
-    HEADER_WORDS, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, StrategyNote, TEXT_WORDS_MAX,
+    HEADER_WORDS, REFUSAL_TEXT_WORDS_MAX, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, StrategyNote,
     payload_words_max,
 };
 use super::shard::{PushOutcome, Shard, StalenessRule};
@@ -15,7 +15,7 @@ use crate::train::text_words::encode_text;
 use crate::types::Rank;
 
 /// The rank of the client in a [`PairLink`].
-const CLIENT_RANK: Rank = Rank::new(1);
+const CLIENT_RANK_IN_PAIR: Rank = Rank::new(1);
 /// The tag of all messages.
 pub(super) const PARAMETER_SERVER_TAG: u32 = 0;
 /// If a server cannot complete a request within this time, the server replies with [`ReplyStatus::Waiting`]. A client
@@ -25,8 +25,9 @@ const REPLY_DELAY_MAX: Duration = Duration::from_millis(500);
 /// When a server applies gradients.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum UpdateMode {
-    /// In each step, the server waits for the gradients of all workers, and applies their sum. The server adds the gradients
-    /// in the order of the workers' ranks, so the sum does not depend on the order in which the gradients arrive.
+    /// In each step, the server waits for the gradients of all workers, and applies their sum. The server adds the
+    /// gradients in the order of the workers' ranks, so the sum does not depend on the order in which the gradients
+    /// arrive.
     Synchronous {
         /// The number of workers.
         workers: usize,
@@ -50,12 +51,12 @@ pub(crate) trait RequestHandler: Send + Sync {
     fn note_push_outcome(&self, _client: usize, _note: &StrategyNote, _outcome: PushOutcome) {}
 
     /// Returns the note of the reply to a request. May block for at most 500 ms.
-    fn answer(&self, _client: usize, _kind: AnsweredRequest, _note: &StrategyNote) -> StrategyNote {
+    fn note_of_reply(&self, _client: usize, _kind: PushOrNote, _note: &StrategyNote) -> StrategyNote {
         StrategyNote::default()
     }
 
     /// Returns the words that clients can fetch at the end of the run.
-    fn publication(&self) -> Option<Vec<u32>> {
+    fn published_results(&self) -> Option<Vec<u32>> {
         None
     }
 
@@ -63,9 +64,9 @@ pub(crate) trait RequestHandler: Send + Sync {
     fn note_link_end(&self, _client: usize, _outcome: &LinkOutcome) {}
 }
 
-/// The kind of request that [`RequestHandler::answer`] answers.
+/// The kind of request that [`RequestHandler::note_of_reply`] answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum AnsweredRequest {
+pub(crate) enum PushOrNote {
     /// A push, after the server has called [`RequestHandler::note_push_outcome`] for it.
     Push,
     /// A request that has only a note.
@@ -96,7 +97,7 @@ struct ServerState<'a> {
     gradients: Vec<Option<(Vec<f32>, StrategyNote)>>,
     /// If present, the server refuses all requests for this reason.
     failure: Option<(RefusalReason, String)>,
-    /// If present, a synchronous server refuses pushes because a client is lost, which this text names.
+    /// Names a lost client. A synchronous server refuses pushes that would wait for the gradient of this client.
     lost_client: Option<String>,
 }
 
@@ -116,7 +117,7 @@ impl<'a> ShardServer<'a> {
     }
 
     /// Makes the server refuse all further requests, with `message` as the reason. The first reason stays.
-    pub(crate) fn fail(&self, reason: RefusalReason, message: &str) {
+    pub(crate) fn refuse_further_requests(&self, reason: RefusalReason, message: &str) {
         self.lock().failure.get_or_insert_with(|| (reason, message.to_owned()));
         self.changed.notify_all();
     }
@@ -128,8 +129,7 @@ impl<'a> ShardServer<'a> {
     /// Answers the requests of the client with the index `client` until the client closes its link or is lost.
     pub(crate) fn serve(&self, client: usize, link: &PairLink) -> LinkOutcome {
         let outcome = self.serve_until_end(client, link);
-        // First tell the handler, then the other clients. Other clients may end because of this loss, and the handler
-        // must see the original loss first.
+        // The handler must see this loss first: other clients may end because of it.
         self.handler.note_link_end(client, &outcome);
         if let (LinkOutcome::Lost(problem), UpdateMode::Synchronous { .. }) = (&outcome, self.update_mode) {
             let lost_client = format!("rank {} is lost: {problem}", link.peer);
@@ -144,7 +144,7 @@ impl<'a> ShardServer<'a> {
         let mut request = vec![0_u32; HEADER_WORDS + payload_words_max(len)];
         let mut reply = Vec::new();
         loop {
-            let received = match link.group.receive(&mut request, CLIENT_RANK, PARAMETER_SERVER_TAG) {
+            let received = match link.group.receive(&mut request, CLIENT_RANK_IN_PAIR, PARAMETER_SERVER_TAG) {
                 Ok(status) => status.count,
                 Err(error) => return LinkOutcome::Lost(describe_link_failure(&error)),
             };
@@ -155,7 +155,7 @@ impl<'a> ShardServer<'a> {
             if let Err(problem) = self.answer(client, header, payload, &mut reply) {
                 return end_link(link, &problem);
             }
-            if let Err(error) = link.group.send(&reply, CLIENT_RANK, PARAMETER_SERVER_TAG) {
+            if let Err(error) = link.group.send(&reply, CLIENT_RANK_IN_PAIR, PARAMETER_SERVER_TAG) {
                 return LinkOutcome::Lost(describe_link_failure(&error));
             }
             if header.kind == RequestKind::Close {
@@ -208,7 +208,7 @@ impl<'a> ShardServer<'a> {
                     reply.extend_from_slice(bytemuck::cast_slice(vector));
                 }
             }
-            RequestKind::Publication => match self.handler.publication() {
+            RequestKind::Publication => match self.handler.published_results() {
                 Some(words) => reply.extend_from_slice(&words),
                 None => status = ReplyStatus::Waiting,
             },
@@ -221,14 +221,14 @@ impl<'a> ShardServer<'a> {
         if let Some((why, message)) = refusal {
             status = ReplyStatus::Refused;
             reason[0] = why.to_code();
-            text_bytes = put_text(reply, &message);
+            text_bytes = set_reply_text(reply, &message);
         }
         let note = match (status, header.kind) {
             (ReplyStatus::Waiting | ReplyStatus::Refused, _) => reason,
             (_, RequestKind::Push | RequestKind::Await | RequestKind::PushRanges) => {
-                self.handler.answer(client, AnsweredRequest::Push, &header.note)
+                self.handler.note_of_reply(client, PushOrNote::Push, &header.note)
             }
-            (_, RequestKind::Note) => self.handler.answer(client, AnsweredRequest::Note, &header.note),
+            (_, RequestKind::Note) => self.handler.note_of_reply(client, PushOrNote::Note, &header.note),
             _ => StrategyNote::default(),
         };
         ReplyHeader { status, text_bytes, version, staleness, note }.encode(reply);
@@ -260,12 +260,12 @@ impl<'a> ShardServer<'a> {
             PushOutcome::Unwanted
         };
         self.handler.note_push_outcome(client, &header.note, outcome);
-        Ok(status_of_push(outcome))
+        Ok(status_and_staleness(outcome))
     }
 
     /// An asynchronous server applies the gradient. A synchronous server stores the gradient (if there is one) and
-    /// waits up to [`REPLY_DELAY_MAX`] until the step is complete. Returns the status of the reply and the staleness of the
-    /// gradient.
+    /// waits up to [`REPLY_DELAY_MAX`] until the step is complete. Returns the status of the reply and the staleness
+    /// of the gradient.
     fn push<'s>(
         &'s self,
         mut state: MutexGuard<'s, ServerState<'a>>,
@@ -284,7 +284,7 @@ impl<'a> ShardServer<'a> {
                     PushOutcome::Unwanted
                 };
                 self.handler.note_push_outcome(client, &header.note, outcome);
-                let (status, staleness) = status_of_push(outcome);
+                let (status, staleness) = status_and_staleness(outcome);
                 return Ok((state, status, staleness));
             }
             (UpdateMode::Asynchronous(_), None) => return Err("no push waits for a step".into()),
@@ -332,8 +332,8 @@ impl<'a> ShardServer<'a> {
 }
 
 impl ServerState<'_> {
-    /// If the server refuses a request of the kind `kind`, returns the reason. `status` is the status of the reply
-    /// without a refusal.
+    /// If the server refuses a request of the kind `kind`, returns the reason. `status` is the status that the reply
+    /// would otherwise have.
     fn refusal(&self, kind: RequestKind, status: ReplyStatus) -> Option<(RefusalReason, String)> {
         if kind == RequestKind::Close {
             return None;
@@ -379,15 +379,15 @@ fn end_link(link: &PairLink, problem: &str) -> LinkOutcome {
     LinkOutcome::Lost(problem)
 }
 
-/// Replaces the payload of a reply by a text, which is cut off after [`TEXT_WORDS_MAX`] words. Returns the length of the
-/// cut text in bytes.
-fn put_text(reply: &mut Vec<u32>, text: &str) -> u32 {
+/// Replaces the payload of a reply by a text, which is cut off after [`REFUSAL_TEXT_WORDS_MAX`] words. Returns the
+/// length of the cut text in bytes.
+fn set_reply_text(reply: &mut Vec<u32>, text: &str) -> u32 {
     reply.truncate(HEADER_WORDS);
-    reply.extend(encode_text(text, TEXT_WORDS_MAX));
-    text.len().min(4 * TEXT_WORDS_MAX) as u32
+    reply.extend(encode_text(text, REFUSAL_TEXT_WORDS_MAX));
+    text.len().min(4 * REFUSAL_TEXT_WORDS_MAX) as u32
 }
 
-fn status_of_push(outcome: PushOutcome) -> (ReplyStatus, u64) {
+fn status_and_staleness(outcome: PushOutcome) -> (ReplyStatus, u64) {
     match outcome {
         PushOutcome::Applied { staleness } => (ReplyStatus::Done, staleness),
         PushOutcome::Stale { staleness } => (ReplyStatus::Stale, staleness),

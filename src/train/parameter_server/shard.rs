@@ -5,18 +5,19 @@ use std::ops::Range;
 use crate::train::optimizer::Optimizer;
 
 /// Each staleness below this number is counted separately. This number and all larger numbers are counted together.
-const STALENESS_COUNTED_MAX: usize = 1023;
+const SEPARATE_STALENESS_COUNTS: usize = 1023;
 
 /// How a server treats gradients that were computed with old parameters.
 ///
-/// The staleness of a gradient is the number of updates of the shard between the pull of the parameters and the push of the
-/// gradient.
+/// The staleness of a gradient is the number of updates of the shard between the pull of the parameters and the push
+/// of the gradient.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct StalenessRule {
     /// The maximum staleness: the server drops gradients with a larger staleness.
     pub(crate) max: u64,
-    /// Whether the server divides the learning rate by the staleness of the gradient. Gradients with a staleness of 0 or 1
-    /// keep the full rate. Source: Zhang et al., "Staleness-aware async-SGD for distributed deep learning", IJCAI 2016.
+    /// Whether the server divides the learning rate by the staleness of the gradient. Gradients with a staleness of 0
+    /// or 1 keep the full rate. Source: Zhang et al., "Staleness-aware async-SGD for distributed deep learning",
+    /// IJCAI 2016.
     pub(crate) scales_rate: bool,
 }
 
@@ -44,7 +45,7 @@ pub enum PushOutcome {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct StalenessCounts {
     /// `accepted[s]` is the number of accepted gradients with a staleness of s. The count with index
-    /// [`STALENESS_COUNTED_MAX`] also includes all larger values.
+    /// [`SEPARATE_STALENESS_COUNTS`] also includes all larger values.
     pub(crate) accepted: Vec<u64>,
     /// The number of gradients that were dropped because of their staleness.
     pub(crate) dropped: u64,
@@ -56,7 +57,7 @@ pub(crate) struct StalenessCounts {
 
 impl StalenessCounts {
     fn count_accepted(&mut self, staleness: u64) {
-        let index = staleness.min(STALENESS_COUNTED_MAX as u64) as usize;
+        let index = staleness.min(SEPARATE_STALENESS_COUNTS as u64) as usize;
         if self.accepted.len() <= index {
             self.accepted.resize(index + 1, 0);
         }
@@ -97,12 +98,12 @@ impl<'a> Shard<'a> {
 
     /// Applies a gradient that was computed with version `pulled` of the parameters. May change `gradient`.
     pub(crate) fn push(&mut self, gradient: &mut [f32], pulled: u64, rule: StalenessRule) -> PushOutcome {
-        self.push_with(pulled, rule, |optimizer, parameters| optimizer.step(parameters, gradient))
+        self.push_update(pulled, rule, |optimizer, parameters| optimizer.step(parameters, gradient))
     }
 
     /// Updates only the parameters in `ranges`, and the optimizer state of these parameters. The ranges must be
-    /// ascending and must not overlap. `gradients` holds the gradients of all ranges, in the order of `ranges`. They
-    /// were computed with version `pulled` of the parameters.
+    /// ascending and must not overlap. `gradients` holds the gradients of all ranges, in the order of `ranges`,
+    /// computed with version `pulled` of the parameters.
     pub(crate) fn push_ranges(
         &mut self,
         ranges: &[Range<usize>],
@@ -110,7 +111,7 @@ impl<'a> Shard<'a> {
         pulled: u64,
         rule: StalenessRule,
     ) -> PushOutcome {
-        self.push_with(pulled, rule, |optimizer, parameters| {
+        self.push_update(pulled, rule, |optimizer, parameters| {
             optimizer.begin_step();
             let mut rest = gradients;
             for range in ranges {
@@ -122,7 +123,7 @@ impl<'a> Shard<'a> {
         })
     }
 
-    fn push_with(
+    fn push_update(
         &mut self,
         pulled: u64,
         rule: StalenessRule,
@@ -160,19 +161,19 @@ mod tests {
         )
     }
 
-    const LENIENT: StalenessRule = StalenessRule { max: u64::MAX, scales_rate: false };
+    const ANY_STALENESS: StalenessRule = StalenessRule { max: u64::MAX, scales_rate: false };
 
     #[test]
     fn the_rate_follows_the_number_of_updates_and_the_staleness() {
         let mut plain = shard(Rule::Sgd, &[8.0]);
         let mut aware = shard(Rule::Sgd, &[8.0]);
-        let scaling = StalenessRule { scales_rate: true, ..LENIENT };
+        let scaling = StalenessRule { scales_rate: true, ..ANY_STALENESS };
         // The learning rates of the four updates are 1, 1/2, 1/4 and 1/8. All gradients are for version 0, so their
         // staleness is 0, 1, 2 and 3.
         for (expected_plain, expected_aware) in
             [(7.0, 7.0), (6.5, 6.5), (6.25, 6.375), (6.125, 6.375 - 0.125 / 3.0)]
         {
-            plain.push(&mut [1.0], 0, LENIENT);
+            plain.push(&mut [1.0], 0, ANY_STALENESS);
             aware.push(&mut [1.0], 0, scaling);
             assert_eq!(plain.parameters, [expected_plain]);
             assert!((aware.parameters[0] - expected_aware).abs() < 1e-6, "{:?}", aware.parameters);
@@ -200,17 +201,17 @@ mod tests {
     #[test]
     fn a_push_of_ranges_equals_a_dense_push_with_zeros_elsewhere() {
         let (mut sparse, mut dense) = (shard(Rule::Sgd, &[1.0; 6]), shard(Rule::Sgd, &[1.0; 6]));
-        sparse.push_ranges(&[1..3, 5..6], &mut [0.1, 0.2, 0.3], 0, LENIENT);
-        dense.push(&mut [0.0, 0.1, 0.2, 0.0, 0.0, 0.3], 0, LENIENT);
+        sparse.push_ranges(&[1..3, 5..6], &mut [0.1, 0.2, 0.3], 0, ANY_STALENESS);
+        dense.push(&mut [0.0, 0.1, 0.2, 0.0, 0.0, 0.3], 0, ANY_STALENESS);
         assert_eq!(sparse.parameters, dense.parameters);
     }
 
     #[test]
     fn all_very_large_values_of_staleness_have_one_common_count() {
         let mut counts = StalenessCounts::default();
-        counts.count_accepted(STALENESS_COUNTED_MAX as u64);
+        counts.count_accepted(SEPARATE_STALENESS_COUNTS as u64);
         counts.count_accepted(u64::MAX / 2);
-        assert_eq!(counts.accepted.len(), STALENESS_COUNTED_MAX + 1);
-        assert_eq!((counts.accepted[STALENESS_COUNTED_MAX], counts.max), (2, u64::MAX / 2));
+        assert_eq!(counts.accepted.len(), SEPARATE_STALENESS_COUNTS + 1);
+        assert_eq!((counts.accepted[SEPARATE_STALENESS_COUNTS], counts.max), (2, u64::MAX / 2));
     }
 }

@@ -26,8 +26,8 @@ const LOGARITHMIC_VALUE_RATIO_MIN: f64 = 30.0;
 const TICK_COUNT: f64 = 7.0;
 
 impl Axis {
-    /// Returns an axis for finite values. The margin of a linear axis does not extend beyond `limit`.
-    pub(super) fn for_values(values: impl Iterator<Item = f64>, limit: f64) -> Self {
+    /// Returns an axis for finite values. The margin of a linear axis does not extend beyond `margin_limit`.
+    pub(super) fn for_values(values: impl Iterator<Item = f64>, margin_limit: f64) -> Self {
         let (low, high) = values
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
         if low > 0.0 && high / low > LOGARITHMIC_VALUE_RATIO_MIN {
@@ -39,7 +39,7 @@ impl Axis {
             0.0 => low.abs() * 0.1,
             margin => margin,
         };
-        Self::linear(low - margin, (high + margin).min(limit.max(high)), 0.0)
+        Self::linear(low - margin, (high + margin).min(margin_limit.max(high)), 0.0)
     }
 
     /// Returns a linear axis whose ticks are whole numbers.

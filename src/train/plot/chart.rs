@@ -10,10 +10,10 @@ const RIGHT_MARGIN: f64 = 20.0;
 const TOP_MARGIN: f64 = 62.0;
 const BOTTOM_MARGIN: f64 = 50.0;
 
-/// The maximum number of points that are drawn for a curve. Longer curves lose some points.
-const POINTS_MAX: usize = 1000;
+/// The maximum number of points that are drawn for a curve. Some points of longer curves are left out.
+const CURVE_POINTS_MAX: usize = 1000;
 /// If a curve has at most this many points, a dot marks each point.
-const DOTS_MAX: usize = 30;
+const POINTS_WITH_DOTS_MAX: usize = 30;
 
 /// A line chart over the epochs of a run.
 pub(super) struct Chart {
@@ -108,7 +108,7 @@ impl Curve {
             let across = plot.left + plot.width * x.position(epoch as f64);
             let down = plot.top + plot.height * (1.0 - y.position(value));
             let _ = write!(positions, "{across:.1},{down:.1} ");
-            if self.points.len() <= DOTS_MAX {
+            if self.points.len() <= POINTS_WITH_DOTS_MAX {
                 let _ = write!(
                     dots,
                     "<circle cx=\"{across:.1}\" cy=\"{down:.1}\" r=\"3\" fill=\"{}\"/>",
@@ -167,14 +167,14 @@ pub(super) fn write_text(svg: &mut String, (x, y): (f64, f64), attributes: &str,
     let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" {attributes}>{text}</text>");
 }
 
-/// Returns at most [`POINTS_MAX`] of the points. Divides longer curves into ranges of equal length, and keeps the
-/// lowest and the highest point of each range, so that peaks remain visible.
+/// Returns at most [`CURVE_POINTS_MAX`] of the points. Divides longer curves into ranges of equal length, and keeps
+/// the lowest and the highest point of each range, so that peaks remain visible.
 fn thin_out(points: &[(u64, f64)]) -> Vec<(u64, f64)> {
-    if points.len() <= POINTS_MAX {
+    if points.len() <= CURVE_POINTS_MAX {
         return points.to_vec();
     }
-    let mut kept = Vec::with_capacity(POINTS_MAX);
-    for range in points.chunks(points.len().div_ceil(POINTS_MAX / 2)) {
+    let mut kept = Vec::with_capacity(CURVE_POINTS_MAX);
+    for range in points.chunks(points.len().div_ceil(CURVE_POINTS_MAX / 2)) {
         let compare = |a: &&(u64, f64), b: &&(u64, f64)| a.1.total_cmp(&b.1);
         let mut pair: Vec<_> =
             range.iter().min_by(compare).into_iter().chain(range.iter().max_by(compare)).collect();
@@ -194,7 +194,9 @@ mod tests {
         let mut points: Vec<(u64, f64)> = (0..100_000).map(|epoch| (epoch, 1.0)).collect();
         (points[77_777].1, points[12].1) = (9.0, -3.0);
         let kept = thin_out(&points);
-        assert!(kept.len() <= POINTS_MAX && kept.contains(&(77_777, 9.0)) && kept.contains(&(12, -3.0)));
+        assert!(
+            kept.len() <= CURVE_POINTS_MAX && kept.contains(&(77_777, 9.0)) && kept.contains(&(12, -3.0))
+        );
         assert!(kept.is_sorted_by_key(|(epoch, _)| *epoch));
         assert_eq!(thin_out(&points[..50]), points[..50]);
     }

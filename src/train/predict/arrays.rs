@@ -50,7 +50,10 @@ fn check_image_shape(
 
 /// Returns an error if the model needs a table, because a column holds texts, is shifted, or has an input for missing
 /// values.
-pub(super) fn check_table_not_needed(name: &str, description: &ModelDescription) -> Result<(), DataError> {
+pub(super) fn check_model_needs_no_table(
+    name: &str,
+    description: &ModelDescription,
+) -> Result<(), DataError> {
     let is_input =
         |column: &ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { indicator: false, .. });
     match description.columns.iter().find(|column| !is_input(column)) {
@@ -69,7 +72,7 @@ fn encode_row(
     cells: &ArrayView1<'_, f32>,
     mut inputs: ArrayViewMut1<'_, f32>,
 ) {
-    encoding.expand(cells, inputs.view_mut());
+    encoding.write_inputs(cells, inputs.view_mut());
     if let Some(divisor) = divisor {
         inputs.mapv_inplace(|value| value / divisor);
     }
@@ -173,7 +176,7 @@ impl RowReader for NpyRows {
             }
             let columns = self.encoding.columns.iter();
             let cells: Array1<f32> =
-                columns.zip(values.row(index)).map(|(column, &value)| column.number_cell(value)).collect();
+                columns.zip(values.row(index)).map(|(column, &value)| column.cell_of_number(value)).collect();
             encode_row(&self.encoding, self.pixel_divisor, &cells.view(), inputs.row_mut(index));
             if let Some((path, targets, parser)) = &self.truths {
                 let truth = parser.convert_number(targets[row]);
@@ -218,7 +221,7 @@ impl DatasetRows {
         let samples = if matches!(source, DataSource::Idx(_)) { dataset.test } else { dataset.train };
         check_image_shape(&dataset.name, dataset.image, description)?;
         check_number_columns(&dataset.name, samples.features.columns(), description)?;
-        check_table_not_needed(&dataset.name, description)?;
+        check_model_needs_no_table(&dataset.name, description)?;
         Ok(Self {
             name: dataset.name,
             samples,
@@ -239,7 +242,7 @@ impl RowReader for DatasetRows {
     ) -> Result<usize, DataError> {
         let count = inputs.nrows().min(self.samples.len() - self.position);
         let rows = self.position..self.position + count;
-        self.samples.features.gather(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
+        self.samples.features.write_rows(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
         // `gather` has already divided the values of `Features::Pixels`.
         if let (Some(divisor), Features::Numbers(_)) = (self.pixel_divisor, &self.samples.features) {
             inputs.mapv_inplace(|value| value / divisor);

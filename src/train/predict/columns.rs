@@ -37,11 +37,11 @@ pub(super) fn find_columns(
     if available.len() == description.columns.len() {
         return Ok(available);
     }
-    Err(describe_positions(description, header.len()))
+    Err(wrong_column_count_error(description, header.len()))
 }
 
 /// Returns the error for a table with `found` columns if the columns must be found by position.
-fn describe_positions(description: &ModelDescription, found: usize) -> String {
+fn wrong_column_count_error(description: &ModelDescription, found: usize) -> String {
     let count = description.columns.len();
     let names = join_first_names(description.columns.iter().map(|column| column.name.as_str()), count);
     let whole = match &description.layout {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::input::{InputOptions, TargetColumn, open_new_data};
+use super::input::{InputOptions, TargetColumn, open_prediction_input};
 use super::{PredictError, Truth, for_each_row};
 use crate::train::data::DataError;
 use crate::train::model_file::{Prediction, SavedModel};
@@ -101,7 +101,7 @@ pub fn evaluate(
         TargetColumn::Unread => TargetColumn::SameName,
         given => given.clone(),
     };
-    let mut reader = open_new_data(&InputOptions { target, ..input.clone() }, model.description())?;
+    let mut reader = open_prediction_input(&InputOptions { target, ..input.clone() }, model.description())?;
     let classes = model.description().classes.clone();
     let mut sums = EvaluationSums::new(&classes, top_k);
     let rows = for_each_row(model, &mut *reader, |prediction, truth| {
@@ -263,11 +263,11 @@ impl ClassificationSums {
     }
 }
 
-fn class_reports(pairs: &BTreeMap<(usize, usize), u64>, names: &[String]) -> Vec<ClassReport> {
+fn class_reports(pair_counts: &BTreeMap<(usize, usize), u64>, names: &[String]) -> Vec<ClassReport> {
     let mut right = vec![0_u64; names.len()];
     let mut support = vec![0_u64; names.len()];
     let mut predicted = vec![0_u64; names.len()];
-    for (&(class, prediction), &count) in pairs {
+    for (&(class, prediction), &count) in pair_counts {
         support[class] += count;
         predicted[prediction] += count;
         if class == prediction {
@@ -285,7 +285,7 @@ fn class_reports(pairs: &BTreeMap<(usize, usize), u64>, names: &[String]) -> Vec
     names.iter().enumerate().map(report).collect()
 }
 
-/// Returns the area under the ROC curve. It equals the probability that a random row of the positive class has a
+/// Returns the area under the ROC curve, which is the probability that a random row of the positive class has a
 /// higher score than a random row of the other class (Mann-Whitney statistic). Equal scores count as one half.
 fn area_under_curve(mut scores: Vec<(f64, bool)>) -> Option<f64> {
     scores.sort_by(|a, b| a.0.total_cmp(&b.0));

@@ -13,7 +13,7 @@ use crate::train::model_file::ModelDescription;
 
 /// New data, as `--data` of `ringtrain predict` names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum NewData {
+pub enum PredictionInput {
     /// One or more files of a table.
     Table(Vec<PathBuf>),
     /// A table on standard input.
@@ -28,7 +28,7 @@ pub enum NewData {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InputOptions {
     /// The data.
-    pub data: NewData,
+    pub data: PredictionInput,
     /// Whether the first row of a table holds the names of the columns.
     pub header: HeaderRow,
     /// The character between the cells of a table. If `None`, the separator is detected from the first rows.
@@ -48,7 +48,7 @@ pub enum TargetColumn {
     Named(String),
 }
 
-impl NewData {
+impl PredictionInput {
     /// Parses the values of `--data`. Accepts the values of [`DataSource::from_values`], `-` (standard input), and a
     /// `.npy` file without targets.
     ///
@@ -104,23 +104,23 @@ pub(super) trait RowReader {
 /// # Errors
 ///
 /// If the data cannot be read, or if it does not have the columns that the model needs.
-pub(super) fn open_new_data(
+pub(super) fn open_prediction_input(
     options: &InputOptions,
     description: &ModelDescription,
 ) -> Result<Box<dyn RowReader>, DataError> {
     let needs_target = options.target != TargetColumn::Unread;
     Ok(match &options.data {
-        NewData::Table(paths) => Box::new(TableRows::open(paths, options, description)?),
-        NewData::StandardInput => Box::new(TableRows::open_standard_input(options, description)?),
-        NewData::Npy(features, None) if needs_target => {
+        PredictionInput::Table(paths) => Box::new(TableRows::open(paths, options, description)?),
+        PredictionInput::StandardInput => Box::new(TableRows::open_standard_input(options, description)?),
+        PredictionInput::Npy(features, None) if needs_target => {
             let problem = "has no targets; pass a pair: --data FEATURES.npy,TARGETS.npy";
             return Err(DataError::malformed(features, problem));
         }
-        NewData::Npy(features, targets) => {
+        PredictionInput::Npy(features, targets) => {
             let targets = targets.as_deref().filter(|_| needs_target);
             Box::new(NpyRows::open(features, targets, description)?)
         }
-        NewData::Source(source) => {
+        PredictionInput::Source(source) => {
             match source.load_rows(WantedImages { inputs: description.inputs(), shape: description.image }) {
                 Some(loaded) => {
                     Box::new(RowsInMemory::new(&source.to_string(), loaded?, needs_target, description)?)

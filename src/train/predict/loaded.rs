@@ -1,8 +1,8 @@
-//! Reads rows of new data from memory, after the whole data was loaded.
+//! Reads the rows of new data that is completely in memory.
 
 use ndarray::{ArrayViewMut2, s};
 
-use super::arrays::{check_number_columns, check_table_not_needed};
+use super::arrays::{check_model_needs_no_table, check_number_columns};
 use super::input::RowReader;
 use super::truth::{Truth, TruthParser};
 use crate::train::data::{Column, DataError, Features, LoadedRows};
@@ -37,7 +37,7 @@ impl RowsInMemory {
             )));
         }
         check_number_columns(name, features.columns(), description)?;
-        check_table_not_needed(name, description)?;
+        check_model_needs_no_table(name, description)?;
         Ok(Self {
             loaded,
             pixel_divisor: description.pixel_divisor,
@@ -57,7 +57,7 @@ impl RowReader for RowsInMemory {
         let LoadedRows { table, places, .. } = &self.loaded;
         let count = inputs.nrows().min(table.features.rows() - self.position);
         let rows = self.position..self.position + count;
-        table.features.gather(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
+        table.features.write_rows(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
         let is_divided = matches!(table.features, Features::Pixels { .. });
         if let Some(divisor) = self.pixel_divisor.filter(|_| !is_divided) {
             inputs.mapv_inplace(|value| value / divisor);

@@ -14,7 +14,7 @@ use super::data::DataError;
 use super::model_file::{Prediction, SavedModel};
 
 pub use evaluation::{ClassReport, Evaluation, TopK, evaluate};
-pub use input::{InputOptions, NewData, TargetColumn};
+pub use input::{InputOptions, PredictionInput, TargetColumn};
 pub use output::{OutputError, PredictError, PredictionOutput, predict};
 pub(crate) use truth::Truth;
 

@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Seek as _, SeekFrom, Write};
 use std::path::PathBuf;
 
 use super::for_each_row;
-use super::input::{InputOptions, TargetColumn, open_new_data};
+use super::input::{InputOptions, TargetColumn, open_prediction_input};
 use crate::train::atomic_file::ReplacementFile;
 use crate::train::data::DataError;
 use crate::train::model_file::{ModelDescription, Prediction, SavedModel};
@@ -25,7 +25,7 @@ pub enum PredictionOutput {
     Npy(PathBuf),
 }
 
-/// An error of the operating system while predictions are written.
+/// The reason why predictions cannot be written.
 #[derive(thiserror::Error)]
 #[error("cannot write the predictions to {target}: {source}")]
 pub struct OutputError {
@@ -77,7 +77,7 @@ pub fn predict(
     output: &PredictionOutput,
 ) -> Result<u64, PredictError> {
     let input = InputOptions { target: TargetColumn::Unread, ..input.clone() };
-    let mut reader = open_new_data(&input, model.description())?;
+    let mut reader = open_prediction_input(&input, model.description())?;
     let target = output.name();
     let fail = |source| PredictError::Output(OutputError { target: target.clone(), source });
     let mut writer = PredictionWriter::create(output, model.description()).map_err(fail)?;

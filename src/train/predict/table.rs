@@ -105,7 +105,7 @@ impl TableRows {
 
     /// Reads the next row. After the last row of a file, opens the next file. Returns `false` at the end of the last
     /// file.
-    fn advance(&mut self) -> Result<bool, DataError> {
+    fn move_to_next_row(&mut self) -> Result<bool, DataError> {
         loop {
             if std::mem::take(&mut self.has_pending_row) || self.records.advance()? {
                 return Ok(true);
@@ -152,12 +152,12 @@ impl TableRows {
             (ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. }, true) => Ok(f32::NAN),
             (ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. }, false) => {
                 let number = parse_number(cell).map_err(|why| self.cell_error(index, &why))?;
-                Ok(encoding.number_cell(number))
+                Ok(encoding.cell_of_number(number))
             }
-            (_, true) => Ok(encoding.text_cell("")),
+            (_, true) => Ok(encoding.cell_of_text("")),
             (_, false) => {
                 let text = std::str::from_utf8(cell);
-                Ok(encoding.text_cell(text.map_err(|_| self.cell_error(index, "the text is not UTF-8"))?))
+                Ok(encoding.cell_of_text(text.map_err(|_| self.cell_error(index, "the text is not UTF-8"))?))
             }
         }
     }
@@ -182,7 +182,7 @@ impl TableRows {
         for column in 0..self.cells.len() {
             self.cells[column] = self.cell(column)?;
         }
-        self.encoding.expand(&self.cells.view(), inputs.view_mut());
+        self.encoding.write_inputs(&self.cells.view(), inputs.view_mut());
         if let Some(divisor) = self.pixel_divisor {
             inputs.mapv_inplace(|value| value / divisor);
         }
@@ -197,7 +197,7 @@ impl RowReader for TableRows {
         truths: &mut Vec<Truth>,
     ) -> Result<usize, DataError> {
         self.places.clear();
-        while self.places.len() < inputs.nrows() && self.advance()? {
+        while self.places.len() < inputs.nrows() && self.move_to_next_row()? {
             if self.read_row(inputs.row_mut(self.places.len()), truths)? {
                 self.places.push((self.file, self.records.line()));
             }

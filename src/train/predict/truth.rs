@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::train::data::{CLASS_NUMBER_END, Task, parse_number};
+use crate::train::data::{CLASS_NUMBER_LIMIT, Task, parse_number};
 use crate::train::model_file::ModelDescription;
 
 /// The target of a row.
@@ -57,7 +57,7 @@ impl TruthParser {
     /// Finds a class by its name. If the classes are integers, `3.0` and `03` are names of the class `3`.
     fn find_class(&self, name: &str) -> Result<Truth, String> {
         let integer = || {
-            let is_integer = |value: &f64| value.fract() == 0.0 && value.abs() < CLASS_NUMBER_END;
+            let is_integer = |value: &f64| value.fract() == 0.0 && value.abs() < CLASS_NUMBER_LIMIT;
             let value = name.parse::<f64>().ok().filter(is_integer)?;
             self.classes.get(&((value + 0.0) as i64).to_string())
         };

@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 use super::note::{WorkReply, WorkRequest};
 use crate::train::batch_queue::{Assignment, BatchQueue};
 use crate::train::checkpoint::Position;
-use crate::train::parameter_server::{
-    AnsweredRequest, LinkOutcome, PushOutcome, RequestHandler, StrategyNote,
-};
+use crate::train::parameter_server::{LinkOutcome, PushOrNote, PushOutcome, RequestHandler, StrategyNote};
 use crate::types::Rank;
 
 /// A request of an idle worker waits at most this long for a free batch.
@@ -20,7 +18,7 @@ pub(super) struct BatchCoordinator {
     state: Mutex<RunState>,
     /// Notified after each change of `state`.
     changed: Condvar,
-    /// The ranks of the clients, in the order of their numbers. The first clients are the other servers.
+    /// `clients[i]` is the rank of client i. The first clients are the other servers.
     clients: Vec<Rank>,
     /// The number of clients that are servers.
     other_servers: usize,
@@ -40,7 +38,8 @@ struct RunState {
     outcomes: Vec<Option<LinkOutcome>>,
     /// What all workers do next, in a synchronous run.
     next: Assignment,
-    /// A synchronous run pauses when this number of batches is done. All servers then have the same version.
+    /// A synchronous run pauses when this number of batches is done. In the pause, the first server copies the
+    /// parameters of the same step from all servers.
     pause_at: u64,
     /// `is_quiet[worker]` is true if the worker has no push in progress and waits for a reply.
     is_quiet: Vec<bool>,
@@ -52,7 +51,7 @@ struct RunState {
     failure: Option<RunFailure>,
     /// Whether the first server has taken its last snapshot. After this, the loss of a client is not an error.
     needs_no_client: bool,
-    publication: Option<Vec<u32>>,
+    results: Option<Vec<u32>>,
 }
 
 /// Why a run failed.
@@ -105,7 +104,7 @@ impl BatchCoordinator {
         let first = position.epoch * batches_per_epoch + position.step;
         let end = epochs.saturating_mul(batches_per_epoch);
         let mut queue = BatchQueue::new(first, end.max(first), workers, done_ahead.iter().copied());
-        let next = if is_synchronous { queue.take(0, false) } else { Assignment::Wait };
+        let next = if is_synchronous { queue.assign_batch(0, false) } else { Assignment::Wait };
         let state = RunState {
             queue,
             losses: BTreeMap::from([(position.epoch, (position.loss_sum, position.samples))]),
@@ -119,7 +118,7 @@ impl BatchCoordinator {
             last_loss: 0.0,
             failure: None,
             needs_no_client: false,
-            publication: None,
+            results: None,
         };
         Self {
             state: Mutex::new(state),
@@ -136,7 +135,7 @@ impl BatchCoordinator {
     }
 
     /// Stops the run: workers get no more batches.
-    pub(super) fn stop(&self) {
+    pub(super) fn stop_run(&self) {
         let mut state = self.lock();
         state.queue.stop();
         if state.next == Assignment::Wait {
@@ -148,13 +147,13 @@ impl BatchCoordinator {
 
     /// Stores the results of the run, which the clients then fetch.
     pub(super) fn publish_results(&self, words: Vec<u32>) {
-        self.lock().publication = Some(words);
+        self.lock().results = Some(words);
         self.changed.notify_all();
     }
 
     /// Returns the progress of the run.
     pub(super) fn progress(&self) -> TrainingProgress {
-        self.progress_in(&self.lock())
+        self.progress_of_state(&self.lock())
     }
 
     /// Waits until the number of applied gradients differs from `updates`, the run has ended, or `timeout` has
@@ -165,17 +164,17 @@ impl BatchCoordinator {
             applied == updates && !state.queue.is_finished() && state.failure.is_none()
         };
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_unchanged);
-        self.progress_in(&waited.unwrap_or_else(PoisonError::into_inner).0)
+        self.progress_of_state(&waited.unwrap_or_else(PoisonError::into_inner).0)
     }
 
-    fn progress_in(&self, state: &RunState) -> TrainingProgress {
+    fn progress_of_state(&self, state: &RunState) -> TrainingProgress {
         let workers = state.outcomes.iter().zip(&self.clients).skip(self.other_servers);
         let lost = workers.filter_map(|(outcome, &rank)| match outcome {
             Some(LinkOutcome::Lost(problem)) => Some((rank, problem.clone())),
             _ => None,
         });
         TrainingProgress {
-            batches: state.queue.done_before(),
+            batches: state.queue.first_not_done(),
             updates: state.updates.iter().sum(),
             last_loss: state.last_loss,
             is_finished: state.queue.is_finished(),
@@ -185,11 +184,11 @@ impl BatchCoordinator {
     }
 
     /// Continues a paused synchronous run. The run pauses again when `batches` batches are done.
-    pub(super) fn continue_until(&self, batches: u64) {
+    pub(super) fn continue_until_done(&self, batches: u64) {
         let mut state = self.lock();
         state.pause_at = batches;
         if self.is_synchronous && state.next == Assignment::Wait {
-            state.next = state.queue.take(0, false);
+            state.next = state.queue.assign_batch(0, false);
             state.is_quiet.fill(false);
         }
         self.changed.notify_all();
@@ -199,7 +198,7 @@ impl BatchCoordinator {
     /// done at the pause.
     pub(super) fn pause_after_this_batch(&self) -> u64 {
         let mut state = self.lock();
-        state.pause_at = state.pause_at.min(state.queue.done_before() + 1);
+        state.pause_at = state.pause_at.min(state.queue.first_not_done() + 1);
         state.pause_at
     }
 
@@ -224,9 +223,9 @@ impl BatchCoordinator {
 
     /// Returns the position of the run, and the batches after this position that are done. Lock the shard first, so
     /// that the parameters do not change until you have copied them.
-    pub(super) fn position(&self, steps_total: u64) -> (Position, Vec<u64>) {
+    pub(super) fn position_and_done_batches(&self, steps_total: u64) -> (Position, Vec<u64>) {
         let state = self.lock();
-        let batches = state.queue.done_before();
+        let batches = state.queue.first_not_done();
         let (epoch, step) = (batches / self.batches_per_epoch, batches % self.batches_per_epoch);
         let (loss_sum, samples) = state.losses.get(&epoch).copied().unwrap_or_default();
         let position = Position { epoch, step, steps_total, momentum_start: 0, loss_sum, samples };
@@ -267,7 +266,7 @@ impl BatchCoordinator {
     }
 
     /// Returns what a worker does next. If no batch is free, an idle worker waits up to [`BATCH_REPLY_DELAY_MAX`].
-    fn assign(&self, worker: usize, is_idle: bool) -> Assignment {
+    fn assign_batch(&self, worker: usize, is_idle: bool) -> Assignment {
         let until = Instant::now() + BATCH_REPLY_DELAY_MAX;
         let mut state = self.lock();
         if self.is_synchronous {
@@ -282,9 +281,9 @@ impl BatchCoordinator {
         }
         loop {
             let timeout = until.saturating_duration_since(Instant::now());
-            let assignment = state.queue.take(worker, is_idle && timeout.is_zero());
+            let assignment = state.queue.assign_batch(worker, is_idle && timeout.is_zero());
             if assignment != Assignment::Wait || !is_idle || timeout.is_zero() {
-                // This worker may have given a batch back, for which another worker waits.
+                // This worker may have given back a batch, which another worker can now take.
                 self.changed.notify_all();
                 return assignment;
             }
@@ -292,11 +291,12 @@ impl BatchCoordinator {
         }
     }
 
-    /// Waits at most [`BATCH_REPLY_DELAY_MAX`] for the results of the run. Returns their length in words.
-    fn await_publication(&self) -> Option<usize> {
-        let is_missing = |state: &mut RunState| state.publication.is_none();
+    /// Waits at most [`BATCH_REPLY_DELAY_MAX`] for the results of the run, and returns the length of the results in
+    /// words.
+    fn wait_for_results_length(&self) -> Option<usize> {
+        let is_missing = |state: &mut RunState| state.results.is_none();
         let waited = self.changed.wait_timeout_while(self.lock(), BATCH_REPLY_DELAY_MAX, is_missing);
-        waited.unwrap_or_else(PoisonError::into_inner).0.publication.as_ref().map(Vec::len)
+        waited.unwrap_or_else(PoisonError::into_inner).0.results.as_ref().map(Vec::len)
     }
 
     fn fail(&self, state: &mut RunState, failure: RunFailure) {
@@ -339,25 +339,26 @@ impl RequestHandler for BatchCoordinator {
             // only.
             state.applied_in_step = 0;
             state.queue.complete(0);
-            let pauses = state.queue.done_before() == state.pause_at && !state.queue.is_finished();
-            state.next = if pauses { Assignment::Wait } else { state.queue.take(0, false) };
+            let pauses = state.queue.first_not_done() == state.pause_at && !state.queue.is_finished();
+            state.next = if pauses { Assignment::Wait } else { state.queue.assign_batch(0, false) };
         }
         self.changed.notify_all();
     }
 
-    fn answer(&self, client: usize, kind: AnsweredRequest, note: &StrategyNote) -> StrategyNote {
+    fn note_of_reply(&self, client: usize, kind: PushOrNote, note: &StrategyNote) -> StrategyNote {
         let request = WorkRequest::decode(note);
         let worker = self.worker_index(client);
         if request.is_stopping {
-            self.stop();
+            self.stop_run();
         }
         if let (Some(worker), true) = (worker, request.awaits_end) {
             self.lock().is_quiet[worker] = true;
             self.changed.notify_all();
         }
         let Some(worker) = worker.filter(|_| !request.awaits_end) else {
-            let reply =
-                self.await_publication().map_or(WorkReply::Work(Assignment::Wait), WorkReply::Published);
+            let reply = self
+                .wait_for_results_length()
+                .map_or(WorkReply::Work(Assignment::Wait), WorkReply::Published);
             return reply.encode();
         };
         if request.has_diverged {
@@ -368,11 +369,11 @@ impl RequestHandler for BatchCoordinator {
             };
             self.fail(&mut self.lock(), failure);
         }
-        WorkReply::Work(self.assign(worker, kind == AnsweredRequest::Note)).encode()
+        WorkReply::Work(self.assign_batch(worker, kind == PushOrNote::Note)).encode()
     }
 
-    fn publication(&self) -> Option<Vec<u32>> {
-        self.lock().publication.clone()
+    fn published_results(&self) -> Option<Vec<u32>> {
+        self.lock().results.clone()
     }
 
     fn note_link_end(&self, client: usize, outcome: &LinkOutcome) {

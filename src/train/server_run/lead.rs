@@ -9,7 +9,7 @@ use super::coordinator::{BatchCoordinator, RunFailure, RunStart, TrainingProgres
 use super::{RunContext, create_shard, refusal_reason};
 use crate::group::{Group, Statistics};
 use crate::train::TrainError;
-use crate::train::checkpoint::{Checkpoint, TrainingState};
+use crate::train::checkpoint::{CheckpointSettings, TrainingState};
 use crate::train::parameter_server::{
     Links, PairLink, ParameterServerError, ServerClient, ShardServer, StalenessCounts,
 };
@@ -73,19 +73,19 @@ pub(super) fn run_first_server(
                 leader.others.close();
             }
             Err(error) => {
-                server.fail(refusal_reason(error), &error.to_string());
+                server.refuse_further_requests(refusal_reason(error), &error.to_string());
                 leader.others.abort(&error.to_string());
             }
         }
-        for client in coordinator.wait_for_link_ends(context.timeout_after(&result)) {
+        for client in coordinator.wait_for_link_ends(context.link_end_timeout(&result)) {
             let link = &client_links[client];
             observer.warning(&format!("rank {} did not end its part of the run", link.peer));
             link.group.abort("the run has ended");
         }
         result.map(|(_, summary)| summary)
     });
-    // Each close waits for the rank at the other end. To avoid a deadlock, all ranks close their links in the order
-    // of the servers.
+    // Each close waits for the rank at the other end. To avoid a deadlock, every rank first closes its links with the
+    // first server, then those with the second, and so on.
     drop(client_links);
     drop(leader);
     result
@@ -114,14 +114,14 @@ impl Leader<'_, '_> {
     fn train(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let epochs = self.context.setup.settings.epochs;
         let mut solo = Group::solo();
-        // If a signal stopped the run during the evaluation, the checkpoint has no validation loss.
+        // If a signal ended the earlier run during an evaluation, its checkpoint has no validation loss.
         self.trainer.validate(&mut solo)?;
         loop {
             let epoch = self.trainer.state.position.epoch;
             if epoch >= epochs || self.trainer.is_out_of_patience() {
                 break;
             }
-            let per_record = self.context.setup.settings.epochs_per_record;
+            let per_record = self.context.setup.settings.epochs_between_records;
             let last = (epoch + 1).next_multiple_of(per_record).min(epochs);
             self.wait_for_epochs(last, observer)?;
             let is_complete = self.trainer.state.position.epoch >= last;
@@ -135,20 +135,15 @@ impl Leader<'_, '_> {
                 _ => position.epoch,
             };
             let loss = self.coordinator.epoch_loss(loss_epoch);
-            self.trainer.record_steps_of_others(
-                &mut solo,
-                (loss, samples, seconds),
-                is_complete,
-                observer,
-            )?;
+            self.trainer.record_worker_steps(&mut solo, (loss, samples, seconds), is_complete, observer)?;
             if !is_complete {
                 self.trainer.stopped = true;
                 break;
             }
         }
-        self.coordinator.stop();
+        self.coordinator.stop_run();
         self.coordinator.allow_lost_clients();
-        self.trainer.finish_steps_of_others(&mut solo, observer)
+        self.trainer.restore_and_save_best_parameters(&mut solo, observer)
     }
 
     /// Waits until all batches of the first `last` epochs are done, or until the run stops. Then takes a snapshot of
@@ -158,10 +153,10 @@ impl Leader<'_, '_> {
         let end = last.saturating_mul(self.batches_per_epoch);
         let position = self.trainer.state.position;
         let first = position.epoch * self.batches_per_epoch + position.step;
-        let per_record = self.context.setup.settings.epochs_per_record;
+        let per_record = self.context.setup.settings.epochs_between_records;
         let begin = (last - 1) / per_record * per_record * self.batches_per_epoch;
         observer.epoch_started(last, epochs, first - begin.min(first), end - begin);
-        self.coordinator.continue_until(end);
+        self.coordinator.continue_until_done(end);
         let (mut batches, mut updates) = (first, u64::MAX);
         let steps_before = position.steps_total;
         let mut pause = None;
@@ -177,16 +172,16 @@ impl Leader<'_, '_> {
             }
             batches = batches.max(progress.batches);
             if self.context.stop.load(Ordering::Relaxed) {
-                self.coordinator.stop();
+                self.coordinator.stop_run();
             }
             if batches >= end || progress.is_finished {
                 self.wait_until_no_push(progress.is_finished)?;
                 return self.take_snapshot();
             }
-            if self.context.config.checkpoint.as_ref().is_some_and(Checkpoint::is_periodic)
+            if self.context.config.checkpoint.as_ref().is_some_and(CheckpointSettings::is_periodic)
                 && self.save_if_due(progress.batches, &mut pause, observer)?
             {
-                self.coordinator.continue_until(end);
+                self.coordinator.continue_until_done(end);
             }
         }
     }
@@ -240,7 +235,7 @@ impl Leader<'_, '_> {
         let until = Instant::now() + self.context.timeout;
         while let Some(worker) = self.coordinator.wait_until_no_push(STOP_CHECK_INTERVAL) {
             if self.context.stop.load(Ordering::Relaxed) {
-                self.coordinator.stop();
+                self.coordinator.stop_run();
             }
             if Instant::now() > until {
                 let problem = "it did not answer before the deadline (--timeout)".into();
@@ -299,7 +294,8 @@ impl Leader<'_, '_> {
                 vector[shard.range.clone()].copy_from_slice(part);
             }
             optimizer.steps = shard.version();
-            (trainer.state.position, trainer.state.done_ahead) = coordinator.position(shard.version());
+            (trainer.state.position, trainer.state.done_ahead) =
+                coordinator.position_and_done_batches(shard.version());
             self.counts = (coordinator.updates_by_worker(), shard.staleness.clone());
         });
         let (parameters, optimizer) = self.trainer.parameters_and_optimizer();

@@ -9,8 +9,8 @@
 //! **`ps-async`**: each worker computes the gradient of a whole batch with the parameters that it pulled last, and
 //! the server applies this gradient as soon as it arrives: `p_(t+1) = p_t - update(g(p_(t-s)))`, where s is the
 //! staleness. Source: Dean et al., "Large scale distributed deep networks", NIPS 2012. The bound of s follows Ho et
-//! al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013. Unlike there,
-//! no worker waits: the server drops a gradient beyond the bound.
+//! al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013. The method of
+//! Ho et al. makes fast workers wait; here, no worker waits, and the server drops gradients beyond the bound.
 
 mod coordinator;
 mod lead;
@@ -63,7 +63,7 @@ impl RunContext<'_> {
 
     /// Returns how long a server waits until its clients have closed their links. The time is shorter if the run
     /// failed.
-    fn timeout_after<T, E>(&self, result: &Result<T, E>) -> Duration {
+    fn link_end_timeout<T, E>(&self, result: &Result<T, E>) -> Duration {
         if result.is_ok() { self.timeout } else { self.timeout.min(FAILURE_NOTICE_TIMEOUT) }
     }
 }
@@ -112,7 +112,7 @@ pub(super) fn train_with_servers(
     if rank == Rank::ZERO {
         lead::run_first_server(&context, links, state, observer)
     } else if context.layout.is_server(rank) {
-        run_other_server(&context, rank, links, state)
+        run_non_first_server(&context, rank, links, state)
     } else {
         let first = context.layout.workers().next().map_or(0, Rank::get);
         let place = WorkerPlace { index: rank.get() - first, workers: context.size.get() - first };
@@ -134,7 +134,7 @@ pub(super) fn train_with_servers(
 }
 
 /// Runs a server other than the first. Holds a shard until the run has ended.
-fn run_other_server(
+fn run_non_first_server(
     context: &RunContext<'_>,
     rank: Rank,
     links: Links,
@@ -160,11 +160,11 @@ fn run_other_server(
         match &summary {
             Ok(_) => client.close(),
             Err(error) => {
-                server.fail(refusal_reason(error), &error.to_string());
+                server.refuse_further_requests(refusal_reason(error), &error.to_string());
                 client.abort(&error.to_string());
             }
         }
-        open_links.wait_until_all_ended(context.timeout_after(&summary));
+        open_links.wait_until_all_ended(context.link_end_timeout(&summary));
         // The abort has no effect on links that have ended.
         links.clients.iter().for_each(|link| drop(link.group.abort("the run has ended")));
         summary
@@ -233,12 +233,12 @@ fn await_summary(
     let words = loop {
         let is_stopping = context.is_stopping();
         let request = WorkRequest { awaits_end: true, is_stopping, ..WorkRequest::default() };
-        if let WorkReply::Published(words) = WorkReply::decode(&client.send_note(request.encode())?) {
+        if let WorkReply::Published(words) = WorkReply::decode(&client.exchange_note(request.encode())?) {
             break words;
         }
     };
     let count = context.setup.network.parameter_count();
-    let words = client.receive_publication(words.min(count + REPORT_WORDS_MAX))?;
+    let words = client.receive_results(words.min(count + REPORT_WORDS_MAX))?;
     decode_summary(&words, count).ok_or_else(|| ParameterServerError::ServerLost {
         server: Rank::ZERO,
         problem: "its results have an unknown format".into(),

@@ -69,7 +69,7 @@ impl WorkReply {
         }
     }
 
-    /// Reads a note. A note with an unknown code means that the worker asks again.
+    /// Reads a note. A note with an unknown code tells the worker to ask again.
     pub(super) fn decode(&[code, number, ..]: &StrategyNote) -> Self {
         match code {
             BATCH_REPLY_CODE => Self::Work(Assignment::Batch(number)),

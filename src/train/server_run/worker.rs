@@ -14,7 +14,7 @@ use crate::types::{Rank, WorldSize};
 
 /// What a worker has done.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(super) struct WorkDone {
+pub(super) struct WorkerTotals {
     /// The number of samples whose gradients this worker has computed.
     pub(super) samples: u64,
     /// The duration in seconds of all steps of this worker.
@@ -27,7 +27,7 @@ pub(super) fn run_worker(
     place: &WorkerPlace,
     client: &mut ServerClient,
     parameters: &mut [f32],
-) -> Result<WorkDone, ParameterServerError> {
+) -> Result<WorkerTotals, ParameterServerError> {
     let setup = context.setup;
     let (train, batch_size) = (&setup.dataset.train.held, setup.settings.batch_size);
     let batches_per_epoch = train.len().div_ceil(batch_size) as u64;
@@ -35,9 +35,9 @@ pub(super) fn run_worker(
     let mut workspace = setup.network.workspace(micro_batch_rows(batch_size.min(train.len()), micro_batches));
     let mut gradient = vec![0.0; parameters.len()];
     let mut epoch_batches: Option<(u64, Batches)> = None;
-    let mut done = WorkDone::default();
+    let mut done = WorkerTotals::default();
     client.pull(parameters)?;
-    let mut reply = client.send_note(WorkRequest::default().encode())?;
+    let mut reply = client.exchange_note(WorkRequest::default().encode())?;
     let started = Instant::now();
     loop {
         let number = match WorkReply::decode(&reply) {
@@ -45,7 +45,7 @@ pub(super) fn run_worker(
             WorkReply::Work(Assignment::Finished) | WorkReply::Published(_) => break,
             WorkReply::Work(Assignment::Wait) => {
                 let request = WorkRequest { is_stopping: context.is_stopping(), ..WorkRequest::default() };
-                reply = client.send_note(request.encode())?;
+                reply = client.exchange_note(request.encode())?;
                 // The servers may have updated the parameters during the wait.
                 client.pull(parameters)?;
                 continue;
@@ -83,7 +83,7 @@ pub(super) fn run_worker(
             batch: number,
         };
         if request.has_diverged {
-            reply = client.send_note(request.encode())?;
+            reply = client.exchange_note(request.encode())?;
             continue;
         }
         if let (Some(norm_max), false) = (context.config.recipe.clip_norm, context.is_synchronous) {

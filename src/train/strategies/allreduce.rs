@@ -8,7 +8,7 @@
 //!
 //! Source: Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
 
-use super::{Agreement, Replica, StepTotals, Strategy};
+use super::{ParameterAgreement, Replica, StepTotals, Strategy};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::buckets::Buckets;
@@ -42,8 +42,8 @@ impl AllReduce {
 }
 
 impl Strategy for AllReduce {
-    fn agreement(&self) -> Agreement {
-        Agreement::EveryStep
+    fn parameter_agreement(&self) -> ParameterAgreement {
+        ParameterAgreement::EveryStep
     }
 
     fn local_gradient(
@@ -81,7 +81,7 @@ impl Strategy for AllReduce {
             let pending = runtime.start_sum_of_totals(totals.to_vec())?;
             if optimizer.clip_norm.is_some() {
                 // Clipping needs the norm of the whole gradient, so it waits for all buckets.
-                buckets.drain_into(gradients)?;
+                buckets.wait_and_write_sums(gradients)?;
                 optimizer.step(parameters, gradients);
             } else {
                 optimizer.begin_step();

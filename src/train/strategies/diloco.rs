@@ -12,7 +12,7 @@
 
 use std::num::NonZeroU32;
 
-use super::local_training::Averaging;
+use super::local_training::AveragingRule;
 
 /// The outer learning rate, as in the paper.
 const OUTER_LEARNING_RATE: f32 = 0.7;
@@ -33,7 +33,7 @@ impl DiLoCo {
     }
 }
 
-impl Averaging for DiLoCo {
+impl AveragingRule for DiLoCo {
     fn is_due_after_step(&self, steps: u64) -> bool {
         steps.is_multiple_of(self.steps.get().into())
     }
@@ -43,7 +43,7 @@ impl Averaging for DiLoCo {
     }
 
     /// In a world of one rank, the outer step still applies the outer momentum to the changes of the parameters.
-    fn acts_on_one_rank(&self) -> bool {
+    fn changes_single_rank(&self) -> bool {
         true
     }
 

@@ -1,5 +1,5 @@
-//! What strategies that divide the model share: the inputs of their passes, and the step of the optimizer, in which each
-//! rank updates the parameters that it holds.
+//! What strategies that divide the model share: the inputs of their passes, and the step of the optimizer, in which
+//! each rank updates the parameters that it holds.
 
 use super::{Replica, StepTotals};
 use crate::group::Error;
@@ -21,7 +21,7 @@ pub(super) struct PassInputs<'a> {
 
 /// Clips the gradients, takes a step, and returns the totals of all ranks. Clipping uses the norm of the gradients of
 /// the whole model. The ranks sum the squared norms of the parts, each part once.
-pub(super) fn take_divided_step(
+pub(super) fn clip_and_take_step(
     runtime: &mut dyn Runtime,
     Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
     place: PartPlace,

@@ -4,19 +4,19 @@
 //!
 //! The weight `w_i` is the share of rank i in the samples that all ranks have processed since the last average.
 //!
-//! Source: Stich, "Local SGD converges fast and communicates little", ICLR 2019. The weights are those of
-//! `FedAvg`: `McMahan` et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017.
+//! Source: Stich, "Local SGD converges fast and communicates little", ICLR 2019. The weights are those of `FedAvg`:
+//! `McMahan` et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017.
 
 use std::num::NonZeroU32;
 
-use super::local_training::Averaging;
+use super::local_training::AveragingRule;
 
 /// The strategy `local-sgd`.
 pub(crate) struct LocalSgd {
     pub(crate) steps: NonZeroU32,
 }
 
-impl Averaging for LocalSgd {
+impl AveragingRule for LocalSgd {
     fn is_due_after_step(&self, steps: u64) -> bool {
         steps.is_multiple_of(self.steps.get().into())
     }

@@ -1,5 +1,5 @@
 //! The base of `local-sgd`, `diloco` and `model-average`: each rank takes steps alone. A strategy decides when the
-//! ranks average their parameters, and computes the new parameters from the average ([`Averaging`]).
+//! ranks average their parameters, and computes the new parameters from the average ([`AveragingRule`]).
 //!
 //! Each rank takes the steps of its own optimizer on its own part of every batch. A round is the time between two
 //! averages. At the end of a round, the ranks sum the changes of their parameters in this round. Before the sum, each
@@ -8,7 +8,7 @@
 //! loses less of a small change than of a parameter.
 
 use super::stop_exchange::StopExchange;
-use super::{Agreement, Replica, StepTotals, Strategy};
+use super::{ParameterAgreement, Replica, StepTotals, Strategy};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::gradient_work::GradientWork;
@@ -17,7 +17,7 @@ use crate::train::runtime::{Runtime, Values};
 use crate::types::WorldSize;
 
 /// When ranks average their parameters, and how the average changes the parameters.
-pub(crate) trait Averaging {
+pub(crate) trait AveragingRule {
     /// Returns whether the ranks average their parameters when they have taken `steps` steps of an epoch.
     fn is_due_after_step(&self, steps: u64) -> bool;
 
@@ -25,7 +25,7 @@ pub(crate) trait Averaging {
     fn is_due_after_epoch(&self, epochs: u64) -> bool;
 
     /// Returns whether an average changes the parameters in a world of one rank.
-    fn acts_on_one_rank(&self) -> bool {
+    fn changes_single_rank(&self) -> bool {
         false
     }
 
@@ -79,7 +79,7 @@ impl SampleCounts {
     }
 }
 
-impl<A: Averaging> LocalTraining<A> {
+impl<A: AveragingRule> LocalTraining<A> {
     pub(crate) fn new(averaging: A, compression: Compression) -> Self {
         Self {
             averaging,
@@ -96,7 +96,7 @@ impl<A: Averaging> LocalTraining<A> {
     fn average(&mut self, runtime: &mut dyn Runtime, replica: &mut Replica<'_>) -> Result<(), Error> {
         let counts = std::mem::take(&mut self.round);
         let is_alone = runtime.rank_and_size().1 == WorldSize::ONE;
-        if counts.all_ranks == 0 || is_alone && !self.averaging.acts_on_one_rank() {
+        if counts.all_ranks == 0 || is_alone && !self.averaging.changes_single_rank() {
             return Ok(());
         }
         // The gradients are not needed until the next step, so their memory holds the changes.
@@ -110,9 +110,9 @@ impl<A: Averaging> LocalTraining<A> {
     }
 }
 
-impl<A: Averaging> Strategy for LocalTraining<A> {
-    fn agreement(&self) -> Agreement {
-        Agreement::OnRequest
+impl<A: AveragingRule> Strategy for LocalTraining<A> {
+    fn parameter_agreement(&self) -> ParameterAgreement {
+        ParameterAgreement::OnRequest
     }
 
     /// Divides the gradient by the number of this rank's samples, because this rank takes a step alone.

@@ -39,7 +39,7 @@ use crate::types::WorldSize;
 /// How ranks divide the work of training. All ranks call the functions of this trait in the same order.
 pub(crate) trait Strategy {
     /// Returns when the parameters are the same on all ranks.
-    fn agreement(&self) -> Agreement;
+    fn parameter_agreement(&self) -> ParameterAgreement;
 
     /// Computes the gradient of this rank's samples. May start to exchange finished parts of the gradient before the
     /// whole gradient is computed.
@@ -143,7 +143,7 @@ pub(crate) fn create(
             let place = partition.place();
             let replicas = match replicas {
                 WorldSize::ONE => None,
-                _ => Some(runtime::split_into_parts(group, place.part as u32)?),
+                _ => Some(runtime::split_by_part(group, place.part as u32)?),
             };
             let replicas = (replicas, compression);
             Box::new(Pipeline::new((network, &stages), place, config.micro_batches_of_a_step(), replicas))
@@ -158,7 +158,7 @@ fn to_row_indices(samples: &[u32]) -> impl ExactSizeIterator<Item = usize> + Clo
 
 /// The event after which the parameters and the state of the optimizer are the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Agreement {
+pub(crate) enum ParameterAgreement {
     /// After each step. The ranks compare hashes of their parameters after each epoch.
     EveryStep,
     /// After [`Strategy::agree_on_parameters`]. The ranks compare hashes of their parameters before each test.

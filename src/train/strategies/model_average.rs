@@ -9,7 +9,7 @@
 
 use std::num::NonZeroU32;
 
-use super::local_training::Averaging;
+use super::local_training::AveragingRule;
 
 /// The strategy `model-average`.
 pub(crate) struct ModelAverage {
@@ -18,7 +18,7 @@ pub(crate) struct ModelAverage {
     pub(crate) epochs: Option<NonZeroU32>,
 }
 
-impl Averaging for ModelAverage {
+impl AveragingRule for ModelAverage {
     fn is_due_after_step(&self, _: u64) -> bool {
         false
     }

@@ -4,8 +4,8 @@
 //! A batch is divided into micro-batches. A stage receives the activations of a micro-batch from the previous stage,
 //! computes its layers, and sends its own activations to the next stage. In the backward pass, each stage sends
 //! derivatives to the previous stage. The stages compute different micro-batches at the same time, in the order of
-//! [`order_of_passes`]. Each stage adds the gradients of its micro-batches. With `hybrid`, the replicas of a stage sum
-//! their gradients. So a step is the same as in a single process, except for rounding:
+//! [`order_of_passes`]. Each stage adds the gradients of its micro-batches. With `hybrid`, the replicas of a stage
+//! sum their gradients. So a step is the same as in a single process, except for rounding:
 //!
 //! `p -= update(1/B * (g_1 + ... + g_m))`
 //!
@@ -24,12 +24,12 @@ use ndarray::s;
 use super::divided_step::{self, PassInputs};
 use super::pipeline_schedule::{StagePass, divide_layers, order_of_passes};
 use super::stage_messages::{FreeStageBuffers, StageInbox, StageOutbox};
-use super::{Agreement, Replica, StepTotals, Strategy, StrategySpec, to_row_indices};
+use super::{ParameterAgreement, Replica, StepTotals, Strategy, StrategySpec, to_row_indices};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
-use crate::train::model::{EarlierGradients, LossSums, Mode, Network, Stage, Workspace};
+use crate::train::model::{ForwardMode, GradientUpdate, LossSums, Network, Stage, Workspace};
 use crate::train::partition::PartPlace;
 use crate::train::runtime::{Runtime, Values};
 use crate::types::{Rank, WorldSize};
@@ -50,7 +50,7 @@ pub(crate) fn pipeline_stages(
     size: WorldSize,
 ) -> Result<(Vec<Range<usize>>, WorldSize), String> {
     let (replicas, stages) = strategy.pipeline_shape().unwrap_or((size.get(), 1));
-    let blocks = model.layer_blocks();
+    let blocks = model.blocks_with_parameters();
     let layers = blocks.len();
     if stages as usize > layers {
         return Err(format!(
@@ -141,7 +141,7 @@ impl Pipeline {
         &mut self,
         runtime: &mut dyn Runtime,
         exchange: &mut StageExchange,
-        (inputs, mode): (PassInputs<'_>, Mode<'_>),
+        (inputs, mode): (PassInputs<'_>, ForwardMode<'_>),
         (slot, indices): (usize, &[u32]),
     ) -> Result<(), Error> {
         let (rows, next) = (indices.len(), self.next_rank());
@@ -149,7 +149,7 @@ impl Pipeline {
         let input = workspace.input.slice_mut(s![..rows, ..]);
         match &mut exchange.activations {
             Some(inbox) => inbox.receive(runtime, &mut self.buffers, input)?,
-            None => inputs.samples.features.gather(to_row_indices(indices), inputs.standardizer, input),
+            None => inputs.samples.features.write_rows(to_row_indices(indices), inputs.standardizer, input),
         }
         self.stage.forward(inputs.parameters, workspace, rows, mode);
         if let Some(next) = next {
@@ -167,7 +167,7 @@ impl Pipeline {
         runtime: &mut dyn Runtime,
         exchange: &mut StageExchange,
         (inputs, weight): (PassInputs<'_>, f32),
-        gradients: (&mut [f32], EarlierGradients),
+        gradients: (&mut [f32], GradientUpdate),
         (slot, indices): (usize, &[u32]),
     ) -> Result<LossSums, Error> {
         let (rows, previous) = (indices.len(), self.previous_rank());
@@ -199,8 +199,8 @@ fn workspace_for_rows<'a>(stage: &Stage, slot: &'a mut Option<Workspace>, rows: 
 }
 
 impl Strategy for Pipeline {
-    fn agreement(&self) -> Agreement {
-        Agreement::EveryStep
+    fn parameter_agreement(&self) -> ParameterAgreement {
+        ParameterAgreement::EveryStep
     }
 
     fn local_gradient(
@@ -223,14 +223,13 @@ impl Strategy for Pipeline {
             match pass {
                 StagePass::Forward(number) => {
                     let micro_batch = (number % slots, micro_batches[number]);
-                    let mode = Mode::Training(work.step, micro_batches[number]);
+                    let mode = ForwardMode::Training(work.step, micro_batches[number]);
                     self.forward(runtime, &mut exchange, (inputs, mode), micro_batch)?;
                 }
                 StagePass::Backward(number) => {
                     let micro_batch = (number % slots, micro_batches[number]);
-                    let earlier =
-                        if number == 0 { EarlierGradients::Replace } else { EarlierGradients::Keep };
-                    let gradients = (&mut *gradients, earlier);
+                    let update = if number == 0 { GradientUpdate::Replace } else { GradientUpdate::Add };
+                    let gradients = (&mut *gradients, update);
                     total.add(self.backward(
                         runtime,
                         &mut exchange,
@@ -254,7 +253,7 @@ impl Strategy for Pipeline {
         if let Some(replicas) = &mut self.replicas {
             replicas.sum_over_ranks(Values::Vector(replica.gradients, self.compression))?;
         }
-        divided_step::take_divided_step(runtime, replica, self.place, own).map(Some)
+        divided_step::clip_and_take_step(runtime, replica, self.place, own).map(Some)
     }
 
     fn evaluate(&mut self, runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {
@@ -267,7 +266,7 @@ impl Strategy for Pipeline {
         exchange.derivatives = None;
         let mut total = LossSums::default();
         for indices in micro_batches {
-            self.forward(runtime, &mut exchange, (inputs, Mode::Evaluation), (0, indices))?;
+            self.forward(runtime, &mut exchange, (inputs, ForwardMode::Evaluation), (0, indices))?;
             if let (None, Some(workspace)) = (self.next_rank(), &self.workspaces[0]) {
                 let output = workspace.output(indices.len());
                 total.add(inputs.loss.evaluate(&output, &samples.targets, to_row_indices(indices)));

@@ -34,8 +34,8 @@ pub(super) fn order_of_passes(stage: usize, stages: usize, micro_batches: usize)
 pub(super) fn divide_layers(costs: &[u64], stages: usize) -> Vec<Range<usize>> {
     let layers = costs.len();
     let cost = |range: Range<usize>| costs[range].iter().fold(0, |sum: u64, &cost| sum.saturating_add(cost));
-    // `best[end]` is for the layers before `end`: the smallest possible cost of the most expensive stage, and the
-    // first layer of the last stage.
+    // `best[end]` describes the best division of the layers before `end`: the cost of its most expensive stage, and
+    // the first layer of its last stage.
     let mut best: Vec<(u64, usize)> = (0..=layers).map(|end| (cost(0..end), 0)).collect();
     let mut starts = vec![best.clone()];
     for stage in 1..stages {
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(order_of_passes(2, 3, 0), []);
     }
 
-    /// Runs the passes of all stages. A forward pass waits for the previous stage, a backward pass for the next
+    /// Simulates the passes of all stages. A forward pass waits for the previous stage, a backward pass for the next
     /// stage.
     #[test]
     fn no_stage_waits_forever_and_few_micro_batches_are_in_progress() {

@@ -60,8 +60,9 @@ pub enum StrategySpec {
         /// The number of stages of each pipeline.
         stages: NonZeroU32,
     },
-    /// Each rank takes steps alone, and averages its parameters with a random rank after every `steps` steps. No rank waits for
-    /// another, and a lost rank does not end the run. The parameters agree on all ranks at the end of the run.
+    /// Each rank takes steps alone, and averages its parameters with a random rank after every `steps` steps. No rank
+    /// waits for another, and a lost rank does not end the run. The parameters agree on all ranks at the end of the
+    /// run.
     Gossip {
         /// The number of steps of a rank between two averages.
         steps: NonZeroU32,
@@ -93,7 +94,7 @@ impl StrategySpec {
 
     /// Returns the strategy that a checkpoint records. `tensor`, `pipeline` and `hybrid` take the same steps as
     /// `allreduce`, so a run can resume with any of these four.
-    pub(crate) fn resumable_strategy(self) -> Self {
+    pub(crate) fn strategy_in_checkpoint(self) -> Self {
         if self.divides_model() { Self::AllReduce } else { self }
     }
 
@@ -132,9 +133,9 @@ impl StrategySpec {
         }
     }
 
-    /// Returns the number of epochs between two records of a run of `epochs` epochs. For example, `usual` = 5 gives 6
-    /// with `model-average` and an average every 3 epochs, because only equal parameters are tested.
-    pub(crate) fn epochs_per_record(self, usual: u64, epochs: u64) -> u64 {
+    /// Returns the number of epochs between two records of a run of `run_epochs` epochs. For example, `usual_epochs`
+    /// = 5 gives 6 with `model-average` and an average every 3 epochs, because only equal parameters are tested.
+    pub(crate) fn epochs_between_records(self, usual_epochs: u64, run_epochs: u64) -> u64 {
         match self {
             Self::AllReduce
             | Self::LocalSgd { .. }
@@ -144,11 +145,11 @@ impl StrategySpec {
             | Self::Tensor
             | Self::Pipeline { .. }
             | Self::Hybrid { .. }
-            | Self::Gossip { .. } => usual,
+            | Self::Gossip { .. } => usual_epochs,
             Self::ModelAverage { epochs: Some(between) } => {
-                usual.checked_next_multiple_of(between.get().into()).unwrap_or(epochs)
+                usual_epochs.checked_next_multiple_of(between.get().into()).unwrap_or(run_epochs)
             }
-            Self::ModelAverage { epochs: None } => epochs,
+            Self::ModelAverage { epochs: None } => run_epochs,
         }
     }
 }
@@ -279,9 +280,9 @@ mod tests {
             ("model-average:2", 3, 4),
         ] {
             let spec: StrategySpec = text.parse().unwrap();
-            assert_eq!(spec.epochs_per_record(usual, 100), expected, "{text}");
+            assert_eq!(spec.epochs_between_records(usual, 100), expected, "{text}");
         }
         let longest = StrategySpec::ModelAverage { epochs: Some(NonZeroU32::MAX) };
-        assert_eq!(longest.epochs_per_record(u64::MAX, u64::MAX), u64::MAX);
+        assert_eq!(longest.epochs_between_records(u64::MAX, u64::MAX), u64::MAX);
     }
 }

@@ -9,13 +9,13 @@
 use ndarray::{Array2, s};
 
 use super::divided_step::{self, PassInputs};
-use super::{Agreement, Replica, StepTotals, Strategy, to_row_indices};
+use super::{ParameterAgreement, Replica, StepTotals, Strategy, to_row_indices};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::model::{
-    EarlierGradients, LossSums, Mode, Network, TensorSegment, Workspace, tensor_segments,
+    ForwardMode, GradientUpdate, LossSums, Network, TensorSegment, Workspace, tensor_segments,
 };
 use crate::train::partition::PartPlace;
 use crate::train::runtime::{Runtime, Values};
@@ -46,7 +46,7 @@ impl TensorParallel {
     fn forward(
         &mut self,
         runtime: &mut dyn Runtime,
-        (inputs, mode): (PassInputs<'_>, Mode<'_>),
+        (inputs, mode): (PassInputs<'_>, ForwardMode<'_>),
         indices: &[u32],
     ) -> Result<(), Error> {
         let rows = indices.len();
@@ -77,7 +77,11 @@ impl TensorParallel {
         for (number, indices) in indices.chunks(ROWS_PER_READ).enumerate() {
             let start = number * ROWS_PER_READ;
             let mut features = self.features.slice_mut(s![..indices.len(), ..]);
-            inputs.samples.features.gather(to_row_indices(indices), inputs.standardizer, features.view_mut());
+            inputs.samples.features.write_rows(
+                to_row_indices(indices),
+                inputs.standardizer,
+                features.view_mut(),
+            );
             let mut input = self.workspaces[0].input.slice_mut(s![start..start + indices.len(), ..]);
             input.assign(&features.slice(s![.., columns.clone()]));
         }
@@ -100,7 +104,7 @@ impl TensorParallel {
         &mut self,
         runtime: &mut dyn Runtime,
         (inputs, weight): (PassInputs<'_>, f32),
-        (gradients, earlier): (&mut [f32], EarlierGradients),
+        (gradients, update): (&mut [f32], GradientUpdate),
         indices: &[u32],
     ) -> Result<(), Error> {
         let rows = indices.len();
@@ -123,7 +127,7 @@ impl TensorParallel {
                 inputs.loss.differentiate(output, &inputs.samples.targets, to_row_indices(indices), weight);
             }
             let own = segment.parameters.clone();
-            let gradients = (&mut gradients[own.clone()], earlier);
+            let gradients = (&mut gradients[own.clone()], update);
             let no_ranges = (usize::MAX, |_, _: &mut [f32]| {});
             segment.stage.backward(&inputs.parameters[own], gradients, workspace, rows, no_ranges);
         }
@@ -132,8 +136,8 @@ impl TensorParallel {
 }
 
 impl Strategy for TensorParallel {
-    fn agreement(&self) -> Agreement {
-        Agreement::EveryStep
+    fn parameter_agreement(&self) -> ParameterAgreement {
+        ParameterAgreement::EveryStep
     }
 
     fn local_gradient(
@@ -149,12 +153,12 @@ impl Strategy for TensorParallel {
         };
         let weight = 1.0 / work.batch_len as f32;
         let mut total = LossSums::default();
-        let mut earlier = EarlierGradients::Replace;
+        let mut update = GradientUpdate::Replace;
         for indices in work.samples.chunks(micro_batch_rows(work.samples.len(), work.micro_batches)) {
-            self.forward(runtime, (inputs, Mode::Training(work.step, indices)), indices)?;
+            self.forward(runtime, (inputs, ForwardMode::Training(work.step, indices)), indices)?;
             total.add(self.evaluate_outputs(inputs, indices));
-            self.backward(runtime, (inputs, weight), (work.gradients, earlier), indices)?;
-            earlier = EarlierGradients::Keep;
+            self.backward(runtime, (inputs, weight), (work.gradients, update), indices)?;
+            update = GradientUpdate::Add;
         }
         Ok(total)
     }
@@ -165,14 +169,14 @@ impl Strategy for TensorParallel {
         replica: &mut Replica<'_>,
         own: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
-        divided_step::take_divided_step(runtime, replica, self.place, own).map(Some)
+        divided_step::clip_and_take_step(runtime, replica, self.place, own).map(Some)
     }
 
     fn evaluate(&mut self, runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {
         let EvaluationWork { network, parameters, samples, standardizer, rows, .. } = work;
         let inputs = PassInputs { loss: network.loss(), parameters, samples, standardizer };
         let indices: Vec<u32> = rows.map(|row| row as u32).collect();
-        self.forward(runtime, (inputs, Mode::Evaluation), &indices)?;
+        self.forward(runtime, (inputs, ForwardMode::Evaluation), &indices)?;
         Ok(self.evaluate_outputs(inputs, &indices))
     }
 }

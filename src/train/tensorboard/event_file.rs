@@ -44,13 +44,13 @@ impl EventFile {
         );
         let file = File::options().append(true).create_new(true).open(directory.join(name))?;
         let mut events = Self { file };
-        events.write(&encode_event(now.as_secs_f64(), &Content::FileVersion(EVENT_FILE_VERSION)))?;
+        events.write(&encode_event(now.as_secs_f64(), &EventContent::FileVersion(EVENT_FILE_VERSION)))?;
         Ok(events)
     }
 
     /// Writes the values of a step. Each value has a tag, which names its curve.
     pub(super) fn add_scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
-        self.write(&encode_event(time_since_1970().as_secs_f64(), &Content::Scalars { step, scalars }))
+        self.write(&encode_event(time_since_1970().as_secs_f64(), &EventContent::Scalars { step, scalars }))
     }
 
     /// Writes a record in one piece, so that a reader seldom sees a part of a record.
@@ -64,7 +64,7 @@ fn time_since_1970() -> Duration {
 }
 
 /// The content of an event.
-enum Content<'a> {
+enum EventContent<'a> {
     FileVersion(&'a str),
     Scalars { step: u64, scalars: &'a [(&'a str, f64)] },
 }
@@ -87,13 +87,13 @@ fn masked_checksum(bytes: &[u8]) -> u32 {
 
 /// Encodes an `Event`: `wall_time` is field 1 (double), `step` field 2 (int64), `file_version` field 3 (string), and
 /// `summary` field 5 (Summary).
-fn encode_event(wall_time: f64, content: &Content<'_>) -> Vec<u8> {
+fn encode_event(wall_time: f64, content: &EventContent<'_>) -> Vec<u8> {
     let mut event = Vec::new();
     push_varint(&mut event, 1 << 3 | WIRE_TYPE_FIXED_64);
     event.extend_from_slice(&wall_time.to_le_bytes());
     match content {
-        Content::FileVersion(version) => push_bytes(&mut event, 3, version.as_bytes()),
-        Content::Scalars { step, scalars } => {
+        EventContent::FileVersion(version) => push_bytes(&mut event, 3, version.as_bytes()),
+        EventContent::Scalars { step, scalars } => {
             push_varint(&mut event, 2 << 3 | WIRE_TYPE_VARINT);
             push_varint(&mut event, *step);
             let mut summary = Vec::new();
@@ -139,7 +139,7 @@ mod tests {
     /// simple_value=0.5)]))`.
     #[test]
     fn a_record_has_the_bytes_that_tensorboard_writes() {
-        let event = encode_event(1.5, &Content::Scalars { step: 300, scalars: &[("a", 0.5)] });
+        let event = encode_event(1.5, &EventContent::Scalars { step: 300, scalars: &[("a", 0.5)] });
         assert_eq!(encode_record(&event), EXPECTED_RECORD);
     }
 

@@ -9,8 +9,8 @@ use crate::train::early_stopping::BestParameters;
 use crate::train::progress::Observer;
 use crate::train::rank_checks::check_all_succeeded;
 use crate::train::report::EpochRecord;
-use crate::train::strategies::Agreement;
-use crate::train::{Phase, TrainError};
+use crate::train::strategies::ParameterAgreement;
+use crate::train::{RunPhase, TrainError};
 use crate::types::{ReduceOp, WorldSize};
 
 /// A save at the end of an epoch waits at most this long for the previous write.
@@ -20,7 +20,7 @@ const LAST_CHECKPOINT_WAIT_MAX: Duration = Duration::from_mins(10);
 
 /// What the ranks do next while rank 0 writes the last checkpoint, in increasing order of urgency.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum LastWriteAction {
+enum LastCheckpointAction {
     /// Continue with the end of the run.
     End,
     /// Wait for the write.
@@ -31,8 +31,8 @@ enum LastWriteAction {
 
 impl Trainer<'_> {
     /// Starts to save a checkpoint after an epoch that is reported, after a stop signal, or at the end of a run.
-    /// `is_recorded` is true if the last record of the history measured the current parameters. Only rank 0 saves. A
-    /// save that fails does not end the run: see [`finish_saving`](Self::finish_saving). All ranks must call this
+    /// `is_recorded` is true if the last record of the history belongs to the current parameters. Only rank 0 saves.
+    /// A save that fails does not end the run: see [`finish_saving`](Self::finish_saving). All ranks must call this
     /// function.
     pub(super) fn save(
         &mut self,
@@ -47,13 +47,13 @@ impl Trainer<'_> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
         // The wait is short, because the other ranks meanwhile wait for rank 0, and their operations have a deadline.
         let notice = writer.wait(PREVIOUS_WRITE_WAIT_MAX.min(group.timeout() / 4));
-        show_writer_line(observer, notice);
+        show_checkpoint_line(observer, notice);
         let notice = if writer.is_writing() {
             writer.record_skipped_save(self.state.position.steps_total, is_best, Instant::now())
         } else {
             self.begin_save(collected.as_ref(), is_best)
         };
-        show_writer_line(observer, notice);
+        show_checkpoint_line(observer, notice);
         Ok(())
     }
 
@@ -63,15 +63,15 @@ impl Trainer<'_> {
         let steps = self.state.position.steps_total;
         let message = || format!("a parameter is not finite after step {steps} on all ranks; lower --lr");
         let own = if is_finite { Ok(()) } else { Err(TrainError::Diverged(message())) };
-        // If every rank holds the whole model, all ranks get the same `own` without communication.
-        if self.partition.is_whole() { own } else { check_all_succeeded(group, Phase::Training, own) }
+        // If every rank holds the whole model, `own` is the same on all ranks.
+        if self.partition.is_undivided() { own } else { check_all_succeeded(group, RunPhase::Training, own) }
     }
 
     /// If the ranks hold parts of the model, sets `is_save_due` before the next step. The ranks sum this flag in the
     /// step, because all of them must send their parts to rank 0.
-    pub(super) fn plan_save(&mut self, observer: &mut dyn Observer) {
+    pub(super) fn mark_save_if_due(&mut self, observer: &mut dyn Observer) {
         let next = self.state.position.steps_total + 1;
-        self.is_save_due |= !self.partition.is_whole() && self.can_save_now(next, observer);
+        self.is_save_due |= !self.partition.is_undivided() && self.can_save_now(next, observer);
     }
 
     /// Saves a checkpoint within an epoch if one is due. If the previous write is still in progress, the save begins
@@ -81,24 +81,24 @@ impl Trainer<'_> {
         group: &mut Group,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        if !self.partition.is_whole() {
+        if !self.partition.is_undivided() {
             if std::mem::take(&mut self.is_save_due) && !self.stopped {
                 let collected = self.collect_state(group)?;
                 let is_finite =
                     |state: &TrainingState| state.parameters.iter().all(|value| value.is_finite());
                 if let Some(state) = collected.filter(is_finite) {
-                    show_writer_line(observer, self.begin_save(Some(&state), false));
+                    show_checkpoint_line(observer, self.begin_save(Some(&state), false));
                 }
             }
             return Ok(());
         }
         // Do not save parameters that are not finite: a later check ends the run with an error.
-        if self.strategy.agreement() == Agreement::EveryStep
+        if self.strategy.parameter_agreement() == ParameterAgreement::EveryStep
             && !self.stopped
             && self.can_save_now(self.state.position.steps_total, observer)
             && self.state.parameters.iter().all(|value| value.is_finite())
         {
-            show_writer_line(observer, self.begin_save(None, false));
+            show_checkpoint_line(observer, self.begin_save(None, false));
         }
         Ok(())
     }
@@ -107,7 +107,7 @@ impl Trainer<'_> {
     /// of steps that the run has taken.
     pub(crate) fn can_save_now(&mut self, steps_total: u64, observer: &mut dyn Observer) -> bool {
         let Some(writer) = &mut self.writer else { return false };
-        show_writer_line(observer, writer.wait(Duration::ZERO));
+        show_checkpoint_line(observer, writer.wait(Duration::ZERO));
         !writer.is_writing() && writer.is_due(steps_total, Instant::now())
     }
 
@@ -116,12 +116,12 @@ impl Trainer<'_> {
     fn begin_save(&mut self, collected: Option<&TrainingState>, is_best: bool) -> Option<String> {
         let writer = self.writer.as_mut()?;
         if let Some(state) = collected {
-            return writer.begin(state, is_best, Instant::now());
+            return writer.begin_save(state, is_best, Instant::now());
         }
         self.state.optimizer = std::mem::take(&mut self.optimizer.state);
         self.state.strategy = self.strategy.state().into_iter().map(std::mem::take).collect();
         let begin = |writer: &mut CheckpointWriter, state: &TrainingState| {
-            writer.begin(state, is_best, Instant::now())
+            writer.begin_save(state, is_best, Instant::now())
         };
         let notice = self.writer.as_mut().and_then(|writer| begin(writer, &self.state));
         self.optimizer.state = std::mem::take(&mut self.state.optimizer);
@@ -146,43 +146,43 @@ impl Trainer<'_> {
             return Ok(());
         }
         let started = Instant::now();
-        // Rank 0 takes part in an all-reduce after each interval, so that the other ranks do not miss their deadline.
+        // Rank 0 joins an all-reduce after each interval, so that the other ranks do not miss their deadline.
         let interval = PREVIOUS_WRITE_WAIT_MAX.min(group.timeout() / 4);
         let mut may_retry = true;
         loop {
             let has_time = started.elapsed() < LAST_CHECKPOINT_WAIT_MAX;
-            let mut next = [self.continue_saving(interval, has_time, may_retry, observer) as u64];
+            let mut next = [self.wait_for_last_write(interval, has_time, may_retry, observer) as u64];
             if group.size() != WorldSize::ONE {
                 group.all_reduce(&mut next, ReduceOp::Max)?;
             }
-            if next == [LastWriteAction::End as u64] {
+            if next == [LastCheckpointAction::End as u64] {
                 break;
             }
-            if next == [LastWriteAction::Retry as u64] {
+            if next == [LastCheckpointAction::Retry as u64] {
                 may_retry = false;
                 let collected = self.collect_state(group)?;
-                show_writer_line(observer, self.begin_save(collected.as_ref(), false));
+                show_checkpoint_line(observer, self.begin_save(collected.as_ref(), false));
             }
         }
         let result = self.writer.as_mut().map_or(Ok(()), CheckpointWriter::take_error);
-        check_all_succeeded(group, Phase::Storage, result.map_err(TrainError::from))
+        check_all_succeeded(group, RunPhase::Storage, result.map_err(TrainError::from))
     }
 
     /// Waits at most `timeout` for the write that is in progress. Returns what the ranks do next.
-    fn continue_saving(
+    fn wait_for_last_write(
         &mut self,
         timeout: Duration,
         has_time: bool,
         may_retry: bool,
         observer: &mut dyn Observer,
-    ) -> LastWriteAction {
-        let Some(writer) = &mut self.writer else { return LastWriteAction::End };
-        show_writer_line(observer, writer.wait(timeout));
+    ) -> LastCheckpointAction {
+        let Some(writer) = &mut self.writer else { return LastCheckpointAction::End };
+        show_checkpoint_line(observer, writer.wait(timeout));
         match (writer.is_writing(), writer.has_failed()) {
-            _ if !has_time => LastWriteAction::End,
-            (true, _) => LastWriteAction::Wait,
-            (false, true) if may_retry => LastWriteAction::Retry,
-            (false, _) => LastWriteAction::End,
+            _ if !has_time => LastCheckpointAction::End,
+            (true, _) => LastCheckpointAction::Wait,
+            (false, true) if may_retry => LastCheckpointAction::Retry,
+            (false, _) => LastCheckpointAction::End,
         }
     }
 
@@ -190,15 +190,15 @@ impl Trainer<'_> {
     /// model on rank 0, and `None` in all other cases. All ranks must call this function.
     fn collect_state(&self, group: &mut Group) -> Result<Option<TrainingState>, Error> {
         let partition = &self.partition;
-        if partition.is_whole() || self.config.checkpoint.is_none() {
+        if partition.is_undivided() || self.config.checkpoint.is_none() {
             return Ok(None);
         }
-        let parameters = partition.gather(group, &self.state.parameters)?;
-        let optimizer = self.optimizer.state.iter().map(|vector| partition.gather(group, vector));
+        let parameters = partition.gather_on_rank_0(group, &self.state.parameters)?;
+        let optimizer = self.optimizer.state.iter().map(|vector| partition.gather_on_rank_0(group, vector));
         let optimizer: Option<Vec<_>> = optimizer.collect::<Result<Vec<_>, _>>()?.into_iter().collect();
         let best = match &self.state.best {
             Some(best) => {
-                let parameters = partition.gather(group, &best.parameters)?;
+                let parameters = partition.gather_on_rank_0(group, &best.parameters)?;
                 parameters.map(|parameters| BestParameters { record: best.record, parameters })
             }
             None => None,
@@ -220,10 +220,10 @@ impl Trainer<'_> {
     /// this rank's part on the other ranks. All ranks must call this function.
     pub(crate) fn take_parameters(&mut self, group: &mut Group) -> Result<Vec<f32>, TrainError> {
         let own = std::mem::take(&mut self.state.parameters);
-        if self.partition.is_whole() {
+        if self.partition.is_undivided() {
             return Ok(own);
         }
-        Ok(self.partition.gather(group, &own)?.unwrap_or(own))
+        Ok(self.partition.gather_on_rank_0(group, &own)?.unwrap_or(own))
     }
 
     /// Returns whether the last record in the history is better than all records before it.
@@ -241,7 +241,7 @@ impl Trainer<'_> {
 }
 
 /// Shows a line of the writer to the user, if there is one.
-fn show_writer_line(observer: &mut dyn Observer, line: Option<String>) {
+fn show_checkpoint_line(observer: &mut dyn Observer, line: Option<String>) {
     if let Some(line) = line {
         if let Some(text) = line.strip_prefix("warning: ") {
             observer.warning(text);

@@ -11,19 +11,19 @@ use mio::net::TcpStream;
 use super::bundle::Bundle;
 use super::{CONNECT_TIMEOUT, Dial, LinkState, TcpLink, TcpTransport};
 use crate::transport::handshake::DialProgress;
-use crate::transport::listener::{Accepted, HANDSHAKE_TIMEOUT};
+use crate::transport::listener::{AcceptedConnection, HANDSHAKE_TIMEOUT};
 use crate::types::Rank;
 use crate::wire::cause::NO_ANSWER_TEXT;
 use crate::wire::handshake::StreamId;
 
 /// An extra connection that this rank is opening.
-pub(super) struct ExtraDial {
+pub(super) struct ExtraConnectionDial {
     peer: Rank,
     stream: StreamId,
     dial: Dial,
 }
 
-impl ExtraDial {
+impl ExtraConnectionDial {
     /// Returns the time by which the peer's machine must accept the connection, or `None` if the machine has accepted
     /// the connection.
     pub(super) fn deadline(&self) -> Option<Duration> {
@@ -53,7 +53,7 @@ impl TcpTransport {
     fn open_extra_connection(&mut self, now: Duration, peer: Rank, stream: StreamId) {
         match self.open_connection(now, peer, stream) {
             Ok(dial) => {
-                self.extras.insert(dial.token, ExtraDial { peer, stream, dial });
+                self.extras.insert(dial.token, ExtraConnectionDial { peer, stream, dial });
             }
             Err(error) => self.handle_failed_extra_connection(peer, stream, &error.to_string()),
         }
@@ -67,7 +67,7 @@ impl TcpTransport {
             DialProgress::Connecting => {}
             DialProgress::Pending => dial.deadline = None,
             DialProgress::Ready => {
-                let ExtraDial { peer, stream: StreamId { index, .. }, dial } = extra;
+                let ExtraConnectionDial { peer, stream: StreamId { index, .. }, dial } = extra;
                 self.ranks.insert(token, peer);
                 if let Some(bundle) = self.bundle(peer) {
                     bundle.decrement_expected_connections();
@@ -102,7 +102,7 @@ impl TcpTransport {
 
     /// Gives up the extra connections that the peer's machine has not accepted before their deadline.
     pub(super) fn expire_extra_connections(&mut self, now: Duration) {
-        let is_late = |extra: &ExtraDial| extra.deadline().is_some_and(|deadline| now >= deadline);
+        let is_late = |extra: &ExtraConnectionDial| extra.deadline().is_some_and(|deadline| now >= deadline);
         let late: Vec<Token> =
             self.extras.iter().filter(|(_, extra)| is_late(extra)).map(|(&token, _)| token).collect();
         for token in late {
@@ -110,7 +110,7 @@ impl TcpTransport {
             // library.
             self.advance_extra_connection(now, token);
             if self.extras.get(&token).is_some_and(is_late)
-                && let Some(ExtraDial { peer, stream, .. }) = self.extras.remove(&token)
+                && let Some(ExtraConnectionDial { peer, stream, .. }) = self.extras.remove(&token)
             {
                 let why = format!("{NO_ANSWER_TEXT} {} s", CONNECT_TIMEOUT.as_secs());
                 self.handle_failed_extra_connection(peer, stream, &why);
@@ -120,14 +120,14 @@ impl TcpTransport {
 
     /// Adds an extra connection, which a peer has opened, to the link. Closes the connection if the link does not
     /// need this connection.
-    pub(super) fn accept_extra_connection(&mut self, accepted: Accepted) {
+    pub(super) fn accept_extra_connection(&mut self, accepted: AcceptedConnection) {
         let (peer, token) = (accepted.introduction.from, accepted.token);
         let StreamId { index, total } = accepted.introduction.stream;
         let is_needed = |bundle: &mut Bundle<TcpStream>| {
             bundle.stream_count() == total && bundle.is_connection_missing(index)
         };
         if !self.bundle(peer).is_some_and(is_needed) {
-            // For example, the link has closed its extra connections and needs no new one.
+            // The link does not need the connection, for example because it now uses only its first one.
             log::debug!(
                 "closed connection {index} of {total} of rank {peer}, because the link does not need it"
             );

@@ -7,11 +7,11 @@ use std::os::fd::{AsFd, AsRawFd as _};
 const SO_MAX_PACING_RATE: libc::c_int = 47;
 const SO_MEMINFO: libc::c_int = 55;
 /// The number of values that `SO_MEMINFO` returns.
-const MEMINFO_VALUES: usize = libc::SK_MEMINFO_DROPS as usize + 1;
+const MEMINFO_VALUE_COUNT: usize = libc::SK_MEMINFO_DROPS as usize + 1;
 
 /// If the last answer of the other host arrived more than this number of milliseconds before the last send, the other
 /// host counts as silent. The kernel sends unacknowledged data again after 200 ms at the earliest.
-const ANSWER_BEFORE_SEND_MS_MAX: u32 = 100;
+const ACK_BEFORE_LAST_SEND_MS_MAX: u32 = 100;
 
 /// The state of a socket's send buffer. `queued` and `free` include the kernel's overhead for the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -24,7 +24,7 @@ pub(super) struct SendSpace {
 
 /// Reads the state of a socket's send buffer.
 pub(super) fn send_space<S: AsFd>(socket: &S) -> io::Result<SendSpace> {
-    let mut values = [0u32; MEMINFO_VALUES];
+    let mut values = [0u32; MEMINFO_VALUE_COUNT];
     let mut length = size_of_val(&values) as libc::socklen_t;
     let descriptor = socket.as_fd().as_raw_fd();
     // SAFETY: the kernel writes at most `length` bytes to the values, and stores the number of written bytes in
@@ -58,14 +58,14 @@ pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {
 /// Returns whether the kernel has sent unacknowledged data of this socket again, and the other host has still not
 /// acknowledged the data.
 pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
-    // The offsets, in bytes, of fields of the kernel's `struct tcp_info`. The kernel fills only the bytes that fit in
-    // the buffer.
-    const RETRANSMITS_OFFSET: usize = 2;
-    const PROBES_OFFSET: usize = 3;
-    const UNACKED_OFFSET: usize = 24;
-    const LAST_DATA_SENT_MS_OFFSET: usize = 44;
-    const LAST_ACK_RECEIVED_MS_OFFSET: usize = 56;
-    const TCP_INFO_BYTES: usize = LAST_ACK_RECEIVED_MS_OFFSET + size_of::<u32>();
+    // The offsets, in bytes, of fields of the kernel's `struct tcp_info`. The kernel writes only the fields that fit
+    // in the buffer.
+    const TCP_INFO_RETRANSMITS_OFFSET: usize = 2;
+    const TCP_INFO_PROBES_OFFSET: usize = 3;
+    const TCP_INFO_UNACKED_OFFSET: usize = 24;
+    const TCP_INFO_LAST_DATA_SENT_MS_OFFSET: usize = 44;
+    const TCP_INFO_LAST_ACK_RECEIVED_MS_OFFSET: usize = 56;
+    const TCP_INFO_BYTES: usize = TCP_INFO_LAST_ACK_RECEIVED_MS_OFFSET + size_of::<u32>();
     let mut info = [0u8; TCP_INFO_BYTES];
     let mut length = info.len() as libc::socklen_t;
     let descriptor = socket.as_fd().as_raw_fd();
@@ -78,11 +78,12 @@ pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
     let value = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
     // Even if the receive buffer of the other host is full, that host answers repeated data, so it does not count as
     // silent.
-    let is_unanswered = value(LAST_ACK_RECEIVED_MS_OFFSET)
-        > value(LAST_DATA_SENT_MS_OFFSET).saturating_add(ANSWER_BEFORE_SEND_MS_MAX);
+    let is_unanswered = value(TCP_INFO_LAST_ACK_RECEIVED_MS_OFFSET)
+        > value(TCP_INFO_LAST_DATA_SENT_MS_OFFSET).saturating_add(ACK_BEFORE_LAST_SEND_MS_MAX);
     // If this host cannot send at all, for example because its address was removed, the kernel counts only probes,
     // not retransmits.
-    let is_sent_again = info[RETRANSMITS_OFFSET] > 0 && value(UNACKED_OFFSET) > 0 || info[PROBES_OFFSET] > 0;
+    let is_sent_again = info[TCP_INFO_RETRANSMITS_OFFSET] > 0 && value(TCP_INFO_UNACKED_OFFSET) > 0
+        || info[TCP_INFO_PROBES_OFFSET] > 0;
     result == 0 && is_unanswered && is_sent_again
 }
 

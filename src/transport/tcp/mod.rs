@@ -24,18 +24,18 @@ use mio::net::TcpStream;
 use mio::{Interest, Token};
 
 use self::bundle::Bundle;
-use self::extra::ExtraDial;
+use self::extra::ExtraConnectionDial;
 pub use self::options::{CongestionControl, SocketOptions, available_congestion_controls};
 pub use self::pacing::PacingRate;
-use self::read_ahead::{Read, ReadAhead};
-use self::simultaneous_open::{Resolution, SimultaneousOpen};
+use self::read_ahead::{ReadAhead, ReadOutcome};
+use self::simultaneous_open::{LinkChoice, SimultaneousOpen};
 use super::handshake::{DialProgress, OutgoingHandshake};
-use super::listener::{Accepted, Event, HANDSHAKE_TIMEOUT, Listener};
+use super::listener::{AcceptedConnection, Event, HANDSHAKE_TIMEOUT, Listener};
 use super::poller::Poller;
 use super::{TransferResult, Transport};
 use crate::types::Rank;
 use crate::wire::cause::NO_ANSWER_TEXT;
-use crate::wire::handshake::{Introduction, Purpose, StreamId};
+use crate::wire::handshake::{ConnectionPurpose, Introduction, StreamId};
 
 /// The time within which a peer's machine must accept a TCP connection. The peer completes the handshake when it next
 /// calls the library, which may be much later. The deadline of the operation that needs the link also limits the
@@ -49,14 +49,14 @@ pub struct TcpTransport {
     /// The address on which each rank listens, in rank order.
     addresses: Vec<SocketAddr>,
     options: SocketOptions,
-    /// The number of connections of each link that this rank opens.
+    /// The number of connections with which this rank opens a link.
     streams: u8,
     /// The number of connections of a link on which this rank sends.
     used_streams: u8,
     links: BTreeMap<Rank, TcpLink>,
     ranks: HashMap<Token, Rank>,
     /// The extra connections that are being opened.
-    extras: BTreeMap<Token, ExtraDial>,
+    extras: BTreeMap<Token, ExtraConnectionDial>,
     /// The peers that have opened a link to this rank without a request of this rank.
     incoming: VecDeque<Rank>,
 }
@@ -72,7 +72,7 @@ struct TcpLink {
 
 enum LinkState {
     /// This rank dials the peer, and the peer may dial this rank at the same time.
-    Opening(Box<SimultaneousOpen<Dial, Accepted>>),
+    Opening(Box<SimultaneousOpen<Dial, AcceptedConnection>>),
     /// The link is open and has one connection.
     Open(TcpStream),
     /// The link is open and has several connections.
@@ -147,7 +147,7 @@ impl TcpTransport {
             link.is_ended |= event.is_ended;
             self.advance_dial(now, peer);
         }
-        while let Some(accepted) = self.listener.take_accepted(Purpose::Link) {
+        while let Some(accepted) = self.listener.take_accepted_connection(ConnectionPurpose::Link) {
             match accepted.introduction.stream.index {
                 0 => self.handle_peer_connection(now, accepted),
                 _ => self.accept_extra_connection(accepted),
@@ -169,7 +169,8 @@ impl TcpTransport {
         let token = self.listener.new_token();
         self.listener.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
         let (from, to) = (self.rank, peer);
-        let introduction = Introduction { purpose: Purpose::Link, from, to, stream: stream_of_link };
+        let introduction =
+            Introduction { purpose: ConnectionPurpose::Link, from, to, stream: stream_of_link };
         let handshake = OutgoingHandshake::new(self.listener.identity(), introduction);
         let deadline = Some(now + CONNECT_TIMEOUT);
         let stream_count = stream_of_link.total;
@@ -240,7 +241,7 @@ impl TcpTransport {
     }
 
     /// Handles the first connection of a link that a peer has opened.
-    fn handle_peer_connection(&mut self, now: Duration, accepted: Accepted) {
+    fn handle_peer_connection(&mut self, now: Duration, accepted: AcceptedConnection) {
         let peer = accepted.introduction.from;
         match self.links.get(&peer).map(|link| &link.state) {
             None => {
@@ -259,7 +260,7 @@ impl TcpTransport {
         }
     }
 
-    fn accept_link(&mut self, peer: Rank, accepted: Accepted) -> LinkState {
+    fn accept_link(&mut self, peer: Rank, accepted: AcceptedConnection) -> LinkState {
         let (token, stream_count) = (accepted.token, accepted.introduction.stream.total);
         self.ranks.insert(token, peer);
         match self.confirm(accepted) {
@@ -270,7 +271,7 @@ impl TcpTransport {
 
     /// Sets the options of a connection that a peer has opened, and sends the peer the verdict that accepts the
     /// connection.
-    fn confirm(&self, accepted: Accepted) -> Result<TcpStream, (&'static str, io::Error)> {
+    fn confirm(&self, accepted: AcceptedConnection) -> Result<TcpStream, (&'static str, io::Error)> {
         let rate_divisor = self.rate_divisor(accepted.introduction.stream.total);
         let set_up = self.options.apply(&accepted.stream, rate_divisor);
         set_up.map_err(|error| ("could not be set up", error))?;
@@ -297,23 +298,23 @@ impl TcpTransport {
         now: Duration,
         peer: Rank,
         why: &str,
-        event: impl FnOnce(SimultaneousOpen<Dial, Accepted>) -> Resolution<Dial, Accepted>,
+        event: impl FnOnce(SimultaneousOpen<Dial, AcceptedConnection>) -> LinkChoice<Dial, AcceptedConnection>,
     ) {
         let Some(TcpLink { state: LinkState::Opening(opening), .. }) = self.links.remove(&peer) else {
             return;
         };
         let (own, mut is_ours) = (opening.ours.token, false);
         let state = match event(*opening) {
-            Resolution::Waiting(opening) => LinkState::Opening(Box::new(opening)),
-            Resolution::Ours(dial) => {
+            LinkChoice::Waiting(opening) => LinkState::Opening(Box::new(opening)),
+            LinkChoice::Ours(dial) => {
                 is_ours = true;
                 self.new_open_link(dial.stream, dial.token, dial.stream_count)
             }
-            Resolution::Theirs(accepted) => {
+            LinkChoice::Theirs(accepted) => {
                 self.ranks.remove(&own);
                 self.accept_link(peer, accepted)
             }
-            Resolution::Lost => LinkState::Lost(why.to_owned()),
+            LinkChoice::Lost => LinkState::Lost(why.to_owned()),
         };
         self.links.insert(peer, TcpLink::new(state, true));
         if is_ours {
@@ -349,7 +350,7 @@ impl TcpTransport {
 
     /// Returns when [`TcpTransport::serve`] must be called again, even if there is no event.
     pub fn next_deadline(&self) -> Option<Duration> {
-        let extras = self.extras.values().filter_map(ExtraDial::deadline);
+        let extras = self.extras.values().filter_map(ExtraConnectionDial::deadline);
         self.links
             .values()
             .filter_map(connect_deadline)
@@ -415,10 +416,10 @@ impl Transport for TcpTransport {
             _ => return TransferResult::Blocked,
         };
         match link.read_ahead.read(stream, parts) {
-            Ok(Read { count: 0, .. }) => {
+            Ok(ReadOutcome { count: 0, .. }) => {
                 TransferResult::Lost("it closed the connection without saying why".into())
             }
-            Ok(Read { count, was_emptied }) => {
+            Ok(ReadOutcome { count, was_emptied }) => {
                 link.is_readable = !was_emptied || link.is_ended;
                 TransferResult::Bytes(count)
             }
@@ -440,7 +441,7 @@ impl Transport for TcpTransport {
         }
     }
 
-    fn take_incoming(&mut self) -> Option<Rank> {
+    fn take_incoming_link(&mut self) -> Option<Rank> {
         self.incoming.pop_front()
     }
 

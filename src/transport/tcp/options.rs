@@ -25,9 +25,8 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The number of unanswered checks after which the kernel ends the connection.
 const KEEPALIVE_PROBES: u32 = 3;
-/// The option `TCP_USER_TIMEOUT` is the time-out of operations plus this margin. The kernel ends a connection whose
-/// sent data stay unacknowledged for longer. The kernel also ends it if the peer computes for so long that its full
-/// receive buffer is not read.
+/// The option `TCP_USER_TIMEOUT` is the time-out of operations plus this margin. The kernel ends a connection if its
+/// sent data stay unacknowledged, or the peer's receive buffer stays full, for longer than this option.
 const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
 /// The choice of a congestion control for links.

@@ -19,7 +19,7 @@ pub(super) struct ReadAhead {
 }
 
 /// The result of a read.
-pub(super) struct Read {
+pub(super) struct ReadOutcome {
     /// The number of requested bytes that were read; 0 at the end of the stream.
     pub(super) count: usize,
     /// Whether the read has emptied the socket, so that an event will report further data.
@@ -40,22 +40,26 @@ impl ReadAhead {
 
     /// Reads into the parts, and also reads ahead if the parts are short. Before the call, [`take`](Self::take) must
     /// have moved all bytes that were read ahead.
-    pub(super) fn read(&mut self, stream: &mut TcpStream, parts: &mut [IoSliceMut<'_>]) -> io::Result<Read> {
+    pub(super) fn read(
+        &mut self,
+        stream: &mut TcpStream,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> io::Result<ReadOutcome> {
         let read = self.try_read(stream, parts);
         self.has_blocked |= read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
         read
     }
 
-    fn try_read(&mut self, stream: &mut TcpStream, parts: &mut [IoSliceMut<'_>]) -> io::Result<Read> {
+    fn try_read(&mut self, stream: &mut TcpStream, parts: &mut [IoSliceMut<'_>]) -> io::Result<ReadOutcome> {
         let requested: usize = parts.iter().map(|part| part.len()).sum();
         let ([first], true) = (&mut *parts, requested < READ_AHEAD_BYTES) else {
             // More data may arrive during a long read, so the socket does not count as emptied.
-            return Ok(Read { count: stream.read_vectored(parts)?, was_emptied: false });
+            return Ok(ReadOutcome { count: stream.read_vectored(parts)?, was_emptied: false });
         };
         self.bytes.resize(READ_AHEAD_BYTES, 0);
         let count = stream.read_vectored(&mut [IoSliceMut::new(first), IoSliceMut::new(&mut self.bytes)])?;
         (self.start, self.end) = (0, count.saturating_sub(requested));
         let was_emptied = self.has_blocked && count < requested + READ_AHEAD_BYTES;
-        Ok(Read { count: count.min(requested), was_emptied })
+        Ok(ReadOutcome { count: count.min(requested), was_emptied })
     }
 }

@@ -11,8 +11,7 @@
 //!   dial after it has accepted.
 //! - The lower rank, while it dials, delays the verdict on the higher rank's connection. If the lower rank's own
 //!   connection is accepted, the higher rank has closed its connection, and the lower rank closes its end of that
-//!   connection too. If the lower rank's own connection fails, the lower rank accepts the
-//!   higher rank's connection.
+//!   connection too. If the lower rank's own connection fails, the lower rank accepts the higher rank's connection.
 //!
 //! A connection that is closed has carried only its handshake, so closing the connection loses no data.
 
@@ -32,7 +31,7 @@ pub(super) struct SimultaneousOpen<D, A> {
 
 /// Which connection becomes the link. The caller closes every connection that the variant does not contain.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Resolution<D, A> {
+pub(super) enum LinkChoice<D, A> {
     /// There is no decision yet.
     Waiting(SimultaneousOpen<D, A>),
     /// The link is the connection that this rank has opened.
@@ -56,22 +55,22 @@ impl<D, A> SimultaneousOpen<D, A> {
 
     /// Handles a connection that the peer has opened, after the peer has sent its proof. If the peer opened another
     /// connection before, the peer has closed it, and the new connection replaces it.
-    pub(super) fn handle_peer_dial(self, theirs: A) -> Resolution<D, A> {
+    pub(super) fn handle_peer_dial(self, theirs: A) -> LinkChoice<D, A> {
         if self.ours_wins {
-            Resolution::Waiting(Self { theirs: Some(theirs), ..self })
+            LinkChoice::Waiting(Self { theirs: Some(theirs), ..self })
         } else {
-            Resolution::Theirs(theirs)
+            LinkChoice::Theirs(theirs)
         }
     }
 
     /// Handles the peer's verdict, which accepts this rank's connection.
-    pub(super) fn handle_accepted_dial(self) -> Resolution<D, A> {
-        Resolution::Ours(self.ours)
+    pub(super) fn handle_accepted_dial(self) -> LinkChoice<D, A> {
+        LinkChoice::Ours(self.ours)
     }
 
     /// Handles the failure of this rank's connection.
-    pub(super) fn handle_failed_dial(self) -> Resolution<D, A> {
-        self.theirs.map_or(Resolution::Lost, Resolution::Theirs)
+    pub(super) fn handle_failed_dial(self) -> LinkChoice<D, A> {
+        self.theirs.map_or(LinkChoice::Lost, LinkChoice::Theirs)
     }
 }
 
@@ -168,21 +167,21 @@ mod tests {
         fn resolve(
             &mut self,
             side: usize,
-            event: impl Fn(SimultaneousOpen<usize, usize>) -> Resolution<usize, usize>,
+            event: impl Fn(SimultaneousOpen<usize, usize>) -> LinkChoice<usize, usize>,
         ) {
             let SideState::Opening(before) = self.sides[side].clone() else { panic!("{self:?}") };
             let held = [Some(before.ours), before.theirs];
             let kept = match event(before) {
-                Resolution::Waiting(opening) => {
+                LinkChoice::Waiting(opening) => {
                     let kept = [Some(opening.ours), opening.theirs];
                     self.sides[side] = SideState::Opening(opening);
                     kept
                 }
-                Resolution::Ours(connection) | Resolution::Theirs(connection) => {
+                LinkChoice::Ours(connection) | LinkChoice::Theirs(connection) => {
                     self.open(side, connection);
                     [Some(connection), None]
                 }
-                Resolution::Lost => {
+                LinkChoice::Lost => {
                     self.sides[side] = SideState::Lost;
                     [None, None]
                 }
@@ -192,21 +191,21 @@ mod tests {
             }
         }
 
-        /// Returns each world that results from one further event.
+        /// Returns each state that results from one further event.
         fn successors(&self) -> Vec<Self> {
             let mut found = Vec::new();
             let mut offer = |change: &dyn Fn(&mut Self)| {
-                let mut world = self.clone();
-                change(&mut world);
-                found.push(world);
+                let mut state = self.clone();
+                change(&mut state);
+                found.push(state);
             };
             for side in (0..2).filter(|&side| self.may_dial[side]) {
-                offer(&|world| {
-                    world.may_dial[side] = false;
-                    if world.sides[side] == SideState::Idle {
-                        let (own, peer) = world.ranks[side];
-                        let ours = world.dial(side);
-                        world.sides[side] =
+                offer(&|state| {
+                    state.may_dial[side] = false;
+                    if state.sides[side] == SideState::Idle {
+                        let (own, peer) = state.ranks[side];
+                        let ours = state.dial(side);
+                        state.sides[side] =
                             SideState::Opening(SimultaneousOpen::new(Rank::new(own), Rank::new(peer), ours));
                     }
                 });
@@ -216,20 +215,20 @@ mod tests {
                 let has_dialer = !connection.is_closed[dialer];
                 let has_acceptor = !connection.is_closed[acceptor];
                 let advance =
-                    |to: HandshakeStage| move |world: &mut Self| world.connections[number].stage = to;
+                    |to: HandshakeStage| move |state: &mut Self| state.connections[number].stage = to;
                 let is_unproved =
                     matches!(connection.stage, HandshakeStage::Connecting | HandshakeStage::Greeting);
                 if is_unproved && has_dialer && self.failures > 0 {
-                    offer(&|world| {
-                        world.failures -= 1;
-                        world.connections[number].is_closed = [true; 2];
-                        world.resolve(dialer, SimultaneousOpen::handle_failed_dial);
+                    offer(&|state| {
+                        state.failures -= 1;
+                        state.connections[number].is_closed = [true; 2];
+                        state.resolve(dialer, SimultaneousOpen::handle_failed_dial);
                     });
                 }
                 if is_unproved && has_acceptor && self.early_closes > 0 {
-                    offer(&|world| {
-                        world.early_closes -= 1;
-                        world.connections[number].is_closed[acceptor] = true;
+                    offer(&|state| {
+                        state.early_closes -= 1;
+                        state.connections[number].is_closed[acceptor] = true;
                     });
                 }
                 match connection.stage {
@@ -238,20 +237,20 @@ mod tests {
                         offer(&advance(HandshakeStage::Proved));
                     }
                     HandshakeStage::Greeting if has_dialer => {
-                        offer(&|world| world.dial_again(dialer, number));
+                        offer(&|state| state.dial_again(dialer, number));
                     }
                     HandshakeStage::Proved if has_acceptor => {
-                        offer(&|world| world.handle_peer_dial(acceptor, number));
+                        offer(&|state| state.handle_peer_dial(acceptor, number));
                         if !has_dialer {
                             // The acceptor may see the reset of a closed connection before it reads the proof.
-                            offer(&|world| world.connections[number].is_closed[acceptor] = true);
+                            offer(&|state| state.connections[number].is_closed[acceptor] = true);
                         }
                     }
                     HandshakeStage::ProofReceived if has_dialer && !has_acceptor => {
-                        offer(&|world| world.resolve(dialer, SimultaneousOpen::handle_failed_dial));
+                        offer(&|state| state.resolve(dialer, SimultaneousOpen::handle_failed_dial));
                     }
                     HandshakeStage::Accepted if has_dialer => {
-                        offer(&|world| world.resolve(dialer, SimultaneousOpen::handle_accepted_dial));
+                        offer(&|state| state.resolve(dialer, SimultaneousOpen::handle_accepted_dial));
                     }
                     _ => {}
                 }
@@ -273,7 +272,7 @@ mod tests {
             }
         }
 
-        /// Returns which rule this world breaks, if any.
+        /// Returns which rule this state breaks, if any.
         fn find_violation(&self, failures_at_first: usize) -> Option<&'static str> {
             let open = |side: usize| match self.sides[side] {
                 SideState::Open(connection) => Some(connection),
@@ -297,9 +296,9 @@ mod tests {
             None
         }
 
-        /// Returns which rule for final worlds this world breaks, if any. A world is final if no further event can
+        /// Returns which rule for final states this state breaks, if any. A state is final if no further event can
         /// happen.
-        fn find_final_violation(&self) -> Option<&'static str> {
+        fn find_violation_at_end(&self) -> Option<&'static str> {
             let link = match &self.sides {
                 [SideState::Open(one), SideState::Open(_)] => *one,
                 [SideState::Lost, _] | [_, SideState::Lost] => return None,
@@ -311,21 +310,21 @@ mod tests {
         }
     }
 
-    /// Model checker: visits every state ([`TwoRanks`]) that any sequence of events can reach from `start`. Returns the
-    /// number of states, and the number of final states with a link. Returns an error if a state violates a rule.
-    fn explore(start: TwoRanks) -> Result<(usize, usize), (&'static str, TwoRanks)> {
+    /// Model checker: visits every state ([`TwoRanks`]) that any sequence of events can reach from `start`. Returns
+    /// the number of states, and the number of final states with a link. Returns an error if a state violates a rule.
+    fn explore_states(start: TwoRanks) -> Result<(usize, usize), (&'static str, TwoRanks)> {
         let failures = start.failures;
         let (mut seen, mut waiting, mut linked) = (BTreeSet::new(), vec![start], 0);
-        while let Some(world) = waiting.pop() {
-            if let Some(violation) = world.find_violation(failures) {
-                return Err((violation, world));
+        while let Some(state) = waiting.pop() {
+            if let Some(violation) = state.find_violation(failures) {
+                return Err((violation, state));
             }
-            let next = world.successors();
+            let next = state.successors();
             if next.is_empty() {
-                if let Some(violation) = world.find_final_violation() {
-                    return Err((violation, world));
+                if let Some(violation) = state.find_violation_at_end() {
+                    return Err((violation, state));
                 }
-                linked += usize::from(matches!(world.sides, [SideState::Open(_), SideState::Open(_)]));
+                linked += usize::from(matches!(state.sides, [SideState::Open(_), SideState::Open(_)]));
             }
             waiting.extend(next.into_iter().filter(|next| seen.insert(next.clone())));
         }
@@ -333,7 +332,7 @@ mod tests {
     }
 
     /// The two sides of a link: a side's own rank, and the rank of its peer.
-    const RANKS: [(u32, u32); 2] = [(3, 5), (5, 3)];
+    const OWN_AND_PEER_RANKS: [(u32, u32); 2] = [(3, 5), (5, 3)];
     /// The tested cases. Each case says for both sides of the link whether the side dials.
     const DIALING_SIDES: [[bool; 2]; 3] = [[true, false], [false, true], [true, true]];
 
@@ -341,25 +340,29 @@ mod tests {
     fn both_ranks_choose_the_same_connection_in_every_interleaving() {
         for may_dial in DIALING_SIDES {
             for early_closes in 0..=2 {
-                let (worlds, linked) = explore(TwoRanks::new(RANKS, may_dial, 0, early_closes)).unwrap();
-                assert!(worlds > 3 && linked > 0, "{worlds} {linked}");
+                let (states, linked) =
+                    explore_states(TwoRanks::new(OWN_AND_PEER_RANKS, may_dial, 0, early_closes)).unwrap();
+                assert!(states > 3 && linked > 0, "{states} {linked}");
             }
         }
-        let (worlds, _) = explore(TwoRanks::new(RANKS, [true, true], 0, 2)).unwrap();
-        assert!(worlds > 500, "{worlds} worlds are too few for all interleavings");
+        let (states, _) = explore_states(TwoRanks::new(OWN_AND_PEER_RANKS, [true, true], 0, 2)).unwrap();
+        assert!(states > 500, "{states} states are too few for all interleavings");
     }
 
     #[test]
     fn a_failed_dial_never_leads_to_two_links() {
         for may_dial in DIALING_SIDES {
             for failures in 1..=2 {
-                explore(TwoRanks::new(RANKS, may_dial, failures, 1)).unwrap();
+                explore_states(TwoRanks::new(OWN_AND_PEER_RANKS, may_dial, failures, 1)).unwrap();
             }
         }
         // Even if one of two dials fails, the other connection can become the link. The search must therefore find
-        // more final worlds with a link if a dial may fail.
-        let failing = TwoRanks::new(RANKS, [true, true], 1, 0);
-        assert!(explore(failing).unwrap().1 > explore(TwoRanks::new(RANKS, [true, true], 0, 0)).unwrap().1);
+        // more final states with a link if a dial may fail.
+        let failing = TwoRanks::new(OWN_AND_PEER_RANKS, [true, true], 1, 0);
+        assert!(
+            explore_states(failing).unwrap().1
+                > explore_states(TwoRanks::new(OWN_AND_PEER_RANKS, [true, true], 0, 0)).unwrap().1
+        );
     }
 
     /// The search must reject wrong rules.
@@ -367,10 +370,10 @@ mod tests {
     fn the_search_finds_violations_if_the_rules_are_wrong() {
         // A wrong rule: both ranks believe that they are the higher rank. Each rank accepts the connection of its
         // peer.
-        let violation = explore(TwoRanks::new([(5, 3), (5, 3)], [true, true], 0, 0)).unwrap_err().0;
+        let violation = explore_states(TwoRanks::new([(5, 3), (5, 3)], [true, true], 0, 0)).unwrap_err().0;
         assert!(violation.contains("different") || violation.contains("closed by the other"), "{violation}");
         // A wrong rule: both ranks believe that they are the lower rank. Both wait.
-        let violation = explore(TwoRanks::new([(3, 5), (3, 5)], [true, true], 0, 0)).unwrap_err().0;
+        let violation = explore_states(TwoRanks::new([(3, 5), (3, 5)], [true, true], 0, 0)).unwrap_err().0;
         assert_eq!(violation, "there is no link");
     }
 }

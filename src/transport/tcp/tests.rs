@@ -17,8 +17,7 @@ use crate::wire::handshake::Job;
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// One rank's transport and event queue. The tests call a `TestRank` an *end*, because the ranks are the ends of
-/// links.
+/// One rank's transport and event queue.
 struct TestRank {
     transport: TcpTransport,
     poller: Poller,
@@ -54,7 +53,7 @@ impl TestRank {
     }
 
     /// Returns the addresses of the first connection's two ends, in sorted order.
-    fn end_addresses(&self, peer: u32) -> [SocketAddr; 2] {
+    fn connection_addresses(&self, peer: u32) -> [SocketAddr; 2] {
         let state = &self.transport.links[&Rank::new(peer)].state;
         let stream = match state {
             LinkState::Open(stream) => Some(stream),
@@ -72,11 +71,11 @@ fn options() -> SocketOptions {
     SocketOptions::new(&CongestionControl::Host, Duration::from_mins(1)).unwrap()
 }
 
-fn make_ends(n: u32) -> Vec<TestRank> {
-    make_ends_with_streams(n, 1)
+fn make_test_ranks(n: u32) -> Vec<TestRank> {
+    make_test_ranks_with_streams(n, 1)
 }
 
-fn make_ends_with_streams(n: u32, streams: u8) -> Vec<TestRank> {
+fn make_test_ranks_with_streams(n: u32, streams: u8) -> Vec<TestRank> {
     let listeners: Vec<_> =
         (0..n).map(|_| options().listen("127.0.0.1:0".parse().unwrap()).unwrap()).collect();
     let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
@@ -94,34 +93,38 @@ fn make_ends_with_streams(n: u32, streams: u8) -> Vec<TestRank> {
         .collect()
 }
 
-/// Handles the events of `ends[i]` for each i in `indices`, at the virtual time `now`, until `is_done` returns true.
+/// Handles the events of `ranks[i]` for each i in `indices`, at the virtual time `now`, until `is_done` returns true.
 fn handle_events_until(
-    ends: &mut [TestRank],
+    ranks: &mut [TestRank],
     indices: &[usize],
     now: Duration,
     is_done: impl Fn(&[TestRank]) -> bool,
 ) {
     let started = std::time::Instant::now();
-    while !is_done(ends) {
+    while !is_done(ranks) {
         assert!(started.elapsed() < DELIVERY_TIMEOUT, "timed out");
         for &index in indices {
-            ends[index].wait_and_handle_events(now, Duration::from_millis(1));
+            ranks[index].wait_and_handle_events(now, Duration::from_millis(1));
         }
     }
 }
 
-/// Checks that both ends use the same connection, and sends one byte in each direction.
-fn assert_linked(ends: &mut [TestRank], now: Duration) {
-    assert_eq!(ends[0].end_addresses(1), ends[1].end_addresses(0));
+fn is_link_open(ranks: &[TestRank]) -> bool {
+    ranks[0].is_open(1) && ranks[1].is_open(0)
+}
+
+/// Checks that both ranks use the same connection, and sends one byte in each direction.
+fn assert_linked(ranks: &mut [TestRank], now: Duration) {
+    assert_eq!(ranks[0].connection_addresses(1), ranks[1].connection_addresses(0));
     for (from, to) in [(0, 1), (1, 0)] {
         let to_rank = Rank::new(to as u32);
-        let sent = ends[from].transport.send(to_rank, &[IoSlice::new(&[42])]);
+        let sent = ranks[from].transport.send(to_rank, &[IoSlice::new(&[42])]);
         assert_eq!(sent, TransferResult::Bytes(1));
         let (mut byte, started) = ([0], std::time::Instant::now());
         loop {
-            match ends[to].transport.receive(Rank::new(from as u32), &mut [IoSliceMut::new(&mut byte)]) {
+            match ranks[to].transport.receive(Rank::new(from as u32), &mut [IoSliceMut::new(&mut byte)]) {
                 TransferResult::Bytes(1) => break,
-                TransferResult::Blocked => ends[to].wait_and_handle_events(now, Duration::from_millis(1)),
+                TransferResult::Blocked => ranks[to].wait_and_handle_events(now, Duration::from_millis(1)),
                 other => panic!("{other:?}"),
             }
             assert!(started.elapsed() < DELIVERY_TIMEOUT, "timed out");
@@ -135,17 +138,17 @@ fn assert_linked(ends: &mut [TestRank], now: Duration) {
 #[test]
 fn a_dialed_rank_may_compute_before_it_accepts() {
     for (dialer, acceptor) in [(0, 1), (1, 0)] {
-        let mut ends = make_ends(2);
-        ends[dialer].connect(Duration::ZERO, acceptor as u32);
-        let is_connected = |ends: &[TestRank]| ends[dialer].transport.next_deadline().is_none();
-        handle_events_until(&mut ends, &[dialer], SECOND, is_connected);
+        let mut ranks = make_test_ranks(2);
+        ranks[dialer].connect(Duration::ZERO, acceptor as u32);
+        let is_connected = |ranks: &[TestRank]| ranks[dialer].transport.next_deadline().is_none();
+        handle_events_until(&mut ranks, &[dialer], SECOND, is_connected);
         let late = 1000 * SECOND;
-        ends[dialer].handle_events(late);
-        assert!(!ends[dialer].is_open(acceptor as u32));
-        handle_events_until(&mut ends, &[0, 1], late, |ends| ends[0].is_open(1) && ends[1].is_open(0));
-        assert_linked(&mut ends, late);
-        assert_eq!(ends[acceptor].transport.take_incoming(), Some(Rank::new(dialer as u32)));
-        assert_eq!(ends[dialer].transport.take_incoming(), None);
+        ranks[dialer].handle_events(late);
+        assert!(!ranks[dialer].is_open(acceptor as u32));
+        handle_events_until(&mut ranks, &[0, 1], late, is_link_open);
+        assert_linked(&mut ranks, late);
+        assert_eq!(ranks[acceptor].transport.take_incoming_link(), Some(Rank::new(dialer as u32)));
+        assert_eq!(ranks[dialer].transport.take_incoming_link(), None);
     }
 }
 
@@ -153,59 +156,65 @@ fn a_dialed_rank_may_compute_before_it_accepts() {
 /// not report that its peer was too slow.
 #[test]
 fn a_dialing_rank_may_compute_for_a_long_time() {
-    let mut ends = make_ends(2);
-    ends[0].connect(Duration::ZERO, 1);
+    let mut ranks = make_test_ranks(2);
+    ranks[0].connect(Duration::ZERO, 1);
     let late = 1000 * SECOND;
-    handle_events_until(&mut ends, &[0, 1], late, |ends| ends[0].is_open(1) && ends[1].is_open(0));
-    assert_linked(&mut ends, late);
+    handle_events_until(&mut ranks, &[0, 1], late, is_link_open);
+    assert_linked(&mut ranks, late);
 }
 
 /// Regression test: before the fix, the time for which an accepting rank computed counted toward the time-out of the
 /// handshake, so the rank closed the connection.
 #[test]
 fn an_accepting_rank_may_compute_during_the_handshake() {
-    let mut ends = make_ends(2);
-    ends[0].connect(Duration::ZERO, 1);
+    let mut ranks = make_test_ranks(2);
+    ranks[0].connect(Duration::ZERO, 1);
     // The connection is accepted before the dialer has sent anything.
-    handle_events_until(&mut ends, &[1], Duration::ZERO, |ends| ends[1].transport.next_deadline().is_some());
-    handle_events_until(&mut ends, &[0], Duration::ZERO, |ends| ends[0].transport.next_deadline().is_none());
+    handle_events_until(&mut ranks, &[1], Duration::ZERO, |ranks| {
+        ranks[1].transport.next_deadline().is_some()
+    });
+    handle_events_until(&mut ranks, &[0], Duration::ZERO, |ranks| {
+        ranks[0].transport.next_deadline().is_none()
+    });
     let late = 1000 * SECOND;
-    handle_events_until(&mut ends, &[1, 0], late, |ends| ends[0].is_open(1) && ends[1].is_open(0));
-    assert_linked(&mut ends, late);
+    handle_events_until(&mut ranks, &[1, 0], late, is_link_open);
+    assert_linked(&mut ranks, late);
 }
 
 /// If a dialer computes in the middle of the handshake, the acceptor closes the connection at the time-out, and the
 /// dialer dials again.
 #[test]
 fn a_dialer_dials_again_after_it_was_too_slow() {
-    let mut ends = make_ends(2);
-    ends[0].connect(Duration::ZERO, 1);
-    handle_events_until(&mut ends, &[1], Duration::ZERO, |ends| ends[1].transport.next_deadline().is_some());
+    let mut ranks = make_test_ranks(2);
+    ranks[0].connect(Duration::ZERO, 1);
+    handle_events_until(&mut ranks, &[1], Duration::ZERO, |ranks| {
+        ranks[1].transport.next_deadline().is_some()
+    });
     for second in 1..=5 {
-        ends[1].handle_events(second * SECOND);
+        ranks[1].handle_events(second * SECOND);
     }
-    assert_eq!(ends[1].transport.next_deadline(), None, "the connection has been closed");
+    assert_eq!(ranks[1].transport.next_deadline(), None, "the connection has been closed");
     let late = 20 * SECOND;
-    handle_events_until(&mut ends, &[0, 1], late, |ends| ends[0].is_open(1) && ends[1].is_open(0));
-    assert_linked(&mut ends, late);
+    handle_events_until(&mut ranks, &[0, 1], late, is_link_open);
+    assert_linked(&mut ranks, late);
 }
 
 /// A process that closes the connection at once is not a rank of this job, so the dialer does not dial again.
 #[test]
 fn a_link_is_lost_if_its_connection_is_closed_at_once() {
-    let mut ends = make_ends(2);
+    let mut ranks = make_test_ranks(2);
     let other_program = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    ends[0].transport.addresses[1] = other_program.local_addr().unwrap();
-    ends[0].connect(Duration::ZERO, 1);
+    ranks[0].transport.addresses[1] = other_program.local_addr().unwrap();
+    ranks[0].connect(Duration::ZERO, 1);
     drop(other_program.accept().unwrap());
-    handle_events_until(&mut ends, &[0], SECOND, |ends| ends[0].loss_reason(1).is_some());
-    assert!(ends[0].loss_reason(1).unwrap().starts_with("no connection: "), "{:?}", ends[0].loss_reason(1));
+    handle_events_until(&mut ranks, &[0], SECOND, |ranks| ranks[0].loss_reason(1).is_some());
+    assert!(ranks[0].loss_reason(1).unwrap().starts_with("no connection: "), "{:?}", ranks[0].loss_reason(1));
 }
 
 /// The link to a machine that does not accept the connection is lost at the connect deadline, and not earlier.
 #[test]
 fn a_link_to_a_machine_that_does_not_answer_is_lost() {
-    let mut ends = make_ends(2);
+    let mut ranks = make_test_ranks(2);
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
     socket.listen(0).unwrap();
@@ -214,13 +223,13 @@ fn a_link_to_a_machine_that_does_not_answer_is_lost() {
     let full = Duration::from_millis(100);
     let connected: Vec<_> = std::iter::from_fn(|| StdStream::connect_timeout(&address, full).ok()).collect();
     assert!(connected.len() < 100);
-    ends[0].transport.addresses[1] = address;
-    ends[0].connect(SECOND, 1);
-    assert_eq!(ends[0].transport.next_deadline(), Some(SECOND + CONNECT_TIMEOUT));
-    ends[0].handle_events(CONNECT_TIMEOUT);
-    assert_eq!(ends[0].loss_reason(1), None);
-    ends[0].handle_events(SECOND + CONNECT_TIMEOUT);
-    assert_eq!(ends[0].loss_reason(1), Some("no connection within 5 s"));
+    ranks[0].transport.addresses[1] = address;
+    ranks[0].connect(SECOND, 1);
+    assert_eq!(ranks[0].transport.next_deadline(), Some(SECOND + CONNECT_TIMEOUT));
+    ranks[0].handle_events(CONNECT_TIMEOUT);
+    assert_eq!(ranks[0].loss_reason(1), None);
+    ranks[0].handle_events(SECOND + CONNECT_TIMEOUT);
+    assert_eq!(ranks[0].loss_reason(1), Some("no connection within 5 s"));
 }
 
 /// Two ranks dial each other at the same time. The test makes the ranks handle their events in a random order.
@@ -228,27 +237,29 @@ fn a_link_to_a_machine_that_does_not_answer_is_lost() {
 fn ranks_that_dial_each_other_choose_the_same_connection() {
     for seed in 0..300 {
         let mut random = StdRng::seed_from_u64(seed);
-        let mut ends = make_ends(2);
+        let mut ranks = make_test_ranks(2);
         let mut to_dial = vec![0, 1];
         let started = std::time::Instant::now();
-        while !to_dial.is_empty() || !ends[0].is_open(1) || !ends[1].is_open(0) {
+        while !to_dial.is_empty() || !ranks[0].is_open(1) || !ranks[1].is_open(0) {
             assert!(started.elapsed() < DELIVERY_TIMEOUT, "seed {seed}: timed out");
             let rank = random.random_range(0..2);
             if random.random_bool(0.3) {
                 if let Some(index) = to_dial.iter().position(|&dialer| dialer == rank) {
                     to_dial.remove(index);
-                    ends[rank].connect(Duration::ZERO, 1 - rank as u32);
+                    ranks[rank].connect(Duration::ZERO, 1 - rank as u32);
                 }
             } else {
-                ends[rank].handle_events(Duration::ZERO);
+                ranks[rank].handle_events(Duration::ZERO);
             }
         }
-        assert_linked(&mut ends, Duration::ZERO);
+        assert_linked(&mut ranks, Duration::ZERO);
         // The ranks close the connection that they did not choose, and neither rank reports its peer as lost.
-        handle_events_until(&mut ends, &[0, 1], Duration::ZERO, |ends| {
-            ends.iter().all(|end| end.transport.ranks.len() == 1 && end.transport.next_deadline().is_none())
+        handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, |ranks| {
+            ranks
+                .iter()
+                .all(|rank| rank.transport.ranks.len() == 1 && rank.transport.next_deadline().is_none())
         });
-        assert_linked(&mut ends, Duration::ZERO);
+        assert_linked(&mut ranks, Duration::ZERO);
     }
 }
 
@@ -256,68 +267,70 @@ fn ranks_that_dial_each_other_choose_the_same_connection() {
 /// rank's connection becomes the link.
 #[test]
 fn the_connection_of_the_higher_rank_is_used_if_the_lower_rank_fails() {
-    let mut ends = make_ends(2);
+    let mut ranks = make_test_ranks(2);
     let elsewhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    ends[0].transport.addresses[1] = elsewhere.local_addr().unwrap();
-    ends[0].connect(Duration::ZERO, 1);
-    ends[1].connect(Duration::ZERO, 0);
-    let peers_connection_waits = |ends: &[TestRank]| {
-        let LinkState::Opening(opening) = &ends[0].transport.links[&Rank::new(1)].state else { return false };
+    ranks[0].transport.addresses[1] = elsewhere.local_addr().unwrap();
+    ranks[0].connect(Duration::ZERO, 1);
+    ranks[1].connect(Duration::ZERO, 0);
+    let peers_connection_waits = |ranks: &[TestRank]| {
+        let LinkState::Opening(opening) = &ranks[0].transport.links[&Rank::new(1)].state else {
+            return false;
+        };
         opening.has_peer_connection()
     };
-    handle_events_until(&mut ends, &[0, 1], Duration::ZERO, peers_connection_waits);
+    handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, peers_connection_waits);
     drop(elsewhere.accept().unwrap());
-    handle_events_until(&mut ends, &[0, 1], Duration::ZERO, |ends| ends[0].is_open(1) && ends[1].is_open(0));
-    assert_linked(&mut ends, Duration::ZERO);
+    handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, is_link_open);
+    assert_linked(&mut ranks, Duration::ZERO);
 }
 
 /// Regression test: before the fix, 256 connections that sent nothing used up the limit on handshakes for 5 s, so no
 /// rank could connect.
 #[test]
 fn silent_connections_do_not_prevent_a_rank_from_connecting() {
-    let mut ends = make_ends(2);
-    let address = ends[1].transport.addresses[1];
+    let mut ranks = make_test_ranks(2);
+    let address = ranks[1].transport.addresses[1];
     let before: Vec<_> =
         (0..3 * PENDING_HANDSHAKES_MAX).map(|_| StdStream::connect(address).unwrap()).collect();
-    ends[0].connect(Duration::ZERO, 1);
-    let is_connected = |ends: &[TestRank]| ends[0].transport.next_deadline().is_none();
-    handle_events_until(&mut ends, &[0], Duration::ZERO, is_connected);
+    ranks[0].connect(Duration::ZERO, 1);
+    let is_connected = |ranks: &[TestRank]| ranks[0].transport.next_deadline().is_none();
+    handle_events_until(&mut ranks, &[0], Duration::ZERO, is_connected);
     let after: Vec<_> = (0..PENDING_HANDSHAKES_MAX).map(|_| StdStream::connect(address).unwrap()).collect();
-    handle_events_until(&mut ends, &[1, 0], Duration::ZERO, |ends| ends[0].is_open(1) && ends[1].is_open(0));
-    assert_linked(&mut ends, Duration::ZERO);
+    handle_events_until(&mut ranks, &[1, 0], Duration::ZERO, is_link_open);
+    assert_linked(&mut ranks, Duration::ZERO);
     // The acceptor closes each remaining silent connection 5 s after it accepted the connection.
-    assert!(ends[1].transport.next_deadline().is_some());
+    assert!(ranks[1].transport.next_deadline().is_some());
     for second in 1..=9 {
-        ends[1].handle_events(second * SECOND);
+        ranks[1].handle_events(second * SECOND);
     }
-    assert_eq!(ends[1].transport.next_deadline().filter(|&at| at < 10 * SECOND), None);
+    assert_eq!(ranks[1].transport.next_deadline().filter(|&at| at < 10 * SECOND), None);
     drop((before, after));
 }
 
 /// Regression test: before the fix, a rank accepted a process that had been started with the same rank.
 #[test]
 fn a_dialer_that_claims_the_acceptors_rank_is_refused() {
-    let mut ends = make_ends(2);
-    ends[0].transport.rank = Rank::new(1);
-    ends[0].connect(Duration::ZERO, 1);
-    handle_events_until(&mut ends, &[0, 1], Duration::ZERO, |ends| ends[0].loss_reason(1).is_some());
-    let why = ends[0].loss_reason(1).unwrap();
+    let mut ranks = make_test_ranks(2);
+    ranks[0].transport.rank = Rank::new(1);
+    ranks[0].connect(Duration::ZERO, 1);
+    handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, |ranks| ranks[0].loss_reason(1).is_some());
+    let why = ranks[0].loss_reason(1).unwrap();
     assert!(why.contains("both processes were started as the same rank"), "{why}");
-    assert!(!ends[1].transport.is_open(Rank::new(1)));
+    assert!(!ranks[1].transport.is_open(Rank::new(1)));
 }
 
 /// Receives until at least `count` bytes have arrived or the link is lost. Each call of `receive` gets parts with
 /// these `lengths`. Returns the bytes, and the reason if the link was lost.
-fn receive_all(ends: &mut [TestRank], lengths: &[usize], count: usize) -> (Vec<u8>, Option<String>) {
+fn receive_all(ranks: &mut [TestRank], lengths: &[usize], count: usize) -> (Vec<u8>, Option<String>) {
     let (mut received, started) = (Vec::new(), std::time::Instant::now());
     while received.len() < count {
         assert!(started.elapsed() < DELIVERY_TIMEOUT, "timed out after {} bytes", received.len());
         let mut buffers: Vec<Vec<u8>> = lengths.iter().map(|&length| vec![0; length]).collect();
         let mut parts: Vec<IoSliceMut<'_>> =
             buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
-        match ends[1].transport.receive(Rank::ZERO, &mut parts) {
+        match ranks[1].transport.receive(Rank::ZERO, &mut parts) {
             TransferResult::Bytes(moved) => received.extend(buffers.concat().into_iter().take(moved)),
-            TransferResult::Blocked => ends[1].wait_and_handle_events(SECOND, Duration::from_millis(1)),
+            TransferResult::Blocked => ranks[1].wait_and_handle_events(SECOND, Duration::from_millis(1)),
             TransferResult::Lost(why) | TransferResult::Corrupt(why) => return (received, Some(why)),
         }
     }
@@ -330,29 +343,27 @@ fn receive_all(ends: &mut [TestRank], lengths: &[usize], count: usize) -> (Vec<u
 fn bytes_that_were_read_ahead_are_received_in_order() {
     let mut random = StdRng::seed_from_u64(7);
     for round in 0..60 {
-        let mut ends = make_ends(2);
-        ends[0].connect(Duration::ZERO, 1);
-        handle_events_until(&mut ends, &[0, 1], Duration::ZERO, |ends| {
-            ends[0].is_open(1) && ends[1].is_open(0)
-        });
+        let mut ranks = make_test_ranks(2);
+        ranks[0].connect(Duration::ZERO, 1);
+        handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, is_link_open);
         let mut sent = Vec::new();
         for _ in 0..random.random_range(1..6) {
             let length = random.random_range(1..9000);
             let bytes: Vec<u8> = (0..length).map(|_| random.random()).collect();
-            let moved = ends[0].transport.send(Rank::new(1), &[IoSlice::new(&bytes)]);
+            let moved = ranks[0].transport.send(Rank::new(1), &[IoSlice::new(&bytes)]);
             assert_eq!(moved, TransferResult::Bytes(length));
             sent.extend(bytes);
             if random.random_bool(0.5) {
                 let lengths: Vec<usize> = (0..random.random_range(1..3))
                     .map(|_| random.random_range(1..if round % 2 == 0 { 100 } else { 6000 }))
                     .collect();
-                let (received, lost) = receive_all(&mut ends, &lengths, random.random_range(1..=sent.len()));
+                let (received, lost) = receive_all(&mut ranks, &lengths, random.random_range(1..=sent.len()));
                 assert_eq!((&received[..], lost), (&sent[..received.len()], None));
                 sent.drain(..received.len());
             }
         }
-        ends[0].transport.finish(Rank::new(1));
-        let (received, lost) = receive_all(&mut ends, &[64], usize::MAX);
+        ranks[0].transport.finish(Rank::new(1));
+        let (received, lost) = receive_all(&mut ranks, &[64], usize::MAX);
         assert!(
             received == sent && lost.is_some_and(|why| why.contains("closed the connection")),
             "round {round}"
@@ -360,33 +371,31 @@ fn bytes_that_were_read_ahead_are_received_in_order() {
     }
 }
 
-/// Returns whether `ends[index]` has `count` open connections.
-fn has_connections(ends: &[TestRank], index: usize, count: usize) -> bool {
-    match &ends[index].transport.links[&Rank::new(1 - index as u32)].state {
+/// Returns whether `ranks[index]` has `count` open connections.
+fn has_connections(ranks: &[TestRank], index: usize, count: usize) -> bool {
+    match &ranks[index].transport.links[&Rank::new(1 - index as u32)].state {
         LinkState::Bundled(bundle) => bundle.connections().count() == count,
         _ => false,
     }
 }
 
-/// Returns two ends whose link has `stream_count` connections, all of which are open.
-fn make_ends_with_open_link(stream_count: u8) -> Vec<TestRank> {
-    let mut ends = make_ends_with_streams(2, stream_count);
-    ends[0].connect(Duration::ZERO, 1);
-    let are_open = |ends: &[TestRank]| {
-        ends[0].is_open(1)
-            && ends[1].is_open(0)
-            && (0..2).all(|end| has_connections(ends, end, stream_count.into()))
+/// Returns two ranks whose link has `stream_count` connections, all of which are open.
+fn make_linked_test_ranks(stream_count: u8) -> Vec<TestRank> {
+    let mut ranks = make_test_ranks_with_streams(2, stream_count);
+    ranks[0].connect(Duration::ZERO, 1);
+    let are_open = |ranks: &[TestRank]| {
+        is_link_open(ranks) && (0..2).all(|rank| has_connections(ranks, rank, stream_count.into()))
     };
-    handle_events_until(&mut ends, &[0, 1], Duration::ZERO, are_open);
-    ends
+    handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, are_open);
+    ranks
 }
 
 #[test]
 fn the_dialer_opens_all_connections_of_a_link() {
     for stream_count in [2, 4, 8] {
-        let mut ends = make_ends_with_open_link(stream_count);
-        assert!(ends.iter().all(|end| end.transport.extras.is_empty()));
-        assert_linked(&mut ends, SECOND);
+        let mut ranks = make_linked_test_ranks(stream_count);
+        assert!(ranks.iter().all(|rank| rank.transport.extras.is_empty()));
+        assert_linked(&mut ranks, SECOND);
     }
 }
 
@@ -395,72 +404,69 @@ fn the_dialer_opens_all_connections_of_a_link() {
 fn ranks_that_dial_each_other_open_all_connections_of_one_link() {
     for seed in 0..40 {
         let mut random = StdRng::seed_from_u64(seed);
-        let mut ends = make_ends_with_streams(2, 3);
-        ends[0].connect(Duration::ZERO, 1);
-        ends[1].connect(Duration::ZERO, 0);
+        let mut ranks = make_test_ranks_with_streams(2, 3);
+        ranks[0].connect(Duration::ZERO, 1);
+        ranks[1].connect(Duration::ZERO, 0);
         for _ in 0..random.random_range(0..20) {
-            ends[random.random_range(0..2)].handle_events(Duration::ZERO);
+            ranks[random.random_range(0..2)].handle_events(Duration::ZERO);
         }
-        handle_events_until(&mut ends, &[0, 1], Duration::ZERO, |ends| {
-            ends[0].is_open(1)
-                && ends[1].is_open(0)
-                && has_connections(ends, 0, 3)
-                && has_connections(ends, 1, 3)
+        handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, |ranks| {
+            is_link_open(ranks) && has_connections(ranks, 0, 3) && has_connections(ranks, 1, 3)
         });
-        assert_linked(&mut ends, Duration::ZERO);
-        assert!(ends.iter().all(|end| end.transport.ranks.len() == 3), "seed {seed}");
+        assert_linked(&mut ranks, Duration::ZERO);
+        assert!(ranks.iter().all(|rank| rank.transport.ranks.len() == 3), "seed {seed}");
     }
 }
 
 /// After a rank has closed an extra connection that the link does not need, the link still works.
 #[test]
 fn a_connection_that_a_link_does_not_need_is_closed() {
-    let mut ends = make_ends_with_open_link(3);
+    let mut ranks = make_linked_test_ranks(3);
     let wrong = [(1, 3), (2, 3), (1, 2), (3, 4), (0, 3), (0, 1)];
     for (index, total) in wrong {
         let mut dial =
-            ends[0].transport.open_connection(SECOND, Rank::new(1), StreamId { index, total }).unwrap();
+            ranks[0].transport.open_connection(SECOND, Rank::new(1), StreamId { index, total }).unwrap();
         let started = std::time::Instant::now();
         loop {
             assert!(started.elapsed() < DELIVERY_TIMEOUT, "connection {index} of {total} was not closed");
-            ends[1].wait_and_handle_events(SECOND, Duration::from_millis(1));
+            ranks[1].wait_and_handle_events(SECOND, Duration::from_millis(1));
             match dial.handshake.advance(&mut dial.stream) {
                 DialProgress::Ready => panic!("connection {index} of {total} was accepted"),
                 DialProgress::Closed(_) | DialProgress::Failed(_) => break,
                 DialProgress::Connecting | DialProgress::Pending => {}
             }
         }
-        assert!(has_connections(&ends, 1, 3) && has_connections(&ends, 0, 3));
+        assert!(has_connections(&ranks, 1, 3) && has_connections(&ranks, 0, 3));
     }
     // Only the rank that opened the link may open further connections. Rank 0 opened this link, so rank 0 refuses the
     // connection that rank 1 opens.
     let dial =
-        ends[1].transport.open_connection(SECOND, Rank::ZERO, StreamId { index: 7, total: 8 }).unwrap();
-    handle_events_until(&mut ends, &[0, 1], SECOND, |ends| ends[0].transport.next_deadline().is_none());
+        ranks[1].transport.open_connection(SECOND, Rank::ZERO, StreamId { index: 7, total: 8 }).unwrap();
+    handle_events_until(&mut ranks, &[0, 1], SECOND, |ranks| ranks[0].transport.next_deadline().is_none());
     drop(dial);
-    assert_linked(&mut ends, SECOND);
+    assert_linked(&mut ranks, SECOND);
 }
 
-/// When both ends decide to use only the first connection, the extra connections close without loss of data.
+/// When both ranks decide to use only the first connection, the extra connections close without loss of data.
 #[test]
 fn a_link_can_change_to_one_connection() {
-    let mut ends = make_ends_with_open_link(4);
-    ends[0].transport.use_single_connection();
-    assert_linked(&mut ends, SECOND);
-    assert!(has_connections(&ends, 0, 4) && has_connections(&ends, 1, 4));
-    ends[1].transport.use_single_connection();
-    assert_linked(&mut ends, SECOND);
-    assert_linked(&mut ends, SECOND);
-    assert!(has_connections(&ends, 0, 1) && has_connections(&ends, 1, 1));
-    assert_linked(&mut ends, SECOND);
+    let mut ranks = make_linked_test_ranks(4);
+    ranks[0].transport.use_single_connection();
+    assert_linked(&mut ranks, SECOND);
+    assert!(has_connections(&ranks, 0, 4) && has_connections(&ranks, 1, 4));
+    ranks[1].transport.use_single_connection();
+    assert_linked(&mut ranks, SECOND);
+    assert_linked(&mut ranks, SECOND);
+    assert!(has_connections(&ranks, 0, 1) && has_connections(&ranks, 1, 1));
+    assert_linked(&mut ranks, SECOND);
 }
 
-/// Regression test: the kernel reports waiting connections only once. Before the fix, if no file descriptor was free
-/// at that moment, these connections waited until another connection arrived.
+/// Regression test: the kernel reports waiting connections only once. Before the fix, connections that arrived while
+/// no file descriptor was free waited until a further connection arrived.
 #[test]
 fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
-    // The limit on open files applies to the whole process, so the test runs in a child process. The variable `CHILD_VARIABLE`
-    // marks the child.
+    // The limit on open files applies to the whole process, so the test runs in a child process. The variable
+    // `CHILD_VARIABLE` marks the child process.
     const CHILD_VARIABLE: &str = "RING_TEST_NO_DESCRIPTORS";
     if std::env::var_os(CHILD_VARIABLE).is_none() {
         let name = "transport::tcp::tests::waiting_connections_are_accepted_when_descriptors_are_free_again";
@@ -470,20 +476,20 @@ fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return;
     }
-    let mut ends = make_ends(2);
-    ends[0].connect(Duration::ZERO, 1);
-    let is_connected = |ends: &[TestRank]| ends[0].transport.next_deadline().is_none();
-    handle_events_until(&mut ends, &[0], Duration::ZERO, is_connected);
+    let mut ranks = make_test_ranks(2);
+    ranks[0].connect(Duration::ZERO, 1);
+    let is_connected = |ranks: &[TestRank]| ranks[0].transport.next_deadline().is_none();
+    handle_events_until(&mut ranks, &[0], Duration::ZERO, is_connected);
     let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let next_file = std::fs::File::open("/dev/null").unwrap();
     let current = Some(next_file.as_raw_fd() as u64);
     drop(next_file);
     let none_free = rustix::process::Rlimit { current, ..limits };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, none_free).unwrap();
-    ends[1].handle_events(Duration::ZERO);
+    ranks[1].handle_events(Duration::ZERO);
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limits).unwrap();
     // No event reports that descriptors are free again, so the listener needs a timer.
-    let next_attempt = ends[1].transport.next_deadline().expect("there is another attempt");
+    let next_attempt = ranks[1].transport.next_deadline().expect("there is another attempt");
     assert!(next_attempt > Duration::ZERO && next_attempt < SECOND, "{next_attempt:?}");
-    handle_events_until(&mut ends, &[0, 1], next_attempt, |ends| ends[0].is_open(1) && ends[1].is_open(0));
+    handle_events_until(&mut ranks, &[0, 1], next_attempt, is_link_open);
 }

@@ -26,7 +26,7 @@ pub(crate) fn is_missing(cell: &[u8]) -> bool {
 }
 
 /// Returns all texts for which [`is_missing`] returns `true`, except for the empty text.
-pub(crate) fn missing_spellings() -> impl Iterator<Item = String> {
+pub(crate) fn spellings_of_missing_values() -> impl Iterator<Item = String> {
     let in_any_case = ["na", "nan", "n/a", "null"].into_iter().flat_map(|word| {
         let with_case = move |upper: u32| {
             let letter = |(index, letter): (usize, char)| {
@@ -56,9 +56,9 @@ pub(crate) fn parse_number(cell: &[u8]) -> Result<f64, String> {
 
 /// Returns the beginning of a cell for a message.
 fn quote_start_of_cell(cell: &[u8]) -> String {
-    const CELL_CHARACTERS_SHOWN: usize = 40;
-    let text = String::from_utf8_lossy(&cell[..cell.len().min(4 * CELL_CHARACTERS_SHOWN)]);
-    let short: String = text.chars().take(CELL_CHARACTERS_SHOWN).collect();
+    const CELL_CHARACTERS_SHOWN_MAX: usize = 40;
+    let text = String::from_utf8_lossy(&cell[..cell.len().min(4 * CELL_CHARACTERS_SHOWN_MAX)]);
+    let short: String = text.chars().take(CELL_CHARACTERS_SHOWN_MAX).collect();
     if short.len() < cell.len() { format!("{short}...") } else { short }
 }
 
@@ -123,7 +123,7 @@ mod tests {
         for cell in ["0", "-", "??", "None", "Nan Madol", "NAs", "nul", "n.a."] {
             assert!(!is_missing(cell.as_bytes()), "{cell}");
         }
-        let spellings: Vec<String> = missing_spellings().collect();
+        let spellings: Vec<String> = spellings_of_missing_values().collect();
         assert!(spellings.iter().all(|text| is_missing(text.as_bytes())), "{spellings:?}");
         assert_eq!(spellings.len(), 4 + 8 + 4 + 16 + 3);
     }

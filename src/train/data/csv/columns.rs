@@ -3,12 +3,12 @@
 use super::cells::{ColumnKind, is_missing, parse_number};
 use crate::train::data::numbers::{NumberCollector, NumberRange};
 use crate::train::data::raw_table::{RawColumn, RawValues};
-use crate::train::data::texts::{TextBudget, TextCollector};
+use crate::train::data::texts::{TextBytesLeft, TextCollector};
 use crate::train::data::{Column, MissingPolicy};
 
 /// What to do with a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ColumnUse {
+pub(crate) enum ColumnRole {
     /// The column is a feature.
     Feature(ColumnKind),
     /// The column is the target.
@@ -21,14 +21,14 @@ pub(crate) enum ColumnUse {
 #[derive(Debug)]
 pub(crate) struct ColumnValues {
     pub(crate) name: String,
-    sink: ColumnSink,
+    sink: ColumnCollector,
     /// The number of missing values, including those in rows that were left out.
     pub(crate) missing: usize,
 }
 
 /// The values of a column, in the form in which the column is used.
 #[derive(Debug)]
-enum ColumnSink {
+enum ColumnCollector {
     Numbers(NumberCollector),
     Texts(TextCollector),
     TargetNumbers(Vec<f64>),
@@ -38,20 +38,20 @@ enum ColumnSink {
 
 impl ColumnValues {
     /// Creates a column without values.
-    pub(crate) fn new(name: String, column_use: ColumnUse) -> Self {
-        let sink = match column_use {
-            ColumnUse::Feature(ColumnKind::Numbers) => ColumnSink::Numbers(NumberCollector::new()),
-            ColumnUse::Feature(ColumnKind::Text) => ColumnSink::Texts(TextCollector::default()),
-            ColumnUse::Target(ColumnKind::Numbers) => ColumnSink::TargetNumbers(Vec::new()),
-            ColumnUse::Target(ColumnKind::Text) => ColumnSink::TargetTexts(TextCollector::default()),
-            ColumnUse::Ignored => ColumnSink::Ignored,
+    pub(crate) fn new(name: String, column_role: ColumnRole) -> Self {
+        let sink = match column_role {
+            ColumnRole::Feature(ColumnKind::Numbers) => ColumnCollector::Numbers(NumberCollector::new()),
+            ColumnRole::Feature(ColumnKind::Text) => ColumnCollector::Texts(TextCollector::default()),
+            ColumnRole::Target(ColumnKind::Numbers) => ColumnCollector::TargetNumbers(Vec::new()),
+            ColumnRole::Target(ColumnKind::Text) => ColumnCollector::TargetTexts(TextCollector::default()),
+            ColumnRole::Ignored => ColumnCollector::Ignored,
         };
         Self { name, sink, missing: 0 }
     }
 
     /// Returns whether the column is a feature.
     pub(crate) fn is_feature(&self) -> bool {
-        matches!(self.sink, ColumnSink::Numbers(_) | ColumnSink::Texts(_))
+        matches!(self.sink, ColumnCollector::Numbers(_) | ColumnCollector::Texts(_))
     }
 
     /// Adds the value of a row. `cell` must have no spaces at the beginning or the end.
@@ -63,32 +63,32 @@ impl ColumnValues {
         &mut self,
         cell: &[u8],
         policy: MissingPolicy,
-        budget: &mut TextBudget,
+        budget: &mut TextBytesLeft,
     ) -> Result<(), String> {
         if is_missing(cell) && self.is_feature() {
             return self.push_missing(policy, budget);
         }
         match &mut self.sink {
-            ColumnSink::Numbers(values) => match parse_number(cell) {
+            ColumnCollector::Numbers(values) => match parse_number(cell) {
                 Ok(value) => values.push(value),
                 Err(problem) => return Err(self.describe_bad_number(&problem)),
             },
-            ColumnSink::TargetNumbers(values) => match parse_number(cell) {
+            ColumnCollector::TargetNumbers(values) => match parse_number(cell) {
                 Ok(value) => values.push(value),
                 Err(problem) => return Err(self.describe_bad_number(&problem)),
             },
-            ColumnSink::Texts(texts) => {
+            ColumnCollector::Texts(texts) => {
                 let name = &self.name;
                 let full = |problem| format!("{problem}; pass --drop {name} to leave out the column");
                 texts.push(to_text(cell)?, budget).map_err(full)?;
             }
-            ColumnSink::TargetTexts(texts) => texts.push(to_text(cell)?, budget)?,
-            ColumnSink::Ignored => {}
+            ColumnCollector::TargetTexts(texts) => texts.push(to_text(cell)?, budget)?,
+            ColumnCollector::Ignored => {}
         }
         Ok(())
     }
 
-    fn push_missing(&mut self, policy: MissingPolicy, budget: &mut TextBudget) -> Result<(), String> {
+    fn push_missing(&mut self, policy: MissingPolicy, budget: &mut TextBytesLeft) -> Result<(), String> {
         self.missing += 1;
         if policy == MissingPolicy::Error {
             let name = &self.name;
@@ -98,8 +98,8 @@ impl ColumnValues {
             ));
         }
         match &mut self.sink {
-            ColumnSink::Numbers(values) => values.push(f64::NAN),
-            ColumnSink::Texts(texts) => texts.push("", budget)?,
+            ColumnCollector::Numbers(values) => values.push(f64::NAN),
+            ColumnCollector::Texts(texts) => texts.push("", budget)?,
             _ => {}
         }
         Ok(())
@@ -118,23 +118,23 @@ impl ColumnValues {
     /// Returns the values of the target. Returns `None` if this column is not the target.
     pub(crate) fn take_target(&mut self) -> Option<Column> {
         match &mut self.sink {
-            ColumnSink::TargetNumbers(values) => Some(Column::Numbers(std::mem::take(values))),
-            ColumnSink::TargetTexts(values) => Some(Column::Text(std::mem::take(values).texts)),
+            ColumnCollector::TargetNumbers(values) => Some(Column::Numbers(std::mem::take(values))),
+            ColumnCollector::TargetTexts(values) => Some(Column::Text(std::mem::take(values).texts)),
             _ => None,
         }
     }
 
-    /// Returns the range of the numbers of a feature. Returns the range of no numbers for other columns.
+    /// Returns the range of the numbers of a feature, or an empty range for other columns.
     pub(crate) fn range(&self) -> NumberRange {
-        if let ColumnSink::Numbers(values) = &self.sink { values.range() } else { NumberRange::EMPTY }
+        if let ColumnCollector::Numbers(values) = &self.sink { values.range() } else { NumberRange::EMPTY }
     }
 
     /// Returns the values of a feature. Returns `None` if this column is not a feature. `range` is the range of the
     /// numbers that all ranks have read from this column.
     pub(crate) fn into_feature_column(self, range: NumberRange) -> Option<RawColumn> {
         let values = match self.sink {
-            ColumnSink::Numbers(values) => RawValues::Numbers(values.finish(range)),
-            ColumnSink::Texts(values) => RawValues::Texts(values.texts),
+            ColumnCollector::Numbers(values) => RawValues::Numbers(values.finish(range)),
+            ColumnCollector::Texts(values) => RawValues::Texts(values.texts),
             _ => return None,
         };
         Some(RawColumn { name: self.name, values })

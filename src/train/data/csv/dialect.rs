@@ -11,7 +11,7 @@ use crate::train::data::file::extension;
 /// The byte-order mark of UTF-8.
 const UTF8_BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// The number of rows from which the separator is chosen.
-const SEPARATOR_ROWS_COMPARED: usize = 50;
+const SEPARATOR_ROWS_COMPARED_MAX: usize = 50;
 
 /// The character between the cells of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,7 +25,7 @@ impl Separator {
     /// A space.
     const SPACE: Self = Self(b' ');
     /// The separators that are recognised, with their names on the command line.
-    const NAMED: [(Self, &'static str); 5] = [
+    const NAMES: [(Self, &'static str); 5] = [
         (Self::COMMA, "comma"),
         (Self::TAB, "tab"),
         (Self(b';'), "semicolon"),
@@ -41,7 +41,7 @@ impl Separator {
 
 impl fmt::Display for Separator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match Self::NAMED.iter().find(|(separator, _)| separator == self) {
+        match Self::NAMES.iter().find(|(separator, _)| separator == self) {
             Some((_, name)) => f.write_str(name),
             None => write!(f, "`{}`", self.0.escape_ascii()),
         }
@@ -52,7 +52,7 @@ impl FromStr for Separator {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if let Some((separator, _)) = Self::NAMED.iter().find(|(_, name)| *name == text) {
+        if let Some((separator, _)) = Self::NAMES.iter().find(|(_, name)| *name == text) {
             return Ok(*separator);
         }
         match text.as_bytes() {
@@ -97,7 +97,7 @@ pub(crate) fn byte_order_mark_length(path: &Path, start: &[u8]) -> Result<usize,
 pub(crate) fn detect_separator(path: &Path, start: &[u8], whole: bool) -> Separator {
     let rows = count_separators(start, whole);
     let Some(first) = rows.first() else { return Separator::COMMA };
-    let tab = Separator::NAMED.iter().position(|(separator, _)| *separator == Separator::TAB);
+    let tab = Separator::NAMES.iter().position(|(separator, _)| *separator == Separator::TAB);
     if let Some(tab) = tab
         && first[tab] > 0
         && matches!(extension(path).as_deref(), Some("tsv" | "tab"))
@@ -107,15 +107,15 @@ pub(crate) fn detect_separator(path: &Path, start: &[u8], whole: bool) -> Separa
     let is_regular = |index: usize| rows.iter().all(|row| row[index] == first[index]);
     // `max_by_key` returns the last of several equal values, so the order is reversed: a comma is preferred to a tab.
     let best = (0..first.len()).rev().max_by_key(|&index| {
-        let is_space = Separator::NAMED[index].0 == Separator::SPACE;
+        let is_space = Separator::NAMES[index].0 == Separator::SPACE;
         (first[index] > 0 && is_regular(index), !is_space, first[index])
     });
-    best.filter(|&index| first[index] > 0).map_or(Separator::COMMA, |index| Separator::NAMED[index].0)
+    best.filter(|&index| first[index] > 0).map_or(Separator::COMMA, |index| Separator::NAMES[index].0)
 }
 
 /// Returns how often each of the named separators occurs outside of quotation marks in each of the first rows. Does
 /// not count spaces at the beginning and the end of a row, and counts several adjacent spaces as one.
-fn count_separators(start: &[u8], whole: bool) -> Vec<[u32; Separator::NAMED.len()]> {
+fn count_separators(start: &[u8], whole: bool) -> Vec<[u32; Separator::NAMES.len()]> {
     let mut rows = Vec::new();
     let mut quoted = false;
     let mut row_start = 0;
@@ -125,7 +125,7 @@ fn count_separators(start: &[u8], whole: bool) -> Vec<[u32; Separator::NAMED.len
             b'\n' | b'\r' if !quoted => {
                 rows.extend(count_separators_in_row(&start[row_start..index]));
                 row_start = index + 1;
-                if rows.len() == SEPARATOR_ROWS_COMPARED {
+                if rows.len() == SEPARATOR_ROWS_COMPARED_MAX {
                     return rows;
                 }
             }
@@ -140,16 +140,16 @@ fn count_separators(start: &[u8], whole: bool) -> Vec<[u32; Separator::NAMED.len
 }
 
 /// Counts the separators in a row. Returns `None` for an empty row.
-fn count_separators_in_row(row: &[u8]) -> Option<[u32; Separator::NAMED.len()]> {
+fn count_separators_in_row(row: &[u8]) -> Option<[u32; Separator::NAMES.len()]> {
     let row = row.trim_ascii_end();
     if row.is_empty() {
         return None;
     }
-    let mut counts = [0; Separator::NAMED.len()];
+    let mut counts = [0; Separator::NAMES.len()];
     let (mut quoted, mut last) = (false, b' ');
     for &byte in row {
         quoted ^= byte == b'"';
-        let index = Separator::NAMED.iter().position(|(separator, _)| separator.byte() == byte);
+        let index = Separator::NAMES.iter().position(|(separator, _)| separator.byte() == byte);
         if let Some(index) = index.filter(|_| !(quoted || byte == b' ' && last == b' ')) {
             counts[index] += 1;
         }

@@ -13,17 +13,17 @@ use csv::ByteRecord;
 use sha2::{Digest, Sha256};
 
 use self::cells::looks_like_data;
-pub(crate) use self::cells::{is_missing, missing_spellings, parse_number};
+pub(crate) use self::cells::{is_missing, parse_number, spellings_of_missing_values};
 use self::columns::ColumnValues;
 pub use self::dialect::Separator;
 pub(crate) use self::options::find_column;
 pub use self::options::{HeaderRow, TableOptions};
 pub(crate) use self::records::Records;
-pub(crate) use self::row_blocks::BlockShare;
+pub(crate) use self::row_blocks::BlocksOfRank;
 use super::numbers::{NumberRange, merge_ranges};
 use super::raw_table::RawTable;
 use super::row_map::RowMap;
-use super::texts::{TEXT_BYTES_MAX, TextBudget};
+use super::texts::{TEXT_BYTES_MAX, TextBytesLeft};
 use super::{DataError, ELEMENTS_MAX, MissingPolicy, TableLayout};
 use crate::group::Group;
 use crate::train::TrainError;
@@ -33,7 +33,7 @@ use crate::types::ReduceOp;
 /// The number of rows of data from which the kinds of the columns are chosen.
 const SAMPLE_ROWS: usize = 1000;
 /// A message about missing values names at most this number of columns.
-const MISSING_COLUMNS_SHOWN: usize = 8;
+const MISSING_COLUMNS_SHOWN_MAX: usize = 8;
 
 /// Reads the rows of a table that belong to `share`, from one or more files with the same columns. `target` is the
 /// name or the number of the column to predict. Leaves out rows without a target.
@@ -43,8 +43,7 @@ const MISSING_COLUMNS_SHOWN: usize = 8;
 ///
 /// # Errors
 ///
-/// Returns an error in each of these cases. If the fault is in a line or a column, the message names this line or
-/// column.
+/// The message names the line or the column of the fault, if there is one. Possible errors:
 ///
 /// - The file cannot be read, is empty, or is not UTF-8 text.
 /// - The target or a column that an option names does not exist.
@@ -52,24 +51,24 @@ const MISSING_COLUMNS_SHOWN: usize = 8;
 /// - A value is missing, and [`TableOptions::missing`] is [`MissingPolicy::Error`].
 /// - The first row should be a header, but looks like data.
 /// - The files have different columns.
-pub(crate) fn read_share(
+pub(crate) fn read_rows_of_rank(
     paths: &[PathBuf],
     target: &str,
     options: &TableOptions,
-    share: BlockShare,
-) -> Result<TableShare, DataError> {
+    share: BlocksOfRank,
+) -> Result<RowsOfRank, DataError> {
     let Some((first, more)) = paths.split_first() else {
         return Err(DataError::Unsuitable("the table has no files".into()));
     };
-    let mut records = Records::open_share(first, options.separator, SAMPLE_ROWS + 1, (share, 0))?;
+    let mut records = Records::open_for_rank(first, options.separator, SAMPLE_ROWS + 1, (share, 0))?;
     if !records.advance()? {
         return Err(records.error("is empty"));
     }
-    let mut table = TableShare::new((first, more.len()), &records, target, (options, share))?;
+    let mut table = RowsOfRank::new((first, more.len()), &records, target, (options, share))?;
     let has_header = options.header != HeaderRow::Absent;
     table.read_file(&mut records, has_header)?;
     for path in more {
-        let mut records = Records::open_share(path, options.separator, 0, (share, table.blocks))?;
+        let mut records = Records::open_for_rank(path, options.separator, 0, (share, table.blocks))?;
         if !records.advance()? {
             return Err(records.error("is empty"));
         }
@@ -82,12 +81,12 @@ pub(crate) fn read_share(
 }
 
 /// The rows of a table that one rank has read.
-pub(crate) struct TableShare {
+pub(crate) struct RowsOfRank {
     /// The first file.
     path: PathBuf,
     /// The number of further files.
     more_files: usize,
-    share: BlockShare,
+    share: BlocksOfRank,
     /// The number of blocks of all files, including the blocks of other ranks.
     blocks: usize,
     /// For each block of this rank: the number of the block, and the number of its rows. Rows that were left out do
@@ -99,7 +98,7 @@ pub(crate) struct TableShare {
     /// The index of the target.
     target: usize,
     missing: MissingPolicy,
-    text_budget: TextBudget,
+    text_budget: TextBytesLeft,
     /// The number of rows, including those that were left out.
     rows: usize,
     /// The number of rows without a target.
@@ -108,23 +107,24 @@ pub(crate) struct TableShare {
     rows_incomplete: usize,
 }
 
-impl TableShare {
+impl RowsOfRank {
     /// Chooses what to do with each column. The current row of `records` is the first row of the file.
     fn new(
         (path, more_files): (&Path, usize),
         records: &Records,
         target: &str,
-        (options, share): (&TableOptions, BlockShare),
+        (options, share): (&TableOptions, BlocksOfRank),
     ) -> Result<Self, DataError> {
         let names = read_header(records, options.header)?;
         let sample =
             &records.sample()[usize::from(options.header != HeaderRow::Absent).min(records.sample().len())..];
-        let uses = options.column_uses(&names, target, sample).map_err(|problem| {
+        let uses = options.column_roles(&names, target, sample).map_err(|problem| {
             let separator = records.separator();
             let hint = format!("; the separator is {separator} (to choose another one, pass --separator)");
             records.error(if names.len() < 2 { problem + &hint } else { problem })
         })?;
-        let is_target = |column_use: &columns::ColumnUse| matches!(column_use, columns::ColumnUse::Target(_));
+        let is_target =
+            |column_role: &columns::ColumnRole| matches!(column_role, columns::ColumnRole::Target(_));
         Ok(Self {
             path: path.to_owned(),
             more_files,
@@ -136,10 +136,10 @@ impl TableShare {
             columns: names
                 .into_iter()
                 .zip(uses)
-                .map(|(name, column_use)| ColumnValues::new(name, column_use))
+                .map(|(name, column_role)| ColumnValues::new(name, column_role))
                 .collect(),
             missing: options.missing,
-            text_budget: TextBudget(TEXT_BYTES_MAX),
+            text_budget: TextBytesLeft(TEXT_BYTES_MAX),
             rows: 0,
             rows_without_target: 0,
             rows_incomplete: 0,
@@ -189,11 +189,11 @@ impl TableShare {
             Some((block, rows)) if *block == records.block() => *rows += 1,
             _ => self.block_rows.push((records.block(), 1)),
         }
-        self.check_size()
+        self.check_value_count()
     }
 
     /// Returns an error if the table has too many values.
-    fn check_size(&self) -> Result<(), DataError> {
+    fn check_value_count(&self) -> Result<(), DataError> {
         if (self.rows as u64).saturating_mul(self.columns.len() as u64) > ELEMENTS_MAX {
             return Err(DataError::malformed(&self.path, format!("holds more than {ELEMENTS_MAX} values")));
         }
@@ -212,21 +212,20 @@ impl TableShare {
         count
     }
 
-    /// Returns a number that identifies the content of the files. Two ranks with the same number have read the same
-    /// files.
+    /// Returns a hash of the files: ranks with the same hash have read the same files.
     pub(crate) fn content_digest(&self) -> u64 {
         short_digest(&self.content.clone().finalize())
     }
 
-    /// Returns the table with the rows of this rank and the counts of all ranks. All ranks must have read the same
-    /// files, and must call this function.
+    /// Returns the table with the rows of this rank, and with counts of rows and missing values over all ranks. All
+    /// ranks must have read the same files, and must call this function.
     ///
     /// # Errors
     ///
     /// If a collective fails, or if the table has too many values or no rows.
     pub(crate) fn merge(mut self, group: &mut Group) -> Result<RawTable, TrainError> {
-        self.add_counts(group)?;
-        self.check_size()?;
+        self.sum_counts_over_ranks(group)?;
+        self.check_value_count()?;
         if self.rows == 0 {
             let problem = match self.more_files {
                 0 => "has no rows below its header; pass --no-header if its first row holds data".to_owned(),
@@ -274,8 +273,8 @@ impl TableShare {
         ))
     }
 
-    /// Replaces the counts of this rank by the counts of all ranks.
-    fn add_counts(&mut self, group: &mut Group) -> Result<(), TrainError> {
+    /// Replaces the counts of this rank by their sums over all ranks.
+    fn sum_counts_over_ranks(&mut self, group: &mut Group) -> Result<(), TrainError> {
         let own = [&mut self.rows, &mut self.rows_without_target, &mut self.rows_incomplete];
         let mut counts: Vec<&mut usize> =
             own.into_iter().chain(self.columns.iter_mut().map(|column| &mut column.missing)).collect();
@@ -302,7 +301,7 @@ impl TableShare {
         }
         let counts: Vec<String> = incomplete
             .iter()
-            .take(MISSING_COLUMNS_SHOWN)
+            .take(MISSING_COLUMNS_SHOWN_MAX)
             .map(|column| format!("`{}` {}", column.name, column.missing))
             .collect();
         let more = if incomplete.len() > counts.len() { ", ..." } else { "" };

@@ -3,14 +3,14 @@
 use csv::ByteRecord;
 
 use super::cells::{ColumnKind, column_kind};
-use super::columns::ColumnUse;
+use super::columns::ColumnRole;
 use super::dialect::Separator;
 use crate::train::data::MissingPolicy;
 
 /// The default of [`TableOptions::categories_max`].
-const CATEGORIES_DEFAULT: usize = 256;
+const CATEGORIES_MAX_DEFAULT: usize = 256;
 /// A message that lists the columns of a table shows at most this number of names.
-const COLUMN_NAMES_SHOWN: usize = 20;
+const COLUMN_NAMES_SHOWN_MAX: usize = 20;
 
 /// Whether the first row of a table holds the names of the columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -54,7 +54,7 @@ impl Default for TableOptions {
             features: Vec::new(),
             drop: Vec::new(),
             categorical: Vec::new(),
-            categories_max: CATEGORIES_DEFAULT,
+            categories_max: CATEGORIES_MAX_DEFAULT,
         }
     }
 }
@@ -63,14 +63,17 @@ impl TableOptions {
     /// Returns the command-line name of the first option that differs from its default. Returns `None` if all options
     /// have their defaults.
     pub(crate) fn name_of_first_given_option(&self) -> Option<&'static str> {
-        let default = Self::default().shared_options();
-        let differing =
-            self.shared_options().into_iter().zip(default).find(|(given, default)| given != default);
+        let default = Self::default().options_equal_on_all_ranks();
+        let differing = self
+            .options_equal_on_all_ranks()
+            .into_iter()
+            .zip(default)
+            .find(|(given, default)| given != default);
         differing.map(|((name, _), _)| name)
     }
 
     /// Returns the names and values of the options that must be the same on all ranks.
-    pub(crate) fn shared_options(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn options_equal_on_all_ranks(&self) -> Vec<(&'static str, String)> {
         let Self { header, separator, missing, features, drop, categorical, categories_max } = self;
         vec![
             ("--header or --no-header", format!("{header:?}")),
@@ -89,12 +92,12 @@ impl TableOptions {
     /// # Errors
     ///
     /// If an option names a column that does not exist, or if options contradict each other.
-    pub(crate) fn column_uses(
+    pub(crate) fn column_roles(
         &self,
         names: &[String],
         target: &str,
         rows: &[ByteRecord],
-    ) -> Result<Vec<ColumnUse>, String> {
+    ) -> Result<Vec<ColumnRole>, String> {
         let target = find_column(names, target)?;
         let find =
             |list: &[String]| list.iter().map(|name| find_column(names, name)).collect::<Result<Vec<_>, _>>();
@@ -118,12 +121,12 @@ impl TableOptions {
         let kind = |index| {
             if categorical.contains(&index) { ColumnKind::Text } else { column_kind(rows, index) }
         };
-        let column_use = |index| match index {
-            _ if index == target => ColumnUse::Target(kind(index)),
-            _ if is_used(index) => ColumnUse::Feature(kind(index)),
-            _ => ColumnUse::Ignored,
+        let column_role = |index| match index {
+            _ if index == target => ColumnRole::Target(kind(index)),
+            _ if is_used(index) => ColumnRole::Feature(kind(index)),
+            _ => ColumnRole::Ignored,
         };
-        Ok((0..names.len()).map(column_use).collect())
+        Ok((0..names.len()).map(column_role).collect())
     }
 }
 
@@ -140,7 +143,7 @@ pub(crate) fn find_column(names: &[String], wanted: &str) -> Result<usize, Strin
         (None, _) => {}
     }
     wanted.parse().ok().filter(|&index| index < names.len()).ok_or_else(|| {
-        let shown: Vec<&str> = names.iter().take(COLUMN_NAMES_SHOWN).map(String::as_str).collect();
+        let shown: Vec<&str> = names.iter().take(COLUMN_NAMES_SHOWN_MAX).map(String::as_str).collect();
         let more = if names.len() > shown.len() { ", ..." } else { "" };
         format!("has no column `{wanted}`; its columns are {}{more}", shown.join(", "))
     })

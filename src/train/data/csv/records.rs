@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use csv::ByteRecord;
 
 use super::dialect::{Separator, byte_order_mark_length, detect_separator};
-use super::row_blocks::{BlockShare, FileFingerprint, OwnRows, ROW_BYTES_MAX};
+use super::row_blocks::{BlocksOfRank, FileFingerprint, ROW_BYTES_MAX, RowFilter};
 use crate::train::data::DataError;
 use crate::train::data::file::{open_data_file, stream_error};
 
-/// The separator and the kinds of the columns are chosen from this many bytes at the beginning of a file. The number
-/// is doubled until the bytes hold two complete rows.
+/// The separator and the kinds of the columns are chosen from this many bytes at the beginning of a file, or from
+/// more if these do not hold two complete rows.
 const FILE_START_BYTES: u64 = 1 << 18;
 /// The size in bytes of the buffer from which rows are parsed.
 const BUFFER_BYTES: usize = 1 << 18;
@@ -19,7 +19,7 @@ const BUFFER_BYTES: usize = 1 << 18;
 /// The rows of a file.
 pub(crate) struct Records {
     path: PathBuf,
-    reader: csv::Reader<OwnRows<RowInput>>,
+    reader: csv::Reader<RowFilter<RowInput>>,
     /// The current row.
     row: ByteRecord,
     /// The number of the line in which the current row begins, counted from 1.
@@ -50,16 +50,16 @@ impl Records {
         separator: Option<Separator>,
         sample_rows: usize,
     ) -> Result<Self, DataError> {
-        Self::new((path, input), separator, sample_rows, (BlockShare::ALL, 0))
+        Self::new((path, input), separator, sample_rows, (BlocksOfRank::ALL, 0))
     }
 
     /// Does what [`open`](Self::open) does, but [`advance`](Self::advance) reads only the first row and the rows
     /// in the blocks of `share`. `first_block` is the number of the first block of this file.
-    pub(crate) fn open_share(
+    pub(crate) fn open_for_rank(
         path: &Path,
         separator: Option<Separator>,
         sample_rows: usize,
-        (share, first_block): (BlockShare, usize),
+        (share, first_block): (BlocksOfRank, usize),
     ) -> Result<Self, DataError> {
         Self::new((path, open_data_file(path)?), separator, sample_rows, (share, first_block))
     }
@@ -68,7 +68,7 @@ impl Records {
         (path, mut rest): (&Path, Box<dyn Read>),
         separator: Option<Separator>,
         sample_rows: usize,
-        (share, first_block): (BlockShare, usize),
+        (share, first_block): (BlocksOfRank, usize),
     ) -> Result<Self, DataError> {
         let mut start = Vec::new();
         let mut next_bytes = FILE_START_BYTES;
@@ -88,7 +88,7 @@ impl Records {
             next_bytes = start.len() as u64;
         };
         let input = RowInput::new(Cursor::new(start).chain(rest));
-        let input = OwnRows::new(input, separator.byte(), share, first_block);
+        let input = RowFilter::new(input, separator.byte(), share, first_block);
         let reader = csv_reader_builder(separator).buffer_capacity(BUFFER_BYTES).from_reader(input);
         Ok(Self {
             path: path.to_owned(),
@@ -106,7 +106,7 @@ impl Records {
         self.separator
     }
 
-    /// Returns copies of the first rows of the file. [`advance`](Self::advance) also reads these rows.
+    /// Returns copies of the first rows of the file, which [`advance`](Self::advance) will also read.
     pub(crate) fn sample(&self) -> &[ByteRecord] {
         &self.sample
     }
@@ -117,8 +117,8 @@ impl Records {
         let found =
             self.reader.read_byte_record(&mut self.row).map_err(|error| self.convert_csv_error(error))?;
         if found {
-            // `row.position()` would be the position before skipped empty lines. `reader.position()` is the position
-            // after the row's line break, which the last row of a file may lack.
+            // Do not use `row.position()`, which is before skipped empty lines. `reader.position()` is after the
+            // row's line break, which the last row of a file may lack.
             let row_lines = self.row.as_slice().split(|&byte| byte == b'\n').count() as u64;
             let after_row = u64::from(!self.reader.get_ref().has_ended);
             let line = (self.reader.position().line() + 1).saturating_sub(row_lines + after_row);

@@ -1,9 +1,9 @@
 //! Divides the rows of a file into blocks, so that each rank parses only the rows of its own blocks.
 //!
-//! A line break in a quoted cell does not end a row. So a rank that starts in the middle of a file does not know
-//! which line breaks end rows. Therefore each rank reads the whole file and finds the ends of all rows, which takes
-//! much less time than parsing the cells. The blocks depend only on the content of the file, and not on the number of
-//! ranks.
+//! A line break in a quoted cell does not end a row, and a rank that starts in the middle of a file does not know
+//! which line breaks are in quoted cells. Therefore each rank reads the whole file and finds the ends of all rows,
+//! which takes much less time than parsing the cells. The blocks depend only on the content of the file, and not on
+//! the number of ranks.
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -21,14 +21,14 @@ const BUFFER_BYTES: usize = 1 << 18;
 
 /// The blocks that a rank parses: every `ranks`-th block, starting with block number `rank`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct BlockShare {
+pub(crate) struct BlocksOfRank {
     /// The number of this rank.
     pub(crate) rank: usize,
     /// The number of ranks that share the blocks.
     pub(crate) ranks: usize,
 }
 
-impl BlockShare {
+impl BlocksOfRank {
     /// All blocks.
     pub(crate) const ALL: Self = Self { rank: 0, ranks: 1 };
 
@@ -38,26 +38,26 @@ impl BlockShare {
     }
 }
 
-/// The length and the checksum of a file. Ranks compare them to find out whether they read the same file.
+/// The length and the checksum of a file, which ranks compare to find out whether they read the same file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct FileFingerprint {
     /// The number of bytes, with LF at the end of each line.
     pub(crate) bytes: u64,
-    /// The CRC-32C of these bytes.
+    /// The CRC-32C of the file, with LF at the end of each line.
     pub(crate) checksum: u64,
 }
 
-/// The place of the next byte of a file.
+/// Where in a row the next byte of a file is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum BytePlace {
-    /// The beginning of a cell. Here, a quotation mark begins a quoted cell.
+enum PlaceInCell {
+    /// The beginning of a cell: a quotation mark begins a quoted cell.
     CellStart,
-    /// A cell that does not begin with a quotation mark. Here, a quotation mark is text.
+    /// A cell that does not begin with a quotation mark: a quotation mark is text.
     Unquoted,
-    /// A quoted cell. Here, a line break is text.
+    /// A quoted cell: a line break is text.
     Quoted,
-    /// Behind a quotation mark in a quoted cell. Here, a second quotation mark is text, and any other byte ends the
-    /// quoted text.
+    /// After a quotation mark in a quoted cell: a second quotation mark is text, and any other byte ends the quoted
+    /// text.
     AfterQuote,
 }
 
@@ -65,7 +65,7 @@ enum BytePlace {
 #[derive(Debug)]
 struct RowScanner {
     separator: u8,
-    place: BytePlace,
+    place: PlaceInCell,
 }
 
 impl RowScanner {
@@ -75,24 +75,24 @@ impl RowScanner {
         let mut at = 0;
         while let Some(&next) = bytes.get(at) {
             match self.place {
-                BytePlace::Quoted => {
+                PlaceInCell::Quoted => {
                     at += memchr(b'"', &bytes[at..])? + 1;
-                    self.place = BytePlace::AfterQuote;
+                    self.place = PlaceInCell::AfterQuote;
                 }
-                BytePlace::AfterQuote | BytePlace::CellStart if next == b'"' => {
+                PlaceInCell::AfterQuote | PlaceInCell::CellStart if next == b'"' => {
                     at += 1;
-                    self.place = BytePlace::Quoted;
+                    self.place = PlaceInCell::Quoted;
                 }
-                BytePlace::CellStart | BytePlace::Unquoted | BytePlace::AfterQuote => {
+                PlaceInCell::CellStart | PlaceInCell::Unquoted | PlaceInCell::AfterQuote => {
                     // A quotation mark in the place `Unquoted` is text, so the search starts behind it.
                     let skipped = usize::from(next == b'"');
                     let found =
                         memchr2(b'\n', b'"', &bytes[at + skipped..]).map(|found| at + skipped + found);
                     let end = found.unwrap_or(bytes.len());
                     let after_separator = end > at && bytes[end - 1] == self.separator;
-                    self.place = if after_separator { BytePlace::CellStart } else { BytePlace::Unquoted };
+                    self.place = if after_separator { PlaceInCell::CellStart } else { PlaceInCell::Unquoted };
                     if found.is_some_and(|end| bytes[end] == b'\n') {
-                        self.place = BytePlace::CellStart;
+                        self.place = PlaceInCell::CellStart;
                         return Some(end + 1);
                     }
                     at = end;
@@ -103,23 +103,23 @@ impl RowScanner {
     }
 }
 
-/// A segment: consecutive lines of one block that [`OwnRows`] passes on.
+/// A segment: consecutive lines of one block that [`RowFilter`] passes on.
 #[derive(Clone, Copy, Debug)]
-struct BlockLines {
+struct BlockSegment {
     /// The number of the block.
     block: usize,
-    /// The number of lines that [`OwnRows`] has passed on before this segment.
+    /// The number of lines that [`RowFilter`] has passed on before this segment.
     lines_before: u64,
-    /// The number of lines that [`OwnRows`] has skipped before this segment.
+    /// The number of lines that [`RowFilter`] has skipped before this segment.
     lines_skipped: u64,
 }
 
 /// Reads a file and passes on its first row and the rows of this rank's blocks. Skips all other rows. In `input`,
 /// each line must end with LF.
-pub(super) struct OwnRows<R> {
+pub(super) struct RowFilter<R> {
     input: R,
     scanner: RowScanner,
-    share: BlockShare,
+    share: BlocksOfRank,
     buffer: Vec<u8>,
     /// The parts of `buffer` that are to be passed on.
     ready: VecDeque<Range<usize>>,
@@ -133,22 +133,22 @@ pub(super) struct OwnRows<R> {
     has_first_row: bool,
     /// The line, counted from 1, in which the current row begins.
     row_line: u64,
-    /// The segments, starting with the segment of the row that the caller located last.
-    segments: VecDeque<BlockLines>,
+    /// The segments, starting with the segment of the row of the last call of `line_and_block_of_row`.
+    segments: VecDeque<BlockSegment>,
     lines_passed: u64,
     lines_skipped: u64,
     digest: Digest,
     bytes: u64,
-    /// `true` after `read` has reached the end of the file. The caller may set this field to `false`.
+    /// Whether `read` has reached the end of the file since the caller last set this field to `false`.
     pub(super) has_ended: bool,
 }
 
-impl<R: Read> OwnRows<R> {
+impl<R: Read> RowFilter<R> {
     /// `first_block` is the number of the first block of this file.
-    pub(super) fn new(input: R, separator: u8, share: BlockShare, first_block: usize) -> Self {
+    pub(super) fn new(input: R, separator: u8, share: BlocksOfRank, first_block: usize) -> Self {
         Self {
             input,
-            scanner: RowScanner { separator, place: BytePlace::CellStart },
+            scanner: RowScanner { separator, place: PlaceInCell::CellStart },
             share,
             buffer: vec![0; BUFFER_BYTES],
             ready: VecDeque::new(),
@@ -157,7 +157,11 @@ impl<R: Read> OwnRows<R> {
             row_bytes: 0,
             has_first_row: false,
             row_line: 1,
-            segments: VecDeque::from([BlockLines { block: first_block, lines_before: 0, lines_skipped: 0 }]),
+            segments: VecDeque::from([BlockSegment {
+                block: first_block,
+                lines_before: 0,
+                lines_skipped: 0,
+            }]),
             lines_passed: 0,
             lines_skipped: 0,
             digest: Digest::new(CrcAlgorithm::Crc32Iscsi),
@@ -167,7 +171,7 @@ impl<R: Read> OwnRows<R> {
     }
 
     /// Returns the first line of a row in the file, and the number of the block of this row. `line` is the first line
-    /// of the row in the output of `OwnRows`. Lines are counted from 1. The caller must pass the rows in ascending
+    /// of the row in the output of `RowFilter`. Lines are counted from 1. The caller must pass the rows in ascending
     /// order.
     pub(super) fn line_and_block_of_row(&mut self, line: u64) -> (u64, usize) {
         while self.segments.get(1).is_some_and(|next| next.lines_before < line) {
@@ -176,8 +180,7 @@ impl<R: Read> OwnRows<R> {
         self.segments.front().map_or((line, 0), |segment| (line + segment.lines_skipped, segment.block))
     }
 
-    /// Returns the line in which the row that is too long begins, counted from 1. The caller must have received the
-    /// error `FileTooLarge`.
+    /// After the error `FileTooLarge`: returns the line, counted from 1, in which the overlong row begins.
     pub(super) fn long_row_line(&self) -> u64 {
         self.row_line
     }
@@ -193,18 +196,18 @@ impl<R: Read> OwnRows<R> {
     }
 
     /// Reads the next part of the file. Returns `false` at the end of the file.
-    fn read_part(&mut self) -> io::Result<bool> {
+    fn fill_buffer(&mut self) -> io::Result<bool> {
         let count = self.input.read(&mut self.buffer)?;
         let buffer = std::mem::take(&mut self.buffer);
         self.digest.update(&buffer[..count]);
         self.bytes += count as u64;
-        let scanned = self.divide_into_parts(&buffer[..count]);
+        let scanned = self.find_bytes_to_pass_on(&buffer[..count]);
         self.buffer = buffer;
         scanned.map(|()| count > 0)
     }
 
     /// Finds the ends of the rows in `bytes`, and divides `bytes` into parts to pass on and parts to skip.
-    fn divide_into_parts(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn find_bytes_to_pass_on(&mut self, bytes: &[u8]) -> io::Result<()> {
         let lines_before = self.lines_passed + self.lines_skipped;
         let (mut start, mut at, mut row_start) = (0, 0, 0);
         while at < bytes.len() {
@@ -244,7 +247,7 @@ impl<R: Read> OwnRows<R> {
     /// Begins a segment with the next row. If the last segment has no lines, the new segment replaces it.
     fn begin_segment(&mut self) {
         self.segments.pop_back_if(|last| last.lines_before == self.lines_passed);
-        self.segments.push_back(BlockLines {
+        self.segments.push_back(BlockSegment {
             block: self.block,
             lines_before: self.lines_passed,
             lines_skipped: self.lines_skipped,
@@ -274,7 +277,7 @@ fn count_lines(bytes: &[u8]) -> u64 {
     memchr_iter(b'\n', bytes).count() as u64
 }
 
-impl<R: Read> Read for OwnRows<R> {
+impl<R: Read> Read for RowFilter<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
             if let Some(part) = self.ready.pop_front() {
@@ -286,7 +289,7 @@ impl<R: Read> Read for OwnRows<R> {
                 }
                 return Ok(count);
             }
-            if !self.read_part()? {
+            if !self.fill_buffer()? {
                 self.has_ended = true;
                 return Ok(0);
             }
@@ -302,9 +305,9 @@ mod tests {
 
     use super::*;
 
-    /// Returns the line, the block and the cells of each row that `OwnRows` passes on.
-    fn rows_of_share(text: &[u8], share: BlockShare) -> Vec<(u64, usize, Vec<String>)> {
-        let input = OwnRows::new(text, b',', share, 5 * share.ranks);
+    /// Returns the line, the block and the cells of each row that `RowFilter` passes on.
+    fn rows_of_share(text: &[u8], share: BlocksOfRank) -> Vec<(u64, usize, Vec<String>)> {
+        let input = RowFilter::new(text, b',', share, 5 * share.ranks);
         let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(input);
         let mut row = csv::ByteRecord::new();
         let mut rows = Vec::new();
@@ -327,7 +330,7 @@ mod tests {
         #[test]
         fn the_scanner_finds_the_rows_of_the_crate_csv(text in "[a,\"\n]{0,60}", part in 1_usize..9) {
             let text = text.as_bytes();
-            let mut scanner = RowScanner { separator: b',', place: BytePlace::CellStart };
+            let mut scanner = RowScanner { separator: b',', place: PlaceInCell::CellStart };
             let mut ends = Vec::new();
             for (index, bytes) in text.chunks(part).enumerate() {
                 let mut at = 0;
@@ -359,13 +362,13 @@ mod tests {
                 text += "\n";
             }
         }
-        let all = rows_of_share(text.as_bytes(), BlockShare::ALL);
+        let all = rows_of_share(text.as_bytes(), BlocksOfRank::ALL);
         assert_eq!(all.len(), 6001);
         assert!(all.last().unwrap().1 > 5 + 4, "the text has several blocks");
         for ranks in [2, 3, 7] {
             let mut found = Vec::new();
             for rank in 0..ranks {
-                let rows = rows_of_share(text.as_bytes(), BlockShare { rank, ranks });
+                let rows = rows_of_share(text.as_bytes(), BlocksOfRank { rank, ranks });
                 assert_eq!(rows[0].2, all[0].2);
                 assert!(rows[1..].iter().all(|row| row.1 % ranks == rank));
                 found.extend_from_slice(&rows[1..]);
@@ -379,7 +382,7 @@ mod tests {
     #[test]
     fn the_error_about_a_long_row_names_its_first_line() {
         let start = &b"a,b\n1,2\n\"3\n"[..];
-        let mut input = OwnRows::new(start.chain(io::repeat(b'\n')), b',', BlockShare::ALL, 0);
+        let mut input = RowFilter::new(start.chain(io::repeat(b'\n')), b',', BlocksOfRank::ALL, 0);
         let error = io::copy(&mut input, &mut io::sink()).unwrap_err();
         assert_eq!((error.kind(), input.long_row_line()), (io::ErrorKind::FileTooLarge, 3));
     }

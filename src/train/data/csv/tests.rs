@@ -26,7 +26,7 @@ fn parse_table_with_options(
 
 /// Reads a table on one rank.
 fn load_csv_files(paths: &[PathBuf], target: &str, options: &TableOptions) -> Result<RawTable, DataError> {
-    let merged = read_share(paths, target, options, BlockShare::ALL)?.merge(&mut Group::solo());
+    let merged = read_rows_of_rank(paths, target, options, BlocksOfRank::ALL)?.merge(&mut Group::solo());
     merged.map_err(|error| match error {
         TrainError::Data(error) => error,
         other => panic!("{other}"),
@@ -302,7 +302,7 @@ fn encodings_are_fitted_on_the_training_rows() {
     };
     let inputs = |table: &super::super::Table| {
         let mut inputs = ndarray::Array2::zeros((table.features.rows(), table.features.columns()));
-        table.features.gather(0..table.features.rows(), None, inputs.view_mut());
+        table.features.write_rows(0..table.features.rows(), None, inputs.view_mut());
         inputs
     };
     let encoded = encode(MissingPolicy::Mean, 3);

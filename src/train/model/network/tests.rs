@@ -6,7 +6,7 @@ use super::*;
 use crate::train::data::ImageShape;
 use crate::train::model::layer::{BackwardPass, GradientSink, Layer as _};
 use crate::train::model::pooling::MaxPooling;
-use crate::train::model::{ClassTargets, Scale};
+use crate::train::model::{ClassTargets, TargetScale};
 
 /// The images of the tests: 2 channels of 5 x 4 pixels. Pooling with windows of 2 x 2 ignores the last row of 5 x 4
 /// pixels.
@@ -27,7 +27,7 @@ fn filled_workspace(network: &Network, rows: usize) -> Workspace {
 
 fn batch<'a>(targets: &'a Targets, samples: &'a [u32], weight: f32) -> TrainingBatch<'a> {
     let step = StepSeed { seed: 3, step: 17 };
-    TrainingBatch { targets, samples, weight, step, earlier: EarlierGradients::Replace }
+    TrainingBatch { targets, samples, weight, step, update: GradientUpdate::Replace }
 }
 
 /// Checks that the gradient is the slope of the loss divided by `divisor`. Computes the slope by finite differences.
@@ -72,14 +72,14 @@ fn check_gradient(network: &Network, targets: &Targets, divisor: f64) {
 fn gradients_match_finite_differences() {
     let classes = Targets::Classes(vec![0, 2, 1, 2]);
     let numbers = Targets::Numbers(vec![1.0, -2.0, 0.5, 3.0]);
-    let scale = Scale { mean: 0.5, deviation: 2.0 };
+    let scale = TargetScale { mean: 0.5, deviation: 2.0 };
     for spec in ["softmax", "mlp:7", "mlp:6,4"] {
         check_gradient(&network(spec, 5, 3, Loss::CrossEntropy), &classes, 1.0);
     }
     let weighted = |smoothing| Loss::WeightedCrossEntropy(ClassTargets::new(smoothing, vec![0.5, 0.0, 2.0]));
     check_gradient(&network("softmax", 5, 3, weighted(0.0)), &classes, 1.0);
     check_gradient(&network("mlp:7", 5, 3, weighted(0.2)), &classes, 1.0);
-    check_gradient(&network("linear", 5, 1, Loss::SquaredError(Scale::IDENTITY)), &numbers, 1.0);
+    check_gradient(&network("linear", 5, 1, Loss::SquaredError(TargetScale::IDENTITY)), &numbers, 1.0);
     check_gradient(&network("mlp:8", 5, 1, Loss::SquaredError(scale)), &numbers, 4.0);
     for spec in
         ["cnn:conv3x3", "cnn:conv2x1,pool2,conv3x5,dense4", "cnn:dropout0.2,conv2x3,dropout0.5,pool3,dense3"]
@@ -110,8 +110,8 @@ fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
             input[(0, place)] = value;
         }
         let (mut output, mut input_delta) = (Array2::zeros((1, 2)), Array2::from_elem((1, 15), nan));
-        let mut saved = layer.new_saved(1);
-        layer.forward(&[], input.view(), output.view_mut(), &mut saved, Mode::Evaluation);
+        let mut saved = layer.allocate_saved(1);
+        layer.forward(&[], input.view(), output.view_mut(), &mut saved, ForwardMode::Evaluation);
         assert_eq!(output[(0, 0)], 9.0);
         assert!(output[(0, 1)] == largest || output[(0, 1)].is_nan() && largest.is_nan(), "{output}");
         let mut delta = Array2::from_shape_vec((1, 2), vec![5.0, 7.0]).unwrap();
@@ -123,7 +123,7 @@ fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
             saved: &mut saved,
         };
         let mut ignore = |_: Range<usize>, _: &mut [f32]| {};
-        let mut sink = GradientSink::new((&mut [], EarlierGradients::Replace), 0..0, 1, &mut ignore);
+        let mut sink = GradientSink::new((&mut [], GradientUpdate::Replace), 0..0, 1, &mut ignore);
         layer.backward(&[], pass, &mut sink);
         let mut expected = Array2::zeros((1, 15));
         expected[(0, 0)] = 5.0;
@@ -169,7 +169,7 @@ fn a_convolution_with_known_weights_gives_the_outputs_of_pytorch() {
     let image = ImageShape { channels: 1, height: 4, width: 4 };
     let input = InputShape { features: 16, image: Some(image) };
     let network =
-        network("cnn:conv2x3,pool2", input, 1, Loss::SquaredError(Scale { mean: 0.0, deviation: 1.0 }));
+        network("cnn:conv2x3,pool2", input, 1, Loss::SquaredError(TargetScale { mean: 0.0, deviation: 1.0 }));
     let parameters: Vec<f32> =
         (0..network.parameter_count()).map(|index| ((index * 7 % 11) as f32 - 5.0) / 10.0).collect();
     let mut workspace = network.workspace(1);
@@ -195,8 +195,8 @@ fn dropout_keeps_the_mean_and_differs_between_steps_layers_and_samples() {
     let input = Array2::ones((2, 4001));
     let output = |layer: &Dropout, step: StepSeed, samples: &[u32]| {
         let mut output = Array2::zeros((2, 4001));
-        let mut saved = layer.new_saved(2);
-        layer.forward(&[], input.view(), output.view_mut(), &mut saved, Mode::Training(step, samples));
+        let mut saved = layer.allocate_saved(2);
+        layer.forward(&[], input.view(), output.view_mut(), &mut saved, ForwardMode::Training(step, samples));
         output
     };
     let step = StepSeed { seed: 1, step: 2 };
@@ -217,7 +217,13 @@ fn dropout_keeps_the_mean_and_differs_between_steps_layers_and_samples() {
         assert!((0.38..0.46).contains(&(different as f64 / 8002.0)), "{different}");
     }
     let mut evaluated = Array2::zeros((2, 4001));
-    layer.forward(&[], input.view(), evaluated.view_mut(), &mut layer.new_saved(2), Mode::Evaluation);
+    layer.forward(
+        &[],
+        input.view(),
+        evaluated.view_mut(),
+        &mut layer.allocate_saved(2),
+        ForwardMode::Evaluation,
+    );
     assert_eq!(evaluated, input);
 }
 

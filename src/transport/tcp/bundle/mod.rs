@@ -20,8 +20,8 @@ use std::net::Shutdown;
 use mio::Token;
 use mio::net::TcpStream;
 
-use self::receiving::{Receiving, RecordBuffer};
-use self::sending::Sending;
+use self::receiving::{ReceiveState, RecordBuffer};
+use self::sending::SendState;
 use super::kernel::{self, SendSpace};
 use crate::transport::listener::Event;
 
@@ -76,8 +76,8 @@ pub(super) struct Bundle<P> {
     awaited: usize,
     /// Whether the sending direction has been closed.
     is_finished: bool,
-    sending: Sending,
-    receiving: Receiving,
+    sending: SendState,
+    receiving: ReceiveState,
 }
 
 struct Stream<P> {
@@ -126,8 +126,8 @@ impl<P: Connection> Bundle<P> {
             used: stream_count.into(),
             awaited: 0,
             is_finished: false,
-            sending: Sending::default(),
-            receiving: Receiving::default(),
+            sending: SendState::default(),
+            receiving: ReceiveState::default(),
         }
     }
 
@@ -152,7 +152,7 @@ impl<P: Connection> Bundle<P> {
         self.awaited = self.awaited.saturating_sub(1);
     }
 
-    /// Adds an extra connection. Closes `connection` instead if the link does not need it.
+    /// Adds an extra connection if the link needs it, and otherwise closes `connection`.
     pub(super) fn add(&mut self, index: u8, connection: P, token: Token) {
         if !self.is_connection_missing(index) {
             return;

@@ -13,7 +13,7 @@ const ENDED_WITHOUT_REASON: &str = "it closed the connection without saying why"
 
 /// The state of the receiving direction of a link.
 #[derive(Default)]
-pub(super) struct Receiving {
+pub(super) struct ReceiveState {
     /// The number of the record that is received next.
     next: u64,
     /// The number of the connection with the next record; `None` if the connection is not known yet.
@@ -23,7 +23,8 @@ pub(super) struct Receiving {
     pub(super) is_in_last_record: bool,
     /// An error in the received data that has not been reported yet.
     fault: Option<String>,
-    /// Whether an error in the received data has been reported. After an error, data may be received in any order.
+    /// Whether an error in the received data has been reported. After such an error, data are received in any order,
+    /// and the caller ignores them.
     is_corrupt: bool,
 }
 
@@ -241,7 +242,8 @@ impl<P: Connection> Stream<P> {
         if !self.is_readable {
             return Err(ReceiveStop::Empty);
         }
-        // To save system calls, also read the bytes after short data, and the next header after the end of a record.
+        // To save system calls, a short read also reads the bytes that follow, and a read up to the end of a record
+        // also reads the next header.
         let beyond = match left {
             _ if wanted < READ_AHEAD_BYTES => READ_AHEAD_BYTES,
             Some(left) if left == wanted => RECORD_HEADER_BYTES,

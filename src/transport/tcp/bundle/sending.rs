@@ -10,18 +10,19 @@ use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
 /// If there are at most this many bytes to send, the first writable connection sends all of them as one record,
 /// without a check of the free buffer space.
 const SHORT_SEND_BYTES_MAX: usize = 16 << 10;
-/// The minimum length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. With shorter records, there
-/// would be too many system calls. A segment of 256 KiB and its header fit into four records of this length.
+/// The minimum length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. With shorter
+/// records, there would be too many system calls. A segment of 256 KiB and its header fit into four records of this
+/// length.
 const LONG_RECORD_BYTES_MIN: usize = (64 << 10) + 64;
-/// The maximum length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. With longer records, a
-/// segment would not be divided over the connections.
+/// The maximum length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. With longer records,
+/// a segment would not be divided over the connections.
 const LONG_RECORD_BYTES_MAX: usize = (256 << 10) + 64;
 
 const _: () = assert!(LONG_RECORD_BYTES_MAX <= RECORD_BYTES_MAX as usize);
 
 /// The state of the sending direction of a link.
 #[derive(Default)]
-pub(super) struct Sending {
+pub(super) struct SendState {
     /// The number of the next record.
     next: u64,
     /// A record of which only a part has been written. No other record can begin before this record is complete.
@@ -42,7 +43,7 @@ struct PartialRecord {
     left: Option<usize>,
 }
 
-impl Sending {
+impl SendState {
     /// Returns whether the header of the last record is written. All further bytes of the link belong to this last
     /// record, and are sent on the first connection.
     pub(super) fn is_in_last_record(&self) -> bool {

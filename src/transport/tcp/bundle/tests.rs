@@ -401,8 +401,8 @@ fn the_last_record_must_be_on_the_first_connection() {
     assert_eq!(moved.iter().map(bytes).sum::<usize>(), 307);
 }
 
-/// The last data of a link may be on any connection, even on one that this rank is still opening. So the link ends
-/// only when all connections have ended and no further connection is being opened.
+/// The last data of a link may be on any connection, even on one that this rank is still opening. The link ends only
+/// when all connections have ended and no further connection is being opened.
 #[test]
 fn a_link_ends_when_all_its_connections_have_ended() {
     let mut link = SimulatedLink::new(1, 3, 1000);
@@ -426,7 +426,7 @@ fn a_link_ends_when_all_its_connections_have_ended() {
     assert!(matches!(receive(&mut link), TransferResult::Lost(why) if why.contains("without saying why")));
 }
 
-/// The link is lost only after the data on the other connections have been received.
+/// If one connection breaks, the link is lost only after the data on the other connections have been received.
 #[test]
 fn a_link_is_lost_if_one_connection_breaks() {
     let mut link = SimulatedLink::new(1, 2, 1000);

@@ -14,7 +14,7 @@ impl Trainer<'_> {
 
     /// Saves a checkpoint. If an epoch `is_complete`, first tests the model. `loss` is the mean loss of the last
     /// epoch. `samples` and `seconds` are totals of the steps since the last record.
-    pub(crate) fn record_steps_of_others(
+    pub(crate) fn record_worker_steps(
         &mut self,
         group: &mut Group,
         (loss, samples, seconds): (f64, u64, f64),
@@ -25,7 +25,7 @@ impl Trainer<'_> {
         self.step_samples += samples;
         self.epoch_loss = loss;
         if is_complete {
-            let record = self.test_and_record(group, samples, (seconds, None))?;
+            let record = self.test_and_make_record(group, samples, (seconds, None))?;
             self.state.history.push(record);
             self.validate(group)?;
         }
@@ -35,7 +35,7 @@ impl Trainer<'_> {
     }
 
     /// At the end of a run with `--patience`, replaces the parameters by the best parameters and saves them.
-    pub(crate) fn finish_steps_of_others(
+    pub(crate) fn restore_and_save_best_parameters(
         &mut self,
         group: &mut Group,
         observer: &mut dyn Observer,
