@@ -57,8 +57,8 @@ struct RunArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
     hostfile: Option<PathBuf>,
 
-    /// Where each rank may run. core: on its share of the processors. numa: on the NUMA nodes of its share. none: on
-    /// all processors.
+    /// Where each rank may run. core: on its share of the processors. numa: on all processors of the NUMA nodes
+    /// in which its share lies. none: on all processors.
     #[arg(long, value_name = "PLACE", default_value = "core")]
     bind_to: String,
 
@@ -107,8 +107,8 @@ struct RunArgs {
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     grace: Duration,
 
-    /// How long the ranks may take to exit after ringrun stops the job or gets Ctrl-C. ringrun then sends SIGKILL to
-    /// the remaining ranks.
+    /// How long the ranks may take to exit after ringrun stops the job or gets Ctrl-C. After this time, ringrun sends
+    /// SIGKILL to the remaining ranks.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     kill_after: Duration,
 

@@ -25,9 +25,9 @@ stays below all other lines. The progress bar may be any unfinished line on the 
 
 With --mpi4py, `from mpi4py import MPI` imports the Python package ringtrain. To find the directory of this package, ringrun \
 runs an interpreter once: COMMAND if its name begins with python or pypy, otherwise python3. ringrun puts the directory \
-first in the PYTHONPATH of the ranks. With --mpi4py=installed, the same statement imports the installed mpi4py. Without \
---mpi4py, importing mpi4py in a job of 2 or more ranks raises an ImportError. Otherwise, an installed MPI would give each \
-rank a world of size 1. A program that catches the ImportError can continue without mpi4py.
+first in the PYTHONPATH of the ranks. With --mpi4py=installed, `from mpi4py import MPI` imports the installed mpi4py. Without \
+--mpi4py, importing mpi4py in a job of 2 or more ranks raises an ImportError, because an installed MPI would give each rank a \
+world of size 1. A program that catches the ImportError can continue without mpi4py.
 
 If a rank fails, ringrun waits for --grace, and then sends SIGTERM to the ranks that still run. ringrun then waits for \
 --kill-after, and sends SIGKILL to the remaining ranks and to all processes that the ranks have started. At the end, ringrun \
@@ -43,7 +43,7 @@ ringrun passes these signals on to the ranks:
   SIGTERM                                       ringrun kills the remaining ranks after --term-timeout
   SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH  ringrun only passes the signal on
 If ringrun itself is killed, its ranks are killed too. If the reader of ringrun's standard output exits, as head does in \
-`ringrun ... | head`, ringrun stops the job. With --output-dir, the job continues.
+`ringrun ... | head`, ringrun stops the job. With --output-dir, ringrun does not stop the job.
 
 Exit codes:
   0        every rank exited with 0; with --tolerate-failures, at least one rank exited with 0

@@ -26,31 +26,50 @@ Examples:
   ringtrain predict --model digits.model --data X.npy --output probabilities.npy
   zcat big.csv.gz | ringtrain predict --model flowers.model --data - > out.csv
 
-The output has one row for each row of the data, in the same order. For regression, the column `prediction` holds numbers in the
-unit of the target. For classification, `prediction` holds the name of the most probable class, and `probability_NAME` holds the
-probability of each class. An .npy file holds the numbers as f64, or the probabilities of all classes as f32 (rows x classes).
+The output has one row for each row of the data, in the same order:
+  regression      the column `prediction` holds numbers in the unit of the target
+  classification  `prediction` holds the name of the most probable class, and `probability_NAME`
+                  holds the probability of the class NAME
+  .npy            numbers as f64, or the probabilities of all classes as f32 (rows x classes)
 
-Exit codes: 0 success; 1 the output cannot be written; 2 unknown option or bad combination; 4 data missing or wrong;
-10 the model file cannot be read";
+Exit codes:
+  0   success
+  1   the output cannot be written
+  2   unknown option or bad combination
+  4   the data are missing or wrong
+  10  the model file cannot be read";
 
 const EVAL_AFTER_HELP: &str = "\
-Classification: accuracy, top-k accuracy, log loss, macro F1, AUC (models of two classes; the second class is the positive class),
-precision, recall and F1 of each class, and the confusion matrix. Regression: MAE, RMSE and R².
+The results:
+  classification  accuracy, top-k accuracy, log loss and macro F1; the precision, recall and F1 of
+                  each class; the confusion matrix; for models of two classes also the AUC, with the
+                  second class as the positive class
+  regression      MAE, RMSE and R²
 
-Exit codes: 0 success; 1 the results cannot be written; 2 unknown option or bad combination; 4 data missing or wrong;
-10 the model file cannot be read";
+Exit codes:
+  0   success
+  1   the results cannot be written
+  2   unknown option or bad combination
+  4   the data are missing or wrong
+  10  the model file cannot be read";
 
 const EXPORT_AFTER_HELP: &str = "\
 Examples:
   ringtrain export --model flowers.model --output flowers.onnx
   ringtrain export --model houses.model --output houses.onnx --inputs matrix
 
-The command prints the name, type and shape of each input and output. The inputs take the values as they are in the table: the
-file contains the encoding, the scaling and the layers. The output `prediction` holds the names of the predicted classes, or
-numbers in the unit of the target. The output `probabilities` of a classifier holds the probability of each class.
-docs/onnx.md describes the file.
+The ONNX model contains the encoding of the columns, the scaling and the layers, so its inputs take
+the values of the table without change. The outputs:
+  prediction     the names of the predicted classes, or numbers in the unit of the target
+  probabilities  for a classifier, the probability of each class
+The command prints the name, type and shape of each input and output. docs/onnx.md describes the
+file.
 
-Exit codes: 0 success; 1 the output cannot be written; 2 unknown option or bad combination; 10 the model file cannot be read";
+Exit codes:
+  0   success
+  1   the output cannot be written
+  2   unknown option or bad combination
+  10  the model file cannot be read";
 
 /// A command with its arguments.
 #[derive(Parser, Debug)]
@@ -78,10 +97,11 @@ struct ModelDataArgs {
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
 
-    /// The data. One of: a .csv or .tsv table, plain or .gz, .zip or .zst (its columns are found by their names in
-    /// the header); several files of one table, such as a.csv b.csv or 'part-*.csv'; `-` for a table on standard
-    /// input; an array FEATURES.npy or two arrays FEATURES.npy,TARGETS.npy; a .libsvm file; a directory of images; a
-    /// directory of IDX files (only the test set is used); digits; synthetic:ROWSxFEATURES
+    /// The data. One of: a .csv or .tsv table, which may be compressed (.gz, .zip, .zst); several files of one table,
+    /// such as a.csv b.csv or 'part-*.csv'; `-` for a table on standard input; an array FEATURES.npy; two arrays
+    /// FEATURES.npy,TARGETS.npy; a .libsvm file; a directory of images; a directory of IDX files, of which only the
+    /// test set is used; digits; synthetic:ROWSxFEATURES. The order of a table's columns does not matter if the table
+    /// has a header
     #[arg(long, value_name = "DATA", num_args = 1.., required = true)]
     data: Vec<String>,
 
@@ -97,9 +117,8 @@ struct PredictArgs {
     #[command(flatten)]
     input: ModelDataArgs,
 
-    /// Write the predictions to FILE, in numpy's format if the name ends in .npy, otherwise as comma-separated
-    /// values. An existing file is replaced only after all predictions are written [default: comma-separated values
-    /// on standard output]
+    /// Write the predictions to FILE: as a numpy array if the name ends in .npy, otherwise as comma-separated values.
+    /// An existing file is replaced only after all predictions are written [default: print comma-separated values]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -145,9 +164,9 @@ struct ExportArgs {
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
 
-    /// The inputs of the ONNX model: columns (an input for each column, with the name of the column) or matrix (one
-    /// input `x` with all columns, which must hold numbers) [default: columns if the columns have names or hold
-    /// texts, otherwise matrix]
+    /// The inputs of the ONNX model. columns: one input for each column, with the name of the column. matrix: one
+    /// input `x` with all columns; no column may hold texts [default: columns if the columns have names or hold texts,
+    /// otherwise matrix]
     #[arg(long, value_name = "columns|matrix")]
     inputs: Option<String>,
 }

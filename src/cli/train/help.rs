@@ -22,7 +22,7 @@ Commands for model files, which --save-model writes (see `ringtrain COMMAND --he
 Layers of --model cnn:LAYER,LAYER,... (only for images; see docs/models.md):
   convCHANNELSxKERNEL  convolution with CHANNELS output channels and KERNEL x KERNEL pixels (KERNEL is odd), then relu
   poolWINDOW           the largest value of each square of WINDOW x WINDOW pixels
-  denseUNITS           fully connected layer with UNITS outputs, then relu; conv and pool may not follow
+  denseUNITS           fully connected layer with UNITS outputs, then relu; no conv or pool layer may follow
   dropoutP             in training, set each value to 0 with probability P
 
 Defaults:
@@ -31,10 +31,11 @@ Defaults:
                 Few means at most 2 distinct values, or at most 100 with at least 10 rows for each value on average.
                 ringtrain prints the task
   --optimizer   accelerated for linear and softmax on tables of at most 16 million values, otherwise adam.
-                Also adam if you pass --batch-size, --schedule, --warmup, --scale-lr, --clip-norm or another --strategy
+                Also adam if you pass --batch-size, --schedule, --warmup, --scale-lr or --clip-norm, or a --strategy
+                other than allreduce
   --batch-size  the whole training set with accelerated, otherwise 128 samples
-  --epochs      with accelerated on the whole training set: until the loss no longer falls, but at most 1000 epochs
-                for large tables, and up to 5000 epochs for small tables. Otherwise: 40 epochs.
+  --epochs      with accelerated on the whole training set: until the loss no longer falls, but at most 1000 (large
+                tables) to 5000 (small tables) epochs. Otherwise: 40 epochs.
                 If 40 epochs have fewer than 480 steps and you do not pass --batch-size: enough epochs for 480 steps
   --lr          mlp, cnn: sgd 0.1; momentum, nesterov, lamb, accelerated 0.01; adam, adamw 0.001
                 softmax:  sgd 0.1; momentum, nesterov, lamb, adam, adamw 0.01
@@ -43,28 +44,28 @@ Defaults:
 
 Strategies:
   allreduce                in each step, the ranks sum the gradients of their parts of the batch
-  model-average[:EPOCHS]   each rank trains alone; the ranks average their models after EPOCHS epochs, or at the end
+  model-average[:EPOCHS]   each rank trains alone; the ranks average their models every EPOCHS epochs, or once at the end
   local-sgd:STEPS          each rank takes STEPS steps alone, then the ranks average their models
   diloco:STEPS             as local-sgd, but an outer optimizer with momentum applies the average
   ps-sync                  in each step, parameter servers apply the sum of the gradients of all workers
   ps-async[:STALENESS]     parameter servers apply each gradient as soon as it arrives, if its staleness is at most STALENESS
-  gossip[:STEPS]           each rank trains alone, and averages its model with that of a random rank after STEPS steps
+  gossip[:STEPS]           each rank trains alone, and averages its model with a random rank after every STEPS steps
   tensor                   each rank holds a part of each layer
   pipeline:STAGES          each of STAGES ranks holds some layers
   hybrid:PIPELINESxSTAGES  PIPELINES pipelines of STAGES ranks share each batch
 
 Only allreduce accepts --bucket-bytes and --optimizer accelerated. With model-average, local-sgd and diloco, the ranks have
-equal parameters only after an average. ringtrain then tests and saves the model only after epochs that end with an average.
+equal parameters only after an average, so ringtrain tests and saves the model only after epochs that end with an average.
 
 With ps-sync, each worker uses its part of each batch. With ps-async, each worker uses whole batches. The staleness of a
 gradient is the number of updates since its worker received the parameters. With gossip, a fast rank takes more steps than a
 slow rank, and the ranks have equal parameters only at the end. To let a job with ps-async or gossip continue after a rank is
 lost, start the job with ringrun --tolerate-failures.
 
-With tensor, pipeline and hybrid, each rank needs less memory than with allreduce. The results of these four strategies
-differ only by rounding.
+With tensor, pipeline and hybrid, each rank needs less memory than with allreduce. The results of tensor, pipeline, hybrid
+and allreduce differ only by rounding.
 
-With --resume, ringtrain takes the options that you do not pass from the checkpoint. You may change --lr, --epochs,
+With --resume, ringtrain takes from the checkpoint all options that you do not pass. You may change --lr, --epochs,
 --accumulate, --micro-batches, --compression, --bucket-bytes, --servers and the number of ranks. You may also change between
 the strategies allreduce, tensor, pipeline and hybrid. All other options of training and data must stay the same. Without
 --lr, the run continues with the learning rate of the checkpoint.

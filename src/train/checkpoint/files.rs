@@ -269,7 +269,7 @@ mod tests {
 
     /// Regression test: before the fix, the next save kept the new checkpoint under the name of the previous one.
     #[test]
-    fn an_error_after_the_latest_checkpoint_is_replaced_does_not_change_earlier_checkpoints() {
+    fn earlier_checkpoints_keep_their_content_after_a_failed_save() {
         let directory = tempfile::tempdir().unwrap();
         let files = make_checkpoint_files(directory.path(), 9, true);
         let mut latest = None;

@@ -79,8 +79,8 @@ pub struct ColumnEncoding {
 pub enum ColumnInputs {
     /// One input: the number.
     Number {
-        /// The input if the number is missing: the mean of the column in the training rows. If `None`, no number may
-        /// be missing.
+        /// The value that replaces a missing number: the mean of the column in the training rows. If `None`, no number
+        /// may be missing.
         fill: Option<f32>,
         /// Whether there is a second input: 1 if the number is missing, otherwise 0.
         indicator: bool,
@@ -90,7 +90,7 @@ pub enum ColumnInputs {
     ShiftedNumber {
         /// The mean of the column in the training rows.
         offset: f64,
-        /// The input if the number is missing. If `None`, no number may be missing.
+        /// The input that replaces a missing number. If `None`, no number may be missing.
         fill: Option<f32>,
         /// Whether there is a second input: 1 if the number is missing, otherwise 0.
         indicator: bool,

@@ -156,8 +156,8 @@ mod tests {
     use super::super::tests::{description, model};
     use super::*;
 
-    /// Regression test: before the fix, the check ignored the lengths of class names. A run could train a model that
-    /// no model file can hold.
+    /// Regression test: before the fix, the check ignored the lengths of class names, so a run could train a model that
+    /// does not fit in a model file.
     #[test]
     fn names_that_do_not_fit_are_refused_before_training() {
         let file = to_bytes(&model()).unwrap();
