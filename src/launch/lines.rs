@@ -9,8 +9,8 @@ use super::status_line::count_replaced_bytes;
 /// rank that never ends its line cannot exhaust the memory.
 pub(super) const LINE_BYTES_MAX: usize = 16 << 20;
 
-/// The maximal total size, in bytes, of the unfinished lines of all ranks. Beyond this size, unfinished lines longer
-/// than [`ALWAYS_WHOLE_LINE_BYTES`] are printed in pieces.
+/// The maximal total size, in bytes, of the unfinished lines of all ranks. If their total size is larger,
+/// unfinished lines longer than [`ALWAYS_WHOLE_LINE_BYTES`] are printed in pieces.
 pub(super) const UNFINISHED_LINES_BYTES_MAX: usize = 256 << 20;
 
 /// A line of at most this number of bytes is always printed in one piece.

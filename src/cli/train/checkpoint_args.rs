@@ -44,7 +44,8 @@ pub(super) struct CheckpointArgs {
 
     /// Continue from the checkpoint in DIR, with the options of the checkpoint. Options that you pass override the
     /// options of the checkpoint. Some options, such as --model, must keep their values. The run saves its
-    /// checkpoints in DIR too. If DIR has no checkpoint, --checkpoint DIR --resume starts a new run
+    /// checkpoints in DIR too. To start a new run if DIR has no checkpoint,
+    /// pass --checkpoint DIR --resume
     #[arg(long, value_name = "DIR", num_args = 0..=1)]
     #[allow(clippy::option_option, reason = "clap: the option is absent, has no value, or has a value")]
     resume: Option<Option<PathBuf>>,

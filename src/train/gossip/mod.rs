@@ -18,7 +18,7 @@
 mod averaging;
 mod coordinator;
 mod error;
-mod lead;
+mod leader;
 mod message;
 mod quorum;
 mod replica;
@@ -84,7 +84,7 @@ impl GossipContext<'_> {
         if result.is_ok() { self.timeout } else { self.timeout.min(TIMEOUT_AFTER_FAILURE_MAX) }
     }
 
-    /// Returns the number of steps after the first `batches` batches of a run that started at `start`.
+    /// Returns the number of steps that are done when a run that started at `start` has completed `batches` batches.
     fn steps_total_after(&self, start: Position, batches: u64) -> u64 {
         let first = start.epoch * self.batches_per_epoch + start.step;
         (start.steps_total + batches).saturating_sub(first)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::averaging::AveragesInProgress;
 use super::coordinator::{Answer, FailureKind};
 use super::error::{failure_kind, leader_failed};
-use super::lead::GossipLeader;
+use super::leader::GossipLeader;
 use super::message::{
     DonePart, GossipReplyStatus, GossipRequestKind, HEADER_WORDS, Message, PartReply, PartRequest,
     TEXT_WORDS_MAX,

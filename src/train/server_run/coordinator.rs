@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::note::{WorkReply, WorkRequest};
+use super::work_messages::{WorkReply, WorkRequest};
 use crate::train::batch_queue::{Assignment, BatchQueue};
 use crate::train::checkpoint::Position;
 use crate::train::parameter_server::{LinkOutcome, PushOrNote, PushOutcome, RequestHandler, StrategyNote};

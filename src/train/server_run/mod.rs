@@ -13,15 +13,16 @@
 //! Ho et al. makes fast workers wait; here, no worker waits, and the server drops gradients beyond the bound.
 
 mod coordinator;
-mod lead;
-mod note;
+mod first_server;
+
+mod work_messages;
 mod worker;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use self::note::{WorkReply, WorkRequest};
+use self::work_messages::{WorkReply, WorkRequest};
 use super::TrainError;
 use super::checkpoint::TrainingState;
 use super::config::Config;
@@ -110,7 +111,7 @@ pub(super) fn train_with_servers(
     let links = connect(group, &context.layout)?;
     let rank = group.rank();
     if rank == Rank::ZERO {
-        lead::run_first_server(&context, links, state, observer)
+        first_server::run_first_server(&context, links, state, observer)
     } else if context.layout.is_server(rank) {
         run_non_first_server(&context, rank, links, state)
     } else {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::note::{WorkReply, WorkRequest};
+use super::work_messages::{WorkReply, WorkRequest};
 use super::{RunContext, WorkerPlace};
 use crate::train::batch_queue::Assignment;
 use crate::train::batches::{Batches, range_of_rank};

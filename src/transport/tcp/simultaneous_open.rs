@@ -115,7 +115,7 @@ mod tests {
 
     /// Two ranks and the connections between them.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-    struct TwoRanks {
+    struct DialModelState {
         /// For each side: its own rank, and the rank that it believes the peer has. The order of the two ranks
         /// decides which connection wins.
         ranks: [(u32, u32); 2],
@@ -129,7 +129,7 @@ mod tests {
         early_closes: usize,
     }
 
-    impl TwoRanks {
+    impl DialModelState {
         fn new(ranks: [(u32, u32); 2], may_dial: [bool; 2], failures: usize, early_closes: usize) -> Self {
             let sides = [SideState::Idle, SideState::Idle];
             Self { ranks, sides, connections: Vec::new(), may_dial, failures, early_closes }
@@ -310,9 +310,9 @@ mod tests {
         }
     }
 
-    /// Model checker: visits every state ([`TwoRanks`]) that any sequence of events can reach from `start`. Returns
+    /// Model checker: visits every state ([`DialModelState`]) that any sequence of events can reach from `start`. Returns
     /// the number of states, and the number of final states with a link. Returns an error if a state violates a rule.
-    fn explore_states(start: TwoRanks) -> Result<(usize, usize), (&'static str, TwoRanks)> {
+    fn explore_states(start: DialModelState) -> Result<(usize, usize), (&'static str, DialModelState)> {
         let failures = start.failures;
         let (mut seen, mut waiting, mut linked) = (BTreeSet::new(), vec![start], 0);
         while let Some(state) = waiting.pop() {
@@ -341,11 +341,13 @@ mod tests {
         for may_dial in DIALING_SIDES {
             for early_closes in 0..=2 {
                 let (states, linked) =
-                    explore_states(TwoRanks::new(OWN_AND_PEER_RANKS, may_dial, 0, early_closes)).unwrap();
+                    explore_states(DialModelState::new(OWN_AND_PEER_RANKS, may_dial, 0, early_closes))
+                        .unwrap();
                 assert!(states > 3 && linked > 0, "{states} {linked}");
             }
         }
-        let (states, _) = explore_states(TwoRanks::new(OWN_AND_PEER_RANKS, [true, true], 0, 2)).unwrap();
+        let (states, _) =
+            explore_states(DialModelState::new(OWN_AND_PEER_RANKS, [true, true], 0, 2)).unwrap();
         assert!(states > 500, "{states} states are too few for all interleavings");
     }
 
@@ -353,15 +355,15 @@ mod tests {
     fn a_failed_dial_never_leads_to_two_links() {
         for may_dial in DIALING_SIDES {
             for failures in 1..=2 {
-                explore_states(TwoRanks::new(OWN_AND_PEER_RANKS, may_dial, failures, 1)).unwrap();
+                explore_states(DialModelState::new(OWN_AND_PEER_RANKS, may_dial, failures, 1)).unwrap();
             }
         }
         // Even if one of two dials fails, the other connection can become the link. The search must therefore find
         // more final states with a link if a dial may fail.
-        let failing = TwoRanks::new(OWN_AND_PEER_RANKS, [true, true], 1, 0);
+        let failing = DialModelState::new(OWN_AND_PEER_RANKS, [true, true], 1, 0);
         assert!(
             explore_states(failing).unwrap().1
-                > explore_states(TwoRanks::new(OWN_AND_PEER_RANKS, [true, true], 0, 0)).unwrap().1
+                > explore_states(DialModelState::new(OWN_AND_PEER_RANKS, [true, true], 0, 0)).unwrap().1
         );
     }
 
@@ -370,10 +372,12 @@ mod tests {
     fn the_search_finds_violations_if_the_rules_are_wrong() {
         // A wrong rule: both ranks believe that they are the higher rank. Each rank accepts the connection of its
         // peer.
-        let violation = explore_states(TwoRanks::new([(5, 3), (5, 3)], [true, true], 0, 0)).unwrap_err().0;
+        let violation =
+            explore_states(DialModelState::new([(5, 3), (5, 3)], [true, true], 0, 0)).unwrap_err().0;
         assert!(violation.contains("different") || violation.contains("closed by the other"), "{violation}");
         // A wrong rule: both ranks believe that they are the lower rank. Both wait.
-        let violation = explore_states(TwoRanks::new([(3, 5), (3, 5)], [true, true], 0, 0)).unwrap_err().0;
+        let violation =
+            explore_states(DialModelState::new([(3, 5), (3, 5)], [true, true], 0, 0)).unwrap_err().0;
         assert_eq!(violation, "there is no link");
     }
 }

@@ -1,4 +1,5 @@
-//! The notes that workers and the first server attach to their messages.
+//! What workers and the first server add to the requests and replies of the parameter server: assigned batches, and the end
+//! of the run.
 
 use crate::train::batch_queue::Assignment;
 use crate::train::parameter_server::StrategyNote;
