@@ -182,25 +182,25 @@ reductions! { IndexedValue:
     MaxLoc => |a, b| a.winner(b, |this, that| that.is_less(this));
 }
 
-/// What a kernel does with each result before it stores the result: [`DivideResult`] for an average,
-/// otherwise [`KeepResult`].
+/// What a kernel does with each result before it stores the result: [`DivideByDivisor`] for an average,
+/// otherwise [`StoreUnchanged`].
 pub(super) trait FinalStep<N> {
     fn finish(value: N, divisor: u32) -> N;
 }
 
 /// Stores the result unchanged.
-pub(super) struct KeepResult;
+pub(super) struct StoreUnchanged;
 /// Divides the result by the divisor, for an average.
-pub(super) struct DivideResult;
+pub(super) struct DivideByDivisor;
 
-impl<N> FinalStep<N> for KeepResult {
+impl<N> FinalStep<N> for StoreUnchanged {
     #[inline(always)]
     fn finish(value: N, _: u32) -> N {
         value
     }
 }
 
-impl<N: Number> FinalStep<N> for DivideResult {
+impl<N: Number> FinalStep<N> for DivideByDivisor {
     #[inline(always)]
     fn finish(value: N, divisor: u32) -> N {
         value.divide(divisor)

@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 
 use super::arithmetic::{
-    BinaryReduction, BitAnd, BitOr, BitXor, DivideResult, FinalStep, IndexedValue, Integer, KeepResult,
-    LogicalAnd, LogicalOr, LogicalXor, Max, MaxLoc, Min, MinLoc, Number, Product, Sum, reduce_slice,
+    BinaryReduction, BitAnd, BitOr, BitXor, DivideByDivisor, FinalStep, IndexedValue, Integer, LogicalAnd,
+    LogicalOr, LogicalXor, Max, MaxLoc, Min, MinLoc, Number, Product, StoreUnchanged, Sum, reduce_slice,
 };
 use super::half_floats::reduce_half_slice;
 use super::kernel::{Kernel, Kernels};
@@ -111,7 +111,7 @@ fn kernel_for_width<L: ReductionLoop>(width: VectorWidth) -> Kernel {
 fn kernels_without_division<S: StoredElement, R: BinaryReduction<S::Computed>>(
     width: VectorWidth,
 ) -> Kernels {
-    let kernel = kernel_for_width::<ElementLoop<S, R, KeepResult>>(width);
+    let kernel = kernel_for_width::<ElementLoop<S, R, StoreUnchanged>>(width);
     Kernels { reduce: kernel.clone(), reduce_last: kernel }
 }
 
@@ -158,8 +158,8 @@ pub(super) fn number_kernels<S: StoredElement<Computed: Number>>(
         ReduceOp::LogicalOr => kernels_without_division::<S, LogicalOr>(width),
         ReduceOp::LogicalXor => kernels_without_division::<S, LogicalXor>(width),
         ReduceOp::Average => Kernels {
-            reduce: kernel_for_width::<ElementLoop<S, Sum, KeepResult>>(width),
-            reduce_last: kernel_for_width::<ElementLoop<S, Sum, DivideResult>>(width),
+            reduce: kernel_for_width::<ElementLoop<S, Sum, StoreUnchanged>>(width),
+            reduce_last: kernel_for_width::<ElementLoop<S, Sum, DivideByDivisor>>(width),
         },
         ReduceOp::BitAnd
         | ReduceOp::BitOr

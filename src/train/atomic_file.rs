@@ -163,8 +163,9 @@ struct TemporaryFile {
 }
 
 impl TemporaryFile {
-    /// Creates the temporary file of `target`, with the permissions of `target` if it exists. Replaces the temporary
-    /// file of a killed process, but no other file.
+    /// Creates the temporary file of `target`, with the permissions of `target` if it exists. If a
+    /// killed process has left its temporary file, replaces that file. If another file has the same name, returns an
+    /// error.
     fn create(target: &Path) -> io::Result<Self> {
         let directory = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),

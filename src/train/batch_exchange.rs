@@ -23,7 +23,7 @@ const WINDOW_BYTES: usize = 1 << 16;
 pub(crate) struct LocalBatch<'a> {
     /// The samples of the current window, or all samples of this rank if the ranks do not exchange samples.
     pub(crate) samples: &'a Samples,
-    /// The samples of this step, as indices of `samples`.
+    /// The positions in `samples` of the samples of this step.
     pub(crate) indices: &'a [u32],
     /// The same samples as row numbers of the training set.
     pub(crate) row_numbers: &'a [u32],
@@ -49,7 +49,7 @@ pub(crate) struct BatchExchange<'a> {
 struct ReceivedWindow {
     steps: Range<usize>,
     samples: Samples,
-    /// The samples of all steps, as indices of `samples`.
+    /// The positions in `samples` of the samples of all steps.
     indices: Vec<u32>,
     /// For each step, the end of its part of `indices`.
     step_ends: Vec<usize>,

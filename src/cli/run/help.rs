@@ -39,7 +39,8 @@ a signal kills it. ringrun prints each failure immediately, and prints a summary
 have joined the job, a failure still ends the job. A rank joins the job when it creates its first group.
 
 ringrun passes these signals on to the ranks:
-  SIGINT (Ctrl-C), SIGHUP, SIGQUIT              ringrun kills the remaining ranks after --kill-after, or at a second Ctrl-C
+  SIGINT (Ctrl-C), SIGHUP, SIGQUIT              ringrun kills the remaining ranks after
+                                                --kill-after, or at a second Ctrl-C
   SIGTERM                                       ringrun kills the remaining ranks after --term-timeout
   SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH  ringrun only passes the signal on
 If ringrun itself is killed, its ranks are killed too. If the reader of ringrun's standard output exits, as head does in \
@@ -50,7 +51,8 @@ Exit codes:
   1-255    the exit code of the rank that failed first, or 128+N if signal N killed this rank
   1        also: ringrun could not write to its standard output or to a file in --output-dir
   2        also: an option is unknown or has a wrong value, or two options exclude each other
-  3        also: the directory of --wdir or --output-dir cannot be used, or the limit on open files is too low
+  3        also: the directory of --wdir or --output-dir cannot be used, or the limit on open files
+           is too low
   5        also: the ranks could not be started, or --mpi4py did not find the Python package ringtrain
   124      the job took longer than --job-timeout
   126      COMMAND cannot be executed

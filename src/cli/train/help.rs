@@ -4,89 +4,102 @@ pub(super) const AFTER_OPTIONS: &str = "\
 Examples:
   ringtrain                                      train on the built-in digits in one process
   ringrun -n 4 ringtrain                         train on the digits with 4 ranks on this machine
-  ringtrain --peers hosts.txt --rank 1           run as rank 1 of the job with the addresses in hosts.txt
+  ringtrain --peers hosts.txt --rank 1           join the job whose addresses are in hosts.txt
   ringrun -n 4 ringtrain --data /usr/share/datasets/fashion-mnist --model mlp:256,128 --epochs 10
   ringtrain --data houses.csv --target price --report result.json
   ringtrain --data X.npy,y.npy --model mlp:64 --task regression
-  ringtrain --data images.npy,labels.npy --model cnn:conv32x3,pool2,conv64x3,pool2,dense128,dropout0.5
-  ringtrain --resume run1                        continue from the last checkpoint in run1, with its options
-  ringtrain --config run.toml --epochs 20        take the options of run.toml, but train for 20 epochs
-  ringtrain --checkpoint run1 --resume           continue from the last checkpoint, or start a new run
+  ringtrain --data images.npy,labels.npy --model cnn:conv32x3,pool2,conv64x3,pool2,dense128
+  ringtrain --resume run1                        continue from the last checkpoint in run1
+  ringtrain --config run.toml --epochs 20        use the options of run.toml, with 20 epochs
+  ringtrain --checkpoint run1 --resume           continue from a checkpoint, or start a new run
 
 Commands for model files, which --save-model writes (see `ringtrain COMMAND --help`):
   ringtrain predict --model FILE --data new.csv  predict the targets of new rows
-  ringtrain eval --model FILE --data test.csv    compare the predictions of a model with the targets of test data
+  ringtrain eval --model FILE --data test.csv    compare predictions with the targets of test data
   ringtrain inspect FILE                         print the content of a model file or a checkpoint
   ringtrain export --model FILE --output M.onnx  convert a model to the ONNX format
 
 Layers of --model cnn:LAYER,LAYER,... (only for images; see docs/models.md):
-  convCHANNELSxKERNEL  convolution with CHANNELS output channels and KERNEL x KERNEL pixels (KERNEL is odd), then relu
+  convCHANNELSxKERNEL  convolution with CHANNELS output channels and KERNEL x KERNEL pixels, then
+                       relu; KERNEL is odd
   poolWINDOW           the largest value of each square of WINDOW x WINDOW pixels
-  denseUNITS           fully connected layer with UNITS outputs, then relu; no conv or pool layer may follow
+  denseUNITS           fully connected layer with UNITS outputs, then relu; no conv or pool layer
+                       may follow
   dropoutP             in training, set each value to 0 with probability P
 
 Defaults:
   --model       mlp:128 for classification, linear for regression
-  --task        classification if the target holds text or few distinct integers, otherwise regression.
-                Few means at most 2 distinct values, or at most 100 with at least 10 rows for each value on average.
-                ringtrain prints the task
-  --optimizer   accelerated for linear and softmax on tables of at most 16 million values, otherwise adam.
-                Also adam if you pass --batch-size, --schedule, --warmup, --scale-lr or --clip-norm, or a --strategy
-                other than allreduce
-  --batch-size  the whole training set with accelerated, otherwise 128 samples
-  --epochs      with accelerated on the whole training set: until the loss no longer falls, but at most 1000 (large
-                tables) to 5000 (small tables) epochs. Otherwise: 40 epochs.
-                If 40 epochs have fewer than 480 steps and you do not pass --batch-size: enough epochs for 480 steps
+  --task        classification if the target holds text or few distinct integers, otherwise
+                regression. Few means at most 2 distinct values, or at most 100 with at least 10
+                rows for each value on average. ringtrain prints the task
+  --optimizer   accelerated for linear and softmax on tables of at most 16 million values, otherwise
+                adam. Also adam if you pass --batch-size, --schedule, --warmup, --scale-lr or
+                --clip-norm, or a --strategy other than allreduce
+  --batch-size  with accelerated the whole training set, otherwise 128 samples
+  --epochs      with accelerated on the whole training set: until the loss no longer falls, but at
+                most 1000 (large tables) to 5000 (small tables) epochs. Otherwise: 40 epochs, or
+                enough epochs for 480 steps if 40 epochs have fewer and you do not pass --batch-size
   --lr          mlp, cnn: sgd 0.1; momentum, nesterov, lamb, accelerated 0.01; adam, adamw 0.001
                 softmax:  sgd 0.1; momentum, nesterov, lamb, adam, adamw 0.01
-                linear:   sgd 0.01; momentum, nesterov 0.001; lamb 0.01; adam, adamw 0.01, or 0.001 from 10000 steps
+                linear:   sgd 0.01; momentum, nesterov 0.001; lamb 0.01; adam, adamw 0.01, or 0.001
+                          from 10000 steps
                 softmax and linear with accelerated: 1 / the largest curvature of the loss
 
 Strategies:
   allreduce                in each step, the ranks sum the gradients of their parts of the batch
-  model-average[:EPOCHS]   each rank trains alone; the ranks average their models every EPOCHS epochs, or once at the end
+  model-average[:EPOCHS]   each rank trains alone; the ranks average their models after every EPOCHS
+                           epochs, or once at the end
   local-sgd:STEPS          each rank takes STEPS steps alone, then the ranks average their models
   diloco:STEPS             as local-sgd, but an outer optimizer with momentum applies the average
-  ps-sync                  in each step, parameter servers apply the sum of the gradients of all workers
-  ps-async[:STALENESS]     parameter servers apply each gradient as soon as it arrives, if its staleness is at most STALENESS
-  gossip[:STEPS]           each rank trains alone, and averages its model with a random rank after every STEPS steps
+  ps-sync                  in each step, parameter servers apply the sum of all workers' gradients
+  ps-async[:STALENESS]     parameter servers apply each gradient as soon as it arrives, if its
+                           staleness is at most STALENESS
+  gossip[:STEPS]           each rank trains alone, and averages its model with a random rank after
+                           every STEPS steps
   tensor                   each rank holds a part of each layer
   pipeline:STAGES          each of STAGES ranks holds some layers
   hybrid:PIPELINESxSTAGES  PIPELINES pipelines of STAGES ranks share each batch
 
-Only allreduce accepts --bucket-bytes and --optimizer accelerated. With model-average, local-sgd and diloco, the ranks have
-equal parameters only after an average, so ringtrain tests and saves the model only after epochs that end with an average.
+Only allreduce accepts --bucket-bytes and --optimizer accelerated. With model-average, local-sgd \
+and diloco, the ranks have equal parameters only after an average, so ringtrain tests and saves \
+the model only after epochs that end with an average.
 
-With ps-sync, each worker uses its part of each batch. With ps-async, each worker uses whole batches. The staleness of a
-gradient is the number of updates since its worker received the parameters. With gossip, a fast rank takes more steps than a
-slow rank, and the ranks have equal parameters only at the end. To let a job with ps-async or gossip continue after a rank is
-lost, start the job with ringrun --tolerate-failures.
+With ps-sync, each worker uses its part of each batch. With ps-async, each worker uses whole \
+batches. The staleness of a gradient is the number of updates since its worker received the \
+parameters. With gossip, a fast rank takes more steps than a slow rank, and the ranks have equal \
+parameters only at the end. To let a job with ps-async or gossip continue after a rank is lost, \
+start the job with ringrun --tolerate-failures.
 
-With tensor, pipeline and hybrid, each rank needs less memory than with allreduce. The results of tensor, pipeline, hybrid
-and allreduce differ only by rounding.
+With tensor, pipeline and hybrid, each rank needs less memory than with allreduce. The results of \
+tensor, pipeline, hybrid and allreduce differ only by rounding.
 
-With --resume, ringtrain takes from the checkpoint all options that you do not pass. You may change --lr, --epochs,
---accumulate, --micro-batches, --compression, --bucket-bytes, --servers and the number of ranks. You may also change between
-the strategies allreduce, tensor, pipeline and hybrid. All other options of training and data must stay the same. Without
---lr, the run continues with the learning rate of the checkpoint.
+With --resume, ringtrain takes from the checkpoint all options that you do not pass. You may \
+change --lr, --epochs, --accumulate, --micro-batches, --compression, --bucket-bytes, --servers and \
+the number of ranks. You may also change between the strategies allreduce, tensor, pipeline and \
+hybrid. All other options of training and data must stay the same. Without --lr, the run continues \
+with the learning rate of the checkpoint.
 
-If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
-They do not test the model again. A second signal ends the process at once.
+If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write \
+--report and exit with 0. They do not test the model again. A second signal ends the process at \
+once.
 
-After each epoch, the ranks with the same parameters compare hashes of these parameters. If the hashes differ, the job ends
-with exit code 16. With local-sgd, diloco and model-average, the ranks compare only after epochs that end with an average.
+After each epoch, the ranks with the same parameters compare hashes of these parameters. If the \
+hashes differ, the job ends with exit code 16. With local-sgd, diloco and model-average, the ranks \
+compare only after epochs that end with an average.
 
 Exit codes:
   0   the run is complete, or SIGTERM or Ctrl-C stopped it
   1   a failure that has no code of its own
   2   an option is unknown or has a wrong value, or options do not fit together
-  3   the peers file, the secret file or the environment is wrong, or ranks have different arguments
+  3   the peers file, the secret file or the environment is wrong, or ranks have different
+      arguments
   4   data is missing, truncated or wrong
   5   not all ranks started in time
   6   a rank was lost
   7   ranks called different operations
   8   an operation took longer than --timeout
-  9   training diverged: the loss is NaN, infinite, or more than 10 times the loss of a constant prediction
+  9   training diverged: the loss is NaN, infinite, or more than 10 times the loss of a constant
+      prediction
   10  a checkpoint, a report or a model file cannot be read or written
   11  the listening port is in use
   12  another rank has a different secret
