@@ -77,7 +77,8 @@ pub struct ServerOptions {
     pub secret: Secret,
     /// The id of the job.
     pub job_id: [u8; 16],
-    /// The time within which all ranks must register.
+    /// The time within which all ranks must register after the first rank has registered. Until the first rank has
+    /// registered, the rendezvous waits without a limit.
     pub start_timeout: Duration,
     /// The receiver of notices about missing ranks.
     pub notices: NoticeReceiver,
@@ -141,7 +142,7 @@ impl Server {
                     let started = registry.started;
                     let lost = message::encode(&ToRank::Lost { rank, host, detail });
                     listener.reply_to_late_ranks(move |_| lost.clone());
-                    reply_until_stopped(&mut listener, &receiver, started, start_timeout);
+                    reply_until_stopped(&mut listener, &receiver, started);
                 }
                 Err(error) => log::info!("rendezvous: {error}"),
             }
@@ -191,19 +192,13 @@ impl Drop for Server {
     }
 }
 
-/// Replies to late ranks until the launcher stops the server or the start timeout is over.
-fn reply_until_stopped(
-    listener: &mut Listener,
-    commands: &Receiver<ServerCommand>,
-    started: Instant,
-    start_timeout: Duration,
-) {
+/// Replies to late ranks until the launcher stops the server.
+fn reply_until_stopped(listener: &mut Listener, commands: &Receiver<ServerCommand>, started: Instant) {
     let mut events = Vec::new();
     // One wake-up may stand for several commands, so look at all of them.
     while !commands.try_iter().any(|command| matches!(command, ServerCommand::Stop)) {
         events.clear();
-        let now = started.elapsed();
-        if now >= start_timeout || listener.wait(now, Some(start_timeout), &mut events).is_err() {
+        if listener.wait(started.elapsed(), None, &mut events).is_err() {
             return;
         }
     }
@@ -299,14 +294,16 @@ impl<'a> RankRegistry<'a> {
                 Ok(ServerCommand::RankEnded { rank, how }) => return Err(self.fail_for_lost_rank(rank, how)),
                 Err(_) => {}
             }
-            if now >= self.start_timeout {
+            // Before the first registration, there is no deadline: a program may load data for minutes before it joins.
+            let deadline = self.notice.map(|(first, _)| first + self.start_timeout);
+            if deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(self.fail_for_timeout(name));
             }
             if let Some((since, at)) = self.notice.filter(|&(_, at)| now >= at) {
                 self.report_absent_ranks(now.saturating_sub(since), name);
                 self.notice = Some((since, since + at.saturating_sub(since) * NOTICE_TIME_FACTOR));
             }
-            let until = self.notice.map_or(self.start_timeout, |(_, at)| at.min(self.start_timeout));
+            let until = self.notice.map(|(_, at)| at).into_iter().chain(deadline).min();
             self.wait_and_serve(now, until, &mut events).map_err(|error| match error {
                 ServeError::RankLost { rank, detail } => self.fail_for_lost_rank(rank, detail),
                 ServeError::System(source) => {
@@ -345,11 +342,11 @@ impl<'a> RankRegistry<'a> {
     fn wait_and_serve(
         &mut self,
         now: Duration,
-        until: Duration,
+        until: Option<Duration>,
         events: &mut Vec<Event>,
     ) -> Result<(), ServeError> {
         events.clear();
-        self.listener.wait(now, Some(until), events).map_err(ServeError::System)?;
+        self.listener.wait(now, until, events).map_err(ServeError::System)?;
         let mut tokens: Vec<Token> = events.iter().map(|event| event.token).collect();
         while let Some(accepted) = self.listener.take_accepted_connection(ConnectionPurpose::Rendezvous) {
             let client = ClientConnection {

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::util::ranks::{peers_file, peers_file_options, peers_text, server_options};
+use crate::util::wait_until;
 use ringtrain::rendezvous::{PeersFile, Server};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp, StartError};
@@ -262,6 +263,34 @@ fn the_launcher_tells_waiting_ranks_which_rank_has_died() {
     assert!(started.elapsed() < start_timeout / 2, "{:?}", started.elapsed());
     let StartError::PeerLost { rank, ref detail, .. } = error else { panic!("{error}") };
     assert_eq!((rank, detail.as_str()), (Rank::new(1), "it was killed by signal 9 (SIGKILL)"));
+}
+
+/// Regression test: before the fix, the rendezvous ended when the start timeout had passed since the launch. Programs that
+/// imported modules for longer than this timeout before they joined could not start.
+#[test]
+fn ranks_may_join_long_after_the_launch() {
+    let world = ringtrain::WorldSize::new(2).unwrap();
+    let secret = secret("a secret for this test");
+    let started = std::time::Instant::now();
+    let server_timeout = Duration::from_secs(2);
+    let server = Server::start(server_options(world, secret.clone(), [7; 16], server_timeout)).unwrap();
+    wait_until("the start timeout has passed since the launch", || started.elapsed() > server_timeout);
+    let options = world.ranks().map(|rank| JoinOptions {
+        method: ringtrain::JoinMethod::Launched(ringtrain::rendezvous::LaunchedRank {
+            rank,
+            world,
+            rendezvous: server.address(),
+            job_id: [7; 16],
+            start_timeout: None,
+            local_processors: None,
+        }),
+        secret: secret.clone(),
+        start_timeout: Duration::from_secs(20),
+        ..JoinOptions::default()
+    });
+    for result in join_all(options.collect()) {
+        result.unwrap();
+    }
 }
 
 /// Regression test: before the fix, a rendezvous handled only one command after each wake-up. So if
