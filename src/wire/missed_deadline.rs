@@ -89,8 +89,12 @@ impl fmt::Display for MissedDeadline<'_> {
                 "; rank {rank} waits in {asked}, operation {sequence} of group {group}{}",
                 AtCallSite(site)
             )?;
-            for (index, (peer, _)) in awaited.iter().enumerate() {
+            for (index, (peer, host)) in awaited.iter().enumerate() {
                 write!(f, "{} {peer}", if index == 0 { ", for rank" } else { " and" })?;
+                // The text has already named the hosts of ranks that do not wait.
+                if self.waiting.iter().any(|waiting| waiting.rank == *peer) {
+                    write!(f, " on {host}")?;
+                }
                 if let Some(link) = self.links.iter().find(|link| (link.rank, link.peer) == (*rank, *peer)) {
                     write!(f, " (which sent its last data {:.1} s before)", link.silence_seconds())?;
                 }

@@ -121,8 +121,8 @@ fn errors_after_fault(fault: impl Fn(&SimulatedHosts), timeout: &str, exit: Exit
         let peer = 1 - rank;
         assert!(!error.contains("see the output") && !error.contains("died"), "rank {rank}: {error}");
         assert!(error.contains(&format!("rank {peer} on {}", ADDRESSES[peer])), "rank {rank}: {error}");
-        let since = format!("for rank {peer} (which sent its last data ");
-        assert!(error.contains(&since), "rank {rank}: {error}");
+        assert!(error.contains(&format!("for rank {peer} ")), "rank {rank}: {error}");
+        assert!(error.contains(" (which sent its last data "), "rank {rank}: {error}");
         assert!(error.contains("check addresses, MTU and firewall"), "rank {rank}: {error}");
     }
     Some(errors)
