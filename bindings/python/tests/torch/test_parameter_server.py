@@ -51,7 +51,8 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_module_learns(form: str):
     def work(server, module) -> float:
-        for step in range(40):
+        # A worker that runs alone at first must learn from its own gradients: its loss is 0.01 after 100 steps, 0.16 after 40.
+        for step in range(100):
             server.pull()
             module.zero_grad()
             loss_of(module, server.worker_index, step).backward()
