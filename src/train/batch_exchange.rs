@@ -10,8 +10,9 @@ use std::ops::Range;
 use ndarray::Array2;
 
 use super::TrainError;
-use super::batches::{Batches, range_of_rank};
+use super::batches::Batches;
 use super::data::{RowMap, Samples, SharedSamples, Targets};
+use super::logical_shards::{LogicalShards, part_of_batch};
 use super::partition::PartPlace;
 use crate::group::{Error, Group, Handle};
 use crate::types::{Rank, WorldSize};
@@ -36,8 +37,10 @@ pub(crate) struct BatchExchange<'a> {
     train: &'a SharedSamples,
     pub(crate) batches: Batches,
     place: PartPlace,
+    /// The shards of a run with `--reproducible`.
+    shards: Option<LogicalShards>,
     /// If the epoch is a single batch, the indices of the samples that this rank holds: the rank processes these
-    /// samples, so the ranks exchange no samples. Otherwise empty.
+    /// samples, so the ranks exchange no samples. Otherwise empty, also with `shards`.
     held_indices: Vec<u32>,
     /// The row numbers of the samples in `held_indices`.
     held_row_numbers: Vec<u32>,
@@ -46,7 +49,7 @@ pub(crate) struct BatchExchange<'a> {
 }
 
 /// The samples that this rank processes in consecutive steps.
-struct ReceivedWindow {
+pub(crate) struct ReceivedWindow {
     steps: Range<usize>,
     samples: Samples,
     /// The positions in `samples` of the samples of all steps.
@@ -64,19 +67,40 @@ struct PendingWindow {
 }
 
 impl<'a> BatchExchange<'a> {
-    /// All ranks must pass the same batches. `place` says which part of each batch this rank processes.
-    pub(crate) fn new(train: &'a SharedSamples, batches: Batches, place: PartPlace) -> Self {
+    /// All ranks must pass the same batches and shards. `place` says which part of each batch this rank processes.
+    /// `whole_batch` is the result of [`into_whole_batch`](Self::into_whole_batch) of the last epoch.
+    pub(crate) fn new(
+        train: &'a SharedSamples,
+        batches: Batches,
+        (place, shards): (PartPlace, Option<LogicalShards>),
+        whole_batch: Option<ReceivedWindow>,
+    ) -> Self {
         let mut held_row_numbers = Vec::new();
-        if let (1, Some(rows)) = (batches.count(), train.row_map()) {
+        if let (1, Some(rows), None) = (batches.count(), train.row_map(), shards) {
             held_row_numbers = rows.held_rows().map(|row| row as u32).collect();
         }
         let held_indices = (0..held_row_numbers.len() as u32).collect();
-        Self { train, batches, place, held_indices, held_row_numbers, window: None, next_window: None }
+        Self {
+            train,
+            batches,
+            place,
+            shards,
+            held_indices,
+            held_row_numbers,
+            window: whole_batch,
+            next_window: None,
+        }
+    }
+
+    /// Returns the received samples if each epoch is a single batch: then the samples of this rank are the same in each
+    /// epoch, and the ranks need not exchange them again.
+    pub(crate) fn into_whole_batch(self) -> Option<ReceivedWindow> {
+        self.window.filter(|_| self.batches.count() == 1)
     }
 
     /// Returns which rank holds which samples. Returns `None` if the ranks need not exchange samples.
     fn row_map(&self) -> Option<&'a RowMap> {
-        self.train.row_map().filter(|_| self.batches.count() > 1)
+        self.train.row_map().filter(|_| self.batches.count() > 1 || self.shards.is_some())
     }
 
     fn held_cells(&self) -> &'a Array2<f32> {
@@ -96,7 +120,8 @@ impl<'a> BatchExchange<'a> {
         let samples = &self.train.held;
         let batch = self.batches.batch(index);
         let batch_len = batch.len();
-        let own = &batch[range_of_rank(batch_len, self.place.replica, self.place.replicas)];
+        let own = part_of_batch(batch_len, (self.place.replica, self.place.replicas), self.shards);
+        let own = &batch[own];
         Ok(match &self.window {
             Some(ReceivedWindow { steps, samples, indices, step_ends }) => {
                 let step = index - steps.start;
@@ -153,7 +178,7 @@ impl<'a> BatchExchange<'a> {
         let mut words = Vec::new();
         for receiver in size.ranks() {
             let before = words.len();
-            for sample in samples_of_rank(&self.batches, &steps, receiver, size) {
+            for sample in self.samples_of_rank(&steps, (receiver, size)) {
                 let (holder, index) = rows.holder_and_index(sample as usize);
                 if holder == group.rank().index() {
                     self.append_sample(index, &mut words);
@@ -197,7 +222,7 @@ impl<'a> BatchExchange<'a> {
         let rows = self.row_map().expect("a window was sent, so each rank holds only a part of the samples");
         let (mut indices, mut step_ends) = (Vec::new(), Vec::new());
         for step in steps.clone() {
-            for sample in samples_of_rank(&self.batches, &(step..step + 1), group.rank(), group.size()) {
+            for sample in self.samples_of_rank(&(step..step + 1), (group.rank(), group.size())) {
                 let (holder, _) = rows.holder_and_index(sample as usize);
                 indices.push(next_from_rank[holder]);
                 next_from_rank[holder] += 1;
@@ -229,17 +254,12 @@ impl<'a> BatchExchange<'a> {
         let features = self.train.held.features.with_cells(cells);
         Samples { features: features.expect("only the samples of tables are divided among ranks"), targets }
     }
-}
 
-/// Returns the row numbers of the samples that `rank` processes in `steps`.
-fn samples_of_rank(
-    batches: &Batches,
-    steps: &Range<usize>,
-    rank: Rank,
-    size: WorldSize,
-) -> impl Iterator<Item = u32> {
-    steps.clone().flat_map(move |step| {
-        let batch = batches.batch(step);
-        batch[range_of_rank(batch.len(), rank, size)].iter().copied()
-    })
+    /// Returns the row numbers of the samples that a rank processes in `steps`.
+    fn samples_of_rank(&self, steps: &Range<usize>, place: (Rank, WorldSize)) -> impl Iterator<Item = u32> {
+        steps.clone().flat_map(move |step| {
+            let batch = self.batches.batch(step);
+            batch[part_of_batch(batch.len(), place, self.shards)].iter().copied()
+        })
+    }
 }

@@ -50,10 +50,14 @@ impl Batches {
 /// Divides `len` items among the ranks, and returns the range of items that `rank` processes. For example, 5 items on
 /// 2 ranks give the ranges 0..3 and 3..5. If there are fewer items than ranks, some ranges are empty.
 pub fn range_of_rank(len: usize, rank: Rank, world: WorldSize) -> Range<usize> {
-    let (rank, world) = (rank.index(), world.as_usize());
-    let (each, longer) = (len / world, len % world);
-    let start = rank * each + rank.min(longer);
-    start..start + each + usize::from(rank < longer)
+    divide(len, rank.index(), world.as_usize())
+}
+
+/// Divides `len` items into `count` parts like [`range_of_rank`], and returns the range of part `index`.
+pub(super) fn divide(len: usize, index: usize, count: usize) -> Range<usize> {
+    let (each, longer) = (len / count, len % count);
+    let start = index * each + index.min(longer);
+    start..start + each + usize::from(index < longer)
 }
 
 #[cfg(test)]

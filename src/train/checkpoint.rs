@@ -50,7 +50,7 @@ const BEST_PARAMETERS_TENSOR: &str = "best.parameters";
 const BEST_RECORD_KEY: &str = "best_record";
 /// The keys of [`RunIdentity`] that earlier versions did not store, each with the value that all runs of these
 /// versions had.
-const VALUES_OF_MISSING_ENTRIES: [(&str, &str); 8] = [
+const VALUES_OF_MISSING_ENTRIES: [(&str, &str); 9] = [
     ("strategy", "allreduce"),
     ("adam_options", "default"),
     ("schedule", "constant"),
@@ -58,6 +58,7 @@ const VALUES_OF_MISSING_ENTRIES: [(&str, &str); 8] = [
     ("clip_norm", "none"),
     ("label_smoothing", "0"),
     ("class_weights", "none"),
+    ("reproducible", "none"),
     ("validation_fraction", "none"),
 ];
 /// The maximum size in bytes of the names, the metadata and the history in a checkpoint.

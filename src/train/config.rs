@@ -7,6 +7,7 @@ use super::checkpoint::CheckpointSettings;
 use super::curve_files::CurveFiles;
 use super::data::{DataSource, TableOptions, Task};
 use super::divided_model_options;
+use super::logical_shards::SHARDS_MAX;
 use super::model::ModelSpec;
 use super::optimizer::Rule;
 use super::output_paths;
@@ -153,6 +154,7 @@ impl Config {
                 self.compression, self.strategy
             ));
         }
+        self.check_reproducible()?;
         match (self.rule, self.strategy) {
             (Some(Rule::Accelerated), _) if !self.recipe.allows_accelerated_rule() => {
                 Err("--schedule, --warmup, --scale-lr and --clip-norm do not apply to --optimizer accelerated, which \
@@ -194,6 +196,32 @@ impl Config {
             }
             _ => Ok(()),
         }
+    }
+
+    fn check_reproducible(&self) -> Result<(), String> {
+        let Some(shards) = self.recipe.reproducible_shards else { return Ok(()) };
+        if shards.get() > SHARDS_MAX {
+            return Err(format!("--shards {shards}: it must be from 1 to {SHARDS_MAX}"));
+        }
+        if self.strategy != StrategySpec::AllReduce {
+            return Err(format!(
+                "--reproducible is for --strategy allreduce; with {}, the result depends on the number of ranks",
+                self.strategy
+            ));
+        }
+        if self.compression != Compression::None {
+            return Err(format!(
+                "--reproducible does not apply to --compression {}, because the number of rounded sums depends on the number \
+                 of ranks; leave out --compression",
+                self.compression
+            ));
+        }
+        if self.recipe.scale_learning_rate {
+            return Err("--reproducible does not apply to --scale-lr, which multiplies the learning rate by the number of ranks; \
+                        leave out --scale-lr"
+                .into());
+        }
+        Ok(())
     }
 
     fn check_parameter_server(&self) -> Result<(), String> {

@@ -4,6 +4,8 @@
 use ndarray::{Array2, s};
 
 use super::TrainError;
+use super::config::Config;
+use super::data::{ExactSum, add_sums_of_ranks};
 use super::model::Loss;
 use super::portable::round_down_to_three_digits;
 use super::random;
@@ -28,24 +30,26 @@ const EIGENVALUE_MARGIN_FACTOR: f64 = 1.05;
 pub(crate) fn safe_learning_rate(
     group: &mut Group,
     setup: &Setup,
-    weight_decay: f32,
+    config: &Config,
 ) -> Result<f32, TrainError> {
     let factor = match setup.network.loss() {
         Loss::SquaredError(_) => 2.0,
         Loss::CrossEntropy => 0.5,
         Loss::WeightedCrossEntropy(targets) => 0.5 * f64::from(targets.weight_max()),
     };
-    let curvature =
-        factor * EIGENVALUE_MARGIN_FACTOR * largest_eigenvalue(group, setup)? + f64::from(weight_decay);
+    let curvature = factor * EIGENVALUE_MARGIN_FACTOR * largest_eigenvalue(group, setup, config)?
+        + f64::from(config.weight_decay);
     Ok(round_down(1.0 / curvature))
 }
 
-/// Returns the largest eigenvalue of the mean of x xᵀ over the training set. x holds the features of a sample, and a
-/// 1 for the bias. Uses the power method.
-fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainError> {
+/// Returns the largest eigenvalue of the mean of the outer products x xᵀ, where x holds the features of a training
+/// sample, followed by a 1 for the bias. Uses the power method. With `--reproducible`, the sums over samples are exact,
+/// because their order depends on which rank holds which rows.
+fn largest_eigenvalue(group: &mut Group, setup: &Setup, config: &Config) -> Result<f64, TrainError> {
     let samples = &setup.dataset.train;
     let columns = samples.columns();
     let local_rows = samples.own_part(group.rank(), group.size());
+    let is_reproducible = config.recipe.logical_shards().is_some();
     let mut rows = Array2::<f32>::zeros((BLOCK_ROWS, columns));
     let mut stream = random::random_stream("power method", 0, 0);
     let mut vector: Vec<f64> =
@@ -54,6 +58,7 @@ fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainErro
     let mut eigenvalue = 0.0;
     for _ in 0..ITERATIONS_MAX {
         let mut product = vec![0.0; columns + 1];
+        let mut exact_product = vec![ExactSum::ZERO; if is_reproducible { columns + 1 } else { 0 }];
         for start in local_rows.clone().step_by(BLOCK_ROWS) {
             let block = start..local_rows.end.min(start + BLOCK_ROWS);
             let mut block_rows = rows.slice_mut(s![..block.len(), ..]);
@@ -61,11 +66,20 @@ fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainErro
             for row in block_rows.rows() {
                 let dot: f64 =
                     row.iter().zip(&vector).map(|(&x, v)| f64::from(x) * v).sum::<f64>() + vector[columns];
-                product.iter_mut().zip(row).for_each(|(sum, &x)| *sum += dot * f64::from(x));
-                product[columns] += dot;
+                let terms = row.iter().map(|&x| dot * f64::from(x)).chain([dot]);
+                if is_reproducible {
+                    exact_product.iter_mut().zip(terms).for_each(|(sum, term)| sum.add(term));
+                } else {
+                    product.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+                }
             }
         }
-        group.all_reduce(&mut product, ReduceOp::Sum)?;
+        if is_reproducible {
+            add_sums_of_ranks(group, &mut exact_product)?;
+            product = exact_product.iter().map(ExactSum::value).collect();
+        } else {
+            group.all_reduce(&mut product, ReduceOp::Sum)?;
+        }
         for value in &mut product {
             *value /= samples.len() as f64;
         }

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use ndarray::s;
+use ndarray::{Axis, s};
 
-use super::data::{Samples, Standardizer};
+use super::data::{ExactSum, Samples, Standardizer};
 use super::model::{LossSums, Network, Workspace};
 
 /// The inputs and the memory that a rank needs to evaluate samples.
@@ -27,5 +27,26 @@ impl EvaluationWork<'_> {
         let input = workspace.input.slice_mut(s![..rows.len(), ..]);
         samples.features.write_rows(rows.clone(), standardizer, input);
         network.evaluate(parameters, workspace, &samples.targets, rows)
+    }
+
+    /// Does the same as [`evaluate`](Self::evaluate), and adds each finite loss of a sample to `sum`, whose value then does
+    /// not depend on which rank evaluates which samples.
+    pub(crate) fn evaluate_and_add_losses(self, sum: &mut ExactSum) -> LossSums {
+        let Self { network, parameters, workspace, samples, standardizer, rows } = self;
+        let mut total = LossSums::default();
+        if rows.is_empty() {
+            return total;
+        }
+        let input = workspace.input.slice_mut(s![..rows.len(), ..]);
+        samples.features.write_rows(rows.clone(), standardizer, input);
+        let outputs = network.outputs(parameters, workspace, rows.len());
+        for (output, row) in outputs.axis_chunks_iter(Axis(0), 1).zip(rows) {
+            let sums = network.loss().evaluate(&output, &samples.targets, std::iter::once(row));
+            if sums.loss.is_finite() {
+                sum.add(sums.loss);
+            }
+            total.add(sums);
+        }
+        total
     }
 }

@@ -91,6 +91,32 @@ impl GradientWork<'_> {
     }
 }
 
+impl GradientWork<'_> {
+    /// Computes the gradient of `weight` times the sum of the losses of `self.samples[samples]`: see
+    /// [`Network::differentiate_row_groups`]. Writes the gradient to `target`, or to `self.gradients` if `target` is `None`.
+    pub(crate) fn differentiate_row_groups(
+        &mut self,
+        weight: f32,
+        samples: Range<usize>,
+        target: Option<&mut [f32]>,
+        row_groups: (&[Range<usize>], &mut [LossSums]),
+    ) {
+        let samples = &self.samples[samples];
+        let input = self.workspace.input.slice_mut(s![..samples.len(), ..]);
+        let gathering = Instant::now();
+        self.train.features.write_rows(
+            samples.iter().map(|&sample| sample as usize),
+            self.standardizer,
+            input,
+        );
+        *self.data_time += gathering.elapsed();
+        let (targets, update) = (&self.train.targets, GradientUpdate::Replace);
+        let batch = TrainingBatch { targets, samples, weight, step: self.step, update };
+        let gradients = target.unwrap_or(self.gradients);
+        self.network.differentiate_row_groups(self.parameters, gradients, self.workspace, batch, row_groups);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use ndarray::Array2;

@@ -8,6 +8,7 @@
 //! added. Some other strategies ([`StrategySpec`]) let each rank take steps alone and average the parameters of the
 //! ranks, or divide the model over the ranks.
 
+mod arithmetic_check;
 pub(crate) mod atomic_file;
 mod batch_exchange;
 mod batch_queue;
@@ -29,6 +30,7 @@ mod evaluation_work;
 mod gossip;
 mod gradient_work;
 mod learning_rate;
+mod logical_shards;
 pub mod model;
 pub mod model_file;
 pub mod onnx;
@@ -49,9 +51,11 @@ mod run;
 mod runtime;
 mod server_run;
 mod setup;
+mod shard_exchange;
 mod step_times;
 mod strategies;
 mod summary_words;
+mod summation_tree;
 mod tensorboard;
 mod text_words;
 mod trainer;
@@ -71,6 +75,7 @@ pub use early_stopping::{Patience, VALIDATION_FRACTION_DEFAULT};
 pub use error::{RunPhase, TrainError};
 pub use gossip::GossipError;
 pub use learning_rate::{RateSchedule, Warmup};
+pub use logical_shards::{SHARDS_DEFAULT, SHARDS_MAX};
 pub(crate) use output_paths::would_replace;
 pub use parameter_server::{
     ParameterServer, ParameterServerError, ParameterServerOptions, PushOutcome, RefusalReason,

@@ -26,6 +26,40 @@ pub(crate) fn ln(value: f64) -> f64 {
     f64::from(exponent) * std::f64::consts::LN_2 + 2.0 * s * sum
 }
 
+/// The coefficients 1 / k! of the series of [`exp`]. For a remainder of at most (ln 2)/2, the omitted terms are below 2^-58.
+const EXP_COEFFICIENTS: [f64; 14] = {
+    let mut coefficients = [1.0; 14];
+    let (mut power, mut factorial) = (1, 1.0);
+    while power < coefficients.len() {
+        factorial *= power as f64;
+        coefficients[power] = 1.0 / factorial;
+        power += 1;
+    }
+    coefficients
+};
+
+/// Returns e to the power of `value`, with an error of a few units in the last place. Uses only additions and
+/// multiplications.
+pub(crate) fn exp(value: f64) -> f64 {
+    /// ln 2 is `LN_2_HIGH` + `LN_2_LOW`. `LN_2_HIGH` has 32 significant bits, so its product with an exponent is exact.
+    const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
+    const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
+    /// Adding and subtracting this number rounds a small number to an integer.
+    const ROUNDING: f64 = 6_755_399_441_055_744.0;
+    if value.is_nan() {
+        return value;
+    }
+    // Outside of this range, the result is 0 or infinite.
+    let value = value.clamp(-800.0, 800.0);
+    let exponent = (value * std::f64::consts::LOG2_E + ROUNDING) - ROUNDING;
+    let rest = (value - exponent * LN_2_HIGH) - exponent * LN_2_LOW;
+    let sum = EXP_COEFFICIENTS.iter().rev().fold(0.0, |sum, coefficient| sum * rest + coefficient);
+    // A single factor of 2^exponent could overflow or underflow before the product does.
+    let half = (exponent / 2.0) as i64;
+    let power_of_two = |exponent: i64| f64::from_bits(((1023 + exponent) as u64) << 52);
+    sum * power_of_two(half) * power_of_two(exponent as i64 - half)
+}
+
 /// Rounds `value` down to three significant digits, after rounding it to twelve: 0.29999 becomes 0.299, and
 /// 0.2999999999999 becomes 0.3.
 pub(crate) fn round_down_to_three_digits(value: f64) -> f64 {
@@ -58,6 +92,20 @@ mod tests {
                 let (found, expected) = (ln(value), value.ln());
                 assert!((found - expected).abs() <= 8e-16 * expected.abs().max(1e-3), "{value}: {found}");
             }
+        }
+        for step in -7450..=7090 {
+            let value = f64::from(step) / 10.0 + 0.01;
+            let (found, expected) = (exp(value), value.exp());
+            assert!((found - expected).abs() <= 8e-16 * expected + 1e-323, "{value}: {found} {expected}");
+        }
+        assert_eq!(
+            [-0.0, f64::NEG_INFINITY, -750.0, 710.0, f64::INFINITY].map(exp),
+            [1.0, 0.0, 0.0, f64::INFINITY, f64::INFINITY]
+        );
+        assert!(exp(f64::NAN).is_nan());
+        for (value, bits) in [(1.0, 0x4005_bf0a_8b14_576a_u64), (-0.5, 0x3fe3_68b2_fc6f_960a)] {
+            let found = exp(value);
+            assert!(found.to_bits() == bits, "{value}: {:#018x}", found.to_bits());
         }
         assert!([0.0, -1.0, f64::INFINITY, f64::NAN].into_iter().all(|value| ln(value).is_nan()));
         for (value, expected) in [

@@ -1,12 +1,14 @@
 //! The options that change how a model is trained, besides the optimizer and the data.
 
 use std::fmt;
+use std::num::NonZeroU32;
 
 use super::checkpoint::IdentityEntry;
 use super::class_weights::ClassWeights;
 use super::data::DataError;
 use super::early_stopping::Patience;
 use super::learning_rate::{RateSchedule, Warmup};
+use super::logical_shards::LogicalShards;
 use super::model::{ClassTargets, Loss};
 
 /// Options that change how a model is trained. The default changes nothing.
@@ -27,6 +29,9 @@ pub struct Recipe {
     pub label_smoothing: f32,
     /// The weight of the samples of each class in the loss.
     pub class_weights: ClassWeights,
+    /// If this is `Some`, the parameters have the same bits for every number of ranks up to this number of logical shards:
+    /// see `docs/reproducible.md`. From 1 to [`SHARDS_MAX`](super::SHARDS_MAX).
+    pub reproducible_shards: Option<NonZeroU32>,
     /// When to stop early. With `None`, no samples are held out for validation, and the run ends with the parameters
     /// of the last step.
     pub patience: Option<Patience>,
@@ -42,6 +47,11 @@ impl Recipe {
             && self.clip_norm.is_none()
     }
 
+    /// Returns the logical shards of a reproducible run.
+    pub(crate) fn logical_shards(&self) -> Option<LogicalShards> {
+        self.reproducible_shards.map(LogicalShards::new)
+    }
+
     /// Returns the names and values of the options that must be the same on all ranks.
     pub(crate) fn options_equal_on_all_ranks(&self) -> Vec<(&'static str, String)> {
         let class_weights = match &self.class_weights {
@@ -54,6 +64,7 @@ impl Recipe {
             ("--scale-lr", self.scale_learning_rate.to_string()),
             ("--clip-norm", format!("{:?}", self.clip_norm)),
             ("--label-smoothing", self.label_smoothing.to_string()),
+            ("--reproducible or --shards", format!("{:?}", self.reproducible_shards)),
             // Each host may have the file at a different path. After reading, the ranks compare the contents.
             ("--class-weights", class_weights),
             ("--patience or --validation-fraction", format!("{:?}", self.patience)),
@@ -103,6 +114,7 @@ impl Recipe {
         // The value of `--patience` may change, because it only decides when the run ends.
         let validation_fraction =
             self.patience.map_or("none".into(), |patience| patience.validation_fraction.to_string());
+        let shards = self.reproducible_shards.map_or("none".into(), |count| format!("{count} shards"));
         let entry = |key, option, value| IdentityEntry { key, option, value };
         vec![
             entry("schedule", "--schedule", schedule),
@@ -110,6 +122,7 @@ impl Recipe {
             entry("clip_norm", "--clip-norm", clip_norm),
             entry("label_smoothing", "--label-smoothing", self.label_smoothing.to_string()),
             entry("class_weights", "--class-weights", class_weights),
+            entry("reproducible", "--reproducible and --shards", shards),
             entry("validation_fraction", "--patience with --validation-fraction", validation_fraction),
         ]
     }
@@ -136,6 +149,9 @@ impl fmt::Display for Recipe {
             ClassWeights::Equal => {}
             ClassWeights::Balanced => parts.push("balanced classes".into()),
             ClassWeights::List(_) | ClassWeights::File(_) => parts.push("weighted classes".into()),
+        }
+        if self.reproducible_shards.is_some() {
+            parts.push("reproducible".into());
         }
         if let Some(Patience { records, .. }) = self.patience {
             parts.push(format!("patience {records}"));

@@ -54,6 +54,7 @@ pub fn run(
     check_same_arguments(group, config)?;
     // The options are the same on all ranks, so all ranks return this error.
     config.check().map_err(TrainError::Options)?;
+    super::arithmetic_check::check_reproducible_run(group, config.recipe.logical_shards())?;
     let setup = Setup::new(config, group);
     let setup = check_all_succeeded(group, RunPhase::Data, setup)?;
     check_same_class_weights(group, &setup)?;
@@ -368,7 +369,7 @@ fn starting_state(
     state.learning_rate = Some(match (given.or(state.learning_rate), setup.settings.rule) {
         (Some(rate), _) => rate,
         (None, Rule::Accelerated) if setup.model.is_convex() => {
-            curvature::safe_learning_rate(group, setup, config.weight_decay)?
+            curvature::safe_learning_rate(group, setup, config)?
         }
         (None, rule) => {
             let TrainingSettings { batch_size, epochs, .. } = setup.settings;

@@ -3,6 +3,7 @@
 
 use half::{bf16, f16};
 
+use super::shard_exchange::{ShardSums, add_over_ranks};
 use crate::codec::{CompressedElement, Compression};
 use crate::group::{Error, Group, Handle, SharedBuffer, Status};
 use crate::types::{Element, Rank, ReduceOp, WorldSize};
@@ -51,6 +52,8 @@ pub(crate) enum Values<'a> {
     Vector(&'a mut [f32], Compression),
     /// A few numbers.
     Totals(&'a mut [f64]),
+    /// The gradients of logical shards, which are added in the order of a summation tree.
+    ShardSums(ShardSums<'a>),
 }
 
 /// A buffer for a sum, in the format in which ranks send the values. Ranks on the same host reduce these buffers in
@@ -88,6 +91,7 @@ impl Runtime for Group {
                 self.all_reduce_compressed(values, ReduceOp::Sum, compression)
             }
             Values::Totals(totals) => self.all_reduce(totals, ReduceOp::Sum),
+            Values::ShardSums(sums) => add_over_ranks(self, sums),
         }
     }
 

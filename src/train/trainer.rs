@@ -9,7 +9,7 @@ use std::time::Instant;
 
 pub(crate) use self::evaluation::Metrics;
 use super::TrainError;
-use super::batch_exchange::{BatchExchange, LocalBatch};
+use super::batch_exchange::{BatchExchange, LocalBatch, ReceivedWindow};
 use super::batches::Batches;
 use super::checkpoint::{CheckpointWriter, Position, TrainingState};
 use super::config::Config;
@@ -49,6 +49,8 @@ pub(crate) struct Trainer<'a> {
     /// Memory for the whole model. Has no rows if the strategy divides the model, because the strategy then has its
     /// own memory.
     workspace: Workspace,
+    /// The samples of this rank, if it has received them and each epoch is a single batch.
+    whole_batch: Option<ReceivedWindow>,
     /// The number of samples that an evaluation processes at once.
     evaluation_rows: usize,
     /// Whether any rank has received a stop signal. All ranks set this flag after the same step or after the same
@@ -105,13 +107,8 @@ impl<'a> Trainer<'a> {
             let content = (setup.network.clone(), setup.identity(config));
             CheckpointWriter::new(settings, content, state.position.steps_total, Instant::now())
         });
-        let train = &setup.dataset.train;
-        let batch = match setup.settings.batch_size {
-            size if size < train.len() => size.div_ceil(group.size().as_usize()),
-            _ => train.longest_part(group.size()),
-        };
-        let evaluation_rows =
-            micro_batch_rows(batch, config.micro_batches).max(setup.network.evaluation_rows());
+        let (training_rows, evaluation_rows) = rows_at_once(config, setup, group);
+        let workspace_rows = if partition.is_undivided() { training_rows.max(evaluation_rows) } else { 0 };
         Ok(Self {
             config,
             setup,
@@ -122,7 +119,8 @@ impl<'a> Trainer<'a> {
             state,
             gradients: vec![0.0; count],
             strategy,
-            workspace: setup.network.workspace(if partition.is_undivided() { evaluation_rows } else { 0 }),
+            workspace: setup.network.workspace(workspace_rows),
+            whole_batch: None,
             evaluation_rows,
             partition,
             stopped: false,
@@ -281,7 +279,8 @@ impl<'a> Trainer<'a> {
         let batches = Batches::new(self.config.seed, epoch, train.len(), batch_size);
         self.timer.add_data_time(shuffling);
         let place = self.partition.place();
-        let mut exchange = BatchExchange::new(train, batches, place);
+        let shards = self.config.recipe.logical_shards();
+        let mut exchange = BatchExchange::new(train, batches, (place, shards), self.whole_batch.take());
         let mut samples = 0;
         for index in first as usize..exchange.batches.count() {
             let exchanging = (Instant::now(), group.statistics().exposed);
@@ -306,6 +305,7 @@ impl<'a> Trainer<'a> {
                 self.save_if_due(group, observer)?;
             }
         }
+        self.whole_batch = exchange.into_whole_batch();
         Ok(samples)
     }
 
@@ -451,4 +451,21 @@ impl<'a> Trainer<'a> {
         let _ = group.abort(&message);
         TrainError::Diverged(message)
     }
+}
+
+/// Returns the largest number of samples that this rank processes at once in a step, and the number of samples that an
+/// evaluation processes at once, which is the same on all ranks.
+fn rows_at_once(config: &Config, setup: &Setup, group: &Group) -> (usize, usize) {
+    let train = &setup.dataset.train;
+    let (batch_size, evaluation_rows) = (setup.settings.batch_size, setup.network.evaluation_rows());
+    if let Some(shards) = config.recipe.logical_shards() {
+        let place = (group.rank(), group.size());
+        return (shards.pass_rows(place, batch_size.min(train.len()), config.micro_batches), evaluation_rows);
+    }
+    let part = match batch_size {
+        size if size < train.len() => size.div_ceil(group.size().as_usize()),
+        _ => train.longest_part(group.size()),
+    };
+    let rows = micro_batch_rows(part, config.micro_batches);
+    (rows, rows.max(evaluation_rows))
 }

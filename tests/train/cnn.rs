@@ -60,12 +60,16 @@ fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
 
 /// Writes an array of zeros in numpy's format.
 fn write_zeros(path: &Path, shape: &[usize]) {
+    write_array(path, shape, &vec![0; shape.iter().product()]);
+}
+
+/// Writes an array of bytes in numpy's format.
+pub(crate) fn write_array(path: &Path, shape: &[usize], values: &[u8]) {
     let lengths: Vec<String> = shape.iter().map(usize::to_string).collect();
     let text = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({},), }}", lengths.join(", "));
     let header = format!("{text:117}\n");
-    let zeros = vec![0; shape.iter().product()];
     let length = u16::try_from(header.len()).unwrap().to_le_bytes();
-    fs::write(path, [&b"\x93NUMPY\x01\x00"[..], &length, header.as_bytes(), &zeros].concat()).unwrap();
+    fs::write(path, [&b"\x93NUMPY\x01\x00"[..], &length, header.as_bytes(), values].concat()).unwrap();
 }
 
 #[test]

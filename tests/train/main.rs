@@ -14,6 +14,7 @@ mod model_files;
 mod parameter_server;
 mod program;
 mod recipes;
+mod reproducible;
 mod several_ranks;
 mod shared_tables;
 mod strategies;

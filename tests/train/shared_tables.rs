@@ -26,7 +26,7 @@ const SMALL_COLUMNS: usize = 110;
 
 /// Writes a table with numbers, large numbers that differ little, texts, missing values and line breaks in cells. The
 /// row `special_row` has the text `special_x` in the column `x`.
-fn write_table(path: &Path, (special_row, special_x): (usize, &str)) {
+pub(crate) fn write_table(path: &Path, (special_row, special_x): (usize, &str)) {
     let names = join_columns(|column| format!("small{column},"));
     let mut text = format!("x,time,kind,comment,{names}y\n");
     for row in 0..ROWS {
@@ -50,7 +50,7 @@ fn join_columns(text_of_column: impl Fn(usize) -> String) -> String {
     (0..SMALL_COLUMNS).map(text_of_column).collect()
 }
 
-fn table_config(path: PathBuf) -> Config {
+pub(crate) fn table_config(path: PathBuf) -> Config {
     let table = TableOptions {
         missing: MissingPolicy::Indicator,
         drop: vec!["comment".into()],

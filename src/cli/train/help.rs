@@ -60,9 +60,9 @@ Strategies:
   pipeline:STAGES          each of STAGES ranks holds some layers
   hybrid:PIPELINESxSTAGES  PIPELINES pipelines of STAGES ranks share each batch
 
-Only allreduce accepts --bucket-bytes and --optimizer accelerated. With model-average, local-sgd \
-and diloco, the ranks have equal parameters only after an average, so ringtrain tests and saves \
-the model only after epochs that end with an average.
+Only allreduce accepts --bucket-bytes, --optimizer accelerated and --reproducible. With \
+model-average, local-sgd and diloco, the ranks have equal parameters only after an average, so \
+ringtrain tests and saves the model only after epochs that end with an average.
 
 With ps-sync, each worker uses its part of each batch. With ps-async, each worker uses whole \
 batches. The staleness of a gradient is the number of updates since its worker received the \

@@ -1,9 +1,13 @@
 //! The options of `ringtrain` that change how a model is trained, besides the optimizer and the data.
 
+use std::num::NonZeroU32;
+
 use clap::Args;
 
 use super::optimizer_args::check_number;
-use crate::train::{ClassWeights, Patience, Recipe, VALIDATION_FRACTION_DEFAULT, check_class_weights};
+use crate::train::{
+    ClassWeights, Patience, Recipe, SHARDS_DEFAULT, VALIDATION_FRACTION_DEFAULT, check_class_weights,
+};
 
 /// The options of a [`Recipe`].
 #[derive(Args, Debug)]
@@ -56,6 +60,16 @@ pub(super) struct RecipeArgs {
     #[arg(long, value_name = "balanced|W,W,...|FILE", allow_hyphen_values = true, help_heading = "Training")]
     class_weights: Option<String>,
 
+    /// Give the parameters the same bits for every number of ranks. Only for --strategy allreduce, without --compression
+    /// and --scale-lr
+    #[arg(long, help_heading = "Training")]
+    reproducible: bool,
+
+    /// The number of parts into which --reproducible divides each batch. The job may have at most COUNT ranks
+    /// [default: 8]
+    #[arg(long, value_name = "COUNT", help_heading = "Training")]
+    shards: Option<NonZeroU32>,
+
     /// Hold out a part of the training set for validation. Stop if the validation loss has not reached a new minimum
     /// for COUNT reported epochs in a row. The result and the last checkpoint have the parameters with the lowest
     /// validation loss
@@ -88,8 +102,19 @@ impl RecipeArgs {
             clip_norm: self.clip_norm,
             label_smoothing: self.label_smoothing,
             class_weights: self.parse_class_weights()?,
+            reproducible_shards: self.parse_shards()?,
             patience: self.parse_patience()?,
         })
+    }
+
+    fn parse_shards(&self) -> Result<Option<NonZeroU32>, String> {
+        match (self.reproducible, self.shards) {
+            (true, shards) => Ok(Some(shards.unwrap_or(SHARDS_DEFAULT))),
+            (false, None) => Ok(None),
+            (false, Some(_)) => {
+                Err("--shards needs --reproducible, which divides each batch into shards".into())
+            }
+        }
     }
 
     fn parse_patience(&self) -> Result<Option<Patience>, String> {

@@ -41,6 +41,7 @@ pub(crate) use csv::{
 };
 pub use encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 pub use error::DataError;
+pub(crate) use exact_sum::{ExactSum, add_sums_of_ranks};
 pub use features::Features;
 pub use format::DataFormat;
 pub(crate) use image_folder::WantedImages;

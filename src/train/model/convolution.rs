@@ -178,33 +178,37 @@ impl Layer for Convolution {
         let (padded, patches) = self.split_saved_values(saved);
         let weight = self.weight(parameters);
         let count = self.weight_count() + self.channels;
-        gradients.prepare_to_add();
-        for index in 0..input.nrows() {
-            let (input, output) = (input.row(index), output.row(index));
-            let mut delta = delta.row_mut(index);
-            let delta = delta.as_slice_mut().expect(CONTIGUITY_MESSAGE);
-            self.activation.differentiate(delta, output.to_slice().expect(CONTIGUITY_MESSAGE));
-            // The backward pass of the previous sample wrote derivatives to the padding.
-            padded.fill(0.0);
-            self.pad(input.to_slice().expect(CONTIGUITY_MESSAGE), padded);
-            self.copy_patches(padded, patches);
-            let (weights, biases) = gradients.slice_mut(0..count).split_at_mut(self.weight_count());
-            for (bias, plane) in biases.iter_mut().zip(delta.chunks_exact(self.pixels())) {
-                *bias += sum_values(plane);
+        gradients.compute_gradients(0..count, (input.nrows(), 0), |rows, gradients, earlier_factor| {
+            if earlier_factor == 0.0 {
+                gradients.fill(0.0);
             }
-            let delta = self.output_matrix(delta);
+            let (weights, biases) = gradients.split_at_mut(self.weight_count());
             let mut weights = ArrayViewMut2::from_shape((self.channels, self.patch_len()), weights)
                 .expect("the range has channels x patch_len elements");
-            general_mat_mul(1.0, &delta, &self.patch_matrix(patches).t(), 1.0, &mut weights);
-            if let Some(input_delta) = &mut input_delta {
-                let mut products =
-                    ArrayViewMut2::from_shape((self.patch_len(), self.pixels()), &mut *patches)
-                        .expect("the matrix has patch_len x pixels elements");
-                general_mat_mul(1.0, &weight.t(), &delta, 0.0, &mut products);
-                let mut row = input_delta.row_mut(index);
-                self.add_patches(patches, padded, row.as_slice_mut().expect(CONTIGUITY_MESSAGE));
+            for index in rows {
+                let (input, output) = (input.row(index), output.row(index));
+                let mut delta = delta.row_mut(index);
+                let delta = delta.as_slice_mut().expect(CONTIGUITY_MESSAGE);
+                self.activation.differentiate(delta, output.to_slice().expect(CONTIGUITY_MESSAGE));
+                // The backward pass of the previous sample wrote derivatives to the padding.
+                padded.fill(0.0);
+                self.pad(input.to_slice().expect(CONTIGUITY_MESSAGE), padded);
+                self.copy_patches(padded, patches);
+                for (bias, plane) in biases.iter_mut().zip(delta.chunks_exact(self.pixels())) {
+                    *bias += sum_values(plane);
+                }
+                let delta = self.output_matrix(delta);
+                general_mat_mul(1.0, &delta, &self.patch_matrix(patches).t(), 1.0, &mut weights);
+                if let Some(input_delta) = &mut input_delta {
+                    let mut products =
+                        ArrayViewMut2::from_shape((self.patch_len(), self.pixels()), &mut *patches)
+                            .expect("the matrix has patch_len x pixels elements");
+                    general_mat_mul(1.0, &weight.t(), &delta, 0.0, &mut products);
+                    let mut row = input_delta.row_mut(index);
+                    self.add_patches(patches, padded, row.as_slice_mut().expect(CONTIGUITY_MESSAGE));
+                }
             }
-        }
+        });
         gradients.report_final_range(0..count);
     }
 }

@@ -7,6 +7,7 @@ use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, s};
 use super::layer::{
     Activation, BackwardPass, CONTIGUITY_MESSAGE, ForwardMode, GradientSink, Layer, SavedForBackward,
 };
+use crate::train::arithmetic_check::CHAIN_LENGTH;
 
 /// A fully connected layer. The biases follow the weights in the parameters.
 #[derive(Clone, PartialEq, Debug)]
@@ -44,29 +45,44 @@ impl Dense {
         gradients: &mut GradientSink<'_>,
     ) {
         let (start, end) = (self.weight_count(), self.weight_count() + self.bias_count());
-        let factor_of_earlier_gradients = gradients.factor_of_earlier_gradients();
         if self.has_biases {
-            let mut biases = ArrayViewMut1::from(gradients.slice_mut(start..end));
-            if factor_of_earlier_gradients == 0.0 {
-                biases.fill(0.0);
-            }
-            biases += &delta.sum_axis(Axis(0));
+            gradients.compute_gradients(
+                start..end,
+                (delta.nrows(), usize::MAX),
+                |rows, biases, earlier_factor| {
+                    let mut biases = ArrayViewMut1::from(biases);
+                    if earlier_factor == 0.0 {
+                        biases.fill(0.0);
+                    }
+                    biases += &delta.slice(s![rows, ..]).sum_axis(Axis(0));
+                },
+            );
         }
-        let rows_at_once =
-            (gradients.elements_per_report() / self.inputs.max(1)).clamp(1, self.outputs.max(1));
+        let rows_at_once = gradients.rows_per_report(self.inputs, self.outputs);
         let mut row_end = self.outputs;
         // The first range that is reported contains the biases and the last rows of the weights.
         let mut ready_end = end;
         while row_end > 0 {
-            let rows = row_end.saturating_sub(rows_at_once)..row_end;
-            let range = rows.start * self.inputs..rows.end * self.inputs;
-            let mut weights =
-                ArrayViewMut2::from_shape((rows.len(), self.inputs), gradients.slice_mut(range.clone()))
-                    .expect("the range has rows x inputs elements");
-            let delta = delta.slice(s![.., rows.clone()]);
-            general_mat_mul(1.0, &delta.t(), input, factor_of_earlier_gradients, &mut weights);
+            let outputs = row_end.saturating_sub(rows_at_once)..row_end;
+            let range = outputs.start * self.inputs..outputs.end * self.inputs;
+            gradients.compute_gradients(
+                range.clone(),
+                (delta.nrows(), CHAIN_LENGTH),
+                |rows, weights, earlier_factor| {
+                    let mut weights = ArrayViewMut2::from_shape((outputs.len(), self.inputs), weights)
+                        .expect("the range has outputs x inputs elements");
+                    let delta = delta.slice(s![rows.clone(), outputs.clone()]);
+                    general_mat_mul(
+                        1.0,
+                        &delta.t(),
+                        &input.slice(s![rows, ..]),
+                        earlier_factor,
+                        &mut weights,
+                    );
+                },
+            );
             gradients.report_final_range(range.start..ready_end);
-            (row_end, ready_end) = (rows.start, range.start);
+            (row_end, ready_end) = (outputs.start, range.start);
         }
     }
 }

@@ -6,6 +6,13 @@ use std::ops::Range;
 use ndarray::{ArrayView2, ArrayViewMut2};
 
 use super::dense::Dense;
+use crate::train::summation_tree::{sum_in_tree_order, tree_depth};
+
+/// With [`SumOrder::RowGroups`], a fully connected layer computes about this many gradients at once, so that the gradients
+/// of several row groups fit the second-level cache of a processor.
+const ROW_GROUP_ELEMENTS: usize = 1 << 17;
+/// The number of rows that a kernel of a matrix product computes at once.
+const TILE_ROWS: usize = 16;
 
 /// A layer of a network: computes outputs from a batch of samples and from parameters.
 ///
@@ -121,6 +128,20 @@ pub(crate) struct GradientSink<'a> {
     /// A layer should report final gradients in ranges of about this many elements.
     slice: usize,
     on_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
+    /// How the gradients of the samples are added.
+    order: SumOrder<'a>,
+    /// Memory for the gradients of row groups.
+    scratch: &'a mut Vec<f32>,
+}
+
+/// The order in which a backward pass adds the gradients of the samples.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SumOrder<'a> {
+    /// Each layer chooses its own order.
+    Any,
+    /// The layer computes the gradient of each row group alone, and [`sum_in_tree_order`] adds these gradients. The row
+    /// groups follow each other and cover all rows. Some may be empty. There is at least one row group.
+    RowGroups(&'a [Range<usize>]),
 }
 
 impl<'a> GradientSink<'a> {
@@ -129,34 +150,49 @@ impl<'a> GradientSink<'a> {
         range: Range<usize>,
         slice: usize,
         on_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
+        (order, scratch): (SumOrder<'a>, &'a mut Vec<f32>),
     ) -> Self {
-        Self { gradients, update, range, slice, on_ready }
+        Self { gradients, update, range, slice, on_ready, order, scratch }
     }
 
-    /// Returns the gradients of the parameters `range` of the layer. Indices count from the layer's first parameter.
-    pub(crate) fn slice_mut(&mut self, range: Range<usize>) -> &mut [f32] {
-        &mut self.gradients[self.range.clone()][range]
-    }
-
-    /// Returns the factor of the earlier gradients: 1 for [`GradientUpdate::Add`], 0 for
-    /// [`GradientUpdate::Replace`].
-    pub(crate) fn factor_of_earlier_gradients(&self) -> f32 {
-        match self.update {
-            GradientUpdate::Replace => 0.0,
-            GradientUpdate::Add => 1.0,
+    /// Computes the gradients of the parameters `range` of the layer. Indices count from the layer's first parameter.
+    ///
+    /// `compute(rows, gradients, factor)` writes the gradient of the samples in `rows` plus `factor` times the earlier
+    /// content of `gradients`. The factor is 0 or 1. With [`SumOrder::RowGroups`], this function calls `compute` for
+    /// each row group. Otherwise it calls `compute` once, with all of the batch's `row_count` rows.
+    ///
+    /// With the factor 1 and at most `chain_rows` rows, `compute` must give the same bits as a separate addition.
+    pub(crate) fn compute_gradients(
+        &mut self,
+        range: Range<usize>,
+        (row_count, chain_rows): (usize, usize),
+        mut compute: impl FnMut(Range<usize>, &mut [f32], f32),
+    ) {
+        let target = &mut self.gradients[self.range.clone()][range];
+        match (self.order, self.update) {
+            (SumOrder::RowGroups(groups), _) => {
+                let len = target.len() * tree_depth(groups.len());
+                if self.scratch.len() < len {
+                    self.scratch.resize(len, 0.0);
+                }
+                let can_add = |rows: &Range<usize>| (1..=chain_rows).contains(&rows.len());
+                sum_in_tree_order(groups, target, self.scratch, (&mut compute, &can_add));
+            }
+            (SumOrder::Any, GradientUpdate::Replace) => compute(0..row_count, target, 0.0),
+            (SumOrder::Any, GradientUpdate::Add) => compute(0..row_count, target, 1.0),
         }
     }
 
-    /// Sets the gradients of the layer to 0 for [`GradientUpdate::Replace`], so that the layer can add to them.
-    pub(crate) fn prepare_to_add(&mut self) {
-        if self.update == GradientUpdate::Replace {
-            self.gradients[self.range.clone()].fill(0.0);
+    /// Returns how many rows of its weights a layer should compute and report at once. The weights have `outputs` rows
+    /// and `inputs` columns.
+    pub(crate) fn rows_per_report(&self, inputs: usize, outputs: usize) -> usize {
+        match self.order {
+            SumOrder::Any => (self.slice / inputs.max(1)).clamp(1, outputs.max(1)),
+            SumOrder::RowGroups(_) => {
+                let block_count = (inputs * outputs).div_ceil(ROW_GROUP_ELEMENTS).max(1);
+                outputs.div_ceil(block_count).next_multiple_of(TILE_ROWS)
+            }
         }
-    }
-
-    /// Returns about how many final gradients a layer should report at a time.
-    pub(crate) fn elements_per_report(&self) -> usize {
-        self.slice
     }
 
     /// Reports that the gradients of the parameters `range` of the layer are final. A layer reports ranges from its
@@ -167,10 +203,12 @@ impl<'a> GradientSink<'a> {
         }
     }
 
-    /// For a batch without samples: calls [`prepare_to_add`](Self::prepare_to_add), and reports all gradients of the
-    /// layer as final.
+    /// For a batch without samples: sets the gradients of the layer to 0 for [`GradientUpdate::Replace`], and reports all
+    /// gradients of the layer as final.
     pub(crate) fn finish_without_samples(&mut self) {
-        self.prepare_to_add();
+        if self.update == GradientUpdate::Replace {
+            self.gradients[self.range.clone()].fill(0.0);
+        }
         self.report_final_range(0..self.range.len());
     }
 }

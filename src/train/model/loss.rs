@@ -4,6 +4,7 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 
 use super::ClassTargets;
 use crate::train::data::Targets;
+use crate::train::portable::{exp, ln};
 
 /// The scale of the output of a regression model. The output predicts (target - mean) / deviation.
 ///
@@ -74,11 +75,11 @@ impl Loss {
                 (Self::CrossEntropy | Self::WeightedCrossEntropy(_), Targets::Classes(classes)) => {
                     let class = classes[row] as usize;
                     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                    let sum: f64 = output.iter().map(|&value| f64::from(value - max).exp()).sum();
-                    let own = sum.ln() - f64::from(output[class] - max);
+                    let sum: f64 = output.iter().map(|&value| exp(f64::from(value - max))).sum();
+                    let own = ln(sum) - f64::from(output[class] - max);
                     total.loss += if let Self::WeightedCrossEntropy(targets) = self {
                         let distances: f64 = output.iter().map(|&value| f64::from(value - max)).sum();
-                        targets.loss(class, own, sum.ln() - distances / output.len() as f64)
+                        targets.loss(class, own, ln(sum) - distances / output.len() as f64)
                     } else {
                         own
                     };
@@ -110,14 +111,14 @@ impl Loss {
                 }
                 (Self::WeightedCrossEntropy(class_targets), Targets::Classes(classes)) => {
                     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                    output.mapv_inplace(|value| (value - max).exp());
+                    output.mapv_inplace(|value| exp(f64::from(value - max)) as f32);
                     let factor = 1.0 / output.sum();
                     output.mapv_inplace(|value| value * factor);
                     class_targets.differentiate(output, classes[row] as usize, weight);
                 }
                 (Self::CrossEntropy, Targets::Classes(classes)) => {
                     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                    output.mapv_inplace(|value| (value - max).exp());
+                    output.mapv_inplace(|value| exp(f64::from(value - max)) as f32);
                     let factor = weight / output.sum();
                     output.mapv_inplace(|value| value * factor);
                     output[classes[row] as usize] -= weight;

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use ndarray::ArrayView2;
+use ndarray::{ArrayView2, s};
 
 use super::architecture::{self, InputShape};
-use super::layer::{ForwardMode, GradientUpdate, StepSeed};
+use super::layer::{ForwardMode, GradientUpdate, StepSeed, SumOrder};
 use super::loss::LossSums;
 use super::stage::{PlacedLayer, Stage};
 use super::{Loss, ModelSpec, Workspace};
@@ -210,6 +210,47 @@ impl Network {
         }
         self.stage.backward(parameters, (gradients, update), workspace, count, ranges);
         sums
+    }
+
+    /// Computes the gradient like [`differentiate`](Self::differentiate), in an order of additions that depends only on
+    /// `row_groups`. The row groups follow each other and cover the rows of the samples. The gradient replaces the
+    /// content of `gradients`. Writes the sums of the losses of each row group to `sums`.
+    ///
+    /// # Panics
+    ///
+    /// If there are more samples than the workspace has rows, or if there is no row group.
+    pub(crate) fn differentiate_row_groups(
+        &self,
+        parameters: &[f32],
+        gradients: &mut [f32],
+        workspace: &mut Workspace,
+        TrainingBatch { targets, samples, weight, step, .. }: TrainingBatch<'_>,
+        (row_groups, sums): (&[Range<usize>], &mut [LossSums]),
+    ) {
+        let count = samples.len();
+        if count > 0 {
+            self.stage.forward(parameters, workspace, count, ForwardMode::Training(step, samples));
+            let rows = samples.iter().map(|&sample| sample as usize);
+            for (group, sums) in row_groups.iter().zip(sums) {
+                let outputs = workspace.output(count);
+                let outputs = outputs.slice(s![group.clone(), ..]);
+                *sums =
+                    self.loss.evaluate(&outputs, targets, rows.clone().skip(group.start).take(group.len()));
+            }
+            workspace.copy_output_to_delta(count);
+            self.loss.differentiate(workspace.output_delta_mut(count), targets, rows, weight);
+        } else {
+            sums.fill(LossSums::default());
+        }
+        let (update, order) = (GradientUpdate::Replace, SumOrder::RowGroups(row_groups));
+        let ignore_ranges = (usize::MAX, |_, _: &mut [f32]| {});
+        self.stage.backward_in_order(
+            parameters,
+            (gradients, update),
+            workspace,
+            (count, order),
+            ignore_ranges,
+        );
     }
 }
 

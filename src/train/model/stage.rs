@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
 
-use super::layer::{BackwardPass, ForwardMode, GradientSink, GradientUpdate, Layer, SavedForBackward};
+use super::layer::{
+    BackwardPass, ForwardMode, GradientSink, GradientUpdate, Layer, SavedForBackward, SumOrder,
+};
 
 /// Consecutive layers of a model. A `Stage` does not contain the parameters: the caller passes the parameters of the stage to
 /// each call, as one flat vector.
@@ -38,6 +40,8 @@ pub struct Workspace {
     /// The derivatives of the loss with respect to the output and to the input of the current layer of the backward
     /// pass. Before the pass, `deltas[0]` holds the derivative with respect to the output of the last layer.
     deltas: [Vec<f32>; 2],
+    /// Memory for the gradients of row groups: see [`SumOrder::RowGroups`].
+    scratch: Vec<f32>,
 }
 
 impl Workspace {
@@ -148,6 +152,7 @@ impl Stage {
             outputs: layers().map(|layer| Array2::zeros((rows, layer.outputs()))).collect(),
             saved: layers().map(|layer| layer.allocate_saved(rows)).collect(),
             deltas: [vec![0.0; rows * widest], vec![0.0; rows * widest]],
+            scratch: Vec::new(),
         }
     }
 
@@ -185,13 +190,26 @@ impl Stage {
         (gradients, update): (&mut [f32], GradientUpdate),
         workspace: &mut Workspace,
         rows: usize,
+        ranges: (usize, impl FnMut(Range<usize>, &mut [f32])),
+    ) {
+        self.backward_in_order(parameters, (gradients, update), workspace, (rows, SumOrder::Any), ranges);
+    }
+
+    /// Does the same as [`backward`](Self::backward), and adds the gradients of the samples in the given order.
+    pub(crate) fn backward_in_order(
+        &self,
+        parameters: &[f32],
+        (gradients, update): (&mut [f32], GradientUpdate),
+        workspace: &mut Workspace,
+        (rows, order): (usize, SumOrder<'_>),
         (slice, mut on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) {
-        let Workspace { input, outputs, saved, deltas: [delta, input_delta] } = workspace;
+        let Workspace { input, outputs, saved, deltas: [delta, input_delta], scratch } = workspace;
         let (mut delta, mut input_delta) = (delta, input_delta);
         for (index, PlacedLayer { layer, range }) in self.layers.iter().enumerate().rev() {
             let gradients = (&mut *gradients, update);
-            let mut sink = GradientSink::new(gradients, range.clone(), slice, &mut on_gradient_ready);
+            let order = (order, &mut *scratch);
+            let mut sink = GradientSink::new(gradients, range.clone(), slice, &mut on_gradient_ready, order);
             if rows == 0 {
                 sink.finish_without_samples();
                 continue;

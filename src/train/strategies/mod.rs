@@ -11,6 +11,7 @@ mod local_training;
 mod model_average;
 mod pipeline;
 mod pipeline_schedule;
+mod reproducible;
 mod spec;
 mod stage_messages;
 mod stop_exchange;
@@ -23,6 +24,7 @@ use self::local_training::LocalTraining;
 use self::model_average::ModelAverage;
 use self::pipeline::Pipeline;
 pub(crate) use self::pipeline::pipeline_stages;
+use self::reproducible::Reproducible;
 pub use self::spec::StrategySpec;
 use self::tensor::TensorParallel;
 use super::TrainError;
@@ -119,6 +121,9 @@ pub(crate) fn create(
     group: &mut Group,
 ) -> Result<Box<dyn Strategy>, TrainError> {
     let (compression, count) = (config.compression, network.parameter_count());
+    if let Some(shards) = config.recipe.logical_shards() {
+        return Ok(Box::new(Reproducible::new(shards, config.micro_batches)));
+    }
     Ok(match config.strategy {
         // With a parameter server and with gossip, rank 0 uses `AllReduce` alone, to test and save the model.
         StrategySpec::AllReduce

@@ -3,7 +3,7 @@
 use super::Trainer;
 use crate::group::Group;
 use crate::train::TrainError;
-use crate::train::data::{SharedSamples, Targets};
+use crate::train::data::{ExactSum, SharedSamples, Targets, add_sums_of_ranks};
 use crate::train::evaluation_work::EvaluationWork;
 use crate::types::ReduceOp;
 
@@ -34,6 +34,7 @@ impl Trainer<'_> {
         let longest = samples.longest_part(place.replicas);
         let block = self.evaluation_rows;
         let mut sums = [0.0; 3];
+        let mut exact_losses = self.config.recipe.logical_shards().map(|_| [ExactSum::ZERO]);
         for index in 0..longest.div_ceil(block) {
             if self.stopped {
                 return Ok(None);
@@ -48,7 +49,10 @@ impl Trainer<'_> {
                 standardizer: self.setup.standardizer.as_ref(),
                 rows,
             };
-            let outcome = self.strategy.evaluate(group, work)?;
+            let outcome = match &mut exact_losses {
+                Some([sum]) => work.evaluate_and_add_losses(sum),
+                None => self.strategy.evaluate(group, work)?,
+            };
             let mut block_sums = [outcome.loss, outcome.correct as f64, self.stop_flag()];
             group.all_reduce(&mut block_sums, ReduceOp::Sum)?;
             sums.iter_mut().zip(block_sums).for_each(|(sum, value)| *sum += value);
@@ -57,7 +61,7 @@ impl Trainer<'_> {
         if self.stopped || samples.is_empty() {
             return Ok(None);
         }
-        let [loss, correct, _] = sums;
+        let [mut loss, correct, _] = sums;
         if !loss.is_finite() {
             // All ranks hold the same sum, so all ranks return this error.
             let steps = self.state.position.steps_total;
@@ -65,6 +69,10 @@ impl Trainer<'_> {
             let message =
                 format!("the loss is {loss} after step {steps} on all ranks; lower --lr (now {rate})");
             return Err(TrainError::Diverged(message));
+        }
+        if let Some(sum) = &mut exact_losses {
+            add_sums_of_ranks(group, sum)?;
+            loss = sum[0].value();
         }
         let count = samples.len() as f64;
         let total = samples.statistics.sum_of_squares;

@@ -4,7 +4,7 @@ use ndarray::Array2;
 
 use super::*;
 use crate::train::data::ImageShape;
-use crate::train::model::layer::{BackwardPass, GradientSink, Layer as _};
+use crate::train::model::layer::{BackwardPass, GradientSink, Layer as _, SumOrder};
 use crate::train::model::pooling::MaxPooling;
 use crate::train::model::{ClassTargets, TargetScale};
 
@@ -123,7 +123,14 @@ fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
             saved: &mut saved,
         };
         let mut ignore = |_: Range<usize>, _: &mut [f32]| {};
-        let mut sink = GradientSink::new((&mut [], GradientUpdate::Replace), 0..0, 1, &mut ignore);
+        let mut scratch = Vec::new();
+        let mut sink = GradientSink::new(
+            (&mut [], GradientUpdate::Replace),
+            0..0,
+            1,
+            &mut ignore,
+            (SumOrder::Any, &mut scratch),
+        );
         layer.backward(&[], pass, &mut sink);
         let mut expected = Array2::zeros((1, 15));
         expected[(0, 0)] = 5.0;

@@ -1,0 +1,105 @@
+//! Synchronous data parallelism whose parameters have the same bits for every number of ranks (`--reproducible`).
+//!
+//! Each batch is divided into [logical shards](LogicalShards). Every rank computes the gradients of its shards, adds
+//! siblings of the summation tree, and the ranks add the rest ([`ShardSums`]). Losses are added in the order of the same
+//! tree. The step of the optimizer is the same as in the strategy `allreduce`.
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+
+use super::{ParameterAgreement, Replica, StepTotals, Strategy};
+use crate::group::Error;
+use crate::train::gradient_work::GradientWork;
+use crate::train::logical_shards::LogicalShards;
+use crate::train::model::LossSums;
+use crate::train::runtime::{Runtime, Values};
+use crate::train::shard_exchange::ShardSums;
+use crate::train::summation_tree::{SiblingStack, add, sum_numbers_in_tree_order};
+
+/// The strategy `allreduce` with `--reproducible`.
+pub(crate) struct Reproducible {
+    shards: LogicalShards,
+    micro_batches: NonZeroU32,
+    /// The sum of the losses of each shard. 0 for the shards of other ranks.
+    losses: Vec<f64>,
+    /// The gradients of this rank's nodes except the first, which is in the gradient of the replica.
+    others: Vec<Vec<f32>>,
+    /// Memory for the exchange of nodes.
+    received: Vec<f32>,
+}
+
+impl Reproducible {
+    pub(crate) fn new(shards: LogicalShards, micro_batches: NonZeroU32) -> Self {
+        let losses = vec![0.0; shards.count()];
+        Self { shards, micro_batches, losses, others: Vec::new(), received: Vec::new() }
+    }
+}
+
+impl Strategy for Reproducible {
+    fn parameter_agreement(&self) -> ParameterAgreement {
+        ParameterAgreement::EveryStep
+    }
+
+    fn local_gradient(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        mut work: GradientWork<'_>,
+    ) -> Result<LossSums, Error> {
+        let Self { shards, losses, others, .. } = self;
+        let len = work.batch_len;
+        let weight = 1.0 / len as f32;
+        let (rank, size) = runtime.rank_and_size();
+        let first = shards.samples(shards.shards_of_rank(rank, size), len).start;
+        let mut total = LossSums::default();
+        let mut stack = SiblingStack::new(shards.count());
+        for node in shards.passes((rank, size), self.micro_batches) {
+            let index = stack.len();
+            if index > others.len() {
+                others.push(vec![0.0; work.gradients.len()]);
+            }
+            let samples = shards.samples(node.clone(), len);
+            let groups = shards.row_groups(node.clone(), len);
+            let mut sums = vec![LossSums::default(); groups.len()];
+            let target = index.checked_sub(1).map(|index| others[index].as_mut_slice());
+            let samples: Range<usize> = samples.start - first..samples.end - first;
+            work.differentiate_row_groups(weight, samples, target, (&groups, &mut sums));
+            for (loss, sums) in losses[node.clone()].iter_mut().zip(&sums) {
+                *loss = sums.loss;
+                total.add(*sums);
+            }
+            stack.push(node, |left| {
+                let (before, right) = others.split_at_mut(left);
+                let left = before.last_mut().map_or(&mut *work.gradients, Vec::as_mut_slice);
+                add(left, &right[0]);
+            });
+        }
+        Ok(total)
+    }
+
+    fn after_gradient(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
+        own: StepTotals,
+    ) -> Result<Option<StepTotals>, Error> {
+        // Each shard has an element of its own in the sum, and only one rank adds a number other than 0 to this element.
+        // So the sums of the losses have the same bits for every order of additions.
+        let mut totals = self.losses.clone();
+        totals.extend(own.to_array());
+        let pending = runtime.start_sum_of_totals(totals)?;
+        let Self { shards, others, received, .. } = self;
+        runtime.sum_over_ranks(Values::ShardSums(ShardSums {
+            shards: *shards,
+            first: gradients,
+            others,
+            received,
+        }))?;
+        optimizer.step(parameters, gradients);
+        let totals = pending.wait()?;
+        let (losses, rest) = totals.split_at(shards.count());
+        let mut sums = own.to_array();
+        sums.copy_from_slice(rest);
+        let loss = sum_numbers_in_tree_order(losses);
+        Ok(Some(StepTotals { loss, ..StepTotals::from_array(sums) }))
+    }
+}
