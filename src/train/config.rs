@@ -25,8 +25,12 @@ pub struct Config {
     pub target: Option<String>,
     /// How to read a table.
     pub table: TableOptions,
-    /// The fraction of the rows that become the test set: at least 0 and below 1. Ignored if the data has a test set.
+    /// The fraction of the rows that become the test set: at least 0 and below 1. Ignored if there is a `test_source`,
+    /// or if the data has a test set.
     pub test_fraction: f64,
+    /// The source of the test set. It has the same format and the same features as `source`. `None` splits off a test
+    /// set.
+    pub test_source: Option<DataSource>,
     /// The model. `None` selects [`default_model`].
     pub model: Option<ModelSpec>,
     /// Whether to predict classes or numbers. `None` chooses the task that fits the model and the target.

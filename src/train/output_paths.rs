@@ -20,6 +20,9 @@ pub(super) fn check_output_paths(config: &Config) -> Result<(), String> {
     for path in config.source.files() {
         add("--data", path);
     }
+    for path in config.test_source.iter().flat_map(|source| source.files()) {
+        add("--test-data", path);
+    }
     if let ClassWeights::File(path) = &config.recipe.class_weights {
         add("--class-weights", path);
     }

@@ -120,6 +120,7 @@ impl Setup {
             target: config.target.clone(),
             table: config.table.clone(),
             test_fraction: config.test_fraction,
+            test_source: config.test_source.clone(),
             task: config.task(),
             validation_fraction: config.recipe.patience.map(|patience| patience.validation_fraction),
         };

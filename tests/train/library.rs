@@ -22,6 +22,7 @@ pub(crate) fn config() -> Config {
         target: None,
         table: TableOptions::default(),
         test_fraction: 0.2,
+        test_source: None,
         model: None,
         task: None,
         standardize: true,

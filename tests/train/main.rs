@@ -19,5 +19,6 @@ mod several_ranks;
 mod shared_tables;
 mod strategies;
 mod tables;
+mod test_sets;
 #[path = "../util/mod.rs"]
 mod util;

@@ -144,6 +144,7 @@ impl TrainArgs {
     /// Returns a sentence that says which argument is wrong and what to do.
     pub(super) fn into_config(self) -> Result<Config, String> {
         let source = self.data.source()?;
+        let test_source = self.data.test_source(&source)?;
         let model = self
             .model
             .as_ref()
@@ -181,6 +182,7 @@ impl TrainArgs {
             target: self.target,
             table,
             test_fraction,
+            test_source,
             model,
             task,
             standardize: !self.no_standardize,

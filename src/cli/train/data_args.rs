@@ -18,6 +18,11 @@ pub(super) struct TrainingDataArgs {
     #[arg(long, value_name = "DATA", num_args = 1.., default_value = "digits", help_heading = "Data")]
     data: Vec<String>,
 
+    /// Test the model on these samples, in the format of --data and with the same columns or features. Without this
+    /// option, --test-fraction splits off a test set
+    #[arg(long, value_name = "DATA", num_args = 1.., conflicts_with = "test_fraction", help_heading = "Data")]
+    test_data: Vec<String>,
+
     #[command(flatten)]
     format: DataFormatArgs,
 }
@@ -29,7 +34,20 @@ impl TrainingDataArgs {
     ///
     /// Returns a sentence that says which argument is wrong.
     pub(super) fn source(&self) -> Result<DataSource, String> {
-        self.format.source(&self.data)
+        self.format.source("--data", &self.data)
+    }
+
+    /// Returns the source of the test set. Returns `None` if `--test-data` is not given.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says which argument is wrong.
+    pub(super) fn test_source(&self, source: &DataSource) -> Result<Option<DataSource>, String> {
+        if self.test_data.is_empty() {
+            return Ok(None);
+        }
+        let test = self.format.source("--test-data", &self.test_data)?;
+        source.check_test_source(&test).map(|()| Some(test))
     }
 }
 
@@ -50,15 +68,15 @@ impl DataFormatArgs {
         self.format.as_ref().map(parse).transpose()
     }
 
-    /// Returns the source that the values of `--data` name.
+    /// Returns the source that the values of `option` name.
     ///
     /// # Errors
     ///
     /// Returns a sentence that says which value is wrong.
-    pub(super) fn source(&self, data_values: &[String]) -> Result<DataSource, String> {
+    pub(super) fn source(&self, option: &str, data_values: &[String]) -> Result<DataSource, String> {
         match self.parse_format()? {
-            Some(format) => DataSource::from_values_with_format(data_values, format),
-            None => DataSource::from_values(data_values),
+            Some(format) => DataSource::from_values_with_format(option, data_values, format),
+            None => DataSource::from_values(option, data_values),
         }
     }
 
@@ -73,9 +91,8 @@ impl DataFormatArgs {
             Some(format) if data_values == ["-"] => {
                 Err(format!("--format {format}: standard input must hold a table; pass the name of a file"))
             }
-            Some(format) => {
-                DataSource::from_values_with_format(data_values, format).map(PredictionInput::from_source)
-            }
+            Some(format) => DataSource::from_values_with_format("--data", data_values, format)
+                .map(PredictionInput::from_source),
             None => PredictionInput::from_values(data_values),
         }
     }

@@ -137,8 +137,8 @@ pub enum CheckpointError {
     },
     /// The checkpoint was saved by a run with different data of the same size.
     #[error(
-        "cannot resume from {}: it was saved with --data {found}, but --data {wanted} of this run contains different values; \
-         resume with the original data, or pass another --checkpoint directory",
+        "cannot resume from {}: it was saved with --data {found}, but --data {wanted} of this run contains different \
+         values; resume with the original --data and --test-data, or pass another --checkpoint directory",
         path.display()
     )]
     OtherData {

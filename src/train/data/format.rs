@@ -32,10 +32,14 @@ impl DataSource {
     /// # Errors
     ///
     /// If no file matches a pattern, or if there are several values and the format is not [`DataFormat::Table`].
-    pub fn from_values_with_format(values: &[String], format: DataFormat) -> Result<Self, String> {
+    pub fn from_values_with_format(
+        option: &str,
+        values: &[String],
+        format: DataFormat,
+    ) -> Result<Self, String> {
         let mut paths: Vec<PathBuf> = Vec::new();
         for value in values {
-            let names = expand_file_pattern(value).map_err(|why| format!("--data {value}: {why}"))?;
+            let names = expand_file_pattern(value).map_err(|why| format!("{option} {value}: {why}"))?;
             paths.extend(names.into_iter().map(PathBuf::from));
         }
         match (format, paths.len()) {
@@ -45,7 +49,7 @@ impl DataSource {
             (DataFormat::Idx, 1) => Ok(Self::Idx(paths.remove(0))),
             (DataFormat::Images, 1) => Ok(Self::Images(paths.remove(0))),
             (DataFormat::Libsvm | DataFormat::Idx | DataFormat::Images, count) => {
-                Err(format!("--data has {count} values, but --format {format} takes one"))
+                Err(format!("{option} has {count} values, but --format {format} takes one"))
             }
         }
     }

@@ -43,14 +43,18 @@ pub(crate) fn is_image_folder(directory: &Path) -> bool {
 /// - The directory has no folders, or has images beside its folders.
 /// - A folder has no images, or holds another folder.
 /// - An image cannot be read or has another size than the first image.
-pub(crate) fn load_image_folder(directory: &Path) -> Result<(LoadedRows, ImageShape), DataError> {
+/// - There are `wanted` images, and an image does not suit them; see [`load_for_model`].
+pub(crate) fn load_image_folder(
+    directory: &Path,
+    wanted: Option<WantedImages>,
+) -> Result<(LoadedRows, ImageShape), DataError> {
     let list = list_images(directory)?;
     if list.images.iter().any(|(_, class)| class.is_empty()) {
         let problem = "holds images that are not in the folder of a class; move each image to a folder that has the name of its \
                        class";
         return Err(DataError::malformed(directory, problem));
     }
-    read_images(list, None)
+    read_images(list, wanted)
 }
 
 /// The images that a model takes.
@@ -310,7 +314,7 @@ mod tests {
             ("a/Thumbs.db", b""),
             (".hidden/x", b""),
         ]);
-        let (loaded, shape) = load_image_folder(directory.path()).unwrap();
+        let (loaded, shape) = load_image_folder(directory.path(), None).unwrap();
         assert_eq!(shape, ImageShape { channels: 3, height: 2, width: 3 });
         let Features::Pixels { values, .. } = &loaded.table.features else { panic!("images are pixels") };
         let grey = vec![100_u8; 18];
@@ -346,7 +350,7 @@ mod tests {
             .to_string();
         assert!(error.contains("2.png: has colours, but the model was trained on grey images"), "{error}");
         assert!(
-            load_image_folder(directory.path())
+            load_image_folder(directory.path(), None)
                 .unwrap_err()
                 .to_string()
                 .contains("not in the folder of a class")
@@ -374,11 +378,14 @@ mod tests {
             (&[("x.txt", b"")], "holds no images; ringtrain reads images from folders"),
         ] {
             let directory = make_image_folder(files);
-            let error = load_image_folder(directory.path()).unwrap_err().to_string();
+            let error = load_image_folder(directory.path(), None).unwrap_err().to_string();
             assert!(error.contains(expected), "{error} / {expected}");
         }
         assert!(
-            load_image_folder(Path::new("/absent")).unwrap_err().to_string().contains("cannot read /absent")
+            load_image_folder(Path::new("/absent"), None)
+                .unwrap_err()
+                .to_string()
+                .contains("cannot read /absent")
         );
     }
 }

@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use super::raw_table::{EncodedTable, RowSets};
 use super::row_map::RowMap;
-use super::synthetic::SyntheticTarget;
 use super::{
-    Column, DataError, DataSource, Dataset, Features, ImageShape, LoadedRows, Samples, SharedSamples, Table,
-    TableEncoding, TableLayout, TableOptions, Targets, Task, digits, idx, image_folder, libsvm, npy, split,
-    synthetic, table_load, target,
+    Column, DataError, DataSource, Dataset, Features, ImageShape, Samples, SharedSamples, Table,
+    TableEncoding, TableLayout, TableOptions, Targets, Task, idx, split, table_load, target,
 };
 use crate::group::Group;
 use crate::train::TrainError;
@@ -21,8 +19,12 @@ pub struct LoadOptions {
     pub target: Option<String>,
     /// How to read a table.
     pub table: TableOptions,
-    /// The fraction of the rows to use for testing. This field has no effect if the source has a test set of its own.
+    /// The fraction of the rows to use for testing. This field has no effect if there is a `test_source`, or if the
+    /// source has a test set of its own.
     pub test_fraction: f64,
+    /// The source of the test set. It has the same format and the same features as the training data. `None` splits
+    /// off a test set.
+    pub test_source: Option<DataSource>,
     /// Whether to predict classes or numbers. If `None`, the values of the target decide; see
     /// [`Targets`](super::Targets).
     pub task: Option<Task>,
@@ -32,9 +34,25 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// Divides the indices `0..rows` into training and test rows, and chooses the training rows for the encoding.
-    pub(crate) fn choose_row_sets(&self, rows: usize) -> Result<RowSets, DataError> {
-        let (train, test) = split::split_rows(rows, self.test_fraction)?;
+    /// Divides the indices `0..rows` into training and test rows, and chooses the training rows for the encoding. If
+    /// there is a test source, its rows begin at `first_test_row`.
+    pub(crate) fn choose_row_sets(
+        &self,
+        rows: usize,
+        first_test_row: Option<usize>,
+    ) -> Result<RowSets, DataError> {
+        let (train, test) = match (&self.test_source, first_test_row) {
+            (Some(_), Some(0)) => {
+                return Err(DataError::Unsuitable("--data holds no row with a target".into()));
+            }
+            (Some(source), Some(first)) if first == rows => {
+                return Err(DataError::Unsuitable(format!(
+                    "--test-data {source} holds no row with a target"
+                )));
+            }
+            (Some(_), Some(first)) => ((0..first).collect(), (first..rows).collect()),
+            _ => split::split_rows(rows, self.test_fraction)?,
+        };
         let fitted = match self.validation_fraction {
             Some(fraction) => {
                 let (remaining, _) = hold_out_rows(train.len(), fraction)?;
@@ -97,52 +115,31 @@ impl DataSource {
         Ok(Dataset { name: self.to_string(), train, test, classes, tabular, image, encoding, layout, notes })
     }
 
-    /// Reads the rows, and splits off a test set if the source has none.
+    /// Reads the rows of the training set and of the test set. Splits off a test set if there is no source for it.
     fn read_sets(&self, options: &LoadOptions, group: &mut Group) -> Result<UninterpretedData, TrainError> {
-        let split = |table: &Table| split::split_table(table, options.test_fraction);
-        Ok(match self {
-            Self::Csv(_) | Self::CsvFiles(_) => table_load::load_table(self, options, group)?.into(),
-            Self::Digits => UninterpretedData {
-                image: Some(digits::IMAGE),
-                ..UninterpretedData::held_by_each_rank(split(&digits::load_digits())?)
-            },
+        if let Some(test) = &options.test_source {
+            self.check_test_source(test).map_err(DataError::Unsuitable)?;
+        }
+        match self {
+            Self::Csv(_) | Self::CsvFiles(_) => {
+                return Ok(table_load::load_table(self, options, group)?.into());
+            }
             Self::Idx(directory) => {
                 let (train, test, shape) = idx::load_idx_directory(directory)?;
-                UninterpretedData {
-                    image: Some(shape),
-                    ..UninterpretedData::held_by_each_rank((train, test))
-                }
+                return Ok(UninterpretedData::held_by_each_rank((train, test), Some(shape), Vec::new()));
             }
-            Self::Images(directory) => {
-                let (LoadedRows { table, notes, .. }, shape) = image_folder::load_image_folder(directory)?;
-                UninterpretedData {
-                    notes,
-                    image: Some(shape),
-                    ..UninterpretedData::held_by_each_rank(split(&table)?)
-                }
+            _ => {}
+        }
+        let mut data = self.load_unsplit(options.task, None)?;
+        let sets = match &options.test_source {
+            Some(source) => {
+                let test = self.load_test_set(&mut data, source)?;
+                data.notes.extend(test.notes);
+                (data.table, test.table)
             }
-            Self::Libsvm(path) => {
-                let LoadedRows { table, notes, .. } = libsvm::load_libsvm_file(path)?;
-                UninterpretedData { notes, ..UninterpretedData::held_by_each_rank(split(&table)?) }
-            }
-            Self::Npy(features, targets) => {
-                let loaded = npy::load_array_pair(features, targets)?;
-                let sets = split(&loaded.table)?;
-                UninterpretedData {
-                    notes: loaded.notes,
-                    image: loaded.image,
-                    ..UninterpretedData::held_by_each_rank(sets)
-                }
-            }
-            &Self::Synthetic { rows, columns } => {
-                let kind = if options.task == Some(Task::Regression) {
-                    SyntheticTarget::Numbers
-                } else {
-                    SyntheticTarget::Classes
-                };
-                UninterpretedData::held_by_each_rank(split(&synthetic::generate_table(rows, columns, kind))?)
-            }
-        })
+            None => split::split_table(&data.table, options.test_fraction)?,
+        };
+        Ok(UninterpretedData::held_by_each_rank(sets, data.image, data.notes))
     }
 
     /// Chooses the task, if `task` is `None`. Interprets the targets of the training set and of the test set. Returns
@@ -182,9 +179,12 @@ struct UninterpretedData {
 
 impl UninterpretedData {
     /// Returns a training set and a test set of which each rank holds all rows.
-    fn held_by_each_rank((train, test): (Table, Table)) -> Self {
-        let notes = Vec::new();
-        Self { train, test, row_maps: None, encoding: None, layout: None, image: None, notes }
+    fn held_by_each_rank(
+        (train, test): (Table, Table),
+        image: Option<ImageShape>,
+        notes: Vec<String>,
+    ) -> Self {
+        Self { train, test, row_maps: None, encoding: None, layout: None, image, notes }
     }
 }
 

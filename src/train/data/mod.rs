@@ -30,6 +30,7 @@ mod synthetic;
 mod table_load;
 mod target;
 mod texts;
+mod unsplit_data;
 
 use std::sync::Arc;
 

@@ -24,6 +24,8 @@ const CATEGORY_BYTES_MAX: usize = 1 << 24;
 pub(crate) struct RawTable {
     /// Which rank holds which rows. The columns and the target hold the rows of this rank.
     pub(crate) rows: RowMap,
+    /// The first row of the test set. `None` if the files hold only the training set.
+    pub(crate) first_test_row: Option<usize>,
     /// The feature columns.
     pub(crate) columns: Vec<RawColumn>,
     /// The name of the column with the target.

@@ -204,28 +204,29 @@ impl DataSource {
         }
     }
 
-    /// Parses the values of `--data`. A name with the characters `*`, `?` or `[...]` is a pattern, unless a file has this name. A
-    /// pattern is replaced by the names of the files that match it, in sorted order.
+    /// Parses the values of the option `option`, for example `--data`. A name with the characters `*`, `?` or `[...]`
+    /// is a pattern, unless a file has this name. A pattern is replaced by the names of the files that match it, in
+    /// sorted order.
     ///
     /// # Errors
     ///
     /// If a value is not a source, if no file matches a pattern, or if there are several values and one of them is
     /// not a table.
-    pub fn from_values(values: &[String]) -> Result<Self, String> {
+    pub fn from_values(option: &str, values: &[String]) -> Result<Self, String> {
         let mut names = Vec::new();
         for value in values {
-            names.extend(expand_file_pattern(value).map_err(|why| format!("--data {value}: {why}"))?);
+            names.extend(expand_file_pattern(value).map_err(|why| format!("{option} {value}: {why}"))?);
         }
         let mut sources = Vec::new();
         for name in &names {
-            sources.push(name.parse::<Self>().map_err(|why| format!("--data {name} {why}"))?);
+            sources.push(name.parse::<Self>().map_err(|why| format!("{option} {name} {why}"))?);
         }
         if sources.len() == 1 {
             return Ok(sources.remove(0));
         }
         let table = |source: Self| match source {
             Self::Csv(path) => Ok(path),
-            other => Err(format!("--data {other}: only tables (.csv, .tsv) can consist of several files")),
+            other => Err(format!("{option} {other}: only tables (.csv, .tsv) can consist of several files")),
         };
         Ok(Self::CsvFiles(sources.into_iter().map(table).collect::<Result<_, _>>()?))
     }
@@ -276,7 +277,7 @@ mod tests {
         let parse = |names: &[&str]| {
             let values: Vec<String> =
                 names.iter().map(|name| path(name).to_str().unwrap().to_owned()).collect();
-            DataSource::from_values(&values)
+            DataSource::from_values("--data", &values)
         };
         for (names, expected) in [
             (&["[ab].csv"][..], &["a.csv", "b.csv"][..]),
@@ -319,7 +320,7 @@ mod tests {
         for name in ["t.psv", "noending", "t.foo.gz", "utf16", "absent.txt", "absent.data", "absent.dat.gz"] {
             let name = path(name);
             assert_eq!(
-                DataSource::from_values(std::slice::from_ref(&name)),
+                DataSource::from_values("--data", std::slice::from_ref(&name)),
                 Ok(DataSource::Csv(name.into()))
             );
         }
@@ -328,13 +329,13 @@ mod tests {
         std::fs::write(path("flat/a.PNG"), "").unwrap();
         for name in ["pictures", "flat"] {
             let name = path(name);
-            let found = DataSource::from_values(std::slice::from_ref(&name));
+            let found = DataSource::from_values("--data", std::slice::from_ref(&name));
             assert_eq!(found, Ok(DataSource::Images(name.into())));
         }
         for name in ["folder.data", "run[1]", "absent"] {
             let name = path(name);
             assert_eq!(
-                DataSource::from_values(std::slice::from_ref(&name)),
+                DataSource::from_values("--data", std::slice::from_ref(&name)),
                 Ok(DataSource::Idx(name.into()))
             );
         }
@@ -345,12 +346,12 @@ mod tests {
             ("t.parquet", "has the format .parquet, which ringtrain cannot read; save the table as .csv"),
             ("t.bin", "is a file that does not hold text"),
         ] {
-            let error = DataSource::from_values(&[path(name)]).unwrap_err();
+            let error = DataSource::from_values("--data", &[path(name)]).unwrap_err();
             assert!(error.contains(expected) && error.contains(name), "{error}");
         }
         let (features, targets) = (path("run[1]/X.npy"), path("run[1]/y*.npy"));
         assert_eq!(
-            DataSource::from_values(&[format!("{features},{targets}")]),
+            DataSource::from_values("--data", &[format!("{features},{targets}")]),
             Ok(DataSource::Npy(features.into(), targets.into()))
         );
     }

@@ -23,17 +23,20 @@ pub(crate) fn load_table(
     group: &mut Group,
 ) -> Result<EncodedTable, TrainError> {
     let share = BlocksOfRank { rank: group.rank().index(), ranks: group.size().as_usize() };
-    let files = source.table_files().unwrap_or_default();
+    let mut files = source.table_files().unwrap_or_default().to_vec();
+    let train_files = files.len();
+    files.extend_from_slice(options.test_source.iter().find_map(DataSource::table_files).unwrap_or_default());
     let target = options.target.as_deref().ok_or_else(|| {
         DataError::Unsuitable(format!("{source} is a table: name the column to predict with --target"))
     });
-    let read = target.and_then(|target| read_rows_of_rank(files, target, &options.table, share));
+    let read =
+        target.and_then(|target| read_rows_of_rank((&files, train_files), target, &options.table, share));
     let read = check_all_succeeded(group, RunPhase::Data, read.map_err(TrainError::from))?;
     if let Some((rank, _)) = find_first_differing_rank(group, &[read.content_digest()])? {
         return Err(TrainError::DataDiffer { rank, name: source.to_string() });
     }
     let table = read.merge(group)?;
-    let rows = options.choose_row_sets(table.rows.rows())?;
+    let rows = options.choose_row_sets(table.rows.rows(), table.first_test_row)?;
     table.encode(&rows, (options.table.missing, options.table.categories_max), group)
 }
 

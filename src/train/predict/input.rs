@@ -66,7 +66,7 @@ impl PredictionInput {
                 return Ok(Self::Npy(text.into(), None));
             }
         }
-        DataSource::from_values(values).map(Self::from_source)
+        DataSource::from_values("--data", values).map(Self::from_source)
     }
 
     /// Converts a data source to new data.

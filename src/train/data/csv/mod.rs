@@ -35,8 +35,9 @@ const SAMPLE_ROWS: usize = 1000;
 /// A message about missing values names at most this number of columns.
 const MISSING_COLUMNS_SHOWN_MAX: usize = 8;
 
-/// Reads the rows of a table that belong to `share`, from one or more files with the same columns. `target` is the
-/// name or the number of the column to predict. Leaves out rows without a target.
+/// Reads the rows of a table that belong to `share`, from one or more files with the same columns. `train_files` of
+/// them hold the training set, and the files after these hold the test set. `target` is the name or the number of the
+/// column to predict. Leaves out rows without a target.
 ///
 /// The first rows decide whether a column holds numbers or text ([`TableOptions::categorical`] overrides this). A
 /// text in a column of numbers is an error, so that damaged cells are found.
@@ -52,7 +53,7 @@ const MISSING_COLUMNS_SHOWN_MAX: usize = 8;
 /// - The first row should be a header, but looks like data.
 /// - The files have different columns.
 pub(crate) fn read_rows_of_rank(
-    paths: &[PathBuf],
+    (paths, train_files): (&[PathBuf], usize),
     target: &str,
     options: &TableOptions,
     share: BlocksOfRank,
@@ -67,7 +68,10 @@ pub(crate) fn read_rows_of_rank(
     let mut table = RowsOfRank::new((first, more.len()), &records, target, (options, share))?;
     let has_header = options.header != HeaderRow::Absent;
     table.read_file(&mut records, has_header)?;
-    for path in more {
+    for (index, path) in more.iter().enumerate() {
+        if index + 1 == train_files {
+            table.first_test_block = Some(table.blocks);
+        }
         let mut records = Records::open_for_rank(path, options.separator, 0, (share, table.blocks))?;
         if !records.advance()? {
             return Err(records.error("is empty"));
@@ -89,6 +93,8 @@ pub(crate) struct RowsOfRank {
     share: BlocksOfRank,
     /// The number of blocks of all files, including the blocks of other ranks.
     blocks: usize,
+    /// The number of the first block of the test set. `None` if the files hold only the training set.
+    first_test_block: Option<usize>,
     /// For each block of this rank: the number of the block, and the number of its rows. Rows that were left out do
     /// not count.
     block_rows: Vec<(usize, u64)>,
@@ -130,6 +136,7 @@ impl RowsOfRank {
             more_files,
             share,
             blocks: 0,
+            first_test_block: None,
             block_rows: Vec::new(),
             content: Sha256::new(),
             target: uses.iter().position(is_target).unwrap_or_default(),
@@ -214,7 +221,8 @@ impl RowsOfRank {
 
     /// Returns a hash of the files: ranks with the same hash have read the same files.
     pub(crate) fn content_digest(&self) -> u64 {
-        short_digest(&self.content.clone().finalize())
+        let first_test_block = self.first_test_block.unwrap_or(self.blocks) as u64;
+        short_digest(&self.content.clone().chain_update(first_test_block.to_le_bytes()).finalize())
     }
 
     /// Returns the table with the rows of this rank, and with counts of rows and missing values over all ranks. All
@@ -253,8 +261,10 @@ impl RowsOfRank {
         let layout = TableLayout { columns: self.columns.len(), target: self.target, features };
         let columns = self.columns.into_iter().zip(ranges);
         let columns = columns.filter_map(|(column, range)| column.into_feature_column(range)).collect();
+        let first_test_row =
+            self.first_test_block.map(|block| block_rows[..block].iter().sum::<u64>() as usize);
         let rows = RowMap::new(self.share, &block_rows);
-        Ok(RawTable { rows, columns, target_name, target, layout, notes })
+        Ok(RawTable { rows, first_test_row, columns, target_name, target, layout, notes })
     }
 
     /// Checks the numbers of rows that other ranks have sent, because later code uses these numbers as indices.

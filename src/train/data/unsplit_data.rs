@@ -1,0 +1,128 @@
+//! Reads data that is not a table, before it is divided into a training set and a test set.
+
+use std::mem::discriminant;
+
+use super::synthetic::SyntheticTarget;
+use super::{
+    DataError, DataSource, Features, ImageShape, LoadedRows, Table, Task, WantedImages, digits, image_folder,
+    libsvm, npy, synthetic,
+};
+
+/// All rows of a source, and what the source says about images.
+pub(crate) struct UnsplitData {
+    pub(crate) table: Table,
+    /// The shape of the images. `None` if the samples are not images.
+    pub(crate) image: Option<ImageShape>,
+    /// Messages for the user.
+    pub(crate) notes: Vec<String>,
+}
+
+impl DataSource {
+    /// Returns an error unless `test` can be the test set of a model that is trained on `self`.
+    pub(crate) fn check_test_source(&self, test: &Self) -> Result<(), String> {
+        let has_table_files = |source: &Self| source.table_files().is_some();
+        match self {
+            Self::Digits | Self::Synthetic { .. } => {
+                Err(format!("--test-data does not apply to --data {self}, which is built in"))
+            }
+            Self::Idx(_) => Err("--test-data does not apply: IDX data has its own test set (t10k-*)".into()),
+            _ if has_table_files(self) && has_table_files(test) => Ok(()),
+            _ if discriminant(self) == discriminant(test) => Ok(()),
+            _ => Err(format!(
+                "--test-data {test} has another format than --data {self}; both must have the same format"
+            )),
+        }
+    }
+
+    /// Reads all rows of a source that is neither a table nor IDX data. `task` chooses the targets of random data.
+    /// `images` is the shape that images must have.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read or is malformed.
+    ///
+    /// # Panics
+    ///
+    /// If the source is a table or IDX data.
+    pub(crate) fn load_unsplit(
+        &self,
+        task: Option<Task>,
+        images: Option<ImageShape>,
+    ) -> Result<UnsplitData, DataError> {
+        let plain = |table| UnsplitData { table, image: None, notes: Vec::new() };
+        Ok(match self {
+            Self::Digits => UnsplitData { image: Some(digits::IMAGE), ..plain(digits::load_digits()) },
+            Self::Images(directory) => {
+                let wanted = images.map(|shape| WantedImages { inputs: shape.values(), shape: Some(shape) });
+                let (LoadedRows { table, notes, .. }, shape) =
+                    image_folder::load_image_folder(directory, wanted)?;
+                UnsplitData { table, image: Some(shape), notes }
+            }
+            Self::Libsvm(path) => {
+                let LoadedRows { table, notes, .. } = libsvm::load_libsvm_file(path)?;
+                UnsplitData { notes, ..plain(table) }
+            }
+            Self::Npy(features, targets) => {
+                let npy::NpyDataset { table, image, notes } = npy::load_array_pair(features, targets)?;
+                UnsplitData { table, image, notes }
+            }
+            &Self::Synthetic { rows, columns } => {
+                let target = if task == Some(Task::Regression) {
+                    SyntheticTarget::Numbers
+                } else {
+                    SyntheticTarget::Classes
+                };
+                plain(synthetic::generate_table(rows, columns, target))
+            }
+            Self::Csv(_) | Self::CsvFiles(_) | Self::Idx(_) => {
+                unreachable!("the caller loads tables and IDX data")
+            }
+        })
+    }
+
+    /// Reads all rows of `test`, which are the test set of a model that is trained on `train`. `self` is the source of
+    /// `train`. If `test` has more sparse features than `train`, adds features to `train`.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read or is malformed, or if the samples have other features than the samples in `train`.
+    pub(crate) fn load_test_set(
+        &self,
+        train: &mut UnsplitData,
+        test: &Self,
+    ) -> Result<UnsplitData, DataError> {
+        let mut data = test.load_unsplit(None, train.image)?;
+        if let (Features::Sparse(trained), Features::Sparse(tested)) =
+            (&mut train.table.features, &mut data.table.features)
+        {
+            let columns = trained.columns().max(tested.columns());
+            trained.widen(columns);
+            tested.widen(columns);
+        }
+        let differs = |what: &str, here: String, there: String| {
+            Err(DataError::Unsuitable(format!(
+                "--test-data {test} has {here}, but --data {self} has {there} {what}"
+            )))
+        };
+        let (trained, tested) = (&train.table.features, &data.table.features);
+        if let (Some(trained), Some(tested)) = (train.image, data.image)
+            && trained != tested
+        {
+            let shape = |shape: ImageShape| format!("images of the shape {shape}");
+            return differs("(channels x height x width)", shape(tested), shape(trained));
+        }
+        if tested.columns() != trained.columns() || train.image.is_some() != data.image.is_some() {
+            return differs(
+                "features",
+                format!("{} features", tested.columns()),
+                trained.columns().to_string(),
+            );
+        }
+        let is_bytes = |features: &Features| matches!(features, Features::Pixels { .. });
+        if is_bytes(trained) != is_bytes(tested) {
+            let kind = |features| if is_bytes(features) { "pixels of u8" } else { "other numbers" };
+            return differs("as features", kind(tested).into(), kind(trained).into());
+        }
+        Ok(data)
+    }
+}
