@@ -33,6 +33,7 @@ use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::group::{Algorithms, Group};
 use crate::launch::STATUS_COLUMNS_VARIABLE;
+use crate::train::predict::Evaluation;
 use crate::train::{
     self, Console, GossipError, Observer, ParameterServerError, ProgressDisplay, RefusalReason, RunPhase,
     SilentObserver, TrainError,
@@ -218,11 +219,19 @@ fn describe_result(report: &train::Report) -> String {
     if report.stopped {
         line += " (in the current epoch so far; no evaluation after the signal)";
     }
+    let (mae, macro_f1, auc) = match &report.test_metrics {
+        Some(Evaluation::Regression { mae, .. }) => (Some(*mae), None, None),
+        Some(Evaluation::Classification { macro_f1, auc, .. }) => (None, Some(*macro_f1), *auc),
+        _ => (None, None, None),
+    };
     for (name, value) in [
         ("test loss", report.test_loss),
         ("test accuracy", report.test_accuracy),
         ("train R²", report.train_r2),
         ("test R²", report.test_r2),
+        ("test MAE", mae),
+        ("test macro F1", macro_f1),
+        ("test AUC", auc),
     ] {
         if let Some(value) = value {
             let _ = write!(line, ", {name} {value:.4}");

@@ -5,6 +5,7 @@ use std::ops::Range;
 use ndarray::{Axis, s};
 
 use super::data::{ExactSum, Samples, Standardizer};
+use super::metrics::MetricSums;
 use super::model::{LossSums, Network, Workspace};
 
 /// The inputs and the memory that a rank needs to evaluate samples.
@@ -18,21 +19,30 @@ pub(crate) struct EvaluationWork<'a> {
     pub(crate) standardizer: Option<&'a Standardizer>,
     /// The indices of the samples to evaluate.
     pub(crate) rows: Range<usize>,
+    /// Also add the samples to these sums. A strategy that divides the model adds nothing.
+    pub(crate) metrics: Option<&'a mut MetricSums>,
 }
 
 impl EvaluationWork<'_> {
     /// Evaluates the samples with the whole model.
     pub(crate) fn evaluate(self) -> LossSums {
-        let Self { network, parameters, workspace, samples, standardizer, rows } = self;
+        let Self { network, parameters, workspace, samples, standardizer, rows, metrics } = self;
+        if rows.is_empty() {
+            return LossSums::default();
+        }
         let input = workspace.input.slice_mut(s![..rows.len(), ..]);
         samples.features.write_rows(rows.clone(), standardizer, input);
-        network.evaluate(parameters, workspace, &samples.targets, rows)
+        let outputs = network.outputs(parameters, workspace, rows.len());
+        if let Some(metrics) = metrics {
+            metrics.add_outputs(&outputs, (network.loss(), &samples.targets), rows.clone());
+        }
+        network.loss().evaluate(&outputs, &samples.targets, rows)
     }
 
     /// Does the same as [`evaluate`](Self::evaluate), and adds each finite loss of a sample to `sum`, whose value then does
     /// not depend on which rank evaluates which samples.
     pub(crate) fn evaluate_and_add_losses(self, sum: &mut ExactSum) -> LossSums {
-        let Self { network, parameters, workspace, samples, standardizer, rows } = self;
+        let Self { network, parameters, workspace, samples, standardizer, rows, metrics } = self;
         let mut total = LossSums::default();
         if rows.is_empty() {
             return total;
@@ -40,6 +50,9 @@ impl EvaluationWork<'_> {
         let input = workspace.input.slice_mut(s![..rows.len(), ..]);
         samples.features.write_rows(rows.clone(), standardizer, input);
         let outputs = network.outputs(parameters, workspace, rows.len());
+        if let Some(metrics) = metrics {
+            metrics.add_outputs(&outputs, (network.loss(), &samples.targets), rows.clone());
+        }
         for (output, row) in outputs.axis_chunks_iter(Axis(0), 1).zip(rows) {
             let sums = network.loss().evaluate(&output, &samples.targets, std::iter::once(row));
             if sums.loss.is_finite() {

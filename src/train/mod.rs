@@ -31,6 +31,7 @@ mod gossip;
 mod gradient_work;
 mod learning_rate;
 mod logical_shards;
+mod metrics;
 pub mod model;
 pub mod model_file;
 pub mod onnx;

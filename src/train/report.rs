@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::metrics::Evaluation;
 use super::step_times::StepTimes;
 
 /// The results of an epoch. Metrics that do not apply are `None` (`null` in JSON). With a small data set, not every
@@ -92,6 +93,9 @@ pub struct Report {
     pub test_r2: Option<f64>,
     /// The coefficient of determination (R²) on the training set.
     pub train_r2: Option<f64>,
+    /// All metrics of the test set with the final parameters. `None` with strategies that divide the model.
+    #[serde(default)]
+    pub test_metrics: Option<Evaluation>,
     /// The number of training samples that all ranks together process per second, in the steps that this process
     /// took.
     pub samples_per_second: f64,
@@ -180,6 +184,11 @@ pub fn parameters_hash(parameters: &[f32]) -> String {
         write!(text, "{byte:02x}").expect("writing to a string succeeds");
         text
     })
+}
+
+/// Converts an f32 to the f64 with the same decimal digits: 0.001 becomes 0.001 and not 0.0010000000474974513.
+pub(crate) fn f64_with_same_digits(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use super::partition::ModelPartition;
 use super::plot::draw_curves;
 use super::progress::Observer;
 use super::rank_checks::{check_all_succeeded, find_first_differing_rank, short_digest};
-use super::report::{Report, parameters_hash};
+use super::report::{Report, f64_with_same_digits, parameters_hash};
 use super::setup::{Setup, TrainingSettings};
 use super::strategies::StrategySpec;
 use super::tensorboard::{EventRecorder, TensorBoard};
@@ -98,8 +98,8 @@ pub(super) fn conclude_run(
     observer: &mut dyn Observer,
     complete: impl FnOnce(&mut Report),
 ) -> Result<Summary, TrainError> {
-    let train = trainer.evaluate(group, &setup.dataset.train)?;
-    let test = trainer.evaluate(group, &setup.dataset.test)?;
+    let train = trainer.evaluate(group, &setup.dataset.train, None)?;
+    let (test, test_metrics) = trainer.evaluate_test_set(group)?;
     if let Some(train) = train {
         check_loss_against_constant_prediction(setup, trainer, train, observer)?;
     }
@@ -116,6 +116,7 @@ pub(super) fn conclude_run(
         hash = group.broadcast_object(&hash, Rank::ZERO)?;
     }
     let mut report = create_report(group, (config, setup), (trainer, hash), (train, test), (started, before));
+    report.test_metrics = test_metrics;
     complete(&mut report);
     let written = if group.rank() == Rank::ZERO { write_results(config, setup, &report) } else { Ok(()) };
     let written = check_all_succeeded(group, RunPhase::Storage, written.map_err(TrainError::from));
@@ -253,6 +254,7 @@ fn create_report(
         train_accuracy: metric(train, |metrics| metrics.accuracy),
         test_r2: metric(test, |metrics| metrics.r2),
         train_r2: metric(train, |metrics| metrics.r2),
+        test_metrics: None,
         samples_per_second: trainer.step_samples as f64 / trainer.step_seconds.max(1e-9),
         seconds: started.elapsed().as_secs_f64(),
         communication_seconds: communication.as_secs_f64(),
@@ -264,11 +266,6 @@ fn create_report(
         parameter_server: None,
         gossip: None,
     }
-}
-
-/// Converts an f32 to the f64 with the same decimal digits: 0.001 becomes 0.001 and not 0.0010000000474974513.
-fn f64_with_same_digits(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
 /// Returns a line that describes the run.

@@ -179,7 +179,7 @@ impl<'a> Trainer<'a> {
         if record.validation_loss.is_some() {
             return Ok(());
         }
-        let Some(metrics) = self.evaluate(group, validation)? else { return Ok(()) };
+        let Some(metrics) = self.evaluate(group, validation, None)? else { return Ok(()) };
         let TrainingState { best, history, parameters, .. } = &mut self.state;
         if let (Some(best), Some(record)) = (best, history.last_mut()) {
             record.validation_loss = Some(metrics.loss);
@@ -318,7 +318,7 @@ impl<'a> Trainer<'a> {
         (seconds, step_times): (f64, Option<StepTimes>),
     ) -> Result<EpochRecord, TrainError> {
         let dataset = &self.setup.dataset;
-        let test = self.evaluate(group, &dataset.test)?;
+        let test = self.evaluate(group, &dataset.test, None)?;
         Ok(EpochRecord {
             epoch: self.state.position.epoch,
             train_loss: self.epoch_loss,

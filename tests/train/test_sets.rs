@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 
 use ringtrain::train::Config;
 use ringtrain::train::data::{DataSource, Dataset, LoadOptions, MissingPolicy, TableOptions};
+use serde_json::Value;
 
 use super::cnn::write_array;
 use super::library::{config, train};
+use super::program::ringtrain_stdout;
 use super::strategies::train_and_compare;
 
 fn write(directory: &Path, name: &str, content: &str) -> PathBuf {
@@ -117,4 +119,56 @@ fn several_ranks_test_on_the_same_rows_as_one_rank() {
     assert!((test_loss - 1.0).abs() < 0.01, "{test_loss}");
     let found = train_and_compare(3, &config).report.test_loss.unwrap();
     assert!((found - test_loss).abs() < 1e-4, "{found} {test_loss}");
+}
+
+/// The report of a run has the metrics that `ringtrain eval` computes, on any number of ranks.
+#[test]
+fn the_report_has_the_metrics_of_ringtrain_eval() {
+    let directory = tempfile::tempdir().unwrap();
+    let table = |seed: u32, target: &dyn Fn(u32) -> String| {
+        let row = |i: u32| {
+            let x = (i * 7919 + seed) % 101;
+            format!("{x},{}\n", target(x + i % 40))
+        };
+        "x,y\n".to_owned() + &(0..150).map(row).collect::<String>()
+    };
+    let two: &dyn Fn(u32) -> String = &|x| if x > 70 { "yes".into() } else { "no".into() };
+    let seven: &dyn Fn(u32) -> String = &|x| format!("c{}", x / 20);
+    let numbers: &dyn Fn(u32) -> String = &|x| format!("{x}.5");
+    for (name, target) in [("two", two), ("seven", seven), ("numbers", numbers)] {
+        let (train, test) = (format!("{name}.csv"), format!("{name}-test.csv"));
+        write(directory.path(), &train, &table(0, target));
+        write(directory.path(), &test, &table(1, target));
+        let run = Config {
+            source: DataSource::Csv(directory.path().join(&train)),
+            test_source: Some(DataSource::Csv(directory.path().join(&test))),
+            target: Some("y".into()),
+            epochs: Some(20),
+            model_file: Some(directory.path().join(name)),
+            ..config()
+        };
+        let found = train_and_compare(3, &run).report.test_metrics.unwrap();
+        let line = format!("eval --model {name} --data {test} --json");
+        let expected = serde_json::from_str(&ringtrain_stdout(directory.path(), &line)).unwrap();
+        assert_near(&serde_json::to_value(found).unwrap(), &expected);
+    }
+}
+
+/// Asserts that two values are equal, except for rounding.
+fn assert_near(found: &Value, expected: &Value) {
+    match (found, expected) {
+        (Value::Number(found), Value::Number(expected)) => {
+            let (found, expected) = (found.as_f64().unwrap(), expected.as_f64().unwrap());
+            assert!((found - expected).abs() <= 1e-9 * expected.abs(), "{found} {expected}");
+        }
+        (Value::Array(found), Value::Array(expected)) => {
+            assert_eq!(found.len(), expected.len());
+            found.iter().zip(expected).for_each(|(found, expected)| assert_near(found, expected));
+        }
+        (Value::Object(found), Value::Object(expected)) => {
+            assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+            found.iter().for_each(|(key, value)| assert_near(value, &expected[key]));
+        }
+        _ => assert_eq!(found, expected),
+    }
 }

@@ -59,6 +59,14 @@ impl LossSums {
 }
 
 impl Loss {
+    /// Returns the scale of the target. Returns `None` if the model predicts classes.
+    pub(crate) fn target_scale(&self) -> Option<TargetScale> {
+        match self {
+            Self::SquaredError(scale) => Some(*scale),
+            Self::CrossEntropy | Self::WeightedCrossEntropy(_) => None,
+        }
+    }
+
     /// Sums the losses of the samples with the indices `rows`. Row i of `outputs` is the output for the i-th index.
     pub(crate) fn evaluate(
         &self,

@@ -156,27 +156,6 @@ impl Network {
         workspace.output(rows)
     }
 
-    /// Evaluates the samples with the indices `rows`. Returns the sum of the losses and the number of correct
-    /// predictions. Before the call, write the features of these samples to the first rows of [`Workspace::input`].
-    ///
-    /// # Panics
-    ///
-    /// If there are more samples than the workspace has rows.
-    pub fn evaluate(
-        &self,
-        parameters: &[f32],
-        workspace: &mut Workspace,
-        targets: &Targets,
-        rows: impl ExactSizeIterator<Item = usize>,
-    ) -> LossSums {
-        let count = rows.len();
-        if count == 0 {
-            return LossSums::default();
-        }
-        self.stage.forward(parameters, workspace, count, ForwardMode::Evaluation);
-        self.loss.evaluate(&workspace.output(count), targets, rows)
-    }
-
     /// Computes the losses of the samples of a training step, and returns their sum and the number of correct
     /// predictions. Computes the gradient of the sum of the losses times [`TrainingBatch::weight`].
     /// [`TrainingBatch::update`] says whether this gradient replaces the content of `gradients` or is added to it.

@@ -18,7 +18,7 @@ pub use description::{ColumnOrigin, ModelDescription, TargetDescription, Trainin
 pub(crate) use digest::{StoredTensor, content_digest};
 pub use error::ModelFileError;
 pub use inspection::{Inspection, TensorSummary};
-pub use saved_model::{Prediction, SavedModel};
+pub use saved_model::SavedModel;
 pub(crate) use storage::save_model;
 
 /// The maximum number of columns in a model file.

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::path::Path;
 
-use ndarray::{ArrayView1, ArrayViewMut2, s};
+use ndarray::{ArrayViewMut2, s};
 
-use super::{ModelDescription, ModelFileError, storage};
+use super::{ModelDescription, ModelFileError, TargetDescription, storage};
 use crate::train::data::{Standardizer, Task};
-use crate::train::model::{Network, Workspace};
+use crate::train::model::{Network, Prediction, TargetScale, Workspace};
 
 /// A trained model with the data for predictions: description, network, scaling and parameters.
 pub struct SavedModel {
@@ -16,21 +16,6 @@ pub struct SavedModel {
     standardizer: Option<Standardizer>,
     parameters: Vec<f32>,
     workspace: Workspace,
-}
-
-/// The prediction for a row.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Prediction {
-    /// The predicted number, in the unit of the target.
-    Number(f64),
-    /// A predicted class.
-    Class {
-        /// The class with the highest probability, as an index into [`ModelDescription::classes`]. If several classes
-        /// have the same highest probability, the first of them.
-        class: usize,
-        /// The probability of each class, in the order of [`ModelDescription::classes`].
-        probabilities: Vec<f64>,
-    },
 }
 
 impl fmt::Debug for SavedModel {
@@ -104,18 +89,8 @@ impl SavedModel {
             }
         }
         let outputs = self.network.outputs(&self.parameters, &mut self.workspace, rows);
-        let target = &self.description.target;
-        let predict = |output: ArrayView1<'_, f32>| match self.description.task {
-            Task::Regression => Prediction::Number(target.mean + target.deviation * f64::from(output[0])),
-            Task::Classification => {
-                let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                let powers: Vec<f64> = output.iter().map(|&value| f64::from(value - max).exp()).collect();
-                let sum: f64 = powers.iter().sum();
-                // If an output is NaN, which extremely large inputs can cause, the prediction is class 0.
-                let class = output.iter().position(|&value| value == max).unwrap_or_default();
-                Prediction::Class { class, probabilities: powers.iter().map(|power| power / sum).collect() }
-            }
-        };
-        outputs.rows().into_iter().map(predict).collect()
+        let TargetDescription { mean, deviation, .. } = self.description.target;
+        let scale = (self.description.task == Task::Regression).then_some(TargetScale { mean, deviation });
+        outputs.rows().into_iter().map(|output| Prediction::from_outputs(&output, scale)).collect()
     }
 }

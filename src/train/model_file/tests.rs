@@ -4,6 +4,7 @@ use std::path::Path;
 use super::storage::{from_bytes, to_bytes};
 use super::*;
 use crate::train::data::{ColumnEncoding, ColumnInputs, MissingPolicy, Standardizer, TableLayout, Task};
+use crate::train::model::Prediction;
 
 fn column(name: &str) -> ColumnEncoding {
     ColumnEncoding { name: name.into(), inputs: ColumnInputs::Number { fill: None, indicator: false } }

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use ndarray::{Array1, Array2, ArrayView1, ArrayViewMut1, ArrayViewMut2, s};
 
+use super::Truth;
 use super::input::RowReader;
-use super::truth::{Truth, TruthParser};
+use super::truth::TruthParser;
 use crate::train::data::{
     ColumnEncoding, ColumnInputs, DataError, DataSource, FeatureShape, Features, ImageShape, LoadOptions,
     NpyStream, Samples, TableEncoding, Targets, npy,

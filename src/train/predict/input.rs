@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use ndarray::ArrayViewMut2;
 
+use super::Truth;
 use super::arrays::{DatasetRows, NpyRows};
 use super::loaded::RowsInMemory;
 use super::table::TableRows;
-use super::truth::Truth;
 use crate::train::data::{DataError, DataSource, HeaderRow, Separator, WantedImages};
 use crate::train::model_file::ModelDescription;
 

@@ -2,9 +2,10 @@
 
 use ndarray::{ArrayViewMut2, s};
 
+use super::Truth;
 use super::arrays::{check_model_needs_no_table, check_number_columns};
 use super::input::RowReader;
-use super::truth::{Truth, TruthParser};
+use super::truth::TruthParser;
 use crate::train::data::{Column, DataError, Features, LoadedRows};
 use crate::train::model_file::ModelDescription;
 

@@ -6,17 +6,18 @@ mod evaluation;
 mod input;
 mod loaded;
 mod output;
-mod report;
 mod table;
 mod truth;
 
 use super::data::DataError;
-use super::model_file::{Prediction, SavedModel};
+use super::model::Prediction;
+use super::model_file::SavedModel;
 
-pub use evaluation::{ClassReport, Evaluation, TopK, evaluate};
+pub(crate) use super::metrics::Truth;
+pub use super::metrics::{ClassReport, Evaluation, TopK};
+pub use evaluation::evaluate;
 pub use input::{InputOptions, PredictionInput, TargetColumn};
 pub use output::{OutputError, PredictError, PredictionOutput, predict};
-pub(crate) use truth::Truth;
 
 use input::RowReader;
 

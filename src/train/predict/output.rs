@@ -8,7 +8,8 @@ use super::for_each_row;
 use super::input::{InputOptions, TargetColumn, open_prediction_input};
 use crate::train::atomic_file::ReplacementFile;
 use crate::train::data::DataError;
-use crate::train::model_file::{ModelDescription, Prediction, SavedModel};
+use crate::train::model::Prediction;
+use crate::train::model_file::{ModelDescription, SavedModel};
 use crate::types::debug_as_display;
 
 /// The length in bytes of the header of a `.npy` file. Any number of rows fits into a header of this length.

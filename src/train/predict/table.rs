@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use ndarray::{Array1, ArrayViewMut1, ArrayViewMut2};
 
+use super::Truth;
 use super::columns::find_columns;
 use super::input::{InputOptions, RowReader, TargetColumn};
-use super::truth::{Truth, TruthParser};
+use super::truth::TruthParser;
 use crate::train::data::{
     ColumnInputs, DataError, HeaderRow, MissingPolicy, Records, Separator, TableEncoding, check_header,
     find_column, is_missing, parse_number, read_header,

@@ -1,18 +1,10 @@
-//! The targets with which predictions are compared.
+//! Converts the targets with which predictions are compared.
 
 use std::collections::BTreeMap;
 
 use crate::train::data::{CLASS_NUMBER_LIMIT, Task, parse_number};
+use crate::train::metrics::Truth;
 use crate::train::model_file::ModelDescription;
-
-/// The target of a row.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Truth {
-    /// The number from the table, not scaled.
-    Number(f64),
-    /// The index of a class of the model.
-    Class(usize),
-}
 
 /// Converts the cells of a target column.
 #[derive(Debug)]

@@ -5,7 +5,12 @@ use crate::group::Group;
 use crate::train::TrainError;
 use crate::train::data::{ExactSum, SharedSamples, Targets, add_sums_of_ranks};
 use crate::train::evaluation_work::EvaluationWork;
+use crate::train::metrics::{Evaluation, MetricSums};
 use crate::types::ReduceOp;
+
+/// With more test samples than this, the report lacks the area under the ROC curve, for which each rank would hold 16
+/// bytes for each test sample.
+const SCORED_SAMPLES_MAX: usize = 1 << 24;
 
 /// The results of evaluating a set of samples.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -21,11 +26,12 @@ pub(crate) struct Metrics {
 impl Trainer<'_> {
     /// Evaluates the model on `samples`. Each replica of the model evaluates a part of the samples. Returns `None` if
     /// there are no samples. If a rank receives a stop signal, the evaluation ends after the current block and
-    /// returns `None`.
+    /// returns `None`. If the strategy does not divide the model, also adds this rank's samples to `metrics`.
     pub(crate) fn evaluate(
         &mut self,
         group: &mut Group,
         samples: &SharedSamples,
+        mut metrics: Option<&mut MetricSums>,
     ) -> Result<Option<Metrics>, TrainError> {
         let place = self.partition.place();
         let local_rows = samples.own_part(place.replica, place.replicas);
@@ -48,6 +54,7 @@ impl Trainer<'_> {
                 samples: &samples.held,
                 standardizer: self.setup.standardizer.as_ref(),
                 rows,
+                metrics: metrics.as_deref_mut(),
             };
             let outcome = match &mut exact_losses {
                 Some([sum]) => work.evaluate_and_add_losses(sum),
@@ -81,5 +88,24 @@ impl Trainer<'_> {
             accuracy: matches!(samples.held.targets, Targets::Classes(_)).then_some(correct / count),
             r2: (total > 0.0).then(|| 1.0 - loss / total),
         }))
+    }
+
+    /// Evaluates the model on the test set. The second result is `None` if a rank received a stop signal, if there is
+    /// no test set, or if the strategy divides the model, so that no rank has all outputs.
+    pub(crate) fn evaluate_test_set(
+        &mut self,
+        group: &mut Group,
+    ) -> Result<(Option<Metrics>, Option<Evaluation>), TrainError> {
+        let dataset = &self.setup.dataset;
+        let mut sums = MetricSums::new(dataset.classes.len(), None);
+        if dataset.test.len() > SCORED_SAMPLES_MAX {
+            sums = sums.without_scores();
+        }
+        let test = self.evaluate(group, &dataset.test, Some(&mut sums))?;
+        if test.is_none() || self.config.strategy.divides_model() {
+            return Ok((test, None));
+        }
+        sums.merge_over_ranks(dataset.classes.len(), group)?;
+        Ok((test, Some(sums.finish(0, &dataset.classes))))
     }
 }

@@ -1,0 +1,78 @@
+//! Metrics of predicted numbers.
+
+use serde::{Deserialize, Serialize};
+
+use super::Evaluation;
+
+/// The sums over rows with numbers.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct RegressionSums {
+    rows: u64,
+    absolute: f64,
+    squared: f64,
+    /// The mean of the targets, by Welford's method.
+    mean: f64,
+    /// The sum of the squared differences between the targets and their mean, by Welford's method.
+    differences: f64,
+}
+
+impl RegressionSums {
+    pub(super) fn add(&mut self, prediction: f64, target: f64) {
+        let error = prediction - target;
+        self.absolute += error.abs();
+        self.squared += error * error;
+        self.rows += 1;
+        let difference = target - self.mean;
+        self.mean += difference / self.rows as f64;
+        self.differences += difference * (target - self.mean);
+    }
+
+    /// Adds the rows of another rank. Source: Chan, Golub and `LeVeque`, "Updating formulae and a pairwise algorithm
+    /// for computing sample variances", 1979.
+    pub(super) fn merge(&mut self, other: &Self) {
+        let rows = self.rows.saturating_add(other.rows);
+        if rows == 0 {
+            return;
+        }
+        let difference = other.mean - self.mean;
+        let share = other.rows as f64 / rows as f64;
+        self.differences += other.differences + difference * difference * self.rows as f64 * share;
+        self.mean += difference * share;
+        self.absolute += other.absolute;
+        self.squared += other.squared;
+        self.rows = rows;
+    }
+
+    pub(super) fn finish(self, rows_without_target: u64) -> Evaluation {
+        let rows = self.rows as f64;
+        Evaluation::Regression {
+            rows: self.rows,
+            rows_without_target,
+            mae: self.absolute / rows,
+            rmse: (self.squared / rows).sqrt(),
+            r2: (self.differences > 0.0).then(|| 1.0 - self.squared / self.differences),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regression_metrics_are_computed_from_their_definitions() {
+        let mut sums = RegressionSums::default();
+        for (prediction, target) in [(2.5, 3.0), (0.0, -0.5), (2.0, 2.0), (8.0, 7.0)] {
+            sums.add(prediction, target);
+        }
+        let Evaluation::Regression { mae, rmse, r2, .. } = sums.finish(0) else {
+            panic!("the evaluation is not of numbers")
+        };
+        // The documentation of scikit-learn's `r2_score` gives this result.
+        assert!((r2.unwrap() - 0.948_608_137_044_967_9).abs() < 1e-12);
+        assert_eq!((mae, rmse), (0.5, 0.375_f64.sqrt()));
+        let mut constant = RegressionSums::default();
+        constant.add(1.0, 2.0);
+        assert!(matches!(constant.finish(0), Evaluation::Regression { r2: None, .. }));
+    }
+}
