@@ -220,6 +220,9 @@ impl Setup {
             entries.push(entry("missing", "--missing", encoding.missing.to_string()));
             entries.push(entry("columns", "the feature columns (--features, --drop)", columns.join(",")));
             entries.push(entry("categorical", "--categorical", config.table.categorical.join(",")));
+            if !config.table.dates.is_empty() {
+                entries.push(entry("dates", "--dates", config.table.dates.join(",")));
+            }
             entries.push(entry(
                 "max_categories",
                 "--max-categories",

@@ -447,3 +447,26 @@ fn small_differences_between_large_times_are_learned() {
     }
     assert_fails(place, "predict --model m --data synthetic:9x1", 4, "converts column `t` of a table");
 }
+
+#[test]
+fn a_model_of_dates_predicts_from_dates_in_another_format() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path();
+    let row = |day| format!("2024-{:02}-{:02},{day}", 1 + day / 20, 1 + day % 20);
+    let rows = (0..60).map(row).collect::<Vec<_>>().join("\n");
+    fs::write(place.join("t.csv"), format!("when,y\n{rows}\n")).unwrap();
+    fs::write(place.join("new.csv"), "when\n2024-01-11T00:00:00Z\n20240111\n2024-01-10 18:00-06:00\n")
+        .unwrap();
+    ringtrain_stdout(place, "--data t.csv --target y --model linear --dates when --save-model m");
+    let text = ringtrain_stdout(place, "predict --model m --data new.csv");
+    let values: Vec<f64> = text.lines().skip(1).map(|line| line.parse().unwrap()).collect();
+    assert!(values.len() == 3 && values.iter().all(|value| value == &values[0]), "{text}");
+    assert!((5.0..15.0).contains(&values[0]), "{text}");
+    fs::write(place.join("bad.csv"), "when\n11.01.2024\n").unwrap();
+    assert_fails(
+        place,
+        "predict --model m --data bad.csv",
+        4,
+        "line 2, column `when`: `11.01.2024` is not a date",
+    );
+}

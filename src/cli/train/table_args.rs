@@ -68,6 +68,11 @@ pub(super) struct TableArgs {
     #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
     categorical: Vec<String>,
 
+    /// These columns hold dates such as 2024-03-01 or 2024-03-01 17:30:05. Each date becomes a number, the days since
+    /// 1970
+    #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
+    dates: Vec<String>,
+
     /// The maximal number of inputs for one text column. Each distinct value of the column has an input, which is 1
     /// in the rows with this value and 0 in all other rows. If a column has more than COUNT distinct values,
     /// ringtrain hashes them to COUNT inputs
@@ -101,6 +106,7 @@ impl TableArgs {
             features: self.features,
             drop: self.drop,
             categorical: self.categorical,
+            dates: self.dates,
             categories_max: self.max_categories as usize,
         };
         match options.name_of_first_given_option() {

@@ -65,6 +65,9 @@ pub struct TableEncoding {
 pub struct ColumnEncoding {
     /// The name of the column.
     pub name: String,
+    /// Whether the cells are dates. The number of a date is the number of days since 1970.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_date: bool,
     /// The inputs of the column.
     pub inputs: ColumnInputs,
 }
@@ -245,7 +248,7 @@ mod tests {
     use super::*;
 
     fn encoding() -> TableEncoding {
-        let column = |name: &str, inputs| ColumnEncoding { name: name.into(), inputs };
+        let column = |name: &str, inputs| ColumnEncoding { name: name.into(), is_date: false, inputs };
         let categories = ["", "EWR", "JFK"].map(String::from).to_vec();
         TableEncoding {
             target: "y".into(),
@@ -283,7 +286,7 @@ mod tests {
     fn a_constant_is_subtracted_before_a_number_is_rounded() {
         let inputs =
             ColumnInputs::ShiftedNumber { offset: 1_700_000_000.25, fill: Some(0.5), indicator: true };
-        let column = ColumnEncoding { name: "time".into(), inputs };
+        let column = ColumnEncoding { name: "time".into(), is_date: false, inputs };
         assert_eq!(column.cell_of_number(1_700_000_001.5), 1.25);
         assert_eq!(column.input_names(), ["time", "time missing"]);
         let text = r#"{"shifted-number":{"offset":1700000000.25,"fill":0.5,"indicator":true}}"#;
@@ -302,7 +305,7 @@ mod tests {
         // python3 -c "import hashlib; print([int.from_bytes(hashlib.sha256(t).digest()[:8],'little')%1000 for t in
         // (b'N14228',b'')])"
         let inputs = ColumnInputs::Hashed { buckets: 1000 };
-        let column = ColumnEncoding { name: "tail".into(), inputs };
+        let column = ColumnEncoding { name: "tail".into(), is_date: false, inputs };
         assert_eq!(["N14228", ""].map(|text| column.cell_of_text(text)), HASHES);
     }
 

@@ -2,6 +2,7 @@
 
 mod compression;
 mod csv;
+mod dates;
 mod digits;
 mod encoding;
 mod error;
@@ -40,6 +41,7 @@ pub use csv::{HeaderRow, Separator, TableOptions};
 pub(crate) use csv::{
     Records, check_header, find_column, is_missing, parse_number, read_header, spellings_of_missing_values,
 };
+pub(crate) use dates::parse_date;
 pub use encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 pub use error::DataError;
 pub(crate) use exact_sum::{ExactSum, add_sums_of_ranks};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ndarray::Array2;
 
+use super::dates::parse_date;
 use super::encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 use super::exact_sum::{self, ExactSum};
 use super::numbers::{NumberRange, Numbers, merge_ranges};
@@ -18,6 +19,9 @@ use crate::types::ReduceOp;
 
 /// The maximum number of bytes of all category names of a column. The model file and the checkpoint hold these names.
 const CATEGORY_BYTES_MAX: usize = 1 << 24;
+
+/// A text column whose first distinct texts, up to this number, are dates probably holds dates.
+const DATES_TRIED_MAX: usize = 20;
 
 /// A table as it was read from files.
 #[derive(Clone, PartialEq, Debug)]
@@ -42,6 +46,8 @@ pub(crate) struct RawTable {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct RawColumn {
     pub(crate) name: String,
+    /// Whether the values are dates, which are stored as numbers.
+    pub(crate) is_date: bool,
     pub(crate) values: RawValues,
 }
 
@@ -95,7 +101,7 @@ impl RawTable {
         let mut columns = Vec::with_capacity(self.columns.len());
         for (column, inputs) in self.columns.iter().zip(inputs) {
             notes.extend(column.note_about_inputs(&inputs));
-            columns.push(ColumnEncoding { name: column.name.clone(), inputs });
+            columns.push(ColumnEncoding { name: column.name.clone(), is_date: column.is_date, inputs });
         }
         let encoding = Arc::new(TableEncoding { target: self.target_name, missing, columns });
         let (train_cells, unknown_in_validation) = encode_rows(&self.columns, &train_here, &encoding);
@@ -271,20 +277,35 @@ impl RawColumn {
         Ok(ColumnInputs::Number { fill: is_filled.then_some(mean as f32), indicator })
     }
 
+    /// Returns whether the first texts of a text column are all dates.
+    fn texts_are_dates(&self) -> bool {
+        let RawValues::Texts(texts) = &self.values else { return false };
+        let mut shown =
+            texts.distinct.iter().filter(|text| !text.is_empty()).take(DATES_TRIED_MAX).peekable();
+        shown.peek().is_some() && shown.all(|text| parse_date(text.as_bytes()).is_ok())
+    }
+
     /// Returns a message for the user if the column holds text, or numbers that are stored as f64.
     fn note_about_inputs(&self, inputs: &ColumnInputs) -> Option<String> {
         let name = &self.name;
         if matches!(self.values, RawValues::Numbers(Numbers::Single(_))) {
             return None;
         }
+        let dates = if self.texts_are_dates() {
+            format!("; if these are dates, pass --dates {name}")
+        } else {
+            String::new()
+        };
         Some(match inputs {
             ColumnInputs::Hashed { buckets } => format!(
                 "column `{name}` holds text with more than {buckets} distinct values: hashed to {buckets} inputs; see \
-                 --max-categories, or leave it out with --drop {name}"
+                 --max-categories, or leave it out with --drop {name}{dates}"
             ),
             ColumnInputs::OneHot { categories } => {
                 let count = categories.len();
-                format!("column `{name}` holds text with {count} distinct values: one input for each value")
+                format!(
+                    "column `{name}` holds text with {count} distinct values: one input for each value{dates}"
+                )
             }
             ColumnInputs::ShiftedNumber { offset, .. } => format!(
                 "column `{name}` holds large numbers that differ little: {offset} is subtracted from each number, because 32-bit \

@@ -86,6 +86,7 @@ fn describe_columns(config: &Config, setup: &Setup) -> (ColumnOrigin, Vec<Column
     let Some(encoding) = &setup.dataset.encoding else {
         let column = |index: usize| ColumnEncoding {
             name: index.to_string(),
+            is_date: false,
             inputs: ColumnInputs::Number { fill: None, indicator: false },
         };
         return (ColumnOrigin::Position, (0..setup.dataset.train.columns()).map(column).collect());

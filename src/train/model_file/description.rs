@@ -176,8 +176,10 @@ impl ModelDescription {
 }
 
 /// Checks the description of a column's inputs.
-fn check_inputs(ColumnEncoding { name, inputs }: &ColumnEncoding) -> Result<(), String> {
+fn check_inputs(column: &ColumnEncoding) -> Result<(), String> {
+    let ColumnEncoding { name, is_date, inputs } = column;
     match inputs {
+        _ if *is_date && !column.is_number() => Err(format!("column `{name}` holds both dates and text")),
         ColumnInputs::ShiftedNumber { offset, .. } if !offset.is_finite() => {
             Err(format!("{offset} is subtracted from column `{name}`"))
         }

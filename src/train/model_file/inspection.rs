@@ -215,13 +215,14 @@ fn write_columns(
     }
     let mut input = 0;
     for column in description.columns.iter().take(LISTED_ENTRIES_MAX) {
-        let ColumnEncoding { name, inputs } = column;
+        let ColumnEncoding { name, is_date, inputs } = column;
+        let kind = if *is_date { "days since 1970" } else { "number" };
         write!(f, "  {:<20} ", printable(name))?;
         match inputs {
             ColumnInputs::Number { fill, .. } | ColumnInputs::ShiftedNumber { fill, .. } => {
                 match inputs {
-                    ColumnInputs::ShiftedNumber { offset, .. } => write!(f, "number - {offset}")?,
-                    _ => write!(f, "number")?,
+                    ColumnInputs::ShiftedNumber { offset, .. } => write!(f, "{kind} - {offset}")?,
+                    _ => write!(f, "{kind}")?,
                 }
                 if let Some(Standardizer { mean, inverse_deviation }) = standardizer {
                     match inverse_deviation[input] {

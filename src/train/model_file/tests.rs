@@ -7,7 +7,11 @@ use crate::train::data::{ColumnEncoding, ColumnInputs, MissingPolicy, Standardiz
 use crate::train::model::Prediction;
 
 fn column(name: &str) -> ColumnEncoding {
-    ColumnEncoding { name: name.into(), inputs: ColumnInputs::Number { fill: None, indicator: false } }
+    ColumnEncoding {
+        name: name.into(),
+        is_date: false,
+        inputs: ColumnInputs::Number { fill: None, indicator: false },
+    }
 }
 
 /// The JSON object of the second column in [`description`].

@@ -73,7 +73,9 @@ fn add_numbers(graph: &mut GraphBuilder, name: String, columns: &[ColumnEncoding
     let fills: Vec<f32> = columns.iter().map(|column| column.fill_value().unwrap_or(f32::NAN)).collect();
     let is_filled = fills.iter().any(|fill| !fill.is_nan());
     let missing = if is_filled { "NaN stands for a missing number" } else { "NaN is not allowed" };
-    let mut value = graph.add_input(name, element_type, count, format!("Numbers; {missing}."));
+    let has_dates = columns.iter().any(|column| column.is_date);
+    let what = if has_dates { "Numbers; a date is the number of days since 1970" } else { "Numbers" };
+    let mut value = graph.add_input(name, element_type, count, format!("{what}; {missing}."));
     if is_shifted {
         let offsets: Vec<f64> = columns.iter().map(offset).collect();
         let offsets = graph.add_constant("offset", &[count], ConstantValues::Doubles(&offsets));

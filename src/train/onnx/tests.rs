@@ -10,7 +10,7 @@ use crate::train::model::ParameterTensor;
 use crate::train::model_file::{TargetDescription, TrainingRecord};
 
 fn make_column(name: &str, inputs: ColumnInputs) -> ColumnEncoding {
-    ColumnEncoding { name: name.into(), inputs }
+    ColumnEncoding { name: name.into(), is_date: false, inputs }
 }
 
 fn plain_number_column(name: &str) -> ColumnEncoding {

@@ -11,7 +11,7 @@ use super::input::{InputOptions, RowReader, TargetColumn};
 use super::truth::TruthParser;
 use crate::train::data::{
     ColumnInputs, DataError, HeaderRow, MissingPolicy, Records, Separator, TableEncoding, check_header,
-    find_column, is_missing, parse_number, read_header,
+    find_column, is_missing, parse_date, parse_number, read_header,
 };
 use crate::train::model_file::ModelDescription;
 
@@ -152,7 +152,8 @@ impl TableRows {
             }
             (ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. }, true) => Ok(f32::NAN),
             (ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. }, false) => {
-                let number = parse_number(cell).map_err(|why| self.cell_error(index, &why))?;
+                let parse = if encoding.is_date { parse_date } else { parse_number };
+                let number = parse(cell).map_err(|why| self.cell_error(index, &why))?;
                 Ok(encoding.cell_of_number(number))
             }
             (_, true) => Ok(encoding.cell_of_text("")),

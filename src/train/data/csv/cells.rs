@@ -9,6 +9,8 @@ use csv::ByteRecord;
 pub(crate) enum ColumnKind {
     /// Finite numbers.
     Numbers,
+    /// Dates, which become numbers.
+    Dates,
     /// Text, such as names of categories.
     Text,
 }

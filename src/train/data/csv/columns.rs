@@ -1,6 +1,7 @@
 //! Collects the values of the columns of a table.
 
 use super::cells::{ColumnKind, is_missing, parse_number};
+use crate::train::data::dates::parse_date;
 use crate::train::data::numbers::{NumberCollector, NumberRange};
 use crate::train::data::raw_table::{RawColumn, RawValues};
 use crate::train::data::texts::{TextBytesLeft, TextCollector};
@@ -22,6 +23,8 @@ pub(crate) enum ColumnRole {
 pub(crate) struct ColumnValues {
     pub(crate) name: String,
     sink: ColumnCollector,
+    /// Whether the cells are dates.
+    is_date: bool,
     /// The number of missing values, including those in rows that were left out.
     pub(crate) missing: usize,
 }
@@ -40,13 +43,17 @@ impl ColumnValues {
     /// Creates a column without values.
     pub(crate) fn new(name: String, column_role: ColumnRole) -> Self {
         let sink = match column_role {
-            ColumnRole::Feature(ColumnKind::Numbers) => ColumnCollector::Numbers(NumberCollector::new()),
+            ColumnRole::Feature(ColumnKind::Numbers | ColumnKind::Dates) => {
+                ColumnCollector::Numbers(NumberCollector::new())
+            }
             ColumnRole::Feature(ColumnKind::Text) => ColumnCollector::Texts(TextCollector::default()),
-            ColumnRole::Target(ColumnKind::Numbers) => ColumnCollector::TargetNumbers(Vec::new()),
+            ColumnRole::Target(ColumnKind::Numbers | ColumnKind::Dates) => {
+                ColumnCollector::TargetNumbers(Vec::new())
+            }
             ColumnRole::Target(ColumnKind::Text) => ColumnCollector::TargetTexts(TextCollector::default()),
             ColumnRole::Ignored => ColumnCollector::Ignored,
         };
-        Self { name, sink, missing: 0 }
+        Self { name, sink, is_date: column_role == ColumnRole::Feature(ColumnKind::Dates), missing: 0 }
     }
 
     /// Returns whether the column is a feature.
@@ -69,6 +76,7 @@ impl ColumnValues {
             return self.push_missing(policy, budget);
         }
         match &mut self.sink {
+            ColumnCollector::Numbers(values) if self.is_date => values.push(parse_date(cell)?),
             ColumnCollector::Numbers(values) => match parse_number(cell) {
                 Ok(value) => values.push(value),
                 Err(problem) => return Err(self.describe_bad_number(&problem)),
@@ -137,7 +145,7 @@ impl ColumnValues {
             ColumnCollector::Texts(values) => RawValues::Texts(values.texts),
             _ => return None,
         };
-        Some(RawColumn { name: self.name, values })
+        Some(RawColumn { name: self.name, is_date: self.is_date, values })
     }
 }
 

@@ -40,6 +40,9 @@ pub struct TableOptions {
     pub drop: Vec<String>,
     /// The columns that hold names of categories, even if these names are numbers.
     pub categorical: Vec<String>,
+    /// The columns that hold dates. A date becomes the number of days since 1970; see
+    /// [`ColumnEncoding`](crate::train::data::ColumnEncoding).
+    pub dates: Vec<String>,
     /// The maximum number of inputs of a text column. If a column has more distinct texts, the texts are hashed to
     /// this number of inputs.
     pub categories_max: usize,
@@ -54,6 +57,7 @@ impl Default for TableOptions {
             features: Vec::new(),
             drop: Vec::new(),
             categorical: Vec::new(),
+            dates: Vec::new(),
             categories_max: CATEGORIES_MAX_DEFAULT,
         }
     }
@@ -74,7 +78,7 @@ impl TableOptions {
 
     /// Returns the names and values of the options that must be the same on all ranks.
     pub(crate) fn options_equal_on_all_ranks(&self) -> Vec<(&'static str, String)> {
-        let Self { header, separator, missing, features, drop, categorical, categories_max } = self;
+        let Self { header, separator, missing, features, drop, categorical, dates, categories_max } = self;
         vec![
             ("--header or --no-header", format!("{header:?}")),
             ("--separator", format!("{separator:?}")),
@@ -82,6 +86,7 @@ impl TableOptions {
             ("--features", features.join(",")),
             ("--drop", drop.join(",")),
             ("--categorical", categorical.join(",")),
+            ("--dates", dates.join(",")),
             ("--max-categories", categories_max.to_string()),
         ]
     }
@@ -103,7 +108,8 @@ impl TableOptions {
             |list: &[String]| list.iter().map(|name| find_column(names, name)).collect::<Result<Vec<_>, _>>();
         let (features, drop, categorical) =
             (find(&self.features)?, find(&self.drop)?, find(&self.categorical)?);
-        for (option, list) in [("--features", &features), ("--drop", &drop)] {
+        let dates = find(&self.dates)?;
+        for (option, list) in [("--features", &features), ("--drop", &drop), ("--dates", &dates)] {
             if list.contains(&target) {
                 return Err(format!("{option} names column `{}`, which is the target", names[target]));
             }
@@ -112,14 +118,21 @@ impl TableOptions {
             return Err(format!("both --features and --drop name column `{}`", names[both]));
         }
         let is_used = |index| (features.is_empty() || features.contains(&index)) && !drop.contains(&index);
-        if let Some(&unused) = categorical.iter().find(|&&index| index != target && !is_used(index)) {
-            return Err(format!("--categorical names column `{}`, which is not used", names[unused]));
+        for (option, list) in [("--categorical", &categorical), ("--dates", &dates)] {
+            if let Some(&unused) = list.iter().find(|&&index| index != target && !is_used(index)) {
+                return Err(format!("{option} names column `{}`, which is not used", names[unused]));
+            }
+        }
+        if let Some(&both) = dates.iter().find(|index| categorical.contains(index)) {
+            return Err(format!("both --categorical and --dates name column `{}`", names[both]));
         }
         if !(0..names.len()).any(|index| index != target && is_used(index)) {
             return Err("has no column besides the target".into());
         }
-        let kind = |index| {
-            if categorical.contains(&index) { ColumnKind::Text } else { column_kind(rows, index) }
+        let kind = |index| match index {
+            _ if categorical.contains(&index) => ColumnKind::Text,
+            _ if dates.contains(&index) => ColumnKind::Dates,
+            _ => column_kind(rows, index),
         };
         let column_role = |index| match index {
             _ if index == target => ColumnRole::Target(kind(index)),

@@ -36,13 +36,21 @@ fn load_csv_files(paths: &[PathBuf], target: &str, options: &TableOptions) -> Re
 
 /// Returns a column of numbers.
 fn number_column(name: &str, values: &[f32]) -> RawColumn {
-    RawColumn { name: name.into(), values: RawValues::Numbers(Numbers::Single(values.to_vec())) }
+    RawColumn {
+        name: name.into(),
+        is_date: false,
+        values: RawValues::Numbers(Numbers::Single(values.to_vec())),
+    }
 }
 
 /// Returns a column of texts.
 fn text_column(name: &str, indices: &[u32], distinct: &[&str]) -> RawColumn {
     let distinct = distinct.iter().map(|&text| text.into()).collect();
-    RawColumn { name: name.into(), values: RawValues::Texts(Texts { indices: indices.to_vec(), distinct }) }
+    RawColumn {
+        name: name.into(),
+        is_date: false,
+        values: RawValues::Texts(Texts { indices: indices.to_vec(), distinct }),
+    }
 }
 
 /// Regression test: before the fix, the first row of a table without a header was taken for a header and lost.
@@ -386,4 +394,40 @@ fn small_differences_between_large_numbers_are_kept() {
     assert_eq!(inputs, shifted(1_700_000_001.5, Some(0.0)));
     assert_eq!(encoded.train.features, Features::Numbers(array![[-0.5], [0.0], [0.5]]));
     assert_eq!(encoded.test.features, Features::Numbers(array![[0.0]]));
+}
+
+#[test]
+fn dates_become_days_since_1970() {
+    let bytes = b"when,name,y\n1970-01-02,2020-01-01,1\n?,2020-01-02,2\n1970-01-03 12:00,,3\n";
+    let options =
+        TableOptions { missing: MissingPolicy::Mean, dates: vec!["when".into()], ..TableOptions::default() };
+    let table = parse_table_with_options(bytes, "y", &options).unwrap();
+    let encoded =
+        table.encode(&make_row_sets(&[0, 1, 2], &[]), (MissingPolicy::Mean, 9), &mut Group::solo()).unwrap();
+    let column = &encoded.encoding.columns[0];
+    assert!(column.is_date && !encoded.encoding.columns[1].is_date);
+    assert_eq!(column.inputs, ColumnInputs::Number { fill: Some(1.75), indicator: false });
+    let mut inputs = ndarray::Array2::zeros((3, encoded.encoding.width()));
+    encoded.train.features.write_rows(0..3, None, inputs.view_mut());
+    assert_eq!(inputs.column(0).to_vec(), [1.0, 1.75, 2.5]);
+    // The note about a text column with dates names the option.
+    assert!(encoded.notes.iter().any(|note| note.ends_with("; if these are dates, pass --dates name")));
+    let with = |dates: &[&str], categorical: &[&str], missing| {
+        let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();
+        let (dates, categorical) = (names(dates), names(categorical));
+        let options = TableOptions { missing, categorical, dates, ..TableOptions::default() };
+        parse_table_with_options(b"a,b,y\n2024-01-01,1,1\n2024-13-01,2,2\n", "y", &options)
+            .unwrap_err()
+            .to_string()
+    };
+    for (dates, categorical, expected) in [
+        (&["a"][..], &[][..], "line 3, column `a`: `2024-13-01` has the month 13"),
+        (&["b"], &[], "line 2, column `b`: `1` is not a date; write dates as"),
+        (&["y"], &[], "--dates names column `y`, which is the target"),
+        (&["a"], &["a"], "both --categorical and --dates name column `a`"),
+        (&["c"], &[], "has no column `c`"),
+    ] {
+        let error = with(dates, categorical, MissingPolicy::Error);
+        assert!(error.contains(expected), "{error}");
+    }
 }
