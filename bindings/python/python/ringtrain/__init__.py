@@ -31,6 +31,7 @@ from ._errors import (
     Truncated,
     Unsupported,
 )
+from .average import PeriodicAverage
 from .group import Group, Status
 from .handles import Handle, wait_all, wait_any
 from .launch import RunError, run
@@ -54,6 +55,7 @@ __all__ = [
     "ParameterServer",
     "PeerLeft",
     "PeerLost",
+    "PeriodicAverage",
     "PushResult",
     "RunError",
     "Staleness",

@@ -1,4 +1,4 @@
-"""Runs the programs in the package's README, and compares their output with the README.
+"""Runs the programs in the package's README and in `docs/strategies.md`, and compares their output with these pages.
 
 The default command is `ringrun -n 2`. A comment `<!-- run: COMMAND -->` before a program gives another command. A block of type
 `text` after a program is the expected output; the lines may come in any order.
@@ -16,7 +16,8 @@ import pytest
 
 from ranks import Launcher
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PACKAGE = Path(__file__).resolve().parents[2]
+PAGES = [PACKAGE / "README.md", PACKAGE / "docs" / "strategies.md"]
 WAIT_LIMIT_S = 240.0
 pytestmark = pytest.mark.timeout(WAIT_LIMIT_S + 20)
 BLOCK = re.compile(
@@ -24,48 +25,55 @@ BLOCK = re.compile(
 )
 
 
-class ReadmeProgram(NamedTuple):
-    """A program in the README. `line` is the line of the README in which the program's block begins."""
+class PageProgram(NamedTuple):
+    """A program in a page. `place` is the name of the page and the line in which the program's block begins."""
 
-    line: int
+    place: str
     command: list[str]
     code: str
     output: list[str]
 
 
-def read_programs() -> list[ReadmeProgram]:
-    text = README.read_text()
-    found: list[ReadmeProgram] = []
+def read_programs(page: Path) -> list[PageProgram]:
+    text = page.read_text()
+    found: list[PageProgram] = []
     for block in BLOCK.finditer(text):
         line = text.count("\n", 0, block.start("content")) + 1
         if block["language"] == "python":
-            found.append(ReadmeProgram(line, (block["command"] or "ringrun -n 2").split(), block["content"], []))
+            place = f"{page.name}-line-{line}"
+            found.append(PageProgram(place, (block["command"] or "ringrun -n 2").split(), block["content"], []))
         elif block["language"] == "text":
-            assert found and not found[-1].output, f"{README.name}:{line}: no program for this output"
+            assert found and not found[-1].output, f"{page.name}:{line}: no program for this output"
             found[-1].output.extend(block["content"].splitlines())
     return found
 
 
-def test_every_program_is_found() -> None:
-    text = README.read_text()
-    assert len(read_programs()) == text.count("```python\n") > 5
-    assert text.count("<!-- run:") == sum(program.command != ["ringrun", "-n", "2"] for program in read_programs())
+@pytest.mark.parametrize(("page", "count_min"), [(PAGES[0], 6), (PAGES[1], 2)], ids=lambda value: getattr(value, "name", ""))
+def test_every_program_is_found(page: Path, count_min: int) -> None:
+    text, programs = page.read_text(), read_programs(page)
+    assert len(programs) == text.count("```python\n") >= count_min
+    assert text.count("<!-- run:") == sum(program.command != ["ringrun", "-n", "2"] for program in programs)
 
 
 def program_parameters() -> list:
-    """Returns the README's programs as parameters of a test. The gate leaves out the program for Horovod's users,
-    because `torch/programs/horovod.py` covers it."""
+    """Returns the programs of the pages as parameters of a test. The gate leaves out the programs for Horovod's users and
+    for divided models, because programs in `torch/programs` cover them."""
     return [
-        pytest.param(program, id=f"line-{program.line}", marks=[pytest.mark.full] if " as hvd" in program.code else [])
-        for program in read_programs()
+        pytest.param(
+            program,
+            id=program.place,
+            marks=[pytest.mark.full] if " as hvd" in program.code or "parallelize_module" in program.code else [],
+        )
+        for page in PAGES
+        for program in read_programs(page)
     ]
 
 
 @pytest.mark.parametrize("program", program_parameters())
-def test_program(ringrun: Launcher, tmp_path: Path, program: ReadmeProgram) -> None:
+def test_program(ringrun: Launcher, tmp_path: Path, program: PageProgram) -> None:
     spec = importlib.util.find_spec("torch")
     if "import torch" in program.code and (spec is None or spec.origin is None):
-        pytest.skip("NOT TESTED: this program of the README, because PyTorch cannot be imported")
+        pytest.skip("NOT TESTED: this program, because PyTorch cannot be imported")
     # The name of the file must not be that of a module that the program imports.
     script = tmp_path / "program.py"
     script.write_text(program.code)

@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+import ringtrain
 from ringtrain.torch import hooks
 
 STEPS = 4
@@ -272,6 +273,22 @@ def check_sparse_gradients(rank: int, n: int, gloo: Any) -> None:
             optimizer.step()
         results.append(torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]))
     torch.testing.assert_close(*results)
+
+
+def check_periodic_average(rank: int, n: int, gloo: Any) -> None:
+    torch.manual_seed(rank)
+    module = nn.Linear(3, 2)
+    average = ringtrain.PeriodicAverage(module, every=2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        module(torch.full((4, 3), float(rank + step))).square().mean().backward()
+        optimizer.step()
+        assert average.step(4) == (step % 2 == 1)
+    lowest, highest = module.weight.detach().clone(), module.weight.detach().clone()
+    dist.all_reduce(lowest, dist.ReduceOp.MIN)
+    dist.all_reduce(highest, dist.ReduceOp.MAX)
+    assert torch.equal(lowest, highest) and torch.isfinite(lowest).all()
 
 
 def check_distributed_checkpoint(rank: int, n: int, gloo: Any) -> None:

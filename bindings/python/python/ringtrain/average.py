@@ -1,0 +1,158 @@
+"""Averages the parameters of all ranks from time to time: local SGD, DiLoCo and model averaging."""
+
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _world
+from ._errors import InvalidArgument, Mismatch
+from ._parameters import Parameters
+from .group import Group
+
+
+class PeriodicAverage:
+    """Averages the parameters of ranks that take their training steps alone. Between two averages, the ranks exchange
+    nothing, so this method suits slow networks.
+
+    The ranks start from the parameters of the group's rank 0. Each rank then takes steps with an optimizer of its own,
+    and calls `step` after each of them. After every `every` steps, the ranks compute the weighted mean of the changes
+    that their parameters have made since the last average. The weight of a rank is its number of samples. Each rank
+    adds the mean to the parameters after the last average, so all ranks then have the same parameters, bit for bit.
+    This is local SGD (Stich, "Local SGD converges fast and communicates little", 2019).
+
+    With `outer_lr` and `outer_momentum`, the mean is the gradient of an outer optimizer, SGD with Nesterov momentum as
+    in torch.optim. DiLoCo (Douillard et al., 2023) uses `outer_lr=0.7` and `outer_momentum=0.9`.
+
+    Without `every`, call `average` yourself, for example once after training.
+
+    `parameters` is a float32 array, a sequence or mapping of arrays, a tensor, a sequence or mapping of tensors, or a
+    module of torch. The arrays must be contiguous, and the tensors must be on the CPU. Of a module, only the parameters
+    that require gradients are averaged. `compression` "fp16" or "bf16" sends the changes as 16-bit floats.
+
+    All ranks of `group` (by default the world) must create the object and call `average` equally often, with the same
+    options. Raises `InvalidArgument` if an argument is wrong, and `Mismatch` if the ranks pass different options or
+    different numbers of parameters.
+    """
+
+    def __init__(
+        self,
+        parameters: Any,
+        *,
+        every: int | None = None,
+        outer_lr: float = 1.0,
+        outer_momentum: float = 0.0,
+        compression: str | None = None,
+        group: Group | None = None,
+    ) -> None:
+        if every is not None and operator.index(every) < 1:
+            raise InvalidArgument(f"every is {every}; it must be at least 1")
+        if not 0 < outer_lr < math.inf:
+            raise InvalidArgument(f"outer_lr is {outer_lr}; it must be above 0 and finite")
+        if not 0 <= outer_momentum < 1:
+            raise InvalidArgument(f"outer_momentum is {outer_momentum}; it must be at least 0 and below 1")
+        if compression not in (None, "fp16", "bf16"):
+            raise InvalidArgument(f"compression is {compression!r}; it must be None, 'fp16' or 'bf16'")
+        self._group = _world.current_world() if group is None else group
+        self._parameters = Parameters(parameters)
+        self._every = every
+        self._outer_lr = np.float32(outer_lr)
+        self._outer_momentum = np.float32(outer_momentum)
+        self._compression = compression
+        self._check_same_options()
+        self._steps = 0
+        self._samples = 0.0
+        count = self._parameters.element_count
+        self._change = np.empty(count, np.float32)
+        self._velocity = np.zeros(count if outer_momentum else 0, np.float32)
+        """The velocity of the outer optimizer. Empty without `outer_momentum`."""
+        self._start: NDArray = self._group.broadcast(self._parameters.copy_to_vector(np.empty(count, np.float32)))
+        """The parameters after the last average, the same on all ranks."""
+        self._parameters.copy_from_vector(self._start)
+
+    def __repr__(self) -> str:
+        when = "on request" if self._every is None else f"every {self._every} steps"
+        return f"<ringtrain.PeriodicAverage: {self._parameters.element_count} parameters, {when}>"
+
+    def step(self, samples: float = 1.0) -> bool:
+        """Counts a step of this rank that used `samples` samples. After every `every` steps, averages the parameters.
+        Returns whether it has averaged them.
+
+        The unit of `samples` does not matter, because only the shares of the ranks count. Pass the size of the batch if
+        the ranks have batches of different sizes."""
+        if not 0 <= samples < math.inf:
+            raise InvalidArgument(f"samples is {samples}; it must be at least 0 and finite")
+        self._steps += 1
+        self._samples += samples
+        if self._every is None or self._steps % self._every:
+            return False
+        self.average()
+        return True
+
+    def average(self) -> None:
+        """Averages the parameters now, and writes the result to the program's arrays or tensors. All ranks must call
+        this method. A rank that has used no samples since the last average has no weight. If no rank has counted
+        samples with `step`, all ranks have the same weight.
+
+        After an error, the program's arrays or tensors are unchanged."""
+        total = float(self._group.all_reduce(np.float64(self._samples)))
+        weight = self._samples / total if total > 0 else 1 / self._group.size
+        if weight > 0:
+            self._parameters.copy_to_vector(self._change)
+            self._change -= self._start
+            self._change *= np.float32(weight)
+        else:
+            # The parameters of this rank may be infinite, and 0 times infinity is NaN.
+            self._change.fill(0)
+        mean = self._group.all_reduce(self._change, out=self._change, compression=self._compression)
+        if self._velocity.size:
+            self._velocity *= self._outer_momentum
+            self._velocity += mean
+            mean += self._outer_momentum * self._velocity
+        self._start += self._outer_lr * mean
+        self._samples = 0.0
+        self._parameters.copy_from_vector(self._start)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a copy of the state: "parameters" (those after the last average), "velocity" (of the outer optimizer),
+        "steps" and "samples". `numpy.savez(file, **state)` saves it. Save the program's parameters and its optimizer too."""
+        return {
+            "parameters": self._start.copy(),
+            "velocity": self._velocity.copy(),
+            "steps": self._steps,
+            "samples": self._samples,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` has returned, or what `numpy.load` has read from a file. Does not change the
+        program's arrays or tensors. On all ranks, "parameters" and "velocity" must be the same.
+
+        Raises `InvalidArgument` if the state belongs to other parameters or to other options."""
+        if missing := [name for name in ("parameters", "velocity", "steps", "samples") if name not in state]:
+            raise InvalidArgument(f"the state has no {', '.join(missing)}")
+        vectors = [np.array(state[name], np.float32) for name in ("parameters", "velocity")]
+        for name, vector, own in zip(("parameters", "velocity"), vectors, (self._start, self._velocity), strict=True):
+            if vector.shape != own.shape:
+                raise InvalidArgument(f"{name} of the state have the shape {vector.shape}, but this object needs {own.shape}")
+        steps, samples = int(state["steps"]), float(state["samples"])
+        if steps < 0 or not 0 <= samples < math.inf:
+            raise InvalidArgument(f"the state has {steps} steps and {samples} samples; both must be at least 0 and finite")
+        self._start, self._velocity = vectors
+        self._steps, self._samples = steps, samples
+
+    def _check_same_options(self) -> None:
+        compressions = (None, "fp16", "bf16")
+        own = [self._every or 0, self._outer_lr, self._outer_momentum, compressions.index(self._compression)]
+        options = self._group.all_gather(np.array(own, np.float64))
+        for rank, row in enumerate(options):
+            if not np.array_equal(row, options[0]):
+                ranks = (self._group.members[0], self._group.members[rank])
+                error = Mismatch(
+                    f"rank {ranks[1]} and rank {ranks[0]} passed different options to PeriodicAverage: every, outer_lr, "
+                    f"outer_momentum and compression must be the same on all ranks"
+                )
+                error.ranks = ranks
+                raise error
