@@ -3,12 +3,13 @@
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
+use super::batch_norm_options;
 use super::checkpoint::CheckpointSettings;
 use super::curve_files::CurveFiles;
 use super::data::{DataSource, TableOptions, Task};
 use super::divided_model_options;
 use super::logical_shards::SHARDS_MAX;
-use super::model::ModelSpec;
+use super::model::{MlpSpec, ModelSpec};
 use super::optimizer::Rule;
 use super::output_paths;
 use super::parameter_server::StalenessRule;
@@ -105,7 +106,7 @@ const STALENESS_MAX_PER_WORKER: u64 = 16;
 /// Returns the default model for a task.
 pub fn default_model(task: Task) -> ModelSpec {
     match task {
-        Task::Classification => ModelSpec::Mlp(vec![128]),
+        Task::Classification => ModelSpec::Mlp(MlpSpec::default()),
         Task::Regression => ModelSpec::Linear,
     }
 }
@@ -159,6 +160,7 @@ impl Config {
             ));
         }
         self.check_reproducible()?;
+        batch_norm_options::check_batch_norm_options(self)?;
         match (self.rule, self.strategy) {
             (Some(Rule::Accelerated), _) if !self.recipe.allows_accelerated_rule() => {
                 Err("--schedule, --warmup, --scale-lr and --clip-norm do not apply to --optimizer accelerated, which \

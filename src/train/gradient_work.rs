@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use ndarray::s;
 
 use super::data::{Samples, Standardizer};
-use super::model::{GradientUpdate, LossSums, Network, StepSeed, TrainingBatch, Workspace};
+use super::model::{
+    GradientUpdate, LossSums, Network, OneRank, StepSeed, SumOverRanks, TrainingBatch, Workspace,
+};
 
 /// The inputs and the memory that a rank needs to compute the gradient of its samples.
 pub(crate) struct GradientWork<'a> {
@@ -38,12 +40,13 @@ pub(crate) fn micro_batch_rows(len: usize, micro_batches: NonZeroU32) -> usize {
 }
 
 impl GradientWork<'_> {
-    /// Computes the gradient of `weight` times the sum of the losses. Adds the gradients of all micro-batches. During
-    /// the last micro-batch, calls `on_ready` for each range of gradients as soon as the range is final: see
-    /// [`Network::differentiate`].
+    /// Computes the gradient of `weight` times the sum of the losses. `ranks` are the ranks that compute the batch
+    /// together. Adds the gradients of all micro-batches. During the last micro-batch, calls `on_ready` for each range of
+    /// gradients as soon as the range is final: see [`Network::differentiate`].
     pub(crate) fn differentiate(
         self,
         weight: f32,
+        ranks: &dyn SumOverRanks,
         (range_elements, mut on_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) -> LossSums {
         let Self {
@@ -81,6 +84,7 @@ impl GradientWork<'_> {
                 weight,
                 step,
                 update,
+                ranks,
             };
             let ranges = (if is_last { range_elements } else { usize::MAX }, on_range);
             let sums = network.differentiate(parameters, gradients, workspace, batch, ranges);
@@ -111,7 +115,7 @@ impl GradientWork<'_> {
         );
         *self.data_time += gathering.elapsed();
         let (targets, update) = (&self.train.targets, GradientUpdate::Replace);
-        let batch = TrainingBatch { targets, samples, weight, step: self.step, update };
+        let batch = TrainingBatch { targets, samples, weight, step: self.step, update, ranks: &OneRank };
         let gradients = target.unwrap_or(self.gradients);
         self.network.differentiate_row_groups(self.parameters, gradients, self.workspace, batch, row_groups);
     }
@@ -155,7 +159,7 @@ mod tests {
                     step: StepSeed::default(),
                     data_time: &mut Duration::default(),
                 };
-                let sums = work.differentiate(0.1, (11, |range, _: &mut [f32]| ranges.push(range)));
+                let sums = work.differentiate(0.1, &OneRank, (11, |range, _: &mut [f32]| ranges.push(range)));
                 (gradients, sums, ranges)
             };
             let (expected, sums, ranges) = gradient(1);

@@ -11,6 +11,7 @@
 mod arithmetic_check;
 pub(crate) mod atomic_file;
 mod batch_exchange;
+mod batch_norm_options;
 mod batch_queue;
 mod batches;
 mod buckets;

@@ -9,6 +9,8 @@ use std::ops::Range;
 use self::kernels::{AdamStep, MomentumStep};
 pub use self::rule::{AdamOptions, Rule};
 use super::clipping;
+use super::model::ParameterTensor;
+use super::partition::overlap;
 
 /// An optimizer and its state.
 #[derive(Clone, PartialEq, Debug)]
@@ -33,6 +35,9 @@ pub struct Optimizer {
     /// The range of each tensor in the vector of all parameters, in increasing order. Used by [`Rule::Lamb`]. After
     /// [`new`](Self::new), all parameters are one tensor.
     pub tensors: Vec<Range<usize>>,
+    /// The ranges of running statistics, in increasing order. Their gradient is the change that a step subtracts from
+    /// them: without learning rate, weight decay, clipping and state.
+    pub statistics: Vec<Range<usize>>,
     /// The state vectors, in the order of [`Rule::state_names`]. Each has one value per parameter.
     pub state: Vec<Vec<f32>>,
 }
@@ -50,14 +55,29 @@ impl Optimizer {
             momentum_start: 0,
             ascent: 0.0,
             tensors: std::iter::once(0..parameter_count).collect(),
+            statistics: Vec::new(),
             state,
         }
+    }
+
+    /// Sets [`tensors`](Self::tensors) and [`statistics`](Self::statistics). `locate` returns the range of a tensor in the
+    /// vector of this optimizer, or `None` if this optimizer does not update the tensor.
+    pub(crate) fn set_tensors(
+        &mut self,
+        tensors: &[ParameterTensor],
+        locate: impl Fn(&Range<usize>) -> Option<Range<usize>>,
+    ) {
+        let select = |is_statistic| {
+            let selected = tensors.iter().filter(move |tensor| tensor.is_statistic == is_statistic);
+            selected.filter_map(|tensor| locate(&tensor.range)).collect()
+        };
+        (self.tensors, self.statistics) = (select(false), select(true));
     }
 
     /// Clips the gradients and takes a step. May change `gradients`.
     pub fn step(&mut self, parameters: &mut [f32], gradients: &mut [f32]) {
         if let Some(norm_max) = self.clip_norm {
-            clipping::clip_to_norm(gradients, norm_max);
+            self.clip(gradients, norm_max);
         }
         self.begin_step();
         self.update_range(0..parameters.len(), parameters, gradients);
@@ -71,6 +91,22 @@ impl Optimizer {
         self.ascent = 0.0;
     }
 
+    /// Clips the gradients. The changes of running statistics neither count nor change.
+    fn clip(&self, gradients: &mut [f32], norm_max: f32) {
+        let mut changes = Vec::new();
+        for range in &self.statistics {
+            changes.extend_from_slice(&gradients[range.clone()]);
+            gradients[range.clone()].fill(0.0);
+        }
+        clipping::clip_to_norm(gradients, norm_max);
+        let mut rest = changes.as_slice();
+        for range in &self.statistics {
+            let (own, others) = rest.split_at(range.len());
+            gradients[range.clone()].copy_from_slice(own);
+            rest = others;
+        }
+    }
+
     /// Updates the parameters in `range`. `gradients[0]` is the gradient of the first parameter in `range`. May
     /// change `gradients`.
     ///
@@ -79,6 +115,23 @@ impl Optimizer {
     /// If `range` exceeds the parameters or the state vectors, or if `gradients` does not have the length of `range`.
     pub fn update_range(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &mut [f32]) {
         assert_eq!(gradients.len(), range.len(), "there must be one gradient for each parameter");
+        let mut rest = gradients;
+        let mut start = range.start;
+        for index in 0..self.statistics.len() {
+            let statistics = overlap(&self.statistics[index], &(start..range.end));
+            if !statistics.is_empty() {
+                let (trained, after) = rest.split_at_mut(statistics.start - start);
+                let (changes, after) = after.split_at_mut(statistics.len());
+                self.update_trained_range(start..statistics.start, parameters, trained);
+                parameters[statistics.clone()].iter_mut().zip(changes).for_each(|(p, change)| *p -= *change);
+                (start, rest) = (statistics.end, after);
+            }
+        }
+        self.update_trained_range(start..range.end, parameters, rest);
+    }
+
+    /// Updates the parameters in `range`, which has no running statistics.
+    fn update_trained_range(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &mut [f32]) {
         let parameters = &mut parameters[range.clone()];
         let (rate, decay) = (self.learning_rate, self.weight_decay);
         match self.rule {
@@ -221,6 +274,37 @@ mod tests {
         let step = 0.1 * 5.0 / 2.0_f32.sqrt();
         for (found, expected) in found.iter().zip([3.0 - step, 4.0 + step, -0.1, -0.1, -7.7]) {
             assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+        }
+    }
+
+    /// Weight decay, clipping, the learning rate and the state of the optimizer must not apply to running statistics,
+    /// in whichever ranges the gradients arrive.
+    #[test]
+    fn running_statistics_change_by_exactly_their_gradient() {
+        let adam = AdamOptions::DEFAULT;
+        for rule in [Rule::Sgd, Rule::Momentum { momentum: 0.9 }, Rule::AdamW(adam), Rule::Lamb(adam)] {
+            let gradients = [0.5, -100.0, 200.0, 1.0, 0.25, 300.0];
+            let mut whole = Optimizer::new(rule, 0.1, 0.5, 6);
+            whole.clip_norm = Some(0.75);
+            (whole.tensors, whole.statistics) = (vec![0..1, 3..5], vec![1..3, 5..6]);
+            let mut without = Optimizer::new(rule, 0.1, 0.5, 3);
+            without.clip_norm = whole.clip_norm;
+            without.tensors = vec![0..1, 1..3];
+            let mut parts = Optimizer { clip_norm: None, ..whole.clone() };
+            let (mut found, mut expected, mut in_parts) = ([1.0; 6], [1.0; 3], [1.0; 6]);
+            for _ in 0..3 {
+                let mut clipped = gradients;
+                parts.clip(&mut clipped, 0.75);
+                parts.begin_step();
+                for range in [4..6, 2..4, 1..2, 0..1] {
+                    parts.update_range(range.clone(), &mut in_parts, &mut clipped[range].to_vec());
+                }
+                parts.finish_step(&mut in_parts);
+                whole.step(&mut found, &mut gradients.clone());
+                without.step(&mut expected, &mut [0.5, 1.0, 0.25]);
+            }
+            assert_eq!(found, [expected[0], 301.0, -599.0, expected[1], expected[2], -899.0], "{rule:?}");
+            assert_eq!(in_parts, found, "{rule:?}");
         }
     }
 

@@ -96,20 +96,14 @@ impl ModelPartition {
         self.parts[part].iter().map(Range::len).sum()
     }
 
-    /// Returns the range of each tensor in this rank's vector of parameters. `tensors` holds the ranges of all
-    /// tensors in the vector of the whole model, in increasing order.
-    pub(crate) fn own_tensors(&self, tensors: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
-        let mut start = 0;
-        let mut own = Vec::new();
-        for tensor in tensors {
-            let count: usize =
-                self.parts[self.place.part].iter().map(|range| overlap(range, &tensor).len()).sum();
-            if count > 0 {
-                own.push(start..start + count);
-            }
-            start += count;
-        }
-        own
+    /// Returns the range of a tensor in this rank's vector of parameters. `tensor` is its range in the vector of the whole
+    /// model. Returns `None` if this rank holds no part of the tensor.
+    pub(crate) fn own_tensor(&self, tensor: &Range<usize>) -> Option<Range<usize>> {
+        let held = |range: &Range<usize>| -> usize {
+            self.parts[self.place.part].iter().map(|own| overlap(own, range).len()).sum()
+        };
+        let (start, count) = (held(&(0..tensor.start)), held(tensor));
+        (count > 0).then_some(start..start + count)
     }
 
     /// Returns the initial parameters of this rank. If the model is divided, allocates temporary memory for only one
@@ -205,7 +199,7 @@ impl ModelPartition {
 }
 
 /// Returns the intersection of two ranges. If the intersection is empty, returns an empty range within `second`.
-fn overlap(first: &Range<usize>, second: &Range<usize>) -> Range<usize> {
+pub(crate) fn overlap(first: &Range<usize>, second: &Range<usize>) -> Range<usize> {
     let start = first.start.clamp(second.start, second.end);
     start..first.end.clamp(start, second.end)
 }

@@ -1,5 +1,6 @@
 //! The data, the model and the settings of a run, which do not change during the run.
 
+use super::batch_norm_options::check_batch_norm_samples;
 use super::checkpoint::{IdentityEntry, RunIdentity};
 use super::config::{Config, default_model};
 use super::data::{
@@ -15,6 +16,7 @@ use super::report::parameters_hash;
 use super::strategies::StrategySpec;
 use super::{RunPhase, TrainError};
 use crate::group::Group;
+use crate::types::WorldSize;
 
 /// Each rank holds all rows of a table with at most this many cells.
 const REPLICATED_TABLE_CELLS_MAX: usize = 1 << 16;
@@ -111,6 +113,22 @@ impl TrainingSettings {
             epochs_between_records: config.strategy.epochs_between_records(usual_epochs_per_record, epochs),
         }
     }
+
+    /// Checks that these settings fit the model and the options. All ranks return the same result.
+    fn check(&self, config: &Config, model: &ModelSpec, size: WorldSize) -> Result<(), TrainError> {
+        let Self { batch_size, epochs, epochs_between_records, .. } = *self;
+        if config.recipe.patience.is_some() && epochs > 1 && epochs_between_records >= epochs {
+            return Err(DataError::Unsuitable(format!(
+                "--patience needs several tests of the model, but with --strategy {} the run of {epochs} epochs tests the model \
+                 only at its end; raise --epochs, or leave out --patience",
+                config.strategy
+            ))
+            .into());
+        }
+        let servers = if config.strategy.uses_parameter_server() { config.server_count().get() } else { 0 };
+        let workers = size.get().saturating_sub(servers);
+        check_batch_norm_samples(model, config.strategy, (batch_size, workers)).map_err(TrainError::Options)
+    }
 }
 
 impl Setup {
@@ -174,15 +192,7 @@ impl Setup {
             ))
         })?;
         let settings = TrainingSettings::new(config, &model, &dataset);
-        let TrainingSettings { epochs, epochs_between_records, .. } = settings;
-        if validation.is_some() && epochs > 1 && epochs_between_records >= epochs {
-            return Err(DataError::Unsuitable(format!(
-                "--patience needs several tests of the model, but with --strategy {} the run of {epochs} epochs tests the model \
-                 only at its end; raise --epochs, or leave out --patience",
-                config.strategy
-            ))
-            .into());
-        }
+        settings.check(config, &model, group.size())?;
         let steps_per_epoch = dataset.train.len().div_ceil(settings.batch_size).max(1) as u64;
         let Recipe { schedule, warmup, .. } = config.recipe;
         let learning_rates = LearningRates::new(schedule, warmup, steps_per_epoch, settings.epochs)?;

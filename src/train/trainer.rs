@@ -91,8 +91,7 @@ impl<'a> Trainer<'a> {
         optimizer.steps = state.position.steps_total;
         optimizer.momentum_start = state.position.momentum_start;
         optimizer.clip_norm = config.recipe.clip_norm;
-        let tensors = setup.network.parameter_tensors();
-        optimizer.tensors = partition.own_tensors(tensors.into_iter().map(|tensor| tensor.range));
+        optimizer.set_tensors(&setup.network.parameter_tensors(), |tensor| partition.own_tensor(tensor));
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }

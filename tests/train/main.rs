@@ -1,5 +1,6 @@
 //! Tests of training: with the library, and with the program `ringtrain` on one rank and on several ranks.
 
+mod batch_norm;
 mod checkpoints;
 mod cnn;
 mod command_line;

@@ -369,7 +369,7 @@ pub(super) mod tests {
             ("--lr nan", "above 0"),
             ("--lr inf", "above 0"),
             ("--weight-decay -0.1", "at least 0"),
-            ("--model mlp:0", "0 units"),
+            ("--model mlp:0", "the number 0 must be from 1"),
             ("--model tree", "one of linear"),
             ("--model linear --task classification", "predicts numbers"),
             ("--model softmax --task regression", "predicts classes"),

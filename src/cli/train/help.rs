@@ -25,7 +25,9 @@ Layers of --model cnn:LAYER,LAYER,... (only for images; see docs/models.md):
   poolWINDOW           the largest value of each square of WINDOW x WINDOW pixels
   denseUNITS           fully connected layer with UNITS outputs, then relu; no conv or pool layer
                        may follow
+  batchnorm            after a conv or dense layer: batch normalization before the relu
   dropoutP             in training, set each value to 0 with probability P
+mlp:LAYER,LAYER,... accepts WIDTH (a fully connected layer), batchnorm and dropoutP.
 
 Defaults:
   --model       mlp:128 for classification, linear for regression

@@ -129,7 +129,10 @@ pub(super) fn run(
     let (own, size) = (group.rank(), group.size());
     let batches_per_epoch = setup.dataset.train.len().div_ceil(setup.settings.batch_size) as u64;
     let shared = GossipState {
-        replica: SharedReplica::new(std::mem::take(&mut state.parameters)),
+        replica: SharedReplica::new(
+            std::mem::take(&mut state.parameters),
+            setup.network.running_variances().map(|tensor| tensor.range).collect(),
+        ),
         coordinator: PartCoordinator::new(own, size.as_usize(), batches_per_epoch),
         done_parts: DoneParts::default(),
     };

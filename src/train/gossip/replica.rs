@@ -1,5 +1,6 @@
 //! The parameters of one rank, which its training loop and its connections change.
 
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The parameters of this rank.
@@ -7,13 +8,16 @@ pub(super) struct SharedReplica(Mutex<ReplicaState>);
 
 struct ReplicaState {
     parameters: Vec<f32>,
+    /// The ranges of parameters that are variances.
+    variances: Vec<Range<usize>>,
     /// Whether this rank refuses to average these parameters with those of other ranks.
     refuses_averages: bool,
 }
 
 impl SharedReplica {
-    pub(super) fn new(parameters: Vec<f32>) -> Self {
-        Self(Mutex::new(ReplicaState { parameters, refuses_averages: false }))
+    /// Creates a replica. The parameters in `variances` never become negative.
+    pub(super) fn new(parameters: Vec<f32>, variances: Vec<Range<usize>>) -> Self {
+        Self(Mutex::new(ReplicaState { parameters, variances, refuses_averages: false }))
     }
 
     fn lock(&self) -> MutexGuard<'_, ReplicaState> {
@@ -57,7 +61,14 @@ impl SharedReplica {
         let mut state = self.lock();
         let fits = differences.len() == state.parameters.len();
         if fits {
-            state.parameters.iter_mut().zip(differences).for_each(|(own, difference)| *own -= difference);
+            let ReplicaState { parameters, variances, .. } = &mut *state;
+            parameters.iter_mut().zip(differences).for_each(|(own, difference)| *own -= difference);
+            // A variance may have fallen since the other rank computed the differences.
+            for range in variances {
+                for variance in &mut parameters[range.clone()] {
+                    *variance = if *variance < 0.0 { 0.0 } else { *variance };
+                }
+            }
         }
         fits
     }
@@ -79,7 +90,8 @@ mod tests {
     /// If a rank replaced its parameters by the average, it would lose the steps that it takes while the reply is on its way.
     #[test]
     fn an_average_keeps_the_sum_of_two_replicas_and_the_steps_during_the_exchange() {
-        let (first, second) = (SharedReplica::new(vec![4.0, -1.0]), SharedReplica::new(vec![2.0, 5.0]));
+        let (first, second) =
+            (SharedReplica::new(vec![4.0, -1.0], Vec::new()), SharedReplica::new(vec![2.0, 5.0], Vec::new()));
         let words = first.parameter_words();
         let differences = second.average_with(bytemuck::cast_slice(&words)).unwrap();
         assert_eq!(values(&second), [3.0, 2.0]);
@@ -89,8 +101,17 @@ mod tests {
     }
 
     #[test]
+    fn variances_that_would_become_negative_become_zero() {
+        let replica = SharedReplica::new(vec![1.0, 2.0, f32::NAN, 3.0], std::iter::once(1..4).collect());
+        assert!(replica.subtract(&[5.0, 5.0, 5.0, 1.0]));
+        let found = values(&replica);
+        assert_eq!((&found[..2], found[3]), (&[-4.0, 0.0][..], 2.0));
+        assert!(found[2].is_nan());
+    }
+
+    #[test]
     fn closed_replicas_and_vectors_of_another_length_are_left_unchanged() {
-        let replica = SharedReplica::new(vec![1.0, 2.0]);
+        let replica = SharedReplica::new(vec![1.0, 2.0], Vec::new());
         assert_eq!(replica.average_with(&[1.0]), None);
         assert!(!replica.subtract(&[1.0, 2.0, 3.0]));
         replica.set_refuses_averages(true);

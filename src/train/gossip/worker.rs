@@ -17,7 +17,7 @@ use crate::train::batch_queue::Assignment;
 use crate::train::batches::{Batches, range_of_rank};
 use crate::train::checkpoint::TrainingState;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
-use crate::train::model::{StepSeed, Workspace};
+use crate::train::model::{OneRank, StepSeed, Workspace};
 use crate::train::optimizer::Optimizer;
 use crate::train::peer_link::{LinkFailure, PeerLink};
 use crate::train::progress::Observer;
@@ -66,8 +66,7 @@ impl<'a> Worker<'a> {
         let mut optimizer = Optimizer::new(setup.settings.rule, rate, config.weight_decay, count);
         optimizer.steps = start.position.steps_total;
         optimizer.clip_norm = config.recipe.clip_norm;
-        optimizer.tensors =
-            setup.network.parameter_tensors().into_iter().map(|tensor| tensor.range).collect();
+        optimizer.set_tensors(&setup.network.parameter_tensors(), |tensor| Some(tensor.clone()));
         if !start.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut start.optimizer);
         }
@@ -262,7 +261,7 @@ impl<'a> Worker<'a> {
             data_time: &mut Duration::default(),
         };
         let weight = 1.0 / samples.len().max(1) as f32;
-        let loss = work.differentiate(weight, (usize::MAX, |_, _: &mut [f32]| {})).loss;
+        let loss = work.differentiate(weight, &OneRank, (usize::MAX, |_, _: &mut [f32]| {})).loss;
         if loss.is_finite() {
             return Ok(DonePart { number, loss, samples: samples.len() as u64 });
         }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use super::cnn_spec::CnnLayer;
+use super::ModelSpec;
+use super::batch_norm::BatchNorm;
 use super::convolution::Convolution;
 use super::dense::Dense;
 use super::dropout::Dropout;
+use super::hidden_layer::HiddenLayer;
 use super::layer::{Activation, Layer};
 use super::pooling::MaxPooling;
-use super::{CnnSpec, ModelSpec};
 use crate::train::data::ImageShape;
 
 /// The maximum number of values that the layers of a model compute for a sample.
@@ -40,12 +41,15 @@ pub(super) fn build_layers(
     input: InputShape,
     outputs: usize,
 ) -> Result<Vec<Arc<dyn Layer>>, String> {
-    let mut builder = LayerStackBuilder { layers: Vec::new(), features: input.features, image: input.image };
-    match spec {
-        ModelSpec::Linear | ModelSpec::Softmax => {}
-        ModelSpec::Mlp(widths) => widths.iter().for_each(|&width| builder.add_dense(width)),
-        ModelSpec::Cnn(cnn) => builder.add_cnn(cnn)?,
+    if let (ModelSpec::Cnn(_), None) = (spec, input.image) {
+        return Err(format!(
+            "needs images, but the {} features of a sample have no height and no width; pass digits, a directory of IDX \
+             files, or an array of the shape (samples, height, width) or (samples, channels, height, width) as .npy",
+            input.features
+        ));
     }
+    let mut builder = LayerStackBuilder { layers: Vec::new(), features: input.features, image: input.image };
+    builder.add_hidden_layers(spec.hidden_layers())?;
     builder.add_output(outputs);
     let values: usize =
         builder.layers.iter().fold(input.features, |sum, layer| sum.saturating_add(layer.outputs()));
@@ -72,17 +76,6 @@ impl LayerStackBuilder {
         self.layers.push(Arc::new(layer));
     }
 
-    /// Adds a fully connected layer with a rectifier. The variance of the initial weights is 2 / inputs (He et al.,
-    /// "Delving deep into rectifiers", 2015).
-    fn add_dense(&mut self, outputs: usize) {
-        let inputs = self.features;
-        let weight_bound = (6.0 / inputs as f32).sqrt();
-        self.add(
-            Dense { inputs, outputs, activation: Activation::Rectifier, weight_bound, has_biases: true },
-            None,
-        );
-    }
-
     /// Adds the last layer. Without hidden layers, the initial weights are 0: the loss is convex, so random weights would
     /// only raise the loss. With hidden layers, the variance of the initial weights is 2 / (inputs + outputs) (Glorot
     /// and Bengio, "Understanding the difficulty of training deep feedforward neural networks", 2010).
@@ -96,25 +89,23 @@ impl LayerStackBuilder {
         );
     }
 
-    fn add_cnn(&mut self, cnn: &CnnSpec) -> Result<(), String> {
-        if self.image.is_none() {
-            return Err(format!(
-                "needs images, but the {} features of a sample have no height and no width; pass digits, a directory of IDX \
-                 files, or an array of the shape (samples, height, width) or (samples, channels, height, width) as .npy",
-                self.features
-            ));
-        }
+    /// Adds the hidden layers. A layer before a batch normalization has neither a rectifier nor biases: the rectifier
+    /// follows the normalization, which adds its own biases. The variance of the initial weights is 2 / inputs (He et
+    /// al., "Delving deep into rectifiers", 2015).
+    fn add_hidden_layers(&mut self, layers: &[HiddenLayer]) -> Result<(), String> {
         let mut dropout_number = 0;
-        for layer in cnn.layers() {
+        for (index, layer) in layers.iter().enumerate() {
+            let is_normalized = layers.get(index + 1) == Some(&HiddenLayer::BatchNorm);
+            let activation = if is_normalized { Activation::Identity } else { Activation::Rectifier };
             match (*layer, self.image) {
-                (CnnLayer::Convolution { channels, kernel }, Some(input)) => {
+                (HiddenLayer::Convolution { channels, kernel }, Some(input)) => {
                     let fan_in = input.channels.saturating_mul(kernel * kernel);
                     let weight_bound = (6.0 / fan_in as f32).sqrt();
-                    let activation = Activation::Rectifier;
-                    let layer = Convolution { input, channels, kernel, activation, weight_bound };
+                    let has_biases = !is_normalized;
+                    let layer = Convolution { input, channels, kernel, activation, weight_bound, has_biases };
                     self.add(layer, Some(ImageShape { channels, ..input }));
                 }
-                (CnnLayer::Pooling(window), Some(input)) => {
+                (HiddenLayer::Pooling(window), Some(input)) => {
                     if window > input.height.min(input.width) {
                         return Err(format!(
                             "has `{layer}` where the image has only {} x {} pixels; leave out a pooling layer, or pass larger \
@@ -126,11 +117,23 @@ impl LayerStackBuilder {
                     let shape = layer.output_shape();
                     self.add(layer, Some(shape));
                 }
-                (CnnLayer::Convolution { .. } | CnnLayer::Pooling(_), None) => {
+                (HiddenLayer::Convolution { .. } | HiddenLayer::Pooling(_), None) => {
                     return Err(format!("has `{layer}` after a dense layer, whose output is not an image"));
                 }
-                (CnnLayer::Dense(units), _) => self.add_dense(units),
-                (CnnLayer::Dropout(probability), image) => {
+                (HiddenLayer::Dense(outputs), _) => {
+                    let inputs = self.features;
+                    let weight_bound = (6.0 / inputs as f32).sqrt();
+                    let has_biases = !is_normalized;
+                    self.add(Dense { inputs, outputs, activation, weight_bound, has_biases }, None);
+                }
+                (HiddenLayer::BatchNorm, image) => {
+                    let (channels, pixels) = match image {
+                        Some(image) => (image.channels, image.height * image.width),
+                        None => (self.features, 1),
+                    };
+                    self.add(BatchNorm { channels, pixels, activation: Activation::Rectifier }, image);
+                }
+                (HiddenLayer::Dropout(probability), image) => {
                     let (width, number) = (self.features, dropout_number);
                     self.add(Dropout { width, probability, number }, image);
                     dropout_number += 1;

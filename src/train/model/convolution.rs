@@ -25,6 +25,8 @@ pub(crate) struct Convolution {
     pub(crate) activation: Activation,
     /// The initial weights are uniform random numbers from `-weight_bound` to `weight_bound`.
     pub(crate) weight_bound: f32,
+    /// Whether the layer adds biases.
+    pub(crate) has_biases: bool,
 }
 
 impl Convolution {
@@ -39,6 +41,11 @@ impl Convolution {
 
     fn weight_count(&self) -> usize {
         self.channels * self.patch_len()
+    }
+
+    /// Returns the number of biases.
+    fn bias_count(&self) -> usize {
+        if self.has_biases { self.channels } else { 0 }
     }
 
     fn weight<'a>(&self, parameters: &'a [f32]) -> ArrayView2<'a, f32> {
@@ -130,8 +137,12 @@ impl Layer for Convolution {
     }
 
     fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
-        let weight = vec![self.channels, self.input.channels, self.kernel, self.kernel];
-        vec![("weight", weight), ("bias", vec![self.channels])]
+        let mut tensors =
+            vec![("weight", vec![self.channels, self.input.channels, self.kernel, self.kernel])];
+        if self.has_biases {
+            tensors.push(("bias", vec![self.channels]));
+        }
+        tensors
     }
 
     fn multiplications(&self) -> u64 {
@@ -168,16 +179,17 @@ impl Layer for Convolution {
                 plane.fill(*bias);
             }
             let patches = self.patch_matrix(patches);
-            general_mat_mul(1.0, &weight, &patches, 1.0, &mut self.output_matrix_mut(output));
+            let earlier_factor = if self.has_biases { 1.0 } else { 0.0 };
+            general_mat_mul(1.0, &weight, &patches, earlier_factor, &mut self.output_matrix_mut(output));
             self.activation.apply(output);
         }
     }
 
     fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>) {
-        let BackwardPass { input, output, mut delta, mut input_delta, saved } = pass;
+        let BackwardPass { input, output, mut delta, mut input_delta, saved, .. } = pass;
         let (padded, patches) = self.split_saved_values(saved);
         let weight = self.weight(parameters);
-        let count = self.weight_count() + self.channels;
+        let count = self.weight_count() + self.bias_count();
         gradients.compute_gradients(0..count, (input.nrows(), 0), |rows, gradients, earlier_factor| {
             if earlier_factor == 0.0 {
                 gradients.fill(0.0);

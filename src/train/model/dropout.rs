@@ -6,7 +6,7 @@
 use ndarray::{ArrayView2, ArrayViewMut2, Zip};
 use rand::Rng as _;
 
-use super::layer::{BackwardPass, ForwardMode, GradientSink, Layer, SavedForBackward};
+use super::layer::{BackwardPass, ForwardMode, GradientSink, Layer, SavedForBackward, TrainingPass};
 use crate::train::random;
 
 /// A layer of dropout.
@@ -41,7 +41,7 @@ impl Layer for Dropout {
         saved: &mut SavedForBackward,
         mode: ForwardMode<'_>,
     ) {
-        let ForwardMode::Training(step, samples) = mode else {
+        let ForwardMode::Training(TrainingPass { step, samples, .. }) = mode else {
             output.assign(&input);
             return;
         };

@@ -29,6 +29,18 @@ pub(crate) trait Layer: Debug + Send + Sync {
         Vec::new()
     }
 
+    /// Returns the number of running statistics, which are the last parameters of the layer. The backward pass writes
+    /// the change that is to be subtracted from them instead of a gradient: see [`batch_norm`](super::batch_norm).
+    fn statistic_count(&self) -> usize {
+        0
+    }
+
+    /// Returns whether the passes of the layer call [`SumOverRanks`]. A rank without samples then takes part in the
+    /// passes of this layer, with arrays that have no rows.
+    fn uses_sums_over_ranks(&self) -> bool {
+        false
+    }
+
     /// Returns the number of parameters, or `usize::MAX` if the number does not fit `usize`.
     fn parameter_count(&self) -> usize {
         let tensors = self.tensor_names_and_shapes();
@@ -82,7 +94,36 @@ pub(crate) enum ForwardMode<'a> {
     /// The pass computes predictions.
     Evaluation,
     /// The pass is part of a training step.
-    Training(StepSeed, &'a [u32]),
+    Training(TrainingPass<'a>),
+}
+
+/// The training step of a forward pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TrainingPass<'a> {
+    pub(crate) step: StepSeed,
+    /// The index of the sample in each row.
+    pub(crate) samples: &'a [u32],
+    /// The sum of the losses is multiplied by this factor.
+    pub(crate) weight: f32,
+    /// The ranks that compute the batch together.
+    pub(crate) ranks: &'a dyn SumOverRanks,
+}
+
+/// Adds numbers over all ranks that compute a batch together, so that a layer can use statistics of the whole batch.
+pub trait SumOverRanks: Debug {
+    /// Replaces each value by the sum of the values of all ranks. The result has the same bits on all ranks. All ranks
+    /// must call this function equally often and with equally many values.
+    ///
+    /// If the sum fails, the values are unspecified. The object keeps the error, and the caller of the pass returns it.
+    fn sum_over_ranks(&self, values: &mut [f64]);
+}
+
+/// A batch whose samples are all on one rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OneRank;
+
+impl SumOverRanks for OneRank {
+    fn sum_over_ranks(&self, _: &mut [f64]) {}
 }
 
 /// The seed and the number of a training step. The random numbers for a sample depend only on the seed, the step and
@@ -107,6 +148,8 @@ pub(crate) struct BackwardPass<'a> {
     /// derivative.
     pub(crate) input_delta: Option<ArrayViewMut2<'a, f32>>,
     pub(crate) saved: &'a mut SavedForBackward,
+    /// The ranks that compute the batch together: the same as in the forward pass.
+    pub(crate) ranks: &'a dyn SumOverRanks,
 }
 
 /// What a backward pass does with the gradients that are already in memory.

@@ -1,13 +1,16 @@
 //! Models: chains of layers whose parameters are one flat vector. The backward pass computes gradients layer by layer.
 
 mod architecture;
+mod batch_norm;
 mod class_targets;
 mod cnn_spec;
 mod convolution;
 mod dense;
 mod dropout;
+mod hidden_layer;
 mod layer;
 mod loss;
+mod mlp_spec;
 mod network;
 mod pooling;
 mod prediction;
@@ -17,10 +20,12 @@ mod tensor_split;
 
 pub use architecture::InputShape;
 pub use class_targets::ClassTargets;
-pub use cnn_spec::{CnnLayer, CnnSpec};
-pub(crate) use layer::ForwardMode;
-pub use layer::{GradientUpdate, StepSeed};
+pub use cnn_spec::CnnSpec;
+pub use hidden_layer::HiddenLayer;
+pub(crate) use layer::{ForwardMode, TrainingPass};
+pub use layer::{GradientUpdate, OneRank, StepSeed, SumOverRanks};
 pub use loss::{Loss, LossSums, TargetScale};
+pub use mlp_spec::MlpSpec;
 pub(crate) use network::PARAMETERS_MAX;
 pub use network::{Network, ParameterTensor, TrainingBatch};
 pub use prediction::Prediction;

@@ -5,9 +5,10 @@ use std::ops::Range;
 use ndarray::{ArrayView2, s};
 
 use super::architecture::{self, InputShape};
-use super::layer::{ForwardMode, GradientUpdate, StepSeed, SumOrder};
+use super::batch_norm::RUNNING_VARIANCE;
+use super::layer::{ForwardMode, GradientUpdate, StepSeed, SumOrder, SumOverRanks, TrainingPass};
 use super::loss::LossSums;
-use super::stage::{PlacedLayer, Stage};
+use super::stage::{BatchPart, PlacedLayer, Stage};
 use super::{Loss, ModelSpec, Workspace};
 use crate::train::data::Targets;
 use crate::train::random;
@@ -32,12 +33,15 @@ pub struct Network {
 /// A tensor of parameters, such as the weights of a layer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParameterTensor {
-    /// The name: `layers.I.weight` or `layers.I.bias`, where I counts the layers with parameters.
+    /// The name, such as `layers.I.weight` or `layers.I.bias`, where I counts the layers with parameters.
     pub name: String,
     /// The shape.
     pub shape: Vec<usize>,
     /// The range of the elements in the flat vector of parameters.
     pub range: Range<usize>,
+    /// Whether the elements are running statistics of batch normalization. An optimizer subtracts their gradient as it
+    /// is: see [`Optimizer::statistics`](crate::train::optimizer::Optimizer::statistics).
+    pub is_statistic: bool,
 }
 
 /// One rank's samples in a training step.
@@ -53,6 +57,8 @@ pub struct TrainingBatch<'a> {
     pub step: StepSeed,
     /// Whether the gradient replaces the earlier gradients or is added to them.
     pub update: GradientUpdate,
+    /// The ranks that compute the batch together.
+    pub ranks: &'a dyn SumOverRanks,
 }
 
 impl Network {
@@ -108,11 +114,17 @@ impl Network {
                     name: format!("layers.{index}.{name}"),
                     shape,
                     range: start..end,
+                    is_statistic: start >= range.end - layer.statistic_count(),
                 });
                 start = end;
             }
         }
         tensors
+    }
+
+    /// Returns the tensors of running variances, whose elements are never negative.
+    pub(crate) fn running_variances(&self) -> impl Iterator<Item = ParameterTensor> {
+        self.parameter_tensors().into_iter().filter(|tensor| tensor.name.ends_with(RUNNING_VARIANCE))
     }
 
     /// Returns initial parameters, which do not depend on the world size. Biases are 0. Weights are 0 if the model
@@ -175,19 +187,21 @@ impl Network {
         parameters: &[f32],
         gradients: &mut [f32],
         workspace: &mut Workspace,
-        TrainingBatch { targets, samples, weight, step, update }: TrainingBatch<'_>,
+        TrainingBatch { targets, samples, weight, step, update, ranks }: TrainingBatch<'_>,
         ranges: (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) -> LossSums {
         let count = samples.len();
         let mut sums = LossSums::default();
+        let pass = TrainingPass { step, samples, weight, ranks };
+        self.stage.forward(parameters, workspace, count, ForwardMode::Training(pass));
         if count > 0 {
-            self.stage.forward(parameters, workspace, count, ForwardMode::Training(step, samples));
             let rows = samples.iter().map(|&sample| sample as usize);
             sums = self.loss.evaluate(&workspace.output(count), targets, rows.clone());
             workspace.copy_output_to_delta(count);
             self.loss.differentiate(workspace.output_delta_mut(count), targets, rows, weight);
         }
-        self.stage.backward(parameters, (gradients, update), workspace, count, ranges);
+        let part = BatchPart { rows: count, order: SumOrder::Any, ranks };
+        self.stage.backward_part(parameters, (gradients, update), workspace, part, ranges);
         sums
     }
 
@@ -203,12 +217,13 @@ impl Network {
         parameters: &[f32],
         gradients: &mut [f32],
         workspace: &mut Workspace,
-        TrainingBatch { targets, samples, weight, step, .. }: TrainingBatch<'_>,
+        TrainingBatch { targets, samples, weight, step, ranks, .. }: TrainingBatch<'_>,
         (row_groups, sums): (&[Range<usize>], &mut [LossSums]),
     ) {
         let count = samples.len();
         if count > 0 {
-            self.stage.forward(parameters, workspace, count, ForwardMode::Training(step, samples));
+            let pass = TrainingPass { step, samples, weight, ranks };
+            self.stage.forward(parameters, workspace, count, ForwardMode::Training(pass));
             let rows = samples.iter().map(|&sample| sample as usize);
             for (group, sums) in row_groups.iter().zip(sums) {
                 let outputs = workspace.output(count);
@@ -221,15 +236,10 @@ impl Network {
         } else {
             sums.fill(LossSums::default());
         }
-        let (update, order) = (GradientUpdate::Replace, SumOrder::RowGroups(row_groups));
+        let part = BatchPart { rows: count, order: SumOrder::RowGroups(row_groups), ranks };
+        let gradients = (gradients, GradientUpdate::Replace);
         let ignore_ranges = (usize::MAX, |_, _: &mut [f32]| {});
-        self.stage.backward_in_order(
-            parameters,
-            (gradients, update),
-            workspace,
-            (count, order),
-            ignore_ranges,
-        );
+        self.stage.backward_part(parameters, gradients, workspace, part, ignore_ranges);
     }
 }
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
 
 use super::layer::{
-    BackwardPass, ForwardMode, GradientSink, GradientUpdate, Layer, SavedForBackward, SumOrder,
+    BackwardPass, ForwardMode, GradientSink, GradientUpdate, Layer, OneRank, SavedForBackward, SumOrder,
+    SumOverRanks,
 };
 
 /// Consecutive layers of a model. A `Stage` does not contain the parameters: the caller passes the parameters of the stage to
@@ -19,6 +20,17 @@ pub(crate) struct Stage {
     /// Whether the backward pass computes the derivative of the loss with respect to the input. The first stage of a
     /// model does not compute this derivative.
     differentiates_input: bool,
+}
+
+/// One rank's part of a batch, in a backward pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchPart<'a> {
+    /// The number of samples.
+    pub(crate) rows: usize,
+    /// How the gradients of the samples are added.
+    pub(crate) order: SumOrder<'a>,
+    /// The ranks that compute the batch together.
+    pub(crate) ranks: &'a dyn SumOverRanks,
 }
 
 /// A layer, and the range of its parameters in the flat vector of the stage.
@@ -156,7 +168,8 @@ impl Stage {
         }
     }
 
-    /// Computes the outputs for the first `rows` rows of [`Workspace::input`].
+    /// Computes the outputs for the first `rows` rows of [`Workspace::input`]. Without rows, only the layers that add
+    /// numbers over ranks do anything.
     ///
     /// # Panics
     ///
@@ -170,6 +183,9 @@ impl Stage {
     ) {
         let Workspace { input, outputs, saved, .. } = workspace;
         for (index, PlacedLayer { layer, range }) in self.layers.iter().enumerate() {
+            if rows == 0 && !layer.uses_sums_over_ranks() {
+                continue;
+            }
             let (before, from) = outputs.split_at_mut(index);
             let layer_input = before.last().unwrap_or(input).slice(s![..rows, ..]);
             let output = from[0].slice_mut(s![..rows, ..]);
@@ -192,16 +208,17 @@ impl Stage {
         rows: usize,
         ranges: (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) {
-        self.backward_in_order(parameters, (gradients, update), workspace, (rows, SumOrder::Any), ranges);
+        let part = BatchPart { rows, order: SumOrder::Any, ranks: &OneRank };
+        self.backward_part(parameters, (gradients, update), workspace, part, ranges);
     }
 
-    /// Does the same as [`backward`](Self::backward), and adds the gradients of the samples in the given order.
-    pub(crate) fn backward_in_order(
+    /// Does the same as [`backward`](Self::backward) for a part of a batch of several ranks.
+    pub(crate) fn backward_part(
         &self,
         parameters: &[f32],
         (gradients, update): (&mut [f32], GradientUpdate),
         workspace: &mut Workspace,
-        (rows, order): (usize, SumOrder<'_>),
+        BatchPart { rows, order, ranks }: BatchPart<'_>,
         (slice, mut on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) {
         let Workspace { input, outputs, saved, deltas: [delta, input_delta], scratch } = workspace;
@@ -210,7 +227,7 @@ impl Stage {
             let gradients = (&mut *gradients, update);
             let order = (order, &mut *scratch);
             let mut sink = GradientSink::new(gradients, range.clone(), slice, &mut on_gradient_ready, order);
-            if rows == 0 {
+            if rows == 0 && !layer.uses_sums_over_ranks() {
                 sink.finish_without_samples();
                 continue;
             }
@@ -222,6 +239,7 @@ impl Stage {
                 input_delta: (index > 0 || self.differentiates_input)
                     .then(|| rows_mut(input_delta, (rows, layer.inputs()))),
                 saved: &mut saved[index],
+                ranks,
             };
             layer.backward(&parameters[range.clone()], pass, &mut sink);
             std::mem::swap(&mut delta, &mut input_delta);
@@ -257,7 +275,14 @@ mod tests {
         workspace.input.assign(&samples);
         let no_ranges = || (usize::MAX, |_, _: &mut [f32]| {});
         let (step, update) = (StepSeed::default(), GradientUpdate::Replace);
-        let batch = TrainingBatch { targets: &targets, samples: &[0, 1, 2], weight: 1.0, step, update };
+        let batch = TrainingBatch {
+            targets: &targets,
+            samples: &[0, 1, 2],
+            weight: 1.0,
+            step,
+            update,
+            ranks: &OneRank,
+        };
         network.differentiate(&parameters, &mut expected, &mut workspace, batch, no_ranges());
         for cuts in [vec![0, 4], vec![0, 1, 4], vec![0, 2, 3, 4], vec![0, 1, 2, 3, 4]] {
             let ranges: Vec<Range<usize>> = cuts.windows(2).map(|cut| cut[0]..cut[1]).collect();

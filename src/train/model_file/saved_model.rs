@@ -7,7 +7,7 @@ use ndarray::{ArrayViewMut2, s};
 
 use super::{ModelDescription, ModelFileError, TargetDescription, storage};
 use crate::train::data::{Standardizer, Task};
-use crate::train::model::{Network, Prediction, TargetScale, Workspace};
+use crate::train::model::{Network, ParameterTensor, Prediction, TargetScale, Workspace};
 
 /// A trained model with the data for predictions: description, network, scaling and parameters.
 pub struct SavedModel {
@@ -38,6 +38,11 @@ impl SavedModel {
             .is_none_or(|found| found.mean.len() == inputs && found.inverse_deviation.len() == inputs);
         if !fits || parameters.len() != network.parameter_count() {
             return Err("its description does not match its parameters".into());
+        }
+        let is_negative =
+            |tensor: &ParameterTensor| parameters[tensor.range.clone()].iter().any(|&value| value < 0.0);
+        if let Some(tensor) = network.running_variances().find(is_negative) {
+            return Err(format!("the tensor {} has a negative variance", tensor.name));
         }
         let workspace = network.workspace(network.evaluation_rows());
         Ok(Self { description, network, standardizer, parameters, workspace })

@@ -33,7 +33,7 @@ fn stored_tensors(model: &SavedModel) -> Vec<StoredTensor<'_>> {
         .parameter_tensors()
         .into_iter()
         .map(|tensor| {
-            let ParameterTensor { name, shape, range } = tensor;
+            let ParameterTensor { name, shape, range, .. } = tensor;
             StoredTensor { name, shape, bytes: bytes(&model.parameters()[range]) }
         })
         .collect();

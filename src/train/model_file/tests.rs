@@ -117,7 +117,7 @@ fn every_field_of_the_description_is_checked() {
     let path = directory.path().join("m");
     let text = serde_json::to_string(&description()).unwrap();
     let cases = [
-        ("\"mlp:2\"", "\"mlp:0\"", "a layer of 0 units"),
+        ("\"mlp:2\"", "\"mlp:0\"", "the number 0 must be from 1 to 65536"),
         ("\"mlp:2\"", "\"tree\"", "the model tree"),
         ("\"mlp:2\"", "\"linear\"", "cannot predict classes"),
         ("\"mlp:2\"", "\"mlp:3\"", "has the shape [2, 2] and not [3, 2]"),
@@ -180,6 +180,18 @@ fn a_tensor_with_a_value_that_is_not_finite_is_refused() {
     save_model(&path, &SavedModel::new(description(), None, parameters).unwrap()).unwrap();
     let error = SavedModel::load(&path).unwrap_err().to_string();
     assert!(error.contains("the tensor layers.0.weight holds NaN"), "{error}");
+}
+
+/// A prediction would be NaN.
+#[test]
+fn a_negative_running_variance_is_refused() {
+    let description = ModelDescription { model: "mlp:2,batchnorm".into(), ..description() };
+    let mut parameters = vec![0.5; 18];
+    assert!(SavedModel::new(description.clone(), None, parameters.clone()).is_ok());
+    // The running variances follow 4 weights of the dense layer and 6 other parameters of the normalization.
+    parameters[11] = -0.5;
+    let error = SavedModel::new(description, None, parameters).unwrap_err();
+    assert_eq!(error, "the tensor layers.1.running_var has a negative variance");
 }
 
 #[test]

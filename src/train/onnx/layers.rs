@@ -5,8 +5,8 @@ use super::graph::{
 };
 use super::onnx_proto::AttributeProto;
 use super::onnx_proto::tensor_proto::DataType;
-use crate::train::data::{ImageShape, Standardizer, Task};
-use crate::train::model::{CnnLayer, CnnSpec, ModelSpec, ParameterTensor};
+use crate::train::data::{Standardizer, Task};
+use crate::train::model::{HiddenLayer, ModelSpec, ParameterTensor};
 use crate::train::model_file::{ModelDescription, SavedModel};
 
 /// Adds the scaling of the encoded values and the layers. Returns the name of the last layer's outputs.
@@ -26,57 +26,37 @@ pub(super) fn add_layers(graph: &mut GraphBuilder, model: &SavedModel, encoded: 
         value = graph.add_node("Sub", &[&value, &mean], Vec::new());
         value = graph.add_node("Mul", &[&value, &inverse], Vec::new());
     }
+    add_network(graph, model, value)
+}
+
+/// Adds the layers of the network. Dropout layers get no node, because they do not change predictions.
+fn add_network(graph: &mut GraphBuilder, model: &SavedModel, inputs: String) -> String {
     let spec: ModelSpec =
         model.description().model.parse().expect("a saved model has a name that was parsed before");
-    match (spec, model.description().image) {
-        (ModelSpec::Cnn(cnn), Some(image)) => add_convolutional_layers(graph, model, (&cnn, image), &value),
-        (ModelSpec::Linear | ModelSpec::Softmax | ModelSpec::Mlp(_), _) => {
-            add_dense_layers(graph, model, value)
-        }
-        (ModelSpec::Cnn(_), None) => {
-            unreachable!("a model file of a convolutional network has an image shape")
-        }
-    }
-}
-
-/// Adds fully connected layers with rectifiers between them.
-fn add_dense_layers(graph: &mut GraphBuilder, model: &SavedModel, inputs: String) -> String {
     let mut value = inputs;
-    for (index, layer) in model.network().parameter_tensors().chunks(2).enumerate() {
-        if index > 0 {
-            value = graph.add_node("Relu", &[&value], Vec::new());
-        }
-        value = add_linear(graph, model, (layer, &value), "Gemm", vec![integer_attribute("transB", 1)]);
+    let mut is_image = false;
+    if let (ModelSpec::Cnn(_), Some(image)) = (&spec, model.description().image) {
+        let lengths = [-1, image.channels as i64, image.height as i64, image.width as i64];
+        let shape = graph.add_constant("image", &[4], ConstantValues::Integers(&lengths));
+        value = graph.add_node("Reshape", &[&value, &shape], Vec::new());
+        is_image = true;
     }
-    value
-}
-
-/// Adds the layers of a convolutional network. Dropout layers get no node, because they do not change predictions.
-fn add_convolutional_layers(
-    graph: &mut GraphBuilder,
-    model: &SavedModel,
-    (cnn, image): (&CnnSpec, ImageShape),
-    inputs: &str,
-) -> String {
-    let lengths = [-1, image.channels as i64, image.height as i64, image.width as i64];
-    let shape = graph.add_constant("image", &[4], ConstantValues::Integers(&lengths));
-    let mut value = graph.add_node("Reshape", &[inputs, &shape], Vec::new());
-    let mut is_image = true;
     let tensors = model.network().parameter_tensors();
-    let mut layers = tensors.chunks(2);
-    for layer in cnn.layers() {
+    let mut layers = tensors.chunk_by(|first, second| layer_name(first) == layer_name(second));
+    let mut next_layer = || layers.next().expect("the network has parameters for this layer");
+    let transposed = || vec![integer_attribute("transB", 1)];
+    let hidden = spec.hidden_layers();
+    for (index, layer) in hidden.iter().enumerate() {
         match layer {
-            CnnLayer::Convolution { kernel, .. } => {
+            HiddenLayer::Convolution { kernel, .. } => {
                 let (size, border) = (*kernel as i64, (*kernel / 2) as i64);
                 let attributes = vec![
                     integers_attribute("kernel_shape", vec![size; 2]),
                     integers_attribute("pads", vec![border; 4]),
                 ];
-                let layer = layers.next().expect("a convolution has parameters");
-                value = add_linear(graph, model, (layer, &value), "Conv", attributes);
-                value = graph.add_node("Relu", &[&value], Vec::new());
+                value = add_layer(graph, model, (next_layer(), &value), "Conv", attributes);
             }
-            CnnLayer::Pooling(window) => {
+            HiddenLayer::Pooling(window) => {
                 let size = vec![*window as i64; 2];
                 let attributes = vec![
                     integers_attribute("kernel_shape", size.clone()),
@@ -84,27 +64,36 @@ fn add_convolutional_layers(
                 ];
                 value = graph.add_node("MaxPool", &[&value], attributes);
             }
-            CnnLayer::Dense(_) => {
+            HiddenLayer::Dense(_) => {
                 if std::mem::take(&mut is_image) {
                     value = graph.add_node("Flatten", &[&value], Vec::new());
                 }
-                let layer = layers.next().expect("a dense layer has parameters");
-                value =
-                    add_linear(graph, model, (layer, &value), "Gemm", vec![integer_attribute("transB", 1)]);
-                value = graph.add_node("Relu", &[&value], Vec::new());
+                value = add_layer(graph, model, (next_layer(), &value), "Gemm", transposed());
             }
-            CnnLayer::Dropout(_) => {}
+            HiddenLayer::BatchNorm => {
+                // The operator's default for `epsilon` is the constant of the layer.
+                value = add_layer(graph, model, (next_layer(), &value), "BatchNormalization", Vec::new());
+            }
+            HiddenLayer::Dropout(_) => {}
+        }
+        let is_normalized = hidden.get(index + 1) == Some(&HiddenLayer::BatchNorm);
+        if layer.has_rectifier() && !is_normalized {
+            value = graph.add_node("Relu", &[&value], Vec::new());
         }
     }
     if is_image {
         value = graph.add_node("Flatten", &[&value], Vec::new());
     }
-    let last = layers.next().expect("the last layer has parameters");
-    add_linear(graph, model, (last, &value), "Gemm", vec![integer_attribute("transB", 1)])
+    add_layer(graph, model, (next_layer(), &value), "Gemm", transposed())
 }
 
-/// Adds a node that multiplies `value` by the weights of a layer and adds the biases.
-fn add_linear(
+/// Returns the part of a tensor's name that all tensors of its layer have in common.
+fn layer_name(tensor: &ParameterTensor) -> &str {
+    tensor.name.rsplit_once('.').map_or(&tensor.name, |(layer, _)| layer)
+}
+
+/// Adds a node whose operands are `value` and the tensors of a layer.
+fn add_layer(
     graph: &mut GraphBuilder,
     model: &SavedModel,
     (layer, value): (&[ParameterTensor], &str),
@@ -112,7 +101,7 @@ fn add_linear(
     attributes: Vec<AttributeProto>,
 ) -> String {
     let mut operands = vec![value.to_owned()];
-    for ParameterTensor { name, shape, range } in layer {
+    for ParameterTensor { name, shape, range, .. } in layer {
         let elements = ConstantValues::Floats(&model.parameters()[range.clone()]);
         operands.push(graph.add_constant(name, shape, elements));
     }

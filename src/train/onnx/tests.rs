@@ -139,7 +139,7 @@ fn the_graph_is_sorted_and_its_constants_are_the_tensors_of_the_model() {
         }
     }
     assert_eq!(describe_value(&graph.output[0]), "prediction: double (rows)");
-    for ParameterTensor { name, shape, range } in model.network().parameter_tensors() {
+    for ParameterTensor { name, shape, range, .. } in model.network().parameter_tensors() {
         let tensor = find_constant(&graph, &name);
         let shape: Vec<i64> = shape.iter().map(|&length| length as i64).collect();
         assert_eq!(tensor.dims, shape);
@@ -194,12 +194,17 @@ fn a_matrix_input_has_one_column_per_model_column() {
 }
 
 #[test]
-fn a_convolutional_network_is_exported_as_conv_and_max_pool_nodes() {
+fn each_layer_is_exported_as_the_node_of_its_kind() {
     let columns: Vec<ColumnEncoding> = (0..36).map(|index| plain_number_column(&index.to_string())).collect();
     let image = ImageShape { channels: 1, height: 6, width: 6 };
     for (layers, expected) in [
         ("cnn:conv2x3,pool2,dropout0.5,dense3", "Reshape Conv Relu MaxPool Flatten Gemm Relu Gemm"),
         ("cnn:pool2,conv2x1", "Reshape MaxPool Conv Relu Flatten Gemm"),
+        (
+            "cnn:conv2x3,batchnorm,pool2,dense3,batchnorm",
+            "Reshape Conv BatchNormalization Relu MaxPool Flatten Gemm BatchNormalization Relu Gemm",
+        ),
+        ("mlp:3,dropout0.5,4,batchnorm", "Gemm Relu Gemm BatchNormalization Relu Gemm"),
     ] {
         let template = make_model("linear", columns.clone(), &[], ColumnOrigin::Position);
         let description =
@@ -208,6 +213,10 @@ fn a_convolutional_network_is_exported_as_conv_and_max_pool_nodes() {
         let model = SavedModel::new(description, None, parameters).unwrap();
         let (_, graph) = export_graph(&model, None);
         assert_eq!(operator_names(&graph), format!("{expected} Squeeze Cast Mul Add"));
+        for node in graph.node.iter().filter(|node| node.op_type == "BatchNormalization") {
+            let names = node.input[1..].iter().map(|name| name.rsplit('.').next().unwrap());
+            assert_eq!(names.collect::<Vec<_>>(), ["weight", "bias", "running_mean", "running_var"]);
+        }
     }
 }
 

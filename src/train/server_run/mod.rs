@@ -31,6 +31,7 @@ use super::parameter_server::{
     LinkOutcome, Links, ParameterServerError, RefusalReason, RequestHandler, ServerClient, Shard,
     ShardLayout, ShardServer, StalenessRule, UpdateMode, connect,
 };
+use super::partition::overlap;
 use super::progress::Observer;
 use super::run::Summary;
 use super::setup::Setup;
@@ -214,11 +215,10 @@ fn create_shard<'a>(context: &RunContext<'a>, rank: Rank, state: &TrainingState)
     if context.is_synchronous {
         optimizer.clip_norm = config.recipe.clip_norm;
     }
-    let tensors = setup.network.parameter_tensors().into_iter().map(|tensor| tensor.range);
-    optimizer.tensors = tensors
-        .filter(|tensor| range.start <= tensor.start && tensor.end <= range.end)
-        .map(|tensor| tensor.start - range.start..tensor.end - range.start)
-        .collect();
+    optimizer.set_tensors(&setup.network.parameter_tensors(), |tensor| {
+        let own = overlap(tensor, &range);
+        (!own.is_empty()).then_some(own.start - range.start..own.end - range.start)
+    });
     for (vector, saved) in optimizer.state.iter_mut().zip(&state.optimizer) {
         vector.copy_from_slice(&saved[range.clone()]);
     }

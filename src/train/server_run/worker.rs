@@ -8,7 +8,7 @@ use crate::train::batch_queue::Assignment;
 use crate::train::batches::{Batches, range_of_rank};
 use crate::train::clipping;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
-use crate::train::model::StepSeed;
+use crate::train::model::{OneRank, StepSeed};
 use crate::train::parameter_server::{ParameterServerError, ServerClient};
 use crate::types::{Rank, WorldSize};
 
@@ -73,7 +73,8 @@ pub(super) fn run_worker(
         };
         // A synchronous server sums the gradients of all workers, so each worker divides by the size of the whole
         // batch.
-        let sums = work.differentiate(1.0 / whole.len() as f32, (usize::MAX, |_, _: &mut [f32]| {}));
+        let sums =
+            work.differentiate(1.0 / whole.len() as f32, &OneRank, (usize::MAX, |_, _: &mut [f32]| {}));
         let request = WorkRequest {
             is_stopping: context.is_stopping(),
             has_diverged: !sums.loss.is_finite(),

@@ -4,16 +4,20 @@
 //!
 //! Here B is the number of samples that all ranks together use in the step, and `g_i` is the sum of the gradients of
 //! the samples of rank i. So a run on several ranks gives the same parameters as a run in a single process, except
-//! for rounding. The parameters and the optimizer agree on all ranks after every step, bit for bit.
+//! for rounding. The parameters and the optimizer agree on all ranks after every step, bit for bit. Batch normalization uses
+//! the statistics of the whole batch, which the ranks sum during the passes.
 //!
 //! Source: Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
+
+use std::cell::RefCell;
+use std::fmt;
 
 use super::{ParameterAgreement, Replica, StepTotals, Strategy};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::buckets::Buckets;
 use crate::train::gradient_work::GradientWork;
-use crate::train::model::LossSums;
+use crate::train::model::{LossSums, SumOverRanks};
 use crate::train::runtime::{Runtime, Values};
 use crate::types::WorldSize;
 
@@ -41,6 +45,33 @@ impl AllReduce {
     }
 }
 
+/// The runtime during a forward and backward pass, in which layers and buckets use it in turn. Keeps the first error.
+struct PassRuntime<'a> {
+    runtime: RefCell<(&'a mut dyn Runtime, Result<(), Error>)>,
+}
+
+impl PassRuntime<'_> {
+    /// Calls `call` if all earlier calls succeeded.
+    fn call_unless_failed(&self, call: impl FnOnce(&mut dyn Runtime) -> Result<(), Error>) {
+        let (runtime, result) = &mut *self.runtime.borrow_mut();
+        if result.is_ok() {
+            *result = call(*runtime);
+        }
+    }
+}
+
+impl SumOverRanks for PassRuntime<'_> {
+    fn sum_over_ranks(&self, values: &mut [f64]) {
+        self.call_unless_failed(|runtime| runtime.sum_over_ranks(Values::Totals(values)));
+    }
+}
+
+impl fmt::Debug for PassRuntime<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PassRuntime").finish_non_exhaustive()
+    }
+}
+
 impl Strategy for AllReduce {
     fn parameter_agreement(&self) -> ParameterAgreement {
         ParameterAgreement::EveryStep
@@ -53,18 +84,19 @@ impl Strategy for AllReduce {
     ) -> Result<LossSums, Error> {
         let weight = 1.0 / work.batch_len as f32;
         let range_elements = self.buckets.as_ref().map_or(usize::MAX, Buckets::elements_per_bucket);
-        let mut added = Ok(());
+        let ranks = PassRuntime { runtime: RefCell::new((runtime, Ok(()))) };
         let sums = work.differentiate(
             weight,
+            &ranks,
             (range_elements, |range, gradients: &mut [f32]| {
-                if let (Some(buckets), Ok(())) = (&mut self.buckets, &added) {
-                    added = buckets.add_gradients(runtime, range, gradients);
+                if let Some(buckets) = &mut self.buckets {
+                    ranks.call_unless_failed(|runtime| buckets.add_gradients(runtime, range, gradients));
                 }
             }),
         );
-        // If the loss is not finite, ignore a failed `add`: the caller ends the job with an error about the loss.
+        // If the loss is not finite, ignore a failed call: the caller ends the job with an error about the loss.
         if sums.loss.is_finite() {
-            added?;
+            ranks.runtime.into_inner().1?;
         }
         Ok(sums)
     }

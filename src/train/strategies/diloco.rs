@@ -6,11 +6,13 @@
 //!
 //! Here s holds the parameters after the last outer step, v is the outer velocity, m the outer momentum, and r the
 //! outer learning rate. `w_i` is the share of rank i in the samples that all ranks have processed since the last
-//! outer step. With m = 0 and r = 1 the method is local SGD.
+//! outer step. With m = 0 and r = 1 the method is local SGD. The running statistics of batch normalization are averaged as
+//! with local SGD, because momentum could make a variance negative.
 //!
 //! Source: Douillard et al., "`DiLoCo`: distributed low-communication training of language models", 2023.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 use super::local_training::AveragingRule;
 
@@ -24,12 +26,14 @@ pub(crate) struct DiLoCo {
     steps: NonZeroU32,
     /// The outer velocity, the same on all ranks.
     velocity: Vec<f32>,
+    /// The ranges of the running statistics.
+    statistics: Vec<Range<usize>>,
 }
 
 impl DiLoCo {
     /// Creates the strategy for a model of `parameter_count` parameters.
-    pub(crate) fn new(steps: NonZeroU32, parameter_count: usize) -> Self {
-        Self { steps, velocity: vec![0.0; parameter_count] }
+    pub(crate) fn new(steps: NonZeroU32, parameter_count: usize, statistics: Vec<Range<usize>>) -> Self {
+        Self { steps, velocity: vec![0.0; parameter_count], statistics }
     }
 }
 
@@ -54,6 +58,9 @@ impl AveragingRule for DiLoCo {
             *v = OUTER_MOMENTUM * *v + gradient;
             *p = s - OUTER_LEARNING_RATE * (gradient + OUTER_MOMENTUM * *v);
         }
+        for index in self.statistics.iter().cloned().flatten() {
+            (parameters[index], self.velocity[index]) = (start[index] + change[index], 0.0);
+        }
     }
 
     fn state(&mut self) -> Vec<&mut Vec<f32>> {
@@ -69,11 +76,12 @@ mod tests {
     /// nesterov=True)`. The gradients are -1 and -2.
     #[test]
     fn the_outer_steps_are_those_of_sgd_with_nesterov_momentum() {
-        let mut diloco = DiLoCo::new(1.try_into().unwrap(), 1);
-        let mut parameters = [0.0];
-        diloco.update(&mut parameters, &[10.0], &[1.0]);
+        let mut diloco = DiLoCo::new(1.try_into().unwrap(), 2, std::iter::once(1..2).collect());
+        let mut parameters = [0.0, 0.0];
+        diloco.update(&mut parameters, &[10.0, 10.0], &[1.0, 1.0]);
         assert!((parameters[0] - 11.33).abs() < 1e-5, "{parameters:?}");
-        diloco.update(&mut parameters, &[11.33], &[2.0]);
+        diloco.update(&mut parameters, &[11.33, 11.0], &[2.0, -2.0]);
         assert!((parameters[0] - 14.557).abs() < 1e-5, "{parameters:?}");
+        assert_eq!(parameters[1], 9.0, "the second value is a running statistic, which has no momentum");
     }
 }

@@ -12,7 +12,7 @@ use super::{ParameterAgreement, Replica, StepTotals, Strategy};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::gradient_work::GradientWork;
-use crate::train::model::LossSums;
+use crate::train::model::{LossSums, OneRank};
 use crate::train::runtime::{Runtime, Values};
 use crate::types::WorldSize;
 
@@ -125,7 +125,7 @@ impl<A: AveragingRule> Strategy for LocalTraining<A> {
         self.round.add(work.samples.len(), work.batch_len);
         self.since_agreement.add(work.samples.len(), work.batch_len);
         let weight = 1.0 / work.samples.len().max(1) as f32;
-        Ok(work.differentiate(weight, (usize::MAX, |_, _: &mut [f32]| {})))
+        Ok(work.differentiate(weight, &OneRank, (usize::MAX, |_, _: &mut [f32]| {})))
     }
 
     fn after_gradient(

@@ -136,7 +136,9 @@ pub(crate) fn create(
             Box::new(LocalTraining::new(ModelAverage { epochs }, compression))
         }
         StrategySpec::DiLoCo { steps } => {
-            Box::new(LocalTraining::new(DiLoCo::new(steps, count), compression))
+            let statistics = network.parameter_tensors().into_iter().filter(|tensor| tensor.is_statistic);
+            let statistics = statistics.map(|tensor| tensor.range).collect();
+            Box::new(LocalTraining::new(DiLoCo::new(steps, count, statistics), compression))
         }
         StrategySpec::LocalSgd { steps } => Box::new(LocalTraining::new(LocalSgd { steps }, compression)),
         StrategySpec::Tensor => {

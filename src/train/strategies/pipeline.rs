@@ -29,7 +29,9 @@ use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
-use crate::train::model::{ForwardMode, GradientUpdate, LossSums, Network, Stage, Workspace};
+use crate::train::model::{
+    ForwardMode, GradientUpdate, LossSums, Network, OneRank, Stage, TrainingPass, Workspace,
+};
 use crate::train::partition::PartPlace;
 use crate::train::runtime::{Runtime, Values};
 use crate::types::{Rank, WorldSize};
@@ -223,7 +225,12 @@ impl Strategy for Pipeline {
             match pass {
                 StagePass::Forward(number) => {
                     let micro_batch = (number % slots, micro_batches[number]);
-                    let mode = ForwardMode::Training(work.step, micro_batches[number]);
+                    let mode = ForwardMode::Training(TrainingPass {
+                        step: work.step,
+                        samples: micro_batches[number],
+                        weight,
+                        ranks: &OneRank,
+                    });
                     self.forward(runtime, &mut exchange, (inputs, mode), micro_batch)?;
                 }
                 StagePass::Backward(number) => {

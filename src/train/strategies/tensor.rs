@@ -15,7 +15,8 @@ use crate::group::Error;
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::model::{
-    ForwardMode, GradientUpdate, LossSums, Network, TensorSegment, Workspace, tensor_segments,
+    ForwardMode, GradientUpdate, LossSums, Network, OneRank, TensorSegment, TrainingPass, Workspace,
+    tensor_segments,
 };
 use crate::train::partition::PartPlace;
 use crate::train::runtime::{Runtime, Values};
@@ -155,7 +156,8 @@ impl Strategy for TensorParallel {
         let mut total = LossSums::default();
         let mut update = GradientUpdate::Replace;
         for indices in work.samples.chunks(micro_batch_rows(work.samples.len(), work.micro_batches)) {
-            self.forward(runtime, (inputs, ForwardMode::Training(work.step, indices)), indices)?;
+            let pass = TrainingPass { step: work.step, samples: indices, weight, ranks: &OneRank };
+            self.forward(runtime, (inputs, ForwardMode::Training(pass)), indices)?;
             total.add(self.evaluate_outputs(inputs, indices));
             self.backward(runtime, (inputs, weight), (work.gradients, update), indices)?;
             update = GradientUpdate::Add;

@@ -155,6 +155,16 @@ def test_images_are_rows_of_a_matrix(tmp_path: Path):
     exported.check({"x": pixels})
 
 
+@pytest.mark.parametrize("model", ["mlp:16,batchnorm,8", "cnn:conv3x3,batchnorm,pool2,dropout0.5,dense8,batchnorm"])
+def test_batch_normalization_uses_the_running_statistics(tmp_path: Path, model: str):
+    options = ["--epochs", 2, "--batch-size", 64, "--model", model, "--save-model", tmp_path / "model"]
+    ringtrain("--data", "digits", *options)
+    pixels = np.random.default_rng(5).integers(0, 17, (40, 64)).astype(np.float32)
+    np.save(tmp_path / "x.npy", pixels)
+    exported = ExportedModel(tmp_path, tmp_path / "x.npy")
+    exported.check({"x": pixels})
+
+
 def test_a_matrix_without_names_holds_indicators_and_large_numbers(tmp_path: Path):
     random = np.random.default_rng(4)
     cells = np.round(random.normal(size=(90, 4)), 3)

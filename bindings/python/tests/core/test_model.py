@@ -35,7 +35,7 @@ def saved_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("softmax", "classification"),
         ("mlp:8,5", "classification"),
         ("linear", "regression"),
-        ("mlp:6", "regression"),
+        ("mlp:6,batchnorm,dropout0.1,4", "regression"),
     ]:
         columns = dict(zip(NAMES, x.T.tolist(), strict=True)) | {"y": make_targets(task, x)}
         data = save(folder / f"{task}.csv", columns)
@@ -44,14 +44,19 @@ def saved_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ringtrain("--data", data, "--target", "y", *options)
     paths["pixels"] = folder / "pixels"
     ringtrain("--data", "digits", "--epochs", 1, "--model", "mlp:16", "--save-model", paths["pixels"])
-    paths["cnn"] = folder / "cnn"
-    layers = "cnn:conv2x3,pool2,dropout0.5,conv3x1,pool3,dense4"
-    options = ["--epochs", 1, "--batch-size", 500, "--test-fraction", 0.5, "--save-model", paths["cnn"]]
-    ringtrain("--data", "digits", "--model", layers, *options)
+    for name, layers in [
+        ("cnn", "cnn:conv2x3,pool2,dropout0.5,conv3x1,pool3,dense4"),
+        ("batchnorm", "cnn:conv2x3,batchnorm,pool2,dense4,batchnorm,dropout0.5"),
+    ]:
+        paths[name] = folder / name
+        options = ["--epochs", 1, "--batch-size", 500, "--test-fraction", 0.5, "--save-model", paths[name]]
+        ringtrain("--data", "digits", "--model", layers, *options)
     return paths
 
 
-@pytest.mark.parametrize("name", ["softmax classification", "mlp:8,5 classification", "linear regression", "mlp:6 regression"])
+@pytest.mark.parametrize(
+    "name", ["softmax classification", "mlp:8,5 classification", "linear regression", "mlp:6,batchnorm,dropout0.1,4 regression"]
+)
 def test_predictions_equal_those_of_the_program(saved_models: dict[str, Path], tmp_path: Path, name: str):
     x = make_table()[::-1] * 1.5
     data = save(tmp_path / "new.csv", dict(zip(NAMES, x.T.tolist(), strict=True)))
@@ -83,12 +88,15 @@ def test_pixels_are_divided_as_in_training(saved_models: dict[str, Path], tmp_pa
     assert model.predict(pixels).tolist() == model.classes[expected.argmax(axis=1)].tolist()
 
 
-def test_a_cnn_predicts_the_same_as_the_program_from_images_and_from_rows(saved_models: dict[str, Path], tmp_path: Path):
+@pytest.mark.parametrize("name", ["cnn", "batchnorm"])
+def test_a_cnn_predicts_the_same_as_the_program_from_images_and_from_rows(
+    saved_models: dict[str, Path], tmp_path: Path, name: str
+):
     pixels = np.random.default_rng(5).integers(0, 17, (40, 64)).astype(np.uint8)
     np.save(tmp_path / "x.npy", pixels.reshape(40, 8, 8))
-    ringtrain("predict", "--model", saved_models["cnn"], "--data", tmp_path / "x.npy", "--output", tmp_path / "out.npy")
+    ringtrain("predict", "--model", saved_models[name], "--data", tmp_path / "x.npy", "--output", tmp_path / "out.npy")
     expected = np.load(tmp_path / "out.npy")
-    model = ring.load_model(saved_models["cnn"])
+    model = ring.load_model(saved_models[name])
     for x in (pixels, pixels.reshape(40, 8, 8), pixels.reshape(40, 1, 8, 8)):
         assert np.abs(model.predict_proba(x) - expected).max() < 1e-6
     with pytest.raises(ring.InvalidArgument, match=r"the model needs the shape \(1, 8, 8\)"):
@@ -230,7 +238,7 @@ def test_arrays_with_a_wrong_shape_type_or_value_are_refused(saved_models: dict[
 
 
 def test_damaged_files_and_files_of_other_formats_raise_model_file_error(saved_models: dict[str, Path], tmp_path: Path):
-    complete = saved_models["mlp:6 regression"].read_bytes()
+    complete = saved_models["mlp:6,batchnorm,dropout0.1,4 regression"].read_bytes()
     path = tmp_path / "model"
     generator = np.random.default_rng(1)
     damaged = [complete[:length] for length in range(0, len(complete), 7)] + [complete + b"\0"]

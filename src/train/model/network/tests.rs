@@ -1,10 +1,12 @@
 //! Compares gradients with finite differences, and tests that results do not depend on the division of a batch.
 
+use std::sync::{Barrier, Mutex};
+
 use ndarray::Array2;
 
 use super::*;
 use crate::train::data::ImageShape;
-use crate::train::model::layer::{BackwardPass, GradientSink, Layer as _, SumOrder};
+use crate::train::model::layer::{BackwardPass, GradientSink, Layer as _, OneRank, SumOrder};
 use crate::train::model::pooling::MaxPooling;
 use crate::train::model::{ClassTargets, TargetScale};
 
@@ -27,7 +29,7 @@ fn filled_workspace(network: &Network, rows: usize) -> Workspace {
 
 fn batch<'a>(targets: &'a Targets, samples: &'a [u32], weight: f32) -> TrainingBatch<'a> {
     let step = StepSeed { seed: 3, step: 17 };
-    TrainingBatch { targets, samples, weight, step, update: GradientUpdate::Replace }
+    TrainingBatch { targets, samples, weight, step, update: GradientUpdate::Replace, ranks: &OneRank }
 }
 
 /// Checks that the gradient is the slope of the loss divided by `divisor`. Computes the slope by finite differences.
@@ -48,7 +50,9 @@ fn check_gradient(network: &Network, targets: &Targets, divisor: f64) {
     }
     assert_eq!(end, 0);
     let mut unused = gradients.clone();
-    for index in 0..parameters.len() {
+    let tensors = network.parameter_tensors();
+    let trained = tensors.iter().filter(|tensor| !tensor.is_statistic);
+    for index in trained.flat_map(|tensor| tensor.range.clone()) {
         let step = 1e-3_f32;
         let centre = parameters[index];
         let mut loss_at = |value| {
@@ -73,7 +77,7 @@ fn gradients_match_finite_differences() {
     let classes = Targets::Classes(vec![0, 2, 1, 2]);
     let numbers = Targets::Numbers(vec![1.0, -2.0, 0.5, 3.0]);
     let scale = TargetScale { mean: 0.5, deviation: 2.0 };
-    for spec in ["softmax", "mlp:7", "mlp:6,4"] {
+    for spec in ["softmax", "mlp:7", "mlp:6,4", "mlp:6,batchnorm,4", "mlp:dropout0.2,6,4,batchnorm"] {
         check_gradient(&network(spec, 5, 3, Loss::CrossEntropy), &classes, 1.0);
     }
     let weighted = |smoothing| Loss::WeightedCrossEntropy(ClassTargets::new(smoothing, vec![0.5, 0.0, 2.0]));
@@ -81,9 +85,12 @@ fn gradients_match_finite_differences() {
     check_gradient(&network("mlp:7", 5, 3, weighted(0.2)), &classes, 1.0);
     check_gradient(&network("linear", 5, 1, Loss::SquaredError(TargetScale::IDENTITY)), &numbers, 1.0);
     check_gradient(&network("mlp:8", 5, 1, Loss::SquaredError(scale)), &numbers, 4.0);
-    for spec in
-        ["cnn:conv3x3", "cnn:conv2x1,pool2,conv3x5,dense4", "cnn:dropout0.2,conv2x3,dropout0.5,pool3,dense3"]
-    {
+    for spec in [
+        "cnn:conv3x3",
+        "cnn:conv2x1,pool2,conv3x5,dense4",
+        "cnn:dropout0.2,conv2x3,dropout0.5,pool3,dense3",
+        "cnn:conv2x3,batchnorm,pool2,conv3x1,batchnorm,dense4,batchnorm",
+    ] {
         check_gradient(&network(spec, IMAGES, 3, Loss::CrossEntropy), &classes, 1.0);
     }
     check_gradient(&network("cnn:conv2x3,pool2", IMAGES, 1, Loss::SquaredError(scale)), &numbers, 4.0);
@@ -121,6 +128,7 @@ fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
             delta: delta.view_mut(),
             input_delta: Some(input_delta.view_mut()),
             saved: &mut saved,
+            ranks: &OneRank,
         };
         let mut ignore = |_: Range<usize>, _: &mut [f32]| {};
         let mut scratch = Vec::new();
@@ -170,6 +178,65 @@ fn the_gradients_of_parts_of_a_batch_add_up_to_the_gradient_of_the_batch() {
     }
 }
 
+/// Adds numbers over threads.
+#[derive(Debug)]
+struct SumOverThreads {
+    total: Mutex<Vec<f64>>,
+    barrier: Barrier,
+}
+
+impl SumOverRanks for SumOverThreads {
+    fn sum_over_ranks(&self, values: &mut [f64]) {
+        let mut total = self.total.lock().unwrap();
+        total.resize(values.len(), 0.0);
+        total.iter_mut().zip(&*values).for_each(|(sum, value)| *sum += value);
+        drop(total);
+        self.barrier.wait();
+        values.copy_from_slice(&self.total.lock().unwrap());
+        if self.barrier.wait().is_leader() {
+            self.total.lock().unwrap().clear();
+        }
+        self.barrier.wait();
+    }
+}
+
+/// Each rank has a part of the batch, and the second rank has no sample. The statistics must be those of the whole batch.
+#[test]
+fn batch_normalization_of_the_parts_of_a_batch_equals_that_of_the_batch() {
+    let targets = Targets::Classes(vec![0, 2, 1, 2, 0]);
+    for network in [
+        network("mlp:6,batchnorm,5,batchnorm", 40, 3, Loss::CrossEntropy),
+        network("cnn:conv3x3,batchnorm,pool2,dropout0.5,dense6,batchnorm", IMAGES, 3, Loss::CrossEntropy),
+    ] {
+        let parameters = network.initialize(1);
+        let inputs = filled_workspace(&network, 5).input;
+        let gradient = |samples: &[u32], ranks: &dyn SumOverRanks| {
+            let mut gradients = vec![f32::NAN; parameters.len()];
+            let mut workspace = network.workspace(samples.len());
+            for (row, &sample) in samples.iter().enumerate() {
+                workspace.input.row_mut(row).assign(&inputs.row(sample as usize));
+            }
+            let batch = TrainingBatch { ranks, ..batch(&targets, samples, 0.2) };
+            let ranges = (usize::MAX, |_, _: &mut [f32]| {});
+            network.differentiate(&parameters, &mut gradients, &mut workspace, batch, ranges);
+            gradients
+        };
+        let expected = gradient(&[0, 1, 2, 3, 4], &OneRank);
+        let sum = SumOverThreads { total: Mutex::default(), barrier: Barrier::new(3) };
+        let found = std::thread::scope(|scope| {
+            let parts = [&[2, 0][..], &[], &[4, 1, 3]];
+            let (gradient, sum) = (&gradient, &sum);
+            let threads = parts.map(|samples| scope.spawn(move || gradient(samples, sum)));
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let largest = expected.iter().fold(0.0, |max: f32, value| max.max(value.abs()));
+        for (index, expected) in expected.iter().enumerate() {
+            let found: f32 = found.iter().map(|part| part[index]).sum();
+            assert!((found - expected).abs() < 1e-6 * largest, "{index}: {found} {expected}");
+        }
+    }
+}
+
 /// The expected values were computed with `PyTorch`: `conv2d` with padding 1, `relu`, `max_pool2d` and `linear`.
 #[test]
 fn a_convolution_with_known_weights_gives_the_outputs_of_pytorch() {
@@ -203,7 +270,8 @@ fn dropout_keeps_the_mean_and_differs_between_steps_layers_and_samples() {
     let output = |layer: &Dropout, step: StepSeed, samples: &[u32]| {
         let mut output = Array2::zeros((2, 4001));
         let mut saved = layer.allocate_saved(2);
-        layer.forward(&[], input.view(), output.view_mut(), &mut saved, ForwardMode::Training(step, samples));
+        let pass = TrainingPass { step, samples, weight: 1.0, ranks: &OneRank };
+        layer.forward(&[], input.view(), output.view_mut(), &mut saved, ForwardMode::Training(pass));
         output
     };
     let step = StepSeed { seed: 1, step: 2 };

@@ -1,0 +1,305 @@
+//! Batch normalization: y = f(w (x - m) / sqrt(v + e) + b) with the mean m and the variance v of each channel, and the
+//! activation f. In a training step, m and v are those of the whole batch, over all ranks that compute it together. In
+//! an evaluation, m and v are running statistics, which each step moves by a tenth of the way to the statistics of its
+//! batch.
+//!
+//! The running statistics are the last parameters of the layer, so checkpoints, averages of parameters and comparisons
+//! between ranks include them. Instead of a gradient, the backward pass writes `MOMENTUM * (running - batch) * share`,
+//! where the share is this rank's part of the samples. An optimizer subtracts the sum over all ranks as it is.
+//!
+//! Sources: Ioffe and Szegedy, "Batch normalization: accelerating deep network training by reducing internal covariate
+//! shift", ICML 2015. Momentum, e and the unbiased running variance are those of `PyTorch`.
+
+use ndarray::{ArrayView2, ArrayViewMut2};
+
+use super::layer::{
+    Activation, BackwardPass, CONTIGUITY_MESSAGE, ForwardMode, GradientSink, Layer, SavedForBackward,
+    TrainingPass,
+};
+
+/// Added to the variance, so that a channel with equal values causes no division by zero.
+const EPSILON: f32 = 1e-5;
+/// The name of the tensor of the running variances.
+pub(crate) const RUNNING_VARIANCE: &str = "running_var";
+/// The weight of a new batch in the running statistics.
+const MOMENTUM: f64 = 0.1;
+/// The number of partial sums in [`sum_pairs`].
+const PARTIAL_SUMS: usize = 8;
+
+/// A layer of batch normalization. The parameters are the weights, the biases, the running means and the running
+/// variances, with one value for each channel.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct BatchNorm {
+    pub(crate) channels: usize,
+    /// The number of values of a channel in each sample.
+    pub(crate) pixels: usize,
+    pub(crate) activation: Activation,
+}
+
+/// The parts of the parameters or gradients of a layer.
+struct Parts<T> {
+    weights: T,
+    biases: T,
+    means: T,
+    variances: T,
+}
+
+/// The statistics of a batch, which the forward pass saves for the backward pass.
+struct BatchStatistics<'a> {
+    means: &'a mut [f32],
+    /// 1 / sqrt(variance + [`EPSILON`]).
+    inverse_deviations: &'a mut [f32],
+    /// The variances, with the divisor count - 1.
+    unbiased_variances: &'a mut [f32],
+    /// 1 / (the number of values of a channel in the whole batch). 0 if the batch has no values.
+    inverse_count: &'a mut f32,
+    /// This rank's part of the samples, from 0 to 1.
+    share: &'a mut f32,
+}
+
+impl BatchNorm {
+    fn split<'a>(&self, parameters: &'a [f32]) -> Parts<&'a [f32]> {
+        let mut parts = parameters.chunks_exact(self.channels);
+        let mut next = || parts.next().expect("the layer has four parameters for each channel");
+        Parts { weights: next(), biases: next(), means: next(), variances: next() }
+    }
+
+    fn split_mut<'a>(&self, parameters: &'a mut [f32]) -> Parts<&'a mut [f32]> {
+        let mut parts = parameters.chunks_exact_mut(self.channels);
+        let mut next = || parts.next().expect("the layer has four parameters for each channel");
+        Parts { weights: next(), biases: next(), means: next(), variances: next() }
+    }
+
+    fn statistics<'a>(&self, saved: &'a mut SavedForBackward) -> BatchStatistics<'a> {
+        let (means, rest) = saved.values.split_at_mut(self.channels);
+        let (inverse_deviations, rest) = rest.split_at_mut(self.channels);
+        let (unbiased_variances, rest) = rest.split_at_mut(self.channels);
+        let [inverse_count, share] = rest else { unreachable!("`allocate_saved` allocates two more values") };
+        BatchStatistics { means, inverse_deviations, unbiased_variances, inverse_count, share }
+    }
+
+    /// Computes the statistics of the batch. The deviations are sums of differences from the running means, which are the
+    /// same on all ranks and near the means of the batch. So one sum over ranks is enough, and little is lost to
+    /// cancellation.
+    fn measure_batch(
+        &self,
+        running_means: &[f32],
+        input: &ArrayView2<'_, f32>,
+        pass: TrainingPass<'_>,
+        statistics: BatchStatistics<'_>,
+    ) {
+        let BatchStatistics { means, inverse_deviations, unbiased_variances, inverse_count, share } =
+            statistics;
+        let mut sums = vec![0.0; 2 * self.channels + 1];
+        let (differences, rest) = sums.split_at_mut(self.channels);
+        let (squares, count) = rest.split_at_mut(self.channels);
+        count[0] = (input.nrows() * self.pixels) as f64;
+        for row in input.rows() {
+            let planes = row.to_slice().expect(CONTIGUITY_MESSAGE).chunks_exact(self.pixels);
+            for (channel, plane) in planes.enumerate() {
+                let centre = f64::from(running_means[channel]);
+                let [difference, square] = sum_pairs(plane, plane, |value, _| {
+                    let difference = f64::from(value) - centre;
+                    [difference, difference * difference]
+                });
+                differences[channel] += difference;
+                squares[channel] += square;
+            }
+        }
+        pass.ranks.sum_over_ranks(&mut sums);
+        let count = sums[2 * self.channels];
+        *inverse_count = if count > 0.0 { (1.0 / count) as f32 } else { 0.0 };
+        *share = input.nrows() as f32 * pass.weight;
+        for channel in 0..self.channels {
+            let difference = sums[channel] / count.max(1.0);
+            let square = sums[self.channels + channel] / count.max(1.0);
+            let variance = square - difference * difference;
+            // `max` would turn NaN into 0 and hide that a layer has diverged.
+            let variance = if variance < 0.0 { 0.0 } else { variance };
+            means[channel] = (f64::from(running_means[channel]) + difference) as f32;
+            inverse_deviations[channel] = (1.0 / (variance + f64::from(EPSILON)).sqrt()) as f32;
+            unbiased_variances[channel] = (variance * count / (count - 1.0).max(1.0)) as f32;
+        }
+    }
+
+    /// Returns the sums of `delta` and of `delta` times the normalized input over this rank's samples, for each channel.
+    fn gradient_sums(
+        &self,
+        statistics: &BatchStatistics<'_>,
+        input: &ArrayView2<'_, f32>,
+        delta: &ArrayView2<'_, f32>,
+    ) -> Vec<f64> {
+        let mut sums = vec![0.0; 2 * self.channels];
+        for (input, delta) in input.rows().into_iter().zip(delta.rows()) {
+            let inputs = input.to_slice().expect(CONTIGUITY_MESSAGE).chunks_exact(self.pixels);
+            let deltas = delta.to_slice().expect(CONTIGUITY_MESSAGE).chunks_exact(self.pixels);
+            for (channel, (inputs, deltas)) in inputs.zip(deltas).enumerate() {
+                let mean = statistics.means[channel];
+                let [sum, product] = sum_pairs(inputs, deltas, |input, delta| {
+                    [f64::from(delta), f64::from(delta) * f64::from(input - mean)]
+                });
+                sums[channel] += sum;
+                sums[self.channels + channel] += product * f64::from(statistics.inverse_deviations[channel]);
+            }
+        }
+        sums
+    }
+
+    /// Writes the gradient of the weights and biases, and the changes of the running statistics.
+    fn write_gradients(
+        &self,
+        parameters: &[f32],
+        statistics: &BatchStatistics<'_>,
+        sums: &[f64],
+        gradients: &mut GradientSink<'_>,
+        row_count: usize,
+    ) {
+        let count = 4 * self.channels;
+        let running = self.split(parameters);
+        gradients.compute_gradients(0..count, (row_count, 0), |_, gradients, earlier_factor| {
+            if earlier_factor == 0.0 {
+                gradients.fill(0.0);
+            }
+            let Parts { weights, biases, means, variances } = self.split_mut(gradients);
+            let change = |running: f32, batch: f32| {
+                let difference = f64::from(running) - f64::from(batch);
+                (MOMENTUM * difference * f64::from(*statistics.share)) as f32
+            };
+            // The variance of a single value says nothing about the variance of other values.
+            let has_variance = *statistics.inverse_count < 1.0;
+            for channel in 0..self.channels {
+                biases[channel] += sums[channel] as f32;
+                weights[channel] += sums[self.channels + channel] as f32;
+                means[channel] += change(running.means[channel], statistics.means[channel]);
+                if has_variance {
+                    variances[channel] +=
+                        change(running.variances[channel], statistics.unbiased_variances[channel]);
+                }
+            }
+        });
+        gradients.report_final_range(0..count);
+    }
+}
+
+impl Layer for BatchNorm {
+    fn inputs(&self) -> usize {
+        self.channels * self.pixels
+    }
+
+    fn outputs(&self) -> usize {
+        self.channels * self.pixels
+    }
+
+    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
+        let names = ["weight", "bias", "running_mean", RUNNING_VARIANCE];
+        names.map(|name| (name, vec![self.channels])).to_vec()
+    }
+
+    fn statistic_count(&self) -> usize {
+        2 * self.channels
+    }
+
+    fn uses_sums_over_ranks(&self) -> bool {
+        true
+    }
+
+    fn initialize(&self, parameters: &mut [f32], _: &mut dyn FnMut() -> f32) {
+        let Parts { weights, biases, means, variances } = self.split_mut(parameters);
+        weights.fill(1.0);
+        biases.fill(0.0);
+        means.fill(0.0);
+        variances.fill(1.0);
+    }
+
+    fn allocate_saved(&self, _: usize) -> SavedForBackward {
+        SavedForBackward { values: vec![0.0; 3 * self.channels + 2], indices: Vec::new() }
+    }
+
+    fn forward(
+        &self,
+        parameters: &[f32],
+        input: ArrayView2<'_, f32>,
+        mut output: ArrayViewMut2<'_, f32>,
+        saved: &mut SavedForBackward,
+        mode: ForwardMode<'_>,
+    ) {
+        let Parts { weights, biases, means, variances } = self.split(parameters);
+        let statistics = self.statistics(saved);
+        match mode {
+            ForwardMode::Training(pass) => self.measure_batch(means, &input, pass, statistics),
+            ForwardMode::Evaluation => {
+                statistics.means.copy_from_slice(means);
+                for (inverse, variance) in statistics.inverse_deviations.iter_mut().zip(variances) {
+                    *inverse = 1.0 / (variance + EPSILON).sqrt();
+                }
+            }
+        }
+        let BatchStatistics { means, inverse_deviations, .. } = self.statistics(saved);
+        for (input, mut output) in input.rows().into_iter().zip(output.rows_mut()) {
+            let inputs = input.to_slice().expect(CONTIGUITY_MESSAGE).chunks_exact(self.pixels);
+            let outputs = output.as_slice_mut().expect(CONTIGUITY_MESSAGE).chunks_exact_mut(self.pixels);
+            for (channel, (inputs, outputs)) in inputs.zip(outputs).enumerate() {
+                let (mean, bias) = (means[channel], biases[channel]);
+                let factor = weights[channel] * inverse_deviations[channel];
+                outputs.iter_mut().zip(inputs).for_each(|(y, x)| *y = (x - mean) * factor + bias);
+            }
+        }
+        self.activation.apply(output.as_slice_mut().expect(CONTIGUITY_MESSAGE));
+    }
+
+    fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>) {
+        let BackwardPass { input, output, mut delta, input_delta, saved, ranks } = pass;
+        self.activation.differentiate(
+            delta.as_slice_mut().expect(CONTIGUITY_MESSAGE),
+            output.as_slice().expect(CONTIGUITY_MESSAGE),
+        );
+        let statistics = self.statistics(saved);
+        let mut sums = self.gradient_sums(&statistics, &input, &delta.view());
+        self.write_gradients(parameters, &statistics, &sums, gradients, input.nrows());
+        let Some(mut input_delta) = input_delta else { return };
+        ranks.sum_over_ranks(&mut sums);
+        let weights = self.split(parameters).weights;
+        let inverse_count = f64::from(*statistics.inverse_count);
+        for ((input, delta), mut target) in
+            input.rows().into_iter().zip(delta.rows()).zip(input_delta.rows_mut())
+        {
+            let inputs = input.to_slice().expect(CONTIGUITY_MESSAGE).chunks_exact(self.pixels);
+            let deltas = delta.to_slice().expect(CONTIGUITY_MESSAGE).chunks_exact(self.pixels);
+            let targets = target.as_slice_mut().expect(CONTIGUITY_MESSAGE).chunks_exact_mut(self.pixels);
+            for (channel, ((inputs, deltas), targets)) in inputs.zip(deltas).zip(targets).enumerate() {
+                let (mean, inverse) = (statistics.means[channel], statistics.inverse_deviations[channel]);
+                let factor = weights[channel] * inverse;
+                let mean_delta = (sums[channel] * inverse_count) as f32;
+                let mean_product = (sums[self.channels + channel] * inverse_count) as f32 * inverse;
+                for ((target, x), d) in targets.iter_mut().zip(inputs).zip(deltas) {
+                    *target = (d - mean_delta - (x - mean) * mean_product) * factor;
+                }
+            }
+        }
+    }
+}
+
+/// Returns the sums of both results of `terms` over all pairs. Several partial sums let the compiler use vector
+/// instructions.
+fn sum_pairs(first: &[f32], second: &[f32], terms: impl Fn(f32, f32) -> [f64; 2]) -> [f64; 2] {
+    let (first_blocks, first_rest) = first.as_chunks::<PARTIAL_SUMS>();
+    let (second_blocks, second_rest) = second.as_chunks::<PARTIAL_SUMS>();
+    let mut sums = [[0.0; PARTIAL_SUMS]; 2];
+    for (first, second) in first_blocks.iter().zip(second_blocks) {
+        for index in 0..PARTIAL_SUMS {
+            let [one, two] = terms(first[index], second[index]);
+            sums[0][index] += one;
+            sums[1][index] += two;
+        }
+    }
+    let mut totals = sums.map(|sums| sums.iter().sum::<f64>());
+    for (&first, &second) in first_rest.iter().zip(second_rest) {
+        let [one, two] = terms(first, second);
+        totals[0] += one;
+        totals[1] += two;
+    }
+    totals
+}
+
+#[cfg(test)]
+mod tests;
