@@ -1,21 +1,17 @@
 //! Checks the options of a run whose model has batch normalization.
 
 use super::config::Config;
-use super::model::ModelSpec;
 use super::strategies::StrategySpec;
 
 /// The minimum number of samples whose statistics normalize a batch. The variance of a single value is 0.
 const NORMALIZED_SAMPLES_MIN: usize = 2;
 
-/// Checks that the options fit batch normalization, if the model has it.
+/// Checks that the options fit a model with batch normalization, or with other layers that add numbers over ranks.
 ///
 /// # Errors
 ///
 /// Returns a sentence that says which options do not fit together and what to do.
 pub(super) fn check_batch_norm_options(config: &Config) -> Result<(), String> {
-    if !config.model.as_ref().is_some_and(ModelSpec::has_batch_norm) {
-        return Ok(());
-    }
     let strategy = config.strategy;
     if strategy.divides_model() {
         return Err(format!(
@@ -44,20 +40,19 @@ pub(super) fn check_batch_norm_options(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that a batch has enough samples for batch normalization, if `model` has it. `batch_size` is the number of samples
+/// Checks that a batch has enough samples for batch normalization. `batch_size` is the number of samples
 /// of all ranks together, and `ranks` is the number of ranks that compute gradients.
 ///
 /// # Errors
 ///
 /// Returns a sentence that says what to do.
 pub(super) fn check_batch_norm_samples(
-    model: &ModelSpec,
     strategy: StrategySpec,
     (batch_size, ranks): (usize, u32),
 ) -> Result<(), String> {
     // With `allreduce`, the ranks share the statistics of a batch.
     let parts = if strategy == StrategySpec::AllReduce { 1 } else { ranks.max(1) as usize };
-    if !model.has_batch_norm() || batch_size / parts >= NORMALIZED_SAMPLES_MIN {
+    if batch_size / parts >= NORMALIZED_SAMPLES_MIN {
         return Ok(());
     }
     let least = NORMALIZED_SAMPLES_MIN * parts;
@@ -76,12 +71,9 @@ mod tests {
     fn batches_with_one_sample_for_the_statistics_are_refused() {
         for (strategy, ranks, least) in [("allreduce", 4, 2), ("local-sgd:3", 3, 6), ("ps-sync", 1, 2)] {
             let strategy = strategy.parse().unwrap();
-            let check = |model: &str, size| {
-                check_batch_norm_samples(&model.parse().unwrap(), strategy, (size, ranks))
-            };
-            assert_eq!(check("mlp:4,batchnorm", least), Ok(()), "{strategy}");
-            assert_eq!(check("mlp:4", 1), Ok(()));
-            let error = check("mlp:4,batchnorm", least - 1).unwrap_err();
+            let check = |size| check_batch_norm_samples(strategy, (size, ranks));
+            assert_eq!(check(least), Ok(()), "{strategy}");
+            let error = check(least - 1).unwrap_err();
             assert!(error.ends_with(&format!("pass --batch-size {least} or more")), "{error}");
         }
     }

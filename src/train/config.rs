@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use super::batch_norm_options;
+use super::buckets::BUCKET_BYTES;
 use super::checkpoint::CheckpointSettings;
 use super::curve_files::CurveFiles;
 use super::data::{DataSource, TableOptions, Task};
@@ -103,6 +104,9 @@ const MICRO_BATCHES_PER_STAGE: u32 = 4;
 /// The default staleness limit of [`StrategySpec::PsAsync`] is this number times the number of workers.
 const STALENESS_MAX_PER_WORKER: u64 = 16;
 
+/// The default fraction of the rows of a data set that become its test set.
+pub const TEST_FRACTION_DEFAULT: f64 = 0.2;
+
 /// Returns the default model for a task.
 pub fn default_model(task: Task) -> ModelSpec {
     match task {
@@ -129,12 +133,45 @@ pub fn default_learning_rate(rule: Rule, model: &ModelSpec, steps: u64) -> f32 {
         (Rule::Sgd, ModelSpec::Linear) => 0.01,
         (Rule::Sgd, _) => 0.1,
         (Rule::Momentum { .. } | Rule::Nesterov { .. } | Rule::Accelerated, ModelSpec::Linear)
-        | (Rule::Adam(_) | Rule::AdamW(_), ModelSpec::Mlp(_) | ModelSpec::Cnn(_)) => 0.001,
+        | (Rule::Adam(_) | Rule::AdamW(_), ModelSpec::Mlp(_) | ModelSpec::Cnn(_) | ModelSpec::Own(_)) => {
+            0.001
+        }
         (_, _) => 0.01,
     }
 }
 
 impl Config {
+    /// Creates the default configuration for a source of data. It writes no file.
+    pub fn new(source: DataSource) -> Self {
+        Self {
+            source,
+            target: None,
+            table: TableOptions::default(),
+            test_fraction: TEST_FRACTION_DEFAULT,
+            test_source: None,
+            model: None,
+            task: None,
+            standardize: true,
+            rule: None,
+            learning_rate: None,
+            weight_decay: 0.0,
+            recipe: Recipe::default(),
+            batch_size: None,
+            micro_batches: NonZeroU32::MIN,
+            epochs: None,
+            seed: 0,
+            strategy: StrategySpec::AllReduce,
+            pipeline_micro_batches: None,
+            parameter_server: ServerSettings::default(),
+            compression: Compression::None,
+            bucket_bytes: Some(BUCKET_BYTES),
+            checkpoint: None,
+            report: None,
+            curves: CurveFiles::default(),
+            model_file: None,
+        }
+    }
+
     /// Returns the task that the model or `--task` requires, or `None` if the target determines the task.
     pub fn task(&self) -> Option<Task> {
         match &self.model {
@@ -160,7 +197,16 @@ impl Config {
             ));
         }
         self.check_reproducible()?;
-        batch_norm_options::check_batch_norm_options(self)?;
+        if self.model.as_ref().is_some_and(ModelSpec::has_batch_norm) {
+            batch_norm_options::check_batch_norm_options(self)?;
+        }
+        if let (Some(ModelSpec::Own(own)), Some(path)) = (&self.model, &self.model_file) {
+            return Err(format!(
+                "a model file cannot describe the layers of the program's own model {own}, so it cannot be written to {}; set \
+                 `model_file` to None, and use the parameters of `Summary` or the checkpoint",
+                path.display()
+            ));
+        }
         match (self.rule, self.strategy) {
             (Some(Rule::Accelerated), _) if !self.recipe.allows_accelerated_rule() => {
                 Err("--schedule, --warmup, --scale-lr and --clip-norm do not apply to --optimizer accelerated, which \

@@ -69,7 +69,7 @@ pub use checkpoint::{
 };
 pub use class_weights::ClassWeights;
 pub(crate) use class_weights::check_class_weights;
-pub use config::{Config, ServerSettings, default_learning_rate, default_model};
+pub use config::{Config, ServerSettings, TEST_FRACTION_DEFAULT, default_learning_rate, default_model};
 pub use console::{Console, ConsoleLines, ConsoleOptions, ProgressDisplay};
 pub use curve_files::CurveFiles;
 pub(crate) use divided_model_options::options_refused_by;

@@ -1,6 +1,6 @@
 //! The data, the model and the settings of a run, which do not change during the run.
 
-use super::batch_norm_options::check_batch_norm_samples;
+use super::batch_norm_options::{check_batch_norm_options, check_batch_norm_samples};
 use super::checkpoint::{IdentityEntry, RunIdentity};
 use super::config::{Config, default_model};
 use super::data::{
@@ -114,8 +114,8 @@ impl TrainingSettings {
         }
     }
 
-    /// Checks that these settings fit the model and the options. All ranks return the same result.
-    fn check(&self, config: &Config, model: &ModelSpec, size: WorldSize) -> Result<(), TrainError> {
+    /// Checks that these settings fit the network and the options. All ranks return the same result.
+    fn check(&self, config: &Config, network: &Network, size: WorldSize) -> Result<(), TrainError> {
         let Self { batch_size, epochs, epochs_between_records, .. } = *self;
         if config.recipe.patience.is_some() && epochs > 1 && epochs_between_records >= epochs {
             return Err(DataError::Unsuitable(format!(
@@ -127,7 +127,11 @@ impl TrainingSettings {
         }
         let servers = if config.strategy.uses_parameter_server() { config.server_count().get() } else { 0 };
         let workers = size.get().saturating_sub(servers);
-        check_batch_norm_samples(model, config.strategy, (batch_size, workers)).map_err(TrainError::Options)
+        if network.uses_sums_over_ranks() {
+            check_batch_norm_options(config).map_err(TrainError::Options)?;
+            check_batch_norm_samples(config.strategy, (batch_size, workers)).map_err(TrainError::Options)?;
+        }
+        Ok(())
     }
 }
 
@@ -192,7 +196,7 @@ impl Setup {
             ))
         })?;
         let settings = TrainingSettings::new(config, &model, &dataset);
-        settings.check(config, &model, group.size())?;
+        settings.check(config, &network, group.size())?;
         let steps_per_epoch = dataset.train.len().div_ceil(settings.batch_size).max(1) as u64;
         let Recipe { schedule, warmup, .. } = config.recipe;
         let learning_rates = LearningRates::new(schedule, warmup, steps_per_epoch, settings.epochs)?;

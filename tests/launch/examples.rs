@@ -54,6 +54,11 @@ fn the_example_hybrid_runs() {
 }
 
 #[test]
+fn the_example_own_model_runs() {
+    assert_prints("own_model", &[3], "local-sgd:4: 3 ranks, test accuracy 0.9");
+}
+
+#[test]
 fn the_example_named_tensors_gives_the_same_results_on_all_ranks() {
     let done = run_example("named_tensors", 4);
     let agreed = done.stdout().lines().filter(|line| line.contains("of 4: all results agree")).count();

@@ -1,49 +1,21 @@
 //! Tests of the library's training function on one rank.
 
-use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ringtrain::train::data::{DataSource, TableOptions, Task};
+use ringtrain::Group;
+use ringtrain::train::data::{DataSource, Task};
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    CHECKPOINT_FILE_NAME, CheckpointError, CheckpointSettings, CompletedStep, Config, CurveFiles,
-    EPOCHS_DEFAULT, EpochRecord, ExistingCheckpoint, Observer, Recipe, ServerSettings, SilentObserver,
-    StrategySpec, Summary, TrainError, run,
+    CHECKPOINT_FILE_NAME, CheckpointError, CheckpointSettings, CompletedStep, Config, EPOCHS_DEFAULT,
+    EpochRecord, ExistingCheckpoint, Observer, SilentObserver, Summary, TrainError, run,
 };
-use ringtrain::{Compression, Group};
 
 use super::util::runs_long_tests;
 
-/// Returns the default configuration.
+/// Returns the default configuration, but without buckets.
 pub(crate) fn config() -> Config {
-    Config {
-        source: DataSource::Digits,
-        target: None,
-        table: TableOptions::default(),
-        test_fraction: 0.2,
-        test_source: None,
-        model: None,
-        task: None,
-        standardize: true,
-        rule: None,
-        learning_rate: None,
-        weight_decay: 0.0,
-        recipe: Recipe::default(),
-        batch_size: None,
-        micro_batches: NonZeroU32::MIN,
-        epochs: None,
-        seed: 0,
-        strategy: StrategySpec::AllReduce,
-        pipeline_micro_batches: None,
-        parameter_server: ServerSettings::default(),
-        compression: Compression::None,
-        bucket_bytes: None,
-        checkpoint: None,
-        report: None,
-        curves: CurveFiles::default(),
-        model_file: None,
-    }
+    Config { bucket_bytes: None, ..Config::new(DataSource::Digits) }
 }
 
 /// Trains on one rank without output.

@@ -12,6 +12,7 @@ mod gossip;
 mod gossip_failures;
 mod library;
 mod model_files;
+mod own_model;
 mod parameter_server;
 mod program;
 mod recipes;

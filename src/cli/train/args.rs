@@ -18,7 +18,7 @@ use crate::cli::group_args::GroupArgs;
 use crate::codec::Compression;
 use crate::train::data::{DataSource, Task};
 use crate::train::model::ModelSpec;
-use crate::train::{BUCKET_BYTES, Config, StrategySpec};
+use crate::train::{BUCKET_BYTES, Config, StrategySpec, TEST_FRACTION_DEFAULT};
 
 /// Trains a model on all ranks of a job. Each rank computes the gradients of its part of every batch, and the ranks
 /// sum these gradients.
@@ -156,7 +156,7 @@ impl TrainArgs {
         let strategy: StrategySpec =
             self.strategy.parse().map_err(|why| format!("--strategy {}: {why}", self.strategy))?;
         self.check_target_column(&source)?;
-        let test_fraction = self.test_fraction.unwrap_or(0.2);
+        let test_fraction = self.test_fraction.unwrap_or(TEST_FRACTION_DEFAULT);
         if !(0.0..1.0).contains(&test_fraction) {
             return Err(format!("--test-fraction {test_fraction}: it must be at least 0 and below 1"));
         }

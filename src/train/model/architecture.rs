@@ -41,6 +41,9 @@ pub(super) fn build_layers(
     input: InputShape,
     outputs: usize,
 ) -> Result<Vec<Arc<dyn Layer>>, String> {
+    if let ModelSpec::Own(own) = spec {
+        return own.layers(input, outputs);
+    }
     if let (ModelSpec::Cnn(_), None) = (spec, input.image) {
         return Err(format!(
             "needs images, but the {} features of a sample have no height and no width; pass digits, a directory of IDX \

@@ -154,12 +154,8 @@ impl BatchNorm {
         gradients: &mut GradientSink<'_>,
         row_count: usize,
     ) {
-        let count = 4 * self.channels;
         let running = self.split(parameters);
-        gradients.compute_gradients(0..count, (row_count, 0), |_, gradients, earlier_factor| {
-            if earlier_factor == 0.0 {
-                gradients.fill(0.0);
-            }
+        gradients.add_gradients(row_count, |_, gradients| {
             let Parts { weights, biases, means, variances } = self.split_mut(gradients);
             let change = |running: f32, batch: f32| {
                 let difference = f64::from(running) - f64::from(batch);
@@ -177,7 +173,6 @@ impl BatchNorm {
                 }
             }
         });
-        gradients.report_final_range(0..count);
     }
 }
 

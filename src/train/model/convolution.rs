@@ -43,11 +43,6 @@ impl Convolution {
         self.channels * self.patch_len()
     }
 
-    /// Returns the number of biases.
-    fn bias_count(&self) -> usize {
-        if self.has_biases { self.channels } else { 0 }
-    }
-
     fn weight<'a>(&self, parameters: &'a [f32]) -> ArrayView2<'a, f32> {
         ArrayView2::from_shape((self.channels, self.patch_len()), &parameters[..self.weight_count()])
             .expect("the range has channels x patch_len elements")
@@ -189,11 +184,7 @@ impl Layer for Convolution {
         let BackwardPass { input, output, mut delta, mut input_delta, saved, .. } = pass;
         let (padded, patches) = self.split_saved_values(saved);
         let weight = self.weight(parameters);
-        let count = self.weight_count() + self.bias_count();
-        gradients.compute_gradients(0..count, (input.nrows(), 0), |rows, gradients, earlier_factor| {
-            if earlier_factor == 0.0 {
-                gradients.fill(0.0);
-            }
+        gradients.add_gradients(input.nrows(), |rows, gradients| {
             let (weights, biases) = gradients.split_at_mut(self.weight_count());
             let mut weights = ArrayViewMut2::from_shape((self.channels, self.patch_len()), weights)
                 .expect("the range has channels x patch_len elements");
@@ -221,7 +212,6 @@ impl Layer for Convolution {
                 }
             }
         });
-        gradients.report_final_range(0..count);
     }
 }
 

@@ -108,10 +108,6 @@ impl Layer for Dense {
         self.weight_count() as u64
     }
 
-    fn as_dense(&self) -> Option<&Dense> {
-        Some(self)
-    }
-
     fn initialize(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
         let (weights, biases) = parameters.split_at_mut(self.weight_count());
         weights.fill_with(|| uniform() * self.weight_bound);

@@ -1,11 +1,11 @@
 //! The trait that each kind of layer implements, and the arguments of its forward and backward passes.
 
-use std::fmt::Debug;
+use std::any::Any;
+use std::fmt::{self, Debug};
 use std::ops::Range;
 
 use ndarray::{ArrayView2, ArrayViewMut2};
 
-use super::dense::Dense;
 use crate::train::summation_tree::{sum_in_tree_order, tree_depth};
 
 /// With [`SumOrder::RowGroups`], a fully connected layer computes about this many gradients at once, so that the gradients
@@ -14,10 +14,13 @@ const ROW_GROUP_ELEMENTS: usize = 1 << 17;
 /// The number of rows that a kernel of a matrix product computes at once.
 const TILE_ROWS: usize = 16;
 
-/// A layer of a network: computes outputs from a batch of samples and from parameters.
+/// A layer of a network: computes outputs from a batch of samples and from parameters. Implement this trait for a layer of
+/// your own, and pass it to the trainer with [`OwnModel`](super::OwnModel).
 ///
-/// Arrays of samples are contiguous and have one row for each sample. The parameters of a layer are one flat slice.
-pub(crate) trait Layer: Debug + Send + Sync {
+/// Arrays of samples are contiguous (`as_slice` returns `Some`) and have one row for each sample. The parameters of a layer
+/// are one flat slice. Except with [`SumOverRanks`], the output for a sample must not depend on the other samples of the
+/// batch, because each rank has other samples.
+pub trait Layer: Any + Debug + Send + Sync {
     /// Returns the number of inputs for each sample.
     fn inputs(&self) -> usize;
 
@@ -30,7 +33,8 @@ pub(crate) trait Layer: Debug + Send + Sync {
     }
 
     /// Returns the number of running statistics, which are the last parameters of the layer. The backward pass writes
-    /// the change that is to be subtracted from them instead of a gradient: see [`batch_norm`](super::batch_norm).
+    /// the change that is to be subtracted from them instead of a gradient: see
+    /// [`Optimizer::statistics`](crate::train::optimizer::Optimizer::statistics).
     fn statistic_count(&self) -> usize {
         0
     }
@@ -53,11 +57,6 @@ pub(crate) trait Layer: Debug + Send + Sync {
         self.outputs() as u64
     }
 
-    /// Returns the layer if it is fully connected.
-    fn as_dense(&self) -> Option<&Dense> {
-        None
-    }
-
     /// Sets the initial parameters. `uniform` returns random numbers from -1 up to, but not including, 1.
     fn initialize(&self, _parameters: &mut [f32], _uniform: &mut dyn FnMut() -> f32) {}
 
@@ -66,7 +65,7 @@ pub(crate) trait Layer: Debug + Send + Sync {
         SavedForBackward::default()
     }
 
-    /// Writes the outputs for each row of `input` to the rows of `output`.
+    /// Writes the outputs for each row of `input` to the rows of `output`, whose earlier content is unspecified.
     fn forward(
         &self,
         parameters: &[f32],
@@ -76,21 +75,23 @@ pub(crate) trait Layer: Debug + Send + Sync {
         mode: ForwardMode<'_>,
     );
 
-    /// Computes the gradient of the parameters, and the derivative of the loss with respect to the layer's inputs.
-    /// The caller must have called [`forward`](Self::forward) with the same batch.
+    /// Computes the gradient of the parameters with [`GradientSink::add_gradients`], and the derivative of the loss with
+    /// respect to the layer's inputs. The caller must have called [`forward`](Self::forward) with the same batch.
     fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>);
 }
 
 /// What a layer stores between a forward and a backward pass.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct SavedForBackward {
-    pub(crate) values: Vec<f32>,
-    pub(crate) indices: Vec<u32>,
+pub struct SavedForBackward {
+    /// Numbers.
+    pub values: Vec<f32>,
+    /// Indices, such as those of the largest inputs.
+    pub indices: Vec<u32>,
 }
 
 /// Whether a forward pass is part of a training step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum ForwardMode<'a> {
+pub enum ForwardMode<'a> {
     /// The pass computes predictions.
     Evaluation,
     /// The pass is part of a training step.
@@ -99,14 +100,15 @@ pub(crate) enum ForwardMode<'a> {
 
 /// The training step of a forward pass.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TrainingPass<'a> {
-    pub(crate) step: StepSeed,
+pub struct TrainingPass<'a> {
+    /// The seed and the number of the step.
+    pub step: StepSeed,
     /// The index of the sample in each row.
-    pub(crate) samples: &'a [u32],
+    pub samples: &'a [u32],
     /// The sum of the losses is multiplied by this factor.
-    pub(crate) weight: f32,
+    pub weight: f32,
     /// The ranks that compute the batch together.
-    pub(crate) ranks: &'a dyn SumOverRanks,
+    pub ranks: &'a dyn SumOverRanks,
 }
 
 /// Adds numbers over all ranks that compute a batch together, so that a layer can use statistics of the whole batch.
@@ -137,19 +139,21 @@ pub struct StepSeed {
 }
 
 /// The arrays of a backward pass.
-pub(crate) struct BackwardPass<'a> {
+#[derive(Debug)]
+pub struct BackwardPass<'a> {
     /// The inputs of the forward pass.
-    pub(crate) input: ArrayView2<'a, f32>,
+    pub input: ArrayView2<'a, f32>,
     /// The outputs of the forward pass.
-    pub(crate) output: ArrayView2<'a, f32>,
+    pub output: ArrayView2<'a, f32>,
     /// The derivative of the loss with respect to the outputs. The layer may overwrite this array.
-    pub(crate) delta: ArrayViewMut2<'a, f32>,
+    pub delta: ArrayViewMut2<'a, f32>,
     /// The layer writes the derivative of the loss with respect to its inputs here. `None` if no layer needs this
     /// derivative.
-    pub(crate) input_delta: Option<ArrayViewMut2<'a, f32>>,
-    pub(crate) saved: &'a mut SavedForBackward,
+    pub input_delta: Option<ArrayViewMut2<'a, f32>>,
+    /// What the forward pass stored.
+    pub saved: &'a mut SavedForBackward,
     /// The ranks that compute the batch together: the same as in the forward pass.
-    pub(crate) ranks: &'a dyn SumOverRanks,
+    pub ranks: &'a dyn SumOverRanks,
 }
 
 /// What a backward pass does with the gradients that are already in memory.
@@ -162,7 +166,7 @@ pub enum GradientUpdate {
 }
 
 /// Where a backward pass writes the gradient of a layer's parameters.
-pub(crate) struct GradientSink<'a> {
+pub struct GradientSink<'a> {
     /// The gradients of all layers.
     gradients: &'a mut [f32],
     update: GradientUpdate,
@@ -196,6 +200,23 @@ impl<'a> GradientSink<'a> {
         (order, scratch): (SumOrder<'a>, &'a mut Vec<f32>),
     ) -> Self {
         Self { gradients, update, range, slice, on_ready, order, scratch }
+    }
+
+    /// Computes the gradients of all parameters of the layer, and reports them as final. A layer without parameters need not
+    /// call this function. Every other layer calls it once in each backward pass.
+    ///
+    /// `add(rows, gradients)` adds the gradient of the samples in `rows` to `gradients`, which has one value for each
+    /// parameter of the layer. `row_count` is the number of samples of the pass. This function may call `add` several times,
+    /// with other rows and other memory. Together, the calls have every row once.
+    pub fn add_gradients(&mut self, row_count: usize, mut add: impl FnMut(Range<usize>, &mut [f32])) {
+        let count = self.range.len();
+        self.compute_gradients(0..count, (row_count, 0), |rows, gradients, earlier_factor| {
+            if earlier_factor == 0.0 {
+                gradients.fill(0.0);
+            }
+            add(rows, gradients);
+        });
+        self.report_final_range(0..count);
     }
 
     /// Computes the gradients of the parameters `range` of the layer. Indices count from the layer's first parameter.
@@ -253,6 +274,12 @@ impl<'a> GradientSink<'a> {
             self.gradients[self.range.clone()].fill(0.0);
         }
         self.report_final_range(0..self.range.len());
+    }
+}
+
+impl Debug for GradientSink<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GradientSink").field("range", &self.range).finish_non_exhaustive()
     }
 }
 

@@ -12,6 +12,7 @@ mod layer;
 mod loss;
 mod mlp_spec;
 mod network;
+mod own_model;
 mod pooling;
 mod prediction;
 mod spec;
@@ -22,12 +23,15 @@ pub use architecture::InputShape;
 pub use class_targets::ClassTargets;
 pub use cnn_spec::CnnSpec;
 pub use hidden_layer::HiddenLayer;
-pub(crate) use layer::{ForwardMode, TrainingPass};
-pub use layer::{GradientUpdate, OneRank, StepSeed, SumOverRanks};
+pub use layer::{
+    BackwardPass, ForwardMode, GradientSink, GradientUpdate, Layer, OneRank, SavedForBackward, StepSeed,
+    SumOverRanks, TrainingPass,
+};
 pub use loss::{Loss, LossSums, TargetScale};
 pub use mlp_spec::MlpSpec;
 pub(crate) use network::PARAMETERS_MAX;
 pub use network::{Network, ParameterTensor, TrainingBatch};
+pub use own_model::OwnModel;
 pub use prediction::Prediction;
 pub use spec::ModelSpec;
 pub(crate) use stage::Stage;

@@ -91,6 +91,11 @@ impl Network {
         &self.stage
     }
 
+    /// Returns whether a layer adds numbers over ranks, as batch normalization does.
+    pub(crate) fn uses_sums_over_ranks(&self) -> bool {
+        self.stage.layers().iter().any(|placed| placed.layer.uses_sums_over_ranks())
+    }
+
     /// Returns the loss that training minimizes.
     pub fn loss(&self) -> &Loss {
         &self.loss

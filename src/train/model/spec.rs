@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{CnnSpec, HiddenLayer, MlpSpec};
+use super::{CnnSpec, HiddenLayer, MlpSpec, OwnModel};
 
 /// A kind of model.
 #[derive(Clone, PartialEq, Debug)]
@@ -16,6 +16,8 @@ pub enum ModelSpec {
     Mlp(MlpSpec),
     /// A convolutional network, which predicts classes or a number for each image.
     Cnn(CnnSpec),
+    /// A model whose layers the program builds itself. The command line cannot name it.
+    Own(OwnModel),
 }
 
 impl ModelSpec {
@@ -24,10 +26,10 @@ impl ModelSpec {
         matches!(self, Self::Linear | Self::Softmax)
     }
 
-    /// Returns the hidden layers, in the order in which they are applied.
+    /// Returns the hidden layers, in the order in which they are applied. A model of the program's own has none.
     pub fn hidden_layers(&self) -> &[HiddenLayer] {
         match self {
-            Self::Linear | Self::Softmax => &[],
+            Self::Linear | Self::Softmax | Self::Own(_) => &[],
             Self::Mlp(mlp) => mlp.layers(),
             Self::Cnn(cnn) => cnn.layers(),
         }
@@ -67,6 +69,7 @@ impl fmt::Display for ModelSpec {
             Self::Mlp(mlp) => write!(f, "mlp:{mlp}"),
             // The name lists all layers, because a later version may change the default layers of `cnn`.
             Self::Cnn(cnn) => write!(f, "cnn:{cnn}"),
+            Self::Own(own) => write!(f, "own:{own}"),
         }
     }
 }

@@ -9,6 +9,7 @@
 //! Source: Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using model parallelism",
 //! 2019.
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -62,7 +63,8 @@ fn divided_layers(stage: &Stage) -> impl Iterator<Item = DividedLayer<'_>> {
     let count = stage.layers().len();
     stage.layers().iter().enumerate().filter_map(move |(index, PlacedLayer { layer, range })| {
         let is_divided_by_inputs = (count - index) % 2 == 1;
-        Some(DividedLayer { dense: layer.as_dense()?, start: range.start, is_divided_by_inputs })
+        let layer: &dyn Any = layer.as_ref();
+        Some(DividedLayer { dense: layer.downcast_ref()?, start: range.start, is_divided_by_inputs })
     })
 }
 

@@ -1,0 +1,69 @@
+//! A model whose layers a program builds itself.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{InputShape, Layer};
+
+/// Builds the layers of a model for inputs of this shape and for this number of outputs.
+type BuildLayers = dyn Fn(InputShape, usize) -> Result<Vec<Arc<dyn Layer>>, String> + Send + Sync;
+
+/// A model whose layers a program builds itself. [`Layer`] describes what a layer has to do.
+///
+/// The model has one output for each class, or one output for a number. The trainer computes the loss from the outputs: the
+/// cross-entropy of their softmax, or the squared error.
+#[derive(Clone)]
+pub struct OwnModel {
+    name: String,
+    build: Arc<BuildLayers>,
+}
+
+impl OwnModel {
+    /// Creates a model. `name` must be the same on all ranks and in resumed runs. `build` returns the layers, from the first
+    /// to the last, or a text that says why the model does not fit, such as `needs images`. All ranks must get the same
+    /// layers.
+    pub fn new(
+        name: impl Into<String>,
+        build: impl Fn(InputShape, usize) -> Result<Vec<Arc<dyn Layer>>, String> + Send + Sync + 'static,
+    ) -> Self {
+        Self { name: name.into(), build: Arc::new(build) }
+    }
+
+    /// Returns the layers, after a check that each layer has as many inputs as the layer before it has outputs.
+    pub(super) fn layers(&self, input: InputShape, outputs: usize) -> Result<Vec<Arc<dyn Layer>>, String> {
+        let layers = (self.build)(input, outputs)?;
+        let mut width = input.features;
+        for (number, layer) in (1..).zip(&layers) {
+            if layer.inputs() != width {
+                return Err(format!("has {} inputs in layer {number}, but gets {width}", layer.inputs()));
+            }
+            width = layer.outputs();
+        }
+        if layers.is_empty() || width != outputs {
+            return Err(format!(
+                "has {} layers and {width} outputs, but needs {outputs} outputs",
+                layers.len()
+            ));
+        }
+        Ok(layers)
+    }
+}
+
+/// Models are equal if they have the same name.
+impl PartialEq for OwnModel {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl fmt::Debug for OwnModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OwnModel").field(&self.name).finish()
+    }
+}
+
+impl fmt::Display for OwnModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
