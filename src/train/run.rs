@@ -67,7 +67,7 @@ pub fn run(
     let mut recorder;
     let observer: &mut dyn Observer = match &config.curves.tensorboard {
         Some(options) if group.rank() == Rank::ZERO => {
-            recorder = EventRecorder::new(observer, options);
+            recorder = EventRecorder::new(observer, (config, options), state.position.steps_total);
             &mut recorder
         }
         _ => observer,

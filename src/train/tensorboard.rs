@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use self::event_file::EventFile;
 use super::atomic_file;
+use super::checkpoint::ExistingCheckpoint;
+use super::config::Config;
 use super::progress::{CompletedStep, Observer};
 use super::report::EpochRecord;
 
@@ -38,6 +40,9 @@ pub(super) struct EventRecorder<'a> {
     observer: &'a mut dyn Observer,
     options: &'a TensorBoard,
     file: EventSink,
+    /// If the run resumes: the first step of this process. An earlier process may have recorded this step and later steps
+    /// before it was killed.
+    first_repeated_step: Option<u64>,
     /// The number of steps since the run began.
     steps_total: u64,
     /// Totals since the last recorded step: the number of steps, the sum of the losses, and the number of samples.
@@ -54,8 +59,24 @@ enum EventSink {
 }
 
 impl<'a> EventRecorder<'a> {
-    pub(super) fn new(observer: &'a mut dyn Observer, options: &'a TensorBoard) -> Self {
-        Self { observer, options, file: EventSink::New, steps_total: 0, interval: (0, 0.0, 0) }
+    /// `steps_total` is the number of steps of the run before this process.
+    pub(super) fn new(
+        observer: &'a mut dyn Observer,
+        (config, options): (&Config, &'a TensorBoard),
+        steps_total: u64,
+    ) -> Self {
+        let checkpoint = config.checkpoint.as_ref();
+        let resumes = checkpoint.is_some_and(|target| target.existing == ExistingCheckpoint::Resume);
+        Self::starting_at(observer, options, resumes.then_some(steps_total + 1))
+    }
+
+    fn starting_at(
+        observer: &'a mut dyn Observer,
+        options: &'a TensorBoard,
+        first_repeated_step: Option<u64>,
+    ) -> Self {
+        let interval = (0, 0.0, 0);
+        Self { observer, options, file: EventSink::New, first_repeated_step, steps_total: 0, interval }
     }
 
     /// Writes values of the current step. If the write fails, warns the user, and training continues without the
@@ -73,7 +94,11 @@ impl<'a> EventRecorder<'a> {
 
     fn try_record(&mut self, scalars: &[(&str, f64)]) -> io::Result<()> {
         if matches!(self.file, EventSink::New) {
-            self.file = EventSink::Open(EventFile::create(&self.options.directory)?);
+            let mut file = EventFile::create(&self.options.directory)?;
+            if let Some(step) = self.first_repeated_step {
+                file.discard_from_step(step)?;
+            }
+            self.file = EventSink::Open(file);
         }
         match &mut self.file {
             EventSink::Open(file) => file.add_scalars(self.steps_total, scalars),
@@ -161,6 +186,37 @@ mod tests {
         fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
     }
 
+    /// A run that was killed has recorded steps after its last checkpoint, which the resumed run repeats.
+    #[test]
+    fn a_resumed_run_begins_its_file_with_the_first_step_that_it_repeats() {
+        for (first_repeated_step, expected) in [(None, false), (Some(300), true)] {
+            let directory = tempfile::tempdir().unwrap();
+            let options =
+                TensorBoard { directory: directory.path().to_owned(), step_interval: NonZeroU64::MIN };
+            let mut lines = CollectLines::default();
+            let mut recorder = EventRecorder::starting_at(&mut lines, &options, first_repeated_step);
+            for steps_total in [300, 301] {
+                recorder.step_taken(&CompletedStep {
+                    steps_total,
+                    loss: 1.0,
+                    learning_rate: 0.1,
+                    samples: 5,
+                });
+            }
+            let file = fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap().path();
+            let bytes = fs::read(file).unwrap();
+            // The step 300 and the status START, after the time of the event.
+            let start = bytes.windows(7).position(|window| window == b"\x10\xac\x02\x3a\x02\x08\x01");
+            let value = bytes.windows(10).position(|window| window == b"loss/steps");
+            assert_eq!(start.is_some(), expected);
+            assert!(start < value, "{start:?} {value:?}");
+            assert_eq!(
+                bytes.windows(4).filter(|window| *window == b"\x3a\x02\x08\x01").count(),
+                usize::from(expected)
+            );
+        }
+    }
+
     #[test]
     fn training_continues_if_the_event_directory_cannot_be_written() {
         let directory = tempfile::tempdir().unwrap();
@@ -170,7 +226,7 @@ mod tests {
         assert!(check_event_directory(&directory.path().join("a/b")).is_ok());
         let options = TensorBoard { directory: file, step_interval: NonZeroU64::MIN };
         let mut lines = CollectLines::default();
-        let mut recorder = EventRecorder::new(&mut lines, &options);
+        let mut recorder = EventRecorder::starting_at(&mut lines, &options, None);
         for steps_total in 1..4 {
             recorder.step_taken(&CompletedStep { steps_total, loss: 1.0, learning_rate: 0.1, samples: 5 });
         }

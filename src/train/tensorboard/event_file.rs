@@ -14,6 +14,12 @@ use crc_fast::crc32_iscsi;
 
 /// The version of the format, in the first record of each file.
 const EVENT_FILE_VERSION: &str = "brain.Event:2";
+/// The start of the name of each file.
+const NAME_PREFIX: &str = "events.out.tfevents.";
+/// The number of digits of the time that follows the prefix.
+const SECONDS_DIGITS: usize = 10;
+/// The value of `SessionLog.SessionStatus` with which `TensorBoard` discards the values of repeated steps.
+const SESSION_STATUS_START: u64 = 1;
 
 /// The wire types of protocol buffers.
 const WIRE_TYPE_VARINT: u64 = 0;
@@ -28,16 +34,18 @@ pub(super) struct EventFile {
 }
 
 impl EventFile {
-    /// Creates a new file in `directory`. Never replaces a file.
+    /// Creates a new file in `directory`. Never replaces a file. The name of the file is greater than the names of all
+    /// earlier files, also if the clock was set back.
     pub(super) fn create(directory: &Path) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         let now = time_since_1970();
         let uname = rustix::system::uname();
+        let latest = latest_seconds_in_names(directory)?;
         // TensorBoard recognizes a file by `tfevents` in its name, and reads the files of a directory in the order of
         // their names.
         let name = format!(
-            "events.out.tfevents.{:010}.{}.{}.{}",
-            now.as_secs(),
+            "{NAME_PREFIX}{:010}.{}.{}.{}",
+            latest.map_or(now.as_secs(), |latest| now.as_secs().max(latest + 1)),
             uname.nodename().to_string_lossy().replace('/', "-"),
             std::process::id(),
             now.subsec_nanos()
@@ -53,10 +61,26 @@ impl EventFile {
         self.write(&encode_event(time_since_1970().as_secs_f64(), &EventContent::Scalars { step, scalars }))
     }
 
+    /// Tells `TensorBoard` to discard all values of `step` and of later steps that earlier files contain.
+    pub(super) fn discard_from_step(&mut self, step: u64) -> io::Result<()> {
+        self.write(&encode_event(time_since_1970().as_secs_f64(), &EventContent::SessionStart { step }))
+    }
+
     /// Writes a record in one piece, so that a reader seldom sees a part of a record.
     fn write(&mut self, event: &[u8]) -> io::Result<()> {
         self.file.write_all(&encode_record(event))
     }
+}
+
+/// Returns the largest time in the names of the event files in `directory`.
+fn latest_seconds_in_names(directory: &Path) -> io::Result<Option<u64>> {
+    let mut latest = None;
+    for entry in fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        let digits = name.to_str().and_then(|name| name.strip_prefix(NAME_PREFIX)?.get(..SECONDS_DIGITS));
+        latest = latest.max(digits.and_then(|digits| digits.parse::<u64>().ok()));
+    }
+    Ok(latest)
 }
 
 fn time_since_1970() -> Duration {
@@ -67,6 +91,7 @@ fn time_since_1970() -> Duration {
 enum EventContent<'a> {
     FileVersion(&'a str),
     Scalars { step: u64, scalars: &'a [(&'a str, f64)] },
+    SessionStart { step: u64 },
 }
 
 fn encode_record(data: &[u8]) -> Vec<u8> {
@@ -85,8 +110,8 @@ fn masked_checksum(bytes: &[u8]) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// Encodes an `Event`: `wall_time` is field 1 (double), `step` field 2 (int64), `file_version` field 3 (string), and
-/// `summary` field 5 (Summary).
+/// Encodes an `Event`: `wall_time` is field 1 (double), `step` field 2 (int64), `file_version` field 3 (string),
+/// `summary` field 5 (Summary), and `session_log` field 7 (`SessionLog`, in which `status` is field 1).
 fn encode_event(wall_time: f64, content: &EventContent<'_>) -> Vec<u8> {
     let mut event = Vec::new();
     push_varint(&mut event, 1 << 3 | WIRE_TYPE_FIXED_64);
@@ -101,6 +126,14 @@ fn encode_event(wall_time: f64, content: &EventContent<'_>) -> Vec<u8> {
                 push_bytes(&mut summary, 1, &encode_scalar(tag, *value));
             }
             push_bytes(&mut event, 5, &summary);
+        }
+        EventContent::SessionStart { step } => {
+            push_varint(&mut event, 2 << 3 | WIRE_TYPE_VARINT);
+            push_varint(&mut event, *step);
+            let mut session_log = Vec::new();
+            push_varint(&mut session_log, 1 << 3 | WIRE_TYPE_VARINT);
+            push_varint(&mut session_log, SESSION_STATUS_START);
+            push_bytes(&mut event, 7, &session_log);
         }
     }
     event
@@ -146,6 +179,28 @@ mod tests {
     const EXPECTED_RECORD: &[u8] =
         b"\x18\x00\x00\x00\x00\x00\x00\x00\xa3\x7f\x4b\x22\x09\x00\x00\x00\x00\x00\x00\xf8\
         \x3f\x10\xac\x02\x2a\x0a\x0a\x08\x0a\x01\x61\x15\x00\x00\x00\x3f\x64\x07\x6a\x3f";
+
+    /// The expected bytes were written by the same class, with `Event(wall_time=1.5, step=300,
+    /// session_log=SessionLog(status=SessionLog.START))`.
+    #[test]
+    fn a_resumed_run_discards_later_steps() {
+        let event = encode_event(1.5, &EventContent::SessionStart { step: 300 });
+        assert_eq!(event, b"\x09\x00\x00\x00\x00\x00\x00\xf8\x3f\x10\xac\x02\x3a\x02\x08\x01");
+    }
+
+    /// `TensorBoard` reads files in the order of their names. A resumed run discards values of earlier files only.
+    #[test]
+    fn the_names_of_files_are_in_the_order_of_their_creation() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("events.out.tfevents.8000000000.host.1.2"), "").unwrap();
+        fs::write(directory.path().join("events.out.tfevents.x"), "").unwrap();
+        for expected in ["events.out.tfevents.8000000001.", "events.out.tfevents.8000000002."] {
+            EventFile::create(directory.path()).unwrap();
+            let names = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name());
+            let found = names.filter(|name| name.to_string_lossy().starts_with(expected)).count();
+            assert_eq!(found, 1, "{expected}");
+        }
+    }
 
     #[test]
     fn a_new_file_never_replaces_another() {

@@ -28,6 +28,12 @@ def test_tensorboard_reads_the_curves_of_a_resumed_run(tmp_path: Path) -> None:
     )
     options = ["--checkpoint", tmp_path, "--resume", "--log-interval", 4, "--patience", 9]
     train(tmp_path, *options, "--epochs", 2)
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    saved = checkpoint.read_bytes()
+    train(tmp_path, *options, "--epochs", 3)
+    # The next run repeats the steps of the third epoch, as if kill -9 had ended the previous run before its last
+    # checkpoint. Regression test: TensorBoard showed these steps twice.
+    checkpoint.write_bytes(saved)
     report = train(tmp_path, *options, "--epochs", 3)
     events = event_accumulator.EventAccumulator(str(tmp_path / "runs"))
     events.Reload()
