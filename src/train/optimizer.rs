@@ -6,7 +6,7 @@ mod rule;
 
 use std::ops::Range;
 
-use self::kernels::{AdamStep, MomentumStep};
+use self::kernels::{AdamStep, LarsStep, MomentumStep};
 pub use self::rule::{AdamOptions, Rule};
 use super::clipping;
 use super::model::ParameterTensor;
@@ -20,8 +20,8 @@ pub struct Optimizer {
     /// The learning rate of the next step. A caller with a schedule changes the rate before each step.
     pub learning_rate: f32,
     /// The weight decay, also of biases. For a parameter p, [`Rule::AdamW`] subtracts `learning_rate * weight_decay *
-    /// p` from p. [`Rule::Lamb`] adds `weight_decay * p` to the step before scaling. All other rules add
-    /// `weight_decay * p` to the gradient of p (L2 regularization), as `PyTorch` does.
+    /// p` from p. [`Rule::Lamb`] and [`Rule::Lars`] add `weight_decay * p` to the step before scaling. All other rules
+    /// add `weight_decay * p` to the gradient of p (L2 regularization), as `PyTorch` does.
     pub weight_decay: f32,
     /// The maximum norm of the gradients of a step. [`step`](Self::step) scales gradients with a larger norm.
     /// [`update_range`](Self::update_range) does not scale gradients.
@@ -30,14 +30,17 @@ pub struct Optimizer {
     pub steps: u64,
     /// The value of `steps` when the momentum of [`Rule::Accelerated`] was last reset to 0.
     pub momentum_start: u64,
-    /// The dot product of velocity and gradient in the current step. Positive if the velocity points uphill.
+    /// The dot product of velocity and gradient in the current step.
     ascent: f64,
-    /// The range of each tensor in the vector of all parameters, in increasing order. Used by [`Rule::Lamb`]. After
-    /// [`new`](Self::new), all parameters are one tensor.
+    /// The range of each tensor in the vector of all parameters, in increasing order. Used by [`Rule::Lamb`] and
+    /// [`Rule::Lars`]. After [`new`](Self::new), all parameters are one tensor.
     pub tensors: Vec<Range<usize>>,
     /// The ranges of running statistics, in increasing order. Their gradient is the change that a step subtracts from
     /// them: without learning rate, weight decay, clipping and state.
     pub statistics: Vec<Range<usize>>,
+    /// The gradients of the current step. Empty except with [`Rule::Lars`], which needs all of them at the end of the
+    /// step.
+    gradients: Vec<f32>,
     /// The state vectors, in the order of [`Rule::state_names`]. Each has one value per parameter.
     pub state: Vec<Vec<f32>>,
 }
@@ -56,6 +59,7 @@ impl Optimizer {
             ascent: 0.0,
             tensors: std::iter::once(0..parameter_count).collect(),
             statistics: Vec::new(),
+            gradients: Vec::new(),
             state,
         }
     }
@@ -137,7 +141,7 @@ impl Optimizer {
         match self.rule {
             _ if decay == 0.0 => {}
             Rule::AdamW(_) => kernels::decay_weights(parameters, rate, decay),
-            Rule::Lamb(_) => {}
+            Rule::Lamb(_) | Rule::Lars { .. } => {}
             _ => gradients.iter_mut().zip(&*parameters).for_each(|(g, p)| *g += decay * p),
         }
         match (self.rule, self.state.as_mut_slice()) {
@@ -162,28 +166,72 @@ impl Optimizer {
                 let step = AdamStep::new(options, rate, self.steps);
                 step.update_moments(gradients, &mut first[range.clone()], &mut second[range]);
             }
+            (Rule::Lars { .. }, [velocity]) => {
+                self.gradients.resize(velocity.len(), 0.0);
+                self.gradients[range].copy_from_slice(gradients);
+            }
             _ => unreachable!("the state has as many vectors as the rule names"),
         }
     }
 
-    /// Finishes a step. [`Rule::Accelerated`] moves all parameters along the velocity here. [`Rule::Lamb`] takes its
-    /// whole step here, because the step depends on the norm of each tensor.
+    /// Finishes a step. [`Rule::Accelerated`] moves all parameters along the velocity here. [`Rule::Lamb`] and
+    /// [`Rule::Lars`] take their whole step here, because the step depends on the norm of each tensor.
     pub fn finish_step(&mut self, parameters: &mut [f32]) {
+        let sums = self.sums_for_end_of_step(parameters);
+        self.finish_step_with_sums(parameters, &sums);
+    }
+
+    /// Returns the sums over the parameters that the end of a step needs, for example the squares of the norm of each
+    /// tensor. If ranks hold parts of the parameters, they add these sums and call
+    /// [`finish_step_with_sums`](Self::finish_step_with_sums). The number of sums does not depend on the part.
+    pub(crate) fn sums_for_end_of_step(&self, parameters: &[f32]) -> Vec<f64> {
+        let tensors = || self.tensors.iter().cloned();
         match (self.rule, self.state.as_slice()) {
-            (Rule::Accelerated, [_]) => self.finish_accelerated_step(parameters),
+            (Rule::Accelerated, _) => vec![self.ascent],
             (Rule::Lamb(options), [first, second]) => {
                 let step = AdamStep::new(options, self.learning_rate, self.steps);
-                for tensor in self.tensors.iter().cloned() {
-                    let (first, second) = (&first[tensor.clone()], &second[tensor.clone()]);
-                    step.apply_lamb(&mut parameters[tensor], first, second, self.weight_decay);
+                let squares = |tensor: Range<usize>| {
+                    let moments = (&first[tensor.clone()], &second[tensor.clone()]);
+                    step.lamb_squares(&parameters[tensor], moments, self.weight_decay)
+                };
+                tensors().flat_map(squares).collect()
+            }
+            (Rule::Lars { .. }, _) => tensors()
+                .flat_map(|tensor| [&parameters[tensor.clone()], &self.gradients[tensor]])
+                .map(kernels::sum_of_squares)
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Finishes a step with the sums over all parameters: see [`sums_for_end_of_step`](Self::sums_for_end_of_step).
+    pub(crate) fn finish_step_with_sums(&mut self, parameters: &mut [f32], sums: &[f64]) {
+        let (rate, decay) = (self.learning_rate, self.weight_decay);
+        let tensors = self.tensors.iter().cloned().zip(sums.as_chunks().0);
+        match (self.rule, self.state.as_mut_slice()) {
+            (Rule::Accelerated, [_]) => self.finish_accelerated_step(parameters, sums[0]),
+            (Rule::Lamb(options), [first, second]) => {
+                let step = AdamStep::new(options, rate, self.steps);
+                for (tensor, &squares) in tensors {
+                    let moments = (&first[tensor.clone()], &second[tensor.clone()]);
+                    step.apply_lamb(&mut parameters[tensor], moments, decay, squares);
+                }
+            }
+            (Rule::Lars { momentum }, [velocity]) => {
+                let step = LarsStep { momentum, rate, decay };
+                for (tensor, &squares) in tensors {
+                    let velocity = &mut velocity[tensor.clone()];
+                    let gradients = &self.gradients[tensor.clone()];
+                    step.apply(&mut parameters[tensor], gradients, velocity, squares);
                 }
             }
             _ => {}
         }
     }
 
-    fn finish_accelerated_step(&mut self, parameters: &mut [f32]) {
-        if self.ascent > 0.0 {
+    /// `ascent` is the dot product of velocity and gradient of all parameters. Positive if the velocity points uphill.
+    fn finish_accelerated_step(&mut self, parameters: &mut [f32], ascent: f64) {
+        if ascent > 0.0 {
             self.momentum_start = self.steps;
         }
         let momentum = accelerated_momentum(self.steps - self.momentum_start);
@@ -305,6 +353,45 @@ mod tests {
             }
             assert_eq!(found, [expected[0], 301.0, -599.0, expected[1], expected[2], -899.0], "{rule:?}");
             assert_eq!(in_parts, found, "{rule:?}");
+        }
+    }
+
+    /// Ranks hold parts of tensors. Together, the parts must take the step of the whole, in each rule that needs sums over
+    /// all parameters. A tensor of zeros must move.
+    #[test]
+    fn parts_of_tensors_take_the_step_of_the_whole_if_their_sums_are_added() {
+        for rule in
+            [Rule::Lamb(AdamOptions::DEFAULT), Rule::Lars { momentum: 0.5 }, Rule::Accelerated, Rule::Sgd]
+        {
+            let (mut expected, gradients) = ([3.0, 4.0, 0.0, 0.0, -7.0], [1.0, -1.0, 2.0, 3.0, 0.5]);
+            let mut whole = Optimizer::new(rule, 0.1, 0.1, 5);
+            whole.tensors = vec![0..2, 2..4, 4..5];
+            let mut parts =
+                [(0..1, vec![0..1, 1..1, 1..1]), (1..5, vec![0..1, 1..3, 3..4])].map(|(range, tensors)| {
+                    let mut part = Optimizer::new(rule, 0.1, 0.1, range.len());
+                    part.tensors = tensors;
+                    (range.clone(), part, expected[range].to_vec())
+                });
+            for _ in 0..3 {
+                whole.step(&mut expected, &mut gradients.clone());
+                let mut sums: Vec<f64> = Vec::new();
+                for (range, part, parameters) in &mut parts {
+                    part.begin_step();
+                    let own = &mut gradients[range.clone()].to_vec();
+                    part.update_range(0..range.len(), parameters, own);
+                    let own = part.sums_for_end_of_step(parameters);
+                    sums.resize(own.len(), 0.0);
+                    sums.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+                }
+                for (_, part, parameters) in &mut parts {
+                    part.finish_step_with_sums(parameters, &sums);
+                }
+                let found = parts.iter().flat_map(|(_, _, parameters)| parameters);
+                for (found, expected) in found.zip(expected) {
+                    assert!((found - expected).abs() < 1e-6, "{rule:?}: {found} {expected}");
+                }
+                assert!(expected[2] < 0.0, "{rule:?}: {expected:?}");
+            }
         }
     }
 

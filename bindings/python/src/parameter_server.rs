@@ -62,8 +62,9 @@ fn parse_rule(
         "adam" => Rule::Adam(options),
         "adamw" => Rule::AdamW(options),
         "lamb" => Rule::Lamb(options),
+        "lars" => Rule::Lars { momentum },
         _ => {
-            let names = "sgd, momentum, nesterov, adam, adamw, lamb";
+            let names = "sgd, momentum, nesterov, adam, adamw, lamb, lars";
             return Err(errors::invalid(py, format!("`{name}` is not an optimizer; use one of {names}")));
         }
     })
@@ -227,7 +228,7 @@ impl PyParameterServer {
                 Err(error) => return Ok(Err(error)),
             };
             let range = server.with_shard(|range, _, optimizer| {
-                if matches!(options.rule, Rule::Lamb(_)) {
+                if options.rule.needs_whole_tensors() {
                     optimizer.tensors = tensor_ranges(&tensors);
                 }
                 range

@@ -9,9 +9,9 @@ use crate::train::optimizer::{AdamOptions, Rule};
 /// The optimizer and its constants.
 #[derive(Args, Debug)]
 pub(super) struct OptimizerArgs {
-    /// The optimizer: auto, sgd, momentum, nesterov, accelerated, adam, adamw or lamb. auto: see Defaults below.
+    /// The optimizer: auto, sgd, momentum, nesterov, accelerated, adam, adamw, lamb or lars. auto: see Defaults below.
     /// nesterov: torch.optim.SGD with nesterov=True. accelerated: Nesterov's method with restarts, for the whole
-    /// training set as one batch. lamb: for large batches
+    /// training set as one batch. lamb, lars: for large batches
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Training")]
     optimizer: String,
 
@@ -19,7 +19,7 @@ pub(super) struct OptimizerArgs {
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     lr: Option<f32>,
 
-    /// The momentum factor of --optimizer momentum and nesterov, as in torch.optim.SGD [default: 0.9]
+    /// The momentum factor of --optimizer momentum, nesterov and lars, as in torch.optim.SGD [default: 0.9]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, help_heading = "Training")]
     momentum: Option<f32>,
 
@@ -33,7 +33,7 @@ pub(super) struct OptimizerArgs {
 
     /// The weight decay, as in torch.optim. In each step, adamw subtracts lr * RATE * p from each parameter p. lamb
     /// adds RATE * p to the update of p. Other optimizers add RATE * p to the gradient of p (L2 regularisation)
-    /// [default: 0.01 for adamw and lamb, otherwise 0]
+    /// [default: 0.01 for adamw and lamb, 0.0005 for lars, otherwise 0]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     weight_decay: Option<f32>,
 }
@@ -91,9 +91,10 @@ impl OptimizerArgs {
             "adam" => Rule::Adam(options),
             "adamw" => Rule::AdamW(options),
             "lamb" => Rule::Lamb(options),
+            "lars" => Rule::Lars { momentum },
             other => {
                 return Err(format!(
-                    "--optimizer {other}: it is one of auto, sgd, momentum, nesterov, accelerated, adam, adamw, lamb"
+                    "--optimizer {other}: it is one of auto, sgd, momentum, nesterov, accelerated, adam, adamw, lamb, lars"
                 ));
             }
         }))
@@ -126,7 +127,7 @@ impl OptimizerArgs {
         let has_momentum = rule.is_some_and(|rule| rule.momentum().is_some());
         let has_moments = rule.is_some_and(|rule| rule.adam_options().is_some());
         for (flag, given, belongs, owners) in [
-            ("--momentum", self.momentum.is_some(), has_momentum, "momentum or nesterov"),
+            ("--momentum", self.momentum.is_some(), has_momentum, "momentum, nesterov or lars"),
             ("--betas", self.betas.is_some(), has_moments, "adam, adamw or lamb"),
             ("--epsilon", self.epsilon.is_some(), has_moments, "adam, adamw or lamb"),
         ] {

@@ -102,24 +102,84 @@ impl AdamStep {
         }
     }
 
-    /// Takes the step of LAMB on one tensor. The step is Adam's step plus `decay` times the parameters, scaled to the
-    /// norm of the parameters. Norms are summed in f64 in a fixed order, so all ranks compute the same norms.
-    pub(super) fn apply_lamb(&self, parameters: &mut [f32], first: &[f32], second: &[f32], decay: f32) {
-        let direction = |p: f32, m: f32, v: f32| {
-            m / self.first_bias / (v.sqrt() / self.second_root + self.epsilon) + decay * p
-        };
+    /// Returns the step of LAMB for one parameter, without the learning rate and before the step is scaled: Adam's
+    /// step plus `decay` times the parameter.
+    fn lamb_direction(&self, (p, m, v): (f32, f32, f32), decay: f32) -> f32 {
+        m / self.first_bias / (v.sqrt() / self.second_root + self.epsilon) + decay * p
+    }
+
+    /// Returns the sums of the squares of the parameters and of LAMB's step, for one tensor or for a part of it. The sums
+    /// are computed in f64 in a fixed order, so all ranks with the same values compute the same sums.
+    pub(super) fn lamb_squares(
+        &self,
+        parameters: &[f32],
+        (first, second): (&[f32], &[f32]),
+        decay: f32,
+    ) -> [f64; 2] {
         let (mut parameter_sum, mut step_sum) = (0.0_f64, 0.0_f64);
         for ((&p, &m), &v) in parameters.iter().zip(first).zip(second) {
-            let step = f64::from(direction(p, m, v));
+            let step = f64::from(self.lamb_direction((p, m, v), decay));
             parameter_sum += f64::from(p) * f64::from(p);
             step_sum += step * step;
         }
+        [parameter_sum, step_sum]
+    }
+
+    /// Takes the step of LAMB on one tensor or on a part of it: scales the step to the norm of the parameters. `squares`
+    /// holds the sums of [`lamb_squares`](Self::lamb_squares) over the whole tensor.
+    pub(super) fn apply_lamb(
+        &self,
+        parameters: &mut [f32],
+        (first, second): (&[f32], &[f32]),
+        decay: f32,
+        [parameter_sum, step_sum]: [f64; 2],
+    ) {
         // The step of a tensor of zeros, such as an initial bias, is not scaled: its norm would be 0.
         let is_scaled = parameter_sum > 0.0 && step_sum > 0.0;
         let ratio = if is_scaled { (parameter_sum / step_sum).sqrt() } else { 1.0 };
         let factor = (f64::from(self.rate) * ratio) as f32;
         for ((p, &m), &v) in parameters.iter_mut().zip(first).zip(second) {
-            *p -= factor * direction(*p, m, v);
+            *p -= factor * self.lamb_direction((*p, m, v), decay);
         }
     }
+}
+
+/// The ratio between the norm of a tensor and the norm of its step, in the paper about LARS.
+const LARS_TRUST_COEFFICIENT: f64 = 0.001;
+
+/// The coefficients of one step of [`Rule::Lars`](super::Rule::Lars).
+pub(super) struct LarsStep {
+    pub(super) momentum: f32,
+    pub(super) rate: f32,
+    pub(super) decay: f32,
+}
+
+impl LarsStep {
+    /// Takes the step on one tensor or on a part of it. `parameter_sum` and `gradient_sum` are the sums of the squares of
+    /// the parameters and of the gradients of the whole tensor.
+    pub(super) fn apply(
+        &self,
+        parameters: &mut [f32],
+        gradients: &[f32],
+        velocity: &mut [f32],
+        [parameter_sum, gradient_sum]: [f64; 2],
+    ) {
+        let (parameter_norm, gradient_norm) = (parameter_sum.sqrt(), gradient_sum.sqrt());
+        // The gradient of a tensor of zeros, such as an initial bias, is not scaled to its norm: its step would be 0.
+        let ratio = if parameter_norm > 0.0 && gradient_norm > 0.0 {
+            parameter_norm / (gradient_norm + f64::from(self.decay) * parameter_norm)
+        } else {
+            1.0
+        };
+        let factor = (f64::from(self.rate) * LARS_TRUST_COEFFICIENT * ratio) as f32;
+        for ((p, g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
+            *v = self.momentum * *v + factor * (g + self.decay * *p);
+            *p -= *v;
+        }
+    }
+}
+
+/// Returns the sum of the squares, computed in f64 in a fixed order.
+pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
+    values.iter().map(|&value| f64::from(value) * f64::from(value)).sum()
 }

@@ -30,6 +30,12 @@ pub enum Rule {
     AdamW(AdamOptions),
     /// LAMB (You et al. 2020), for large batches: Adam with the step of each tensor scaled to the norm of the tensor.
     Lamb(AdamOptions),
+    /// LARS (You, Gitman and Ginsburg 2017), for large batches: momentum with the gradient of each tensor scaled to the
+    /// norm of the tensor.
+    Lars {
+        /// The fraction of the velocity that each step keeps: at least 0 and below 1.
+        momentum: f32,
+    },
 }
 
 /// The constants of [`Rule::Adam`], [`Rule::AdamW`] and [`Rule::Lamb`].
@@ -73,6 +79,7 @@ impl Rule {
             Self::Adam(_) => "adam",
             Self::AdamW(_) => "adamw",
             Self::Lamb(_) => "lamb",
+            Self::Lars { .. } => "lars",
         }
     }
 
@@ -80,17 +87,21 @@ impl Rule {
     pub fn state_names(self) -> &'static [&'static str] {
         match self {
             Self::Sgd => &[],
-            Self::Momentum { .. } | Self::Nesterov { .. } | Self::Accelerated => &["optimizer.velocity"],
+            Self::Momentum { .. } | Self::Nesterov { .. } | Self::Accelerated | Self::Lars { .. } => {
+                &["optimizer.velocity"]
+            }
             Self::Adam(_) | Self::AdamW(_) | Self::Lamb(_) => {
                 &["optimizer.first_moment", "optimizer.second_moment"]
             }
         }
     }
 
-    /// Returns the momentum of [`Rule::Momentum`] and [`Rule::Nesterov`], and `None` for other rules.
+    /// Returns the momentum of [`Rule::Momentum`], [`Rule::Nesterov`] and [`Rule::Lars`], and `None` for other rules.
     pub fn momentum(self) -> Option<f32> {
         match self {
-            Self::Momentum { momentum } | Self::Nesterov { momentum } => Some(momentum),
+            Self::Momentum { momentum } | Self::Nesterov { momentum } | Self::Lars { momentum } => {
+                Some(momentum)
+            }
             _ => None,
         }
     }
@@ -103,11 +114,22 @@ impl Rule {
         }
     }
 
-    /// Returns the default weight decay: 0.01 for `AdamW` (as in `PyTorch`) and LAMB (as in the paper), and 0 for the
-    /// other rules.
+    /// Returns whether the step of a parameter depends on the gradients of its whole tensor.
+    pub fn needs_whole_tensors(self) -> bool {
+        matches!(self, Self::Lamb(_) | Self::Lars { .. })
+    }
+
+    /// Returns whether the step of a parameter depends on no other parameter.
+    pub fn updates_elements_independently(self) -> bool {
+        !self.needs_whole_tensors() && self != Self::Accelerated
+    }
+
+    /// Returns the default weight decay: 0.01 for `AdamW` (as in `PyTorch`) and LAMB (as in the paper), 0.0005 for LARS
+    /// (as in the paper), and 0 for the other rules.
     pub fn default_weight_decay(self) -> f32 {
         match self {
             Self::AdamW(_) | Self::Lamb(_) => 0.01,
+            Self::Lars { .. } => 0.0005,
             _ => 0.0,
         }
     }

@@ -137,10 +137,11 @@ impl ParameterServer {
                     "a parameter server cannot use the optimizer accelerated; use another optimizer",
                 );
             }
-            Rule::Lamb(_) if options.servers.get() > 1 => {
-                return unsupported(
-                    "several servers cannot use the optimizer lamb, which needs whole tensors; use 1 server",
-                );
+            rule if rule.needs_whole_tensors() && options.servers.get() > 1 => {
+                return unsupported(&format!(
+                    "several servers cannot use the optimizer {}, which needs whole tensors; use 1 server",
+                    rule.name()
+                ));
             }
             _ => {}
         }

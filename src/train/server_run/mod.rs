@@ -26,7 +26,7 @@ use self::work_messages::{WorkReply, WorkRequest};
 use super::TrainError;
 use super::checkpoint::TrainingState;
 use super::config::Config;
-use super::optimizer::{Optimizer, Rule};
+use super::optimizer::Optimizer;
 use super::parameter_server::{
     LinkOutcome, Links, ParameterServerError, RefusalReason, RequestHandler, ServerClient, Shard,
     ShardLayout, ShardServer, StalenessRule, UpdateMode, connect,
@@ -88,7 +88,7 @@ pub(super) fn train_with_servers(
 ) -> Result<Summary, TrainError> {
     let started = Instant::now();
     let tensors: Vec<_> = setup.network.parameter_tensors().into_iter().map(|tensor| tensor.range).collect();
-    let needs_tensors = matches!(setup.settings.rule, Rule::Lamb(_));
+    let needs_tensors = setup.settings.rule.needs_whole_tensors();
     let count = setup.network.parameter_count();
     let layout =
         ShardLayout::new(group.size(), config.server_count(), count, needs_tensors.then_some(&tensors[..]))?;

@@ -16,6 +16,8 @@ from ._parameters import Parameters, as_gradient
 from .group import Group
 
 _STATE_PREFIX = "optimizer."
+# The step of a parameter depends on the gradients of its whole tensor.
+_RULES_OF_WHOLE_TENSORS = ("lamb", "lars")
 
 
 class PushResult(NamedTuple):
@@ -55,9 +57,9 @@ class ParameterServer:
     parameters of a module that require gradients. Buffers and frozen parameters keep the values that each rank has
     given them.
 
-    The optimizers are "sgd", "momentum", "nesterov", "adam", "adamw" and "lamb". `momentum` (default 0.9), `betas`
-    and `eps` (defaults (0.9, 0.999) and 1e-8) and `weight_decay` (default 0.01 for adamw and lamb, otherwise 0) mean
-    the same as in torch.optim.
+    The optimizers are "sgd", "momentum", "nesterov", "adam", "adamw", "lamb" and "lars". `momentum` (default 0.9),
+    `betas` and `eps` (defaults (0.9, 0.999) and 1e-8) and `weight_decay` (default 0.01 for adamw and lamb, 0.0005 for
+    lars, otherwise 0) mean the same as in torch.optim.
 
     By default, a server applies each gradient as soon as the gradient arrives (asynchronous SGD). No worker waits for
     another worker, and the loss of a worker does not affect the other ranks. With `staleness`, a server drops a gradient
@@ -65,8 +67,8 @@ class ParameterServer:
     divides the learning rate by the staleness of the gradient. Gradients with a staleness of 0 or 1 keep the full rate.
     With `synchronous`, a server waits in each step for the gradients of all workers, and applies their mean.
 
-    Raises `InvalidArgument` if an argument is wrong or no rank is a worker, `Unsupported` for lamb on several
-    servers, and `Mismatch` if the ranks pass different numbers of parameters. Any thread may call any method; the
+    Raises `InvalidArgument` if an argument is wrong or no rank is a worker, `Unsupported` for lamb and lars on
+    several servers, and `Mismatch` if the ranks pass different numbers of parameters. Any thread may call any method; the
     calls of a worker run one after another.
     """
 
@@ -174,7 +176,7 @@ class ParameterServer:
 
         `parameter` is the parameter's name or index. `rows` is a vector of integers in any order, and `values` has
         the gradient of each of these rows. If `rows` contains a row several times, its gradients are added. The state
-        of the optimizer changes only in these rows. Raises `Unsupported` with a synchronous server or with lamb, because
+        of the optimizer changes only in these rows. Raises `Unsupported` with a synchronous server, lamb or lars, because
         these need the gradients of all rows."""
         self._check_worker()
         self._refuse_rows_if_synchronous()
@@ -203,11 +205,12 @@ class ParameterServer:
     def _refuse_rows_if_synchronous(self) -> None:
         if self._is_synchronous:
             raise Unsupported("a synchronous server needs the gradients of all parameters; call push")
-        if self._optimizer == "lamb":
-            raise Unsupported("lamb needs the gradients of whole tensors; call push, or use another optimizer")
+        if self._optimizer in _RULES_OF_WHOLE_TENSORS:
+            message = f"{self._optimizer} needs the gradients of whole tensors; call push, or use another optimizer"
+            raise Unsupported(message)
 
     def _sends_rows(self, grads: list[Any]) -> bool:
-        needs_whole_gradients = self._is_synchronous or self._optimizer == "lamb"
+        needs_whole_gradients = self._is_synchronous or self._optimizer in _RULES_OF_WHOLE_TENSORS
         return not needs_whole_gradients and any(grad is not None and grad.is_sparse for grad in grads)
 
     def _store_gradient(self, gradient: Any) -> None:
@@ -334,9 +337,10 @@ def _check_constants(
     weight_decay: float | None,
 ) -> None:
     """Raises `InvalidArgument` if a constant of an optimizer is out of its range, or has no effect."""
-    has_momentum, is_adam = optimizer in ("momentum", "nesterov"), optimizer in ("adam", "adamw", "lamb")
+    has_momentum = optimizer in ("momentum", "nesterov", "lars")
+    is_adam = optimizer in ("adam", "adamw", "lamb")
     if momentum is not None and not has_momentum:
-        raise InvalidArgument(f"the optimizer {optimizer} has no momentum; use momentum or nesterov")
+        raise InvalidArgument(f"the optimizer {optimizer} has no momentum; use momentum, nesterov or lars")
     if (betas is not None or eps is not None) and not is_adam:
         raise InvalidArgument(f"the optimizer {optimizer} has no betas and no eps; use adam, adamw or lamb")
     if betas is not None and len(betas) != 2:

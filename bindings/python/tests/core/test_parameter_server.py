@@ -166,10 +166,10 @@ def test_a_pull_of_rows_makes_the_next_push_fresh():
     assert run_on_ranks(2, run_worker, staleness=0)[1] == [(True, 0)] * 4
 
 
-@pytest.mark.parametrize("optimizer", ("momentum", "lamb"))
+@pytest.mark.parametrize("optimizer", ("momentum", "lamb", "lars"))
 def test_a_state_can_be_saved_and_loaded(optimizer: str, tmp_path: Path):
     """A job that loads the state of another job continues as the other job does."""
-    servers = 1 if optimizer == "lamb" else 2
+    servers = 2 if optimizer == "momentum" else 1
     start = {"a": np.linspace(1, 2, 6, dtype=np.float32), "b": np.ones((2, 2), np.float32)}
 
     def run_rank(group: ring.Group, is_resumed: bool):
@@ -211,7 +211,7 @@ def test_wrong_arguments_raise_an_error_and_send_nothing():
         ({"lr": 0}, "lr is 0"),
         ({"lr": float("nan")}, "lr is nan"),
         ({"optimizer": "sgdd"}, "`sgdd` is not an optimizer"),
-        ({"momentum": 0.9}, "use momentum or nesterov"),
+        ({"momentum": 0.9}, "use momentum, nesterov or lars"),
         ({"betas": (0.9, 0.99)}, "use adam"),
         ({"optimizer": "adam", "betas": (0.9, 1.0)}, "betas is 1.0"),
         ({"optimizer": "momentum", "momentum": -1}, "momentum is -1"),
@@ -220,6 +220,7 @@ def test_wrong_arguments_raise_an_error_and_send_nothing():
         ({"servers": 3}, "the number of ranks is 3 and the number of servers is 3"),
         ({"parameters": np.zeros(1, np.float32), "servers": 2}, "2 servers are too many"),
         ({"optimizer": "lamb", "servers": 2}, "lamb"),
+        ({"optimizer": "lars", "servers": 2}, "lars"),
         ({"staleness": -1}, "staleness is -1"),
         ({"synchronous": True, "staleness": 3}, "no old gradients"),
     )
