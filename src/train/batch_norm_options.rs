@@ -25,6 +25,11 @@ pub(super) fn check_batch_norm_options(config: &Config) -> Result<(), String> {
              pass --strategy ps-sync or allreduce, or leave `batchnorm` out of --model"
         ));
     }
+    if config.shard_optimizer {
+        return Err("the model has `batchnorm`, whose running statistics --shard-optimizer cannot divide over ranks; leave out \
+                    --shard-optimizer, or leave `batchnorm` out of --model"
+            .into());
+    }
     if config.recipe.logical_shards().is_some() {
         return Err("the model has `batchnorm`, whose statistics depend on the number of ranks in their last bits, so \
                     --reproducible does not apply; leave out --reproducible, or leave `batchnorm` out of --model"

@@ -10,11 +10,17 @@
 //!
 //! The first step allocates a buffer for each bucket with [`Group::alloc`](crate::Group::alloc). Ranks on the same
 //! host reduce buffers from `alloc` in place.
+//!
+//! With `--shard-optimizer`, a bucket is reduced by a reduce-scatter, and a rank gets only the sums of its chunk.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::runtime::{PendingSum, Runtime, SumBuffer};
+use super::gradient_work::GradientWork;
+use super::model::LossSums;
+use super::partition::own_chunk;
+use super::pass_runtime::PassRuntime;
+use super::runtime::{PendingSum, Runtime, SumBuffer, SumTarget};
 use crate::codec::Compression;
 use crate::group::Error;
 
@@ -25,10 +31,12 @@ pub const BUCKET_BYTES: usize = 1 << 20;
 pub(crate) struct Buckets {
     /// The number of elements in a full bucket.
     elements: usize,
+    target: SumTarget,
     compression: Compression,
     /// The range of gradients that are final and not yet in a bucket; the backward pass lowers the start.
     ready: Range<usize>,
-    /// The buckets that are being reduced, each with its range of gradients, in the order in which they were started.
+    /// The buckets that are being reduced, each with the range of gradients whose sums this rank gets, in the order in
+    /// which they were started.
     in_flight: VecDeque<(Range<usize>, PendingSum)>,
     /// The buffers of earlier steps, in the order of the buckets, so that a buffer holds the same range of gradients
     /// in every step.
@@ -39,8 +47,34 @@ impl Buckets {
     /// Creates buckets. Each bucket holds `bytes` bytes of gradients of the type `f32`. The last bucket of a step may
     /// be shorter.
     pub(crate) fn new(bytes: usize, compression: Compression) -> Self {
-        let elements = (bytes / size_of::<f32>()).max(1);
-        Self { elements, compression, ready: 0..0, in_flight: VecDeque::new(), free: VecDeque::new() }
+        Self::with_target((bytes / size_of::<f32>()).max(1), SumTarget::Everything, compression)
+    }
+
+    /// Creates buckets of `elements` gradients, of which each rank gets only the sums of its chunk.
+    pub(crate) fn scattered(elements: usize, compression: Compression) -> Self {
+        Self::with_target(elements, SumTarget::OwnChunk, compression)
+    }
+
+    fn with_target(elements: usize, target: SumTarget, compression: Compression) -> Self {
+        Self { elements, target, compression, ready: 0..0, in_flight: VecDeque::new(), free: VecDeque::new() }
+    }
+
+    /// Computes the gradient of a rank's samples, and starts the sum of each bucket as soon as its gradients are final.
+    pub(crate) fn differentiate(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        work: GradientWork<'_>,
+    ) -> Result<LossSums, Error> {
+        let weight = 1.0 / work.batch_len as f32;
+        let ranks = PassRuntime::new(runtime);
+        let sums = work.differentiate(
+            weight,
+            &ranks,
+            (self.elements, |range, gradients: &mut [f32]| {
+                ranks.call_unless_failed(|runtime| self.add_gradients(runtime, range, gradients));
+            }),
+        );
+        ranks.finish(sums)
     }
 
     /// Returns the number of elements in a full bucket.
@@ -48,9 +82,9 @@ impl Buckets {
         self.elements
     }
 
-    /// Adds a range of final gradients, and starts the all-reduce of each bucket that is now full. `range.end` must
-    /// be the `range.start` of the previous call.
-    pub(crate) fn add_gradients(
+    /// Adds a range of final gradients, and starts the sum of each bucket that is now full. `range.end` must be the
+    /// `range.start` of the previous call.
+    fn add_gradients(
         &mut self,
         runtime: &mut dyn Runtime,
         range: Range<usize>,
@@ -65,15 +99,15 @@ impl Buckets {
         Ok(())
     }
 
-    /// Starts the all-reduce of the remaining gradients, which do not fill a bucket.
+    /// Starts the sum of the remaining gradients, which do not fill a bucket.
     pub(crate) fn flush(&mut self, runtime: &mut dyn Runtime, gradients: &[f32]) -> Result<(), Error> {
         let rest = std::mem::replace(&mut self.ready, 0..0);
         if rest.is_empty() { Ok(()) } else { self.start_sum_of_range(runtime, rest, gradients) }
     }
 
-    /// Waits for the all-reduces of all buckets, in the order in which they were started. Calls `on_reduced` with the
-    /// range and the sums of each bucket while later buckets are still being reduced. Afterwards the contents of
-    /// `gradients` are unspecified.
+    /// Waits for the sums of all buckets, in the order in which they were started. Calls `on_reduced` with the range
+    /// and the sums of each bucket while later buckets are still being reduced. Afterwards the contents of `gradients`
+    /// are unspecified.
     pub(crate) fn wait_for_all_buckets(
         &mut self,
         gradients: &mut [f32],
@@ -101,8 +135,13 @@ impl Buckets {
         range: Range<usize>,
         gradients: &[f32],
     ) -> Result<(), Error> {
-        let bucket = runtime.start_sum(&gradients[range.clone()], self.compression, self.free.pop_front())?;
-        self.in_flight.push_back((range, bucket));
+        let target = (self.target, self.compression);
+        let bucket = runtime.start_sum(&gradients[range.clone()], target, self.free.pop_front())?;
+        let summed = match self.target {
+            SumTarget::Everything => range,
+            SumTarget::OwnChunk => own_chunk(&range, runtime.rank_and_size()),
+        };
+        self.in_flight.push_back((summed, bucket));
         Ok(())
     }
 }

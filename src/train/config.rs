@@ -75,6 +75,9 @@ pub struct Config {
     pub parameter_server: ServerSettings,
     /// The format in which gradients, or changes of parameters, are sent.
     pub compression: Compression,
+    /// Whether each rank holds the state of the optimizer for only a part of the parameters. Only for
+    /// [`StrategySpec::AllReduce`].
+    pub shard_optimizer: bool,
     /// The size in bytes of a bucket of gradients. Each bucket is reduced while the backward pass computes the next
     /// bucket. `None` reduces all gradients after the backward pass.
     pub bucket_bytes: Option<usize>,
@@ -132,6 +135,8 @@ pub fn default_learning_rate(rule: Rule, model: &ModelSpec, steps: u64) -> f32 {
         (Rule::Adam(_) | Rule::AdamW(_), ModelSpec::Linear) if steps >= LONG_RUN_STEPS => 0.001,
         (Rule::Sgd, ModelSpec::Linear) => 0.01,
         (Rule::Sgd, _) => 0.1,
+        // The trust coefficient makes the steps 1000 times shorter.
+        (Rule::Lars { .. }, _) => 3.0,
         (Rule::Momentum { .. } | Rule::Nesterov { .. } | Rule::Accelerated, ModelSpec::Linear)
         | (Rule::Adam(_) | Rule::AdamW(_), ModelSpec::Mlp(_) | ModelSpec::Cnn(_) | ModelSpec::Own(_)) => {
             0.001
@@ -164,6 +169,7 @@ impl Config {
             pipeline_micro_batches: None,
             parameter_server: ServerSettings::default(),
             compression: Compression::None,
+            shard_optimizer: false,
             bucket_bytes: Some(BUCKET_BYTES),
             checkpoint: None,
             report: None,
@@ -207,6 +213,7 @@ impl Config {
                 path.display()
             ));
         }
+        self.check_shard_optimizer()?;
         match (self.rule, self.strategy) {
             (Some(Rule::Accelerated), _) if !self.recipe.allows_accelerated_rule() => {
                 Err("--schedule, --warmup, --scale-lr and --clip-norm do not apply to --optimizer accelerated, which \
@@ -274,6 +281,31 @@ impl Config {
                 .into());
         }
         Ok(())
+    }
+
+    fn check_shard_optimizer(&self) -> Result<(), String> {
+        if !self.shard_optimizer {
+            return Ok(());
+        }
+        if self.strategy != StrategySpec::AllReduce {
+            return Err(format!(
+                "--shard-optimizer is for --strategy allreduce, with which all ranks take the same step; leave it out with \
+                 --strategy {}",
+                self.strategy
+            ));
+        }
+        match self.rule {
+            Some(rule)
+                if self.recipe.reproducible_shards.is_some() && !rule.updates_elements_independently() =>
+            {
+                Err(format!(
+                    "--reproducible does not apply to --shard-optimizer with --optimizer {}, because the ranks would add norms in an \
+                     order that depends on the number of ranks; pass --optimizer adam, momentum or sgd",
+                    rule.name()
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_parameter_server(&self) -> Result<(), String> {
@@ -356,6 +388,7 @@ impl Config {
             ("--micro-batches", format!("{:?}", self.pipeline_micro_batches)),
             ("--servers or --staleness-aware", format!("{:?}", self.parameter_server)),
             ("--compression", self.compression.to_string()),
+            ("--shard-optimizer", self.shard_optimizer.to_string()),
             ("--bucket-bytes or --no-overlap", format!("{:?}", self.bucket_bytes)),
             ("--checkpoint", self.checkpoint.is_some().to_string()),
             ("--save-model", self.model_file.is_some().to_string()),

@@ -8,10 +8,11 @@ use crate::codec::Compression;
 /// Returns the names (without `--`) of the options that [`check_divided_model_options`] refuses for this strategy.
 pub(crate) fn options_refused_by(strategy: StrategySpec) -> &'static [&'static str] {
     match strategy {
-        StrategySpec::Pipeline { .. } => &["accumulate", "compression", "scale-lr"],
-        StrategySpec::Hybrid { .. } => &["accumulate"],
-        StrategySpec::Tensor => &["micro-batches", "compression", "scale-lr"],
-        _ => &["micro-batches"],
+        StrategySpec::Pipeline { .. } => &["accumulate", "compression", "scale-lr", "shard-optimizer"],
+        StrategySpec::Hybrid { .. } => &["accumulate", "shard-optimizer"],
+        StrategySpec::Tensor => &["micro-batches", "compression", "scale-lr", "shard-optimizer"],
+        StrategySpec::AllReduce => &["micro-batches"],
+        _ => &["micro-batches", "shard-optimizer"],
     }
 }
 
@@ -38,10 +39,14 @@ pub(super) fn check_divided_model_options(config: &Config) -> Result<(), String>
              gradient of its part of the model; pass --optimizer adam, momentum or sgd"
         ));
     }
-    if strategy == StrategySpec::Tensor && matches!(config.rule, Some(Rule::Lamb(_))) {
-        return Err("--optimizer lamb needs the norm of each tensor of the model, but with --strategy tensor a rank has only a \
-                    part of each tensor; pass --optimizer adamw, or --strategy pipeline"
-            .into());
+    if let (StrategySpec::Tensor, Some(rule)) =
+        (strategy, config.rule.filter(|rule| rule.needs_whole_tensors()))
+    {
+        return Err(format!(
+            "--optimizer {} needs the norm of each tensor of the model, but with --strategy tensor a rank has only a part of each \
+             tensor; pass --optimizer adamw, or --strategy pipeline",
+            rule.name()
+        ));
     }
     if config.micro_batches.get() > 1 && strategy != StrategySpec::Tensor {
         return Err(format!(

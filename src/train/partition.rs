@@ -3,13 +3,18 @@
 //! A part is a set of parameters that one rank holds. Each parameter belongs to exactly one part. Several ranks may
 //! hold the same part. These ranks are the replicas of the part. If the strategy does not divide the model, there is
 //! one part, and all ranks are replicas.
+//!
+//! With `--shard-optimizer`, each rank holds all parameters, but the state of the optimizer for only some of them. A second
+//! partition divides the state.
 
 use std::ops::Range;
 
+use super::batches::range_of_rank;
+use super::config::Config;
 use super::model::{Network, check_tensor_split, tensor_ranges};
 use super::runtime::Runtime;
-use super::strategies::{StrategySpec, pipeline_stages};
-use crate::group::Error;
+use super::strategies::{StrategySpec, bucket_elements, pipeline_stages};
+use crate::group::{Error, Group};
 use crate::types::{Rank, WorldSize};
 
 /// The tag of the messages that carry parts.
@@ -23,6 +28,8 @@ pub(crate) struct ModelPartition {
     parts: Vec<Vec<Range<usize>>>,
     parameter_count: usize,
     place: PartPlace,
+    /// How the ranks divide the state of the optimizer. `None` if they divide it like the parameters.
+    optimizer_shards: Option<Box<Self>>,
 }
 
 /// The part that a rank holds, and the index of the rank among the replicas of this part. Replicas of a part have
@@ -49,6 +56,20 @@ impl PartPlace {
 }
 
 impl ModelPartition {
+    /// Divides the model and the state of the optimizer as `config` says.
+    ///
+    /// # Errors
+    ///
+    /// See [`new`](Self::new).
+    pub(crate) fn of_run(config: &Config, network: &Network, group: &Group) -> Result<Self, String> {
+        let (rank, size) = (group.rank(), group.size());
+        let mut partition = Self::new(config.strategy, network, (rank, size))?;
+        if config.shard_optimizer && size != WorldSize::ONE {
+            partition.shard_optimizer(bucket_elements(config, network.parameter_count(), size), (rank, size));
+        }
+        Ok(partition)
+    }
+
     /// Divides the model as `strategy` says.
     ///
     /// # Errors
@@ -74,7 +95,44 @@ impl ModelPartition {
             }
             _ => (vec![whole], size),
         };
-        Ok(Self { parts, parameter_count, place: PartPlace::new(rank, replicas) })
+        let place = PartPlace::new(rank, replicas);
+        Ok(Self { parts, parameter_count, place, optimizer_shards: None })
+    }
+
+    /// Divides the state of the optimizer over all ranks. Each rank holds the state of one chunk of each bucket of
+    /// `bucket_elements` parameters, so that the chunk that a reduce-scatter returns is the chunk that this rank updates.
+    ///
+    /// If there are several buckets, `bucket_elements` must be a multiple of the number of ranks. So the part of a rank is as
+    /// long as its chunk of the vector of all parameters.
+    fn shard_optimizer(&mut self, bucket_elements: usize, (rank, size): (Rank, WorldSize)) {
+        let chunks = |rank| {
+            let mut chunks: Vec<_> = bucket_ranges(self.parameter_count, bucket_elements)
+                .map(|bucket| own_chunk(&bucket, (rank, size)))
+                .collect();
+            chunks.reverse();
+            chunks
+        };
+        self.optimizer_shards = Some(Box::new(Self {
+            parts: size.ranks().map(chunks).collect(),
+            parameter_count: self.parameter_count,
+            place: PartPlace::new(rank, WorldSize::ONE),
+            optimizer_shards: None,
+        }));
+    }
+
+    /// Returns whether the ranks divide the state of the optimizer, but not the parameters.
+    pub(crate) fn has_optimizer_shards(&self) -> bool {
+        self.optimizer_shards.is_some()
+    }
+
+    /// Returns how the ranks divide the state of the optimizer.
+    pub(crate) fn of_optimizer(&self) -> &Self {
+        self.optimizer_shards.as_deref().unwrap_or(self)
+    }
+
+    /// Returns the ranges of the parameters of this rank's part, in increasing order.
+    pub(crate) fn own_ranges(&self) -> &[Range<usize>] {
+        &self.parts[self.place.part]
     }
 
     /// Returns which part this rank holds, and which replica of the part it is.
@@ -82,9 +140,14 @@ impl ModelPartition {
         self.place
     }
 
-    /// Returns whether each rank holds the whole model.
+    /// Returns whether each rank holds all parameters.
     pub(crate) fn is_undivided(&self) -> bool {
         self.parts.len() == 1
+    }
+
+    /// Returns whether each rank holds all parameters and the whole state of the optimizer.
+    pub(crate) fn has_whole_state(&self) -> bool {
+        self.of_optimizer().is_undivided()
     }
 
     /// Returns the number of parameters that this rank holds.
@@ -97,13 +160,13 @@ impl ModelPartition {
     }
 
     /// Returns the range of a tensor in this rank's vector of parameters. `tensor` is its range in the vector of the whole
-    /// model. Returns `None` if this rank holds no part of the tensor.
-    pub(crate) fn own_tensor(&self, tensor: &Range<usize>) -> Option<Range<usize>> {
+    /// model. If this rank has no value of the tensor, the range is empty.
+    pub(crate) fn own_tensor(&self, tensor: &Range<usize>) -> Range<usize> {
         let held = |range: &Range<usize>| -> usize {
-            self.parts[self.place.part].iter().map(|own| overlap(own, range).len()).sum()
+            self.own_ranges().iter().map(|own| overlap(own, range).len()).sum()
         };
-        let (start, count) = (held(&(0..tensor.start)), held(tensor));
-        (count > 0).then_some(start..start + count)
+        let start = held(&(0..tensor.start));
+        start..start + held(tensor)
     }
 
     /// Returns the initial parameters of this rank. If the model is divided, allocates temporary memory for only one
@@ -117,7 +180,7 @@ impl ModelPartition {
         for index in 0..network.stage().layers().len() {
             let values = network.initialize_layer(index, seed);
             let layer = start..start + values.len();
-            for range in &self.parts[self.place.part] {
+            for range in self.own_ranges() {
                 let common = overlap(range, &layer);
                 own.extend_from_slice(&values[common.start - start..common.end - start]);
             }
@@ -151,6 +214,17 @@ impl ModelPartition {
             self.copy_part_into_whole(part, &values, &mut whole);
         }
         Ok(Some(whole))
+    }
+
+    /// Copies the values of all parts, which follow each other in `parts`, to their positions in the vector of the whole
+    /// model.
+    pub(crate) fn copy_parts_into_whole(&self, parts: &[f32], whole: &mut [f32]) {
+        let mut rest = parts;
+        for part in 0..self.parts.len() {
+            let (values, others) = rest.split_at(self.part_parameter_count(part));
+            self.copy_part_into_whole(part, values, whole);
+            rest = others;
+        }
     }
 
     /// Copies the values of part `part` to their positions in the vector of the whole model.
@@ -189,17 +263,71 @@ impl ModelPartition {
         self.parts[part].iter().flat_map(|range| &whole[range.clone()]).copied().collect()
     }
 
-    /// Returns a sentence for the user that says how many parameters each rank holds.
-    pub(crate) fn describe_part_sizes(&self) -> String {
-        let counts = || (0..self.parts.len()).map(|part| self.part_parameter_count(part));
+    /// Returns a sentence for the user that says what each rank holds. Returns `None` if each rank holds everything.
+    pub(crate) fn describe_part_sizes(&self) -> Option<String> {
+        let what = match &self.optimizer_shards {
+            Some(_) => "the state of the optimizer for a part of the model",
+            _ if self.is_undivided() => return None,
+            _ => "a part of the model",
+        };
+        let held = self.of_optimizer();
+        let counts = || (0..held.parts.len()).map(|part| held.part_parameter_count(part));
         let (least, most) = (counts().min().unwrap_or_default(), counts().max().unwrap_or_default());
         let total = self.parameter_count;
-        format!("each rank holds a part of the model: from {least} to {most} of the {total} parameters")
+        Some(format!("each rank holds {what}: from {least} to {most} of the {total} parameters"))
     }
+}
+
+/// Divides `count` parameters into buckets, and returns the ranges of the buckets. Starts with the last parameters, whose
+/// gradients the backward pass computes first. The last of the returned buckets may be shorter.
+fn bucket_ranges(count: usize, bucket_elements: usize) -> impl Iterator<Item = Range<usize>> {
+    let next = move |bucket: &Range<usize>| {
+        (bucket.start > 0).then(|| bucket.start.saturating_sub(bucket_elements)..bucket.start)
+    };
+    std::iter::successors(next(&(count..count)), next)
+}
+
+/// Returns the part of a bucket that `rank` owns in a reduce-scatter and an all-gather: see
+/// [`Group::chunk`](crate::Group::chunk).
+pub(crate) fn own_chunk(bucket: &Range<usize>, (rank, size): (Rank, WorldSize)) -> Range<usize> {
+    let chunk = range_of_rank(bucket.len(), rank, size);
+    bucket.start + chunk.start..bucket.start + chunk.end
 }
 
 /// Returns the intersection of two ranges. If the intersection is empty, returns an empty range within `second`.
 pub(crate) fn overlap(first: &Range<usize>, second: &Range<usize>) -> Range<usize> {
     let start = first.start.clamp(second.start, second.end);
     start..first.end.clamp(start, second.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::model::Loss;
+
+    /// The parts must be disjoint, cover all parameters, and be as long as the chunks of an all-gather of all parameters.
+    #[test]
+    fn shards_of_the_optimizer_are_as_long_as_chunks_of_all_parameters() {
+        let network = Network::new(&"mlp:9".parse().unwrap(), 8, 1, Loss::CrossEntropy).unwrap();
+        let count = network.parameter_count();
+        for (ranks, bucket_elements) in
+            [(1, 3), (2, 10), (3, 9), (4, 88), (5, usize::MAX), (200, 200), (100, 91)]
+        {
+            let size = WorldSize::new(ranks).unwrap();
+            let place = (Rank::new(ranks - 1), size);
+            let mut whole = ModelPartition::new(StrategySpec::AllReduce, &network, place).unwrap();
+            whole.shard_optimizer(bucket_elements, place);
+            let shards = whole.of_optimizer();
+            for (part, rank) in size.ranks().enumerate() {
+                let expected = range_of_rank(count, rank, size).len();
+                assert_eq!(shards.part_parameter_count(part), expected, "{ranks} ranks, {bucket_elements}");
+            }
+            let numbers: Vec<f32> = (0..count).map(|number| number as f32).collect();
+            let parts: Vec<f32> =
+                (0..ranks as usize).flat_map(|part| shards.select_part(part, &numbers)).collect();
+            let mut found = vec![-1.0; count];
+            shards.copy_parts_into_whole(&parts, &mut found);
+            assert_eq!(found, numbers, "{ranks} ranks, {bucket_elements}");
+        }
+    }
 }

@@ -54,6 +54,9 @@ pub struct Report {
     pub parameters: usize,
     /// The name of the optimizer.
     pub optimizer: String,
+    /// The size in bytes of the optimizer's state on the rank that wrote the report. With `--shard-optimizer`, each rank
+    /// holds a part of the state.
+    pub optimizer_state_bytes: usize,
     /// The learning rate.
     pub lr: f64,
     /// The weight decay.

@@ -59,10 +59,8 @@ pub fn run(
     let setup = check_all_succeeded(group, RunPhase::Data, setup)?;
     check_same_class_weights(group, &setup)?;
     setup.dataset.notes.iter().for_each(|note| observer.notice(note));
-    let place = (group.rank(), group.size());
     // The model and the number of ranks are the same on all ranks, so all ranks return this error.
-    let partition =
-        ModelPartition::new(config.strategy, &setup.network, place).map_err(TrainError::Options)?;
+    let partition = ModelPartition::of_run(config, &setup.network, group).map_err(TrainError::Options)?;
     let state = starting_state(group, config, (&setup, &partition), observer)?;
     let mut recorder;
     let observer: &mut dyn Observer = match &config.curves.tensorboard {
@@ -73,9 +71,7 @@ pub fn run(
         _ => observer,
     };
     observer.notice(&opening_line(group, config, &setup, state.learning_rate));
-    if !partition.is_undivided() {
-        observer.notice(&partition.describe_part_sizes());
-    }
+    partition.describe_part_sizes().iter().for_each(|line| observer.notice(line));
     if config.strategy.uses_parameter_server() {
         return server_run::train_with_servers(group, (config, &setup), state, stop, observer);
     }
@@ -235,6 +231,7 @@ fn create_report(
         validation_samples: setup.validation.as_ref().map_or(0, SharedSamples::len),
         parameters: setup.network.parameter_count(),
         optimizer: setup.settings.rule.name().into(),
+        optimizer_state_bytes: trainer.optimizer_state_bytes(),
         lr: f64_with_same_digits(trainer.learning_rate()),
         weight_decay: f64_with_same_digits(config.weight_decay),
         batch_size: setup.settings.batch_size,
@@ -316,7 +313,7 @@ fn check_same_class_weights(group: &mut Group, setup: &Setup) -> Result<(), Trai
 }
 
 /// Returns the state from which the run starts: the checkpoint that rank 0 read, or initial parameters. All ranks
-/// return the same state, but its vectors have values only for this rank's part of the model.
+/// return the same state, but its vectors have values only for the parts that this rank holds.
 fn starting_state(
     group: &mut Group,
     config: &Config,
@@ -348,10 +345,11 @@ fn starting_state(
         observer.notice(&format!("--lr changes from {saved} to {given}"));
     }
     let count = partition.own_parameter_count();
+    let state_count = partition.of_optimizer().own_parameter_count();
     let resumes = found.is_some();
     let mut state = found.unwrap_or_else(|| TrainingState {
         parameters: partition.initialize(&setup.network, config.seed),
-        optimizer: vec![vec![0.0; count]; setup.settings.rule.state_names().len()],
+        optimizer: vec![vec![0.0; state_count]; setup.settings.rule.state_names().len()],
         strategy: vec![vec![0.0; count]; config.strategy.state_names().len()],
         ..TrainingState::default()
     });
@@ -390,7 +388,7 @@ fn broadcast_state(
         group.broadcast(&mut flag, Rank::ZERO)?;
         flag
     };
-    let share = |group: &mut Group, vector: &mut Vec<f32>| match resumes {
+    let share = |group: &mut Group, partition: &ModelPartition, vector: &mut Vec<f32>| match resumes {
         _ if partition.is_undivided() => group.broadcast(vector, Rank::ZERO),
         0 => Ok(()),
         _ => partition.distribute_from_rank_0(group, vector),
@@ -402,15 +400,18 @@ fn broadcast_state(
     let mut rate = [state.learning_rate.unwrap_or_default()];
     group.broadcast(&mut rate, Rank::ZERO)?;
     state.learning_rate = Some(rate[0]).filter(|&rate| rate > 0.0);
-    share(group, &mut state.parameters)?;
-    for vector in state.optimizer.iter_mut().chain(&mut state.strategy) {
-        share(group, vector)?;
+    share(group, partition, &mut state.parameters)?;
+    for vector in &mut state.optimizer {
+        share(group, partition.of_optimizer(), vector)?;
+    }
+    for vector in &mut state.strategy {
+        share(group, partition, vector)?;
     }
     let record = group.broadcast_object(&state.best.as_ref().map(|best| best.record), Rank::ZERO)?;
     if let Some(record) = record {
         let mut parameters =
             state.best.take().map_or_else(|| state.parameters.clone(), |best| best.parameters);
-        share(group, &mut parameters)?;
+        share(group, partition, &mut parameters)?;
         state.best = Some(BestParameters { record, parameters });
     }
     state.history = group.broadcast_object(&state.history, Rank::ZERO)?;

@@ -15,15 +15,15 @@ pub(crate) trait Runtime {
     /// Returns this rank and the number of ranks.
     fn rank_and_size(&self) -> (Rank, WorldSize);
 
-    /// Replaces each value by the sum of the values of all ranks. The result has the same bits on all ranks.
-    fn sum_over_ranks(&mut self, values: Values<'_>) -> Result<(), Error>;
+    /// Combines the values of all ranks, as [`Values`] says. The result has the same bits on all ranks.
+    fn combine(&mut self, values: Values<'_>) -> Result<(), Error>;
 
     /// Starts to sum `values` over all ranks, and returns while the sum is still in progress. `reuse` may be the
-    /// buffer of an earlier sum that had the same number of values and the same compression.
+    /// buffer of an earlier sum that had the same number of values, the same target and the same compression.
     fn start_sum(
         &mut self,
         values: &[f32],
-        compression: Compression,
+        target: (SumTarget, Compression),
         reuse: Option<SumBuffer>,
     ) -> Result<PendingSum, Error>;
 
@@ -46,29 +46,53 @@ pub(crate) fn split_by_part(group: &mut Group, part: u32) -> Result<Box<dyn Runt
     Ok(Box::new(own))
 }
 
-/// The values of a sum.
+/// The values that ranks combine, and how.
 pub(crate) enum Values<'a> {
-    /// Parameters or gradients, and the format in which ranks send them.
+    /// Parameters or gradients, which are replaced by their sums, and the format in which ranks send them.
     Vector(&'a mut [f32], Compression),
-    /// A few numbers.
+    /// A few numbers, which are replaced by their sums.
     Totals(&'a mut [f64]),
     /// The gradients of logical shards, which are added in the order of a summation tree.
     ShardSums(ShardSums<'a>),
+    /// Parameters. Each rank's chunk ([`Group::chunk`]) is copied to all ranks.
+    Chunks(&'a mut [f32]),
 }
 
-/// A buffer for a sum, in the format in which ranks send the values. Ranks on the same host reduce these buffers in
-/// place.
+/// The sums that a rank gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SumTarget {
+    /// All sums.
+    Everything,
+    /// The sums of its chunk ([`Group::chunk`]).
+    OwnChunk,
+}
+
+/// A buffer for a sum, in the format in which ranks send the values.
 pub(crate) enum SumBuffer {
-    F32(SharedBuffer<f32>),
-    F16(SharedBuffer<f16>),
-    Bf16(SharedBuffer<bf16>),
+    F32(ElementBuffer<f32>),
+    F16(ElementBuffer<f16>),
+    Bf16(ElementBuffer<bf16>),
 }
 
 /// A sum of parameters or gradients over all ranks. The sum may still be in progress.
 pub(crate) enum PendingSum {
-    F32(Handle<SharedBuffer<f32>>),
-    F16(Handle<SharedBuffer<f16>>),
-    Bf16(Handle<SharedBuffer<bf16>>),
+    F32(PendingElements<f32>),
+    F16(PendingElements<f16>),
+    Bf16(PendingElements<bf16>),
+}
+
+/// The elements of a [`SumBuffer`].
+pub(crate) enum ElementBuffer<T: Element> {
+    /// For [`SumTarget::Everything`]. Ranks on the same host reduce this buffer in place.
+    Everything(SharedBuffer<T>),
+    /// For [`SumTarget::OwnChunk`]. After the sum, holds only the chunk, but has capacity for all values.
+    OwnChunk(Vec<T>),
+}
+
+/// The elements of a [`PendingSum`].
+pub(crate) enum PendingElements<T: Element> {
+    Everything(Handle<SharedBuffer<T>>),
+    OwnChunk(Handle<Vec<T>>),
 }
 
 /// A sum of a few numbers over all ranks. The sum may still be in progress.
@@ -85,41 +109,39 @@ impl Runtime for Group {
         (self.rank(), self.size())
     }
 
-    fn sum_over_ranks(&mut self, values: Values<'_>) -> Result<(), Error> {
+    fn combine(&mut self, values: Values<'_>) -> Result<(), Error> {
         match values {
             Values::Vector(values, compression) => {
                 self.all_reduce_compressed(values, ReduceOp::Sum, compression)
             }
             Values::Totals(totals) => self.all_reduce(totals, ReduceOp::Sum),
             Values::ShardSums(sums) => add_over_ranks(self, sums),
+            Values::Chunks(parameters) => self.all_gather(parameters),
         }
     }
 
     fn start_sum(
         &mut self,
         values: &[f32],
-        compression: Compression,
+        (target, compression): (SumTarget, Compression),
         reuse: Option<SumBuffer>,
     ) -> Result<PendingSum, Error> {
-        let op = ReduceOp::Sum;
-        Ok(match (compression, reuse) {
-            (Compression::None, reuse) => {
+        let shape = (values.len(), target);
+        Ok(match compression {
+            Compression::None => {
                 let reuse = if let Some(SumBuffer::F32(buffer)) = reuse { Some(buffer) } else { None };
-                let mut buffer = reuse_or_allocate(self, reuse, values.len())?;
-                buffer.copy_from_slice(values);
-                PendingSum::F32(self.all_reduce_async(buffer, op)?)
+                let fill = |buffer: &mut [f32]| buffer.copy_from_slice(values);
+                PendingSum::F32(start_sum_of_elements(self, shape, reuse, fill)?)
             }
-            (Compression::Fp16, reuse) => {
+            Compression::Fp16 => {
                 let reuse = if let Some(SumBuffer::F16(buffer)) = reuse { Some(buffer) } else { None };
-                let mut buffer = reuse_or_allocate(self, reuse, values.len())?;
-                f16::encode(values, &mut buffer);
-                PendingSum::F16(self.all_reduce_async(buffer, op)?)
+                let fill = |buffer: &mut [f16]| f16::encode(values, buffer);
+                PendingSum::F16(start_sum_of_elements(self, shape, reuse, fill)?)
             }
-            (Compression::Bf16, reuse) => {
+            Compression::Bf16 => {
                 let reuse = if let Some(SumBuffer::Bf16(buffer)) = reuse { Some(buffer) } else { None };
-                let mut buffer = reuse_or_allocate(self, reuse, values.len())?;
-                bf16::encode(values, &mut buffer);
-                PendingSum::Bf16(self.all_reduce_async(buffer, op)?)
+                let fill = |buffer: &mut [bf16]| bf16::encode(values, buffer);
+                PendingSum::Bf16(start_sum_of_elements(self, shape, reuse, fill)?)
             }
         })
     }
@@ -137,44 +159,77 @@ impl Runtime for Group {
     }
 }
 
-/// Returns a buffer of `count` elements: `reuse` if it has this length, or a new one. `count` must be the same on all
-/// ranks.
-fn reuse_or_allocate<T: Element>(
+/// Starts to sum `count` elements, which `fill` writes to a buffer. `count` must be the same on all ranks.
+fn start_sum_of_elements<T: Element>(
     group: &mut Group,
-    reuse: Option<SharedBuffer<T>>,
-    count: usize,
-) -> Result<SharedBuffer<T>, Error> {
-    match reuse {
-        Some(buffer) if buffer.len() == count => Ok(buffer),
-        _ => group.alloc(count),
+    (count, target): (usize, SumTarget),
+    reuse: Option<ElementBuffer<T>>,
+    fill: impl FnOnce(&mut [T]),
+) -> Result<PendingElements<T>, Error> {
+    match (target, reuse) {
+        (SumTarget::Everything, reuse) => {
+            let mut buffer = match reuse {
+                Some(ElementBuffer::Everything(buffer)) if buffer.len() == count => buffer,
+                _ => group.alloc(count)?,
+            };
+            fill(&mut buffer);
+            group.all_reduce_async(buffer, ReduceOp::Sum).map(PendingElements::Everything)
+        }
+        (SumTarget::OwnChunk, reuse) => {
+            let mut buffer = match reuse {
+                Some(ElementBuffer::OwnChunk(buffer)) => buffer,
+                _ => Vec::new(),
+            };
+            buffer.resize(count, bytemuck::Zeroable::zeroed());
+            fill(&mut buffer);
+            group.reduce_scatter_async(buffer, ReduceOp::Sum).map(PendingElements::OwnChunk)
+        }
+    }
+}
+
+impl<T: Element> PendingElements<T> {
+    fn wait(self) -> Result<ElementBuffer<T>, Error> {
+        Ok(match self {
+            Self::Everything(handle) => ElementBuffer::Everything(handle.wait()?),
+            Self::OwnChunk(handle) => ElementBuffer::OwnChunk(handle.wait()?),
+        })
+    }
+}
+
+impl<T: Element> ElementBuffer<T> {
+    fn elements_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::Everything(buffer) => buffer,
+            Self::OwnChunk(buffer) => buffer,
+        }
     }
 }
 
 impl PendingSum {
     /// Waits for the sums and calls `on_summed` with the sums. Returns the buffer, which a later sum may reuse. If
-    /// the ranks sent compressed values, the sums are first written to `target`. The length of `target` must be the
-    /// number of values.
+    /// the ranks sent compressed values, the sums are first written to `memory`. The length of `memory` must be the
+    /// number of sums that this rank gets.
     pub(crate) fn wait(
         self,
-        target: &mut [f32],
+        memory: &mut [f32],
         on_summed: impl FnOnce(&mut [f32]),
     ) -> Result<SumBuffer, Error> {
         Ok(match self {
-            Self::F32(handle) => {
-                let mut sums = handle.wait()?;
-                on_summed(&mut sums);
+            Self::F32(pending) => {
+                let mut sums = pending.wait()?;
+                on_summed(sums.elements_mut());
                 SumBuffer::F32(sums)
             }
-            Self::F16(handle) => {
-                let sums = handle.wait()?;
-                f16::decode(&sums, target);
-                on_summed(target);
+            Self::F16(pending) => {
+                let mut sums = pending.wait()?;
+                f16::decode(sums.elements_mut(), memory);
+                on_summed(memory);
                 SumBuffer::F16(sums)
             }
-            Self::Bf16(handle) => {
-                let sums = handle.wait()?;
-                bf16::decode(&sums, target);
-                on_summed(target);
+            Self::Bf16(pending) => {
+                let mut sums = pending.wait()?;
+                bf16::decode(sums.elements_mut(), memory);
+                on_summed(memory);
                 SumBuffer::Bf16(sums)
             }
         })
@@ -182,13 +237,13 @@ impl PendingSum {
 }
 
 impl PendingSum {
-    /// Waits for the sums and writes them to `target`, which must be as long as the values. Returns the buffer, which
-    /// a later sum may reuse.
+    /// Waits for the sums and writes them to `target`, whose length must be the number of sums that this rank gets.
+    /// Returns the buffer, which a later sum may reuse.
     pub(crate) fn wait_into(self, target: &mut [f32]) -> Result<SumBuffer, Error> {
         match self {
-            Self::F32(handle) => {
-                let sums = handle.wait()?;
-                target.copy_from_slice(&sums);
+            Self::F32(pending) => {
+                let mut sums = pending.wait()?;
+                target.copy_from_slice(sums.elements_mut());
                 Ok(SumBuffer::F32(sums))
             }
             compressed => compressed.wait(target, |_| ()),

@@ -86,6 +86,7 @@ impl TrainingSettings {
             && is_small
             && config.batch_size.is_none()
             && is_synchronous
+            && !(config.shard_optimizer && config.recipe.reproducible_shards.is_some())
             && config.recipe.allows_accelerated_rule();
         let adam = Rule::Adam(AdamOptions::DEFAULT);
         let rule = config.rule.unwrap_or(if suits_accelerated { Rule::Accelerated } else { adam });

@@ -2,13 +2,15 @@
 //!
 //! Each rank owns one chunk of the gradient. The ranks send each owner its chunk of each node that they hold
 //! ([`LogicalShards::nodes_of_rank`]). The owner adds the nodes in the order of the tree. Then all ranks gather the sums
-//! of all chunks. If the number of ranks is a power of two and divides the number of shards, each rank holds one node and
-//! sends 2(n-1)/n S bytes, as many as in a ring all-reduce. An addition does not depend on the transport or on the
-//! algorithm of a collective, because ranks only copy data to each other.
+//! of all chunks, except if each rank updates only the parameters of its own chunk. If the number of ranks is a power of
+//! two and divides the number of shards, each rank holds one node and sends 2(n-1)/n S bytes, as many as in a ring
+//! all-reduce. An addition does not depend on the transport or on the algorithm of a collective, because ranks only copy
+//! data to each other.
 
 use std::ops::Range;
 
 use super::logical_shards::LogicalShards;
+use super::runtime::SumTarget;
 use super::summation_tree::{SiblingStack, add};
 use crate::group::{Error, Group};
 use crate::types::Rank;
@@ -16,17 +18,19 @@ use crate::types::Rank;
 /// The gradients of the nodes that a rank holds, and the memory for the exchange.
 pub(crate) struct ShardSums<'a> {
     pub(crate) shards: LogicalShards,
-    /// The gradient of the rank's first node. The sum over all ranks replaces this gradient.
+    /// The gradient of the rank's first node. The sum over all ranks replaces this gradient, or its chunk if `target`
+    /// says so.
     pub(crate) first: &'a mut [f32],
     /// The gradients of the rank's other nodes, at the start of this list.
     pub(crate) others: &'a [Vec<f32>],
     /// Memory for the nodes of this rank's chunk, which the function resizes.
     pub(crate) received: &'a mut Vec<f32>,
+    pub(crate) target: SumTarget,
 }
 
-/// Replaces `first` by the sum of the gradients of all shards.
+/// Replaces `first` or a chunk of it by the sum of the gradients of all shards.
 pub(crate) fn add_over_ranks(group: &mut Group, sums: ShardSums<'_>) -> Result<(), Error> {
-    let ShardSums { shards, first, others, received } = sums;
+    let ShardSums { shards, first, others, received, target } = sums;
     let (rank, size) = (group.rank(), group.size());
     if size.as_usize() == 1 {
         return Ok(());
@@ -76,5 +80,8 @@ pub(crate) fn add_over_ranks(group: &mut Group, sums: ShardSums<'_>) -> Result<(
     if let [sum] = pending.as_slice() {
         first[own_chunk].copy_from_slice(sum);
     }
-    group.all_gather(first)
+    match target {
+        SumTarget::Everything => group.all_gather(first),
+        SumTarget::OwnChunk => Ok(()),
+    }
 }

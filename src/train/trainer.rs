@@ -43,8 +43,8 @@ pub(crate) struct Trainer<'a> {
     pub(crate) state: TrainingState,
     gradients: Vec<f32>,
     strategy: Box<dyn Strategy>,
-    /// The parameters that this rank holds. `gradients` and the vectors of `state` and `optimizer` have one value for
-    /// each of these parameters.
+    /// The parameters that this rank holds. `gradients` and the vectors of `state` have one value for each of these
+    /// parameters, and those of `optimizer` one value for each parameter of `partition.of_optimizer()`.
     partition: ModelPartition,
     /// Memory for the whole model. Has no rows if the strategy divides the model, because the strategy then has its
     /// own memory.
@@ -56,7 +56,7 @@ pub(crate) struct Trainer<'a> {
     /// Whether any rank has received a stop signal. All ranks set this flag after the same step or after the same
     /// block of an evaluation.
     pub(crate) stopped: bool,
-    /// Whether a checkpoint is due within the epoch. Only used if the ranks hold parts of the model.
+    /// Whether a checkpoint is due within the epoch. Only used if the ranks hold parts of the state.
     is_save_due: bool,
     /// The hash of the parameters at the end of an epoch, if the ranks have not compared it yet.
     unchecked: Option<ReplicaHash>,
@@ -86,12 +86,14 @@ impl<'a> Trainer<'a> {
         stop: &'a AtomicBool,
     ) -> Result<Self, TrainError> {
         let count = partition.own_parameter_count();
+        let held = partition.of_optimizer();
         let rate = state.learning_rate.expect("the run has decided on a learning rate");
-        let mut optimizer = Optimizer::new(setup.settings.rule, rate, config.weight_decay, count);
+        let mut optimizer =
+            Optimizer::new(setup.settings.rule, rate, config.weight_decay, held.own_parameter_count());
         optimizer.steps = state.position.steps_total;
         optimizer.momentum_start = state.position.momentum_start;
         optimizer.clip_norm = config.recipe.clip_norm;
-        optimizer.set_tensors(&setup.network.parameter_tensors(), |tensor| partition.own_tensor(tensor));
+        optimizer.set_tensors(&setup.network.parameter_tensors(), |tensor| Some(held.own_tensor(tensor)));
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }
@@ -136,6 +138,11 @@ impl<'a> Trainer<'a> {
     /// Returns the learning rate without the factors of the schedule and of the warm-up.
     pub(crate) fn learning_rate(&self) -> f32 {
         self.state.learning_rate.unwrap_or_default()
+    }
+
+    /// Returns the size in bytes of the optimizer's state on this rank.
+    pub(crate) fn optimizer_state_bytes(&self) -> usize {
+        self.optimizer.state.iter().map(|vector| size_of_val(vector.as_slice())).sum()
     }
 
     /// Returns the size in bytes of a bucket. Returns `None` if gradients are not reduced in buckets.

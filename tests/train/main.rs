@@ -18,8 +18,10 @@ mod program;
 mod recipes;
 mod reproducible;
 mod several_ranks;
+mod sharded_optimizer;
 mod shared_tables;
 mod strategies;
+mod synchronous;
 mod tables;
 mod test_sets;
 #[path = "../util/mod.rs"]

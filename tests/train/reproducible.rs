@@ -39,7 +39,7 @@ fn reproducible_config(model: &str) -> Config {
 }
 
 /// Writes 150 images of three classes.
-fn write_images(directory: &Path) -> DataSource {
+pub(crate) fn write_images(directory: &Path) -> DataSource {
     let [images, classes] = ["images.npy", "classes.npy"].map(|name| directory.join(name));
     let pixels: Vec<u8> = (0..150 * 64_u32).map(|pixel| (pixel * pixel % 251) as u8).collect();
     write_array(&images, &[150, 8, 8], &pixels);

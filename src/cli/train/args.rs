@@ -173,7 +173,8 @@ impl TrainArgs {
         if self.epochs == Some(0) {
             return Err("--epochs 0: there must be at least 1".into());
         }
-        let OptimizerChoice { rule, learning_rate, weight_decay } = self.optimizer.to_optimizer_choice()?;
+        let OptimizerChoice { rule, learning_rate, weight_decay, shard_optimizer } =
+            self.optimizer.to_optimizer_choice()?;
         let table = self.table.into_options(&source)?;
         let curves = self.output.curve_files()?;
         let config = Config {
@@ -197,6 +198,7 @@ impl TrainArgs {
             pipeline_micro_batches: self.pipeline.micro_batches(),
             parameter_server: self.server.to_server_settings(),
             compression,
+            shard_optimizer,
             bucket_bytes: (!self.no_overlap).then_some(self.bucket_bytes),
             checkpoint: self.checkpoint.into_checkpoint()?,
             report: self.output.report,

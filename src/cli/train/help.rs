@@ -45,6 +45,7 @@ Defaults:
                 softmax:  sgd 0.1; momentum, nesterov, lamb, adam, adamw 0.01
                 linear:   sgd 0.01; momentum, nesterov 0.001; lamb 0.01; adam, adamw 0.01, or 0.001
                           from 10000 steps
+                lars 3 with all models
                 softmax and linear with accelerated: 1 / the largest curvature of the loss
 
 Strategies:
@@ -62,9 +63,9 @@ Strategies:
   pipeline:STAGES          each of STAGES ranks holds some layers
   hybrid:PIPELINESxSTAGES  PIPELINES pipelines of STAGES ranks share each batch
 
-Only allreduce accepts --bucket-bytes, --optimizer accelerated and --reproducible. With \
-model-average, local-sgd and diloco, the ranks have equal parameters only after an average, so \
-ringtrain tests and saves the model only after epochs that end with an average.
+Only allreduce accepts --bucket-bytes, --optimizer accelerated, --reproducible and \
+--shard-optimizer. With model-average, local-sgd and diloco, the ranks have equal parameters only \
+after an average, so ringtrain tests and saves the model only after epochs that end with an average.
 
 With ps-sync, each worker uses its part of each batch. With ps-async, each worker uses whole \
 batches. The staleness of a gradient is the number of updates since its worker received the \
@@ -76,8 +77,8 @@ With tensor, pipeline and hybrid, each rank needs less memory than with allreduc
 tensor, pipeline, hybrid and allreduce differ only by rounding.
 
 With --resume, ringtrain takes from the checkpoint all options that you do not pass. You may \
-change --lr, --epochs, --accumulate, --micro-batches, --compression, --bucket-bytes, --servers and \
-the number of ranks. You may also change between the strategies allreduce, tensor, pipeline and \
+change --lr, --epochs, --accumulate, --micro-batches, --compression, --bucket-bytes, --servers, \
+--shard-optimizer and the number of ranks. You may also change between the strategies allreduce, tensor, pipeline and \
 hybrid. All other options of training and data must stay the same. Without --lr, the run continues \
 with the learning rate of the checkpoint.
 

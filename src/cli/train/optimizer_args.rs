@@ -36,6 +36,17 @@ pub(super) struct OptimizerArgs {
     /// [default: 0.01 for adamw and lamb, 0.0005 for lars, otherwise 0]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     weight_decay: Option<f32>,
+
+    /// Divide the state of the optimizer over the ranks, so that each rank needs memory for only a part of it (`ZeRO`
+    /// stage 1). Each rank updates its part of the parameters, and then all ranks gather all parameters. Only for
+    /// --strategy allreduce
+    #[arg(long, conflicts_with = "no_shard_optimizer", help_heading = "Training")]
+    shard_optimizer: bool,
+
+    /// Keep the whole state of the optimizer on each rank. Use this option to resume a run with --shard-optimizer
+    /// without it
+    #[arg(long, help_heading = "Training")]
+    no_shard_optimizer: bool,
 }
 
 /// The checked values of [`OptimizerArgs`].
@@ -43,6 +54,7 @@ pub(super) struct OptimizerChoice {
     pub(super) rule: Option<Rule>,
     pub(super) learning_rate: Option<f32>,
     pub(super) weight_decay: f32,
+    pub(super) shard_optimizer: bool,
 }
 
 /// Returns an error if the value is not finite or not allowed. `range` describes the allowed values in words.
@@ -75,7 +87,8 @@ impl OptimizerArgs {
         let rule = self.parse_rule()?;
         self.check_rule_has_given_options(rule)?;
         let weight_decay = self.weight_decay.or(rule.map(Rule::default_weight_decay)).unwrap_or_default();
-        Ok(OptimizerChoice { rule, learning_rate: self.lr, weight_decay })
+        let (learning_rate, shard_optimizer) = (self.lr, self.shard_optimizer);
+        Ok(OptimizerChoice { rule, learning_rate, weight_decay, shard_optimizer })
     }
 
     fn parse_rule(&self) -> Result<Option<Rule>, String> {

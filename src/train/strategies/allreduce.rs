@@ -9,15 +9,13 @@
 //!
 //! Source: Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
 
-use std::cell::RefCell;
-use std::fmt;
-
 use super::{ParameterAgreement, Replica, StepTotals, Strategy};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::buckets::Buckets;
 use crate::train::gradient_work::GradientWork;
-use crate::train::model::{LossSums, SumOverRanks};
+use crate::train::model::LossSums;
+use crate::train::pass_runtime::PassRuntime;
 use crate::train::runtime::{Runtime, Values};
 use crate::types::WorldSize;
 
@@ -45,33 +43,6 @@ impl AllReduce {
     }
 }
 
-/// The runtime during a forward and backward pass, in which layers and buckets use it in turn. Keeps the first error.
-struct PassRuntime<'a> {
-    runtime: RefCell<(&'a mut dyn Runtime, Result<(), Error>)>,
-}
-
-impl PassRuntime<'_> {
-    /// Calls `call` if all earlier calls succeeded.
-    fn call_unless_failed(&self, call: impl FnOnce(&mut dyn Runtime) -> Result<(), Error>) {
-        let (runtime, result) = &mut *self.runtime.borrow_mut();
-        if result.is_ok() {
-            *result = call(*runtime);
-        }
-    }
-}
-
-impl SumOverRanks for PassRuntime<'_> {
-    fn sum_over_ranks(&self, values: &mut [f64]) {
-        self.call_unless_failed(|runtime| runtime.sum_over_ranks(Values::Totals(values)));
-    }
-}
-
-impl fmt::Debug for PassRuntime<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PassRuntime").finish_non_exhaustive()
-    }
-}
-
 impl Strategy for AllReduce {
     fn parameter_agreement(&self) -> ParameterAgreement {
         ParameterAgreement::EveryStep
@@ -82,23 +53,13 @@ impl Strategy for AllReduce {
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
     ) -> Result<LossSums, Error> {
-        let weight = 1.0 / work.batch_len as f32;
-        let range_elements = self.buckets.as_ref().map_or(usize::MAX, Buckets::elements_per_bucket);
-        let ranks = PassRuntime { runtime: RefCell::new((runtime, Ok(()))) };
-        let sums = work.differentiate(
-            weight,
-            &ranks,
-            (range_elements, |range, gradients: &mut [f32]| {
-                if let Some(buckets) = &mut self.buckets {
-                    ranks.call_unless_failed(|runtime| buckets.add_gradients(runtime, range, gradients));
-                }
-            }),
-        );
-        // If the loss is not finite, ignore a failed call: the caller ends the job with an error about the loss.
-        if sums.loss.is_finite() {
-            ranks.runtime.into_inner().1?;
+        if let Some(buckets) = &mut self.buckets {
+            return buckets.differentiate(runtime, work);
         }
-        Ok(sums)
+        let weight = 1.0 / work.batch_len as f32;
+        let ranks = PassRuntime::new(runtime);
+        let sums = work.differentiate(weight, &ranks, (usize::MAX, |_, _: &mut [f32]| {}));
+        ranks.finish(sums)
     }
 
     fn after_gradient(
@@ -124,8 +85,8 @@ impl Strategy for AllReduce {
             }
             totals.copy_from_slice(&pending.wait()?);
         } else {
-            runtime.sum_over_ranks(Values::Vector(gradients, self.compression))?;
-            runtime.sum_over_ranks(Values::Totals(&mut totals))?;
+            runtime.combine(Values::Vector(gradients, self.compression))?;
+            runtime.combine(Values::Totals(&mut totals))?;
             optimizer.step(parameters, gradients);
         }
         Ok(Some(StepTotals::from_array(totals)))

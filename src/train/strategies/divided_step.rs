@@ -30,18 +30,12 @@ pub(super) fn clip_and_take_step(
     if let Some(norm_max) = optimizer.clip_norm {
         let counts = place.replica == Rank::ZERO;
         let mut squares = [if counts { clipping::euclidean_norm(gradients).powi(2) } else { 0.0 }];
-        runtime.sum_over_ranks(Values::Totals(&mut squares))?;
+        runtime.combine(Values::Totals(&mut squares))?;
         clipping::scale_to_norm(gradients, squares[0].sqrt(), norm_max);
     }
-    let mut totals = own.to_array().to_vec();
-    totals.push(own.save_flags);
-    let pending = runtime.start_sum_of_totals(totals)?;
+    let pending = runtime.start_sum_of_totals(own.to_array_with_save_flags().to_vec())?;
     optimizer.begin_step();
     optimizer.update_range(0..parameters.len(), parameters, gradients);
     optimizer.finish_step(parameters);
-    let mut totals = pending.wait()?;
-    let save_flags = totals.pop().unwrap_or_default();
-    let mut sums = own.to_array();
-    sums.copy_from_slice(&totals);
-    Ok(StepTotals { save_flags, ..StepTotals::from_array(sums) })
+    Ok(StepTotals::from_totals_with_save_flags(&pending.wait()?))
 }

@@ -104,7 +104,7 @@ impl<A: AveragingRule> LocalTraining<A> {
         for ((change, p), s) in replica.gradients.iter_mut().zip(&*replica.parameters).zip(&self.start) {
             *change = weight * (p - s);
         }
-        runtime.sum_over_ranks(Values::Vector(replica.gradients, self.compression))?;
+        runtime.combine(Values::Vector(replica.gradients, self.compression))?;
         self.averaging.update(replica.parameters, &self.start, replica.gradients);
         Ok(())
     }
@@ -188,7 +188,7 @@ impl<A: AveragingRule> Strategy for LocalTraining<A> {
             for value in vector.iter_mut() {
                 *value *= weight;
             }
-            runtime.sum_over_ranks(Values::Vector(vector, Compression::None))?;
+            runtime.combine(Values::Vector(vector, Compression::None))?;
         }
         Ok(())
     }

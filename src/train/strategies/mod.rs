@@ -12,6 +12,8 @@ mod model_average;
 mod pipeline;
 mod pipeline_schedule;
 mod reproducible;
+mod shard_step;
+mod sharded_optimizer;
 mod spec;
 mod stage_messages;
 mod stop_exchange;
@@ -25,6 +27,8 @@ use self::model_average::ModelAverage;
 use self::pipeline::Pipeline;
 pub(crate) use self::pipeline::pipeline_stages;
 use self::reproducible::Reproducible;
+use self::shard_step::ShardStep;
+use self::sharded_optimizer::ShardedOptimizer;
 pub use self::spec::StrategySpec;
 use self::tensor::TensorParallel;
 use super::TrainError;
@@ -121,8 +125,14 @@ pub(crate) fn create(
     group: &mut Group,
 ) -> Result<Box<dyn Strategy>, TrainError> {
     let (compression, count) = (config.compression, network.parameter_count());
+    let shard_step = partition.has_optimizer_shards().then(|| {
+        ShardStep::new(partition.of_optimizer().clone(), bucket_elements(config, count, group.size()))
+    });
     if let Some(shards) = config.recipe.logical_shards() {
-        return Ok(Box::new(Reproducible::new(shards, config.micro_batches)));
+        return Ok(Box::new(Reproducible::new(shards, config.micro_batches, shard_step)));
+    }
+    if let Some(shard_step) = shard_step {
+        return Ok(Box::new(ShardedOptimizer::new(shard_step, compression)));
     }
     Ok(match config.strategy {
         // With a parameter server and with gossip, rank 0 uses `AllReduce` alone, to test and save the model.
@@ -158,6 +168,19 @@ pub(crate) fn create(
     })
 }
 
+/// Returns the number of parameters in a bucket if the ranks divide the state of the optimizer. Full buckets have equal
+/// chunks, so that the ranks hold state of equal size.
+pub(crate) fn bucket_elements(config: &Config, parameter_count: usize, size: WorldSize) -> usize {
+    match config.bucket_bytes {
+        // A reproducible run exchanges all gradients at once.
+        Some(bytes) if config.recipe.reproducible_shards.is_none() => {
+            let elements = (bytes / size_of::<f32>()).max(1);
+            elements.checked_next_multiple_of(size.as_usize()).unwrap_or(usize::MAX)
+        }
+        _ => parameter_count.max(1),
+    }
+}
+
 /// Converts the indices of samples to `usize`.
 fn to_row_indices(samples: &[u32]) -> impl ExactSizeIterator<Item = usize> + Clone {
     samples.iter().map(|&sample| sample as usize)
@@ -179,8 +202,8 @@ pub(crate) struct StepTotals {
     pub(crate) loss: f64,
     /// The number of ranks that have received a stop signal.
     pub(crate) stop_flags: f64,
-    /// The number of ranks that ask for a checkpoint after this step. The ranks sum these flags only if they hold
-    /// parts of the model.
+    /// The number of ranks that ask for a checkpoint after this step. The ranks sum these flags only if each rank holds
+    /// only a part of the model or of the optimizer's state.
     pub(crate) save_flags: f64,
     /// Two numbers whose sums over all ranks are 0 if all ranks hold the same parameters. See
     /// [`ReplicaHash`](super::rank_checks::ReplicaHash).
@@ -196,6 +219,19 @@ impl StepTotals {
 
     fn from_array([loss, stop_flags, high, low]: [f64; 4]) -> Self {
         Self { loss, stop_flags, save_flags: 0.0, differences: [high, low] }
+    }
+
+    /// Returns all numbers, in the order in which ranks sum them.
+    fn to_array_with_save_flags(self) -> [f64; 5] {
+        let [loss, stop_flags, high, low] = self.to_array();
+        [loss, stop_flags, high, low, self.save_flags]
+    }
+
+    /// `totals` holds the numbers of [`to_array_with_save_flags`](Self::to_array_with_save_flags).
+    fn from_totals_with_save_flags(totals: &[f64]) -> Self {
+        let [loss, stop_flags, high, low, save_flags] =
+            *totals.first_chunk().expect("a sum has as many numbers as its terms");
+        Self { save_flags, ..Self::from_array([loss, stop_flags, high, low]) }
     }
 }
 

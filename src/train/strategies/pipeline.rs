@@ -258,7 +258,7 @@ impl Strategy for Pipeline {
         own: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
         if let Some(replicas) = &mut self.replicas {
-            replicas.sum_over_ranks(Values::Vector(replica.gradients, self.compression))?;
+            replicas.combine(Values::Vector(replica.gradients, self.compression))?;
         }
         divided_step::clip_and_take_step(runtime, replica, self.place, own).map(Some)
     }

@@ -7,12 +7,13 @@
 use std::num::NonZeroU32;
 use std::ops::Range;
 
-use super::{ParameterAgreement, Replica, StepTotals, Strategy};
+use super::{ParameterAgreement, Replica, ShardStep, StepTotals, Strategy};
 use crate::group::Error;
+use crate::train::clipping;
 use crate::train::gradient_work::GradientWork;
 use crate::train::logical_shards::LogicalShards;
 use crate::train::model::LossSums;
-use crate::train::runtime::{Runtime, Values};
+use crate::train::runtime::{Runtime, SumTarget, Values};
 use crate::train::shard_exchange::ShardSums;
 use crate::train::summation_tree::{SiblingStack, add, sum_numbers_in_tree_order};
 
@@ -26,12 +27,18 @@ pub(crate) struct Reproducible {
     others: Vec<Vec<f32>>,
     /// Memory for the exchange of nodes.
     received: Vec<f32>,
+    /// The step of the optimizer, if the ranks divide its state.
+    shard_step: Option<ShardStep>,
 }
 
 impl Reproducible {
-    pub(crate) fn new(shards: LogicalShards, micro_batches: NonZeroU32) -> Self {
+    pub(crate) fn new(
+        shards: LogicalShards,
+        micro_batches: NonZeroU32,
+        shard_step: Option<ShardStep>,
+    ) -> Self {
         let losses = vec![0.0; shards.count()];
-        Self { shards, micro_batches, losses, others: Vec::new(), received: Vec::new() }
+        Self { shards, micro_batches, losses, others: Vec::new(), received: Vec::new(), shard_step }
     }
 }
 
@@ -79,27 +86,40 @@ impl Strategy for Reproducible {
     fn after_gradient(
         &mut self,
         runtime: &mut dyn Runtime,
-        Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
+        replica: &mut Replica<'_>,
         own: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
         // Each shard has an element of its own in the sum, and only one rank adds a number other than 0 to this element.
         // So the sums of the losses have the same bits for every order of additions.
         let mut totals = self.losses.clone();
-        totals.extend(own.to_array());
+        totals.extend(own.to_array_with_save_flags());
         let pending = runtime.start_sum_of_totals(totals)?;
-        let Self { shards, others, received, .. } = self;
-        runtime.sum_over_ranks(Values::ShardSums(ShardSums {
+        let Self { shards, others, received, shard_step, .. } = self;
+        let Replica { parameters, gradients, optimizer } = replica;
+        // The norm of the gradients depends on the order of additions, so each rank computes it from all gradients.
+        let needs_all = shard_step.is_none() || optimizer.clip_norm.is_some();
+        runtime.combine(Values::ShardSums(ShardSums {
             shards: *shards,
             first: gradients,
             others,
             received,
+            target: if needs_all { SumTarget::Everything } else { SumTarget::OwnChunk },
         }))?;
-        optimizer.step(parameters, gradients);
+        if let Some(step) = shard_step {
+            if let Some(norm_max) = optimizer.clip_norm {
+                clipping::clip_to_norm(gradients, norm_max);
+            }
+            step.begin(optimizer);
+            for chunk in step.chunks() {
+                step.update(chunk.clone(), parameters, &mut gradients[chunk], optimizer);
+            }
+            step.finish(runtime, replica)?;
+        } else {
+            optimizer.step(parameters, gradients);
+        }
         let totals = pending.wait()?;
         let (losses, rest) = totals.split_at(shards.count());
-        let mut sums = own.to_array();
-        sums.copy_from_slice(rest);
         let loss = sum_numbers_in_tree_order(losses);
-        Ok(Some(StepTotals { loss, ..StepTotals::from_array(sums) }))
+        Ok(Some(StepTotals { loss, ..StepTotals::from_totals_with_save_flags(rest) }))
     }
 }

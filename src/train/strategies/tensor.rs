@@ -67,7 +67,7 @@ impl TensorParallel {
             segment.stage.forward(&inputs.parameters[segment.parameters.clone()], workspace, rows, mode);
             let mut output = workspace.output_mut(rows);
             let output = output.as_slice_mut().expect("the first rows of an array are contiguous");
-            runtime.sum_over_ranks(Values::Vector(output, Compression::None))?;
+            runtime.combine(Values::Vector(output, Compression::None))?;
         }
         Ok(())
     }
@@ -115,7 +115,7 @@ impl TensorParallel {
             if let Some(next) = after.first_mut() {
                 let mut delta = next.input_delta_mut(rows);
                 let values = delta.as_slice_mut().expect("the first rows of an array are contiguous");
-                runtime.sum_over_ranks(Values::Vector(values, Compression::None))?;
+                runtime.combine(Values::Vector(values, Compression::None))?;
                 let mut output_delta = workspace.output_delta_mut(rows);
                 output_delta.assign(&delta);
                 let values = output_delta.as_slice_mut().expect("the first rows of an array are contiguous");

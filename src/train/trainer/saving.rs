@@ -67,11 +67,11 @@ impl Trainer<'_> {
         if self.partition.is_undivided() { own } else { check_all_succeeded(group, RunPhase::Training, own) }
     }
 
-    /// If the ranks hold parts of the model, sets `is_save_due` before the next step. The ranks sum this flag in the
+    /// If the ranks hold parts of the state, sets `is_save_due` before the next step. The ranks sum this flag in the
     /// step, because all of them must send their parts to rank 0.
     pub(super) fn mark_save_if_due(&mut self, observer: &mut dyn Observer) {
         let next = self.state.position.steps_total + 1;
-        self.is_save_due |= !self.partition.is_undivided() && self.can_save_now(next, observer);
+        self.is_save_due |= !self.partition.has_whole_state() && self.can_save_now(next, observer);
     }
 
     /// Saves a checkpoint within an epoch if one is due. If the previous write is still in progress, the save begins
@@ -81,7 +81,7 @@ impl Trainer<'_> {
         group: &mut Group,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        if !self.partition.is_undivided() {
+        if !self.partition.has_whole_state() {
             if std::mem::take(&mut self.is_save_due) && !self.stopped {
                 let collected = self.collect_state(group)?;
                 let is_finite =
@@ -112,7 +112,7 @@ impl Trainer<'_> {
     }
 
     /// Copies the state and starts to write the copy. Returns a line for the user if the write cannot start.
-    /// `collected` is the state of the whole model, if the ranks hold parts of the model.
+    /// `collected` is the whole state, if the ranks hold parts of it.
     fn begin_save(&mut self, collected: Option<&TrainingState>, is_best: bool) -> Option<String> {
         let writer = self.writer.as_mut()?;
         if let Some(state) = collected {
@@ -186,15 +186,16 @@ impl Trainer<'_> {
         }
     }
 
-    /// Gathers the parts of the model, if the ranks hold parts and save checkpoints. Returns the state of the whole
-    /// model on rank 0, and `None` in all other cases. All ranks must call this function.
+    /// Gathers the parts of the model and of the optimizer's state, if the ranks hold parts and save checkpoints. Returns
+    /// the whole state on rank 0, and `None` in all other cases. All ranks must call this function.
     fn collect_state(&self, group: &mut Group) -> Result<Option<TrainingState>, Error> {
         let partition = &self.partition;
-        if partition.is_undivided() || self.config.checkpoint.is_none() {
+        if partition.has_whole_state() || self.config.checkpoint.is_none() {
             return Ok(None);
         }
         let parameters = partition.gather_on_rank_0(group, &self.state.parameters)?;
-        let optimizer = self.optimizer.state.iter().map(|vector| partition.gather_on_rank_0(group, vector));
+        let shards = partition.of_optimizer();
+        let optimizer = self.optimizer.state.iter().map(|vector| shards.gather_on_rank_0(group, vector));
         let optimizer: Option<Vec<_>> = optimizer.collect::<Result<Vec<_>, _>>()?.into_iter().collect();
         let best = match &self.state.best {
             Some(best) => {

@@ -1,0 +1,87 @@
+//! The step of an optimizer whose state is divided over the ranks. Each rank updates the parameters for which it holds state,
+//! and then all ranks gather all parameters.
+
+use std::ops::Range;
+
+use super::Replica;
+use crate::group::Error;
+use crate::train::batches::range_of_rank;
+use crate::train::optimizer::Optimizer;
+use crate::train::partition::ModelPartition;
+use crate::train::runtime::{Runtime, Values};
+
+/// The parameters that this rank updates: its chunk of each bucket.
+pub(crate) struct ShardStep {
+    /// How the ranks divide the parameters.
+    partition: ModelPartition,
+    bucket_elements: usize,
+    /// The new parameters of this rank's chunks in increasing order, like the state of the optimizer.
+    own: Vec<f32>,
+    /// The start of the parameters in `own` that have been updated in this step.
+    updated_from: usize,
+}
+
+impl ShardStep {
+    /// Creates the step of a rank that holds its part of `partition`, which divides buckets of this number of parameters.
+    pub(crate) fn new(partition: ModelPartition, bucket_elements: usize) -> Self {
+        let own = vec![0.0; partition.own_parameter_count()];
+        Self { partition, bucket_elements, own, updated_from: 0 }
+    }
+
+    pub(super) fn bucket_elements(&self) -> usize {
+        self.bucket_elements
+    }
+
+    /// Returns whether there are several buckets.
+    pub(super) fn has_several_buckets(&self) -> bool {
+        self.partition.own_ranges().len() > 1
+    }
+
+    /// Returns this rank's chunk of each bucket, from the last bucket to the first, which is the order in which the backward
+    /// pass computes gradients.
+    pub(super) fn chunks(&self) -> Vec<Range<usize>> {
+        self.partition.own_ranges().iter().rev().cloned().collect()
+    }
+
+    /// Begins a step. Then call [`update`](Self::update) for each of [`chunks`](Self::chunks) in this order, and at last
+    /// [`finish`](Self::finish).
+    pub(super) fn begin(&mut self, optimizer: &mut Optimizer) {
+        optimizer.begin_step();
+        self.updated_from = self.own.len();
+    }
+
+    /// Updates the parameters of `chunk`. May change `gradients`, the sums over all ranks.
+    pub(super) fn update(
+        &mut self,
+        chunk: Range<usize>,
+        parameters: &[f32],
+        gradients: &mut [f32],
+        optimizer: &mut Optimizer,
+    ) {
+        let own = self.updated_from - chunk.len()..self.updated_from;
+        self.updated_from = own.start;
+        self.own[own.clone()].copy_from_slice(&parameters[chunk]);
+        optimizer.update_range(own, &mut self.own, gradients);
+    }
+
+    /// Finishes the step, and replaces the parameters by the new parameters of all ranks. Afterwards the gradients are
+    /// unspecified, because their memory receives the parameters. All ranks must call this function.
+    pub(super) fn finish(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
+    ) -> Result<(), Error> {
+        let mut sums = optimizer.sums_for_end_of_step(&self.own);
+        if !sums.is_empty() {
+            runtime.combine(Values::Totals(&mut sums))?;
+        }
+        optimizer.finish_step_with_sums(&mut self.own, &sums);
+        // The parts of the ranks are as long as the chunks of an all-gather: see `ModelPartition::shard_optimizer`.
+        let (rank, size) = runtime.rank_and_size();
+        let own_chunk = range_of_rank(gradients.len(), rank, size);
+        gradients[own_chunk].copy_from_slice(&self.own);
+        runtime.combine(Values::Chunks(gradients))?;
+        self.partition.copy_parts_into_whole(gradients, parameters);
+        Ok(())
+    }
+}

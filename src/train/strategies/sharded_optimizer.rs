@@ -1,0 +1,79 @@
+//! Synchronous data parallelism in which each rank holds the state of the optimizer for only a part of the parameters, with
+//! `--shard-optimizer`. The step is the step of `allreduce`. The ranks exchange as many bytes, in two halves: a reduce-scatter
+//! of the gradients before the step of the optimizer, and an all-gather of the parameters after it.
+//!
+//! Source: Rajbhandari et al., "`ZeRO`: memory optimizations toward training trillion parameter models", SC 2020, stage 1.
+
+use std::ops::Range;
+
+use super::{ParameterAgreement, Replica, ShardStep, StepTotals, Strategy};
+use crate::codec::Compression;
+use crate::group::Error;
+use crate::train::buckets::Buckets;
+use crate::train::clipping;
+use crate::train::gradient_work::GradientWork;
+use crate::train::model::LossSums;
+use crate::train::runtime::{Runtime, Values};
+
+/// The strategy `allreduce` with `--shard-optimizer`, on several ranks.
+pub(crate) struct ShardedOptimizer {
+    step: ShardStep,
+    buckets: Buckets,
+}
+
+impl ShardedOptimizer {
+    pub(crate) fn new(step: ShardStep, compression: Compression) -> Self {
+        let buckets = Buckets::scattered(step.bucket_elements(), compression);
+        Self { step, buckets }
+    }
+}
+
+impl Strategy for ShardedOptimizer {
+    fn parameter_agreement(&self) -> ParameterAgreement {
+        ParameterAgreement::EveryStep
+    }
+
+    fn local_gradient(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        work: GradientWork<'_>,
+    ) -> Result<LossSums, Error> {
+        self.buckets.differentiate(runtime, work)
+    }
+
+    fn after_gradient(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        replica: &mut Replica<'_>,
+        own: StepTotals,
+    ) -> Result<Option<StepTotals>, Error> {
+        let Self { step, buckets } = self;
+        let Replica { parameters, gradients, optimizer } = replica;
+        buckets.flush(runtime, gradients)?;
+        let pending = runtime.start_sum_of_totals(own.to_array_with_save_flags().to_vec())?;
+        step.begin(optimizer);
+        if let Some(norm_max) = optimizer.clip_norm {
+            buckets.wait_and_write_sums(gradients)?;
+            let chunks = step.chunks();
+            let square = |chunk: &Range<usize>| clipping::euclidean_norm(&gradients[chunk.clone()]).powi(2);
+            let mut squares = [chunks.iter().map(square).sum()];
+            runtime.combine(Values::Totals(&mut squares))?;
+            let norm = squares[0].sqrt();
+            for chunk in chunks {
+                let sums = &mut gradients[chunk.clone()];
+                clipping::scale_to_norm(sums, norm, norm_max);
+                step.update(chunk, parameters, sums, optimizer);
+            }
+        } else {
+            buckets.wait_for_all_buckets(gradients, |chunk, sums| {
+                step.update(chunk, parameters, sums, optimizer);
+            })?;
+        }
+        step.finish(runtime, replica)?;
+        Ok(Some(StepTotals::from_totals_with_save_flags(&pending.wait()?)))
+    }
+
+    fn bucket_bytes(&self) -> Option<usize> {
+        self.step.has_several_buckets().then(|| self.buckets.elements_per_bucket() * size_of::<f32>())
+    }
+}
