@@ -132,6 +132,7 @@ fn options_that_do_not_fit_batch_normalization_are_refused() {
         ("--model mlp:8,batchnorm --strategy pipeline:1", 2, "which --strategy pipeline:1 cannot divide"),
         ("--model mlp:8,batchnorm --strategy ps-async", 2, "pass --strategy ps-sync or allreduce"),
         ("--model mlp:8,batchnorm --reproducible", 2, "leave out --reproducible"),
+        ("--model mlp:8,batchnorm --shard-optimizer", 2, "leave out --shard-optimizer"),
         ("--model mlp:8,batchnorm --accumulate 2", 2, "leave out --accumulate"),
         ("--model mlp:8,batchnorm --batch-size 1", 2, "pass --batch-size 2 or more"),
         ("--model mlp:batchnorm,8", 2, "has `batchnorm` as its first layer"),
