@@ -5,6 +5,7 @@ mod checkpoint_args;
 mod commands;
 mod config_file;
 mod data_args;
+mod generate;
 mod help;
 mod invocation;
 mod optimizer_args;
@@ -14,6 +15,7 @@ mod pipeline_args;
 mod recipe_args;
 mod server_args;
 mod table_args;
+mod text_args;
 
 use std::env;
 use std::ffi::OsString;
@@ -232,6 +234,8 @@ fn describe_result(report: &train::Report) -> String {
         ("test MAE", mae),
         ("test macro F1", macro_f1),
         ("test AUC", auc),
+        ("train perplexity", report.train_perplexity),
+        ("test perplexity", report.test_perplexity),
     ] {
         if let Some(value) = value {
             let _ = write!(line, ", {name} {value:.4}");

@@ -20,6 +20,9 @@ use crate::types::{Rank, WorldSize};
 /// The approximate size in bytes of the samples that a rank receives for a window.
 const WINDOW_BYTES: usize = 1 << 16;
 
+/// Why no windows of a text are sent.
+const TEXTS_HELD_MESSAGE: &str = "each rank holds all windows of a text";
+
 /// The samples that this rank processes in a step.
 pub(crate) struct LocalBatch<'a> {
     /// The samples of the current window, or all samples of this rank if the ranks do not exchange samples.
@@ -205,6 +208,7 @@ impl<'a> BatchExchange<'a> {
                 words.extend([bits as u32, (bits >> 32) as u32]);
             }
             Targets::Classes(classes) => words.push(classes[index]),
+            Targets::NextTokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
         }
     }
 
@@ -250,6 +254,7 @@ impl<'a> BatchExchange<'a> {
                 Targets::Numbers(targets.map(number).collect())
             }
             Targets::Classes(_) => Targets::Classes(targets.map(|class| class[0]).collect()),
+            Targets::NextTokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
         };
         let features = self.train.held.features.with_cells(cells);
         Samples { features: features.expect("only the samples of tables are divided among ranks"), targets }

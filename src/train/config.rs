@@ -7,10 +7,11 @@ use super::batch_norm_options;
 use super::buckets::BUCKET_BYTES;
 use super::checkpoint::CheckpointSettings;
 use super::curve_files::CurveFiles;
-use super::data::{DataSource, TableOptions, Task};
+use super::data::text::CONTEXT_MAX;
+use super::data::{DataSource, TableOptions, Task, TextOptions};
 use super::divided_model_options;
 use super::logical_shards::SHARDS_MAX;
-use super::model::{MlpSpec, ModelSpec};
+use super::model::{CANDLE_NEEDED, GptSpec, MlpSpec, ModelSpec};
 use super::optimizer::Rule;
 use super::output_paths;
 use super::parameter_server::StalenessRule;
@@ -27,8 +28,10 @@ pub struct Config {
     pub target: Option<String>,
     /// How to read a table.
     pub table: TableOptions,
-    /// The fraction of the rows that become the test set: at least 0 and below 1. Ignored if there is a `test_source`,
-    /// or if the data has a test set.
+    /// How to read a text.
+    pub text: TextOptions,
+    /// The fraction of the rows, or of the text, that becomes the test set: at least 0 and below 1. Ignored if there is a
+    /// `test_source`, or if the data has a test set.
     pub test_fraction: f64,
     /// The source of the test set. It has the same format and the same features as `source`. `None` splits off a test
     /// set.
@@ -115,6 +118,7 @@ pub fn default_model(task: Task) -> ModelSpec {
     match task {
         Task::Classification => ModelSpec::Mlp(MlpSpec::default()),
         Task::Regression => ModelSpec::Linear,
+        Task::Text => ModelSpec::Gpt(GptSpec { layers: 4, heads: 4, width: 128 }),
     }
 }
 
@@ -138,9 +142,10 @@ pub fn default_learning_rate(rule: Rule, model: &ModelSpec, steps: u64) -> f32 {
         // The trust coefficient makes the steps 1000 times shorter.
         (Rule::Lars { .. }, _) => 3.0,
         (Rule::Momentum { .. } | Rule::Nesterov { .. } | Rule::Accelerated, ModelSpec::Linear)
-        | (Rule::Adam(_) | Rule::AdamW(_), ModelSpec::Mlp(_) | ModelSpec::Cnn(_) | ModelSpec::Own(_)) => {
-            0.001
-        }
+        | (
+            Rule::Adam(_) | Rule::AdamW(_),
+            ModelSpec::Mlp(_) | ModelSpec::Cnn(_) | ModelSpec::Gpt(_) | ModelSpec::Own(_),
+        ) => 0.001,
         (_, _) => 0.01,
     }
 }
@@ -152,6 +157,7 @@ impl Config {
             source,
             target: None,
             table: TableOptions::default(),
+            text: TextOptions::default(),
             test_fraction: TEST_FRACTION_DEFAULT,
             test_source: None,
             model: None,
@@ -183,6 +189,7 @@ impl Config {
         match &self.model {
             Some(ModelSpec::Linear) => Some(Task::Regression),
             Some(ModelSpec::Softmax) => Some(Task::Classification),
+            Some(ModelSpec::Gpt(_)) => Some(Task::Text),
             _ => self.task,
         }
     }
@@ -193,6 +200,7 @@ impl Config {
     ///
     /// Returns a sentence that says which options do not fit together and what to do.
     pub fn check(&self) -> Result<(), String> {
+        self.check_text_model()?;
         self.check_parameter_server()?;
         self.check_checkpoint()?;
         divided_model_options::check_divided_model_options(self)?;
@@ -242,6 +250,31 @@ impl Config {
     /// Returns a sentence that says which options name the same file.
     pub fn check_paths(&self) -> Result<(), String> {
         output_paths::check_output_paths(self)
+    }
+
+    /// Checks that a GPT trains on a text, and that only a GPT does.
+    fn check_text_model(&self) -> Result<(), String> {
+        let is_text = matches!(self.source, DataSource::Text(_));
+        match &self.model {
+            Some(model @ ModelSpec::Gpt(_)) if cfg!(not(feature = "candle")) => {
+                Err(format!("--model {model} {CANDLE_NEEDED}"))
+            }
+            Some(model @ ModelSpec::Gpt(_)) if !is_text => {
+                Err(format!("--model {model} learns from plain text; pass --data FILE.txt"))
+            }
+            Some(model @ ModelSpec::Gpt(_)) if self.recipe.reproducible_shards.is_some() => Err(format!(
+                "--reproducible does not apply to --model {model}, because candle adds numbers in an order that depends on the \
+                 number of samples on a rank; leave out --reproducible"
+            )),
+            Some(ModelSpec::Gpt(_)) if !(1..=CONTEXT_MAX).contains(&self.text.context) => {
+                Err(format!("--context {}: it must be from 1 to {CONTEXT_MAX}", self.text.context))
+            }
+            Some(ModelSpec::Gpt(_)) => Ok(()),
+            _ if is_text => {
+                Err(format!("--data {} is plain text; pass --model gpt:LAYERS,HEADS,WIDTH", self.source))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_checkpoint(&self) -> Result<(), String> {
@@ -403,6 +436,7 @@ impl Config {
         ];
         options.extend(self.recipe.options_equal_on_all_ranks());
         options.extend(self.table.options_equal_on_all_ranks());
+        options.extend(self.text.options_equal_on_all_ranks());
         options
     }
 }

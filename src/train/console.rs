@@ -192,6 +192,7 @@ impl<W: Write> Observer for Console<W> {
             ("test accuracy", record.test_accuracy),
             ("test R²", record.test_r2),
             ("test RMSE", record.test_rmse),
+            ("test perplexity", record.test_perplexity),
             ("validation loss", record.validation_loss),
         ] {
             if let Some(value) = value {

@@ -75,6 +75,7 @@ fn loss_chart(report: &Report, task: Task) -> Chart {
     let y_label = match task {
         Task::Classification => "cross-entropy in nats",
         Task::Regression => "squared error",
+        Task::Text => "nats for each token",
     };
     let curves = [
         ("training", BLUE, (|record| Some(record.train_loss)) as fn(&EpochRecord) -> Option<f64>),

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use super::checkpoint::IdentityEntry;
 use super::class_weights::ClassWeights;
-use super::data::DataError;
+use super::data::{DataError, Task};
 use super::early_stopping::Patience;
 use super::learning_rate::{RateSchedule, Warmup};
 use super::logical_shards::LogicalShards;
@@ -80,17 +80,20 @@ impl Recipe {
         Ok(Loss::WeightedCrossEntropy(ClassTargets::new(self.label_smoothing, weights)))
     }
 
-    /// Returns an error if `--label-smoothing` or `--class-weights` is set. Called for regression, which has no
-    /// classes.
-    pub(crate) fn check_no_class_options(&self) -> Result<(), DataError> {
+    /// Returns an error if `--label-smoothing` or `--class-weights` is set. Called for tasks without classes.
+    pub(crate) fn check_no_class_options(&self, task: Task) -> Result<(), DataError> {
         for (flag, given) in [
             ("--label-smoothing", self.label_smoothing != 0.0),
             ("--class-weights", self.class_weights != ClassWeights::Equal),
         ] {
             if given {
-                return Err(DataError::Unsuitable(format!(
-                    "{flag} is for classes, but the target holds numbers; pass --task classification if the numbers are classes"
-                )));
+                return Err(DataError::Unsuitable(match task {
+                    Task::Text => format!("{flag} is for classes and not for texts; leave it out"),
+                    _ => format!(
+                        "{flag} is for classes, but the target holds numbers; pass --task classification if the numbers are \
+                         classes"
+                    ),
+                }));
             }
         }
         Ok(())

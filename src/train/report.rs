@@ -22,6 +22,9 @@ pub struct EpochRecord {
     pub test_r2: Option<f64>,
     /// The square root of the mean squared error on the test set, in the unit of the target.
     pub test_rmse: Option<f64>,
+    /// The perplexity of the test set: e to the power of the loss. Only for texts.
+    #[serde(default)]
+    pub test_perplexity: Option<f64>,
     /// The mean loss of the validation set after the epoch, if the run holds out samples for validation.
     #[serde(default)]
     pub validation_loss: Option<f64>,
@@ -79,7 +82,8 @@ pub struct Report {
     /// below are `None`.
     pub stopped: bool,
     /// The mean loss of the training set with the final parameters. For regression, the loss is the squared error in
-    /// the squared unit of the target. For classification, the loss is the cross-entropy in nats. If a signal ended
+    /// the squared unit of the target. For classification, the loss is the cross-entropy in nats; for texts, the
+    /// cross-entropy in nats for each token. If a signal ended
     /// the run, `train_loss` is the mean over the samples that the last epoch used before the signal.
     pub train_loss: f64,
     /// The mean loss of the test set with the final parameters.
@@ -99,6 +103,12 @@ pub struct Report {
     /// All metrics of the test set with the final parameters. `None` with strategies that divide the model.
     #[serde(default)]
     pub test_metrics: Option<Evaluation>,
+    /// The perplexity of the test set with the final parameters: e to the power of the loss. Only for texts.
+    #[serde(default)]
+    pub test_perplexity: Option<f64>,
+    /// The perplexity of the training set with the final parameters.
+    #[serde(default)]
+    pub train_perplexity: Option<f64>,
     /// The number of training samples that all ranks together process per second, in the steps that this process
     /// took.
     pub samples_per_second: f64,

@@ -161,7 +161,7 @@ fn check_loss_against_constant_prediction(
          lower --lr (now {}), raise --epochs, and do not pass --no-standardize",
         train.loss,
         trainer.state.position.steps_total,
-        if train.accuracy.is_some() { "the same class probabilities" } else { "the mean" },
+        setup.dataset.task().constant_prediction(),
         trainer.learning_rate(),
     );
     if train.loss > DIVERGED_LOSS_RATIO * constant {
@@ -252,6 +252,8 @@ fn create_report(
         test_r2: metric(test, |metrics| metrics.r2),
         train_r2: metric(train, |metrics| metrics.r2),
         test_metrics: None,
+        test_perplexity: metric(test, |metrics| metrics.perplexity),
+        train_perplexity: metric(train, |metrics| metrics.perplexity),
         samples_per_second: trainer.step_samples as f64 / trainer.step_seconds.max(1e-9),
         seconds: started.elapsed().as_secs_f64(),
         communication_seconds: communication.as_secs_f64(),
@@ -267,13 +269,10 @@ fn create_report(
 
 /// Returns a line that describes the run.
 fn opening_line(group: &Group, config: &Config, setup: &Setup, learning_rate: Option<f32>) -> String {
-    let target = match setup.dataset.classes.len() {
-        0 => "regression".to_owned(),
-        count => format!("{count} classes"),
-    };
+    let (target, inputs) = setup.dataset.describe_target_and_inputs();
     let TrainingSettings { rule, batch_size, epochs, stops_when_converged, .. } = &setup.settings;
     format!(
-        "{} on {} ({target}): {} training and {} test samples of {} features, {} parameters; {} lr {}{}, batch {batch_size}, \
+        "{} on {} ({target}): {} training and {} test samples of {} {inputs}, {} parameters; {} lr {}{}, batch {batch_size}, \
          {}{epochs} epochs, seed {}, {} ranks{}",
         setup.model,
         setup.dataset.name,

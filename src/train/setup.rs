@@ -32,6 +32,10 @@ const FULL_BATCH_VALUES_PER_RUN: usize = 1 << 32;
 const RECORDS_PER_RUN_DEFAULT: u64 = 40;
 /// The default batch size in samples, unless the whole training set is one batch.
 pub const BATCH_SIZE_DEFAULT: usize = 128;
+/// The default batch size in windows of a text.
+const BATCH_WINDOWS_DEFAULT: usize = 32;
+/// The default number of epochs for a text, with the same exception as [`EPOCHS_DEFAULT`].
+const EPOCHS_OF_TEXTS_DEFAULT: u64 = 10;
 /// The default number of epochs, unless the whole training set is one batch. On small data sets the default is
 /// larger, so that a run takes at least [`STEPS_DEFAULT_MIN`] steps.
 pub const EPOCHS_DEFAULT: u64 = 40;
@@ -92,16 +96,19 @@ impl TrainingSettings {
         let rule = config.rule.unwrap_or(if suits_accelerated { Rule::Accelerated } else { adam });
         let batch_size = config.batch_size.unwrap_or(match rule {
             Rule::Accelerated => rows,
+            _ if dataset.task() == Task::Text => BATCH_WINDOWS_DEFAULT,
             _ => BATCH_SIZE_DEFAULT,
         });
         let whole_batch = rule == Rule::Accelerated && batch_size >= rows;
         let values = (rows * columns.max(1)).max(1);
         let whole_batch_epochs = (FULL_BATCH_VALUES_PER_RUN / values).clamp(1000, 5000) as u64;
         let steps_per_epoch = rows.div_ceil(batch_size).max(1) as u64;
+        let usual_epochs =
+            if dataset.task() == Task::Text { EPOCHS_OF_TEXTS_DEFAULT } else { EPOCHS_DEFAULT };
         let epochs_default = match config.batch_size {
             _ if whole_batch => whole_batch_epochs,
-            None => EPOCHS_DEFAULT.max(STEPS_DEFAULT_MIN.div_ceil(steps_per_epoch)),
-            Some(_) => EPOCHS_DEFAULT,
+            None => usual_epochs.max(STEPS_DEFAULT_MIN.div_ceil(steps_per_epoch)),
+            Some(_) => usual_epochs,
         };
         let epochs = config.epochs.unwrap_or(epochs_default);
         let usual_epochs_per_record =
@@ -142,6 +149,7 @@ impl Setup {
         let options = LoadOptions {
             target: config.target.clone(),
             table: config.table.clone(),
+            text: config.text,
             test_fraction: config.test_fraction,
             test_source: config.test_source.clone(),
             task: config.task(),
@@ -163,8 +171,9 @@ impl Setup {
             Some(patience) => Some(dataset.train.hold_out(patience.validation_fraction)?),
             None => None,
         };
+        let class_count = dataset.class_count();
         for samples in [&mut dataset.train, &mut dataset.test].into_iter().chain(&mut validation) {
-            samples.measure_targets(dataset.classes.len(), group)?;
+            samples.measure_targets(class_count, group)?;
         }
         let model = config.model.clone().unwrap_or_else(|| default_model(dataset.task()));
         // Standardize pixels only for a linear model, which converges faster with standardized pixels. Other models
@@ -173,22 +182,7 @@ impl Setup {
         let fitted = if standardize { Some(Standardizer::fit(&dataset.train, group)?) } else { None };
         let (standardizer, ignored) = fitted.unzip();
         dataset.notes.extend(ignored.and_then(|ignored| describe_ignored_inputs(&dataset, &ignored)));
-        let TargetStatistics { mean, sum_of_squares, class_counts } = &dataset.train.statistics;
-        let (loss, outputs) = match dataset.task() {
-            Task::Regression => {
-                config.recipe.check_no_class_options()?;
-                let variance = sum_of_squares / dataset.train.len() as f64;
-                let scale = if config.standardize {
-                    TargetScale::new(*mean, variance)
-                } else {
-                    TargetScale::IDENTITY
-                };
-                (Loss::SquaredError(scale), 1)
-            }
-            Task::Classification => {
-                (config.recipe.classification_loss(&dataset.classes, class_counts)?, dataset.classes.len())
-            }
-        };
+        let (loss, outputs) = choose_loss(config, &dataset)?;
         let input = InputShape { features: dataset.train.columns(), image: dataset.image };
         let network = Network::new(&model, input, outputs, loss).map_err(|why| {
             let features = input.features;
@@ -209,7 +203,11 @@ impl Setup {
     /// compression of gradients.
     pub(crate) fn identity(&self, config: &Config) -> RunIdentity {
         let digest: Vec<f32> = self.digest.iter().map(|&byte| f32::from(byte)).collect();
-        let task = if self.dataset.task() == Task::Classification { "classification" } else { "regression" };
+        let task = match self.dataset.task() {
+            Task::Classification => "classification",
+            Task::Regression => "regression",
+            Task::Text => "text",
+        };
         let momentum = self.settings.rule.momentum().map_or("none".into(), |momentum| momentum.to_string());
         let adam_options = match self.settings.rule.adam_options() {
             Some(options) if options != AdamOptions::DEFAULT => options.to_string(),
@@ -244,6 +242,10 @@ impl Setup {
                 config.table.categories_max.to_string(),
             ));
         }
+        if self.dataset.text.is_some() {
+            entries.push(entry("tokens", "--tokens", config.text.tokens.to_string()));
+            entries.push(entry("context", "--context", config.text.context.to_string()));
+        }
         if let (ModelSpec::Cnn(_), Some(image)) = (&self.model, self.dataset.image) {
             entries.push(entry("image", "shape of the images", image.to_string()));
         }
@@ -256,7 +258,7 @@ impl Setup {
         ]);
         let scale = match self.network.loss() {
             Loss::SquaredError(scale) => *scale,
-            Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) => TargetScale::IDENTITY,
+            Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) | Loss::NextToken => TargetScale::IDENTITY,
         };
         RunIdentity {
             entries,
@@ -275,7 +277,8 @@ impl Setup {
     }
 
     /// Returns the mean training loss of the best constant prediction. For regression, this is the variance of the
-    /// targets. For classification, it is the entropy of the classes, with class weights and label smoothing.
+    /// targets. For classification, it is the entropy of the classes, with class weights and label smoothing. For a text, it
+    /// is the entropy of the tokens.
     pub(crate) fn constant_prediction_loss(&self) -> f64 {
         let count = self.dataset.train.len() as f64;
         let TargetStatistics { sum_of_squares, class_counts, .. } = &self.dataset.train.statistics;
@@ -285,9 +288,31 @@ impl Setup {
         if let Loss::WeightedCrossEntropy(targets) = self.network.loss() {
             return targets.constant_prediction_loss(class_counts);
         }
+        let count = class_counts.iter().sum::<u64>() as f64;
         let fractions = class_counts.iter().filter(|&&found| found > 0).map(|&found| found as f64 / count);
         fractions.map(|fraction| -fraction * ln(fraction)).sum()
     }
+}
+
+/// Returns the loss, and the number of outputs of the model.
+fn choose_loss(config: &Config, dataset: &Dataset<SharedSamples>) -> Result<(Loss, usize), DataError> {
+    let TargetStatistics { mean, sum_of_squares, class_counts } = &dataset.train.statistics;
+    Ok(match dataset.task() {
+        Task::Regression => {
+            config.recipe.check_no_class_options(Task::Regression)?;
+            let variance = sum_of_squares / dataset.train.len() as f64;
+            let scale =
+                if config.standardize { TargetScale::new(*mean, variance) } else { TargetScale::IDENTITY };
+            (Loss::SquaredError(scale), 1)
+        }
+        Task::Classification => {
+            (config.recipe.classification_loss(&dataset.classes, class_counts)?, dataset.classes.len())
+        }
+        Task::Text => {
+            config.recipe.check_no_class_options(Task::Text)?;
+            (Loss::NextToken, dataset.train.columns() * dataset.class_count())
+        }
+    })
 }
 
 /// Returns a warning about inputs whose values differ too little, so that they count as constant. Returns `None` for

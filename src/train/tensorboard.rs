@@ -150,6 +150,7 @@ impl Observer for EventRecorder<'_> {
             ("test/accuracy", record.test_accuracy),
             ("test/r2", record.test_r2),
             ("test/rmse", record.test_rmse),
+            ("test/perplexity", record.test_perplexity),
             ("epoch", Some(record.epoch as f64)),
             ("samples_per_second", Some(record.samples_per_second)),
             ("step_seconds/compute", times.and_then(|times| per_step(times.compute_seconds))),

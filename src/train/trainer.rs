@@ -331,6 +331,7 @@ impl<'a> Trainer<'a> {
             test_loss: test.map(|metrics| metrics.loss),
             test_accuracy: test.and_then(|metrics| metrics.accuracy),
             test_r2: test.and_then(|metrics| metrics.r2),
+            test_perplexity: test.and_then(|metrics| metrics.perplexity),
             test_rmse: test.filter(|_| dataset.task() == Task::Regression).map(|metrics| metrics.loss.sqrt()),
             validation_loss: None,
             samples_per_second: samples as f64 / seconds.max(f64::MIN_POSITIVE),

@@ -10,6 +10,7 @@ mod fashion;
 mod formats;
 mod gossip;
 mod gossip_failures;
+mod gpt;
 mod library;
 mod model_files;
 mod own_model;

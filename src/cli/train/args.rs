@@ -14,6 +14,7 @@ use super::pipeline_args::PipelineArgs;
 use super::recipe_args::RecipeArgs;
 use super::server_args::ServerArgs;
 use super::table_args::TableArgs;
+use super::text_args::TextArgs;
 use crate::cli::group_args::GroupArgs;
 use crate::codec::Compression;
 use crate::train::data::{DataSource, Task};
@@ -31,7 +32,9 @@ pub(super) struct TrainArgs {
 
     /// The model. linear: least squares. softmax: logistic regression. mlp:WIDTH,WIDTH,...: hidden layers of these
     /// widths with relu. cnn: convolutional network with the layers conv16x3,pool2,conv32x3,pool2,dense128.
-    /// cnn:LAYER,LAYER,...: convolutional network with these layers (see Layers below) [default: see Defaults below]
+    /// cnn:LAYER,LAYER,...: convolutional network with these layers (see Layers below). gpt:LAYERS,HEADS,WIDTH:
+    /// transformer that learns from plain text; needs a program built with the feature `candle` [default: see
+    /// Defaults below]
     #[arg(long, value_name = "MODEL", help_heading = "Training")]
     model: Option<String>,
 
@@ -47,8 +50,12 @@ pub(super) struct TrainArgs {
     #[command(flatten)]
     table: TableArgs,
 
-    /// The fraction of the rows to use for testing. The choice of these rows does not depend on --seed. IDX data has
-    /// its own test set, so this option does not apply to IDX data [default: 0.2]
+    /// How to read a text.
+    #[command(flatten)]
+    text: TextArgs,
+
+    /// The fraction of the rows to use for testing. The choice of these rows does not depend on --seed. The test set of
+    /// a text is its last part. IDX data has its own test set, so this option does not apply to IDX data [default: 0.2]
     #[arg(long, value_name = "FRACTION", help_heading = "Data")]
     test_fraction: Option<f64>,
 
@@ -143,13 +150,16 @@ impl TrainArgs {
     ///
     /// Returns a sentence that says which argument is wrong and what to do.
     pub(super) fn into_config(self) -> Result<Config, String> {
-        let source = self.data.source()?;
-        let test_source = self.data.test_source(&source)?;
         let model = self
             .model
             .as_ref()
             .map(|text| text.parse::<ModelSpec>().map_err(|why| format!("--model {text}: {why}")));
         let model = model.transpose()?;
+        let source = match &model {
+            Some(model @ ModelSpec::Gpt(_)) => self.data.text_source(model)?,
+            _ => self.data.source()?,
+        };
+        let test_source = self.data.test_source(&source)?;
         let task = self.parse_task(model.as_ref())?;
         let compression =
             self.compression.parse::<Compression>().map_err(|why| format!("--compression {why}"))?;
@@ -176,12 +186,14 @@ impl TrainArgs {
         let OptimizerChoice { rule, learning_rate, weight_decay, shard_optimizer } =
             self.optimizer.to_optimizer_choice()?;
         let table = self.table.into_options(&source)?;
+        let text = self.text.to_options(model.as_ref())?;
         let curves = self.output.curve_files()?;
         let config = Config {
             rule,
             source,
             target: self.target,
             table,
+            text,
             test_fraction,
             test_source,
             model,
@@ -249,6 +261,10 @@ impl TrainArgs {
                 Err("--model softmax predicts classes; for --task regression pass --model linear or mlp:..."
                     .into())
             }
+            (Some(ModelSpec::Gpt(_)), Some(_)) => Err(format!(
+                "--task {} does not apply to --model gpt:..., which predicts the next token",
+                self.task
+            )),
             _ => Ok(task),
         }
     }

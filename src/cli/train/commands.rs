@@ -1,5 +1,5 @@
-//! The commands `ringtrain predict`, `ringtrain eval`, `ringtrain inspect` and `ringtrain export`, which use a
-//! trained model in one process.
+//! The commands `ringtrain predict`, `ringtrain eval`, `ringtrain inspect`, `ringtrain export` and `ringtrain generate`,
+//! which use a trained model in one process.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser};
 
 use super::data_args::DataFormatArgs;
+use super::generate::{self, GENERATE_AFTER_HELP, GenerateArgs};
 use super::table_args::TableFormatArgs;
 use super::{ProgramFailure, usage_error};
 use crate::exit::Exit;
-use crate::train::data::HeaderRow;
 use crate::train::model_file::{Inspection, ModelFileError, SavedModel};
 use crate::train::onnx::{ExportError, OnnxInputs, OnnxModel};
 use crate::train::predict::{
@@ -45,6 +45,7 @@ The results:
                   each class; the confusion matrix; for models of two classes also the AUC, with the
                   second class as the positive class
   regression      MAE, RMSE and R²
+  texts           the mean loss in nats for each token, and the perplexity
 
 Exit codes:
   0   success
@@ -86,10 +87,13 @@ enum ModelCommand {
     /// Convert a model to the ONNX format, which other programs can run
     #[command(after_help = EXPORT_AFTER_HELP)]
     Export(ExportArgs),
+    /// Let a model that was trained with --model gpt:... continue a text
+    #[command(after_help = GENERATE_AFTER_HELP)]
+    Generate(GenerateArgs),
 }
 
 /// The names of the commands.
-const COMMAND_NAMES: [&str; 4] = ["predict", "eval", "inspect", "export"];
+const COMMAND_NAMES: [&str; 5] = ["predict", "eval", "inspect", "export", "generate"];
 
 #[derive(Args, Debug)]
 struct ModelDataArgs {
@@ -184,6 +188,7 @@ pub(super) fn run_subcommand(args: &[OsString]) -> Result<Result<(), ProgramFail
         ModelCommand::Eval(args) => compare_with_targets(args),
         ModelCommand::Inspect(args) => inspect(&args),
         ModelCommand::Export(args) => export(&args),
+        ModelCommand::Generate(args) => generate::generate(&args),
     })
 }
 
@@ -215,7 +220,7 @@ impl From<PredictError> for ProgramFailure {
 impl From<ExportError> for ProgramFailure {
     fn from(error: ExportError) -> Self {
         let exit = match error {
-            ExportError::TextColumn { .. } => Exit::Usage,
+            ExportError::TextColumn { .. } | ExportError::ReadsTexts { .. } => Exit::Usage,
             _ => Exit::Failure,
         };
         Self { exit, message: error.to_string() }
@@ -226,20 +231,21 @@ impl ModelDataArgs {
     fn input_options(&self, target: TargetColumn) -> Result<InputOptions, ProgramFailure> {
         let data = self.data_format.prediction_input(&self.data).map_err(usage_error)?;
         let (header, separator) = self.format.parse_header_and_separator().map_err(usage_error)?;
-        if !matches!(data, PredictionInput::Table(_) | PredictionInput::StandardInput) {
+        let options = InputOptions { data, header, separator, target };
+        if !matches!(options.data, PredictionInput::Table(_) | PredictionInput::StandardInput) {
             let name = self.data.join(" ");
-            if header != HeaderRow::Expected || separator.is_some() {
+            if options.has_table_options() {
                 return Err(usage_error(format!(
                     "--header, --no-header and --separator are for tables; --data {name} is not a table"
                 )));
             }
-            if let TargetColumn::Named(_) = target {
+            if let TargetColumn::Named(_) = options.target {
                 return Err(usage_error(format!(
                     "--target is for tables; --data {name} has its target built in"
                 )));
             }
         }
-        Ok(InputOptions { data, header, separator, target })
+        Ok(options)
     }
 }
 
@@ -289,6 +295,12 @@ fn compare_with_targets(args: EvalArgs) -> Result<(), ProgramFailure> {
     }
     let top_k = args.top_k.map(|k| usize::try_from(k).unwrap_or(usize::MAX));
     let mut model = SavedModel::load(&args.input.model)?;
+    if model.description().text.is_some()
+        && (top_k.is_some() || input.target != TargetColumn::SameName || input.has_table_options())
+    {
+        let message = "--target, --top-k, --header, --no-header and --separator do not apply to a model that reads plain text";
+        return Err(usage_error(message.into()));
+    }
     check_top_k(top_k, model.description().classes.len()).map_err(usage_error)?;
     let evaluation = evaluate(&mut model, &input, top_k)?;
     print_to_stdout(&if args.json { to_json(&evaluation) } else { evaluation.to_string() })

@@ -3,6 +3,7 @@
 use clap::Args;
 
 use crate::train::data::{DataFormat, DataSource};
+use crate::train::model::ModelSpec;
 use crate::train::predict::PredictionInput;
 
 /// The data of a training run.
@@ -14,7 +15,8 @@ pub(super) struct TrainingDataArgs {
     /// FILE.tsv: a table, plain or .gz, .zip or .zst (needs --target). Several such files, as in a.csv b.csv or
     /// 'part-*.csv': one table. FEATURES.npy,TARGETS.npy: two arrays; features may be images of the shape (samples,
     /// height, width) or (samples, channels, height, width). FILE.libsvm: sparse rows, plain or compressed.
-    /// synthetic:ROWSxFEATURES: random data of this shape
+    /// synthetic:ROWSxFEATURES: random data of this shape. With --model gpt:..., one or more files of plain text, plain
+    /// or compressed
     #[arg(long, value_name = "DATA", num_args = 1.., default_value = "digits", help_heading = "Data")]
     data: Vec<String>,
 
@@ -46,8 +48,33 @@ impl TrainingDataArgs {
         if self.test_data.is_empty() {
             return Ok(None);
         }
-        let test = self.format.source("--test-data", &self.test_data)?;
+        let test = match source {
+            DataSource::Text(_) => {
+                DataSource::from_values_with_format("--test-data", &self.test_data, DataFormat::Text)?
+            }
+            _ => self.format.source("--test-data", &self.test_data)?,
+        };
         source.check_test_source(&test).map(|()| Some(test))
+    }
+
+    /// Returns the text files that `--data` names, for a model that learns from text.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says which argument is wrong.
+    pub(super) fn text_source(&self, model: &ModelSpec) -> Result<DataSource, String> {
+        match self.format.parse_format()? {
+            None | Some(DataFormat::Text) => {}
+            Some(other) => {
+                return Err(format!(
+                    "--format {other} does not suit --model {model}, which learns from plain text"
+                ));
+            }
+        }
+        if self.data == ["digits"] {
+            return Err(format!("--model {model} learns from plain text; pass --data FILE.txt"));
+        }
+        DataSource::from_values_with_format("--data", &self.data, DataFormat::Text)
     }
 }
 
@@ -57,8 +84,9 @@ pub(super) struct DataFormatArgs {
     /// The format of --data. table: rows of cells. libsvm: sparse rows of the form TARGET INDEX:VALUE ..., with
     /// indices from 1. idx: a directory of IDX files. images: a directory with a folder of images for each class.
     /// Without this option, .libsvm, .svmlight and .svm files have the format libsvm, and other files the format
-    /// table. A directory of images or folders has the format images, and other directories the format idx
-    #[arg(long, value_name = "table|libsvm|idx|images")]
+    /// table. A directory of images or folders has the format images, and other directories the format idx. text:
+    /// plain text, which is the format of all files for a model gpt:...
+    #[arg(long, value_name = "table|libsvm|idx|images|text")]
     format: Option<String>,
 }
 

@@ -9,6 +9,8 @@ Examples:
   ringtrain --data houses.csv --target price --report result.json
   ringtrain --data X.npy,y.npy --model mlp:64 --task regression
   ringtrain --data images.npy,labels.npy --model cnn:conv32x3,pool2,conv64x3,pool2,dense128
+  ringtrain --data book.txt --model gpt:4,4,128  learn to continue a text (needs a program built
+                                                 with cargo build --release --features candle)
   ringtrain --resume run1                        continue from the last checkpoint in run1
   ringtrain --config run.toml --epochs 20        use the options of run.toml, with 20 epochs
   ringtrain --checkpoint run1 --resume           continue from a checkpoint, or start a new run
@@ -18,6 +20,7 @@ Commands for model files, which --save-model writes (see `ringtrain COMMAND --he
   ringtrain eval --model FILE --data test.csv    compare predictions with the targets of test data
   ringtrain inspect FILE                         print the content of a model file or a checkpoint
   ringtrain export --model FILE --output M.onnx  convert a model to the ONNX format
+  ringtrain generate --model FILE --prompt TEXT  let a model of texts continue TEXT
 
 Layers of --model cnn:LAYER,LAYER,... (only for images; see docs/models.md):
   convCHANNELSxKERNEL  convolution with CHANNELS output channels and KERNEL x KERNEL pixels, then
@@ -37,11 +40,13 @@ Defaults:
   --optimizer   accelerated for linear and softmax on tables of at most 16 million values, otherwise
                 adam. Also adam if you pass --batch-size, --schedule, --warmup, --scale-lr or
                 --clip-norm, or a --strategy other than allreduce
-  --batch-size  with accelerated the whole training set, otherwise 128 samples
+  --batch-size  with accelerated the whole training set, for texts 32 windows, otherwise 128 samples
   --epochs      with accelerated on the whole training set: until the loss no longer falls, but at
-                most 1000 (large tables) to 5000 (small tables) epochs. Otherwise: 40 epochs, or
-                enough epochs for 480 steps if 40 epochs have fewer and you do not pass --batch-size
-  --lr          mlp, cnn: sgd 0.1; momentum, nesterov, lamb, accelerated 0.01; adam, adamw 0.001
+                most 1000 (large tables) to 5000 (small tables) epochs. Otherwise: 40 epochs (texts:
+                10), or enough epochs for 480 steps if these epochs have fewer and you do not pass
+                --batch-size
+  --lr          mlp, cnn, gpt: sgd 0.1; momentum, nesterov, lamb, accelerated 0.01; adam,
+                          adamw 0.001
                 softmax:  sgd 0.1; momentum, nesterov, lamb, adam, adamw 0.01
                 linear:   sgd 0.01; momentum, nesterov 0.001; lamb 0.01; adam, adamw 0.01, or 0.001
                           from 10000 steps

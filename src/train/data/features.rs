@@ -6,6 +6,7 @@ use ndarray::{Array2, ArrayViewMut2, Axis};
 use sha2::{Digest, Sha256};
 
 use super::sparse::SparseRows;
+use super::text::{TokenWindows, digest_tokens};
 use super::{ColumnEncoding, Standardizer, TableEncoding};
 
 /// Features of samples: a row per sample, a column per feature.
@@ -31,6 +32,8 @@ pub enum Features {
     },
     /// Numbers, most of which are 0.
     Sparse(SparseRows),
+    /// Windows of a text. Each feature is a token.
+    Tokens(TokenWindows),
 }
 
 impl Features {
@@ -41,6 +44,7 @@ impl Features {
             Self::Pixels { values, .. } => values.nrows(),
             Self::Encoded { cells, .. } => cells.nrows(),
             Self::Sparse(rows) => rows.rows(),
+            Self::Tokens(windows) => windows.len(),
         }
     }
 
@@ -51,6 +55,7 @@ impl Features {
             Self::Pixels { values, .. } => values.ncols(),
             Self::Encoded { encoding, .. } => encoding.width(),
             Self::Sparse(rows) => rows.columns(),
+            Self::Tokens(windows) => windows.context(),
         }
     }
 
@@ -70,6 +75,7 @@ impl Features {
                 Self::Encoded { cells: cells.select(Axis(0), rows), encoding: Arc::clone(encoding) }
             }
             Self::Sparse(values) => Self::Sparse(values.select(rows)),
+            Self::Tokens(windows) => Self::Tokens(windows.select(rows)),
         }
     }
 
@@ -98,6 +104,10 @@ impl Features {
                     target.fill(0.0);
                     rows.row(row).for_each(|(column, value)| target[column] = value);
                 }
+                Self::Tokens(windows) => {
+                    let tokens = windows.tokens(row).iter();
+                    target.iter_mut().zip(tokens).for_each(|(to, &token)| *to = token.into());
+                }
             }
             if let Some(Standardizer { mean, inverse_deviation }) = standardizer {
                 for ((value, mean), inverse) in target.iter_mut().zip(mean).zip(inverse_deviation) {
@@ -123,13 +133,18 @@ impl Features {
                 encoding.visit_inputs(&cells.row(row), |index, value| visit((index, value)));
             }
             Self::Sparse(rows) => rows.row(row).for_each(visit),
+            Self::Tokens(windows) => {
+                windows.tokens(row).iter().map(|&token| f32::from(token)).enumerate().for_each(visit);
+            }
         }
     }
 
     /// Returns for each feature whether it is a number; other features have only the values 0 and 1.
     pub(crate) fn which_features_are_numbers(&self) -> Vec<bool> {
         match self {
-            Self::Numbers(_) | Self::Pixels { .. } | Self::Sparse(_) => vec![true; self.columns()],
+            Self::Numbers(_) | Self::Pixels { .. } | Self::Sparse(_) | Self::Tokens(_) => {
+                vec![true; self.columns()]
+            }
             Self::Encoded { encoding, .. } => {
                 let inputs = encoding
                     .columns
@@ -140,11 +155,11 @@ impl Features {
         }
     }
 
-    /// Returns the cells of a table. Returns `None` for pixels and sparse rows.
+    /// Returns the cells of a table. Returns `None` for pixels, sparse rows and texts.
     pub(crate) fn cells(&self) -> Option<&Array2<f32>> {
         match self {
             Self::Numbers(cells) | Self::Encoded { cells, .. } => Some(cells),
-            Self::Pixels { .. } | Self::Sparse(_) => None,
+            Self::Pixels { .. } | Self::Sparse(_) | Self::Tokens(_) => None,
         }
     }
 
@@ -158,12 +173,12 @@ impl Features {
     }
 
     /// Returns features with the rows `cells`, and with the columns and the encoding of `self`. Returns `None` for
-    /// pixels and sparse rows.
+    /// pixels, sparse rows and texts.
     pub(crate) fn with_cells(&self, cells: Array2<f32>) -> Option<Self> {
         match self {
             Self::Numbers(_) => Some(Self::Numbers(cells)),
             Self::Encoded { encoding, .. } => Some(Self::Encoded { cells, encoding: Arc::clone(encoding) }),
-            Self::Pixels { .. } | Self::Sparse(_) => None,
+            Self::Pixels { .. } | Self::Sparse(_) | Self::Tokens(_) => None,
         }
     }
 
@@ -171,7 +186,7 @@ impl Features {
     pub(crate) fn digest_format(&self, hasher: &mut Sha256) {
         hasher.update((self.columns() as u64).to_le_bytes());
         match self {
-            Self::Numbers(_) | Self::Sparse(_) => {}
+            Self::Numbers(_) | Self::Sparse(_) | Self::Tokens(_) => {}
             Self::Pixels { divisor, .. } => hasher.update(divisor.to_le_bytes()),
             Self::Encoded { encoding, .. } => encoding.digest(hasher),
         }
@@ -191,6 +206,7 @@ impl Features {
                     hasher.update(value.to_le_bytes());
                 }
             }
+            Self::Tokens(windows) => digest_tokens(windows.tokens(row), hasher),
         }
     }
 }

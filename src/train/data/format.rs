@@ -18,11 +18,18 @@ pub enum DataFormat {
     Idx,
     /// A directory with a folder of images for each class.
     Images,
+    /// Plain text.
+    Text,
 }
 
 impl DataFormat {
-    const NAMES: [(Self, &'static str); 4] =
-        [(Self::Table, "table"), (Self::Libsvm, "libsvm"), (Self::Idx, "idx"), (Self::Images, "images")];
+    const NAMES: [(Self, &'static str); 5] = [
+        (Self::Table, "table"),
+        (Self::Libsvm, "libsvm"),
+        (Self::Idx, "idx"),
+        (Self::Images, "images"),
+        (Self::Text, "text"),
+    ];
 }
 
 impl DataSource {
@@ -31,7 +38,7 @@ impl DataSource {
     ///
     /// # Errors
     ///
-    /// If no file matches a pattern, or if there are several values and the format is not [`DataFormat::Table`].
+    /// If no file matches a pattern, or if there are several values and the format takes one.
     pub fn from_values_with_format(
         option: &str,
         values: &[String],
@@ -45,6 +52,7 @@ impl DataSource {
         match (format, paths.len()) {
             (DataFormat::Table, 1) => Ok(Self::Csv(paths.remove(0))),
             (DataFormat::Table, _) => Ok(Self::CsvFiles(paths)),
+            (DataFormat::Text, _) => Ok(Self::Text(paths)),
             (DataFormat::Libsvm, 1) => Ok(Self::Libsvm(paths.remove(0))),
             (DataFormat::Idx, 1) => Ok(Self::Idx(paths.remove(0))),
             (DataFormat::Images, 1) => Ok(Self::Images(paths.remove(0))),

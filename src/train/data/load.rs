@@ -6,7 +6,8 @@ use super::raw_table::{EncodedTable, RowSets};
 use super::row_map::RowMap;
 use super::{
     Column, DataError, DataSource, Dataset, Features, ImageShape, Samples, SharedSamples, Table,
-    TableEncoding, TableLayout, TableOptions, Targets, Task, idx, split, table_load, target,
+    TableEncoding, TableLayout, TableOptions, Targets, Task, TextOptions, idx, split, table_load, target,
+    text,
 };
 use crate::group::Group;
 use crate::train::TrainError;
@@ -19,6 +20,8 @@ pub struct LoadOptions {
     pub target: Option<String>,
     /// How to read a table.
     pub table: TableOptions,
+    /// How to read a text.
+    pub text: TextOptions,
     /// The fraction of the rows to use for testing. This field has no effect if there is a `test_source`, or if the
     /// source has a test set of its own.
     pub test_fraction: f64,
@@ -87,6 +90,16 @@ impl DataSource {
         options: &LoadOptions,
         group: &mut Group,
     ) -> Result<Dataset<SharedSamples>, TrainError> {
+        if let Self::Text(files) = self {
+            let test = match &options.test_source {
+                Some(source) => {
+                    self.check_test_source(source).map_err(DataError::Unsuitable)?;
+                    text::TestPart::Files(source.files())
+                }
+                None => text::TestPart::Fraction(options.test_fraction),
+            };
+            return Ok(self.make_text_dataset(text::load_text(files, test, options.text)?));
+        }
         let UninterpretedData { train, test, row_maps, encoding, layout, image, mut notes } =
             self.read_sets(options, group)?;
         let rows = row_maps.as_ref().map_or(train.features.rows(), |[train, _]| train.rows());
@@ -112,7 +125,30 @@ impl DataSource {
             ),
             None => (SharedSamples::held_by_each_rank(train), SharedSamples::held_by_each_rank(test)),
         };
-        Ok(Dataset { name: self.to_string(), train, test, classes, tabular, image, encoding, layout, notes })
+        let (name, text, token_count) = (self.to_string(), None, 0);
+        Ok(Dataset { name, train, test, classes, tabular, image, encoding, layout, text, token_count, notes })
+    }
+
+    /// Returns the windows of a text as a data set of which each rank holds all samples.
+    fn make_text_dataset(&self, loaded: text::LoadedText) -> Dataset<SharedSamples> {
+        let text::LoadedText { train, test, encoding, token_count, note } = loaded;
+        let [train, test] = [train, test].map(|windows| {
+            let features = Features::Tokens(windows.clone());
+            SharedSamples::held_by_each_rank(Samples { features, targets: Targets::NextTokens(windows) })
+        });
+        Dataset {
+            name: self.to_string(),
+            train,
+            test,
+            classes: Vec::new(),
+            tabular: false,
+            image: None,
+            encoding: None,
+            layout: None,
+            text: Some(Arc::new(encoding)),
+            token_count,
+            notes: vec![note],
+        }
     }
 
     /// Reads the rows of the training set and of the test set. Splits off a test set if there is no source for it.

@@ -30,6 +30,7 @@ mod standardizer;
 mod synthetic;
 mod table_load;
 mod target;
+pub(crate) mod text;
 mod texts;
 mod unsplit_data;
 
@@ -60,6 +61,7 @@ pub use sparse::SparseRows;
 pub use standardizer::Standardizer;
 pub(crate) use target::{CLASS_NUMBER_LIMIT, CLASSES_MAX};
 pub use target::{Targets, Task};
+pub use text::{CONTEXT_DEFAULT, TextEncoding, TextOptions, TokenKind, TokenWindows, Vocabulary};
 use texts::Texts;
 
 use crate::group::{Error, Group};
@@ -124,22 +126,46 @@ pub struct Dataset<S = Samples> {
     /// Where the feature columns and the target are in the table. `None` if the data is not a table with named
     /// columns.
     pub layout: Option<TableLayout>,
+    /// How a text becomes tokens. `None` if the data is not a text.
+    pub text: Option<Arc<TextEncoding>>,
+    /// The number of values that each sample of a text can predict at each position: the number of tokens in the vocabulary.
+    /// 0 if the data is not a text.
+    pub token_count: usize,
     /// Messages for the user. Each message states what the library guessed about the data, and names the option that
     /// overrides the guess.
     pub notes: Vec<String>,
 }
 
 impl<S> Dataset<S> {
-    /// Returns the task that the target requires: to predict classes, or to predict numbers.
+    /// Returns the task that the target requires: to predict classes, numbers, or the next tokens of a text.
     pub fn task(&self) -> Task {
-        if self.classes.is_empty() { Task::Regression } else { Task::Classification }
+        match &self.text {
+            Some(_) => Task::Text,
+            None if self.classes.is_empty() => Task::Regression,
+            None => Task::Classification,
+        }
+    }
+
+    /// Returns what the model predicts, such as `10 classes`, and the name of its inputs.
+    pub(crate) fn describe_target_and_inputs(&self) -> (String, &'static str) {
+        match self.task() {
+            Task::Regression => ("regression".into(), "features"),
+            Task::Classification => (format!("{} classes", self.classes.len()), "features"),
+            Task::Text => ("the next token".into(), "tokens"),
+        }
+    }
+
+    /// Returns the number of classes, or the number of tokens in the vocabulary of a text. 0 for regression.
+    pub(crate) fn class_count(&self) -> usize {
+        self.classes.len() + self.token_count
     }
 
     /// Replaces the training set and the test set by the results of `convert`.
     fn map_sets<T>(self, mut convert: impl FnMut(S) -> T) -> Dataset<T> {
-        let Self { name, train, test, classes, tabular, image, encoding, layout, notes } = self;
+        let Self { name, train, test, classes, tabular, image, encoding, layout, text, token_count, notes } =
+            self;
         let (train, test) = (convert(train), convert(test));
-        Dataset { name, train, test, classes, tabular, image, encoding, layout, notes }
+        Dataset { name, train, test, classes, tabular, image, encoding, layout, text, token_count, notes }
     }
 }
 
@@ -151,6 +177,9 @@ impl Dataset<SharedSamples> {
         self.train.digest(&mut hasher, group)?;
         self.test.digest(&mut hasher, group)?;
         self.classes.iter().for_each(|name| hasher.update([name.as_bytes(), &[0]].concat()));
+        if let Some(text) = &self.text {
+            hasher.update(serde_json::to_vec(&**text).expect("texts and numbers are valid JSON"));
+        }
         Ok(hasher.finalize().into())
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct TargetStatistics {
     /// The sum of the squared differences between the targets and their mean. R² compares the squared errors of a
     /// model with this sum. 0 if the targets are classes.
     pub(crate) sum_of_squares: f64,
-    /// The number of samples of each class. Empty for numbers.
+    /// The number of samples of each class, or the number of times that each token of a text is a target. Empty for numbers.
     pub(crate) class_counts: Vec<u64>,
 }
 
@@ -131,8 +131,8 @@ impl SharedSamples {
         }
     }
 
-    /// Computes the statistics of the targets. `class_count` is the number of classes. All ranks must call this
-    /// function.
+    /// Computes the statistics of the targets. `class_count` is the number of classes, or the number of tokens in the
+    /// vocabulary of a text. All ranks must call this function.
     pub(crate) fn measure_targets(&mut self, class_count: usize, group: &mut Group) -> Result<(), Error> {
         let part = self.own_part(group.rank(), group.size());
         self.statistics = match &self.held.targets {
@@ -150,6 +150,14 @@ impl SharedSamples {
                 let mut class_counts = vec![0; class_count];
                 for &class in &classes[part] {
                     class_counts[class as usize] += 1;
+                }
+                group.all_reduce(&mut class_counts, ReduceOp::Sum)?;
+                TargetStatistics { class_counts, ..TargetStatistics::default() }
+            }
+            Targets::NextTokens(windows) => {
+                let mut class_counts = vec![0; class_count];
+                for &token in part.flat_map(|window| windows.next_tokens(window)) {
+                    class_counts[usize::from(token)] += 1;
                 }
                 group.all_reduce(&mut class_counts, ReduceOp::Sum)?;
                 TargetStatistics { class_counts, ..TargetStatistics::default() }
@@ -202,7 +210,7 @@ impl Samples {
     /// an input.
     pub(crate) fn check_received_samples(&self, class_count: usize, group: &Group) -> Result<(), TrainError> {
         let has_valid_classes = match &self.targets {
-            Targets::Numbers(_) => true,
+            Targets::Numbers(_) | Targets::NextTokens(_) => true,
             Targets::Classes(classes) => classes.iter().all(|&class| (class as usize) < class_count),
         };
         if has_valid_classes && self.features.has_valid_cells() {
@@ -221,6 +229,7 @@ fn select_samples(samples: &Samples, rows: &[usize]) -> Samples {
     let targets = match &samples.targets {
         Targets::Numbers(values) => Targets::Numbers(rows.iter().map(|&row| values[row]).collect()),
         Targets::Classes(classes) => Targets::Classes(rows.iter().map(|&row| classes[row]).collect()),
+        Targets::NextTokens(windows) => Targets::NextTokens(windows.select(rows)),
     };
     Samples { features: samples.features.select(rows), targets }
 }

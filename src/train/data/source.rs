@@ -9,6 +9,7 @@ use std::str::FromStr;
 use super::compression::FileCompression;
 use super::file::extension;
 use super::image_folder::WantedImages;
+use super::text::name_of_files;
 use super::{DataError, ELEMENTS_MAX, LoadedRows, image_folder, libsvm};
 
 /// The maximum number of files of a table.
@@ -32,6 +33,8 @@ pub enum DataSource {
     Npy(PathBuf, PathBuf),
     /// A file with sparse rows in the format of LIBSVM, plain or compressed.
     Libsvm(PathBuf),
+    /// One or more files of plain text, one after the other, plain or compressed. The list of files is never empty.
+    Text(Vec<PathBuf>),
     /// Random numbers.
     Synthetic {
         /// The number of samples.
@@ -154,11 +157,7 @@ impl fmt::Display for DataSource {
             Self::Idx(path) | Self::Images(path) | Self::Csv(path) | Self::Libsvm(path) => {
                 write!(f, "{}", path.display())
             }
-            Self::CsvFiles(paths) => match paths.as_slice() {
-                [] => f.write_str("no files"),
-                [path] => write!(f, "{}", path.display()),
-                [path, more @ ..] => write!(f, "{} and {} more files", path.display(), more.len()),
-            },
+            Self::CsvFiles(paths) | Self::Text(paths) => f.write_str(&name_of_files(paths)),
             Self::Npy(features, targets) => write!(f, "{},{}", features.display(), targets.display()),
             Self::Synthetic { rows, columns } => write!(f, "synthetic:{rows}x{columns}"),
         }
@@ -179,7 +178,7 @@ impl DataSource {
     pub(crate) fn files(&self) -> Vec<&Path> {
         match self {
             Self::Csv(path) | Self::Libsvm(path) => vec![path],
-            Self::CsvFiles(paths) => paths.iter().map(PathBuf::as_path).collect(),
+            Self::CsvFiles(paths) | Self::Text(paths) => paths.iter().map(PathBuf::as_path).collect(),
             Self::Npy(features, targets) => vec![features, targets],
             Self::Digits | Self::Idx(_) | Self::Images(_) | Self::Synthetic { .. } => Vec::new(),
         }
@@ -200,6 +199,7 @@ impl DataSource {
             | Self::Csv(_)
             | Self::CsvFiles(_)
             | Self::Npy(..)
+            | Self::Text(_)
             | Self::Synthetic { .. } => None,
         }
     }

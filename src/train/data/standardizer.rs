@@ -32,7 +32,7 @@ impl Standardizer {
             }
             // Each rank holds all of these rows, so plain sums are enough. An exact sum needs 544 bytes for each
             // feature, and sparse rows may have millions of features.
-            Features::Pixels { .. } | Features::Sparse(_) => {
+            Features::Pixels { .. } | Features::Sparse(_) | Features::Tokens(_) => {
                 Self::fit_with::<f64>(features, &(0..features.rows()), &mut Group::solo())
             }
         }

@@ -56,6 +56,7 @@ impl Samples {
         let targets = match self.targets {
             Targets::Numbers(values) => Targets::Numbers(gather_values(&values, 1, rows, group)?),
             Targets::Classes(classes) => Targets::Classes(gather_values(&classes, 1, rows, group)?),
+            Targets::NextTokens(_) => unreachable!("each rank holds all windows of a text"),
         };
         Ok(Self { features, targets })
     }

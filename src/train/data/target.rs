@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::text::{TokenWindows, digest_tokens};
 use super::{Column, DataError, Texts};
 use crate::group::Group;
 use crate::train::TrainError;
@@ -31,6 +32,19 @@ pub enum Task {
     Classification,
     /// A number.
     Regression,
+    /// The next token of a text.
+    Text,
+}
+
+impl Task {
+    /// Returns what a model predicts that ignores its inputs.
+    pub(crate) fn constant_prediction(self) -> &'static str {
+        match self {
+            Self::Classification => "the same class probabilities",
+            Self::Regression => "the mean",
+            Self::Text => "each token with its frequency",
+        }
+    }
 }
 
 /// The targets of samples. If neither the model nor `--task` decides, a target holds classes in these cases:
@@ -46,6 +60,8 @@ pub enum Targets {
     Numbers(Vec<f64>),
     /// Indices into [`Dataset::classes`](super::Dataset::classes).
     Classes(Vec<u32>),
+    /// The next token of each token in windows of a text.
+    NextTokens(TokenWindows),
 }
 
 impl Targets {
@@ -54,6 +70,7 @@ impl Targets {
         match self {
             Self::Numbers(values) => hasher.update(values[row].to_le_bytes()),
             Self::Classes(values) => hasher.update(values[row].to_le_bytes()),
+            Self::NextTokens(windows) => digest_tokens(windows.next_tokens(row), hasher),
         }
     }
 }
@@ -154,6 +171,9 @@ pub(crate) fn interpret_targets(
                 .into(),
         )
         .into()),
+        (Task::Text, ..) => {
+            Err(DataError::Unsuitable("only --model gpt:... predicts the next token of a text".into()).into())
+        }
         (Task::Classification, Column::Numbers(train), Column::Numbers(test)) => {
             check_class_numbers([&train, &test], group)?;
             // Sort the classes as integers and not as text, so that 2 comes before 10.

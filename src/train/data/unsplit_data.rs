@@ -34,7 +34,7 @@ impl DataSource {
         }
     }
 
-    /// Reads all rows of a source that is neither a table nor IDX data. `task` chooses the targets of random data.
+    /// Reads all rows of a source that is neither a table nor IDX data nor a text. `task` chooses the targets of random data.
     /// `images` is the shape that images must have.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl DataSource {
     ///
     /// # Panics
     ///
-    /// If the source is a table or IDX data.
+    /// If the source is a table, IDX data or a text.
     pub(crate) fn load_unsplit(
         &self,
         task: Option<Task>,
@@ -74,8 +74,8 @@ impl DataSource {
                 };
                 plain(synthetic::generate_table(rows, columns, target))
             }
-            Self::Csv(_) | Self::CsvFiles(_) | Self::Idx(_) => {
-                unreachable!("the caller loads tables and IDX data")
+            Self::Csv(_) | Self::CsvFiles(_) | Self::Idx(_) | Self::Text(_) => {
+                unreachable!("the caller loads tables, IDX data and texts")
             }
         })
     }

@@ -19,6 +19,11 @@ impl fmt::Display for Evaluation {
                     None => writeln!(f, "{:<16} not defined: all targets are the same", "R²"),
                 }
             }
+            Self::Text { tokens, loss, perplexity } => {
+                writeln!(f, "{:<16} {tokens}", "tokens")?;
+                writeln!(f, "{:<16} {loss:.6}", "loss")?;
+                writeln!(f, "{:<16} {perplexity:.6}", "perplexity")
+            }
             Self::Classification {
                 rows,
                 rows_without_target,

@@ -52,6 +52,15 @@ pub enum Evaluation {
         /// The most frequent wrong predictions as (class, predicted class, number of rows), the most frequent first.
         confusions: Vec<(String, String, u64)>,
     },
+    /// The model predicts the next token of a text.
+    Text {
+        /// The number of tokens that were predicted.
+        tokens: u64,
+        /// The mean cross-entropy in nats for each token.
+        loss: f64,
+        /// e to the power of the loss.
+        perplexity: f64,
+    },
     /// The model predicts numbers.
     Regression {
         /// The number of rows.
@@ -160,6 +169,7 @@ impl MetricSums {
             let truth = match targets {
                 Targets::Numbers(values) => Truth::Number(values[row]),
                 Targets::Classes(classes) => Truth::Class(classes[row] as usize),
+                Targets::NextTokens(_) => unreachable!("texts have no metrics of this kind"),
             };
             self.add(&Prediction::from_outputs(&output, loss.target_scale()), truth);
         }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::ModelSpec;
 use super::batch_norm::BatchNorm;
 use super::convolution::Convolution;
 use super::dense::Dense;
@@ -10,10 +9,14 @@ use super::dropout::Dropout;
 use super::hidden_layer::HiddenLayer;
 use super::layer::{Activation, Layer};
 use super::pooling::MaxPooling;
+use super::{GptSpec, ModelSpec};
 use crate::train::data::ImageShape;
 
 /// The maximum number of values that the layers of a model compute for a sample.
 const LAYER_VALUES_MAX: usize = 1 << 24;
+/// The maximum number of values that a layer of a GPT computes for a window of tokens.
+#[cfg(feature = "candle")]
+const GPT_LAYER_VALUES_MAX: usize = 1 << 26;
 
 /// The number of inputs of a model, and the shape of the images if the samples are images.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +47,9 @@ pub(super) fn build_layers(
     if let ModelSpec::Own(own) = spec {
         return own.layers(input, outputs);
     }
+    if let ModelSpec::Gpt(gpt) = spec {
+        return build_gpt(*gpt, input.features, outputs);
+    }
     if let (ModelSpec::Cnn(_), None) = (spec, input.image) {
         return Err(format!(
             "needs images, but the {} features of a sample have no height and no width; pass digits, a directory of IDX \
@@ -61,6 +67,25 @@ pub(super) fn build_layers(
         return Err(format!("computes {values} values for each sample; the maximum is {LAYER_VALUES_MAX}"));
     }
     Ok(builder.layers)
+}
+
+/// Returns the layers of a GPT. Its inputs are tokens, and its outputs are numbers for each token of the vocabulary at
+/// each of the `context` positions.
+#[cfg(feature = "candle")]
+fn build_gpt(spec: GptSpec, context: usize, outputs: usize) -> Result<Vec<Arc<dyn Layer>>, String> {
+    let layers = super::gpt::build_gpt_layers(spec, context, outputs / context.max(1));
+    match layers.iter().map(|layer| layer.values_per_sample()).max() {
+        Some(values) if values > GPT_LAYER_VALUES_MAX => Err(format!(
+            "computes {values} values in a layer for each window of {context} tokens; the maximum is {GPT_LAYER_VALUES_MAX}; \
+             lower --context"
+        )),
+        _ => Ok(layers),
+    }
+}
+
+#[cfg(not(feature = "candle"))]
+fn build_gpt(_: GptSpec, _: usize, _: usize) -> Result<Vec<Arc<dyn Layer>>, String> {
+    Err(super::CANDLE_NEEDED.into())
 }
 
 /// The layers of a model that is being built.

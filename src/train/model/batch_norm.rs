@@ -207,7 +207,7 @@ impl Layer for BatchNorm {
     }
 
     fn allocate_saved(&self, _: usize) -> SavedForBackward {
-        SavedForBackward { values: vec![0.0; 3 * self.channels + 2], indices: Vec::new() }
+        SavedForBackward { values: vec![0.0; 3 * self.channels + 2], ..SavedForBackward::default() }
     }
 
     fn forward(

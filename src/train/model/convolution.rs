@@ -152,7 +152,7 @@ impl Layer for Convolution {
 
     fn allocate_saved(&self, _: usize) -> SavedForBackward {
         let len = self.padded_len() + self.patch_len() * self.pixels();
-        SavedForBackward { values: vec![0.0; len], indices: Vec::new() }
+        SavedForBackward { values: vec![0.0; len], ..SavedForBackward::default() }
     }
 
     fn forward(

@@ -30,7 +30,7 @@ impl Layer for Dropout {
     }
 
     fn allocate_saved(&self, rows: usize) -> SavedForBackward {
-        SavedForBackward { values: vec![1.0; rows * self.width], indices: Vec::new() }
+        SavedForBackward { values: vec![1.0; rows * self.width], ..SavedForBackward::default() }
     }
 
     fn forward(

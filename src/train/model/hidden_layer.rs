@@ -6,9 +6,9 @@ use std::str::FromStr;
 use super::pooling::WINDOW_MAX;
 
 /// The maximum number of hidden layers.
-const LAYERS_MAX: usize = 64;
+pub(super) const LAYERS_MAX: usize = 64;
 /// The maximum number of units or channels of a hidden layer.
-const WIDTH_MAX: usize = 1 << 16;
+pub(super) const WIDTH_MAX: usize = 1 << 16;
 /// The maximum height and width of a kernel.
 const KERNEL_MAX: usize = 31;
 

@@ -57,6 +57,11 @@ pub trait Layer: Any + Debug + Send + Sync {
         self.outputs() as u64
     }
 
+    /// Returns the approximate number of values that a forward pass computes for each sample.
+    fn values_per_sample(&self) -> usize {
+        self.inputs() + self.outputs()
+    }
+
     /// Sets the initial parameters. `uniform` returns random numbers from -1 up to, but not including, 1.
     fn initialize(&self, _parameters: &mut [f32], _uniform: &mut dyn FnMut() -> f32) {}
 
@@ -81,12 +86,14 @@ pub trait Layer: Any + Debug + Send + Sync {
 }
 
 /// What a layer stores between a forward and a backward pass.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct SavedForBackward {
     /// Numbers.
     pub values: Vec<f32>,
     /// Indices, such as those of the largest inputs.
     pub indices: Vec<u32>,
+    /// Anything else, such as the operations of a forward pass that another library differentiates.
+    pub other: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// Whether a forward pass is part of a training step.

@@ -1,6 +1,6 @@
 //! Losses, and their derivatives with respect to the model's outputs.
 
-use ndarray::{ArrayView2, ArrayViewMut2};
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2};
 
 use super::ClassTargets;
 use crate::train::data::Targets;
@@ -39,6 +39,9 @@ pub enum Loss {
     CrossEntropy,
     /// The cross-entropy with label smoothing and class weights.
     WeightedCrossEntropy(ClassTargets),
+    /// The mean cross-entropy of the next tokens of a window, in nats for each token. The outputs of a window have a number for
+    /// each token of the vocabulary, position by position.
+    NextToken,
 }
 
 /// The results of an evaluation, summed over samples.
@@ -63,7 +66,7 @@ impl Loss {
     pub(crate) fn target_scale(&self) -> Option<TargetScale> {
         match self {
             Self::SquaredError(scale) => Some(*scale),
-            Self::CrossEntropy | Self::WeightedCrossEntropy(_) => None,
+            Self::CrossEntropy | Self::WeightedCrossEntropy(_) | Self::NextToken => None,
         }
     }
 
@@ -96,6 +99,15 @@ impl Loss {
                     let prediction = output.iter().position(|&value| value == max);
                     total.correct += u64::from(prediction == Some(class));
                 }
+                (Self::NextToken, Targets::NextTokens(windows)) => {
+                    let tokens = windows.next_tokens(row);
+                    let outputs = output.exact_chunks(output.len() / tokens.len());
+                    let losses = outputs
+                        .into_iter()
+                        .zip(tokens)
+                        .map(|(output, &token)| next_token_loss(&output, token));
+                    total.loss += losses.sum::<f64>() / tokens.len() as f64;
+                }
                 _ => unreachable!("the loss was chosen to match the targets"),
             }
         }
@@ -125,14 +137,34 @@ impl Loss {
                     class_targets.differentiate(output, classes[row] as usize, weight);
                 }
                 (Self::CrossEntropy, Targets::Classes(classes)) => {
-                    let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                    output.mapv_inplace(|value| exp(f64::from(value - max)) as f32);
-                    let factor = weight / output.sum();
-                    output.mapv_inplace(|value| value * factor);
-                    output[classes[row] as usize] -= weight;
+                    differentiate_cross_entropy(&mut output, classes[row] as usize, weight);
+                }
+                (Self::NextToken, Targets::NextTokens(windows)) => {
+                    let tokens = windows.next_tokens(row);
+                    let weight = weight / tokens.len() as f32;
+                    let vocabulary = output.len() / tokens.len();
+                    for (mut output, &token) in output.exact_chunks_mut(vocabulary).into_iter().zip(tokens) {
+                        differentiate_cross_entropy(&mut output, token.into(), weight);
+                    }
                 }
                 _ => unreachable!("the loss was chosen to match the targets"),
             }
         }
     }
+}
+
+/// Replaces `output` by `weight` times the derivative of the cross-entropy.
+fn differentiate_cross_entropy(output: &mut ArrayViewMut1<'_, f32>, class: usize, weight: f32) {
+    let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    output.mapv_inplace(|value| exp(f64::from(value - max)) as f32);
+    let factor = weight / output.sum();
+    output.mapv_inplace(|value| value * factor);
+    output[class] -= weight;
+}
+
+/// Returns the cross-entropy of a token of a text.
+fn next_token_loss(output: &ArrayView1<'_, f32>, token: u16) -> f64 {
+    let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = output.iter().map(|&value| exp(f64::from(value - max))).sum();
+    ln(sum) - f64::from(output[usize::from(token)] - max)
 }

@@ -2,11 +2,16 @@
 
 mod architecture;
 mod batch_norm;
+#[cfg(feature = "candle")]
+mod candle_layer;
 mod class_targets;
 mod cnn_spec;
 mod convolution;
 mod dense;
 mod dropout;
+#[cfg(feature = "candle")]
+mod gpt;
+mod gpt_spec;
 mod hidden_layer;
 mod layer;
 mod loss;
@@ -22,6 +27,7 @@ mod tensor_split;
 pub use architecture::InputShape;
 pub use class_targets::ClassTargets;
 pub use cnn_spec::CnnSpec;
+pub use gpt_spec::GptSpec;
 pub use hidden_layer::HiddenLayer;
 pub use layer::{
     BackwardPass, ForwardMode, GradientSink, GradientUpdate, Layer, OneRank, SavedForBackward, StepSeed,
@@ -33,6 +39,7 @@ pub(crate) use network::PARAMETERS_MAX;
 pub use network::{Network, ParameterTensor, TrainingBatch};
 pub use own_model::OwnModel;
 pub use prediction::Prediction;
+pub(crate) use spec::CANDLE_NEEDED;
 pub use spec::ModelSpec;
 pub(crate) use stage::Stage;
 pub use stage::Workspace;

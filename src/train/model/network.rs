@@ -103,8 +103,7 @@ impl Network {
 
     /// Returns the number of samples that an evaluation should process at once.
     pub(crate) fn evaluation_rows(&self) -> usize {
-        let values =
-            self.stage.layers().iter().map(|PlacedLayer { layer, .. }| layer.inputs() + layer.outputs());
+        let values = self.stage.layers().iter().map(|PlacedLayer { layer, .. }| layer.values_per_sample());
         (EVALUATION_VALUES_MAX / values.sum::<usize>().max(1)).clamp(1, EVALUATION_ROWS_MAX)
     }
 

@@ -111,7 +111,7 @@ impl Layer for MaxPooling {
     }
 
     fn allocate_saved(&self, rows: usize) -> SavedForBackward {
-        SavedForBackward { values: Vec::new(), indices: vec![0; rows * self.outputs()] }
+        SavedForBackward { indices: vec![0; rows * self.outputs()], ..SavedForBackward::default() }
     }
 
     fn forward(

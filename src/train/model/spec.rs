@@ -3,7 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{CnnSpec, HiddenLayer, MlpSpec, OwnModel};
+use super::{CnnSpec, GptSpec, HiddenLayer, MlpSpec, OwnModel};
+
+/// The reason why a program without the feature `candle` refuses a GPT.
+pub(crate) const CANDLE_NEEDED: &str = "needs the feature `candle`, with which this program was not built; build it with \
+                                        `cargo build --release --features candle`";
 
 /// A kind of model.
 #[derive(Clone, PartialEq, Debug)]
@@ -16,6 +20,8 @@ pub enum ModelSpec {
     Mlp(MlpSpec),
     /// A convolutional network, which predicts classes or a number for each image.
     Cnn(CnnSpec),
+    /// A transformer, which predicts the next token of a text. Only programs with the feature `candle` can train it.
+    Gpt(GptSpec),
     /// A model whose layers the program builds itself. The command line cannot name it.
     Own(OwnModel),
 }
@@ -29,7 +35,7 @@ impl ModelSpec {
     /// Returns the hidden layers, in the order in which they are applied. A model of the program's own has none.
     pub fn hidden_layers(&self) -> &[HiddenLayer] {
         match self {
-            Self::Linear | Self::Softmax | Self::Own(_) => &[],
+            Self::Linear | Self::Softmax | Self::Gpt(_) | Self::Own(_) => &[],
             Self::Mlp(mlp) => mlp.layers(),
             Self::Cnn(cnn) => cnn.layers(),
         }
@@ -54,9 +60,12 @@ impl FromStr for ModelSpec {
         if let Some(layers) = text.strip_prefix("cnn:") {
             return layers.parse().map(Self::Cnn);
         }
-        let layers = text
-            .strip_prefix("mlp:")
-            .ok_or("is not one of linear, softmax, mlp:WIDTH,WIDTH,..., cnn, cnn:LAYER,LAYER,...")?;
+        if let Some(sizes) = text.strip_prefix("gpt:") {
+            return sizes.parse().map(Self::Gpt);
+        }
+        let layers = text.strip_prefix("mlp:").ok_or(
+            "is not one of linear, softmax, mlp:WIDTH,WIDTH,..., cnn, cnn:LAYER,LAYER,..., gpt:LAYERS,HEADS,WIDTH",
+        )?;
         layers.parse().map(Self::Mlp)
     }
 }
@@ -69,6 +78,7 @@ impl fmt::Display for ModelSpec {
             Self::Mlp(mlp) => write!(f, "mlp:{mlp}"),
             // The name lists all layers, because a later version may change the default layers of `cnn`.
             Self::Cnn(cnn) => write!(f, "cnn:{cnn}"),
+            Self::Gpt(gpt) => write!(f, "gpt:{gpt}"),
             Self::Own(own) => write!(f, "own:{own}"),
         }
     }
@@ -80,7 +90,7 @@ mod tests {
 
     #[test]
     fn model_names_are_parsed_and_printed_unchanged() {
-        for text in ["linear", "softmax", "mlp:256,128", "mlp:1", "cnn:conv8x3,pool2"] {
+        for text in ["linear", "softmax", "mlp:256,128", "mlp:1", "cnn:conv8x3,pool2", "gpt:4,2,64"] {
             assert_eq!(text.parse::<ModelSpec>().unwrap().to_string(), text);
         }
         for text in ["", "mlp", "mlp:", "mlp:8,,8", "tree", "cnn:", "cnn:8"] {

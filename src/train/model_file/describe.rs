@@ -53,13 +53,13 @@ pub(crate) fn make_saved_model(
 fn describe_run(config: &Config, setup: &Setup, training: TrainingRecord) -> ModelDescription {
     let scale = match setup.network.loss() {
         Loss::SquaredError(scale) => *scale,
-        Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) => TargetScale::IDENTITY,
+        Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) | Loss::NextToken => TargetScale::IDENTITY,
     };
     let encoding = setup.dataset.encoding.as_deref();
     let (columns_from, columns) = describe_columns(config, setup);
     let pixel_divisor = match &setup.dataset.train.held.features {
         Features::Pixels { divisor, .. } => Some(*divisor),
-        Features::Numbers(_) | Features::Encoded { .. } | Features::Sparse(_) => None,
+        Features::Numbers(_) | Features::Encoded { .. } | Features::Sparse(_) | Features::Tokens(_) => None,
     };
     ModelDescription {
         written_by: concat!("ringtrain ", env!("CARGO_PKG_VERSION")).into(),
@@ -71,6 +71,7 @@ fn describe_run(config: &Config, setup: &Setup, training: TrainingRecord) -> Mod
         missing: encoding.map_or(MissingPolicy::Error, |encoding| encoding.missing),
         pixel_divisor,
         image: setup.dataset.image,
+        text: setup.dataset.text.as_deref().cloned(),
         target: TargetDescription {
             name: encoding.map(|encoding| encoding.target.clone()),
             mean: scale.mean,
@@ -83,6 +84,9 @@ fn describe_run(config: &Config, setup: &Setup, training: TrainingRecord) -> Mod
 
 /// Returns the origin of the names of the feature columns, and the columns with their names.
 fn describe_columns(config: &Config, setup: &Setup) -> (ColumnOrigin, Vec<ColumnEncoding>) {
+    if setup.dataset.text.is_some() {
+        return (ColumnOrigin::Position, Vec::new());
+    }
     let Some(encoding) = &setup.dataset.encoding else {
         let column = |index: usize| ColumnEncoding {
             name: index.to_string(),

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::COLUMNS_MAX;
 use crate::train::data::{
     CLASSES_MAX, ColumnEncoding, ColumnInputs, ImageShape, MissingPolicy, TableEncoding, TableLayout, Task,
+    TextEncoding,
 };
 use crate::train::model::{InputShape, Loss, ModelSpec, Network, TargetScale};
 
@@ -18,9 +19,10 @@ const CATEGORIES_MAX: usize = 1 << 16;
 pub struct ModelDescription {
     /// The program that wrote the file, with its version.
     pub written_by: String,
-    /// Whether the model predicts classes or numbers.
+    /// Whether the model predicts classes, numbers or the next token of a text.
     pub task: Task,
-    /// The architecture, as `--model` names it: `linear`, `softmax`, `mlp:WIDTH,WIDTH,...` or `cnn:LAYER,LAYER,...`.
+    /// The architecture, as `--model` names it: `linear`, `softmax`, `mlp:WIDTH,WIDTH,...`, `cnn:LAYER,LAYER,...` or
+    /// `gpt:LAYERS,HEADS,WIDTH`.
     pub model: String,
     /// The origin of the names of the columns.
     pub columns_from: ColumnOrigin,
@@ -36,6 +38,9 @@ pub struct ModelDescription {
     /// The shape of the images. `None` if the training data was not images, or if an earlier version wrote the file.
     #[serde(default)]
     pub image: Option<ImageShape>,
+    /// How a text becomes tokens. `None` if the model does not read texts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<TextEncoding>,
     /// The target.
     pub target: TargetDescription,
     /// The names of the classes, in the order of the outputs of the model. Empty for regression.
@@ -101,7 +106,9 @@ pub struct TrainingRecord {
 impl ModelDescription {
     /// Returns the number of inputs of the model.
     pub fn inputs(&self) -> usize {
-        self.columns.iter().map(ColumnEncoding::width).sum()
+        self.text
+            .as_ref()
+            .map_or_else(|| self.columns.iter().map(ColumnEncoding::width).sum(), |text| text.context)
     }
 
     /// Returns the encoding of a row, without the division of pixels and the scaling of inputs.
@@ -117,6 +124,9 @@ impl ModelDescription {
     /// A text that says which field is wrong.
     pub(crate) fn check(&self) -> Result<Network, String> {
         let spec: ModelSpec = self.model.parse().map_err(|why| format!("the model {} {why}", self.model))?;
+        if self.text.is_some() || self.task == Task::Text {
+            return self.check_text_model(&spec);
+        }
         self.check_columns()?;
         let TargetDescription { mean, deviation, .. } = self.target;
         if !mean.is_finite() || !deviation.is_finite() || deviation <= 0.0 {
@@ -142,10 +152,23 @@ impl ModelDescription {
                 return Err("a softmax model cannot predict numbers".into());
             }
             Task::Classification => (Loss::CrossEntropy, classes),
-            Task::Regression => (Loss::SquaredError(TargetScale { mean, deviation }), 1),
+            Task::Regression | Task::Text => (Loss::SquaredError(TargetScale { mean, deviation }), 1),
         };
         let input = InputShape { features: self.inputs(), image: self.image };
         Network::new(&spec, input, outputs, loss).map_err(|why| format!("the model {} {why}", self.model))
+    }
+
+    /// Checks the fields of a model that predicts the next token of a text.
+    fn check_text_model(&self, spec: &ModelSpec) -> Result<Network, String> {
+        let (Some(text), Task::Text, ModelSpec::Gpt(_)) = (&self.text, self.task, spec) else {
+            return Err(format!("the model {} and its task do not fit a text", self.model));
+        };
+        if !self.columns.is_empty() || !self.classes.is_empty() {
+            return Err("a model that reads a text has no columns and no classes".into());
+        }
+        let token_count = text.tokenizer()?.token_count();
+        Network::new(spec, text.context, text.context * token_count, Loss::NextToken)
+            .map_err(|why| format!("the model {} {why}", self.model))
     }
 
     fn check_columns(&self) -> Result<(), String> {

@@ -61,6 +61,14 @@ pub enum ModelFileError {
         /// The version of the file.
         version: u64,
     },
+    /// This program was built without a feature that the model needs.
+    #[error("the model in {} {need}", path.display())]
+    NeedsFeature {
+        /// The file.
+        path: PathBuf,
+        /// The name of the feature, and how to build the program with it.
+        need: &'static str,
+    },
     /// The format of model files cannot hold the model.
     #[error("cannot save the model to {}: {problem}", path.display())]
     Unsuitable {

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::storage::{FileEntries, FileTensor, INVERSE_DEVIATION_TENSOR, MEAN_TENSOR, VERSION, read_entries};
 use super::{ColumnOrigin, ModelDescription, ModelFileError, SavedModel};
-use crate::train::data::{ColumnEncoding, ColumnInputs, Standardizer, Task};
+use crate::train::data::{ColumnEncoding, ColumnInputs, Standardizer, Task, TextEncoding, Vocabulary};
 
 /// The maximum number of columns, classes or tensors that [`Inspection`] prints. JSON has all of them.
 const LISTED_ENTRIES_MAX: usize = 20;
@@ -162,6 +162,7 @@ fn write_model(f: &mut fmt::Formatter<'_>, description: &ModelDescription, param
         Task::Classification => {
             writeln!(f, "task           {} classes: {}", classes.len(), join_first_names(classes))?;
         }
+        Task::Text => writeln!(f, "task           text: predicts the next token")?,
         Task::Regression => writeln!(
             f,
             "task           regression; prediction = {} + {} x output",
@@ -202,6 +203,20 @@ fn write_columns(
     description: &ModelDescription,
     standardizer: Option<&Standardizer>,
 ) -> fmt::Result {
+    if let Some(TextEncoding { context, vocabulary }) = &description.text {
+        let tokens = match vocabulary {
+            Vocabulary::Bytes => "each byte is a token".into(),
+            Vocabulary::Characters { characters } => {
+                format!(
+                    "{} characters {:?}",
+                    characters.chars().count(),
+                    characters.chars().take(100).collect::<String>()
+                )
+            }
+            Vocabulary::BytePairs { .. } => "byte pairs".to_owned(),
+        };
+        return writeln!(f, "text           windows of {context} tokens; {tokens}");
+    }
     let found = match description.columns_from {
         ColumnOrigin::Header => "found by name",
         ColumnOrigin::Position => "found by position",

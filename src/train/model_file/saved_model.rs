@@ -1,13 +1,16 @@
 //! A trained model that computes predictions.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 
-use ndarray::{ArrayViewMut2, s};
+use ndarray::{ArrayView2, ArrayViewMut2, s};
 
 use super::{ModelDescription, ModelFileError, TargetDescription, storage};
-use crate::train::data::{Standardizer, Task};
-use crate::train::model::{Network, ParameterTensor, Prediction, TargetScale, Workspace};
+use crate::train::data::text::Tokenizer;
+use crate::train::data::{Samples, Standardizer, Task, TextEncoding};
+use crate::train::evaluation_work::EvaluationWork;
+use crate::train::model::{LossSums, Network, ParameterTensor, Prediction, TargetScale, Workspace};
 
 /// A trained model with the data for predictions: description, network, scaling and parameters.
 pub struct SavedModel {
@@ -16,6 +19,8 @@ pub struct SavedModel {
     standardizer: Option<Standardizer>,
     parameters: Vec<f32>,
     workspace: Workspace,
+    /// The tokens of a model that reads texts.
+    tokenizer: Option<Tokenizer>,
 }
 
 impl fmt::Debug for SavedModel {
@@ -45,7 +50,8 @@ impl SavedModel {
             return Err(format!("the tensor {} has a negative variance", tensor.name));
         }
         let workspace = network.workspace(network.evaluation_rows());
-        Ok(Self { description, network, standardizer, parameters, workspace })
+        let tokenizer = description.text.as_ref().map(TextEncoding::tokenizer).transpose()?;
+        Ok(Self { description, network, standardizer, parameters, workspace, tokenizer })
     }
 
     /// Reads a model file.
@@ -76,6 +82,24 @@ impl SavedModel {
     /// Returns the parameters, in the order of [`Network::parameter_tensors`].
     pub fn parameters(&self) -> &[f32] {
         &self.parameters
+    }
+
+    /// Returns the tokens of a model that reads texts. Returns `None` for other models.
+    pub(crate) fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// Evaluates the samples with the indices `rows`, at most as many as [`inputs_mut`](Self::inputs_mut) has rows.
+    pub(crate) fn evaluate(&mut self, samples: &Samples, rows: Range<usize>) -> LossSums {
+        let Self { network, parameters, workspace, standardizer, .. } = self;
+        let standardizer = standardizer.as_ref();
+        EvaluationWork { network, parameters, workspace, samples, standardizer, rows, metrics: None }
+            .evaluate()
+    }
+
+    /// Returns the outputs of the last layer for the first `rows` rows of [`inputs_mut`](Self::inputs_mut).
+    pub(crate) fn outputs(&mut self, rows: usize) -> ArrayView2<'_, f32> {
+        self.network.outputs(&self.parameters, &mut self.workspace, rows)
     }
 
     /// Returns the array of inputs. Write the encoded rows to the first rows of this array, then call

@@ -11,7 +11,7 @@ use safetensors::{Dtype, SafeTensors};
 use super::{ModelDescription, ModelFileError, SavedModel, StoredTensor, content_digest};
 use crate::train::atomic_file;
 use crate::train::data::Standardizer;
-use crate::train::model::{PARAMETERS_MAX, ParameterTensor};
+use crate::train::model::{CANDLE_NEEDED, PARAMETERS_MAX, ParameterTensor};
 
 /// The name of the format in the metadata of a model file.
 pub(crate) const FORMAT: &str = "ringtrain-model";
@@ -195,6 +195,9 @@ fn to_model(
     }
     let description: ModelDescription = serde_json::from_str(description)
         .map_err(|error| corrupt(format!("its description is not valid: {error}")))?;
+    if cfg!(not(feature = "candle")) && description.text.is_some() {
+        return Err(ModelFileError::NeedsFeature { path: path.to_owned(), need: CANDLE_NEEDED });
+    }
     let network = description.check().map_err(corrupt)?;
     let mut found: HashMap<String, (Vec<usize>, &[u8])> =
         parts.into_iter().map(|part| (part.name, (part.shape, part.bytes))).collect();

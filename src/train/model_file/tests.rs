@@ -28,6 +28,7 @@ pub(super) fn description() -> ModelDescription {
         layout: Some(TableLayout { columns: 4, target: 0, features: vec![1, 3] }),
         missing: MissingPolicy::Error,
         image: None,
+        text: None,
         pixel_divisor: Some(16.0),
         target: TargetDescription { name: Some("y".into()), mean: 0.0, deviation: 1.0 },
         classes: vec!["no".into(), "yes".into()],

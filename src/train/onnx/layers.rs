@@ -112,6 +112,7 @@ fn add_layer(
 /// Adds the outputs `prediction` and, for classification, `probabilities`.
 pub(super) fn add_prediction(graph: &mut GraphBuilder, description: &ModelDescription, outputs: &str) {
     match description.task {
+        Task::Text => unreachable!("a model that reads texts is refused before"),
         Task::Regression => {
             let target = &description.target;
             let axis = graph.add_constant("column", &[1], ConstantValues::Integers(&[1]));

@@ -94,6 +94,12 @@ pub enum ExportError {
         /// The name of the column.
         column: String,
     },
+    /// The model reads texts.
+    #[error("the model {model} reads texts, and ringtrain does not export such models to the ONNX format")]
+    ReadsTexts {
+        /// The name of the model.
+        model: String,
+    },
     /// The model exceeds the limit of the format.
     #[error(
         "the model needs {bytes} bytes in the ONNX format, but an ONNX file holds at most {FILE_BYTES_MAX}; train a smaller model"
@@ -121,10 +127,14 @@ impl OnnxModel {
     ///
     /// # Errors
     ///
-    /// If `inputs` asks for a matrix but a column holds texts, or if the model is too large for the format.
+    /// If the model reads texts, if `inputs` asks for a matrix but a column holds texts, or if the model is too large for the
+    /// format.
     pub fn new(model: &SavedModel, inputs: Option<OnnxInputs>) -> Result<Self, ExportError> {
         check_file_size(4 * model.parameters().len() as u64)?;
         let description = model.description();
+        if description.text.is_some() {
+            return Err(ExportError::ReadsTexts { model: description.model.clone() });
+        }
         let mut graph = GraphBuilder::new(&["prediction", "probabilities"]);
         let encoded = match inputs.unwrap_or_else(|| default_inputs(description)) {
             OnnxInputs::Columns => columns::add_column_inputs(&mut graph, &description.columns),

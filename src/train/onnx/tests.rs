@@ -27,7 +27,7 @@ fn make_model(
     let task = if classes.is_empty() { Task::Regression } else { Task::Classification };
     let target = match task {
         Task::Regression => TargetDescription { name: None, mean: 1000.5, deviation: 0.25 },
-        Task::Classification => TargetDescription { name: None, mean: 0.0, deviation: 1.0 },
+        _ => TargetDescription { name: None, mean: 0.0, deviation: 1.0 },
     };
     let description = ModelDescription {
         written_by: "ringtrain 0.0.0".into(),
@@ -38,6 +38,7 @@ fn make_model(
         layout: None,
         missing: MissingPolicy::Error,
         pixel_divisor: None,
+        text: None,
         image: None,
         target,
         classes: classes.iter().map(|&name| name.to_owned()).collect(),

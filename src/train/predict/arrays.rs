@@ -255,6 +255,7 @@ impl RowReader for DatasetRows {
             let truth = match &self.samples.targets {
                 Targets::Numbers(values) => parser.convert_number(values[row]),
                 Targets::Classes(values) => parser.parse(&self.classes[values[row] as usize]),
+                Targets::NextTokens(_) => Err("the data is plain text".into()),
             };
             truths.push(truth.map_err(|why| {
                 DataError::Unsuitable(format!("{}: row {row} (counted from 0): {why}", self.name))

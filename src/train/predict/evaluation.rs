@@ -1,14 +1,15 @@
 //! Compares the predictions of a model with the targets of data.
 
 use super::input::{InputOptions, TargetColumn, open_prediction_input};
+use super::text::evaluate_text;
 use super::{PredictError, for_each_row};
 use crate::train::data::DataError;
 use crate::train::metrics::{Evaluation, MetricSums};
 use crate::train::model_file::SavedModel;
 
-/// Computes a prediction for each row of data and compares it with the target. `top_k` is the k of the top-k accuracy
-/// (default: 5). A model with two classes needs 16 bytes of memory for each row. For other models, memory does not
-/// grow with the number of rows.
+/// Computes a prediction for each row of data and compares it with the target. For a model of texts, computes the loss of all
+/// tokens. `top_k` is the k of the top-k accuracy (default: 5). A model with two classes needs 16 bytes of memory for each
+/// row, and a model of texts 2 bytes for each token. For other models, memory does not grow with the number of rows.
 ///
 /// # Errors
 ///
@@ -18,6 +19,9 @@ pub fn evaluate(
     input: &InputOptions,
     top_k: Option<usize>,
 ) -> Result<Evaluation, PredictError> {
+    if model.description().text.is_some() {
+        return evaluate_text(model, input);
+    }
     let target = match &input.target {
         TargetColumn::Unread => TargetColumn::SameName,
         given => given.clone(),

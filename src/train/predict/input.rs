@@ -8,6 +8,7 @@ use super::Truth;
 use super::arrays::{DatasetRows, NpyRows};
 use super::loaded::RowsInMemory;
 use super::table::TableRows;
+use super::text::NO_PREDICTIONS_MESSAGE;
 use crate::train::data::{DataError, DataSource, HeaderRow, Separator, WantedImages};
 use crate::train::model_file::ModelDescription;
 
@@ -46,6 +47,13 @@ pub enum TargetColumn {
     SameName,
     /// Read the targets from the column with this name or number.
     Named(String),
+}
+
+impl InputOptions {
+    /// Returns whether an option says how to read a table.
+    pub(crate) fn has_table_options(&self) -> bool {
+        self.header != HeaderRow::Expected || self.separator.is_some()
+    }
 }
 
 impl PredictionInput {
@@ -108,6 +116,9 @@ pub(super) fn open_prediction_input(
     options: &InputOptions,
     description: &ModelDescription,
 ) -> Result<Box<dyn RowReader>, DataError> {
+    if description.text.is_some() {
+        return Err(DataError::Unsuitable(NO_PREDICTIONS_MESSAGE.into()));
+    }
     let needs_target = options.target != TargetColumn::Unread;
     Ok(match &options.data {
         PredictionInput::Table(paths) => Box::new(TableRows::open(paths, options, description)?),
@@ -119,6 +130,13 @@ pub(super) fn open_prediction_input(
         PredictionInput::Npy(features, targets) => {
             let targets = targets.as_deref().filter(|_| needs_target);
             Box::new(NpyRows::open(features, targets, description)?)
+        }
+        PredictionInput::Source(DataSource::Text(_)) => {
+            let model = &description.model;
+            let problem = format!(
+                "--format text is for models that were trained with --model gpt:..., and not for {model}"
+            );
+            return Err(DataError::Unsuitable(problem));
         }
         PredictionInput::Source(source) => {
             match source.load_rows(WantedImages { inputs: description.inputs(), shape: description.image }) {

@@ -7,6 +7,7 @@ mod input;
 mod loaded;
 mod output;
 mod table;
+mod text;
 mod truth;
 
 use super::data::DataError;
@@ -18,6 +19,7 @@ pub use super::metrics::{ClassReport, Evaluation, TopK};
 pub use evaluation::evaluate;
 pub use input::{InputOptions, PredictionInput, TargetColumn};
 pub use output::{OutputError, PredictError, PredictionOutput, predict};
+pub use text::{GenerationOptions, TextGenerator};
 
 use input::RowReader;
 

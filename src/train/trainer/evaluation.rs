@@ -6,6 +6,7 @@ use crate::train::TrainError;
 use crate::train::data::{ExactSum, SharedSamples, Targets, add_sums_of_ranks};
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::metrics::{Evaluation, MetricSums};
+use crate::train::portable::exp;
 use crate::types::ReduceOp;
 
 /// With more test samples than this, the report lacks the area under the ROC curve, for which each rank would hold 16
@@ -19,6 +20,8 @@ pub(crate) struct Metrics {
     pub(crate) loss: f64,
     /// The fraction of correct predictions, from 0 to 1; `None` for regression.
     pub(crate) accuracy: Option<f64>,
+    /// e to the power of the loss for texts; `None` for other data.
+    pub(crate) perplexity: Option<f64>,
     /// The coefficient of determination (R²); `None` for classification, and if all targets are the same.
     pub(crate) r2: Option<f64>,
 }
@@ -83,8 +86,10 @@ impl Trainer<'_> {
         }
         let count = samples.len() as f64;
         let total = samples.statistics.sum_of_squares;
+        let is_text = matches!(samples.held.targets, Targets::NextTokens(_));
         Ok(Some(Metrics {
             loss: loss / count,
+            perplexity: is_text.then(|| exp(loss / count)),
             accuracy: matches!(samples.held.targets, Targets::Classes(_)).then_some(correct / count),
             r2: (total > 0.0).then(|| 1.0 - loss / total),
         }))
@@ -97,6 +102,13 @@ impl Trainer<'_> {
         group: &mut Group,
     ) -> Result<(Option<Metrics>, Option<Evaluation>), TrainError> {
         let dataset = &self.setup.dataset;
+        if let Some(text) = &dataset.text {
+            let metrics = self.evaluate(group, &dataset.test, None)?;
+            let tokens = (dataset.test.len() * text.context) as u64;
+            let evaluation =
+                metrics.map(|Metrics { loss, .. }| Evaluation::Text { tokens, loss, perplexity: exp(loss) });
+            return Ok((metrics, evaluation));
+        }
         let mut sums = MetricSums::new(dataset.classes.len(), None);
         if dataset.test.len() > SCORED_SAMPLES_MAX {
             sums = sums.without_scores();

@@ -169,6 +169,8 @@ def _parse_model_file(content: bytes) -> Model:
     if metadata["sha256"] != _content_digest(text, tensors):
         raise ModelFileError("the file is corrupt: its content does not match its checksum")
     description = json.loads(text)
+    if description["task"] == "text":
+        raise ModelFileError(f"the model {description['model']} reads texts; use it with the commands of ringtrain")
     _check_shapes(description, tensors)
     return Model(description, tensors)
 

@@ -1,0 +1,101 @@
+//! The command `ringtrain generate`, which lets a model continue a text.
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{ProgramFailure, usage_error};
+use crate::exit::Exit;
+use crate::train::model_file::SavedModel;
+use crate::train::predict::{GenerationOptions, TextGenerator};
+
+pub(super) const GENERATE_AFTER_HELP: &str = "\
+Example:
+  ringtrain generate --model whale.model --prompt 'Call me ' --length 300 --temperature 0.8
+
+The command prints the prompt and then the new tokens. The same seed gives the same text.
+
+Exit codes:
+  0   success
+  1   the text cannot be written
+  2   unknown option or bad combination
+  4   the prompt is wrong, or the model does not predict text
+  10  the model file cannot be read";
+
+#[derive(Args, Debug)]
+pub(super) struct GenerateArgs {
+    /// The model file
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+
+    /// The text that the model continues
+    #[arg(long, value_name = "TEXT", default_value = "\n", hide_default_value = true)]
+    prompt: String,
+
+    /// The number of new tokens
+    #[arg(long, value_name = "TOKENS", default_value_t = 500)]
+    length: u64,
+
+    /// A number of at least 0. With 1, a token is as likely as the model says. Below 1, likely tokens are more likely.
+    /// With 0, each token is the likeliest one
+    #[arg(long, value_name = "NUMBER", default_value_t = 1.0)]
+    temperature: f32,
+
+    /// The seed of the random choice of tokens
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    seed: u64,
+}
+
+/// Prints the prompt and the tokens with which the model continues it.
+pub(super) fn generate(args: &GenerateArgs) -> Result<(), ProgramFailure> {
+    let &GenerateArgs { length, temperature, seed, .. } = args;
+    if !(temperature.is_finite() && temperature >= 0.0) {
+        return Err(usage_error(format!("--temperature {temperature}: it must be a number of at least 0")));
+    }
+    let mut model = SavedModel::load(&args.model)?;
+    let generator = TextGenerator::new(&mut model, &args.prompt, GenerationOptions { temperature, seed });
+    let generator =
+        generator.map_err(|error| ProgramFailure { exit: Exit::Data, message: error.to_string() })?;
+    let mut out = io::stdout().lock();
+    let mut write = |bytes: &[u8]| out.write_all(bytes).and_then(|()| out.flush());
+    let write_all = || {
+        write(args.prompt.as_bytes())?;
+        generator.take(usize::try_from(length).unwrap_or(usize::MAX)).try_for_each(|token| write(&token))?;
+        write(b"\n")
+    };
+    match write_all() {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ProgramFailure {
+            exit: Exit::Failure,
+            message: format!("standard output could not be written: {error}"),
+        }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: GenerateArgs,
+    }
+
+    #[test]
+    fn bad_arguments_are_rejected_with_a_reason() {
+        for (line, expected) in [
+            ("g --model m --temperature -1", "--temperature -1: it must be a number of at least 0"),
+            ("g --model m --temperature nan", "--temperature NaN: it must be"),
+            ("g --model /no/such/file", "cannot read the model file /no/such/file"),
+        ] {
+            let line = line.replace("--temperature ", "--temperature=");
+            let args = Line::try_parse_from(line.split_whitespace()).expect("the line can be parsed").args;
+            let failure = generate(&args).expect_err("the command fails");
+            assert!(failure.message.contains(expected), "{line}: {}", failure.message);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Byte-pair encoding, with the crate `tokenizers`, which `candle` needs too.
+//!
+//! Source: Sennrich et al., "Neural machine translation of rare words with subword units", ACL 2016. The text is divided
+//! into words, and characters are divided into bytes, as in GPT-2.
+
+use std::collections::BTreeMap;
+
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+
+use super::vocabulary::VOCABULARY_MAX;
+
+/// A text is encoded in blocks of lines with about this number of bytes, because the crate needs much memory for each
+/// byte of a block.
+const BLOCK_BYTES: usize = 1 << 16;
+
+/// A byte-pair encoding that is ready for use.
+#[derive(Debug)]
+pub(crate) struct BytePairs {
+    tokenizer: Box<tokenizers::Tokenizer>,
+    /// The bytes of each token.
+    pieces: Vec<Vec<u8>>,
+}
+
+/// Finds up to `vocabulary` tokens in a text. Returns the encoding as JSON.
+pub(super) fn learn(text: &str, vocabulary: usize) -> Result<String, String> {
+    let explain = |error: tokenizers::Error| format!("--tokens bpe:{vocabulary}: {error}");
+    let mut tokenizer = tokenizers::Tokenizer::new(BPE::default());
+    tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)));
+    tokenizer.with_decoder(Some(ByteLevel::default()));
+    let trainer = BpeTrainerBuilder::new()
+        .vocab_size(vocabulary)
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .show_progress(false)
+        .build();
+    tokenizer.train(&mut TrainerWrapper::from(trainer), blocks(text).into_iter()).map_err(explain)?;
+    tokenizer.to_string(false).map_err(explain)
+}
+
+impl BytePairs {
+    /// Reads an encoding that [`learn`] returned.
+    pub(crate) fn from_json(json: &str) -> Result<Self, String> {
+        let tokenizer: tokenizers::Tokenizer =
+            json.parse().map_err(|error| format!("its byte-pair encoding is not valid: {error}"))?;
+        let count = tokenizer.get_vocab_size(false);
+        if !(1..=VOCABULARY_MAX).contains(&count) {
+            return Err(format!("its byte-pair encoding has {count} tokens"));
+        }
+        let bytes = bytes_of_characters();
+        let piece = |token: u32| {
+            let text = tokenizer.id_to_token(token)?;
+            text.chars().map(|character| bytes.get(&character).copied()).collect::<Option<Vec<u8>>>()
+        };
+        let pieces: Option<_> = (0..count as u32).map(piece).collect();
+        let pieces = pieces.ok_or("its byte-pair encoding has a token that is not a sequence of bytes")?;
+        Ok(Self { tokenizer: Box::new(tokenizer), pieces })
+    }
+
+    pub(crate) fn token_count(&self) -> usize {
+        self.pieces.len()
+    }
+
+    pub(crate) fn encode(&self, text: &str) -> Result<Vec<u16>, String> {
+        let mut tokens = Vec::new();
+        for block in blocks(text) {
+            let encoded = self.tokenizer.encode_fast(block, false).map_err(|error| error.to_string())?;
+            for &token in encoded.get_ids() {
+                let known = u16::try_from(token).ok().filter(|&token| usize::from(token) < self.pieces.len());
+                tokens.push(known.ok_or("the byte-pair encoding returned an unknown token")?);
+            }
+        }
+        Ok(tokens)
+    }
+
+    pub(crate) fn decode(&self, token: u16) -> Vec<u8> {
+        self.pieces.get(usize::from(token)).cloned().unwrap_or_default()
+    }
+}
+
+/// Divides a text into blocks of complete lines.
+fn blocks(text: &str) -> Vec<&str> {
+    let mut blocks = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let end = match rest.as_bytes().iter().skip(BLOCK_BYTES).position(|&byte| byte == b'\n') {
+            Some(position) => BLOCK_BYTES + position + 1,
+            None => rest.len(),
+        };
+        let (block, others) = rest.split_at(end);
+        blocks.push(block);
+        rest = others;
+    }
+    blocks
+}
+
+/// Returns the byte for which each character stands in a token. GPT-2 chose these characters: printable bytes stand for
+/// themselves, and the other bytes have the characters from number 256 on.
+fn bytes_of_characters() -> BTreeMap<char, u8> {
+    let is_printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let (printable, others): (Vec<u8>, Vec<u8>) = (0..=u8::MAX).partition(is_printable);
+    let printable = printable.into_iter().map(|byte| (char::from(byte), byte));
+    let others = ('\u{100}'..).zip(others);
+    printable.chain(others).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also tests that learning does not depend on the random order of hash maps.
+    #[test]
+    fn every_text_is_encoded_and_decoded_unchanged() {
+        let text = "call me ishmael, call me – 🐳\n".repeat(5000);
+        let json = learn(&text, 300).unwrap();
+        assert_eq!(learn(&text, 300).unwrap(), json);
+        let pairs = BytePairs::from_json(&json).unwrap();
+        assert!((257..=300).contains(&pairs.token_count()), "{}", pairs.token_count());
+        for text in [text.as_str(), "", "\0\r\n\u{feff} ünknown\tcharacters"] {
+            let tokens = pairs.encode(text).unwrap();
+            let decoded: Vec<u8> = tokens.iter().flat_map(|&token| pairs.decode(token)).collect();
+            assert_eq!(String::from_utf8(decoded).unwrap(), text);
+        }
+        assert!(pairs.encode(&text).unwrap().len() < text.len() / 3);
+        for json in ["", "{}", "[]"] {
+            assert!(BytePairs::from_json(json).is_err(), "{json}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Reads plain text, and divides it into the windows on which a model learns to predict the next token.
+
+#[cfg(feature = "candle")]
+mod byte_pairs;
+mod vocabulary;
+mod windows;
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::file::{open_data_file, stream_error};
+use super::{DataError, ELEMENTS_MAX};
+pub(crate) use vocabulary::Tokenizer;
+pub use vocabulary::{TokenKind, Vocabulary};
+pub use windows::TokenWindows;
+pub(crate) use windows::digest_tokens;
+
+/// The maximum number of tokens in a window.
+pub(crate) const CONTEXT_MAX: usize = 1 << 14;
+/// The default number of tokens in a window.
+pub const CONTEXT_DEFAULT: usize = 128;
+/// The bytes at the beginning of some files of UTF-8 that mark the order of bytes.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// How to read a text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TextOptions {
+    /// What a token is.
+    pub tokens: TokenKind,
+    /// The number of tokens in a window, from which the model predicts the next token.
+    pub context: usize,
+}
+
+impl Default for TextOptions {
+    fn default() -> Self {
+        Self { tokens: TokenKind::default(), context: CONTEXT_DEFAULT }
+    }
+}
+
+impl TextOptions {
+    /// Returns the names and values of the options that must be the same on all ranks.
+    pub(crate) fn options_equal_on_all_ranks(self) -> [(&'static str, String); 2] {
+        [("--tokens", self.tokens.to_string()), ("--context", self.context.to_string())]
+    }
+}
+
+/// How a text becomes the inputs of a model.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TextEncoding {
+    /// The number of tokens in a window.
+    pub context: usize,
+    /// The tokens.
+    #[serde(flatten)]
+    pub vocabulary: Vocabulary,
+}
+
+impl TextEncoding {
+    /// Prepares the vocabulary for use. Returns an error if a field is not valid.
+    pub(crate) fn tokenizer(&self) -> Result<Tokenizer, String> {
+        if !(1..=CONTEXT_MAX).contains(&self.context) {
+            return Err(format!("its windows have {} tokens", self.context));
+        }
+        self.vocabulary.tokenizer()
+    }
+}
+
+/// A text as windows of tokens.
+pub(crate) struct LoadedText {
+    pub(crate) train: TokenWindows,
+    pub(crate) test: TokenWindows,
+    pub(crate) encoding: TextEncoding,
+    /// The number of tokens in the vocabulary.
+    pub(crate) token_count: usize,
+    /// A message for the user.
+    pub(crate) note: String,
+}
+
+/// The part of a text that is the test set.
+pub(crate) enum TestPart<'a> {
+    /// The last part of the text, this fraction of its bytes.
+    Fraction(f64),
+    /// The text in these files.
+    Files(Vec<&'a Path>),
+}
+
+/// Reads a text from one or more files, in this order, and divides it into a training set and a test set.
+pub(crate) fn load_text(
+    files: &[PathBuf],
+    test: TestPart<'_>,
+    TextOptions { tokens: kind, context }: TextOptions,
+) -> Result<LoadedText, DataError> {
+    let mut text = read_files(files)?;
+    let name = name_of_files(files);
+    let refuse = |problem: String| DataError::Unsuitable(format!("{name}: {problem}"));
+    let (training_bytes, has_test, advice) = match test {
+        TestPart::Fraction(fraction) => {
+            let test_bytes = (text.len() as f64 * fraction).round() as usize;
+            let training_bytes = start_of_character(&text, text.len() - test_bytes.min(text.len()));
+            (training_bytes, test_bytes > 0, ", or --test-fraction 0 for no test")
+        }
+        TestPart::Files(files) => {
+            let files: Vec<PathBuf> = files.into_iter().map(Path::to_owned).collect();
+            let training_bytes = text.len();
+            text.append(&mut read_files(&files)?);
+            (training_bytes, true, "")
+        }
+    };
+    if text.is_empty() {
+        return Err(refuse("the text is empty".into()));
+    }
+    let vocabulary = Vocabulary::for_text(kind, &text, training_bytes).map_err(refuse)?;
+    let tokenizer = vocabulary.tokenizer().map_err(refuse)?;
+    let encode = |part: &[u8]| tokenizer.encode(part).map_err(refuse);
+    let (train, test) = (encode(&text[..training_bytes])?, encode(&text[training_bytes..])?);
+    let counts = (train.len(), test.len());
+    if train.len() <= context || (has_test && test.len() <= context) {
+        return Err(refuse(format!(
+            "the text has {} tokens for training and {} for testing, but a window of --context {context} needs {} of each; pass \
+             more text or a smaller --context{}",
+            counts.0,
+            counts.1,
+            context + 1,
+            if has_test { advice } else { "" },
+        )));
+    }
+    let token_count = tokenizer.token_count();
+    let what = match kind {
+        TokenKind::Characters => "characters",
+        TokenKind::Bytes => "bytes",
+        TokenKind::BytePairs { .. } => "byte pairs",
+    };
+    let note = format!(
+        "the text has {} {what} for training, and then {} for testing; {token_count} tokens in the vocabulary; windows of \
+         {context} tokens",
+        counts.0, counts.1
+    );
+    let (train, test) = (TokenWindows::new(train, context), TokenWindows::new(test, context));
+    let encoding = TextEncoding { context, vocabulary };
+    Ok(LoadedText { train, test, encoding, token_count, note })
+}
+
+/// Returns the first position from `position` on that does not lie within a character of UTF-8.
+fn start_of_character(text: &[u8], position: usize) -> usize {
+    let is_start = |byte: u8| byte & 0b1100_0000 != 0b1000_0000;
+    (position..text.len()).find(|&index| is_start(text[index])).unwrap_or(text.len())
+}
+
+/// Reads one or more files, without byte-order marks.
+pub(crate) fn read_files(files: &[PathBuf]) -> Result<Vec<u8>, DataError> {
+    let mut text = Vec::new();
+    for path in files {
+        let start = text.len();
+        let rest = ELEMENTS_MAX.saturating_sub(start as u64);
+        let read = open_data_file(path)?.take(rest + 1).read_to_end(&mut text);
+        read.map_err(|error| stream_error(path, error))?;
+        if text.len() as u64 > ELEMENTS_MAX {
+            let problem = format!("the text has more than {ELEMENTS_MAX} bytes; pass a shorter text");
+            return Err(DataError::malformed(path, problem));
+        }
+        if text[start..].starts_with(BYTE_ORDER_MARK) {
+            text.drain(start..start + BYTE_ORDER_MARK.len());
+        }
+    }
+    Ok(text)
+}
+
+/// Returns the name of a text in messages.
+pub(crate) fn name_of_files(files: &[PathBuf]) -> String {
+    match files {
+        [] => "no files".into(),
+        [path] => path.display().to_string(),
+        [path, more @ ..] => format!("{} and {} more files", path.display(), more.len()),
+    }
+}
+
+/// Reads text files as windows for a trained model.
+pub(crate) fn load_windows(files: &[PathBuf], encoding: &TextEncoding) -> Result<TokenWindows, DataError> {
+    let refuse = |problem: String| DataError::Unsuitable(format!("{}: {problem}", name_of_files(files)));
+    let text = read_files(files)?;
+    let tokens = encoding.tokenizer().and_then(|tokenizer| tokenizer.encode(&text)).map_err(refuse)?;
+    let (count, context) = (tokens.len(), encoding.context);
+    if count <= context {
+        return Err(refuse(format!(
+            "the text has {count} tokens, but the model needs at least {}",
+            context + 1
+        )));
+    }
+    Ok(TokenWindows::new(tokens, context))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes texts to files, and reads them with windows of two characters.
+    fn load(texts: &[&[u8]], kind: TokenKind, test_fraction: f64) -> Result<LoadedText, DataError> {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |(index, text): (usize, &&[u8])| {
+            let path = directory.path().join(format!("{index}.txt"));
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let files: Vec<PathBuf> = texts.iter().enumerate().map(write).collect();
+        load_text(&files, TestPart::Fraction(test_fraction), TextOptions { tokens: kind, context: 2 })
+    }
+
+    #[test]
+    fn the_last_part_of_the_text_is_the_test_set() {
+        let loaded = load(&[b"\xef\xbb\xbfabcabc", b"\xef\xbb\xbfabcd"], TokenKind::Characters, 0.4).unwrap();
+        assert_eq!((loaded.train.len(), loaded.test.len(), loaded.token_count), (2, 1, 4));
+        assert_eq!((loaded.train.tokens(0), loaded.train.next_tokens(0)), (&[0, 1][..], &[1, 2][..]));
+        assert_eq!((loaded.test.tokens(0), loaded.test.next_tokens(0)), (&[0, 1][..], &[1, 2][..]));
+        let expected = "6 characters for training, and then 4 for testing; 4 tokens in the vocabulary";
+        assert!(loaded.note.contains(expected), "{}", loaded.note);
+        // A cut within a character moves to the end of the character.
+        let loaded = load(&["aaaé€bcd".as_bytes()], TokenKind::Characters, 0.4).unwrap();
+        assert!(loaded.note.contains("5 characters for training, and then 3"), "{}", loaded.note);
+        let loaded = load(&["aaaé€bcd".as_bytes()], TokenKind::Bytes, 0.0).unwrap();
+        assert!(loaded.note.contains("11 bytes for training, and then 0"), "{}", loaded.note);
+    }
+
+    #[test]
+    fn texts_that_are_too_short_are_refused() {
+        for (text, fraction, expected) in [
+            ("", 0.2, "the text is empty"),
+            ("ab", 0.0, "2 tokens for training"),
+            (
+                "abcdef",
+                0.2,
+                "5 tokens for training and 1 for testing, but a window of --context 2 needs 3 of each",
+            ),
+        ] {
+            let error = load(&[text.as_bytes()], TokenKind::Characters, fraction).err().unwrap().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+            assert_eq!(error.contains("--test-fraction 0"), fraction > 0.0 && !text.is_empty(), "{error}");
+        }
+    }
+}

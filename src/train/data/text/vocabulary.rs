@@ -1,0 +1,258 @@
+//! The tokens of a text: characters, bytes, or pieces that byte-pair encoding finds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+#[cfg(feature = "candle")]
+use super::byte_pairs::{self, BytePairs};
+#[cfg(not(feature = "candle"))]
+use crate::train::model::CANDLE_NEEDED;
+
+/// The maximum number of tokens in a vocabulary. A token is stored as a `u16`.
+pub(crate) const VOCABULARY_MAX: usize = 1 << 16;
+/// The number of bytes, each of which is a token of every vocabulary of byte pairs.
+const BYTE_COUNT: usize = 256;
+
+/// What a token of a text is, as `--tokens` names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TokenKind {
+    /// A character. The vocabulary has the characters of the whole text.
+    #[default]
+    Characters,
+    /// A byte of the file.
+    Bytes,
+    /// A sequence of bytes. Byte-pair encoding finds frequent sequences in the training text.
+    BytePairs {
+        /// The number of tokens in the vocabulary.
+        vocabulary: usize,
+    },
+}
+
+impl FromStr for TokenKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "characters" => return Ok(Self::Characters),
+            "bytes" => return Ok(Self::Bytes),
+            _ => {}
+        }
+        let size = text.strip_prefix("bpe:").ok_or("it is not one of characters, bytes, bpe:SIZE")?;
+        let vocabulary: usize = size.parse().map_err(|_| format!("`{size}` is not a number of tokens"))?;
+        if !(BYTE_COUNT + 1..=VOCABULARY_MAX).contains(&vocabulary) {
+            return Err(format!("the number of tokens must be from {} to {VOCABULARY_MAX}", BYTE_COUNT + 1));
+        }
+        Ok(Self::BytePairs { vocabulary })
+    }
+}
+
+impl fmt::Display for TokenKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Characters => f.write_str("characters"),
+            Self::Bytes => f.write_str("bytes"),
+            Self::BytePairs { vocabulary } => write!(f, "bpe:{vocabulary}"),
+        }
+    }
+}
+
+/// The tokens that a model knows.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "tokens", rename_all = "kebab-case")]
+pub enum Vocabulary {
+    /// Token i is the byte i.
+    Bytes,
+    /// Token i is the i-th character.
+    Characters {
+        /// The characters in increasing order.
+        characters: String,
+    },
+    /// The tokens of a byte-pair encoding.
+    BytePairs {
+        /// The encoding, in the JSON format of the Python package `tokenizers`.
+        tokenizer: String,
+    },
+}
+
+/// A vocabulary that can encode and decode texts.
+#[derive(Debug)]
+pub(crate) enum Tokenizer {
+    Bytes,
+    Characters {
+        characters: Vec<char>,
+        tokens: BTreeMap<char, u16>,
+    },
+    #[cfg(feature = "candle")]
+    BytePairs(BytePairs),
+}
+
+impl Vocabulary {
+    /// Creates a vocabulary for `text`, whose beginning of `training_bytes` bytes is the training text. Fails if the text
+    /// is not UTF-8 or has too many characters. The error is a sentence that says what to do.
+    pub(crate) fn for_text(kind: TokenKind, text: &[u8], training_bytes: usize) -> Result<Self, String> {
+        match kind {
+            TokenKind::Bytes => Ok(Self::Bytes),
+            TokenKind::Characters => {
+                let characters: BTreeSet<char> = decode_utf8(text)?.chars().collect();
+                if characters.len() > VOCABULARY_MAX {
+                    return Err(format!(
+                        "the text has {} different characters; the maximum is {VOCABULARY_MAX}; pass --tokens bytes",
+                        characters.len()
+                    ));
+                }
+                Ok(Self::Characters { characters: characters.into_iter().collect() })
+            }
+            TokenKind::BytePairs { vocabulary } => {
+                let training_text = decode_utf8(&text[..training_bytes])?;
+                Ok(Self::BytePairs { tokenizer: learn_byte_pairs(training_text, vocabulary)? })
+            }
+        }
+    }
+
+    /// Prepares the vocabulary for use. Returns an error if it is not valid.
+    pub(crate) fn tokenizer(&self) -> Result<Tokenizer, String> {
+        Ok(match self {
+            Self::Bytes => Tokenizer::Bytes,
+            Self::Characters { characters } => {
+                let characters: Vec<char> = characters.chars().collect();
+                if characters.is_empty()
+                    || characters.len() > VOCABULARY_MAX
+                    || !characters.is_sorted_by(|first, second| first < second)
+                {
+                    return Err("its characters are not sorted, or their number is wrong".into());
+                }
+                let tokens = characters
+                    .iter()
+                    .zip(0..=u16::MAX)
+                    .map(|(&character, token)| (character, token))
+                    .collect();
+                Tokenizer::Characters { characters, tokens }
+            }
+            Self::BytePairs { tokenizer } => read_byte_pairs(tokenizer)?,
+        })
+    }
+}
+
+impl Tokenizer {
+    /// Returns the number of tokens in the vocabulary.
+    pub(crate) fn token_count(&self) -> usize {
+        match self {
+            Self::Bytes => BYTE_COUNT,
+            Self::Characters { characters, .. } => characters.len(),
+            #[cfg(feature = "candle")]
+            Self::BytePairs(pairs) => pairs.token_count(),
+        }
+    }
+
+    /// Returns the tokens of a text. Fails if the text is not UTF-8 or has a character that is not in the vocabulary.
+    pub(crate) fn encode(&self, text: &[u8]) -> Result<Vec<u16>, String> {
+        match self {
+            Self::Bytes => Ok(text.iter().map(|&byte| byte.into()).collect()),
+            Self::Characters { tokens, .. } => {
+                let text = decode_utf8(text)?;
+                let encode = |(index, character): (usize, char)| {
+                    tokens.get(&character).copied().ok_or_else(|| {
+                        let line = text[..index].matches('\n').count() + 1;
+                        format!(
+                            "line {line}: the character {character:?} does not occur in the text on which the model was trained; \
+                             replace it, or train the model with --tokens bytes"
+                        )
+                    })
+                };
+                text.char_indices().map(encode).collect()
+            }
+            #[cfg(feature = "candle")]
+            Self::BytePairs(pairs) => pairs.encode(decode_utf8(text)?),
+        }
+    }
+
+    /// Returns the bytes of a token. The bytes of several tokens together may be a character.
+    pub(crate) fn decode(&self, token: u16) -> Vec<u8> {
+        match self {
+            Self::Bytes => vec![token.to_le_bytes()[0]],
+            Self::Characters { characters, .. } => characters
+                .get(usize::from(token))
+                .map_or_else(Vec::new, |character| character.to_string().into_bytes()),
+            #[cfg(feature = "candle")]
+            Self::BytePairs(pairs) => pairs.decode(token),
+        }
+    }
+}
+
+#[cfg(feature = "candle")]
+fn learn_byte_pairs(text: &str, vocabulary: usize) -> Result<String, String> {
+    byte_pairs::learn(text, vocabulary)
+}
+
+#[cfg(feature = "candle")]
+fn read_byte_pairs(json: &str) -> Result<Tokenizer, String> {
+    BytePairs::from_json(json).map(Tokenizer::BytePairs)
+}
+
+#[cfg(not(feature = "candle"))]
+fn learn_byte_pairs(_: &str, vocabulary: usize) -> Result<String, String> {
+    Err(format!("--tokens bpe:{vocabulary} {CANDLE_NEEDED}"))
+}
+
+#[cfg(not(feature = "candle"))]
+fn read_byte_pairs(_: &str) -> Result<Tokenizer, String> {
+    Err(format!("byte-pair encoding {CANDLE_NEEDED}"))
+}
+
+/// Returns a text as UTF-8. The error is a sentence that names the line.
+fn decode_utf8(text: &[u8]) -> Result<&str, String> {
+    std::str::from_utf8(text).map_err(|error| {
+        let line = memchr::memchr_iter(b'\n', &text[..error.valid_up_to()]).count() + 1;
+        format!("line {line}: the text is not UTF-8; convert it to UTF-8, or pass --tokens bytes")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_of_tokens_are_parsed_and_printed_unchanged() {
+        for text in ["characters", "bytes", "bpe:257", "bpe:65536"] {
+            assert_eq!(text.parse::<TokenKind>().unwrap().to_string(), text);
+        }
+        for (text, expected) in [
+            ("words", "one of"),
+            ("bpe", "one of"),
+            ("bpe:x", "`x`"),
+            ("bpe:256", "257"),
+            ("bpe:65537", "65536"),
+        ] {
+            let error = text.parse::<TokenKind>().unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn texts_are_encoded_and_decoded_unchanged() {
+        let text = "Ahoy – ahoy!\n\u{1f433}\r\n".as_bytes();
+        for (kind, count) in [(TokenKind::Bytes, 256), (TokenKind::Characters, 11)] {
+            let tokenizer = Vocabulary::for_text(kind, text, text.len()).unwrap().tokenizer().unwrap();
+            assert_eq!(tokenizer.token_count(), count, "{kind}");
+            let tokens = tokenizer.encode(text).unwrap();
+            let decoded: Vec<u8> = tokens.iter().flat_map(|&token| tokenizer.decode(token)).collect();
+            assert_eq!(decoded, text, "{kind}");
+        }
+    }
+
+    #[test]
+    fn texts_that_cannot_be_encoded_are_refused_with_their_line() {
+        let tokenizer = Vocabulary::for_text(TokenKind::Characters, b"ab\n", 3).unwrap().tokenizer().unwrap();
+        let error = tokenizer.encode(b"ab\naxb").unwrap_err();
+        assert!(error.contains("line 2: the character 'x' does not occur"), "{error}");
+        let error = Vocabulary::for_text(TokenKind::Characters, b"a\nb\n\xff", 5).unwrap_err();
+        assert!(error.contains("line 3: the text is not UTF-8"), "{error}");
+        for characters in ["", "ba", "aa"] {
+            let characters = characters.to_owned();
+            assert!(Vocabulary::Characters { characters }.tokenizer().is_err());
+        }
+    }
+}
