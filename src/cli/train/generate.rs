@@ -58,11 +58,15 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<(), ProgramFailure> {
     let generator =
         generator.map_err(|error| ProgramFailure { exit: Exit::Data, message: error.to_string() })?;
     let mut out = io::stdout().lock();
-    let mut write = |bytes: &[u8]| out.write_all(bytes).and_then(|()| out.flush());
+    let mut write = |text: &str| out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let mut decoder = Utf8Decoder::default();
     let write_all = || {
-        write(args.prompt.as_bytes())?;
-        generator.take(usize::try_from(length).unwrap_or(usize::MAX)).try_for_each(|token| write(&token))?;
-        write(b"\n")
+        write(&args.prompt)?;
+        for token in generator.take(usize::try_from(length).unwrap_or(usize::MAX)) {
+            write(&decoder.decode(&token))?;
+        }
+        write(decoder.finish())?;
+        write("\n")
     };
     match write_all() {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ProgramFailure {
@@ -70,6 +74,46 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<(), ProgramFailure> {
             message: format!("standard output could not be written: {error}"),
         }),
         _ => Ok(()),
+    }
+}
+
+/// Converts bytes to text while they arrive. A character may consist of the bytes of several tokens. Bytes that are not
+/// UTF-8 become the replacement character U+FFFD.
+#[derive(Default)]
+struct Utf8Decoder {
+    /// The first bytes of a character whose other bytes have not arrived yet.
+    incomplete: Vec<u8>,
+}
+
+impl Utf8Decoder {
+    /// Returns the characters that are complete now.
+    fn decode(&mut self, bytes: &[u8]) -> String {
+        self.incomplete.extend_from_slice(bytes);
+        let mut text = String::new();
+        let mut rest = self.incomplete.as_slice();
+        loop {
+            let chunk = match std::str::from_utf8(rest) {
+                Ok(valid) => {
+                    text += valid;
+                    rest = &[];
+                    break;
+                }
+                Err(error) => error,
+            };
+            let (valid, invalid) = rest.split_at(chunk.valid_up_to());
+            text += &String::from_utf8_lossy(valid);
+            rest = invalid;
+            let Some(length) = chunk.error_len() else { break };
+            text.push(char::REPLACEMENT_CHARACTER);
+            rest = &rest[length..];
+        }
+        self.incomplete = rest.to_vec();
+        text
+    }
+
+    /// Returns the end of the text.
+    fn finish(self) -> &'static str {
+        if self.incomplete.is_empty() { "" } else { "\u{fffd}" }
     }
 }
 
@@ -96,6 +140,20 @@ mod tests {
             let args = Line::try_parse_from(line.split_whitespace()).expect("the line can be parsed").args;
             let failure = generate(&args).expect_err("the command fails");
             assert!(failure.message.contains(expected), "{line}: {}", failure.message);
+        }
+    }
+
+    #[test]
+    fn characters_of_several_tokens_are_decoded_and_other_bytes_are_replaced() {
+        for (tokens, expected) in [
+            (&[&b"a\xc3"[..], b"\xa4b", b"\xe2\x82", b"\xac"][..], "a\u{e4}b\u{20ac}"),
+            (&[b"\x80a", b"\xe2\x82a", b"\xff\xffb"], "\u{fffd}a\u{fffd}a\u{fffd}\u{fffd}b"),
+            (&[b"a\xe2\x82"], "a\u{fffd}"),
+            (&[], ""),
+        ] {
+            let mut decoder = Utf8Decoder::default();
+            let text: String = tokens.iter().map(|token| decoder.decode(token)).collect();
+            assert_eq!(text + decoder.finish(), expected);
         }
     }
 }
