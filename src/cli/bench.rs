@@ -8,7 +8,7 @@ pub mod pattern;
 pub mod plan;
 mod plan_error;
 pub mod report;
-pub mod sample;
+pub mod test_values;
 pub mod time_breakdown;
 
 use std::ffi::OsString;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::operation::BenchOperation;
 use super::pattern::TestPattern;
 use super::plan::{BenchCase, IterationCount};
-use super::sample::Sample;
+use super::test_values::BenchElement;
 use super::time_breakdown::RankProfile;
 use crate::group::{Error, Group, SharedBuffer, Spent};
 use crate::types::{Rank, ReduceOp, WorldSize};
@@ -94,7 +94,7 @@ struct TimedIterations {
 }
 
 /// The buffers of one rank for one case.
-struct BenchBuffers<T: Sample> {
+struct BenchBuffers<T: BenchElement> {
     /// The contribution of this rank. If the operation works in place, this buffer also receives the result.
     input: Vec<T>,
     /// The result of an operation that does not work in place.
@@ -103,7 +103,7 @@ struct BenchBuffers<T: Sample> {
     shared: Option<SharedBuffer<T>>,
 }
 
-impl<T: Sample> BenchBuffers<T> {
+impl<T: BenchElement> BenchBuffers<T> {
     /// Allocates buffers of zeros. With other contents, repeated operations could produce subnormal numbers, which
     /// are slow. The kernel maps a page of memory at the first write to the page. `resize` writes the zeros, unlike
     /// `vec![0; n]`, so all pages are mapped before the measurement.
@@ -133,7 +133,7 @@ impl<T: Sample> BenchBuffers<T> {
 }
 
 /// Measures one case. All ranks must call this function together.
-pub(super) fn measure<T: Sample>(
+pub(super) fn measure<T: BenchElement>(
     group: &mut Group,
     case: BenchCase,
     options: MeasureOptions,
@@ -149,7 +149,7 @@ pub(super) fn measure<T: Sample>(
     row
 }
 
-fn measure_row<T: Sample>(
+fn measure_row<T: BenchElement>(
     group: &mut Group,
     case: BenchCase,
     options: MeasureOptions,
@@ -193,7 +193,7 @@ fn measure_row<T: Sample>(
 }
 
 /// Returns how many iterations the slowest rank can do in `budget_us` microseconds. All ranks return the same number.
-fn choose_iterations<T: Sample>(
+fn choose_iterations<T: BenchElement>(
     group: &mut Group,
     case: BenchCase,
     budget_us: f64,
@@ -213,7 +213,7 @@ fn choose_iterations<T: Sample>(
 
 /// Times each iteration on this rank. As in nccl-tests, there is no barrier between iterations. Ranks leave a barrier
 /// at slightly different times, and these differences would distort the times of short operations.
-fn time_iterations<T: Sample>(
+fn time_iterations<T: BenchElement>(
     group: &mut Group,
     case: BenchCase,
     iterations: u32,
@@ -234,7 +234,7 @@ fn time_iterations<T: Sample>(
 }
 
 /// Runs `checks` iterations, each with different input data. Returns the total number of wrong elements on all ranks.
-fn count_wrong_elements<T: Sample>(
+fn count_wrong_elements<T: BenchElement>(
     group: &mut Group,
     case: BenchCase,
     checks: u32,
@@ -286,7 +286,7 @@ fn monotonic_nanoseconds() -> u64 {
 }
 
 /// Performs the measured operation once.
-fn run_operation_once<T: Sample>(
+fn run_operation_once<T: BenchElement>(
     group: &mut Group,
     case: BenchCase,
     buffers: &mut BenchBuffers<T>,
@@ -318,7 +318,7 @@ fn run_operation_once<T: Sample>(
 }
 
 /// Rank 0 sends its input and then receives. Rank 1 receives and then sends its input. Other ranks do nothing.
-fn ping_pong<T: Sample>(group: &mut Group, buffers: &mut BenchBuffers<T>) -> Result<(), Error> {
+fn ping_pong<T: BenchElement>(group: &mut Group, buffers: &mut BenchBuffers<T>) -> Result<(), Error> {
     let BenchBuffers { input, output, .. } = buffers;
     let peer = match group.rank().get() {
         0 => Rank::new(1),

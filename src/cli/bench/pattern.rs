@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::operation::BenchOperation;
 use super::plan::BenchCase;
-use super::sample::{Sample, SamplePosition};
+use super::test_values::{BenchElement, ElementPosition};
 use crate::schedule::partition::chunk;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
@@ -36,7 +36,7 @@ struct ExpectedPart<T> {
     tile: Vec<T>,
 }
 
-impl<T: Sample> TestPattern<T> {
+impl<T: BenchElement> TestPattern<T> {
     /// Creates the pattern of `rank`. All ranks must use the same `case` and `seed`.
     pub fn new(case: BenchCase, world: WorldSize, rank: Rank, seed: u64) -> Self {
         let mut pattern = Self { case, world, rank, seed, reduced: Vec::new() };
@@ -146,7 +146,7 @@ impl<T: Sample> TestPattern<T> {
         let bits = mix_bits(mix_bits(self.seed ^ u64::from(rank.get()) << 32) ^ index as u64);
         T::contribution_at(
             self.case.reduction,
-            SamplePosition { bits, rank_plus_index: rank.index() + index, world: self.world.as_usize() },
+            ElementPosition { bits, rank_plus_index: rank.index() + index, world: self.world.as_usize() },
         )
     }
 
@@ -206,7 +206,7 @@ mod tests {
     }
 
     /// Reduces the contributions in rank order. Like the ring algorithm, rounds after each step.
-    fn reduce_in_rank_order<T: Sample>(op: ReduceOp, contributions: &[Vec<T>]) -> Vec<T> {
+    fn reduce_in_rank_order<T: BenchElement>(op: ReduceOp, contributions: &[Vec<T>]) -> Vec<T> {
         let kernels = crate::reduce::kernels(T::DTYPE, op).expect("a defined reduction");
         let world = contributions.len();
         let mut result = contributions[0].clone();
@@ -218,7 +218,7 @@ mod tests {
         result
     }
 
-    fn check_reductions<T: Sample>(ranks: u32) {
+    fn check_reductions<T: BenchElement>(ranks: u32) {
         let world = WorldSize::new(ranks).unwrap();
         let is_measured = |op: &&ReduceOp| op.applies_to(T::DTYPE) && **op != ReduceOp::Custom;
         for &op in ReduceOp::ALL.iter().filter(is_measured) {

@@ -123,7 +123,8 @@ pub trait SumOverRanks: Debug {
     /// Replaces each value by the sum of the values of all ranks. The result has the same bits on all ranks. All ranks
     /// must call this function equally often and with equally many values.
     ///
-    /// If the sum fails, the values are unspecified. The object keeps the error, and the caller of the pass returns it.
+    /// If the sum fails, the values are unspecified. The implementation stores the error until the end of the forward and
+    /// backward pass, and then the step returns it.
     fn sum_over_ranks(&self, values: &mut [f64]);
 }
 

@@ -16,7 +16,7 @@ use crate::types::{Element, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp, WorldSize}
 
 /// The position of a sample: one element of one rank's contribution.
 #[derive(Clone, Copy, Debug)]
-pub struct SamplePosition {
+pub struct ElementPosition {
     /// Pseudo-random bits for this position.
     pub(super) bits: u64,
     /// The sum of rank and index. If only some ranks may contribute to an element, this sum decides which ranks
@@ -26,7 +26,7 @@ pub struct SamplePosition {
     pub(super) world: usize,
 }
 
-impl SamplePosition {
+impl ElementPosition {
     /// Allows at most `limit` ranks to contribute to this element. Returns the number of contributing ranks, and
     /// whether this rank is one of them.
     fn limit_contributors(self, limit: usize) -> (usize, bool) {
@@ -78,9 +78,9 @@ impl SamplePosition {
 }
 
 /// An element type for which the exact result of a reduction can be computed.
-pub trait Sample: Element {
+pub trait BenchElement: Element {
     /// Returns the contribution at one position. If `op` is `None`, the contribution is not zero.
-    fn contribution_at(op: Option<ReduceOp>, position: SamplePosition) -> Self;
+    fn contribution_at(op: Option<ReduceOp>, position: ElementPosition) -> Self;
     /// Returns the exact reduction of all contributions.
     fn reduce_exactly(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self;
 }
@@ -107,8 +107,8 @@ fn reduce_floats(op: ReduceOp, values: impl Iterator<Item = f64>) -> f64 {
 
 macro_rules! floats {
     ($($ty:ty as $computed:ty: $exact_max:literal, $exponent_max:literal, $to:expr, $from:expr;)+) => { $(
-        impl Sample for $ty {
-            fn contribution_at(op: Option<ReduceOp>, position: SamplePosition) -> Self {
+        impl BenchElement for $ty {
+            fn contribution_at(op: Option<ReduceOp>, position: ElementPosition) -> Self {
                 let round: fn($computed) -> $ty = $from;
                 round(position.float_contribution(op, $exact_max, $exponent_max) as $computed)
             }
@@ -132,8 +132,8 @@ floats! {
 
 macro_rules! integers {
     ($($ty:ty => $wider:ty),+ $(,)?) => { $(
-        impl Sample for $ty {
-            fn contribution_at(op: Option<ReduceOp>, position: SamplePosition) -> Self {
+        impl BenchElement for $ty {
+            fn contribution_at(op: Option<ReduceOp>, position: ElementPosition) -> Self {
                 let value = position.bits as $ty;
                 match op {
                     // Make the integer odd. A product of odd integers is odd, even if it wraps around, so it is never
@@ -171,8 +171,8 @@ integers!(i8 => i64, u8 => u64, i16 => i64, u16 => u64, i32 => i64, u32 => u64, 
 
 macro_rules! located {
     ($($located:ty { $value:ty, $index:ty }),+ $(,)?) => { $(
-        impl Sample for $located {
-            fn contribution_at(op: Option<ReduceOp>, position: SamplePosition) -> Self {
+        impl BenchElement for $located {
+            fn contribution_at(op: Option<ReduceOp>, position: ElementPosition) -> Self {
                 let index = (position.bits >> 16) as $index;
                 match op {
                     None => Self::new((1 + position.bits % 127) as $value, index),
