@@ -184,7 +184,7 @@ mod tests {
             let mut all = SiblingStack::new(terms.len());
             let mut sums: Vec<f32> = Vec::new();
             for end in ends {
-                // A rank computes nodes alone and adds the nodes that are siblings.
+                // Each rank computes the sums of its own nodes. If it has both children of a node, it adds their sums.
                 let mut own = SiblingStack::new(terms.len());
                 let mut own_sums: Vec<f32> = Vec::new();
                 for node in split_nodes(cover(start..end, terms.len()), passes) {

@@ -83,9 +83,9 @@ impl TrainingDataArgs {
 pub(super) struct DataFormatArgs {
     /// The format of --data. table: rows of cells. libsvm: sparse rows of the form TARGET INDEX:VALUE ..., with
     /// indices from 1. idx: a directory of IDX files. images: a directory with a folder of images for each class.
-    /// Without this option, .libsvm, .svmlight and .svm files have the format libsvm, and other files the format
-    /// table. A directory of images or folders has the format images, and other directories the format idx. text:
-    /// plain text, which is the format of all files for a model gpt:...
+    /// text: plain text, only for models gpt:... Without this option, all files are text for such a model. For other
+    /// models, .libsvm, .svmlight and .svm files have the format libsvm, and other files the format table. A directory
+    /// of images or folders has the format images, and other directories the format idx
     #[arg(long, value_name = "table|libsvm|idx|images|text")]
     format: Option<String>,
 }
