@@ -79,7 +79,7 @@ fn parse_time(text: &str) -> Option<f64> {
     Some(f64::from(hour * 3600 + minute * 60) + seconds - offset)
 }
 
-/// Returns the seconds of an offset from UTC: nothing, `Z`, `UTC`, `+HH`, `+HHMM` or `+HH:MM`.
+/// Converts an offset from UTC to seconds. The text is empty, `Z`, `UTC`, `+HH`, `+HHMM` or `+HH:MM`.
 fn parse_offset(text: &str) -> Option<f64> {
     if matches!(text, "" | "Z" | "z" | "UTC") {
         return Some(0.0);
