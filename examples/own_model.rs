@@ -1,6 +1,6 @@
-//! A model of your own, trained with the strategies of ringtrain: softmax regression whose matrix of weights is the product
-//! of two narrow matrices, y = B (A x) + c. The program writes the forward and the backward pass. The trainer divides the
-//! batches among the ranks, exchanges gradients or parameters, takes the steps and tests the model.
+//! Trains a model of your own: a softmax regression whose matrix of weights is the product of two smaller matrices,
+//! y = B (A x) + c. This file has the forward and the backward pass. The trainer divides the batches among the ranks,
+//! exchanges gradients or parameters, takes the steps and tests the model.
 //!
 //! ```sh
 //! ringrun -n 4 target/release/examples/own_model

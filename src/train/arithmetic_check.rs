@@ -1,7 +1,7 @@
 //! Checks that matrix products have the bits that `--reproducible` promises.
 //!
-//! An element of a product is a chain of fused multiply-adds over at most [`CHAIN_LENGTH`] terms, in increasing order of
-//! the index. Longer products are sums of such chains, also in increasing order. The kernels of `matrixmultiply` for AVX2
+//! An element of a product with at most [`CHAIN_LENGTH`] terms is a chain of fused multiply-adds, in the order of the
+//! terms. An element with more terms is a sum of such chains, also in order. The kernels of `matrixmultiply` for AVX2
 //! with FMA and for AVX-512 compute these chains. A processor without FMA rounds each product, so its results differ.
 
 use ndarray::linalg::general_mat_mul;
@@ -16,8 +16,8 @@ use crate::group::Group;
 /// The number of terms that a kernel adds before it adds their sum to the result.
 pub(crate) const CHAIN_LENGTH: usize = 256;
 
-/// Returns an error if there are more ranks than logical shards, or if a rank's matrix products have other bits than those
-/// of other machines. Does nothing without logical shards. All ranks must call this function.
+/// Returns an error if there are more ranks than logical shards, or if a rank's matrix products do not have the bits
+/// of [`reference_product`]. Does nothing without logical shards. All ranks must call this function.
 pub(crate) fn check_reproducible_run(
     group: &mut Group,
     shards: Option<LogicalShards>,
@@ -38,8 +38,9 @@ fn check_arithmetic() -> Result<(), String> {
         .into())
 }
 
-/// Returns the number of elements in which the product of two matrices differs from [`reference_product`]. The product has
-/// `rows` x `columns` elements, and each is a sum of `terms` terms.
+/// Multiplies random matrices in two memory layouts, with and without initial values of the result. Returns the
+/// number of elements that differ from [`reference_product`]. Each of the `rows` x `columns` elements is a sum of
+/// `terms` terms.
 fn differing_elements((rows, terms, columns): (usize, usize, usize)) -> usize {
     let mut stream = random::random_stream("arithmetic check", terms as u64, (rows * columns) as u64);
     let mut random_matrix =

@@ -20,7 +20,7 @@ use crate::types::{Rank, WorldSize};
 /// The approximate size in bytes of the samples that a rank receives for a window.
 const WINDOW_BYTES: usize = 1 << 16;
 
-/// Why no windows of a text are sent.
+/// The panic message if a rank would have to send windows of a text.
 const TEXTS_HELD_MESSAGE: &str = "each rank holds all windows of a text";
 
 /// The samples that this rank processes in a step.
@@ -42,8 +42,8 @@ pub(crate) struct BatchExchange<'a> {
     place: PartPlace,
     /// The shards of a run with `--reproducible`.
     shards: Option<LogicalShards>,
-    /// If the epoch is a single batch, the indices of the samples that this rank holds: the rank processes these
-    /// samples, so the ranks exchange no samples. Otherwise empty, also with `shards`.
+    /// The indices of the samples that this rank holds, if the epoch is a single batch and `shards` is `None`. Then
+    /// the rank processes the samples that it holds, so the ranks exchange no samples. Otherwise empty.
     held_indices: Vec<u32>,
     /// The row numbers of the samples in `held_indices`.
     held_row_numbers: Vec<u32>,
@@ -71,7 +71,7 @@ struct PendingWindow {
 
 impl<'a> BatchExchange<'a> {
     /// All ranks must pass the same batches and shards. `place` says which part of each batch this rank processes.
-    /// `whole_batch` is the result of [`into_whole_batch`](Self::into_whole_batch) of the last epoch.
+    /// `whole_batch` is the result of [`into_whole_batch`](Self::into_whole_batch) of the previous epoch.
     pub(crate) fn new(
         train: &'a SharedSamples,
         batches: Batches,
@@ -95,8 +95,8 @@ impl<'a> BatchExchange<'a> {
         }
     }
 
-    /// Returns the received samples if each epoch is a single batch: then the samples of this rank are the same in each
-    /// epoch, and the ranks need not exchange them again.
+    /// Returns the received samples if each epoch is a single batch. This rank then processes the same samples in
+    /// each epoch, so the ranks need not exchange them again.
     pub(crate) fn into_whole_batch(self) -> Option<ReceivedWindow> {
         self.window.filter(|_| self.batches.count() == 1)
     }

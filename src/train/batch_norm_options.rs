@@ -3,10 +3,10 @@
 use super::config::Config;
 use super::strategies::StrategySpec;
 
-/// The minimum number of samples whose statistics normalize a batch. The variance of a single value is 0.
+/// The minimum number of samples for the statistics of a batch. The variance of a single value is 0.
 const NORMALIZED_SAMPLES_MIN: usize = 2;
 
-/// Checks that the options fit a model with batch normalization, or with other layers that add numbers over ranks.
+/// Checks that the options fit a model with batch normalization, or with another layer that uses `SumOverRanks`.
 ///
 /// # Errors
 ///
@@ -55,7 +55,7 @@ pub(super) fn check_batch_norm_samples(
     strategy: StrategySpec,
     (batch_size, ranks): (usize, u32),
 ) -> Result<(), String> {
-    // With `allreduce`, the ranks share the statistics of a batch.
+    // With `allreduce`, all ranks together compute the statistics of a batch.
     let parts = if strategy == StrategySpec::AllReduce { 1 } else { ranks.max(1) as usize };
     if batch_size / parts >= NORMALIZED_SAMPLES_MIN {
         return Ok(());

@@ -50,7 +50,7 @@ impl Buckets {
         Self::with_target((bytes / size_of::<f32>()).max(1), SumTarget::Everything, compression)
     }
 
-    /// Creates buckets of `elements` gradients, of which each rank gets only the sums of its chunk.
+    /// Creates buckets of `elements` gradients. From each bucket, a rank gets only the sums of its own chunk.
     pub(crate) fn scattered(elements: usize, compression: Compression) -> Self {
         Self::with_target(elements, SumTarget::OwnChunk, compression)
     }

@@ -33,8 +33,8 @@ pub struct Config {
     /// The fraction of the rows, or of the text, that becomes the test set: at least 0 and below 1. Ignored if there is a
     /// `test_source`, or if the data has a test set.
     pub test_fraction: f64,
-    /// The source of the test set. It has the same format and the same features as `source`. `None` splits off a test
-    /// set.
+    /// The source of the test set. It has the same format and the same features as `source`. If this is `None`, and
+    /// the data has no test set, `test_fraction` of `source` becomes the test set.
     pub test_source: Option<DataSource>,
     /// The model. `None` selects [`default_model`].
     pub model: Option<ModelSpec>,
@@ -139,7 +139,7 @@ pub fn default_learning_rate(rule: Rule, model: &ModelSpec, steps: u64) -> f32 {
         (Rule::Adam(_) | Rule::AdamW(_), ModelSpec::Linear) if steps >= LONG_RUN_STEPS => 0.001,
         (Rule::Sgd, ModelSpec::Linear) => 0.01,
         (Rule::Sgd, _) => 0.1,
-        // The trust coefficient makes the steps 1000 times shorter.
+        // LARS multiplies its steps by the trust coefficient 0.001, so its learning rate is larger.
         (Rule::Lars { .. }, _) => 3.0,
         (Rule::Momentum { .. } | Rule::Nesterov { .. } | Rule::Accelerated, ModelSpec::Linear)
         | (
@@ -151,7 +151,7 @@ pub fn default_learning_rate(rule: Rule, model: &ModelSpec, steps: u64) -> f32 {
 }
 
 impl Config {
-    /// Creates the default configuration for a source of data. It writes no file.
+    /// Creates the default configuration for a source of data. A run with this configuration writes no file.
     pub fn new(source: DataSource) -> Self {
         Self {
             source,
@@ -252,7 +252,7 @@ impl Config {
         output_paths::check_output_paths(self)
     }
 
-    /// Checks that a GPT trains on a text, and that only a GPT does.
+    /// Checks that a GPT is trained on a text, and every other model on other data.
     fn check_text_model(&self) -> Result<(), String> {
         let is_text = matches!(self.source, DataSource::Text(_));
         match &self.model {

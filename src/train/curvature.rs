@@ -34,7 +34,7 @@ pub(crate) fn safe_learning_rate(
 ) -> Result<f32, TrainError> {
     let factor = match setup.network.loss() {
         Loss::SquaredError(_) => 2.0,
-        // Only models without hidden layers call this function, so the loss is never `NextToken`.
+        // This function is called only for models without hidden layers, so the loss is never `NextToken`.
         Loss::CrossEntropy | Loss::NextToken => 0.5,
         Loss::WeightedCrossEntropy(targets) => 0.5 * f64::from(targets.weight_max()),
     };

@@ -19,7 +19,7 @@ pub(crate) struct EvaluationWork<'a> {
     pub(crate) standardizer: Option<&'a Standardizer>,
     /// The indices of the samples to evaluate.
     pub(crate) rows: Range<usize>,
-    /// Also add the samples to these sums. A strategy that divides the model adds nothing.
+    /// The evaluation also adds the samples to these sums. Strategies that divide the model add nothing.
     pub(crate) metrics: Option<&'a mut MetricSums>,
 }
 
@@ -39,8 +39,8 @@ impl EvaluationWork<'_> {
         network.loss().evaluate(&outputs, &samples.targets, rows)
     }
 
-    /// Does the same as [`evaluate`](Self::evaluate), and adds each finite loss of a sample to `sum`, whose value then does
-    /// not depend on which rank evaluates which samples.
+    /// Does the same as [`evaluate`](Self::evaluate), and adds the loss of each sample to `sum` if the loss is
+    /// finite. The value of `sum` does not depend on which rank evaluates which samples.
     pub(crate) fn evaluate_and_add_losses(self, sum: &mut ExactSum) -> LossSums {
         let Self { network, parameters, workspace, samples, standardizer, rows, metrics } = self;
         let mut total = LossSums::default();

@@ -40,9 +40,9 @@ pub(crate) fn micro_batch_rows(len: usize, micro_batches: NonZeroU32) -> usize {
 }
 
 impl GradientWork<'_> {
-    /// Computes the gradient of `weight` times the sum of the losses. `ranks` are the ranks that compute the batch
-    /// together. Adds the gradients of all micro-batches. During the last micro-batch, calls `on_ready` for each range of
-    /// gradients as soon as the range is final: see [`Network::differentiate`].
+    /// Computes the gradient of `weight` times the sum of the losses. `ranks` sums numbers over the ranks that
+    /// compute the batch together. Adds the gradients of all micro-batches. During the last micro-batch, calls
+    /// `on_ready` for each range of gradients as soon as the range is final: see [`Network::differentiate`].
     pub(crate) fn differentiate(
         self,
         weight: f32,

@@ -9,7 +9,7 @@ use super::batches::{divide, range_of_rank};
 use super::summation_tree::{cover, split_nodes};
 use crate::types::{Rank, WorldSize};
 
-/// The default number of logical shards, which is also the maximum number of ranks.
+/// The default number of logical shards. A run has at most as many ranks as shards.
 pub const SHARDS_DEFAULT: NonZeroU32 = NonZeroU32::new(8).unwrap();
 /// The maximum number of logical shards.
 pub const SHARDS_MAX: u32 = 1024;
@@ -47,20 +47,21 @@ impl LogicalShards {
         divide(self.count, rank.index(), size.as_usize())
     }
 
-    /// Returns the range of the samples of `shards`, as indices of a list of `len` samples.
+    /// Returns the samples of `shards` in a batch of `len` samples, as a range of indices.
     pub(crate) fn samples(self, shards: Range<usize>, len: usize) -> Range<usize> {
         let start = |shard: usize| divide(len, shard, self.count).start;
         let end = if shards.end == self.count { len } else { start(shards.end) };
         if shards.is_empty() { end..end } else { start(shards.start)..end }
     }
 
-    /// Returns the nodes of the summation tree that `rank` sends to other ranks.
+    /// Returns the largest nodes of the summation tree whose leaves are all shards of `rank`. `rank` computes the
+    /// sums of these nodes without other ranks.
     pub(crate) fn nodes_of_rank(self, rank: Rank, size: WorldSize) -> Vec<Range<usize>> {
         cover(self.shards_of_rank(rank, size), self.count)
     }
 
-    /// Divides the shards of `rank` into the nodes whose gradients the rank computes in one pass each. There are at least
-    /// `micro_batches` passes, or a pass for each shard.
+    /// Divides the shards of `rank` into nodes. The rank computes the gradient of each node in one pass. There are at
+    /// least `micro_batches` nodes, or one node for each shard if the rank has fewer shards.
     pub(crate) fn passes(
         self,
         (rank, size): (Rank, WorldSize),
@@ -69,13 +70,14 @@ impl LogicalShards {
         split_nodes(self.nodes_of_rank(rank, size), micro_batches.get() as usize)
     }
 
-    /// Returns the maximum number of samples in a pass of `rank` over its part of `len` samples. At least 1.
+    /// Returns the number of samples in the largest pass of a rank for a batch of `len` samples: at least 1.
     pub(crate) fn pass_rows(self, place: (Rank, WorldSize), len: usize, micro_batches: NonZeroU32) -> usize {
         let passes = self.passes(place, micro_batches).into_iter();
         passes.map(|node| self.samples(node, len).len()).max().unwrap_or(1).max(1)
     }
 
-    /// Returns the rows of each shard of `node` in a pass whose first row is the first sample of the node.
+    /// Returns the rows of each shard in the pass over `node`. Row 0 is the first sample of `node`. `len` is the
+    /// number of samples in the batch.
     pub(crate) fn row_groups(self, node: Range<usize>, len: usize) -> Vec<Range<usize>> {
         let first = self.samples(node.clone(), len).start;
         let rows = |shard| self.samples(shard..shard + 1, len);

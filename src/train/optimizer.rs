@@ -35,11 +35,11 @@ pub struct Optimizer {
     /// The range of each tensor in the vector of all parameters, in increasing order. Used by [`Rule::Lamb`] and
     /// [`Rule::Lars`]. After [`new`](Self::new), all parameters are one tensor.
     pub tensors: Vec<Range<usize>>,
-    /// The ranges of running statistics, in increasing order. Their gradient is the change that a step subtracts from
-    /// them: without learning rate, weight decay, clipping and state.
+    /// The ranges of running statistics, in increasing order. A step subtracts the gradients of running statistics
+    /// from them. The learning rate, weight decay, clipping and the state do not apply to running statistics.
     pub statistics: Vec<Range<usize>>,
-    /// The gradients of the current step. Empty except with [`Rule::Lars`], which needs all of them at the end of the
-    /// step.
+    /// The gradients of the current step. Only [`Rule::Lars`] needs them at the end of the step. With the other
+    /// rules, this is empty.
     gradients: Vec<f32>,
     /// The state vectors, in the order of [`Rule::state_names`]. Each has one value per parameter.
     pub state: Vec<Vec<f32>>,
@@ -95,7 +95,8 @@ impl Optimizer {
         self.ascent = 0.0;
     }
 
-    /// Clips the gradients. The changes of running statistics neither count nor change.
+    /// Clips the gradients. The gradients of running statistics do not count in the norm, and clipping does not
+    /// change them.
     fn clip(&self, gradients: &mut [f32], norm_max: f32) {
         let mut changes = Vec::new();
         for range in &self.statistics {
@@ -181,9 +182,9 @@ impl Optimizer {
         self.finish_step_with_sums(parameters, &sums);
     }
 
-    /// Returns the sums over the parameters that the end of a step needs, for example the squares of the norm of each
-    /// tensor. If ranks hold parts of the parameters, they add these sums and call
-    /// [`finish_step_with_sums`](Self::finish_step_with_sums). The number of sums does not depend on the part.
+    /// Returns the sums that the end of a step needs, for example the sum of the squares of each tensor. If each rank
+    /// holds a part of the parameters, the ranks add their sums and call
+    /// [`finish_step_with_sums`](Self::finish_step_with_sums). All ranks return the same number of sums.
     pub(crate) fn sums_for_end_of_step(&self, parameters: &[f32]) -> Vec<f64> {
         let tensors = || self.tensors.iter().cloned();
         match (self.rule, self.state.as_slice()) {
@@ -325,8 +326,8 @@ mod tests {
         }
     }
 
-    /// Weight decay, clipping, the learning rate and the state of the optimizer must not apply to running statistics,
-    /// in whichever ranges the gradients arrive.
+    /// Weight decay, clipping, the learning rate and the state of the optimizer must not apply to running statistics.
+    /// This must hold for every division of the gradients into ranges.
     #[test]
     fn running_statistics_change_by_exactly_their_gradient() {
         let adam = AdamOptions::DEFAULT;
@@ -356,8 +357,8 @@ mod tests {
         }
     }
 
-    /// Ranks hold parts of tensors. Together, the parts must take the step of the whole, in each rule that needs sums over
-    /// all parameters. A tensor of zeros must move.
+    /// Two optimizers hold parts of the tensors and add their sums. Their parameters must equal those of one
+    /// optimizer that holds all tensors. A tensor of zeros must change.
     #[test]
     fn parts_of_tensors_take_the_step_of_the_whole_if_their_sums_are_added() {
         for rule in

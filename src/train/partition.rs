@@ -4,8 +4,8 @@
 //! hold the same part. These ranks are the replicas of the part. If the strategy does not divide the model, there is
 //! one part, and all ranks are replicas.
 //!
-//! With `--shard-optimizer`, each rank holds all parameters, but the state of the optimizer for only some of them. A second
-//! partition divides the state.
+//! With `--shard-optimizer`, each rank holds all parameters, but the optimizer's state for only some of them. A
+//! second partition says which rank holds which state.
 
 use std::ops::Range;
 
@@ -99,11 +99,11 @@ impl ModelPartition {
         Ok(Self { parts, parameter_count, place, optimizer_shards: None })
     }
 
-    /// Divides the state of the optimizer over all ranks. Each rank holds the state of one chunk of each bucket of
-    /// `bucket_elements` parameters, so that the chunk that a reduce-scatter returns is the chunk that this rank updates.
+    /// Divides the state of the optimizer over all ranks. A bucket has `bucket_elements` parameters. A reduce-scatter
+    /// gives each rank one chunk of the bucket's gradients. The rank holds the state for this chunk.
     ///
-    /// If there are several buckets, `bucket_elements` must be a multiple of the number of ranks. So the part of a rank is as
-    /// long as its chunk of the vector of all parameters.
+    /// If there are several buckets, `bucket_elements` must be a multiple of the number of ranks. Then a rank's part
+    /// is as long as its chunk of the vector of all parameters.
     fn shard_optimizer(&mut self, bucket_elements: usize, (rank, size): (Rank, WorldSize)) {
         let chunks = |rank| {
             let mut chunks: Vec<_> = bucket_ranges(self.parameter_count, bucket_elements)
@@ -216,8 +216,8 @@ impl ModelPartition {
         Ok(Some(whole))
     }
 
-    /// Copies the values of all parts, which follow each other in `parts`, to their positions in the vector of the whole
-    /// model.
+    /// Copies each value to its position in the vector of the whole model. `parts` holds the values of all parts, one
+    /// part after the other.
     pub(crate) fn copy_parts_into_whole(&self, parts: &[f32], whole: &mut [f32]) {
         let mut rest = parts;
         for part in 0..self.parts.len() {

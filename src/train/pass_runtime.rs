@@ -7,7 +7,8 @@ use super::model::{LossSums, SumOverRanks};
 use super::runtime::{Runtime, Values};
 use crate::group::Error;
 
-/// The runtime during a forward and backward pass, in which layers and buckets use it in turn. Keeps the first error.
+/// Lets layers and buckets use one [`Runtime`] in turn during a forward and backward pass. Keeps the first
+/// error of a call.
 pub(crate) struct PassRuntime<'a> {
     runtime: RefCell<(&'a mut dyn Runtime, Result<(), Error>)>,
 }
@@ -25,7 +26,7 @@ impl<'a> PassRuntime<'a> {
         }
     }
 
-    /// Ends the pass with the sums of its losses.
+    /// Ends the pass. Returns the first error of a call, or `sums` (the sums of the losses) if no call failed.
     pub(crate) fn finish(self, sums: LossSums) -> Result<LossSums, Error> {
         // If the loss is not finite, ignore a failed call: the caller ends the job with an error about the loss.
         if sums.loss.is_finite() {

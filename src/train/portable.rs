@@ -26,7 +26,8 @@ pub(crate) fn ln(value: f64) -> f64 {
     f64::from(exponent) * std::f64::consts::LN_2 + 2.0 * s * sum
 }
 
-/// The coefficients 1 / k! of the series of [`exp`]. For a remainder of at most (ln 2)/2, the omitted terms are below 2^-58.
+/// The coefficients 1 / k! of the power series of e^x. The sum of the omitted terms is below 2^-57 if |x| is at most
+/// (ln 2)/2, as in [`exp`].
 const EXP_COEFFICIENTS: [f64; 14] = {
     let mut coefficients = [1.0; 14];
     let (mut power, mut factorial) = (1, 1.0);
@@ -54,7 +55,7 @@ pub(crate) fn exp(value: f64) -> f64 {
     let exponent = (value * std::f64::consts::LOG2_E + ROUNDING) - ROUNDING;
     let rest = (value - exponent * LN_2_HIGH) - exponent * LN_2_LOW;
     let sum = EXP_COEFFICIENTS.iter().rev().fold(0.0, |sum, coefficient| sum * rest + coefficient);
-    // A single factor of 2^exponent could overflow or underflow before the product does.
+    // 2^exponent can overflow or underflow although its product with `sum` does not. So there are two factors.
     let half = (exponent / 2.0) as i64;
     let power_of_two = |exponent: i64| f64::from_bits(((1023 + exponent) as u64) << 52);
     sum * power_of_two(half) * power_of_two(exponent as i64 - half)

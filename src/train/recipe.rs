@@ -29,8 +29,8 @@ pub struct Recipe {
     pub label_smoothing: f32,
     /// The weight of the samples of each class in the loss.
     pub class_weights: ClassWeights,
-    /// If this is `Some`, the parameters have the same bits for every number of ranks up to this number of logical shards:
-    /// see `docs/reproducible.md`. From 1 to [`SHARDS_MAX`](super::SHARDS_MAX).
+    /// The number of logical shards of a reproducible run, from 1 to [`SHARDS_MAX`](super::SHARDS_MAX). The
+    /// parameters have the same bits for every number of ranks up to this number: see `docs/reproducible.md`.
     pub reproducible_shards: Option<NonZeroU32>,
     /// When to stop early. With `None`, no samples are held out for validation, and the run ends with the parameters
     /// of the last step.

@@ -81,10 +81,9 @@ pub struct Report {
     /// Whether a signal ended the run. A run that a signal ended does not evaluate the model, so the optional metrics
     /// below are `None`.
     pub stopped: bool,
-    /// The mean loss of the training set with the final parameters. For regression, the loss is the squared error in
-    /// the squared unit of the target. For classification, the loss is the cross-entropy in nats; for texts, the
-    /// cross-entropy in nats for each token. If a signal ended
-    /// the run, `train_loss` is the mean over the samples that the last epoch used before the signal.
+    /// The mean loss of the training set with the final parameters. Regression: squared error in the squared unit of
+    /// the target. Classification: cross-entropy in nats. Text: cross-entropy in nats for each token. If a signal ended
+    /// the run, this is the mean over the samples that the last epoch used before the signal.
     pub train_loss: f64,
     /// The mean loss of the test set with the final parameters.
     pub test_loss: Option<f64>,

@@ -312,7 +312,7 @@ fn check_same_class_weights(group: &mut Group, setup: &Setup) -> Result<(), Trai
 }
 
 /// Returns the state from which the run starts: the checkpoint that rank 0 read, or initial parameters. All ranks
-/// return the same state, but its vectors have values only for the parts that this rank holds.
+/// return the same state, except that each vector has values only for the part that this rank holds.
 fn starting_state(
     group: &mut Group,
     config: &Config,

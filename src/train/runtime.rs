@@ -48,9 +48,9 @@ pub(crate) fn split_by_part(group: &mut Group, part: u32) -> Result<Box<dyn Runt
 
 /// The values that ranks combine, and how.
 pub(crate) enum Values<'a> {
-    /// Parameters or gradients, which are replaced by their sums, and the format in which ranks send them.
+    /// Parameters or gradients, and the format in which ranks send them. Sums over all ranks replace the values.
     Vector(&'a mut [f32], Compression),
-    /// A few numbers, which are replaced by their sums.
+    /// A few numbers. Sums over all ranks replace them.
     Totals(&'a mut [f64]),
     /// The gradients of logical shards, which are added in the order of a summation tree.
     ShardSums(ShardSums<'a>),
@@ -63,7 +63,7 @@ pub(crate) enum Values<'a> {
 pub(crate) enum SumTarget {
     /// All sums.
     Everything,
-    /// The sums of its chunk ([`Group::chunk`]).
+    /// The sums of the rank's chunk ([`Group::chunk`]).
     OwnChunk,
 }
 
@@ -85,7 +85,7 @@ pub(crate) enum PendingSum {
 pub(crate) enum ElementBuffer<T: Element> {
     /// For [`SumTarget::Everything`]. Ranks on the same host reduce this buffer in place.
     Everything(SharedBuffer<T>),
-    /// For [`SumTarget::OwnChunk`]. After the sum, holds only the chunk, but has capacity for all values.
+    /// For [`SumTarget::OwnChunk`]. After the sum, the vector holds only the rank's chunk. It keeps its capacity.
     OwnChunk(Vec<T>),
 }
 

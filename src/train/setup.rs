@@ -32,9 +32,9 @@ const FULL_BATCH_VALUES_PER_RUN: usize = 1 << 32;
 const RECORDS_PER_RUN_DEFAULT: u64 = 40;
 /// The default batch size in samples, unless the whole training set is one batch.
 pub const BATCH_SIZE_DEFAULT: usize = 128;
-/// The default batch size in windows of a text.
+/// The default batch size for a text, in windows.
 const BATCH_WINDOWS_DEFAULT: usize = 32;
-/// The default number of epochs for a text, with the same exception as [`EPOCHS_DEFAULT`].
+/// The default number of epochs for a text. The exceptions of [`EPOCHS_DEFAULT`] apply too.
 const EPOCHS_OF_TEXTS_DEFAULT: u64 = 10;
 /// The default number of epochs, unless the whole training set is one batch. On small data sets the default is
 /// larger, so that a run takes at least [`STEPS_DEFAULT_MIN`] steps.
@@ -277,8 +277,8 @@ impl Setup {
     }
 
     /// Returns the mean training loss of the best constant prediction. For regression, this is the variance of the
-    /// targets. For classification, it is the entropy of the classes, with class weights and label smoothing. For a text, it
-    /// is the entropy of the tokens.
+    /// targets. For classification, it is the entropy of the classes, with class weights and label smoothing. For a
+    /// text, it is the entropy of the tokens.
     pub(crate) fn constant_prediction_loss(&self) -> f64 {
         let count = self.dataset.train.len() as f64;
         let TargetStatistics { sum_of_squares, class_counts, .. } = &self.dataset.train.statistics;

@@ -1,11 +1,11 @@
 //! Adds the gradients of the logical shards over all ranks, in the order of the summation tree.
 //!
-//! Each rank owns one chunk of the gradient. The ranks send each owner its chunk of each node that they hold
-//! ([`LogicalShards::nodes_of_rank`]). The owner adds the nodes in the order of the tree. Then all ranks gather the sums
-//! of all chunks, except if each rank updates only the parameters of its own chunk. If the number of ranks is a power of
-//! two and divides the number of shards, each rank holds one node and sends 2(n-1)/n S bytes, as many as in a ring
-//! all-reduce. An addition does not depend on the transport or on the algorithm of a collective, because ranks only copy
-//! data to each other.
+//! Each rank owns one chunk of the gradient. A rank holds some nodes ([`LogicalShards::nodes_of_rank`]), and sends
+//! each owner the owner's chunk of these nodes. The owner adds the nodes in the order of the tree. Then all ranks
+//! gather the sums of all chunks, unless each rank updates only the parameters of its own chunk. If the number of
+//! ranks n is a power of two and divides the number of shards, each rank holds one node. It then sends 2(n-1)/n S
+//! bytes for a gradient of S bytes, as in a ring all-reduce. The collectives only copy data, so the sums do not
+//! depend on their algorithms or on the transport.
 
 use std::ops::Range;
 
@@ -18,12 +18,12 @@ use crate::types::Rank;
 /// The gradients of the nodes that a rank holds, and the memory for the exchange.
 pub(crate) struct ShardSums<'a> {
     pub(crate) shards: LogicalShards,
-    /// The gradient of the rank's first node. The sum over all ranks replaces this gradient, or its chunk if `target`
-    /// says so.
+    /// The gradient of the rank's first node. [`add_over_ranks`] replaces it by the sum over all ranks, or replaces
+    /// only the rank's own chunk: see `target`.
     pub(crate) first: &'a mut [f32],
-    /// The gradients of the rank's other nodes, at the start of this list.
+    /// The first vectors are the gradients of the rank's other nodes. Later vectors are not used.
     pub(crate) others: &'a [Vec<f32>],
-    /// Memory for the nodes of this rank's chunk, which the function resizes.
+    /// Memory for this rank's chunk of the nodes of all ranks. [`add_over_ranks`] resizes it.
     pub(crate) received: &'a mut Vec<f32>,
     pub(crate) target: SumTarget,
 }
@@ -42,7 +42,7 @@ pub(crate) fn add_over_ranks(group: &mut Group, sums: ShardSums<'_>) -> Result<(
     let node_count: usize = nodes.iter().map(Vec::len).sum();
     received.resize(node_count * own_chunk.len(), 0.0);
     let mut rest: &mut [f32] = received;
-    // `parts[round][rank]` is the chunk of node number `round` of the rank, or empty.
+    // `parts[round][rank]` is this rank's chunk of node number `round` of `rank`. Empty if `rank` has fewer nodes.
     let mut parts: Vec<Vec<&mut [f32]>> = Vec::new();
     for round in 0..nodes.iter().map(Vec::len).max().unwrap_or_default() {
         let receive_counts: Vec<usize> =

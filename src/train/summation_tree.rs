@@ -1,11 +1,11 @@
 //! Sums of several terms in an order that does not depend on who computes which partial sum.
 //!
-//! The terms are the leaves of a binary tree. A node with k leaves (k > 1) has a left child with the largest power of two
-//! below k as its number of leaves, and a right child with the other leaves. The sum of a node is the sum of its left
-//! child plus the sum of its right child. For example, the sum of 7 terms is `((0 + 1) + (2 + 3)) + ((4 + 5) + 6)`.
+//! The terms are the leaves of a binary tree. Let a node have k > 1 leaves, and let p be the largest power of two
+//! below k. The left child has the first p leaves, and the right child has the others. The sum of a node is the sum
+//! of its left child plus the sum of its right child. 7 terms have the sum `((0 + 1) + (2 + 3)) + ((4 + 5) + 6)`.
 //!
-//! So a sum has fixed bits, although floating-point addition is not associative. A rank that holds consecutive terms can
-//! add them up to the largest nodes that it holds completely ([`cover`]), and the ranks then add these nodes
+//! So a sum has fixed bits, although floating-point addition is not associative. A rank holds consecutive terms. It
+//! computes the sums of the largest nodes of which it holds all leaves ([`cover`]). Then the ranks add these sums
 //! ([`SiblingStack`]). With n terms, each term is in at most ceil(log2 n) additions, so the error is at most about
 //! ceil(log2 n) u times the sum of the absolute values, where u = 2^-24 for `f32` (Higham, "The accuracy of floating point
 //! summation", SIAM J. Sci. Comput. 14, 1993).
@@ -22,10 +22,9 @@ pub(crate) fn tree_depth(leaf_count: usize) -> usize {
     leaf_count.next_power_of_two().ilog2() as usize
 }
 
-/// Writes the sum of all leaves to `target`. `compute(leaf, vector, 0.0)` writes the vector of a leaf to `vector`. For leaves
-/// for which `can_add` returns true, `compute(leaf, vector, 1.0)` adds the vector of the leaf to `vector`, with the same bits
-/// as [`add`]. `scratch` must have at least [`tree_depth`] times as many elements as `target`. There must be at least one
-/// leaf.
+/// Writes the sum of all leaves to `target`. `compute(leaf, vector, 0.0)` writes the values of a leaf to `vector`. If
+/// `can_add(leaf)` is true, `compute(leaf, vector, 1.0)` must add these values, with the same bits as [`add`].
+/// `scratch` needs [`tree_depth`] times as many elements as `target`. There must be at least one leaf.
 pub(crate) fn sum_in_tree_order<L: Clone>(
     leaves: &[L],
     target: &mut [f32],
@@ -47,7 +46,7 @@ pub(crate) fn sum_in_tree_order<L: Clone>(
     add(target, right_sum);
 }
 
-/// Returns the sum of `terms` in tree order. Returns 0 without terms.
+/// Returns the sum of `terms` in tree order, or 0 if there are no terms.
 pub(crate) fn sum_numbers_in_tree_order(terms: &[f64]) -> f64 {
     match terms {
         [] => 0.0,
@@ -64,8 +63,7 @@ pub(crate) fn add(left: &mut [f32], right: &[f32]) {
     left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
 }
 
-/// Returns the largest nodes that the leaves `range` contain completely, in the order of the leaves. The tree has
-/// `leaf_count` leaves.
+/// Returns the largest nodes whose leaves are all in `range`, from left to right. The tree has `leaf_count` leaves.
 pub(crate) fn cover(range: Range<usize>, leaf_count: usize) -> Vec<Range<usize>> {
     let mut nodes = Vec::new();
     let mut start = range.start;
@@ -81,8 +79,8 @@ pub(crate) fn cover(range: Range<usize>, leaf_count: usize) -> Vec<Range<usize>>
     nodes
 }
 
-/// Divides the nodes with the most leaves into their children until there are at least `count` nodes, or until each node is
-/// a leaf.
+/// Replaces the node with the most leaves by its two children, again and again, until there are at least `count`
+/// nodes or each node is a leaf.
 pub(crate) fn split_nodes(mut nodes: Vec<Range<usize>>, count: usize) -> Vec<Range<usize>> {
     while nodes.len() < count {
         let Some(index) = (0..nodes.len()).rev().max_by_key(|&index| nodes[index].len()) else { break };
@@ -96,8 +94,8 @@ pub(crate) fn split_nodes(mut nodes: Vec<Range<usize>>, count: usize) -> Vec<Ran
     nodes
 }
 
-/// Adds nodes that arrive in the order of their leaves. As soon as both children of a node have arrived, they are replaced
-/// by their sum.
+/// A stack of nodes that arrive in the order of their leaves. As soon as both children of a node are on the stack,
+/// the node replaces them.
 pub(crate) struct SiblingStack {
     leaf_count: usize,
     nodes: Vec<Range<usize>>,
@@ -167,7 +165,7 @@ mod tests {
     }
 
     proptest! {
-        /// The ranks hold any consecutive terms, and compute any nodes of the terms that they hold.
+        /// The ranks hold random numbers of terms. Each rank divides its nodes until it has at least `passes` nodes.
         #[test]
         fn every_division_of_the_terms_gives_the_same_bits(
             terms in proptest::collection::vec(any_number(), 1..40),

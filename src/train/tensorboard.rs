@@ -40,8 +40,8 @@ pub(super) struct EventRecorder<'a> {
     observer: &'a mut dyn Observer,
     options: &'a TensorBoard,
     file: EventSink,
-    /// If the run resumes: the first step of this process. An earlier process may have recorded this step and later steps
-    /// before it was killed.
+    /// If the run resumes: the first step of this process. An earlier process that was killed may have recorded
+    /// this step and later steps.
     first_repeated_step: Option<u64>,
     /// The number of steps since the run began.
     steps_total: u64,
@@ -59,7 +59,7 @@ enum EventSink {
 }
 
 impl<'a> EventRecorder<'a> {
-    /// `steps_total` is the number of steps of the run before this process.
+    /// `steps_total` is the number of steps that the run took before this process started.
     pub(super) fn new(
         observer: &'a mut dyn Observer,
         (config, options): (&Config, &'a TensorBoard),
@@ -187,7 +187,7 @@ mod tests {
         fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
     }
 
-    /// A run that was killed has recorded steps after its last checkpoint, which the resumed run repeats.
+    /// A killed run may have recorded steps after its last checkpoint. The resumed run repeats these steps.
     #[test]
     fn a_resumed_run_begins_its_file_with_the_first_step_that_it_repeats() {
         for (first_repeated_step, expected) in [(None, false), (Some(300), true)] {

@@ -44,12 +44,12 @@ pub(crate) struct Trainer<'a> {
     gradients: Vec<f32>,
     strategy: Box<dyn Strategy>,
     /// The parameters that this rank holds. `gradients` and the vectors of `state` have one value for each of these
-    /// parameters, and those of `optimizer` one value for each parameter of `partition.of_optimizer()`.
+    /// parameters. The vectors of `optimizer` have one value for each parameter of `partition.of_optimizer()`.
     partition: ModelPartition,
     /// Memory for the whole model. Has no rows if the strategy divides the model, because the strategy then has its
     /// own memory.
     workspace: Workspace,
-    /// The samples of this rank, if it has received them and each epoch is a single batch.
+    /// The samples that this rank received in the last epoch, if each epoch is a single batch.
     whole_batch: Option<ReceivedWindow>,
     /// The number of samples that an evaluation processes at once.
     evaluation_rows: usize,
@@ -460,8 +460,8 @@ impl<'a> Trainer<'a> {
     }
 }
 
-/// Returns the largest number of samples that this rank processes at once in a step, and the number of samples that an
-/// evaluation processes at once, which is the same on all ranks.
+/// Returns two numbers. The first is the largest number of samples that this rank processes at once in a step. The
+/// second is the number of samples that an evaluation processes at once. It is the same on all ranks.
 fn rows_at_once(config: &Config, setup: &Setup, group: &Group) -> (usize, usize) {
     let train = &setup.dataset.train;
     let (batch_size, evaluation_rows) = (setup.settings.batch_size, setup.network.evaluation_rows());

@@ -14,7 +14,7 @@ use half::{bf16, f16};
 
 use crate::types::{Element, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp, WorldSize};
 
-/// The position of a sample: one element of one rank's contribution.
+/// The position of one element in one rank's contribution.
 #[derive(Clone, Copy, Debug)]
 pub struct ElementPosition {
     /// Pseudo-random bits for this position.

@@ -87,7 +87,7 @@ enum ModelCommand {
     /// Convert a model to the ONNX format, which other programs can run
     #[command(after_help = EXPORT_AFTER_HELP)]
     Export(ExportArgs),
-    /// Let a model that was trained with --model gpt:... continue a text
+    /// Continue a text with a model that was trained with --model gpt:...
     #[command(after_help = GENERATE_AFTER_HELP)]
     Generate(GenerateArgs),
 }

@@ -15,12 +15,12 @@ pub(super) struct TrainingDataArgs {
     /// FILE.tsv: a table, plain or .gz, .zip or .zst (needs --target). Several such files, as in a.csv b.csv or
     /// 'part-*.csv': one table. FEATURES.npy,TARGETS.npy: two arrays; features may be images of the shape (samples,
     /// height, width) or (samples, channels, height, width). FILE.libsvm: sparse rows, plain or compressed.
-    /// synthetic:ROWSxFEATURES: random data of this shape. With --model gpt:..., one or more files of plain text, plain
-    /// or compressed
+    /// synthetic:ROWSxFEATURES: random data of this shape. With --model gpt:..., DATA is one or more text files,
+    /// plain or compressed
     #[arg(long, value_name = "DATA", num_args = 1.., default_value = "digits", help_heading = "Data")]
     data: Vec<String>,
 
-    /// Test the model on these samples, in the format of --data and with the same columns or features. Without this
+    /// Test the model on these samples. They must have the format and the columns or features of --data. Without this
     /// option, --test-fraction splits off a test set
     #[arg(long, value_name = "DATA", num_args = 1.., conflicts_with = "test_fraction", help_heading = "Data")]
     test_data: Vec<String>,
@@ -83,9 +83,9 @@ impl TrainingDataArgs {
 pub(super) struct DataFormatArgs {
     /// The format of --data. table: rows of cells. libsvm: sparse rows of the form TARGET INDEX:VALUE ..., with
     /// indices from 1. idx: a directory of IDX files. images: a directory with a folder of images for each class.
-    /// text: plain text, only for models gpt:... Without this option, all files are text for such a model. For other
-    /// models, .libsvm, .svmlight and .svm files have the format libsvm, and other files the format table. A directory
-    /// of images or folders has the format images, and other directories the format idx
+    /// text: plain text, only for models gpt:... Without this option, models gpt:... read all files as text. For
+    /// other models, .libsvm, .svmlight and .svm files have the format libsvm, and other files the format table. A
+    /// directory of images or folders has the format images, and other directories the format idx
     #[arg(long, value_name = "table|libsvm|idx|images|text")]
     format: Option<String>,
 }

@@ -37,8 +37,8 @@ pub(super) struct GenerateArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 500)]
     length: u64,
 
-    /// A number of at least 0. With 1, a token is as likely as the model says. Below 1, likely tokens are more likely.
-    /// With 0, each token is the likeliest one
+    /// How random the tokens are, at least 0. With 0, each new token is the likeliest one. With 1, a token has the
+    /// probability that the model computes. Numbers below 1 favor likely tokens
     #[arg(long, value_name = "NUMBER", default_value_t = 1.0)]
     temperature: f32,
 
@@ -111,7 +111,7 @@ impl Utf8Decoder {
         text
     }
 
-    /// Returns the end of the text.
+    /// Ends the text. Returns U+FFFD if the last character is incomplete, and otherwise nothing.
     fn finish(self) -> &'static str {
         if self.incomplete.is_empty() { "" } else { "\u{fffd}" }
     }

@@ -20,7 +20,7 @@ Commands for model files, which --save-model writes (see `ringtrain COMMAND --he
   ringtrain eval --model FILE --data test.csv    compare predictions with the targets of test data
   ringtrain inspect FILE                         print the content of a model file or a checkpoint
   ringtrain export --model FILE --output M.onnx  convert a model to the ONNX format
-  ringtrain generate --model FILE --prompt TEXT  let a model of texts continue TEXT
+  ringtrain generate --model FILE --prompt TEXT  let a text model continue TEXT
 
 Layers of --model cnn:LAYER,LAYER,... (only for images; see docs/models.md):
   convCHANNELSxKERNEL  convolution with CHANNELS output channels and KERNEL x KERNEL pixels, then
@@ -40,17 +40,17 @@ Defaults:
   --optimizer   accelerated for linear and softmax on tables of at most 16 million values, otherwise
                 adam. Also adam if you pass --batch-size, --schedule, --warmup, --scale-lr or
                 --clip-norm, or a --strategy other than allreduce
-  --batch-size  with accelerated the whole training set, for texts 32 windows, otherwise 128 samples
+  --batch-size  accelerated: the whole training set; texts: 32 windows; otherwise: 128 samples
   --epochs      with accelerated on the whole training set: until the loss no longer falls, but at
                 most 1000 (large tables) to 5000 (small tables) epochs. Otherwise: 40 epochs (texts:
-                10), or enough epochs for 480 steps if these epochs have fewer and you do not pass
-                --batch-size
+                10). If you do not pass --batch-size, ringtrain adds epochs until the run has at
+                least 480 steps
   --lr          mlp, cnn, gpt: sgd 0.1; momentum, nesterov, lamb, accelerated 0.01; adam,
                           adamw 0.001
                 softmax:  sgd 0.1; momentum, nesterov, lamb, adam, adamw 0.01
-                linear:   sgd 0.01; momentum, nesterov 0.001; lamb 0.01; adam, adamw 0.01, or 0.001
-                          from 10000 steps
-                lars 3 with all models
+                linear:   sgd 0.01; momentum, nesterov 0.001; lamb 0.01; adam, adamw 0.01, but 0.001
+                          if the run has at least 10000 steps
+                all models: lars 3
                 softmax and linear with accelerated: 1 / the largest curvature of the loss
 
 Strategies:

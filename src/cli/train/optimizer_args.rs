@@ -43,8 +43,8 @@ pub(super) struct OptimizerArgs {
     #[arg(long, conflicts_with = "no_shard_optimizer", help_heading = "Training")]
     shard_optimizer: bool,
 
-    /// Keep the whole state of the optimizer on each rank. Use this option to resume a run with --shard-optimizer
-    /// without it
+    /// Keep the whole state of the optimizer on each rank. Pass this option to resume a run that used
+    /// --shard-optimizer, if it is to go on without --shard-optimizer
     #[arg(long, help_heading = "Training")]
     no_shard_optimizer: bool,
 }

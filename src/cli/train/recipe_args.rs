@@ -60,8 +60,8 @@ pub(super) struct RecipeArgs {
     #[arg(long, value_name = "balanced|W,W,...|FILE", allow_hyphen_values = true, help_heading = "Training")]
     class_weights: Option<String>,
 
-    /// Give the parameters the same bits for every number of ranks. Only for --strategy allreduce, without --compression
-    /// and --scale-lr
+    /// Compute parameters whose bits do not depend on the number of ranks. Only with --strategy allreduce, and not
+    /// with --compression or --scale-lr
     #[arg(long, help_heading = "Training")]
     reproducible: bool,
 

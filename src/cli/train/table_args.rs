@@ -68,8 +68,8 @@ pub(super) struct TableArgs {
     #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
     categorical: Vec<String>,
 
-    /// These columns hold dates such as 2024-03-01 or 2024-03-01 17:30:05. Each date becomes a number, the days since
-    /// 1970
+    /// These columns hold dates such as 2024-03-01 or 2024-03-01 17:30:05. Each date becomes the number of days
+    /// since 1970-01-01
     #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
     dates: Vec<String>,
 

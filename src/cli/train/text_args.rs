@@ -9,13 +9,14 @@ use crate::train::model::ModelSpec;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Texts (--model gpt:...)")]
 pub(super) struct TextArgs {
-    /// What a token of the text is. characters: a character. bytes: a byte of the file. bpe:SIZE: a sequence of bytes;
-    /// byte-pair encoding finds SIZE frequent sequences in the training text [default: characters]
+    /// What a token of the text is. characters: a character. bytes: a byte of the file. bpe:SIZE: a sequence of
+    /// bytes. Byte-pair encoding finds frequent sequences in the training text. The vocabulary has at most SIZE
+    /// tokens: the 256 bytes and these sequences [default: characters]
     #[arg(long, value_name = "characters|bytes|bpe:SIZE")]
     tokens: Option<String>,
 
-    /// The number of tokens in a window of the text. A window is a sample. Within a window, the model predicts each
-    /// token from the tokens before it [default: 128]
+    /// The number of tokens in a window of the text. A window is a sample. At each position of a window, the model
+    /// predicts the next token from the tokens of the window up to this position [default: 128]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
 }

@@ -1,14 +1,14 @@
 //! Converts dates and times of tables to days since the beginning of 1970 in UTC.
 //!
-//! The formats are those of ISO 8601 that programs write: `2024-03-01`, `2024/03/01`, `20240301`, and a date with a
-//! time, for example `2024-03-01 17:30`, `2024-03-01T17:30:05.25Z` or `2024-03-01T17:30:05+01:00`. A time without an
-//! offset is UTC. Formats in which the order of day and month is not certain are errors, for example `03/01/2024`.
+//! A date is written as `2024-03-01`, `2024/03/01` or `20240301`. A time may follow it, for example
+//! `2024-03-01 17:30`, `2024-03-01T17:30:05.25Z` or `2024-03-01T17:30:05+01:00`. A time without an offset is UTC.
+//! Formats in which the order of day and month is not certain are errors, for example `03/01/2024`.
 
 const SECONDS_PER_DAY: f64 = 86_400.0;
 /// The end of messages about cells that are not dates.
 const FORMATS: &str = "write dates as 2024-03-01, or with a time as 2024-03-01 17:30:05";
 
-/// Returns the days since the beginning of 1970 in UTC. A time is a fraction of a day.
+/// Converts a date to days since the beginning of 1970 in UTC. A time after the date adds a fraction of a day.
 ///
 /// # Errors
 ///
@@ -34,7 +34,7 @@ pub(crate) fn parse_date(cell: &[u8]) -> Result<f64, String> {
     }
 }
 
-/// Splits a cell into year, month and day, and the rest of the cell.
+/// Returns the year, the month and the day at the beginning of a cell, and the rest of the cell.
 fn split_date(cell: &str) -> Option<((i32, i32, i32), &str)> {
     let (year, rest) = digits(cell, 4)?;
     let separator = rest.chars().next().filter(|&letter| letter == '-' || letter == '/');
@@ -47,15 +47,16 @@ fn split_date(cell: &str) -> Option<((i32, i32, i32), &str)> {
     Some(((year, month, day), rest))
 }
 
-/// Returns the number of the first `count` characters, which must be digits, and the rest of the text.
+/// Reads the first `count` characters as a number. Returns the number and the rest of the text, or `None` if these
+/// characters are not all digits.
 fn digits(text: &str, count: usize) -> Option<(i32, &str)> {
     let (number, rest) = text.split_at_checked(count)?;
     let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| number.parse().ok().map(|number| (number, rest))).flatten()
 }
 
-/// Returns the seconds since the beginning of the day of a time `HH:MM`, `HH:MM:SS` or `HH:MM:SS.FRACTION`, which may
-/// have an offset from UTC.
+/// Converts a time to seconds since the beginning of the day in UTC. The time is `HH:MM`, `HH:MM:SS` or
+/// `HH:MM:SS.FRACTION`. An offset from UTC may follow it.
 fn parse_time(text: &str) -> Option<f64> {
     let (hour, rest) = digits(text, 2)?;
     let (minute, mut rest) = digits(rest.strip_prefix(':')?, 2)?;
@@ -71,7 +72,7 @@ fn parse_time(text: &str) -> Option<f64> {
         seconds = f64::from(whole) + format!("0.{fraction_digits}").parse::<f64>().ok()?;
         rest = fraction.map_or(after, |text| &text[length..]);
     }
-    // A leap second is the second 60.
+    // Seconds go up to 60, because a leap second has the number 60.
     if hour > 23 || minute > 59 || seconds >= 61.0 {
         return None;
     }
@@ -112,7 +113,7 @@ fn days_in_month(year: i32, month: i32) -> i32 {
 /// Returns the days since 1 January 1970 in the Gregorian calendar. Source: Howard Hinnant, "chrono-Compatible
 /// Low-Level Date Algorithms", `days_from_civil`.
 fn days_since_1970(year: i32, month: i32, day: i32) -> i32 {
-    // The year begins in March, so that the leap day is its last day.
+    // This calculation lets a year begin in March, so that the leap day is the last day of a year.
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);
     let year_of_era = year.rem_euclid(400);
@@ -131,7 +132,7 @@ fn shorten(cell: &str) -> String {
 mod tests {
     use super::*;
 
-    /// This command prints an expected number: `date -u -d '2024-02-29 12:00' +%s`, divided by 86400.
+    /// An expected number is the output of a command such as `date -u -d '2024-02-29 12:00' +%s`, divided by 86400.
     #[test]
     fn dates_and_times_are_days_since_1970() {
         for (text, expected) in [
@@ -157,7 +158,7 @@ mod tests {
         }
     }
 
-    /// Each day follows the day before it, over all leap years of two centuries.
+    /// From 1900 to 2100, the number of each day is the number of the day before plus 1.
     #[test]
     fn days_are_consecutive() {
         let mut expected = days_since_1970(1899, 12, 31);

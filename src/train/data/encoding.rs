@@ -65,7 +65,7 @@ pub struct TableEncoding {
 pub struct ColumnEncoding {
     /// The name of the column.
     pub name: String,
-    /// Whether the cells are dates. The number of a date is the number of days since 1970.
+    /// Whether the cells are dates. A date is read as the number of days since 1970.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_date: bool,
     /// The inputs of the column.

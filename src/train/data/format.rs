@@ -33,12 +33,12 @@ impl DataFormat {
 }
 
 impl DataSource {
-    /// Creates a data source from the values of `--data` and the format that `--format` names. Patterns are replaced
-    /// by the names of files as in [`from_values`](Self::from_values).
+    /// Creates a data source from `values`, the values of the option `option`, in the format `format`. Patterns are
+    /// replaced by the names of files as in [`from_values`](Self::from_values).
     ///
     /// # Errors
     ///
-    /// If no file matches a pattern, or if there are several values and the format takes one.
+    /// If no file matches a pattern, or if there are several values and the format takes only one.
     pub fn from_values_with_format(
         option: &str,
         values: &[String],

@@ -43,7 +43,7 @@ pub(crate) fn is_image_folder(directory: &Path) -> bool {
 /// - The directory has no folders, or has images beside its folders.
 /// - A folder has no images, or holds another folder.
 /// - An image cannot be read or has another size than the first image.
-/// - There are `wanted` images, and an image does not suit them; see [`load_for_model`].
+/// - `wanted` is given, and an image does not suit it; see [`load_for_model`].
 pub(crate) fn load_image_folder(
     directory: &Path,
     wanted: Option<WantedImages>,

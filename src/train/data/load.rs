@@ -25,8 +25,8 @@ pub struct LoadOptions {
     /// The fraction of the rows to use for testing. This field has no effect if there is a `test_source`, or if the
     /// source has a test set of its own.
     pub test_fraction: f64,
-    /// The source of the test set. It has the same format and the same features as the training data. `None` splits
-    /// off a test set.
+    /// The source of the test set. It has the same format and the same features as the training data. If `None`, a
+    /// part of the training data becomes the test set.
     pub test_source: Option<DataSource>,
     /// Whether to predict classes or numbers. If `None`, the values of the target decide; see
     /// [`Targets`](super::Targets).
@@ -129,7 +129,7 @@ impl DataSource {
         Ok(Dataset { name, train, test, classes, tabular, image, encoding, layout, text, token_count, notes })
     }
 
-    /// Returns the windows of a text as a data set of which each rank holds all samples.
+    /// Returns a data set with the windows of a text. Each rank holds all windows.
     fn make_text_dataset(&self, loaded: text::LoadedText) -> Dataset<SharedSamples> {
         let text::LoadedText { train, test, encoding, token_count, note } = loaded;
         let [train, test] = [train, test].map(|windows| {
@@ -151,7 +151,7 @@ impl DataSource {
         }
     }
 
-    /// Reads the rows of the training set and of the test set. Splits off a test set if there is no source for it.
+    /// Reads the rows of the training set and of the test set. Without a test source, splits off a test set.
     fn read_sets(&self, options: &LoadOptions, group: &mut Group) -> Result<UninterpretedData, TrainError> {
         if let Some(test) = &options.test_source {
             self.check_test_source(test).map_err(DataError::Unsuitable)?;
@@ -214,7 +214,7 @@ struct UninterpretedData {
 }
 
 impl UninterpretedData {
-    /// Returns a training set and a test set of which each rank holds all rows.
+    /// Returns a training set and a test set. Each rank holds all rows of both.
     fn held_by_each_rank(
         (train, test): (Table, Table),
         image: Option<ImageShape>,

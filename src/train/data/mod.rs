@@ -128,8 +128,7 @@ pub struct Dataset<S = Samples> {
     pub layout: Option<TableLayout>,
     /// How a text becomes tokens. `None` if the data is not a text.
     pub text: Option<Arc<TextEncoding>>,
-    /// The number of values that each sample of a text can predict at each position: the number of tokens in the vocabulary.
-    /// 0 if the data is not a text.
+    /// The number of tokens in the vocabulary of a text. 0 if the data is not a text.
     pub token_count: usize,
     /// Messages for the user. Each message states what the library guessed about the data, and names the option that
     /// overrides the guess.
@@ -146,7 +145,8 @@ impl<S> Dataset<S> {
         }
     }
 
-    /// Returns what the model predicts, such as `10 classes`, and the name of its inputs.
+    /// Returns two texts: what the model predicts, such as `10 classes`, and the name of its inputs, such as
+    /// `features`.
     pub(crate) fn describe_target_and_inputs(&self) -> (String, &'static str) {
         match self.task() {
             Task::Regression => ("regression".into(), "features"),

@@ -20,7 +20,7 @@ use crate::types::ReduceOp;
 /// The maximum number of bytes of all category names of a column. The model file and the checkpoint hold these names.
 const CATEGORY_BYTES_MAX: usize = 1 << 24;
 
-/// A text column whose first distinct texts, up to this number, are dates probably holds dates.
+/// A text column probably holds dates if its first distinct texts are dates. At most this number of texts are tried.
 const DATES_TRIED_MAX: usize = 20;
 
 /// A table as it was read from files.
@@ -28,7 +28,7 @@ const DATES_TRIED_MAX: usize = 20;
 pub(crate) struct RawTable {
     /// Which rank holds which rows. The columns and the target hold the rows of this rank.
     pub(crate) rows: RowMap,
-    /// The first row of the test set. `None` if the files hold only the training set.
+    /// The first row of the test set. `None` if there is no test source.
     pub(crate) first_test_row: Option<usize>,
     /// The feature columns.
     pub(crate) columns: Vec<RawColumn>,

@@ -32,7 +32,7 @@ pub(crate) struct TargetStatistics {
     /// The sum of the squared differences between the targets and their mean. R² compares the squared errors of a
     /// model with this sum. 0 if the targets are classes.
     pub(crate) sum_of_squares: f64,
-    /// The number of samples of each class, or the number of times that each token of a text is a target. Empty for numbers.
+    /// The number of samples of each class, or how often each token of a text is a target. Empty for numbers.
     pub(crate) class_counts: Vec<u64>,
 }
 

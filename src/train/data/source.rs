@@ -33,7 +33,7 @@ pub enum DataSource {
     Npy(PathBuf, PathBuf),
     /// A file with sparse rows in the format of LIBSVM, plain or compressed.
     Libsvm(PathBuf),
-    /// One or more files of plain text, one after the other, plain or compressed. The list of files is never empty.
+    /// The files of a text, in this order. The files may be compressed. The list is never empty.
     Text(Vec<PathBuf>),
     /// Random numbers.
     Synthetic {

@@ -37,7 +37,7 @@ pub enum Task {
 }
 
 impl Task {
-    /// Returns what a model predicts that ignores its inputs.
+    /// Describes the prediction of a model that ignores its inputs.
     pub(crate) fn constant_prediction(self) -> &'static str {
         match self {
             Self::Classification => "the same class probabilities",
@@ -60,7 +60,7 @@ pub enum Targets {
     Numbers(Vec<f64>),
     /// Indices into [`Dataset::classes`](super::Dataset::classes).
     Classes(Vec<u32>),
-    /// The next token of each token in windows of a text.
+    /// Windows of a text. For each token of a window, the target is the token that follows it.
     NextTokens(TokenWindows),
 }
 

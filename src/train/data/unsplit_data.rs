@@ -8,7 +8,7 @@ use super::{
     libsvm, npy, synthetic,
 };
 
-/// All rows of a source, and what the source says about images.
+/// All rows of a source, the shape of its images, and messages about it.
 pub(crate) struct UnsplitData {
     pub(crate) table: Table,
     /// The shape of the images. `None` if the samples are not images.
@@ -34,8 +34,8 @@ impl DataSource {
         }
     }
 
-    /// Reads all rows of a source that is neither a table nor IDX data nor a text. `task` chooses the targets of random data.
-    /// `images` is the shape that images must have.
+    /// Reads all rows of a source that is not a table, IDX data or a text. `task` chooses the targets of random data.
+    /// If `images` is given, images must have this shape.
     ///
     /// # Errors
     ///
@@ -80,12 +80,12 @@ impl DataSource {
         })
     }
 
-    /// Reads all rows of `test`, which are the test set of a model that is trained on `train`. `self` is the source of
-    /// `train`. If `test` has more sparse features than `train`, adds features to `train`.
+    /// Reads all rows of the test source `test`. `train` holds the training set, and `self` is its source. If one
+    /// set has fewer sparse features than the other set, adds empty features to it.
     ///
     /// # Errors
     ///
-    /// If a file cannot be read or is malformed, or if the samples have other features than the samples in `train`.
+    /// If a file cannot be read or is malformed, or if `test` and `train` have different features.
     pub(crate) fn load_test_set(
         &self,
         train: &mut UnsplitData,

@@ -8,14 +8,15 @@ pub(super) struct SharedReplica(Mutex<ReplicaState>);
 
 struct ReplicaState {
     parameters: Vec<f32>,
-    /// The ranges of parameters that are variances.
+    /// The ranges of parameters that are variances of batch normalization.
     variances: Vec<Range<usize>>,
     /// Whether this rank refuses to average these parameters with those of other ranks.
     refuses_averages: bool,
 }
 
 impl SharedReplica {
-    /// Creates a replica. The parameters in `variances` never become negative.
+    /// Creates a replica. `variances` are ranges of indices of `parameters`. If [`subtract`](Self::subtract) would
+    /// make a parameter in these ranges negative, it sets the parameter to 0.
     pub(super) fn new(parameters: Vec<f32>, variances: Vec<Range<usize>>) -> Self {
         Self(Mutex::new(ReplicaState { parameters, variances, refuses_averages: false }))
     }
@@ -63,7 +64,7 @@ impl SharedReplica {
         if fits {
             let ReplicaState { parameters, variances, .. } = &mut *state;
             parameters.iter_mut().zip(differences).for_each(|(own, difference)| *own -= difference);
-            // A variance may have fallen since the other rank computed the differences.
+            // This rank may have reduced a variance after the other rank computed the difference to subtract.
             for range in variances {
                 for variance in &mut parameters[range.clone()] {
                     *variance = if *variance < 0.0 { 0.0 } else { *variance };

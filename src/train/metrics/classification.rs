@@ -9,14 +9,14 @@ use super::{ClassReport, Evaluation, TopK};
 /// With more classes than this, [`Evaluation`] has no confusion matrix.
 const CONFUSION_MATRIX_CLASSES_MAX: usize = 100;
 
-/// The sums over rows with classes.
+/// Sums over the rows that a classification model predicted.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ClassificationSums {
     rows: u64,
     log_loss: f64,
     /// The number of rows of each pair (class, prediction) that occurs.
     pairs: BTreeMap<(usize, usize), u64>,
-    /// The k of the top-k accuracy. `None` if the model has at most k classes.
+    /// The k of the top-k accuracy. `None` if the model has k classes or fewer.
     k: Option<usize>,
     among_top_k: u64,
     /// For models of two classes, two values for each row: the probability of the second class, and whether the row
@@ -35,7 +35,7 @@ impl ClassificationSums {
         let probability = probabilities[target];
         self.log_loss -= probability.max(f64::MIN_POSITIVE).ln();
         *self.pairs.entry((target, prediction)).or_default() += 1;
-        // If two classes have the same probability, the first counts as more probable.
+        // If two classes have the same probability, the class with the lower index counts as more probable.
         let rank = probabilities
             .iter()
             .enumerate()
@@ -47,12 +47,12 @@ impl ClassificationSums {
         }
     }
 
-    /// Stops the collection of scores.
+    /// Returns the same sums without `scores`. Later rows add no scores.
     pub(super) fn without_scores(self) -> Self {
         Self { scores: None, ..self }
     }
 
-    /// Adds the rows of another rank. Returns `false` if `other` cannot be the sums of a model with this number of
+    /// Adds the sums of another rank. Returns `false` if `other` cannot be the sums of a model with this number of
     /// classes.
     pub(super) fn merge(&mut self, other: Self, classes: usize) -> bool {
         let has_known_classes =

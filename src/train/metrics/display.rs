@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{ClassReport, Evaluation};
 
-/// With more classes, the confusion matrix and the results of each class are not printed.
+/// The largest number of classes for which the confusion matrix and the results of each class are printed.
 const CLASSES_PRINTED_MAX: usize = 20;
 
 impl fmt::Display for Evaluation {

@@ -79,7 +79,7 @@ pub enum Evaluation {
 /// A top-k accuracy.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TopK {
-    /// A prediction counts as right if the class is among this many most probable classes.
+    /// A prediction counts as right if the class of the row is among the `k` most probable classes.
     pub k: usize,
     /// The fraction of rows whose class is among the k most probable classes.
     pub accuracy: f64,
@@ -111,7 +111,7 @@ pub(crate) enum Truth {
     Class(usize),
 }
 
-/// The sums over rows from which metrics are computed.
+/// Sums over rows. The metrics are computed from these sums.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum MetricSums {
     Classification(ClassificationSums),
@@ -119,7 +119,8 @@ pub(crate) enum MetricSums {
 }
 
 impl MetricSums {
-    /// Creates sums over no rows, for a model with this number of classes. A model without classes predicts numbers.
+    /// Creates the sums for a model with this number of classes, before any row is added. A model without classes
+    /// predicts numbers.
     /// `top_k` is the k of the top-k accuracy (default: [`TOP_K_DEFAULT`]).
     pub(crate) fn new(classes: usize, top_k: Option<usize>) -> Self {
         if classes == 0 {

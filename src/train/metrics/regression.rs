@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Evaluation;
 
-/// The sums over rows with numbers.
+/// The sums over rows whose targets are numbers.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RegressionSums {
     rows: u64,

@@ -69,8 +69,8 @@ pub(super) fn build_layers(
     Ok(builder.layers)
 }
 
-/// Returns the layers of a GPT. Its inputs are tokens, and its outputs are numbers for each token of the vocabulary at
-/// each of the `context` positions.
+/// Returns the layers of a GPT. The inputs are `context` tokens. For each of these positions, there is one output for
+/// each token of the vocabulary.
 #[cfg(feature = "candle")]
 fn build_gpt(spec: GptSpec, context: usize, outputs: usize) -> Result<Vec<Arc<dyn Layer>>, String> {
     let layers = super::gpt::build_gpt_layers(spec, context, outputs / context.max(1));

@@ -1,11 +1,11 @@
 //! Batch normalization: y = f(w (x - m) / sqrt(v + e) + b) with the mean m and the variance v of each channel, and the
 //! activation f. In a training step, m and v are those of the whole batch, over all ranks that compute it together. In
-//! an evaluation, m and v are running statistics, which each step moves by a tenth of the way to the statistics of its
-//! batch.
+//! an evaluation, m and v are the running statistics. Each training step moves the running statistics a tenth of the
+//! way to the statistics of its batch.
 //!
 //! The running statistics are the last parameters of the layer, so checkpoints, averages of parameters and comparisons
 //! between ranks include them. Instead of a gradient, the backward pass writes `MOMENTUM * (running - batch) * share`,
-//! where the share is this rank's part of the samples. An optimizer subtracts the sum over all ranks as it is.
+//! where the share is this rank's part of the samples. An optimizer subtracts the sum over all ranks unscaled.
 //!
 //! Sources: Ioffe and Szegedy, "Batch normalization: accelerating deep network training by reducing internal covariate
 //! shift", ICML 2015. Momentum, e and the unbiased running variance are those of `PyTorch`.
@@ -78,9 +78,9 @@ impl BatchNorm {
         BatchStatistics { means, inverse_deviations, unbiased_variances, inverse_count, share }
     }
 
-    /// Computes the statistics of the batch. The deviations are sums of differences from the running means, which are the
-    /// same on all ranks and near the means of the batch. So one sum over ranks is enough, and little is lost to
-    /// cancellation.
+    /// Computes the statistics of the batch from the differences between its values and the running means. All ranks
+    /// have the same running means, so one sum over ranks is enough. The running means are near the means of the
+    /// batch, so cancellation loses little precision.
     fn measure_batch(
         &self,
         running_means: &[f32],
@@ -122,7 +122,8 @@ impl BatchNorm {
         }
     }
 
-    /// Returns the sums of `delta` and of `delta` times the normalized input over this rank's samples, for each channel.
+    /// Returns two sums over this rank's samples for each channel: first `delta` for all channels, and then `delta`
+    /// times the normalized input for all channels.
     fn gradient_sums(
         &self,
         statistics: &BatchStatistics<'_>,
@@ -274,8 +275,8 @@ impl Layer for BatchNorm {
     }
 }
 
-/// Returns the sums of both results of `terms` over all pairs. Several partial sums let the compiler use vector
-/// instructions.
+/// Calls `terms` with each pair of values. Returns the sum of the first results and the sum of the second results.
+/// Several partial sums let the compiler use vector instructions.
 fn sum_pairs(first: &[f32], second: &[f32], terms: impl Fn(f32, f32) -> [f64; 2]) -> [f64; 2] {
     let (first_blocks, first_rest) = first.as_chunks::<PARTIAL_SUMS>();
     let (second_blocks, second_rest) = second.as_chunks::<PARTIAL_SUMS>();

@@ -7,7 +7,7 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 
 use super::layer::{BackwardPass, CONTIGUITY_MESSAGE, ForwardMode, GradientSink, Layer, SavedForBackward};
 
-/// A function of the crate `candle` with parameters. [`CandleLayer`] makes it a layer of a network.
+/// A function with parameters that the crate `candle` computes. [`CandleLayer`] makes a layer of it.
 pub(crate) trait CandleModule: Debug + Send + Sync + 'static {
     /// Returns the number of inputs for each sample.
     fn input_count(&self) -> usize;
@@ -27,9 +27,9 @@ pub(crate) trait CandleModule: Debug + Send + Sync + 'static {
     /// Sets the initial parameters. `uniform` returns random numbers from -1 up to, but not including, 1.
     fn set_initial_parameters(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32);
 
-    /// Returns the outputs, in any shape whose first dimension is the sample. `parameters` holds the tensors in the order
-    /// of [`tensors`](Self::tensors). `input` has the shape (samples, inputs). The function must fail for no values of the
-    /// parameters and the inputs.
+    /// Returns the outputs, in any shape whose first dimension is the sample. `parameters` holds the tensors in the
+    /// order of [`tensors`](Self::tensors). `input` has the shape (samples, inputs). No value of a parameter or of an
+    /// input may make the function fail.
     fn forward(&self, parameters: &[Tensor], input: &Tensor) -> Result<Tensor>;
 }
 
@@ -88,8 +88,8 @@ impl<M: CandleModule> CandleLayer<M> {
 }
 
 impl RecordedPass {
-    /// Returns the gradient of each tensor of parameters, and the derivative with respect to the inputs. A derivative is
-    /// `None` if the outputs do not depend on the values.
+    /// Returns the gradient of each tensor of parameters, and the gradient of the inputs. A gradient is `None` if the
+    /// outputs do not depend on this tensor or on the inputs.
     fn differentiate(self, delta: &ArrayView2<'_, f32>) -> Result<(Vec<Option<Tensor>>, Option<Tensor>)> {
         let mut gradients = (self.output * to_tensor(delta)?)?.sum_all()?.backward()?;
         let parameters = self.parameters.iter().map(|variable| gradients.remove(variable)).collect();

@@ -15,7 +15,7 @@ use crate::train::portable::ln;
 
 /// The standard deviation of the initial weights.
 const WEIGHT_DEVIATION: f64 = 0.02;
-/// The hidden layer of a block has this number of units for each value of a token.
+/// The hidden layer of a block has `width` times this number of units.
 const HIDDEN_UNITS_PER_VALUE: usize = 4;
 /// Added to the variance in a layer norm.
 const NORM_EPSILON: f64 = 1e-5;
@@ -32,8 +32,8 @@ pub(super) fn build_gpt_layers(spec: GptSpec, context: usize, vocabulary: usize)
     built
 }
 
-/// Returns a function that draws normal random numbers with mean 0 and deviation 1, by Marsaglia's polar method. The
-/// numbers have the same bits on every host.
+/// Returns a function that draws normal random numbers with mean 0 and standard deviation 1, by Marsaglia's
+/// polar method. The numbers have the same bits on every host.
 fn normal_numbers(uniform: &mut dyn FnMut() -> f32) -> impl FnMut() -> f64 {
     let mut second = None;
     move || {
@@ -53,7 +53,7 @@ fn normal_numbers(uniform: &mut dyn FnMut() -> f32) -> impl FnMut() -> f64 {
 }
 
 /// Sets the initial values of each tensor: random weights, 1 for the weights of layer norms, and 0 for biases.
-/// `deviation` returns the deviation of the weights of a tensor.
+/// `deviation` returns the standard deviation of the weights of the tensor with this name.
 fn initialize_tensors(
     tensors: &[(&'static str, Vec<usize>)],
     parameters: &mut [f32],
@@ -117,8 +117,8 @@ impl CandleModule for TokenEmbedding {
     }
 }
 
-/// A transformer block: causal self-attention and a network with one hidden layer. A layer norm precedes each of them,
-/// and their results are added to the values of the tokens.
+/// A transformer block. It has two parts: causal self-attention, and a network with one hidden layer. Each part reads
+/// a layer norm of the tokens' values, and its result is added to these values.
 #[derive(Debug)]
 struct TransformerBlock {
     context: usize,
@@ -133,7 +133,7 @@ impl TransformerBlock {
         HIDDEN_UNITS_PER_VALUE * self.width
     }
 
-    /// Each token reads values of the tokens before it and of itself.
+    /// Computes the self-attention. The result for a token depends only on this token and the tokens before it.
     fn attend(&self, input: &Tensor, [weight, bias]: [&Tensor; 2]) -> Result<Tensor> {
         let (context, heads, head_width) = (self.context, self.heads, self.width / self.heads);
         let rows = input.dim(0)?;
@@ -185,7 +185,7 @@ impl CandleModule for TransformerBlock {
     }
 
     fn set_initial_parameters(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
-        // Each block adds two results to the values of the tokens.
+        // Each block adds two results to the tokens' values, so the model adds 2 * `layers` results.
         let output_deviation = WEIGHT_DEVIATION / ((2 * self.layers) as f64).sqrt();
         initialize_tensors(&self.tensors(), parameters, uniform, |name| {
             if name.ends_with("output.weight") { output_deviation } else { WEIGHT_DEVIATION }
@@ -273,7 +273,7 @@ fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     bias.map_or(Ok(output.clone()), |bias| output.broadcast_add(bias))
 }
 
-/// Scales each row of the last dimension to mean 0 and variance 1, then to the given deviations and means.
+/// Scales each row of the last dimension to mean 0 and variance 1. Then multiplies it by `weight` and adds `bias`.
 fn layer_norm(input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
     let centered = input.broadcast_sub(&input.mean_keepdim(D::Minus1)?)?;
     let variance = centered.sqr()?.mean_keepdim(D::Minus1)?;
@@ -283,7 +283,7 @@ fn layer_norm(input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> 
 
 /// Returns the softmax of the last dimension.
 fn softmax(scores: &Tensor) -> Result<Tensor> {
-    // The result does not depend on this number, so the backward pass need not differentiate it.
+    // The softmax has the same value with any other `max`, so the backward pass need not differentiate `max`.
     let max = scores.max_keepdim(D::Minus1)?.detach();
     let powers = scores.broadcast_sub(&max)?.exp()?;
     powers.broadcast_div(&powers.sum_keepdim(D::Minus1)?)

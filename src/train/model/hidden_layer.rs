@@ -35,7 +35,7 @@ pub enum HiddenLayer {
 }
 
 impl HiddenLayer {
-    /// Returns whether a rectifier follows the layer, or the batch normalization of the layer.
+    /// Returns whether layers of this kind have a rectifier. It follows directly or after a batch normalization.
     pub(crate) fn has_rectifier(self) -> bool {
         match self {
             Self::Convolution { .. } | Self::Dense(_) | Self::BatchNorm => true,
@@ -44,7 +44,7 @@ impl HiddenLayer {
     }
 }
 
-/// Checks the number of hidden layers, and the layers before each batch normalization.
+/// Checks the number of hidden layers, and the kind of the layer before each batch normalization.
 pub(super) fn check_hidden_layers(layers: &[HiddenLayer]) -> Result<(), String> {
     if layers.len() > LAYERS_MAX {
         return Err(format!("has {} hidden layers; the maximum is {LAYERS_MAX}", layers.len()));
@@ -70,7 +70,7 @@ pub(super) fn parse_width(text: &str) -> Result<usize, String> {
     parse_number(text, text, WIDTH_MAX)?.ok_or_else(unknown)
 }
 
-/// Parses a number of the layer `text`. Returns `None` if `digits` is not a number.
+/// Parses `digits`, a number in the layer `text`. Returns `None` if `digits` is not a number.
 fn parse_number(text: &str, digits: &str, max: usize) -> Result<Option<usize>, String> {
     let Ok(value) = digits.parse::<usize>() else { return Ok(None) };
     if (1..=max).contains(&value) {

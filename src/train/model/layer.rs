@@ -8,8 +8,8 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 
 use crate::train::summation_tree::{sum_in_tree_order, tree_depth};
 
-/// With [`SumOrder::RowGroups`], a fully connected layer computes about this many gradients at once, so that the gradients
-/// of several row groups fit the second-level cache of a processor.
+/// With [`SumOrder::RowGroups`], a fully connected layer computes its gradients in blocks of about this many
+/// elements. The gradients of a block for several row groups then fit the second-level cache of a processor.
 const ROW_GROUP_ELEMENTS: usize = 1 << 17;
 /// The number of rows that a kernel of a matrix product computes at once.
 const TILE_ROWS: usize = 16;
@@ -17,9 +17,9 @@ const TILE_ROWS: usize = 16;
 /// A layer of a network: computes outputs from a batch of samples and from parameters. Implement this trait for a layer of
 /// your own, and pass it to the trainer with [`OwnModel`](super::OwnModel).
 ///
-/// Arrays of samples are contiguous (`as_slice` returns `Some`) and have one row for each sample. The parameters of a layer
-/// are one flat slice. Except with [`SumOverRanks`], the output for a sample must not depend on the other samples of the
-/// batch, because each rank has other samples.
+/// Arrays of samples are contiguous (`as_slice` returns `Some`) and have one row for each sample. The parameters of a
+/// layer are one flat slice. The output for a sample must not depend on the other samples of the batch, because they
+/// may be on other ranks. Only a layer that uses [`SumOverRanks`] may depend on the whole batch.
 pub trait Layer: Any + Debug + Send + Sync {
     /// Returns the number of inputs for each sample.
     fn inputs(&self) -> usize;
@@ -32,15 +32,15 @@ pub trait Layer: Any + Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Returns the number of running statistics, which are the last parameters of the layer. The backward pass writes
-    /// the change that is to be subtracted from them instead of a gradient: see
+    /// Returns the number of running statistics, which are the last parameters of the layer. A statistic has no
+    /// gradient. Instead, the backward pass writes the number that the step subtracts from the statistic: see
     /// [`Optimizer::statistics`](crate::train::optimizer::Optimizer::statistics).
     fn statistic_count(&self) -> usize {
         0
     }
 
-    /// Returns whether the passes of the layer call [`SumOverRanks`]. A rank without samples then takes part in the
-    /// passes of this layer, with arrays that have no rows.
+    /// Returns whether the passes of the layer call [`SumOverRanks`]. If they do, a rank without samples also runs
+    /// the passes of this layer, with arrays that have no rows.
     fn uses_sums_over_ranks(&self) -> bool {
         false
     }
@@ -92,7 +92,7 @@ pub struct SavedForBackward {
     pub values: Vec<f32>,
     /// Indices, such as those of the largest inputs.
     pub indices: Vec<u32>,
-    /// Anything else, such as the operations of a forward pass that another library differentiates.
+    /// Anything else, such as the operations that another library recorded for automatic differentiation.
     pub other: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -105,7 +105,7 @@ pub enum ForwardMode<'a> {
     Training(TrainingPass<'a>),
 }
 
-/// The training step of a forward pass.
+/// What a forward pass knows about the training step that it is a part of.
 #[derive(Clone, Copy, Debug)]
 pub struct TrainingPass<'a> {
     /// The seed and the number of the step.
@@ -128,7 +128,7 @@ pub trait SumOverRanks: Debug {
     fn sum_over_ranks(&self, values: &mut [f64]);
 }
 
-/// A batch whose samples are all on one rank.
+/// The implementation for a batch whose samples are all on one rank. It leaves the values as they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OneRank;
 
@@ -194,7 +194,7 @@ pub struct GradientSink<'a> {
 pub(crate) enum SumOrder<'a> {
     /// Each layer chooses its own order.
     Any,
-    /// The layer computes the gradient of each row group alone, and [`sum_in_tree_order`] adds these gradients. The row
+    /// The layer computes a gradient for each row group, and [`sum_in_tree_order`] adds these gradients. The row
     /// groups follow each other and cover all rows. Some may be empty. There is at least one row group.
     RowGroups(&'a [Range<usize>]),
 }
@@ -214,8 +214,8 @@ impl<'a> GradientSink<'a> {
     /// call this function. Every other layer calls it once in each backward pass.
     ///
     /// `add(rows, gradients)` adds the gradient of the samples in `rows` to `gradients`, which has one value for each
-    /// parameter of the layer. `row_count` is the number of samples of the pass. This function may call `add` several times,
-    /// with other rows and other memory. Together, the calls have every row once.
+    /// parameter of the layer. `row_count` is the number of samples of the pass. This function may call `add` several
+    /// times, each time with different rows and different memory. Each row is in exactly one call.
     pub fn add_gradients(&mut self, row_count: usize, mut add: impl FnMut(Range<usize>, &mut [f32])) {
         let count = self.range.len();
         self.compute_gradients(0..count, (row_count, 0), |rows, gradients, earlier_factor| {
@@ -233,7 +233,8 @@ impl<'a> GradientSink<'a> {
     /// content of `gradients`. The factor is 0 or 1. With [`SumOrder::RowGroups`], this function calls `compute` for
     /// each row group. Otherwise it calls `compute` once, with all of the batch's `row_count` rows.
     ///
-    /// With the factor 1 and at most `chain_rows` rows, `compute` must give the same bits as a separate addition.
+    /// If `factor` is 1 and `rows` has at most `chain_rows` rows, the result must have the same bits as if `compute`
+    /// first computed the gradient and then added it to `gradients`.
     pub(crate) fn compute_gradients(
         &mut self,
         range: Range<usize>,
@@ -255,8 +256,8 @@ impl<'a> GradientSink<'a> {
         }
     }
 
-    /// Returns how many rows of its weights a layer should compute and report at once. The weights have `outputs` rows
-    /// and `inputs` columns.
+    /// Returns for how many rows of its weights a layer should compute and report gradients at once. The weights have
+    /// `outputs` rows and `inputs` columns.
     pub(crate) fn rows_per_report(&self, inputs: usize, outputs: usize) -> usize {
         match self.order {
             SumOrder::Any => (self.slice / inputs.max(1)).clamp(1, outputs.max(1)),

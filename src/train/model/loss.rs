@@ -39,8 +39,8 @@ pub enum Loss {
     CrossEntropy,
     /// The cross-entropy with label smoothing and class weights.
     WeightedCrossEntropy(ClassTargets),
-    /// The mean cross-entropy of the next tokens of a window, in nats for each token. The outputs of a window have a number for
-    /// each token of the vocabulary, position by position.
+    /// The mean cross-entropy of the next tokens of a window, in nats for each token. For each position of a window,
+    /// the outputs contain one number for each token of the vocabulary.
     NextToken,
 }
 
@@ -62,7 +62,7 @@ impl LossSums {
 }
 
 impl Loss {
-    /// Returns the scale of the target. Returns `None` if the model predicts classes.
+    /// Returns the scale of the target. Returns `None` if the model predicts classes or tokens.
     pub(crate) fn target_scale(&self) -> Option<TargetScale> {
         match self {
             Self::SquaredError(scale) => Some(*scale),
@@ -153,7 +153,7 @@ impl Loss {
     }
 }
 
-/// Replaces `output` by `weight` times the derivative of the cross-entropy.
+/// Replaces the outputs in `output` by `weight` times the derivatives of the cross-entropy.
 fn differentiate_cross_entropy(output: &mut ArrayViewMut1<'_, f32>, class: usize, weight: f32) {
     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     output.mapv_inplace(|value| exp(f64::from(value - max)) as f32);
@@ -162,7 +162,7 @@ fn differentiate_cross_entropy(output: &mut ArrayViewMut1<'_, f32>, class: usize
     output[class] -= weight;
 }
 
-/// Returns the cross-entropy of a token of a text.
+/// Returns the cross-entropy at one position of a text. `output` holds the outputs, and `token` is the next token.
 fn next_token_loss(output: &ArrayView1<'_, f32>, token: u16) -> f64 {
     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = output.iter().map(|&value| exp(f64::from(value - max))).sum();

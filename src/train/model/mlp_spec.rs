@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use super::hidden_layer::{HiddenLayer, check_hidden_layers, parse_width};
 
-/// The hidden layers of a multilayer perceptron: at least one fully connected layer, batch normalization and dropout.
+/// The hidden layers of a multilayer perceptron. At least one is fully connected. The others can be fully
+/// connected layers, batch normalization or dropout.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MlpSpec {
     layers: Vec<HiddenLayer>,

@@ -39,8 +39,8 @@ pub struct ParameterTensor {
     pub shape: Vec<usize>,
     /// The range of the elements in the flat vector of parameters.
     pub range: Range<usize>,
-    /// Whether the elements are running statistics of batch normalization. An optimizer subtracts their gradient as it
-    /// is: see [`Optimizer::statistics`](crate::train::optimizer::Optimizer::statistics).
+    /// Whether the elements are running statistics of batch normalization. An optimizer subtracts their gradient
+    /// without scaling: see [`Optimizer::statistics`](crate::train::optimizer::Optimizer::statistics).
     pub is_statistic: bool,
 }
 
@@ -126,7 +126,7 @@ impl Network {
         tensors
     }
 
-    /// Returns the tensors of running variances, whose elements are never negative.
+    /// Returns the tensors of running variances. The elements of these tensors must not be negative.
     pub(crate) fn running_variances(&self) -> impl Iterator<Item = ParameterTensor> {
         self.parameter_tensors().into_iter().filter(|tensor| tensor.name.ends_with(RUNNING_VARIANCE))
     }
@@ -209,8 +209,8 @@ impl Network {
         sums
     }
 
-    /// Computes the gradient like [`differentiate`](Self::differentiate), in an order of additions that depends only on
-    /// `row_groups`. The row groups follow each other and cover the rows of the samples. The gradient replaces the
+    /// Computes the gradient like [`differentiate`](Self::differentiate), but only `row_groups` decides the order of
+    /// additions. The row groups are consecutive and contain the rows of all samples. The gradient replaces the
     /// content of `gradients`. Writes the sums of the losses of each row group to `sums`.
     ///
     /// # Panics

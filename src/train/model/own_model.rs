@@ -29,7 +29,8 @@ impl OwnModel {
         Self { name: name.into(), build: Arc::new(build) }
     }
 
-    /// Returns the layers, after a check that each layer has as many inputs as the layer before it has outputs.
+    /// Builds the layers. Checks that each layer has as many inputs as the layer before it has outputs, and that the
+    /// last layer has `outputs` outputs.
     pub(super) fn layers(&self, input: InputShape, outputs: usize) -> Result<Vec<Arc<dyn Layer>>, String> {
         let layers = (self.build)(input, outputs)?;
         let mut width = input.features;

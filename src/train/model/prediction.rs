@@ -11,8 +11,7 @@ pub enum Prediction {
     Number(f64),
     /// A predicted class.
     Class {
-        /// The class with the highest probability, as an index into the names of the classes. If several classes have
-        /// the same highest probability, the first of them.
+        /// The index of the class with the highest probability. If there are several such classes, the first of them.
         class: usize,
         /// The probability of each class.
         probabilities: Vec<f64>,
@@ -29,7 +28,7 @@ impl Prediction {
         let max = outputs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let powers: Vec<f64> = outputs.iter().map(|&value| f64::from(value - max).exp()).collect();
         let sum: f64 = powers.iter().sum();
-        // If an output is NaN, which extremely large inputs can cause, the prediction is class 0.
+        // Extremely large inputs can cause NaN. `max` ignores NaN. If all outputs are NaN, the prediction is class 0.
         let class = outputs.iter().position(|&value| value == max).unwrap_or_default();
         Self::Class { class, probabilities: powers.iter().map(|power| power / sum).collect() }
     }

@@ -32,7 +32,7 @@ impl ModelSpec {
         matches!(self, Self::Linear | Self::Softmax)
     }
 
-    /// Returns the hidden layers, in the order in which they are applied. A model of the program's own has none.
+    /// Returns the hidden layers of `mlp` and `cnn`, in the order of the forward pass. Other models have none here.
     pub fn hidden_layers(&self) -> &[HiddenLayer] {
         match self {
             Self::Linear | Self::Softmax | Self::Gpt(_) | Self::Own(_) => &[],

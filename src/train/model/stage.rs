@@ -168,8 +168,8 @@ impl Stage {
         }
     }
 
-    /// Computes the outputs for the first `rows` rows of [`Workspace::input`]. Without rows, only the layers that add
-    /// numbers over ranks do anything.
+    /// Computes the outputs for the first `rows` rows of [`Workspace::input`]. If `rows` is 0, only the layers
+    /// that add numbers over ranks run.
     ///
     /// # Panics
     ///
@@ -212,7 +212,7 @@ impl Stage {
         self.backward_part(parameters, (gradients, update), workspace, part, ranges);
     }
 
-    /// Does the same as [`backward`](Self::backward) for a part of a batch of several ranks.
+    /// Does the same as [`backward`](Self::backward), for this rank's part of a batch that several ranks compute.
     pub(crate) fn backward_part(
         &self,
         parameters: &[f32],

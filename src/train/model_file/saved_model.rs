@@ -89,7 +89,8 @@ impl SavedModel {
         self.tokenizer.as_ref()
     }
 
-    /// Evaluates the samples with the indices `rows`, at most as many as [`inputs_mut`](Self::inputs_mut) has rows.
+    /// Evaluates the samples with the indices `rows`. There may be at most as many samples as
+    /// [`inputs_mut`](Self::inputs_mut) has rows.
     pub(crate) fn evaluate(&mut self, samples: &Samples, rows: Range<usize>) -> LossSums {
         let Self { network, parameters, workspace, standardizer, .. } = self;
         let standardizer = standardizer.as_ref();

@@ -183,7 +183,7 @@ fn a_tensor_with_a_value_that_is_not_finite_is_refused() {
     assert!(error.contains("the tensor layers.0.weight holds NaN"), "{error}");
 }
 
-/// A prediction would be NaN.
+/// A negative variance would make a prediction NaN.
 #[test]
 fn a_negative_running_variance_is_refused() {
     let description = ModelDescription { model: "mlp:2,batchnorm".into(), ..description() };

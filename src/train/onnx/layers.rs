@@ -71,7 +71,7 @@ fn add_network(graph: &mut GraphBuilder, model: &SavedModel, inputs: String) -> 
                 value = add_layer(graph, model, (next_layer(), &value), "Gemm", transposed());
             }
             HiddenLayer::BatchNorm => {
-                // The operator's default for `epsilon` is the constant of the layer.
+                // The layer uses the default `epsilon` of the ONNX operator.
                 value = add_layer(graph, model, (next_layer(), &value), "BatchNormalization", Vec::new());
             }
             HiddenLayer::Dropout(_) => {}

@@ -108,8 +108,8 @@ impl AdamStep {
         m / self.first_bias / (v.sqrt() / self.second_root + self.epsilon) + decay * p
     }
 
-    /// Returns the sums of the squares of the parameters and of LAMB's step, for one tensor or for a part of it. The sums
-    /// are computed in f64 in a fixed order, so all ranks with the same values compute the same sums.
+    /// Returns two sums for one tensor or for a part of it: of the squares of the parameters, and of the squares of
+    /// LAMB's steps. The sums are computed in f64 in a fixed order, so equal values give equal sums on all ranks.
     pub(super) fn lamb_squares(
         &self,
         parameters: &[f32],
@@ -125,8 +125,8 @@ impl AdamStep {
         [parameter_sum, step_sum]
     }
 
-    /// Takes the step of LAMB on one tensor or on a part of it: scales the step to the norm of the parameters. `squares`
-    /// holds the sums of [`lamb_squares`](Self::lamb_squares) over the whole tensor.
+    /// Takes the step of LAMB on one tensor or on a part of it: scales the step to the norm of the parameters. The
+    /// last argument holds the sums of [`lamb_squares`](Self::lamb_squares) over the whole tensor.
     pub(super) fn apply_lamb(
         &self,
         parameters: &mut [f32],
@@ -144,7 +144,8 @@ impl AdamStep {
     }
 }
 
-/// The ratio between the norm of a tensor and the norm of its step, in the paper about LARS.
+/// The trust coefficient of the LARS paper. With a learning rate of 1 and without momentum, the norm of a tensor's
+/// step is at most this number times the norm of the tensor.
 const LARS_TRUST_COEFFICIENT: f64 = 0.001;
 
 /// The coefficients of one step of [`Rule::Lars`](super::Rule::Lars).
@@ -165,7 +166,7 @@ impl LarsStep {
         [parameter_sum, gradient_sum]: [f64; 2],
     ) {
         let (parameter_norm, gradient_norm) = (parameter_sum.sqrt(), gradient_sum.sqrt());
-        // The gradient of a tensor of zeros, such as an initial bias, is not scaled to its norm: its step would be 0.
+        // If all parameters are 0, as in an initial bias, a scaled step would be 0. So the step is then not scaled.
         let ratio = if parameter_norm > 0.0 && gradient_norm > 0.0 {
             parameter_norm / (gradient_norm + f64::from(self.decay) * parameter_norm)
         } else {

@@ -28,10 +28,11 @@ pub enum Rule {
     Adam(AdamOptions),
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
     AdamW(AdamOptions),
-    /// LAMB (You et al. 2020), for large batches: Adam with the step of each tensor scaled to the norm of the tensor.
+    /// LAMB (You et al. 2020), for large batches: Adam, but the step of each tensor is scaled to the norm of the
+    /// tensor.
     Lamb(AdamOptions),
-    /// LARS (You, Gitman and Ginsburg 2017), for large batches: momentum with the gradient of each tensor scaled to the
-    /// norm of the tensor.
+    /// LARS (You, Gitman and Ginsburg 2017), for large batches: momentum, but the gradient of each tensor is scaled
+    /// to the norm of the tensor.
     Lars {
         /// The fraction of the velocity that each step keeps: at least 0 and below 1.
         momentum: f32,
@@ -119,7 +120,7 @@ impl Rule {
         matches!(self, Self::Lamb(_) | Self::Lars { .. })
     }
 
-    /// Returns whether the step of a parameter depends on no other parameter.
+    /// Returns whether the step of each parameter is independent of all other parameters and their gradients.
     pub fn updates_elements_independently(self) -> bool {
         !self.needs_whole_tensors() && self != Self::Accelerated
     }

@@ -11,7 +11,7 @@ use crate::train::model_file::SavedModel;
 use crate::train::portable::exp;
 use crate::train::random::{self, RandomStream};
 
-/// Why a prediction refuses a model for texts.
+/// The error if `ringtrain predict` gets a model for texts.
 pub(super) const NO_PREDICTIONS_MESSAGE: &str = "the model predicts the next token of a text, so there are no rows to predict; use \
                                                  `ringtrain eval` for its perplexity, or `ringtrain generate` to continue a text";
 
@@ -111,7 +111,8 @@ impl Iterator for TextGenerator<'_> {
 
     fn next(&mut self) -> Option<Vec<u8>> {
         let known = &self.tokens[self.tokens.len().saturating_sub(self.context)..];
-        // Positions after the last token may hold any tokens: no token reads a later one.
+        // The positions after the last token may hold any tokens, because an output does not depend on later
+        // positions.
         let mut row = self.model.inputs_mut().slice_move(s![0, ..]);
         row.fill(0.0);
         row.iter_mut().zip(known).for_each(|(input, &token)| *input = token.into());

@@ -5,7 +5,7 @@
 //! Here B is the number of samples that all ranks together use in the step, and `g_i` is the sum of the gradients of
 //! the samples of rank i. So a run on several ranks gives the same parameters as a run in a single process, except
 //! for rounding. The parameters and the optimizer agree on all ranks after every step, bit for bit. Batch normalization uses
-//! the statistics of the whole batch, which the ranks sum during the passes.
+//! the statistics of the whole batch. The ranks sum them during the forward and the backward pass.
 //!
 //! Source: Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
 

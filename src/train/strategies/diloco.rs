@@ -6,8 +6,8 @@
 //!
 //! Here s holds the parameters after the last outer step, v is the outer velocity, m the outer momentum, and r the
 //! outer learning rate. `w_i` is the share of rank i in the samples that all ranks have processed since the last
-//! outer step. With m = 0 and r = 1 the method is local SGD. The running statistics of batch normalization are averaged as
-//! with local SGD, because momentum could make a variance negative.
+//! outer step. With m = 0 and r = 1 the method is local SGD. The running statistics of batch normalization are
+//! averaged without momentum, as with local SGD, because momentum could make a variance negative.
 //!
 //! Source: Douillard et al., "`DiLoCo`: distributed low-communication training of language models", 2023.
 

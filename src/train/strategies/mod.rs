@@ -168,8 +168,8 @@ pub(crate) fn create(
     })
 }
 
-/// Returns the number of parameters in a bucket if the ranks divide the state of the optimizer. Full buckets have equal
-/// chunks, so that the ranks hold state of equal size.
+/// Returns the number of parameters in a bucket if the ranks divide the state of the optimizer. The ranks have equal
+/// chunks of a full bucket, so that they hold state of equal size.
 pub(crate) fn bucket_elements(config: &Config, parameter_count: usize, size: WorldSize) -> usize {
     match config.bucket_bytes {
         // A reproducible run exchanges all gradients at once.
@@ -227,7 +227,7 @@ impl StepTotals {
         [loss, stop_flags, high, low, self.save_flags]
     }
 
-    /// `totals` holds the numbers of [`to_array_with_save_flags`](Self::to_array_with_save_flags).
+    /// `totals` holds the sums over all ranks of [`to_array_with_save_flags`](Self::to_array_with_save_flags).
     fn from_totals_with_save_flags(totals: &[f64]) -> Self {
         let [loss, stop_flags, high, low, save_flags] =
             *totals.first_chunk().expect("a sum has as many numbers as its terms");

@@ -1,8 +1,8 @@
 //! Synchronous data parallelism whose parameters have the same bits for every number of ranks (`--reproducible`).
 //!
-//! Each batch is divided into [logical shards](LogicalShards). Every rank computes the gradients of its shards, adds
-//! siblings of the summation tree, and the ranks add the rest ([`ShardSums`]). Losses are added in the order of the same
-//! tree. The step of the optimizer is the same as in the strategy `allreduce`.
+//! Each batch is divided into [logical shards](LogicalShards). Each rank computes the gradients of its shards. If it
+//! has both children of a node of the summation tree, it adds them. Then the ranks exchange and add the remaining
+//! nodes ([`ShardSums`]). Losses are added in the order of the same tree. The optimizer works as with `allreduce`.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -23,11 +23,12 @@ pub(crate) struct Reproducible {
     micro_batches: NonZeroU32,
     /// The sum of the losses of each shard. 0 for the shards of other ranks.
     losses: Vec<f64>,
-    /// The gradients of this rank's nodes except the first, which is in the gradient of the replica.
+    /// The gradients of this rank's nodes without the first node. The gradient of the first node is in
+    /// [`Replica::gradients`].
     others: Vec<Vec<f32>>,
     /// Memory for the exchange of nodes.
     received: Vec<f32>,
-    /// The step of the optimizer, if the ranks divide its state.
+    /// Updates the parameters of this rank's chunks. `None` if the ranks do not divide the optimizer's state.
     shard_step: Option<ShardStep>,
 }
 
@@ -89,8 +90,8 @@ impl Strategy for Reproducible {
         replica: &mut Replica<'_>,
         own: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
-        // Each shard has an element of its own in the sum, and only one rank adds a number other than 0 to this element.
-        // So the sums of the losses have the same bits for every order of additions.
+        // Each shard has an element of its own in the sum. One rank adds the loss of the shard to this element, and
+        // all other ranks add 0. So the sums have the same bits for every order of additions.
         let mut totals = self.losses.clone();
         totals.extend(own.to_array_with_save_flags());
         let pending = runtime.start_sum_of_totals(totals)?;

@@ -10,19 +10,19 @@ use crate::train::optimizer::Optimizer;
 use crate::train::partition::ModelPartition;
 use crate::train::runtime::{Runtime, Values};
 
-/// The parameters that this rank updates: its chunk of each bucket.
+/// The step of this rank. The rank updates the parameters in its chunk of each bucket.
 pub(crate) struct ShardStep {
     /// How the ranks divide the parameters.
     partition: ModelPartition,
     bucket_elements: usize,
-    /// The new parameters of this rank's chunks in increasing order, like the state of the optimizer.
+    /// The new parameters of this rank's chunks, in the order of the model, like the state of the optimizer.
     own: Vec<f32>,
-    /// The start of the parameters in `own` that have been updated in this step.
+    /// In this step, the elements of `own` from this index to the end have been updated.
     updated_from: usize,
 }
 
 impl ShardStep {
-    /// Creates the step of a rank that holds its part of `partition`, which divides buckets of this number of parameters.
+    /// Creates the step of a rank. `partition` divides each bucket of `bucket_elements` parameters over the ranks.
     pub(crate) fn new(partition: ModelPartition, bucket_elements: usize) -> Self {
         let own = vec![0.0; partition.own_parameter_count()];
         Self { partition, bucket_elements, own, updated_from: 0 }
@@ -37,8 +37,8 @@ impl ShardStep {
         self.partition.own_ranges().len() > 1
     }
 
-    /// Returns this rank's chunk of each bucket, from the last bucket to the first, which is the order in which the backward
-    /// pass computes gradients.
+    /// Returns this rank's chunk of each bucket, from the last bucket to the first. The backward pass computes
+    /// gradients in this order.
     pub(super) fn chunks(&self) -> Vec<Range<usize>> {
         self.partition.own_ranges().iter().rev().cloned().collect()
     }
@@ -50,7 +50,7 @@ impl ShardStep {
         self.updated_from = self.own.len();
     }
 
-    /// Updates the parameters of `chunk`. May change `gradients`, the sums over all ranks.
+    /// Computes the new parameters of `chunk`. `gradients` has the sums over all ranks for `chunk`, and may change.
     pub(super) fn update(
         &mut self,
         chunk: Range<usize>,

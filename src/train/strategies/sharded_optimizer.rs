@@ -1,6 +1,6 @@
-//! Synchronous data parallelism in which each rank holds the state of the optimizer for only a part of the parameters, with
-//! `--shard-optimizer`. The step is the step of `allreduce`. The ranks exchange as many bytes, in two halves: a reduce-scatter
-//! of the gradients before the step of the optimizer, and an all-gather of the parameters after it.
+//! `--shard-optimizer`: synchronous data parallelism in which each rank holds the state of the optimizer for only a
+//! part of the parameters. A reduce-scatter sums the gradients before each step of the optimizer, and an all-gather
+//! copies the new parameters after the step. Together, they send as many bytes as the all-reduce of `allreduce`.
 //!
 //! Source: Rajbhandari et al., "`ZeRO`: memory optimizations toward training trillion parameter models", SC 2020, stage 1.
 

@@ -16,9 +16,9 @@ use crc_fast::crc32_iscsi;
 const EVENT_FILE_VERSION: &str = "brain.Event:2";
 /// The start of the name of each file.
 const NAME_PREFIX: &str = "events.out.tfevents.";
-/// The number of digits of the time that follows the prefix.
+/// The number of digits of the time in a file name. The time follows the prefix, in seconds.
 const SECONDS_DIGITS: usize = 10;
-/// The value of `SessionLog.SessionStatus` with which `TensorBoard` discards the values of repeated steps.
+/// The value `START` of `SessionLog.SessionStatus`. It makes `TensorBoard` discard earlier values of repeated steps.
 const SESSION_STATUS_START: u64 = 1;
 
 /// The wire types of protocol buffers.
@@ -34,8 +34,8 @@ pub(super) struct EventFile {
 }
 
 impl EventFile {
-    /// Creates a new file in `directory`. Never replaces a file. The name of the file is greater than the names of all
-    /// earlier files, also if the clock was set back.
+    /// Creates a new file in `directory`. Never replaces a file. In the order of names, the file comes after all
+    /// earlier files, even if the clock was set back.
     pub(super) fn create(directory: &Path) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         let now = time_since_1970();
@@ -61,7 +61,7 @@ impl EventFile {
         self.write(&encode_event(time_since_1970().as_secs_f64(), &EventContent::Scalars { step, scalars }))
     }
 
-    /// Tells `TensorBoard` to discard all values of `step` and of later steps that earlier files contain.
+    /// Tells `TensorBoard` to discard the values in earlier files for `step` and all later steps.
     pub(super) fn discard_from_step(&mut self, step: u64) -> io::Result<()> {
         self.write(&encode_event(time_since_1970().as_secs_f64(), &EventContent::SessionStart { step }))
     }
@@ -180,7 +180,7 @@ mod tests {
         b"\x18\x00\x00\x00\x00\x00\x00\x00\xa3\x7f\x4b\x22\x09\x00\x00\x00\x00\x00\x00\xf8\
         \x3f\x10\xac\x02\x2a\x0a\x0a\x08\x0a\x01\x61\x15\x00\x00\x00\x3f\x64\x07\x6a\x3f";
 
-    /// The expected bytes were written by the same class, with `Event(wall_time=1.5, step=300,
+    /// The expected bytes were written by `RecordWriter` too, with the message `Event(wall_time=1.5, step=300,
     /// session_log=SessionLog(status=SessionLog.START))`.
     #[test]
     fn a_resumed_run_discards_later_steps() {

@@ -9,8 +9,8 @@ use crate::train::metrics::{Evaluation, MetricSums};
 use crate::train::portable::exp;
 use crate::types::ReduceOp;
 
-/// With more test samples than this, the report lacks the area under the ROC curve, for which each rank would hold 16
-/// bytes for each test sample.
+/// The largest number of test samples for which the report can have the area under the ROC curve. To compute it, each
+/// rank holds 16 bytes for each test sample.
 const SCORED_SAMPLES_MAX: usize = 1 << 24;
 
 /// The results of evaluating a set of samples.
@@ -29,7 +29,7 @@ pub(crate) struct Metrics {
 impl Trainer<'_> {
     /// Evaluates the model on `samples`. Each replica of the model evaluates a part of the samples. Returns `None` if
     /// there are no samples. If a rank receives a stop signal, the evaluation ends after the current block and
-    /// returns `None`. If the strategy does not divide the model, also adds this rank's samples to `metrics`.
+    /// returns `None`. If the strategy does not divide the model, also adds the results of this rank to `metrics`.
     pub(crate) fn evaluate(
         &mut self,
         group: &mut Group,
@@ -95,8 +95,8 @@ impl Trainer<'_> {
         }))
     }
 
-    /// Evaluates the model on the test set. The second result is `None` if a rank received a stop signal, if there is
-    /// no test set, or if the strategy divides the model, so that no rank has all outputs.
+    /// Evaluates the model on the test set. Both results are `None` if there is no test set or if a rank received a
+    /// stop signal. The second result is also `None` if the strategy divides the model, except for texts.
     pub(crate) fn evaluate_test_set(
         &mut self,
         group: &mut Group,

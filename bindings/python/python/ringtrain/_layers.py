@@ -45,7 +45,7 @@ class Dense:
 
 
 class Convolution:
-    """A convolution with zero padding. The output has the height and the width of the image."""
+    """A convolution with zero padding. The output has the same height and width as the image."""
 
     def __init__(self, number: int, image: Shape, channels: int, kernel: int, biases: bool) -> None:
         self._name = f"layers.{number}"
@@ -134,9 +134,9 @@ def create_layers(model: str, features: int, image: Shape | None, outputs: int) 
         image = None
     if (kind == "cnn" and image is None) or (not names and model not in ("linear", "softmax")):
         raise ModelFileError(f"this version of ringtrain does not know the model {model}; install a newer version")
-    for name, following in zip(names, [*names[1:], ""], strict=True):
-        # Batch normalization adds the biases of the layer before it, and is followed by its rectifier.
-        is_normalized = following == "batchnorm"
+    for index, name in enumerate(names):
+        # A layer before a batch normalization has no biases, and its rectifier follows the batch normalization.
+        is_normalized = names[index + 1 : index + 2] == ["batchnorm"]
         if name.startswith("conv") and image is not None:
             channels, kernel = map(int, name.removeprefix("conv").split("x"))
             layers.append(Convolution(number, image, channels, kernel, not is_normalized))

@@ -19,23 +19,25 @@ class PeriodicAverage:
     nothing, so this method suits slow networks.
 
     The ranks start from the parameters of the group's rank 0. Each rank then takes steps with an optimizer of its own,
-    and calls `step` after each of them. After every `every` steps, the ranks compute the weighted mean of the changes
-    that their parameters have made since the last average. The weight of a rank is its number of samples. Each rank
-    adds the mean to the parameters after the last average, so all ranks then have the same parameters, bit for bit.
-    This is local SGD (Stich, "Local SGD converges fast and communicates little", 2019).
+    and calls `step` after each of its steps. After every `every` steps, each rank computes how its parameters have
+    changed since the last average. The ranks compute the weighted mean of these changes. The weight of a rank is its
+    number of samples since the last average. Each rank adds the mean to the result of the last average, so all ranks
+    have the same parameters again, bit for bit. This is local SGD (Stich, "Local SGD converges fast and communicates
+    little", 2019).
 
-    With `outer_lr` and `outer_momentum`, the mean is the gradient of an outer optimizer, SGD with Nesterov momentum as
-    in torch.optim. DiLoCo (Douillard et al., 2023) uses `outer_lr=0.7` and `outer_momentum=0.9`.
+    With `outer_lr` and `outer_momentum`, an outer optimizer takes a step instead: SGD with Nesterov momentum as in
+    torch.optim. Its gradient is the mean with the opposite sign. DiLoCo (Douillard et al., 2023) uses `outer_lr=0.7`
+    and `outer_momentum=0.9`.
 
     Without `every`, call `average` yourself, for example once after training.
 
     `parameters` is a float32 array, a sequence or mapping of arrays, a tensor, a sequence or mapping of tensors, or a
-    module of torch. The arrays must be contiguous, and the tensors must be on the CPU. Of a module, only the parameters
-    that require gradients are averaged. `compression` "fp16" or "bf16" sends the changes as 16-bit floats.
+    module of torch. The arrays must be contiguous, and the tensors must be on the CPU. If you pass a module, only its
+    parameters that require gradients are averaged. `compression` "fp16" or "bf16" sends the changes as 16-bit floats.
 
-    All ranks of `group` (by default the world) must create the object and call `average` equally often, with the same
-    options. Raises `InvalidArgument` if an argument is wrong, and `Mismatch` if the ranks pass different options or
-    different numbers of parameters.
+    All ranks of `group` (by default the world) must create the object, with the same options. All ranks must compute
+    equally many averages. Raises `InvalidArgument` if an argument is wrong, and `Mismatch` if the ranks pass
+    different options or different numbers of parameters.
     """
 
     def __init__(
@@ -81,8 +83,8 @@ class PeriodicAverage:
         """Counts a step of this rank that used `samples` samples. After every `every` steps, averages the parameters.
         Returns whether it has averaged them.
 
-        The unit of `samples` does not matter, because only the shares of the ranks count. Pass the size of the batch if
-        the ranks have batches of different sizes."""
+        The unit of `samples` does not matter, because only the ratios between the ranks matter. If the ranks have
+        batches of different sizes, pass the size of the batch."""
         if not 0 <= samples < math.inf:
             raise InvalidArgument(f"samples is {samples}; it must be at least 0 and finite")
         self._steps += 1
@@ -94,8 +96,8 @@ class PeriodicAverage:
 
     def average(self) -> None:
         """Averages the parameters now, and writes the result to the program's arrays or tensors. All ranks must call
-        this method. A rank that has used no samples since the last average has no weight. If no rank has counted
-        samples with `step`, all ranks have the same weight.
+        this method. A rank that has counted no samples with `step` since the last average has the weight 0. If no
+        rank has counted samples, all ranks have the same weight.
 
         After an error, the program's arrays or tensors are unchanged."""
         total = float(self._group.all_reduce(np.float64(self._samples)))
@@ -127,7 +129,7 @@ class PeriodicAverage:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` has returned, or what `numpy.load` has read from a file. Does not change the
+        """Restores a state that `state_dict` returned or `numpy.load` read from a file. Does not change the
         program's arrays or tensors. On all ranks, "parameters" and "velocity" must be the same.
 
         Raises `InvalidArgument` if the state belongs to other parameters or to other options."""

@@ -16,7 +16,7 @@ from ._parameters import Parameters, as_gradient
 from .group import Group
 
 _STATE_PREFIX = "optimizer."
-# The step of a parameter depends on the gradients of its whole tensor.
+# With these optimizers, the step of a parameter depends on the gradients of its whole tensor.
 _RULES_OF_WHOLE_TENSORS = ("lamb", "lars")
 
 
@@ -57,9 +57,9 @@ class ParameterServer:
     parameters of a module that require gradients. Buffers and frozen parameters keep the values that each rank has
     given them.
 
-    The optimizers are "sgd", "momentum", "nesterov", "adam", "adamw", "lamb" and "lars". `momentum` (default 0.9),
-    `betas` and `eps` (defaults (0.9, 0.999) and 1e-8) and `weight_decay` (default 0.01 for adamw and lamb, 0.0005 for
-    lars, otherwise 0) mean the same as in torch.optim.
+    The optimizers are "sgd", "momentum", "nesterov", "adam", "adamw", "lamb" and "lars". `momentum`, `betas`, `eps`
+    and `weight_decay` mean the same as in torch.optim. The defaults are 0.9 for `momentum`, (0.9, 0.999) for `betas`
+    and 1e-8 for `eps`. The default of `weight_decay` is 0.01 for adamw and lamb, 0.0005 for lars, and otherwise 0.
 
     By default, a server applies each gradient as soon as the gradient arrives (asynchronous SGD). No worker waits for
     another worker, and the loss of a worker does not affect the other ranks. With `staleness`, a server drops a gradient
@@ -176,8 +176,8 @@ class ParameterServer:
 
         `parameter` is the parameter's name or index. `rows` is a vector of integers in any order, and `values` has
         the gradient of each of these rows. If `rows` contains a row several times, its gradients are added. The state
-        of the optimizer changes only in these rows. Raises `Unsupported` with a synchronous server, lamb or lars, because
-        these need the gradients of all rows."""
+        of the optimizer changes only in these rows. Raises `Unsupported` with a synchronous server, lamb or lars, which
+        need the gradients of all rows."""
         self._check_worker()
         self._refuse_rows_if_synchronous()
         index, unique, places, ranges = self._parameters.check_rows(parameter, rows)

@@ -35,9 +35,9 @@ const SAMPLE_ROWS: usize = 1000;
 /// A message about missing values names at most this number of columns.
 const MISSING_COLUMNS_SHOWN_MAX: usize = 8;
 
-/// Reads the rows of a table that belong to `share`, from one or more files with the same columns. `train_files` of
-/// them hold the training set, and the files after these hold the test set. `target` is the name or the number of the
-/// column to predict. Leaves out rows without a target.
+/// Reads the rows of a table that belong to `share`, from one or more files with the same columns. The first
+/// `train_files` files hold the training set, and the other files hold the test set. `target` is the name or the
+/// number of the column to predict. Leaves out rows without a target.
 ///
 /// The first rows decide whether a column holds numbers or text ([`TableOptions::categorical`] overrides this). A
 /// text in a column of numbers is an error, so that damaged cells are found.

@@ -11,8 +11,8 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use super::vocabulary::VOCABULARY_MAX;
 
-/// A text is encoded in blocks of lines with about this number of bytes, because the crate needs much memory for each
-/// byte of a block.
+/// The approximate number of bytes in a block. A text is encoded block by block, because the crate needs much memory
+/// for each byte that it encodes at once.
 const BLOCK_BYTES: usize = 1 << 16;
 
 /// A byte-pair encoding that is ready for use.
@@ -94,8 +94,8 @@ fn blocks(text: &str) -> Vec<&str> {
     blocks
 }
 
-/// Returns the byte for which each character stands in a token. GPT-2 chose these characters: printable bytes stand for
-/// themselves, and the other bytes have the characters from number 256 on.
+/// Returns a map from each character of a token to the byte that the character stands for. The map is that of GPT-2:
+/// a printable character stands for its own byte, and the characters from U+0100 on stand for the other bytes.
 fn bytes_of_characters() -> BTreeMap<char, u8> {
     let is_printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let (printable, others): (Vec<u8>, Vec<u8>) = (0..=u8::MAX).partition(is_printable);

@@ -21,7 +21,7 @@ pub(crate) use windows::digest_tokens;
 pub(crate) const CONTEXT_MAX: usize = 1 << 14;
 /// The default number of tokens in a window.
 pub const CONTEXT_DEFAULT: usize = 128;
-/// The bytes at the beginning of some files of UTF-8 that mark the order of bytes.
+/// The byte-order mark, with which some UTF-8 files begin.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// How to read a text.
@@ -29,7 +29,7 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 pub struct TextOptions {
     /// What a token is.
     pub tokens: TokenKind,
-    /// The number of tokens in a window, from which the model predicts the next token.
+    /// The number of tokens in a window. The model predicts each token from at most this many tokens before it.
     pub context: usize,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct LoadedText {
 
 /// The part of a text that is the test set.
 pub(crate) enum TestPart<'a> {
-    /// The last part of the text, this fraction of its bytes.
+    /// The end of the text. The number is the fraction of the text's bytes that belong to the test set.
     Fraction(f64),
     /// The text in these files.
     Files(Vec<&'a Path>),
@@ -141,13 +141,13 @@ pub(crate) fn load_text(
     Ok(LoadedText { train, test, encoding, token_count, note })
 }
 
-/// Returns the first position from `position` on that does not lie within a character of UTF-8.
+/// Returns the first position at or after `position` where a UTF-8 character starts, or else the length of `text`.
 fn start_of_character(text: &[u8], position: usize) -> usize {
     let is_start = |byte: u8| byte & 0b1100_0000 != 0b1000_0000;
     (position..text.len()).find(|&index| is_start(text[index])).unwrap_or(text.len())
 }
 
-/// Reads one or more files, without byte-order marks.
+/// Reads one or more files, and removes their byte-order marks.
 pub(crate) fn read_files(files: &[PathBuf]) -> Result<Vec<u8>, DataError> {
     let mut text = Vec::new();
     for path in files {

@@ -13,10 +13,10 @@ use crate::train::model::CANDLE_NEEDED;
 
 /// The maximum number of tokens in a vocabulary. A token is stored as a `u16`.
 pub(crate) const VOCABULARY_MAX: usize = 1 << 16;
-/// The number of bytes, each of which is a token of every vocabulary of byte pairs.
+/// The number of different bytes. Each byte is a token of every byte-pair vocabulary.
 const BYTE_COUNT: usize = 256;
 
-/// What a token of a text is, as `--tokens` names it.
+/// The kind of the tokens of a text: the value of `--tokens`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TokenKind {
     /// A character. The vocabulary has the characters of the whole text.
@@ -90,8 +90,8 @@ pub(crate) enum Tokenizer {
 }
 
 impl Vocabulary {
-    /// Creates a vocabulary for `text`, whose beginning of `training_bytes` bytes is the training text. Fails if the text
-    /// is not UTF-8 or has too many characters. The error is a sentence that says what to do.
+    /// Creates a vocabulary for `text`. The first `training_bytes` bytes are the training text. Fails if the text
+    /// does not suit `kind`, for example because it is not UTF-8. The error is a sentence that says what to do.
     pub(crate) fn for_text(kind: TokenKind, text: &[u8], training_bytes: usize) -> Result<Self, String> {
         match kind {
             TokenKind::Bytes => Ok(Self::Bytes),
@@ -147,7 +147,8 @@ impl Tokenizer {
         }
     }
 
-    /// Returns the tokens of a text. Fails if the text is not UTF-8 or has a character that is not in the vocabulary.
+    /// Returns the tokens of a text. If the tokens are not bytes, fails if the text is not UTF-8. If they are
+    /// characters, also fails if a character of the text is not in the vocabulary.
     pub(crate) fn encode(&self, text: &[u8]) -> Result<Vec<u16>, String> {
         match self {
             Self::Bytes => Ok(text.iter().map(|&byte| byte.into()).collect()),
@@ -169,7 +170,7 @@ impl Tokenizer {
         }
     }
 
-    /// Returns the bytes of a token. The bytes of several tokens together may be a character.
+    /// Returns the bytes of a token. One character may consist of the bytes of several tokens.
     pub(crate) fn decode(&self, token: u16) -> Vec<u8> {
         match self {
             Self::Bytes => vec![token.to_le_bytes()[0]],
@@ -202,7 +203,7 @@ fn read_byte_pairs(_: &str) -> Result<Tokenizer, String> {
     Err(format!("byte-pair encoding {CANDLE_NEEDED}"))
 }
 
-/// Returns a text as UTF-8. The error is a sentence that names the line.
+/// Returns `text` as a string. If it is not UTF-8, the error is a sentence that names the line.
 fn decode_utf8(text: &[u8]) -> Result<&str, String> {
     std::str::from_utf8(text).map_err(|error| {
         let line = memchr::memchr_iter(b'\n', &text[..error.valid_up_to()]).count() + 1;

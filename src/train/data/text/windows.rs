@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-/// Windows of equal length of a sequence of tokens. The copies of a `TokenWindows` share the tokens.
+/// Windows of a sequence of tokens. All windows have the same length. Copies of a `TokenWindows` share the tokens.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TokenWindows {
     tokens: Arc<[u16]>,
@@ -15,8 +15,8 @@ pub struct TokenWindows {
 }
 
 impl TokenWindows {
-    /// Divides `tokens` into windows of `context` tokens. The windows follow each other. After the last token of each
-    /// window, there is one more token. Tokens at the end that do not fill a window are left out.
+    /// Divides `tokens` into windows of `context` tokens. The windows follow each other. The last token of the last
+    /// window has a next token too. Tokens at the end that do not fill a window are left out.
     ///
     /// # Panics
     ///

@@ -51,14 +51,15 @@ fn assert_close<'a>(found: impl IntoIterator<Item = &'a f32>, expected: &[f32], 
     }
 }
 
-/// Returns values from 0 to 1, less `shift`.
+/// Returns values from `-shift` to `1 - shift`.
 fn values(shape: (usize, usize), factor: usize, modulus: usize, shift: f32) -> Array2<f32> {
     let value = |index: usize| (index * factor % modulus) as f32 / modulus as f32 - shift;
     Array2::from_shape_fn(shape, |(row, column)| value(row * shape.1 + column))
 }
 
-/// Checks a training step and an evaluation after it. The expected arrays are the outputs, the derivative with respect to
-/// the inputs, the gradients of weights and biases followed by the new running statistics, and the evaluation.
+/// Checks a training step, and then an evaluation. `expected` has four arrays: the outputs of the step; the
+/// derivatives of the inputs; the gradients of weights and biases, then the new running statistics; the outputs of
+/// the evaluation.
 fn check_against_pytorch(layer: &BatchNorm, rows: usize, expected: [&[f32]; 4]) {
     let channels = layer.channels;
     let mut parameters: Vec<f32> = (0..channels).map(|index| 0.5 + 0.25 * index as f32).collect();

@@ -178,7 +178,7 @@ fn the_gradients_of_parts_of_a_batch_add_up_to_the_gradient_of_the_batch() {
     }
 }
 
-/// Adds numbers over threads.
+/// Adds numbers over the threads of a test. Each thread stands for a rank.
 #[derive(Debug)]
 struct SumOverThreads {
     total: Mutex<Vec<f64>>,
