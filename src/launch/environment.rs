@@ -32,7 +32,7 @@ pub struct JobVariables {
     pub start_timeout: Duration,
     /// The value of `BindingPlan::exclusive_processors`, which decides whether the ranks poll for messages.
     pub processors: usize,
-    /// The value of `OMP_NUM_THREADS`; `None` if the user has set this variable.
+    /// The value to which the launcher sets `OMP_NUM_THREADS`. `None` keeps the user's own value.
     pub threads: Option<usize>,
     /// The width in characters of the status line in which rank 0 can show its progress; `None` if there is no status
     /// line.

@@ -43,7 +43,7 @@ pub struct SlotRead {
 /// contributions of the other ranks from their slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OrderedReduce {
-    /// The range of the elements in the rank's buffer, which the result replaces.
+    /// The elements of the rank's buffer that the result replaces.
     pub range: Range<usize>,
     /// The index of the first element in the slots of the other ranks.
     pub at: usize,

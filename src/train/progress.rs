@@ -24,7 +24,7 @@ pub trait Observer {
     /// Called at the end of an epoch. `epochs` is the number of epochs in the run. `record` is `None` if a signal
     /// stopped the epoch.
     fn epoch_ended(&mut self, epochs: u64, record: Option<&EpochRecord>);
-    /// Called at the end of each epoch, before the run tests and saves the parameters. A program can change the
+    /// Called at the end of each epoch, before the parameters are tested and saved. A program can change the
     /// parameters here, for example to clip them. All ranks must make the same changes. Otherwise the run fails.
     fn adjust_parameters(&mut self, _parameters: &mut [f32]) {}
 }

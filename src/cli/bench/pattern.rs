@@ -1,6 +1,6 @@
 //! The contents of buffers before a checked iteration, and the expected contents of the result.
 //!
-//! The contents are pseudo-random: they depend on a seed, the rank and the index. [`sample`](super::sample) draws
+//! The contents are pseudo-random: they depend on a seed, the rank and the index. [`test_values`](super::test_values) draws
 //! values whose reduction is exact in any order, so the check compares every bit of the result.
 
 use std::ops::Range;
