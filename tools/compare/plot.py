@@ -25,7 +25,7 @@ def draw_svg(data):
     groups = report.group_rows(data["results"])
     keys = [key for key in data["programs"] if any(row["program"] == key for row in data["results"])]
     styles = {key: series_style(key, keys) for key in keys}
-    body = [text_element(MARGIN, 34, "Collectives side by side", size=18, weight=600)]
+    body = [text_element(MARGIN, 34, "Time and bandwidth of collectives", size=18, weight=600)]
     line = report.report_heading(data["machine"], data["versions"], data["rounds"])
     y = 56
     for part in wrap_line(line, int((WIDTH - 2 * MARGIN) / CHARACTER)):
