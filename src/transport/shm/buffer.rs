@@ -1,5 +1,5 @@
-//! Memory of one rank that the others of its host reach as well: a buffer that they read and write where it lies while an
-//! operation lends it.
+//! A buffer of one rank in shared memory. While an operation exposes the buffer, the other ranks of the host read and
+//! write its elements in place.
 
 use std::io;
 use std::ops::Range;
@@ -8,117 +8,124 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::segment::{Segment, SegmentLocation, SparePages, TOKEN_BYTES};
 
-/// Bytes before the elements: the token, and the owner's flag.
-const HEAD: usize = 128;
-/// Where the flag stands that says that the owner has given the memory up.
-const FLAG: usize = 64;
+/// The number of bytes before the elements. These bytes contain the token and the owner's flag.
+const HEADER_BYTES: usize = 128;
+/// The offset in bytes of the flag that the owner sets when it no longer exposes the buffer.
+const WITHDRAWN_FLAG_OFFSET: usize = 64;
 
-const _: () = assert!(TOKEN_BYTES <= FLAG && FLAG + size_of::<AtomicU32>() <= HEAD);
+const _: () = assert!(TOKEN_BYTES <= WITHDRAWN_FLAG_OFFSET);
+const _: () = assert!(WITHDRAWN_FLAG_OFFSET + size_of::<AtomicU32>() <= HEADER_BYTES);
 
-/// Another rank's memory, mapped. Dropping it takes the mapping back; the owner's is not touched.
+/// A mapping of another rank's buffer. When this value is dropped, this process unmaps the buffer, and the owner's mapping
+/// stays.
 pub struct RemoteBuffer {
     segment: Segment,
     length: usize,
 }
 
-/// This rank's own memory. Its bytes belong to whoever has it, but while an operation lends them.
-pub struct ExposedBuffer(RemoteBuffer, Option<SparePages>);
+/// This rank's own buffer. While an operation exposes a part of the buffer, other ranks may read and write the part.
+pub struct ExposedBuffer {
+    /// This rank's mapping of the buffer.
+    mapping: RemoteBuffer,
+    /// The pages that replace the buffer's pages after a failure.
+    spare_pages: Option<SparePages>,
+}
 
 impl ExposedBuffer {
-    /// So many bytes, all zero.
+    /// Creates a buffer of `length` bytes, which are all zero.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses.
+    /// If the operating system refuses the memory.
     pub fn create(length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
-        let segment = Segment::create(whole(length)?, token)?;
-        let spare = segment.spare_pages()?;
-        Ok(Self(RemoteBuffer { segment, length }, Some(spare)))
+        let segment = Segment::create(length_with_header(length)?, token)?;
+        let spare_pages = Some(segment.spare_pages()?);
+        Ok(Self { mapping: RemoteBuffer { segment, length }, spare_pages })
     }
 
-    /// What replaces the memory's pages after a failure. It is given once.
+    /// Removes and returns the pages that replace the buffer's pages after a failure.
     pub(super) fn take_spare_pages(&mut self) -> Option<SparePages> {
-        self.1.take()
+        self.spare_pages.take()
     }
 
-    /// Where others find it, until [`ExposedBuffer::close`].
+    /// Returns where other processes find the buffer, or `None` after [`ExposedBuffer::close`].
     pub fn place(&self) -> Option<SegmentLocation> {
-        self.0.segment.place()
+        self.mapping.segment.place()
     }
 
-    /// From now on nobody can open it.
+    /// Closes the file. No other process can open the buffer any more.
     pub fn close(&mut self) {
-        self.0.segment.close();
+        self.mapping.segment.close();
     }
 
-    /// Says to the others that its owner lends it no more.
+    /// Tells the other ranks that this rank will no longer expose the buffer.
     pub fn withdraw(&self) {
-        self.0.flag().store(1, Ordering::Release);
+        self.mapping.withdrawn_flag().store(1, Ordering::Release);
     }
 
-    /// What is in it. The first byte is aligned for every element type.
+    /// Returns the contents. The first byte is aligned for every element type.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: they are inside of the mapping. Others write them only while an operation lends them, which has them borrowed
-        // mutably or owns them until all ranks have said that they are done.
-        unsafe { std::slice::from_raw_parts(self.0.first().as_ptr(), self.0.length) }
+        // SAFETY: the bytes are inside the mapping. Other ranks write to them only while an operation exposes them. The
+        // operation borrows the bytes mutably, or owns them, until all ranks have reported that they are done.
+        unsafe { std::slice::from_raw_parts(self.mapping.first_byte().as_ptr(), self.mapping.length) }
     }
 
-    /// What is in it.
+    /// Returns the contents for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` keeps this process's other threads away.
-        unsafe { std::slice::from_raw_parts_mut(self.0.first().as_ptr(), self.0.length) }
+        // SAFETY: as in `bytes`, and because of `&mut self` no other thread of this process uses the bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.first_byte().as_ptr(), self.mapping.length) }
     }
 
-    /// The mapping, from its first byte on, and the first byte that is not its head.
-    pub(super) fn extent(&self) -> (Range<usize>, usize) {
-        let start = self.0.segment.base().as_ptr().expose_provenance();
-        (start..start + self.0.segment.length(), start + HEAD)
+    /// Returns the range of addresses of the mapping, and the address of the first element.
+    pub(super) fn addresses(&self) -> (Range<usize>, usize) {
+        let start = self.mapping.segment.base().as_ptr().expose_provenance();
+        (start..start + self.mapping.segment.length(), start + HEADER_BYTES)
     }
 }
 
 impl RemoteBuffer {
-    /// The memory of so many bytes that another rank has created.
+    /// Opens a buffer of `length` bytes that another rank has created.
     ///
     /// # Errors
     ///
-    /// When it cannot be opened, or is not what was promised.
-    pub fn open(place: SegmentLocation, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
-        let segment = Segment::open(place, whole(length)?, token)?;
+    /// If this process cannot open the buffer, or if the size, the seals or the token are wrong.
+    pub fn open(location: SegmentLocation, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
+        let segment = Segment::open(location, length_with_header(length)?, token)?;
         Ok(Self { segment, length })
     }
 
-    /// Bytes that can be lent.
+    /// Returns the length of the buffer in bytes.
     pub(super) fn length(&self) -> usize {
         self.length
     }
 
-    /// Whether its owner has said that it lends it no more.
+    /// Returns whether the owner has called [`ExposedBuffer::withdraw`].
     pub(super) fn is_withdrawn(&self) -> bool {
-        self.flag().load(Ordering::Acquire) != 0
+        self.withdrawn_flag().load(Ordering::Acquire) != 0
     }
 
-    /// Where some of the bytes are; `None` if it has not so many.
-    pub(super) fn part(&self, range: &Range<usize>) -> Option<NonNull<u8>> {
+    /// Returns the address of the first byte of `range`, or `None` if `range` is not inside the buffer.
+    pub(super) fn address_of(&self, range: &Range<usize>) -> Option<NonNull<u8>> {
         let is_inside = range.start <= range.end && range.end <= self.length;
-        // SAFETY: the range begins inside of the mapping, or at its end.
-        is_inside.then(|| unsafe { self.first().add(range.start) })
+        // SAFETY: the range begins inside the mapping, or at its end.
+        is_inside.then(|| unsafe { self.first_byte().add(range.start) })
     }
 
-    fn first(&self) -> NonNull<u8> {
-        // SAFETY: the mapping is longer than the head.
-        unsafe { self.segment.base().add(HEAD) }
+    fn first_byte(&self) -> NonNull<u8> {
+        // SAFETY: the mapping is at least as long as the header.
+        unsafe { self.segment.base().add(HEADER_BYTES) }
     }
 
-    fn flag(&self) -> &AtomicU32 {
-        // SAFETY: the flag is inside of the mapping and aligned, and all processes use it as an atomic alone.
-        unsafe { self.segment.base().add(FLAG).cast::<AtomicU32>().as_ref() }
+    fn withdrawn_flag(&self) -> &AtomicU32 {
+        // SAFETY: the flag is inside the mapping and aligned, and all processes access it only as an atomic.
+        unsafe { self.segment.base().add(WITHDRAWN_FLAG_OFFSET).cast::<AtomicU32>().as_ref() }
     }
 }
 
-/// Bytes with the head.
-fn whole(length: usize) -> io::Result<usize> {
-    let whole = length.checked_add(HEAD).filter(|&whole| isize::try_from(whole).is_ok());
-    whole.ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+/// Returns the length in bytes of a header and `length` bytes of elements.
+fn length_with_header(length: usize) -> io::Result<usize> {
+    let sum = length.checked_add(HEADER_BYTES).filter(|&sum| isize::try_from(sum).is_ok());
+    sum.ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
 #[cfg(test)]
@@ -126,17 +133,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_reach_the_same_bytes_and_no_others() {
+    fn other_ranks_access_the_bytes_of_the_buffer_and_no_other_bytes() {
         let token = [3; TOKEN_BYTES];
         let mut own = ExposedBuffer::create(1000, &token).unwrap();
         assert!(own.bytes().iter().all(|&byte| byte == 0) && own.bytes().len() == 1000);
         let other = RemoteBuffer::open(own.place().unwrap(), 1000, &token).unwrap();
         own.bytes_mut()[999] = 7;
-        let last = other.part(&(999..1000)).unwrap();
-        // SAFETY: the byte is inside of the mapping, and this thread alone uses it.
+        let last = other.address_of(&(999..1000)).unwrap();
+        // SAFETY: the byte is inside the mapping, and only this thread uses it.
         assert_eq!(unsafe { last.read() }, 7);
-        assert!(other.part(&(1000..1000)).is_some() && other.part(&(999..1001)).is_none());
-        assert!(other.part(&(usize::MAX..usize::MAX)).is_none());
+        assert!(other.address_of(&(1000..1000)).is_some() && other.address_of(&(999..1001)).is_none());
+        assert!(other.address_of(&(usize::MAX..usize::MAX)).is_none());
         assert!(!other.is_withdrawn());
         own.withdraw();
         drop(own);
@@ -144,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_can_be_is_refused() {
+    fn a_buffer_longer_than_the_address_space_is_refused() {
         for length in [usize::MAX, isize::MAX as usize, 1 << 62] {
             assert!(ExposedBuffer::create(length, &[0; TOKEN_BYTES]).is_err());
         }

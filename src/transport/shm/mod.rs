@@ -1,10 +1,12 @@
-//! Memory that the ranks of one host share: a [`ShmRounds`] on which each rank posts what it has and reads what the others have.
+//! Memory that the ranks of one host share. In a [`ShmRounds`], each rank posts payloads and reads the payloads of the
+//! other ranks.
 //!
-//! The memory is an anonymous file (`memfd_create`), which has no name that could be left behind: the kernel frees it when
-//! the last rank that has it mapped is gone, however that rank ended. Its size is sealed, so that no access can fail because
-//! another process has cut it off, and it takes memory only as far as it is used.
+//! The memory is an anonymous file (`memfd_create`), which has no name. The kernel frees the memory when no process maps
+//! it any more, even if the processes were killed. The size of the file is sealed, so no process can shorten the file and
+//! make an access fail. The kernel allocates only the pages that have been written.
 //!
-//! A [`RemoteBuffer`] is a buffer of one rank, made in the same way, that the others reach where it lies.
+//! An [`ExposedBuffer`] is a buffer of this rank in shared memory. The other ranks map it as a [`RemoteBuffer`], and
+//! read and write its elements in place.
 
 mod buffer;
 mod rounds;

@@ -1,12 +1,16 @@
-//! What each rank of a host posts, round by round, for the others to read.
+//! The rounds of operations in shared memory. In each round, every rank of a host posts a header and a payload, which the
+//! other ranks read.
 //!
-//! Every rank has two heads, for even and for odd rounds, each with room for a short payload behind it, and an arena for
-//! longer ones, in which one follows the other. It writes a payload, then its round's number, which others wait for. Memory is
-//! written again two rounds later at the earliest. That is safe once every other rank has posted the round between: by then
-//! it has read all that it wanted of the round before. [`ShmRounds::may_write`] says so, and [`ShmRounds::write`] insists.
+//! Every rank has two post headers, one for even and one for odd rounds. A short payload follows its header. Longer
+//! payloads are written one after another into the rank's ring buffer. To post, a rank writes the payload, and then the
+//! number of the round, for which the other ranks wait.
 //!
-//! The arena is larger than a processor's second cache, because memory that another processor has just read, and still has in
-//! its cache, takes longer to write than memory that both have forgotten.
+//! A rank overwrites the payload of round r in round r + 2 at the earliest, after every other rank has posted round r + 1.
+//! A rank that has posted round r + 1 no longer reads payloads of round r. [`ShmRounds::may_write`] returns whether this
+//! condition holds, and [`ShmRounds::write`] panics if it does not hold.
+//!
+//! The ring buffer is larger than a processor's second-level cache. A write is slow if another processor has just read the
+//! same memory and still has the memory in its cache.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -18,264 +22,306 @@ use self::registry::{BUFFER_REF_BYTES, BufferRegistry};
 pub use self::registry::{BUFFERS_MAX, BufferRef};
 use super::segment::{Segment, TOKEN_BYTES};
 
-/// Bytes that two processors do not share by accident: a cache line and the one that is fetched along with it.
-const LINE: usize = 128;
-/// The longest payload that has its place behind the head, in bytes: it comes along with it.
-const SHORT_BYTES: usize = 4 << 10;
-/// How many of the longest payloads an arena has room for. Three would do: one that is read, one that is written, and what is
-/// left over at the end.
-const SLOTS: usize = 4;
-/// The bits of a stamp that say where the payload lies.
+/// The unit of the memory layout in bytes: a cache line and the next cache line, which some processors fetch together with
+/// the first one. The data of each rank begin at a multiple of this unit, so that two ranks do not share a unit by
+/// accident.
+const CACHE_LINE_PAIR_BYTES: usize = 128;
+/// The maximum length in bytes of a payload that directly follows its header.
+const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
+/// The number of payloads of maximum length for which a ring buffer has space. At least three are necessary: one that other
+/// ranks read, one that this rank writes, and the unused space at the end of the ring buffer.
+const RING_BUFFER_SLOTS: usize = 4;
+/// The number of low bits of a stamp that contain the place of the payload ([`NextPost::place`]).
 const PLACE_BITS: u32 = 16;
-/// What a stamp says instead where there is no payload: the elements are lent, and behind the head it is said where they lie.
-const EXPOSED: usize = (1 << PLACE_BITS) - 1;
-/// Words of a head beside its stamp.
+/// The place in the stamp of a rank that exposes its elements. The payload, which follows the header, then contains only
+/// the location of the elements ([`BufferRef`]).
+const EXPOSED_PLACE: usize = (1 << PLACE_BITS) - 1;
+/// The number of 64-bit words of a post header without its stamp.
 pub const HEADER_WORDS: usize = 7;
 
-/// What a rank says of what it has posted.
+/// The words of a post header without its stamp. The caller decides what the words mean.
 pub type Header = [u64; HEADER_WORDS];
 
-/// How large a board is.
+/// The sizes that determine the memory layout of a [`ShmRounds`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RoundsSize {
-    /// How many ranks share it.
+    /// The number of ranks that share the memory.
     pub ranks: usize,
-    /// Bytes of the longest payload.
+    /// The maximum length of a payload in bytes.
     pub slot_bytes: usize,
 }
 
 impl RoundsSize {
-    /// Bytes of the memory.
+    /// Returns the size of the shared memory in bytes.
     ///
     /// # Panics
     ///
-    /// If that is more than a `usize` can count.
+    /// If the size does not fit into a `usize` and the build checks for overflow.
     pub const fn bytes(self) -> usize {
-        LINE + self.ranks * self.rank_bytes()
+        CACHE_LINE_PAIR_BYTES + self.ranks * self.rank_bytes()
     }
 
-    /// A rank's flag, its heads and its arena.
+    /// Returns the number of bytes of one rank: its sleep flag, its two post headers with short payloads, and its ring
+    /// buffer.
     const fn rank_bytes(self) -> usize {
-        LINE + 2 * HEAD_STRIDE + self.arena_bytes()
+        CACHE_LINE_PAIR_BYTES + 2 * POST_HEADER_STRIDE + self.ring_buffer_bytes()
     }
 
-    const fn arena_bytes(self) -> usize {
-        SLOTS * self.slot_bytes.next_multiple_of(LINE)
+    const fn ring_buffer_bytes(self) -> usize {
+        RING_BUFFER_SLOTS * self.slot_bytes.next_multiple_of(CACHE_LINE_PAIR_BYTES)
     }
 }
 
-/// One rank's view of the board.
+/// One rank's access to the shared memory of a group of ranks.
 pub struct ShmRounds {
     segment: Segment,
     size: RoundsSize,
     rank: usize,
     next: NextPost,
-    /// Everybody's buffers that can be lent.
+    /// The buffers that the ranks can expose.
     registry: BufferRegistry,
 }
 
-/// What this rank posts next.
+/// The payload that this rank posts next.
 #[derive(Default)]
 struct NextPost {
-    /// The round that it is for; 0 before there is any.
+    /// The round in which this rank posts the payload; 0 before the first round.
     round: u64,
-    /// Where its payload lies: 0 behind the head, otherwise the line of the arena, counted from 1.
+    /// The place of the payload: 0 means directly after the header, and n > 0 means at the nth unit of the ring buffer.
+    /// [`EXPOSED_PLACE`] means that the payload is the location of exposed elements.
     place: usize,
+    /// The length of the payload in bytes.
     length: usize,
-    /// Where the arena goes on.
+    /// The offset in bytes at which the next long payload begins in the ring buffer.
     cursor: usize,
 }
 
-/// What a rank has posted.
+/// The post of a rank in one round.
 pub struct PostedRound<'a> {
-    /// What it says of it.
+    /// The words of the post header without its stamp.
     pub header: Header,
-    /// There is no payload: its elements are lent ([`ShmRounds::collect_exposed`]).
+    /// Whether the rank has posted the location of its elements instead of the elements
+    /// ([`ShmRounds::collect_exposed`]).
     pub is_exposed: bool,
+    /// The first byte of the payload.
     start: *const u8,
-    /// Bytes from there to the end of what can be a payload.
+    /// The number of bytes from `start` to the end of the memory that a payload can use.
     limit: usize,
     rounds: PhantomData<&'a ShmRounds>,
 }
 
-/// What comes before a short payload.
+/// The header of a post. A short payload directly follows the header.
 #[repr(C)]
-struct PostHead {
-    /// The round, and in the lowest bits where the payload lies.
+struct PostHeader {
+    /// The number of the round and, in the lowest [`PLACE_BITS`] bits, the place of the payload.
     stamp: AtomicU64,
     header: [AtomicU64; HEADER_WORDS],
 }
 
-const HEAD_STRIDE: usize = (size_of::<PostHead>() + SHORT_BYTES).next_multiple_of(LINE);
+/// The distance in bytes between a rank's two post headers.
+const POST_HEADER_STRIDE: usize =
+    (size_of::<PostHeader>() + SHORT_PAYLOAD_BYTES_MAX).next_multiple_of(CACHE_LINE_PAIR_BYTES);
 
-const _: () = assert!(size_of::<PostHead>() == 64 && size_of::<PostHead>() <= LINE && TOKEN_BYTES <= LINE);
+const _: () = assert!(
+    size_of::<PostHeader>() == 64
+        && size_of::<PostHeader>() <= CACHE_LINE_PAIR_BYTES
+        && TOKEN_BYTES <= CACHE_LINE_PAIR_BYTES
+);
 
 impl<'a> PostedRound<'a> {
-    /// Some bytes of the payload.
+    /// Returns the bytes of the payload in `range`.
     ///
     /// # Panics
     ///
-    /// If it cannot be so long.
+    /// If the range is longer than any payload at this place can be.
     pub fn bytes(&self, range: Range<usize>) -> &'a [u8] {
-        assert!(range.start <= range.end && range.end <= self.limit, "the payload is not so long");
-        // SAFETY: they are inside of the mapping. Their owner writes them again only after this rank has posted the next round,
-        // for which the board has to be borrowed anew; so nobody writes them while this borrow lives.
+        assert!(
+            range.start <= range.end && range.end <= self.limit,
+            "the range must end inside the memory of the payload"
+        );
+        // SAFETY: the bytes are inside the mapping. Their owner overwrites them only after this rank has posted the next
+        // round. To post, this rank borrows the `ShmRounds` mutably, so the borrow `'a` has ended by then.
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
     }
 }
 
 impl ShmRounds {
-    /// The view of the rank of this number, of those that share the board.
+    /// Creates the access of the rank with the number `rank` (from 0 to `size.ranks` - 1) to the shared memory `segment`.
     ///
     /// # Panics
     ///
-    /// If the memory is too small for the board, there is no such rank, or an arena has more lines than a stamp can count.
+    /// If the memory is smaller than [`RoundsSize::bytes`], if `rank` is too large, or if a ring buffer has more units than
+    /// a stamp can count.
     pub fn new(segment: Segment, size: RoundsSize, rank: usize) -> Self {
-        assert!(segment.length() >= size.bytes(), "the memory is as large as the board");
-        assert!(rank < size.ranks, "the rank is on the board");
-        assert!(size.arena_bytes() / LINE < EXPOSED, "every line has a number");
+        assert!(segment.length() >= size.bytes(), "the memory must be large enough for all ranks");
+        assert!(rank < size.ranks, "the rank must be below the number of ranks");
+        assert!(
+            size.ring_buffer_bytes() / CACHE_LINE_PAIR_BYTES < EXPOSED_PLACE,
+            "a stamp must be able to count the units of a ring buffer"
+        );
         Self { segment, size, rank, next: NextPost::default(), registry: BufferRegistry::default() }
     }
 
-    /// How large it is.
+    /// Returns the sizes that determine the memory layout.
     pub fn size(&self) -> RoundsSize {
         self.size
     }
 
-    /// This rank's number on the board.
+    /// Returns this rank's number among the ranks that share the memory.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The memory, to be told of to others.
+    /// Returns the shared memory, whose location this rank sends to the other ranks.
     pub fn segment_mut(&mut self) -> &mut Segment {
         &mut self.segment
     }
 
-    /// Whether this rank may write its slot for `round`: all others have posted the round before.
+    /// Returns whether this rank may write its payload for `round`, because all other ranks have posted the round before.
     pub fn may_write(&self, round: u64) -> bool {
         round <= 1 || (0..self.size.ranks).all(|rank| rank == self.rank || self.has_posted(rank, round - 1))
     }
 
-    /// Whether `rank` has posted this round.
+    /// Returns whether `rank` has posted `round` or a later round with the same parity.
     pub fn has_posted(&self, rank: usize, round: u64) -> bool {
-        self.head(rank, round).stamp.load(Ordering::Acquire) >> PLACE_BITS >= round
+        self.post_header(rank, round).stamp.load(Ordering::Acquire) >> PLACE_BITS >= round
     }
 
-    /// This rank's payload of so many bytes for `round`, to be filled before [`ShmRounds::post`]. Asked for again it is the same.
+    /// Returns this rank's payload of `bytes` bytes for `round`. The caller writes the payload and then calls
+    /// [`ShmRounds::post`]. A further call for the same round returns the same payload.
     ///
     /// # Panics
     ///
-    /// If others may still read what was there ([`ShmRounds::may_write`]), if the round has been posted, or if it is longer than
-    /// payloads may be.
+    /// If other ranks may still read earlier contents of the memory ([`ShmRounds::may_write`]), if this rank has already
+    /// posted the round, or if `bytes` is larger than the maximum length of a payload.
     pub fn write(&mut self, round: u64, bytes: usize) -> &mut [u8] {
-        assert!(self.may_write(round) && !self.has_posted(self.rank, round), "nobody reads what is written");
+        assert!(
+            self.may_write(round) && !self.has_posted(self.rank, round),
+            "another rank may read this memory"
+        );
         if self.next.round != round {
-            self.find_place(round, bytes);
+            self.reserve_payload(round, bytes);
         }
         let NextPost { place, length, .. } = self.next;
-        let start = self.payload(self.rank, round, place);
-        // SAFETY: it is inside of the mapping. Other ranks read it only after its round has been posted and before they post the
-        // next one, and neither is the case now: in the arena it overlaps nothing but what is two rounds older. `&mut self`
-        // keeps this process's other threads away.
+        let start = self.payload_address(self.rank, round, place);
+        // SAFETY: the payload is inside the mapping. Other ranks read payloads only of rounds r that this rank has posted,
+        // and only until they post round r + 1. This payload is not posted, and overlaps only payloads that are at least
+        // two rounds older. Because of `&mut self`, no other thread of this process uses the payload.
         unsafe { std::slice::from_raw_parts_mut(start, length) }
     }
 
-    fn find_place(&mut self, round: u64, bytes: usize) {
-        assert!(bytes <= self.size.slot_bytes.max(SHORT_BYTES), "a payload is no longer than a slot");
+    /// Reserves memory for the payload of `round`.
+    fn reserve_payload(&mut self, round: u64, bytes: usize) {
+        assert!(
+            bytes <= self.size.slot_bytes.max(SHORT_PAYLOAD_BYTES_MAX),
+            "a payload must not be longer than a slot"
+        );
         let mut place = 0;
-        if bytes > SHORT_BYTES {
-            let start = if self.next.cursor + bytes > self.size.arena_bytes() { 0 } else { self.next.cursor };
-            place = start / LINE + 1;
-            self.next.cursor = (start + bytes).next_multiple_of(LINE);
+        if bytes > SHORT_PAYLOAD_BYTES_MAX {
+            let start =
+                if self.next.cursor + bytes > self.size.ring_buffer_bytes() { 0 } else { self.next.cursor };
+            place = start / CACHE_LINE_PAIR_BYTES + 1;
+            self.next.cursor = (start + bytes).next_multiple_of(CACHE_LINE_PAIR_BYTES);
         }
         (self.next.round, self.next.place, self.next.length) = (round, place, bytes);
     }
 
-    /// Posts the round, whose payload has been filled; one that was not asked for is empty.
+    /// Posts this rank's payload and header for `round`. The payload is empty if [`ShmRounds::write`] was not called for this
+    /// round.
     pub fn post(&mut self, round: u64, header: &Header) {
         if self.next.round != round {
-            self.find_place(round, 0);
+            self.reserve_payload(round, 0);
         }
-        let head = self.head(self.rank, round);
-        for (word, value) in head.header.iter().zip(header) {
+        let post_header = self.post_header(self.rank, round);
+        for (word, value) in post_header.header.iter().zip(header) {
             word.store(*value, Ordering::Relaxed);
         }
-        head.stamp.store(round << PLACE_BITS | self.next.place as u64, Ordering::Release);
+        post_header.stamp.store(round << PLACE_BITS | self.next.place as u64, Ordering::Release);
     }
 
-    /// What `rank` has posted in `round`, if it has and this rank has not posted a later one.
+    /// Returns the post of `rank` in `round`. Returns `None` if `rank` has not posted this round, or if this rank has already
+    /// posted the next round.
     pub fn posted(&self, rank: usize, round: u64) -> Option<PostedRound<'_>> {
-        let head = self.head(rank, round);
-        let stamp = head.stamp.load(Ordering::Acquire);
-        // Later rounds than this one's successor may have overwritten it.
+        let post_header = self.post_header(rank, round);
+        let stamp = post_header.stamp.load(Ordering::Acquire);
+        // After this rank has posted the next round, `rank` may overwrite the post.
         if stamp >> PLACE_BITS != round || self.has_posted(self.rank, round + 1) {
             return None;
         }
-        let header = std::array::from_fn(|index| head.header[index].load(Ordering::Relaxed));
+        let header = std::array::from_fn(|index| post_header.header[index].load(Ordering::Relaxed));
         let place = (stamp & ((1 << PLACE_BITS) - 1)) as usize;
         let (place, limit) = match place {
-            0 => (0, SHORT_BYTES),
-            EXPOSED => (0, BUFFER_REF_BYTES),
-            _ => (place, self.size.arena_bytes().checked_sub((place - 1) * LINE)?),
+            0 => (0, SHORT_PAYLOAD_BYTES_MAX),
+            EXPOSED_PLACE => (0, BUFFER_REF_BYTES),
+            _ => (place, self.size.ring_buffer_bytes().checked_sub((place - 1) * CACHE_LINE_PAIR_BYTES)?),
         };
-        let is_exposed = stamp as usize & EXPOSED == EXPOSED;
-        let start = self.payload(rank, round, place);
+        let is_exposed = stamp as usize & EXPOSED_PLACE == EXPOSED_PLACE;
+        let start = self.payload_address(rank, round, place);
         Some(PostedRound { header, is_exposed, start, limit, rounds: PhantomData })
     }
 
-    /// Says that this rank is about to sleep until it is told of a post. It has to look once more afterwards.
+    /// Tells the other ranks that this rank is about to sleep, so that the next rank that posts wakes this rank. After this
+    /// call, check again for posts before you sleep.
     pub fn fall_asleep(&self) {
-        self.flag(self.rank).store(1, Ordering::SeqCst);
+        self.sleep_flag(self.rank).store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Says that this rank is awake.
+    /// Tells the other ranks that this rank is awake.
     pub fn wake_up(&self) {
-        self.flag(self.rank).store(0, Ordering::Relaxed);
+        self.sleep_flag(self.rank).store(0, Ordering::Relaxed);
     }
 
-    /// The ranks that sleep and have to be told of what has been posted; each is named once.
-    pub fn take_sleepers(&self, mut tell: impl FnMut(usize)) {
-        // What was posted is seen by whoever falls asleep after this, or its flag is seen here.
+    /// Calls `wake` with each rank that sleeps, and marks the rank as awake. Call this method after a post.
+    pub fn take_sleepers(&self, mut wake: impl FnMut(usize)) {
+        // The fence pairs with the fence in `fall_asleep`: either this rank reads the flag of the sleeping rank, or the
+        // sleeping rank sees this rank's post when it checks again.
         fence(Ordering::SeqCst);
         for rank in (0..self.size.ranks).filter(|&rank| rank != self.rank) {
-            let flag = self.flag(rank);
-            if flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::SeqCst) != 0 {
-                tell(rank);
+            let sleep_flag = self.sleep_flag(rank);
+            if sleep_flag.load(Ordering::Relaxed) != 0 && sleep_flag.swap(0, Ordering::SeqCst) != 0 {
+                wake(rank);
             }
         }
     }
 
-    fn offset_of(&self, rank: usize) -> usize {
-        debug_assert!(rank < self.size.ranks, "the rank is on the board");
-        LINE + rank * self.size.rank_bytes()
+    fn rank_offset(&self, rank: usize) -> usize {
+        debug_assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
+        CACHE_LINE_PAIR_BYTES + rank * self.size.rank_bytes()
     }
 
-    fn head_offset(&self, rank: usize, round: u64) -> usize {
-        self.offset_of(rank) + LINE + (round % 2) as usize * HEAD_STRIDE
+    fn post_header_offset(&self, rank: usize, round: u64) -> usize {
+        self.rank_offset(rank) + CACHE_LINE_PAIR_BYTES + (round % 2) as usize * POST_HEADER_STRIDE
     }
 
-    fn flag(&self, rank: usize) -> &AtomicU32 {
-        assert!(rank < self.size.ranks, "the rank is on the board");
-        // SAFETY: the flag is inside of the mapping and aligned, and all processes use it as an atomic alone.
-        unsafe { self.segment.base().add(self.offset_of(rank)).cast::<AtomicU32>().as_ref() }
+    fn sleep_flag(&self, rank: usize) -> &AtomicU32 {
+        assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
+        // SAFETY: the flag is inside the mapping and aligned, and all processes access it only as an atomic.
+        unsafe { self.segment.base().add(self.rank_offset(rank)).cast::<AtomicU32>().as_ref() }
     }
 
-    fn head(&self, rank: usize, round: u64) -> &PostHead {
-        assert!(rank < self.size.ranks, "the rank is on the board");
-        // SAFETY: the head is inside of the mapping and aligned, and all processes use its words as atomics alone.
-        unsafe { self.segment.base().add(self.head_offset(rank, round)).cast::<PostHead>().as_ref() }
+    fn post_header(&self, rank: usize, round: u64) -> &PostHeader {
+        assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
+        // SAFETY: the header is inside the mapping and aligned, and all processes access its words only as atomics.
+        unsafe { self.segment.base().add(self.post_header_offset(rank, round)).cast::<PostHeader>().as_ref() }
     }
 
-    fn payload(&self, rank: usize, round: u64, place: usize) -> *mut u8 {
-        assert!(rank < self.size.ranks, "the rank is on the board");
-        assert!(place <= self.size.arena_bytes() / LINE, "the place is in the arena");
+    fn payload_address(&self, rank: usize, round: u64, place: usize) -> *mut u8 {
+        assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
+        assert!(
+            place <= self.size.ring_buffer_bytes() / CACHE_LINE_PAIR_BYTES,
+            "the place must be in the ring buffer"
+        );
         let offset = match place {
-            0 => self.head_offset(rank, round) + size_of::<PostHead>(),
-            _ => self.offset_of(rank) + LINE + 2 * HEAD_STRIDE + (place - 1) * LINE,
+            0 => self.post_header_offset(rank, round) + size_of::<PostHeader>(),
+            _ => {
+                self.rank_offset(rank)
+                    + CACHE_LINE_PAIR_BYTES
+                    + 2 * POST_HEADER_STRIDE
+                    + (place - 1) * CACHE_LINE_PAIR_BYTES
+            }
         };
-        // SAFETY: the payload begins inside of the mapping.
+        // SAFETY: the payload begins inside the mapping.
         unsafe { self.segment.base().add(offset).as_ptr() }
     }
 }
@@ -286,8 +332,8 @@ mod tests {
 
     use super::*;
 
-    /// The views of all ranks.
-    fn views(size: RoundsSize) -> Vec<ShmRounds> {
+    /// Returns one [`ShmRounds`] for each rank, all on the same memory.
+    fn all_ranks(size: RoundsSize) -> Vec<ShmRounds> {
         let token = [1; TOKEN_BYTES];
         let first = Segment::create(size.bytes(), &token).unwrap();
         let place = first.place().unwrap();
@@ -298,52 +344,58 @@ mod tests {
     }
 
     #[test]
-    fn what_is_posted_is_read_once_it_is_whole() {
-        let mut views = views(RoundsSize { ranks: 2, slot_bytes: 256 });
-        assert!(views[0].posted(1, 1).is_none());
-        views[1].write(1, 3).copy_from_slice(b"one");
-        assert!(views[0].posted(1, 1).is_none(), "it has been written, not posted");
-        views[1].post(1, &[9; HEADER_WORDS]);
-        let posted = views[0].posted(1, 1).unwrap();
+    fn a_payload_can_be_read_from_its_post_until_the_reader_posts_the_next_round() {
+        let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 256 });
+        assert!(all_ranks[0].posted(1, 1).is_none());
+        all_ranks[1].write(1, 3).copy_from_slice(b"one");
+        assert!(all_ranks[0].posted(1, 1).is_none(), "the payload has been written, but not posted");
+        all_ranks[1].post(1, &[9; HEADER_WORDS]);
+        let posted = all_ranks[0].posted(1, 1).unwrap();
         assert_eq!((posted.bytes(0..3), posted.header), (&b"one"[..], [9; HEADER_WORDS]));
-        assert!(!views[1].may_write(2), "rank 0 may not have read what was in the slot before");
-        views[0].post(1, &[0; HEADER_WORDS]);
-        assert!(views[1].may_write(2));
-        views[1].post(2, &[0; HEADER_WORDS]);
-        assert!(views[0].posted(1, 1).is_some(), "the other slot is for round 2");
-        views[0].post(2, &[0; HEADER_WORDS]);
-        assert!(views[0].posted(1, 1).is_none(), "whoever has posted the next round has no business with it");
+        assert!(
+            !all_ranks[1].may_write(2),
+            "rank 0 has not posted round 1, so it may still read older payloads"
+        );
+        all_ranks[0].post(1, &[0; HEADER_WORDS]);
+        assert!(all_ranks[1].may_write(2));
+        all_ranks[1].post(2, &[0; HEADER_WORDS]);
+        assert!(all_ranks[0].posted(1, 1).is_some(), "round 2 uses the other header");
+        all_ranks[0].post(2, &[0; HEADER_WORDS]);
+        assert!(
+            all_ranks[0].posted(1, 1).is_none(),
+            "rank 0 has posted the next round, so it must not read round 1"
+        );
     }
 
     #[test]
-    #[should_panic(expected = "nobody reads what is written")]
-    fn a_slot_that_may_be_read_is_not_written() {
-        let mut views = views(RoundsSize { ranks: 2, slot_bytes: 128 });
-        views[0].post(1, &[0; HEADER_WORDS]);
-        views[0].write(2, 1);
+    #[should_panic(expected = "another rank may read this memory")]
+    fn writing_memory_that_another_rank_may_read_panics() {
+        let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 128 });
+        all_ranks[0].post(1, &[0; HEADER_WORDS]);
+        all_ranks[0].write(2, 1);
     }
 
     #[test]
-    fn who_sleeps_is_told_once() {
-        let views = views(RoundsSize { ranks: 3, slot_bytes: 128 });
-        views[2].fall_asleep();
-        let mut told = Vec::new();
+    fn each_sleeping_rank_is_woken_once() {
+        let all_ranks = all_ranks(RoundsSize { ranks: 3, slot_bytes: 128 });
+        all_ranks[2].fall_asleep();
+        let mut woken = Vec::new();
         for _ in 0..2 {
-            views[0].take_sleepers(|rank| told.push(rank));
+            all_ranks[0].take_sleepers(|rank| woken.push(rank));
         }
-        assert_eq!(told, [2]);
-        views[1].fall_asleep();
-        views[1].wake_up();
-        views[0].take_sleepers(|_| panic!("nobody sleeps"));
+        assert_eq!(woken, [2]);
+        all_ranks[1].fall_asleep();
+        all_ranks[1].wake_up();
+        all_ranks[0].take_sleepers(|_| panic!("rank 1 is awake"));
     }
 
     #[test]
-    fn threads_that_post_and_read_see_whole_rounds() {
+    fn threads_read_complete_payloads_in_every_round() {
         let size = RoundsSize { ranks: 3, slot_bytes: 9000 };
-        // Short ones, long ones, and such as leave something over at the end of the arena.
+        // Short payloads, long payloads, and payloads after which unused space stays at the end of the ring buffer.
         let length = |round: u64, rank: usize| [5, 9000, 4097, 8191, 4096, 0][(round as usize + rank) % 6];
         let last = if cfg!(miri) { 20 } else { 2000 };
-        let play = move |mut rounds: ShmRounds| {
+        let run_rounds = move |mut rounds: ShmRounds| {
             for round in 1..=last {
                 while !rounds.may_write(round) {
                     thread::yield_now();
@@ -365,7 +417,7 @@ mod tests {
             }
         };
         let threads: Vec<_> =
-            views(size).into_iter().map(|rounds| thread::spawn(move || play(rounds))).collect();
+            all_ranks(size).into_iter().map(|rounds| thread::spawn(move || run_rounds(rounds))).collect();
         for thread in threads {
             thread.join().unwrap();
         }

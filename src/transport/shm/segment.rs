@@ -1,4 +1,4 @@
-//! A piece of memory that several processes have mapped.
+//! A memory segment that several processes map.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,106 +11,107 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftrunc
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mremap_fixed, munmap};
 use rustix::param::page_size;
 
-/// Bytes at the beginning by which who opens the memory knows it.
+/// The length in bytes of the token at the beginning of a segment. A process that opens a segment checks the token.
 pub const TOKEN_BYTES: usize = 32;
 
-/// Where another process of this host finds the memory: a file that this one has open.
+/// Where other processes of this host find a segment: the process that created the segment, and its file descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentLocation {
-    /// The process.
+    /// The id of the process.
     pub process: u32,
-    /// The number of the file there.
+    /// The number of the file descriptor in that process.
     pub file: u32,
 }
 
-/// Shared memory, mapped. Dropping it takes the mapping back.
+/// A mapping of shared memory. When this value is dropped, the memory is unmapped.
 pub struct Segment {
     base: NonNull<u8>,
     length: usize,
-    /// Kept open for as long as others may still have to open it.
+    /// The file, which stays open until all other processes have opened it.
     file: Option<OwnedFd>,
 }
 
-// SAFETY: the mapping belongs to this value alone, and the memory behind it may be read and written from any thread; who
-// may when is the business of `ShmRounds`, which shares the memory with other processes as well.
+// SAFETY: only this value owns the mapping, and any thread may read and write the memory. `ShmRounds` decides which
+// thread or process may access which bytes, and when.
 unsafe impl Send for Segment {}
-// SAFETY: as above; nothing here changes through a shared reference.
+// SAFETY: as for `Send`. No method with `&self` changes the value.
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// New memory of `length` bytes, all zero but for the token.
+    /// Creates a segment of `length` bytes. All bytes after the token are zero.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses: too little memory is one reason.
+    /// If the operating system refuses the memory, or `length` is less than [`TOKEN_BYTES`].
     pub fn create(length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let file = rustix::fs::memfd_create("ringtrain", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, length as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let segment = Self::map(file, length)?;
-        // SAFETY: the mapping is at least as long as the token, which `map` makes sure of, and nobody else knows of it yet.
+        // SAFETY: `map` has checked that the mapping is at least as long as the token. No other process knows the segment.
         unsafe { ptr::copy_nonoverlapping(token.as_ptr(), segment.base.as_ptr(), TOKEN_BYTES) };
         Ok(segment)
     }
 
-    /// The memory that another process of this user has created.
+    /// Opens a segment of `length` bytes that another process of the same user has created.
     ///
     /// # Errors
     ///
-    /// When it cannot be opened (another user, another container), or is not what was promised.
-    pub fn open(place: SegmentLocation, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
-        let path = format!("/proc/{}/fd/{}", place.process, place.file);
+    /// If this process cannot open the file (for example a file of another user or in another container), or if the size,
+    /// the seals or the token are wrong.
+    pub fn open(location: SegmentLocation, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
+        let path = format!("/proc/{}/fd/{}", location.process, location.file);
         let file = OwnedFd::from(OpenOptions::new().read(true).write(true).open(path)?);
         let seals = fcntl_get_seals(&file)?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
-            return Err(io::Error::other("its size is not sealed"));
+            return Err(io::Error::other("the size of the shared memory is not sealed"));
         }
         let file = File::from(file);
         if file.metadata()?.len() != length as u64 {
-            return Err(io::Error::other("it has another size"));
+            return Err(io::Error::other("the shared memory has another size"));
         }
         let mut segment = Self::map(file.into(), length)?;
         segment.close();
-        // SAFETY: the mapping is at least as long as the token, and its creator wrote the token before it told anybody.
+        // SAFETY: the mapping is at least as long as the token. The creator wrote the token before it sent the location.
         let found = unsafe { segment.base.cast::<[u8; TOKEN_BYTES]>().read() };
         if found != *token {
-            return Err(io::Error::other("it is another job's"));
+            return Err(io::Error::other("the shared memory has another token"));
         }
         Ok(segment)
     }
 
-    /// Where others find it, until [`Segment::close`].
+    /// Returns where other processes find the segment, or `None` after [`Segment::close`].
     pub fn place(&self) -> Option<SegmentLocation> {
         let file = self.file.as_ref()?.as_raw_fd();
         Some(SegmentLocation { process: process::id(), file: u32::try_from(file).ok()? })
     }
 
-    /// Closes the file: from now on nobody can open it. The mapping stays.
+    /// Closes the file. No other process can open the segment any more, but all mappings stay.
     pub fn close(&mut self) {
         self.file = None;
     }
 
-    /// A second mapping of the memory, before [`Segment::close`].
+    /// Creates a second, private mapping of the memory. Call this method before [`Segment::close`].
     ///
     /// # Errors
     ///
-    /// When the operating system refuses, or the file is closed.
+    /// If the operating system refuses the mapping, or if the file is closed.
     pub(super) fn spare_pages(&self) -> io::Result<SparePages> {
         let file = self.file.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let (protection, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         let length = self.length.next_multiple_of(page_size());
-        // SAFETY: the kernel chooses an address where nothing of ours is mapped; the file's size is sealed.
+        // SAFETY: the kernel chooses addresses that this process does not use. The size of the file is sealed.
         let base = unsafe { mmap(ptr::null_mut(), length, protection, flags, file, 0)? };
-        Ok(SparePages { base: base.expose_provenance(), left: std::iter::once(0..length).collect() })
+        Ok(SparePages { base: base.expose_provenance(), unused: std::iter::once(0..length).collect() })
     }
 
-    /// The first byte. It is aligned to a page.
+    /// Returns the address of the first byte, which is the beginning of a page.
     pub(super) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Bytes mapped.
+    /// Returns the number of mapped bytes.
     pub(super) fn length(&self) -> usize {
         self.length
     }
@@ -120,7 +121,8 @@ impl Segment {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: the kernel chooses an address where nothing of ours is mapped; the file is as long as the mapping, and sealed.
+        // SAFETY: the kernel chooses addresses that this process does not use. The file is as long as the mapping, and its
+        // size is sealed.
         let base = unsafe { mmap(ptr::null_mut(), length, protection, flags, &file, 0)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, length, file: Some(file) })
@@ -129,70 +131,75 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: this is what `map` has mapped, and nothing that borrowed from it outlives it.
+        // SAFETY: `map` has created this mapping, and no reference into the mapping outlives this value.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.length) } {
-            log::warn!("shared memory could not be given back: {error}");
+            log::warn!("shared memory could not be unmapped: {error}");
         }
     }
 }
 
-/// A second mapping of a segment's memory, private and untouched, whose pages can replace those of the segment's mapping.
+/// A second mapping of a segment's memory, which is private. No thread uses its pages until they replace pages of the
+/// segment's own mapping.
 ///
-/// A page is replaced in one step, with the same content, while other threads of this process read and write it: what they
-/// write before is in the shared page, which the private one is copied from.
+/// The kernel replaces a page in one step, and the content stays the same. Other threads of this process can read and
+/// write the page meanwhile: their earlier writes are in the shared page, from which the kernel copies the private page.
 pub(super) struct SparePages {
     base: usize,
-    /// The pages that have not been used, as offsets.
-    left: Vec<Range<usize>>,
+    /// The pages that have not replaced other pages, as ranges of byte offsets in the mapping.
+    unused: Vec<Range<usize>>,
 }
 
 impl SparePages {
-    /// Replaces these whole pages of the segment's mapping, which begins at `start`; other processes do not reach them any
-    /// more. Pages that have been replaced before stay as they are.
+    /// Replaces whole pages of the segment's mapping by private pages. `pages` is the range of their byte offsets in the
+    /// mapping, which begins at address `start`. After that, other processes cannot access these pages. Pages that were
+    /// replaced before do not change.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses. Before Linux 5.14 replaced pages stay visible until they are written.
+    /// If the operating system refuses. Before Linux 5.14, this method returns an error: a replaced page still shows
+    /// the writes of other processes until this process writes to the page.
     pub(super) fn replace(&mut self, start: usize, pages: &Range<usize>) -> io::Result<()> {
-        let mut left = Vec::new();
+        let mut unused = Vec::new();
         let mut result = Ok(());
-        for run in std::mem::take(&mut self.left) {
-            let used = run.start.max(pages.start)..run.end.min(pages.end);
-            if used.is_empty() {
-                left.push(run);
+        for range in std::mem::take(&mut self.unused) {
+            let overlap = range.start.max(pages.start)..range.end.min(pages.end);
+            if overlap.is_empty() {
+                unused.push(range);
                 continue;
             }
-            let moved = self.move_to(start, &used);
-            left.extend(
-                [run.start..used.start, used.end..run.end].into_iter().filter(|rest| !rest.is_empty()),
+            let moved = self.move_pages(start, &overlap);
+            unused.extend(
+                [range.start..overlap.start, overlap.end..range.end]
+                    .into_iter()
+                    .filter(|rest| !rest.is_empty()),
             );
             if moved.is_err() {
-                left.push(used);
+                unused.push(overlap);
             }
             result = result.and(moved);
         }
-        self.left = left;
+        self.unused = unused;
         result
     }
 
-    fn move_to(&self, start: usize, pages: &Range<usize>) -> io::Result<()> {
+    fn move_pages(&self, start: usize, pages: &Range<usize>) -> io::Result<()> {
         let old = ptr::with_exposed_provenance_mut(self.base + pages.start);
         let new = ptr::with_exposed_provenance_mut(start + pages.start);
-        // SAFETY: the old pages are this value's and nothing refers to them. The new addresses stay mapped, with the same
-        // content.
+        // SAFETY: this value owns the old pages, and no reference points to them. The new addresses stay mapped, with the
+        // same content.
         unsafe { mremap_fixed(old, pages.len(), pages.len(), MremapFlags::MAYMOVE, new)? };
-        // SAFETY: this copies the pages, which does not change their content.
+        // SAFETY: the call copies the pages, and does not change their content.
         unsafe { madvise(new, pages.len(), Advice::LinuxPopulateWrite).map_err(io::Error::from) }
     }
 }
 
 impl Drop for SparePages {
     fn drop(&mut self) {
-        for run in &self.left {
-            let start = ptr::with_exposed_provenance_mut(self.base + run.start);
-            // SAFETY: these pages are this value's and nothing refers to them.
-            if let Err(error) = unsafe { munmap(start, run.len()) } {
-                log::warn!("a spare mapping of shared memory could not be given back: {error}");
+        for range in &self.unused {
+            let start = ptr::with_exposed_provenance_mut(self.base + range.start);
+            // SAFETY: this value owns these pages, and no reference points to them.
+            if let Err(error) = unsafe { munmap(start, range.len()) } {
+                log::warn!("a spare mapping of shared memory could not be unmapped: {error}");
             }
         }
     }
@@ -203,28 +210,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_knows_the_place_and_the_token_shares_the_memory() {
+    fn a_process_with_the_location_and_the_token_shares_the_memory() {
         let token = [7; TOKEN_BYTES];
         let mut one = Segment::create(8192, &token).unwrap();
-        let place = one.place().unwrap();
-        let other = Segment::open(place, 8192, &token).unwrap();
-        // SAFETY: both mappings are 8192 bytes long, and this thread alone uses them.
+        let location = one.place().unwrap();
+        let other = Segment::open(location, 8192, &token).unwrap();
+        // SAFETY: both mappings are 8192 bytes long, and only this thread uses them.
         unsafe {
             one.base.as_ptr().add(100).write(42);
             assert_eq!(other.base.as_ptr().add(100).read(), 42);
         }
-        assert!(Segment::open(place, 4096, &token).is_err(), "another size");
-        assert!(Segment::open(place, 8192, &[8; TOKEN_BYTES]).is_err(), "another token");
+        assert!(Segment::open(location, 4096, &token).is_err(), "the size is wrong");
+        assert!(Segment::open(location, 8192, &[8; TOKEN_BYTES]).is_err(), "the token is wrong");
         one.close();
         assert!(one.place().is_none());
     }
 
     #[test]
-    fn a_file_that_is_none_of_ours_is_refused() {
+    fn a_file_that_is_not_a_segment_is_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
-        let place = SegmentLocation { process: process::id(), file: file.as_raw_fd() as u32 };
-        assert!(Segment::open(place, 8192, &[0; TOKEN_BYTES]).is_err(), "not sealed");
+        let location = SegmentLocation { process: process::id(), file: file.as_raw_fd() as u32 };
+        assert!(Segment::open(location, 8192, &[0; TOKEN_BYTES]).is_err(), "the size is not sealed");
         assert!(
             Segment::open(SegmentLocation { process: u32::MAX, file: 0 }, 8192, &[0; TOKEN_BYTES]).is_err()
         );

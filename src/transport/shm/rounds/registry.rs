@@ -1,7 +1,9 @@
-//! Buffers that the ranks of a board have of the runtime. A rank posts where its elements lie in such a buffer instead of the
-//! elements, and so lends it: until it has seen that all others are done, they read and write it where it lies.
+//! The registered buffers: the buffers in shared memory that all ranks of a [`ShmRounds`] have mapped. A rank *exposes* a
+//! part of its buffer: it posts the location of its elements instead of the elements. The other ranks then read and write
+//! the part in place, until each of them has posted that it is done.
 //!
-//! What a rank says of where they lie is checked against the memory that this rank has mapped before anything is touched.
+//! Before this rank reads or writes at a location that another rank has posted, this rank checks that the location is
+//! inside the buffer that this rank has mapped.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,59 +13,66 @@ use rustix::param::page_size;
 
 use super::super::buffer::{ExposedBuffer, RemoteBuffer};
 use super::super::segment::SparePages;
-use super::{EXPOSED, Header, ShmRounds};
+use super::{EXPOSED_PLACE, Header, ShmRounds};
 
-/// The most buffers of one group that a rank has at a time.
+/// The maximum number of registered buffers that a rank of a group may have at a time.
 pub const BUFFERS_MAX: usize = 1024;
-/// Bytes in which a rank says where its elements lie.
+/// The length of an encoded [`BufferRef`] in bytes.
 pub(super) const BUFFER_REF_BYTES: usize = 2 * size_of::<u64>();
 
-/// Where a rank's elements lie: in which of its buffers, all ranks counting alike, and at which byte.
+/// The location of elements in a registered buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BufferRef {
-    /// The buffer's number.
+    /// The number of the buffer. All ranks number their buffers in the same order.
     pub buffer: u64,
-    /// The first byte.
+    /// The offset of the first element in bytes.
     pub offset: u64,
 }
 
-/// What this rank knows of everybody's buffers.
+/// The registered buffers of all ranks.
 #[derive(Default)]
 pub(super) struct BufferRegistry {
-    /// How many there have been.
+    /// The number of buffers that each rank has registered so far, including dropped buffers.
     count: u64,
-    /// This rank's own, by the address of the first byte that can be lent.
+    /// This rank's own buffers, by the address of their first element.
     own: BTreeMap<usize, OwnBuffer>,
-    /// The others', by the buffer's number and by rank. They stay here while their owner may lend them.
+    /// The buffers of the other ranks, by the number of the buffer and then by rank. A buffer stays mapped until its owner
+    /// withdraws it.
     others: BTreeMap<u64, Vec<Option<RemoteBuffer>>>,
-    /// What the others have lent in a round.
+    /// The parts that the other ranks have exposed in one round.
     exposed_parts: ExposedParts,
 }
 
 struct OwnBuffer {
     number: u64,
+    /// The length of the buffer in bytes.
     length: usize,
+    /// The addresses of the mapping.
     mapping: Range<usize>,
+    /// The pages that replace the buffer's pages after a failure.
     spare: Option<SparePages>,
-    /// Its owner keeps the other end for as long as it is mapped.
+    /// Can be upgraded while the buffer is mapped.
     alive: Weak<()>,
 }
 
+/// The parts that the other ranks have exposed in `round`.
 #[derive(Default)]
 struct ExposedParts {
     round: u64,
+    /// The length of each part in bytes.
     bytes: usize,
-    of: Vec<Option<BufferRef>>,
+    /// The location of the part of each rank, by rank; `None` for a rank that has exposed nothing.
+    locations: Vec<Option<BufferRef>>,
 }
 
 impl ShmRounds {
-    /// How many buffers of its own this rank has.
+    /// Returns the number of this rank's own registered buffers.
     pub fn own_buffers(&self) -> usize {
         self.registry.own.len()
     }
 
-    /// Takes note of a buffer of each rank, the others' in rank order, and gives it the next number: all ranks do so in the
-    /// same order. `alive` has to die before the rank's own is unmapped.
+    /// Registers one buffer of each rank, under the next number. All ranks must register their buffers in the same order.
+    /// `others` are the buffers of the other ranks, in rank order. Drop the last `Arc` of `alive` before `own` is unmapped.
     pub fn register_buffer(
         &mut self,
         own: &mut ExposedBuffer,
@@ -76,14 +85,14 @@ impl ShmRounds {
         let number = self.registry.count;
         self.registry.count += 1;
         self.registry.others.insert(number, buffers);
-        let (mapping, first) = own.extent();
+        let (mapping, first) = own.addresses();
         let spare = own.take_spare_pages();
         let length = own.bytes().len();
         self.registry.own.insert(first, OwnBuffer { number, length, mapping, spare, alive });
     }
 
-    /// Forgets this rank's own buffers that are gone, and, if no operation is under way, gives up the mappings of those whose
-    /// owners have.
+    /// Removes this rank's own buffers that the program has dropped. If no operation is in progress (`is_busy` is false),
+    /// also unmaps the buffers that other ranks have withdrawn.
     pub fn prune(&mut self, is_busy: bool) {
         self.registry.own.retain(|_, own| own.alive.strong_count() > 0);
         if is_busy {
@@ -99,61 +108,68 @@ impl ShmRounds {
         });
     }
 
-    /// Where these bytes lie, if they are some of one of this rank's buffers, and a multiple of `unit` from its beginning.
-    pub fn buffer_ref(&self, bytes: &[u8], unit: usize) -> Option<BufferRef> {
-        let (first, own) = self.own_of(bytes)?;
+    /// Returns the location of `bytes`, if they are inside one of this rank's registered buffers and their offset is a
+    /// multiple of `element_bytes`.
+    pub fn buffer_ref(&self, bytes: &[u8], element_bytes: usize) -> Option<BufferRef> {
+        let (first, own) = self.own_buffer_at(bytes)?;
         let offset = bytes.as_ptr().addr() - first;
-        let is_found = offset.is_multiple_of(unit) && own.length - offset >= bytes.len();
+        let is_found = offset.is_multiple_of(element_bytes) && own.length - offset >= bytes.len();
         is_found.then_some(BufferRef { buffer: own.number, offset: offset as u64 })
     }
 
-    /// The buffer in which these bytes begin.
-    fn own_of(&self, bytes: &[u8]) -> Option<(usize, &OwnBuffer)> {
+    /// Returns this rank's registered buffer in which `bytes` begin, and the address of the buffer's first element.
+    fn own_buffer_at(&self, bytes: &[u8]) -> Option<(usize, &OwnBuffer)> {
         let address = bytes.as_ptr().addr();
         let (&first, own) = self.registry.own.range(..=address).next_back()?;
         (address - first <= own.length && own.alive.strong_count() > 0).then_some((first, own))
     }
 
-    /// Posts the round, for which nothing was written: the elements lie there, and are lent.
+    /// Posts the round with the location of exposed elements instead of a payload. Do not call [`ShmRounds::write`] for this
+    /// round.
     pub fn post_exposed(&mut self, round: u64, header: &Header, buffer_ref: BufferRef) {
         let words = self.write(round, BUFFER_REF_BYTES);
         let (buffer, offset) = words.split_at_mut(size_of::<u64>());
         buffer.copy_from_slice(&buffer_ref.buffer.to_le_bytes());
         offset.copy_from_slice(&buffer_ref.offset.to_le_bytes());
-        self.next.place = EXPOSED;
+        self.next.place = EXPOSED_PLACE;
         self.post(round, header);
     }
 
-    /// Looks at who has lent so many bytes in this round, which all have posted, and whether all others have. The bytes begin
-    /// at a multiple of `unit`.
+    /// Reads and checks the locations that the other ranks have posted in `round`. All ranks must have posted the round. Each
+    /// location must have `bytes` bytes, and its offset must be a multiple of `element_bytes`. Returns whether all other
+    /// ranks have posted a location.
     ///
     /// # Errors
     ///
-    /// The rank whose loan cannot be, and why.
+    /// The rank that has posted an invalid location, and the reason.
     pub fn collect_exposed(
         &mut self,
         round: u64,
         bytes: usize,
-        unit: usize,
+        element_bytes: usize,
     ) -> Result<bool, (usize, &'static str)> {
-        let mut of = std::mem::take(&mut self.registry.exposed_parts.of);
-        of.clear();
+        let mut locations = std::mem::take(&mut self.registry.exposed_parts.locations);
+        locations.clear();
         for rank in 0..self.size.ranks {
-            let exposed_part =
-                if rank == self.rank { Ok(None) } else { self.exposed_part(rank, round, bytes, unit) };
-            of.push(exposed_part.map_err(|why| (rank, why))?);
+            let location = if rank == self.rank {
+                Ok(None)
+            } else {
+                self.read_exposed_location(rank, round, bytes, element_bytes)
+            };
+            locations.push(location.map_err(|why| (rank, why))?);
         }
-        let exposed = of.iter().flatten().count();
-        self.registry.exposed_parts = ExposedParts { round, bytes, of };
+        let exposed = locations.iter().flatten().count();
+        self.registry.exposed_parts = ExposedParts { round, bytes, locations };
         Ok(exposed + 1 == self.size.ranks)
     }
 
-    fn exposed_part(
+    /// Reads and checks the location that `rank` has posted in `round`. Returns `None` if `rank` has posted elements instead.
+    fn read_exposed_location(
         &self,
         rank: usize,
         round: u64,
         bytes: usize,
-        unit: usize,
+        element_bytes: usize,
     ) -> Result<Option<BufferRef>, &'static str> {
         let Some(posted) = self.posted(rank, round).filter(|posted| posted.is_exposed) else {
             return Ok(None);
@@ -161,68 +177,75 @@ impl ShmRounds {
         let (words, _) = posted.bytes(0..BUFFER_REF_BYTES).as_chunks();
         let [buffer, offset] = [0, 1].map(|index| u64::from_le_bytes(words[index]));
         let remote = self.registry.buffer(buffer, rank);
-        let remote = remote.ok_or("it lent a buffer that this rank does not know")?;
+        let remote = remote.ok_or("it posted a location in a buffer that this rank does not know")?;
         let start = usize::try_from(offset).ok();
         let end = start.and_then(|start| start.checked_add(bytes)).filter(|&end| end <= remote.length());
         match (start, end) {
-            (Some(start), Some(_)) if start.is_multiple_of(unit) => Ok(Some(BufferRef { buffer, offset })),
-            (Some(_), Some(_)) => Err("it lent elements that do not begin where elements can"),
-            _ => Err("it lent more than its buffer has"),
+            (Some(start), Some(_)) if start.is_multiple_of(element_bytes) => {
+                Ok(Some(BufferRef { buffer, offset }))
+            }
+            (Some(_), Some(_)) => {
+                Err("it posted a location whose offset is not a multiple of the element size")
+            }
+            _ => Err("it posted a location that does not end inside its buffer"),
         }
     }
 
-    /// Some of the bytes that a rank has lent in this round ([`ShmRounds::collect_exposed`]); `None` if it has lent none.
+    /// Returns the bytes in `range` of the part that `rank` has exposed in `round`. Call [`ShmRounds::collect_exposed`] first.
+    /// Returns `None` if `rank` has exposed nothing, or if this rank has already posted the next round.
     ///
     /// # Panics
     ///
-    /// If there are not so many.
+    /// If `range` is not inside the part.
     pub fn exposed(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<&[u8]> {
-        let start = self.exposed_at(rank, round, range)?;
-        // SAFETY: they are inside of the mapping. Of what is lent every byte belongs to one rank until all have posted the next
-        // round, and those of this rank are written by nobody else; here only through `&mut self`, with this borrow over.
+        let start = self.exposed_address(rank, round, range)?;
+        // SAFETY: the bytes are inside the mapping. Until all ranks have posted the next round, each exposed byte is assigned
+        // to one rank, and no other rank writes to it. This rank writes to its bytes only with `&mut self`.
         Some(unsafe { std::slice::from_raw_parts(start, range.len()) })
     }
 
-    /// Writes some of the bytes that a rank has lent in this round; nothing, if it has lent none.
+    /// Writes `bytes` to the part that `rank` has exposed in `round`, from offset `at` in the part. Does nothing if `rank` has
+    /// exposed nothing, or if this rank has already posted the next round.
     ///
     /// # Panics
     ///
-    /// If there are not so many.
+    /// If the bytes do not fit into the part.
     pub fn write_exposed(&mut self, rank: usize, round: u64, at: usize, bytes: &[u8]) {
-        let Some(start) = self.exposed_at(rank, round, &(at..at + bytes.len())) else { return };
-        // SAFETY: they are inside of the mapping, in other memory than `bytes`, and belong to this rank until it has posted the
-        // next round: nobody else reads or writes them.
+        let Some(start) = self.exposed_address(rank, round, &(at..at + bytes.len())) else { return };
+        // SAFETY: the destination is inside the mapping and does not overlap `bytes`. Until this rank posts the next round,
+        // no other rank reads or writes the destination.
         unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
-    fn exposed_at(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<*mut u8> {
-        let ExposedParts { round: taken, bytes, of } = &self.registry.exposed_parts;
+    /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`.
+    fn exposed_address(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<*mut u8> {
+        let ExposedParts { round: taken, bytes, locations } = &self.registry.exposed_parts;
         if *taken != round || self.has_posted(self.rank, round + 1) {
             return None;
         }
-        let BufferRef { buffer, offset } = (*of.get(rank)?)?;
-        assert!(range.start <= range.end && range.end <= *bytes, "so much was lent");
+        let BufferRef { buffer, offset } = (*locations.get(rank)?)?;
+        assert!(range.start <= range.end && range.end <= *bytes, "the range must be inside the exposed part");
         let start = usize::try_from(offset).ok()?;
         let buffer = self.registry.buffer(buffer, rank)?;
-        Some(buffer.part(&(start + range.start..start + range.end))?.as_ptr())
+        Some(buffer.address_of(&(start + range.start..start + range.end))?.as_ptr())
     }
 
-    /// Takes these bytes of a buffer away from the other ranks, which may still write to them although this rank's operation
-    /// has failed: all pages that hold them become this process's own, with their content. Other threads of this process may
-    /// use the rest of the pages meanwhile.
+    /// Replaces all pages that contain any of `bytes` by private pages with the same content. After this rank's operation has
+    /// failed, other ranks may still write to the shared pages. Other threads of this process may use the other bytes of
+    /// these pages meanwhile.
     pub fn stop_exposing(&mut self, bytes: &[u8]) {
-        let Some((first, _)) = self.own_of(bytes) else { return };
+        let Some((first, _)) = self.own_buffer_at(bytes) else { return };
         let Some(own) = self.registry.own.get_mut(&first) else { return };
         let (pages, start) = (own.pages_of(bytes), own.mapping.start);
         let replaced = own.spare.as_mut().map_or(Ok(()), |spare| spare.replace(start, &pages));
         if let Err(error) = replaced {
-            log::warn!("a buffer stays shared though its operation has failed: {error}");
+            log::warn!("a buffer stays shared after its operation failed: {error}");
         }
     }
 }
 
 impl OwnBuffer {
-    /// The pages that hold any of these bytes, as offsets in the mapping.
+    /// Returns the pages that contain any of `bytes`, as a range of byte offsets in the mapping.
     fn pages_of(&self, bytes: &[u8]) -> Range<usize> {
         let (page, start) = (page_size(), bytes.as_ptr().addr() - self.mapping.start);
         start - start % page..(start + bytes.len()).next_multiple_of(page)
@@ -230,6 +253,7 @@ impl OwnBuffer {
 }
 
 impl BufferRegistry {
+    /// Returns the buffer with the number `buffer` of another rank.
     fn buffer(&self, buffer: u64, rank: usize) -> Option<&RemoteBuffer> {
         self.others.get(&buffer)?.get(rank)?.as_ref()
     }
@@ -244,42 +268,43 @@ mod tests {
 
     const HEADER: Header = [5; HEADER_WORDS];
 
-    /// A rank, and a buffer of its own of this length.
-    struct Seat {
+    /// A rank and its own registered buffer.
+    struct RankWithBuffer {
         rounds: ShmRounds,
         own: Option<(ExposedBuffer, Arc<()>)>,
     }
 
-    fn register_buffer(seats: &mut [Seat], length: usize) {
+    fn register_buffer(ranks: &mut [RankWithBuffer], length: usize) {
         let token = [2; TOKEN_BYTES];
         let buffers: Vec<ExposedBuffer> =
-            seats.iter().map(|_| ExposedBuffer::create(length, &token).unwrap()).collect();
+            ranks.iter().map(|_| ExposedBuffer::create(length, &token).unwrap()).collect();
         let places: Vec<_> = buffers.iter().map(|buffer| buffer.place().unwrap()).collect();
-        for (rank, (seat, mut buffer)) in seats.iter_mut().zip(buffers).enumerate() {
+        for (rank, (rank_with_buffer, mut buffer)) in ranks.iter_mut().zip(buffers).enumerate() {
             let others = places.iter().enumerate().filter(|(other, _)| *other != rank);
             let others = others.map(|(_, place)| RemoteBuffer::open(*place, length, &token).unwrap());
             let alive = Arc::new(());
-            seat.rounds.register_buffer(&mut buffer, Arc::downgrade(&alive), others);
-            seat.own = Some((buffer, alive));
+            rank_with_buffer.rounds.register_buffer(&mut buffer, Arc::downgrade(&alive), others);
+            rank_with_buffer.own = Some((buffer, alive));
         }
     }
 
-    fn seats(length: usize) -> Vec<Seat> {
+    fn ranks(length: usize) -> Vec<RankWithBuffer> {
         let size = RoundsSize { ranks: 2, slot_bytes: 128 };
         let token = [1; TOKEN_BYTES];
         let first = Segment::create(size.bytes(), &token).unwrap();
         let second = Segment::open(first.place().unwrap(), size.bytes(), &token).unwrap();
         let views = [first, second].into_iter().enumerate();
-        let mut seats: Vec<Seat> =
-            views.map(|(rank, s)| Seat { rounds: ShmRounds::new(s, size, rank), own: None }).collect();
-        register_buffer(&mut seats, length);
-        seats
+        let mut ranks: Vec<RankWithBuffer> = views
+            .map(|(rank, s)| RankWithBuffer { rounds: ShmRounds::new(s, size, rank), own: None })
+            .collect();
+        register_buffer(&mut ranks, length);
+        ranks
     }
 
     #[test]
-    fn what_is_lent_is_read_and_written_where_it_lies() {
-        let mut seats = seats(1000);
-        let [one, two] = &mut seats[..] else { panic!("two ranks") };
+    fn an_exposed_part_is_read_and_written_in_place() {
+        let mut ranks = ranks(1000);
+        let [one, two] = &mut ranks[..] else { panic!("two ranks") };
         let (own, _) = two.own.as_mut().unwrap();
         own.bytes_mut()[100..108].copy_from_slice(b"contents");
         let buffer_ref = two.rounds.buffer_ref(&own.bytes()[96..200], 8).unwrap();
@@ -287,47 +312,56 @@ mod tests {
         two.rounds.post_exposed(1, &HEADER, buffer_ref);
         one.rounds.post(1, &HEADER);
         assert_eq!(one.rounds.collect_exposed(1, 104, 8), Ok(true));
-        assert_eq!(two.rounds.collect_exposed(1, 104, 8), Ok(false), "rank 0 lends nothing");
+        assert_eq!(two.rounds.collect_exposed(1, 104, 8), Ok(false), "rank 0 has exposed nothing");
         assert_eq!(one.rounds.exposed(1, 1, &(4..12)), Some(&b"contents"[..]));
         assert!(two.rounds.exposed(0, 1, &(4..12)).is_none() && one.rounds.exposed(1, 2, &(4..12)).is_none());
         one.rounds.write_exposed(1, 1, 103, b"!");
         one.rounds.post(2, &HEADER);
-        assert!(one.rounds.exposed(1, 1, &(4..12)).is_none(), "it has said that it is done");
+        assert!(
+            one.rounds.exposed(1, 1, &(4..12)).is_none(),
+            "rank 0 has posted the next round, and so has reported that it is done"
+        );
         one.rounds.write_exposed(1, 1, 0, b"too late");
         let bytes = two.own.as_ref().unwrap().0.bytes();
         assert_eq!((bytes[199], bytes[96]), (b'!', 0));
     }
 
     #[test]
-    fn a_rank_that_lends_what_it_does_not_have_is_found_out() {
+    fn an_invalid_location_is_an_error() {
         let buffer_ref = |buffer, offset| BufferRef { buffer, offset };
         for (buffer_ref, expected) in [
             (buffer_ref(0, 896), Ok(true)),
-            (buffer_ref(1, 0), Err("it lent a buffer that this rank does not know")),
-            (buffer_ref(u64::MAX, 0), Err("it lent a buffer that this rank does not know")),
-            (buffer_ref(0, 904), Err("it lent more than its buffer has")),
-            (buffer_ref(0, 1000), Err("it lent more than its buffer has")),
-            (buffer_ref(0, u64::MAX - 7), Err("it lent more than its buffer has")),
-            (buffer_ref(0, 4), Err("it lent elements that do not begin where elements can")),
+            (buffer_ref(1, 0), Err("it posted a location in a buffer that this rank does not know")),
+            (buffer_ref(u64::MAX, 0), Err("it posted a location in a buffer that this rank does not know")),
+            (buffer_ref(0, 904), Err("it posted a location that does not end inside its buffer")),
+            (buffer_ref(0, 1000), Err("it posted a location that does not end inside its buffer")),
+            (buffer_ref(0, u64::MAX - 7), Err("it posted a location that does not end inside its buffer")),
+            (
+                buffer_ref(0, 4),
+                Err("it posted a location whose offset is not a multiple of the element size"),
+            ),
         ] {
-            let mut seats = seats(1000);
-            seats[1].rounds.post_exposed(1, &HEADER, buffer_ref);
-            seats[0].rounds.post(1, &HEADER);
-            let found = seats[0].rounds.collect_exposed(1, 104, 8);
+            let mut ranks = ranks(1000);
+            ranks[1].rounds.post_exposed(1, &HEADER, buffer_ref);
+            ranks[0].rounds.post(1, &HEADER);
+            let found = ranks[0].rounds.collect_exposed(1, 104, 8);
             assert_eq!(found, expected.map_err(|what| (1, what)), "{buffer_ref:?}");
         }
     }
 
     #[test]
-    fn only_what_is_in_a_buffer_is_lent() {
-        let mut seats = seats(1000);
-        let Seat { rounds, own } = &mut seats[0];
+    fn only_aligned_bytes_inside_a_registered_buffer_have_a_location() {
+        let mut ranks = ranks(1000);
+        let RankWithBuffer { rounds, own } = &mut ranks[0];
         let (buffer, _) = own.as_ref().unwrap();
         assert!(rounds.buffer_ref(&buffer.bytes()[8..], 8).is_some());
-        assert!(rounds.buffer_ref(&buffer.bytes()[1000..], 8).is_some(), "nothing, at its end");
+        assert!(
+            rounds.buffer_ref(&buffer.bytes()[1000..], 8).is_some(),
+            "no bytes, at the end of the buffer"
+        );
         assert!(
             rounds.buffer_ref(&buffer.bytes()[4..], 8).is_none(),
-            "it begins in the middle of an element"
+            "the bytes begin in the middle of an element"
         );
         assert!(rounds.buffer_ref(&vec![0u8; 1000], 8).is_none());
         let address = buffer.bytes().as_ptr().addr();
@@ -338,63 +372,74 @@ mod tests {
     }
 
     #[test]
-    fn buffers_stay_for_as_long_as_one_rank_may_lend_its_own() {
-        let mut seats = seats(64);
-        let (buffer, _) = seats[0].own.take().unwrap();
+    fn a_buffer_stays_mapped_until_its_owner_withdraws_it() {
+        let mut ranks = ranks(64);
+        let (buffer, _) = ranks[0].own.take().unwrap();
         buffer.withdraw();
         drop(buffer);
-        for seat in &mut seats {
-            seat.rounds.prune(false);
+        for rank_with_buffer in &mut ranks {
+            rank_with_buffer.rounds.prune(false);
         }
-        assert_eq!(seats.iter().map(|seat| seat.rounds.own_buffers()).collect::<Vec<_>>(), [0, 1]);
-        let known =
-            |seats: &[Seat]| seats.iter().map(|seat| seat.rounds.registry.others.len()).collect::<Vec<_>>();
-        assert_eq!(known(&seats), [1, 0], "rank 1 may still lend its own, rank 0 not");
-        register_buffer(&mut seats, 64);
-        let exposed = seats[0].own.as_ref().unwrap().0.bytes();
         assert_eq!(
-            seats[0].rounds.buffer_ref(exposed, 1),
+            ranks.iter().map(|rank_with_buffer| rank_with_buffer.rounds.own_buffers()).collect::<Vec<_>>(),
+            [0, 1]
+        );
+        let known = |ranks: &[RankWithBuffer]| {
+            ranks
+                .iter()
+                .map(|rank_with_buffer| rank_with_buffer.rounds.registry.others.len())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(known(&ranks), [1, 0], "only rank 0 has withdrawn its buffer");
+        register_buffer(&mut ranks, 64);
+        let exposed = ranks[0].own.as_ref().unwrap().0.bytes();
+        assert_eq!(
+            ranks[0].rounds.buffer_ref(exposed, 1),
             Some(BufferRef { buffer: 1, offset: 0 }),
-            "another number"
+            "the new buffer has the next number"
         );
     }
 
     #[test]
-    fn what_is_taken_back_keeps_its_content_and_is_nobody_elses() {
-        let mut seats = seats(10_000);
-        seats[0].own.as_mut().unwrap().0.bytes_mut().fill(3);
+    fn private_pages_keep_their_content_and_other_ranks_cannot_write_to_them() {
+        let mut ranks = ranks(10_000);
+        ranks[0].own.as_mut().unwrap().0.bytes_mut().fill(3);
         let buffer_ref = BufferRef { buffer: 0, offset: 0 };
-        seats[0].rounds.post_exposed(1, &HEADER, buffer_ref);
-        seats[1].rounds.post(1, &HEADER);
-        assert_eq!(seats[1].rounds.collect_exposed(1, 10_000, 1), Ok(true));
-        let Seat { rounds, own } = &mut seats[0];
+        ranks[0].rounds.post_exposed(1, &HEADER, buffer_ref);
+        ranks[1].rounds.post(1, &HEADER);
+        assert_eq!(ranks[1].rounds.collect_exposed(1, 10_000, 1), Ok(true));
+        let RankWithBuffer { rounds, own } = &mut ranks[0];
         rounds.stop_exposing(own.as_ref().unwrap().0.bytes());
-        seats[1].rounds.write_exposed(0, 1, 0, &[9; 10_000]);
-        let own = &mut seats[0].own.as_mut().unwrap().0;
+        ranks[1].rounds.write_exposed(0, 1, 0, &[9; 10_000]);
+        let own = &mut ranks[0].own.as_mut().unwrap().0;
         assert!(own.bytes().iter().all(|&byte| byte == 3));
         own.bytes_mut().fill(4);
-        assert!(seats[1].rounds.exposed(0, 1, &(0..10_000)).unwrap().iter().all(|&byte| byte == 9));
+        assert!(ranks[1].rounds.exposed(0, 1, &(0..10_000)).unwrap().iter().all(|&byte| byte == 9));
     }
 
-    /// Pages at the ends of the part stayed shared, and other ranks wrote to what the program held a `&mut` to.
+    /// Regression test: before the fix, the pages at both ends of the part stayed shared, and other ranks wrote to memory to
+    /// which the program had a `&mut` reference.
     #[test]
     fn a_part_that_is_no_longer_exposed_is_on_private_pages() {
         let page = page_size();
-        let mut seats = seats(4 * page);
-        seats[0].rounds.post_exposed(1, &HEADER, BufferRef { buffer: 0, offset: 0 });
-        seats[1].rounds.post(1, &HEADER);
-        assert_eq!(seats[1].rounds.collect_exposed(1, 4 * page, 1), Ok(true));
-        let Seat { rounds, own } = &mut seats[0];
+        let mut ranks = ranks(4 * page);
+        ranks[0].rounds.post_exposed(1, &HEADER, BufferRef { buffer: 0, offset: 0 });
+        ranks[1].rounds.post(1, &HEADER);
+        assert_eq!(ranks[1].rounds.collect_exposed(1, 4 * page, 1), Ok(true));
+        let RankWithBuffer { rounds, own } = &mut ranks[0];
         let own = &mut own.as_mut().unwrap().0;
         own.bytes_mut().fill(3);
         let part = page + 100..3 * page;
         rounds.stop_exposing(&own.bytes()[part.clone()]);
-        // Again, and in pages of which some are private already.
+        // The second call includes pages that are private already.
         rounds.stop_exposing(&own.bytes()[part.start - 10..part.end - page]);
-        seats[1].rounds.write_exposed(0, 1, 0, &vec![9; 4 * page]);
-        let bytes = seats[0].own.as_ref().unwrap().0.bytes();
-        assert!(bytes[part].iter().all(|&byte| byte == 3), "the other rank does not reach the part");
+        ranks[1].rounds.write_exposed(0, 1, 0, &vec![9; 4 * page]);
+        let bytes = ranks[0].own.as_ref().unwrap().0.bytes();
+        assert!(bytes[part].iter().all(|&byte| byte == 3), "the other rank cannot write to the part");
         let head = bytes.as_ptr().addr() % page;
-        assert!(bytes[..page - head].iter().all(|&byte| byte == 9), "the first page has none of it");
+        assert!(
+            bytes[..page - head].iter().all(|&byte| byte == 9),
+            "the first page has no byte of the part, so it stays shared"
+        );
     }
 }
