@@ -27,7 +27,7 @@ impl Rank {
     /// Rank 0. By convention, rank 0 prints results and broadcasts the initial parameters.
     pub const ZERO: Self = Self(0);
 
-    /// Returns the rank with this number. Does not check that a world has this rank.
+    /// Returns the rank with this number. Does not check whether the number is below a world size.
     pub const fn new(number: u32) -> Self {
         Self(number)
     }
@@ -217,7 +217,7 @@ wire_enum! {
         /// The largest value with its location. The rules for equal values and NaNs are those of
         /// [`ReduceOp::MinLoc`]. Only for types with a location.
         MaxLoc = 13 => "maxloc",
-        /// A sum. Each rank has already multiplied its contribution by a factor. The result is computed as for
+        /// The sum of contributions that each rank has already multiplied by a factor. The result is computed as for
         /// [`ReduceOp::Sum`]. If another rank passes [`ReduceOp::Sum`] instead, the library reports a mismatch.
         PreMulSum = 14 => "premulsum",
         /// A function that the caller passes. All ranks must pass the same function.
@@ -251,7 +251,7 @@ impl ReduceOp {
 }
 
 wire_enum! {
-    /// A collective operation.
+    /// A collective operation, or a message between two ranks.
     pub enum Operation {
         /// Every rank gets the reduction of all buffers.
         AllReduce = 1 => "all_reduce",
@@ -321,11 +321,12 @@ wire_enum! {
 /// The bits that mark internal operations in a group's number on the wire. A group's own number has none of these
 /// bits.
 pub const INTERNAL_GROUP_BITS: u32 = OBJECTS_GROUP_BIT | HOSTS_GROUP_BIT | LOCAL_GROUP_BIT;
-/// The bit that marks messages of asynchronous object operations.
+/// The bit that marks the messages of asynchronous collectives of objects, for example of an asynchronous
+/// `broadcast_object`.
 pub const OBJECTS_GROUP_BIT: u32 = 1 << 31;
 /// The bit that marks operations between the hosts of a group.
 pub const HOSTS_GROUP_BIT: u32 = 1 << 30;
-/// The bit that marks the operations for setting up shared memory among the ranks of a group on one host.
+/// The bit that marks the operations with which the ranks of a group on one host set up their shared memory.
 pub const LOCAL_GROUP_BIT: u32 = 1 << 29;
 
 /// The tag of a receive that accepts messages with any tag. No message is sent with this tag.
@@ -353,7 +354,7 @@ pub struct Contract {
 }
 
 impl Contract {
-    /// The contract in control frames, which belong to no operation.
+    /// The contract in frames that belong to no operation.
     pub const NONE: Self = Self {
         operation: Operation::Barrier,
         dtype: DType::U8,
@@ -423,7 +424,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_variant_is_decoded_from_its_byte_and_its_name() {
+    fn element_types_and_reductions_are_decoded_from_their_bytes_and_names() {
         for &dtype in DType::ALL {
             assert_eq!(DType::from_byte(dtype.to_byte()), Some(dtype));
             assert_eq!(dtype.name().parse(), Ok(dtype));

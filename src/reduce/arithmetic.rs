@@ -33,8 +33,8 @@ pub(super) trait IndexedValue: bytemuck::Pod {
     /// index and a lower bit pattern.
     fn wins_tie(self, other: Self) -> bool;
 
-    /// Returns the one of the two values that a minimum or maximum keeps. `is_better(a, b)` says whether to keep the
-    /// number `a` instead of the number `b`. A NaN wins over every number.
+    /// Returns `self` or `other`: the value that a minimum or a maximum keeps. `is_better(a, b)` returns whether to keep
+    /// the number `a` instead of the number `b`. A NaN wins over every number.
     #[inline(always)]
     fn winner(self, other: Self, is_better: impl Fn(Self, Self) -> bool) -> Self {
         let other_wins = if self.is_nan() || other.is_nan() {
@@ -149,7 +149,7 @@ pub(super) trait BinaryReduction<N> {
     fn combine(a: N, b: N) -> N;
 }
 
-/// Defines the reductions for all element types that implement one trait.
+/// Defines reductions for all element types that implement the trait `$kind`.
 macro_rules! reductions {
     ($kind:ident: $( $name:ident => |$a:ident, $b:ident| $result:expr; )+) => { $(
         pub(super) struct $name;
@@ -182,10 +182,10 @@ reductions! { IndexedValue:
     MaxLoc => |a, b| a.winner(b, |this, that| that.is_less(this));
 }
 
-/// What a kernel does with each result before it stores the result: [`DivideByDivisor`] for an average,
-/// otherwise [`StoreUnchanged`].
+/// The step that a kernel applies to each result before it stores the result. The kernel for the last contribution to an
+/// average uses [`DivideByDivisor`], and all other kernels use [`StoreUnchanged`].
 pub(super) trait FinalStep<N> {
-    fn finish(value: N, divisor: u32) -> N;
+    fn apply(value: N, divisor: u32) -> N;
 }
 
 /// Stores the result unchanged.
@@ -195,19 +195,19 @@ pub(super) struct DivideByDivisor;
 
 impl<N> FinalStep<N> for StoreUnchanged {
     #[inline(always)]
-    fn finish(value: N, _: u32) -> N {
+    fn apply(value: N, _: u32) -> N {
         value
     }
 }
 
 impl<N: Number> FinalStep<N> for DivideByDivisor {
     #[inline(always)]
-    fn finish(value: N, divisor: u32) -> N {
+    fn apply(value: N, divisor: u32) -> N {
         value.divide(divisor)
     }
 }
 
-/// Computes `accumulator[i] = finish(reduce(accumulator[i], input[i]))` for all elements.
+/// Computes `accumulator[i] = F::apply(R::combine(accumulator[i], input[i]), divisor)` for all elements.
 #[inline(always)]
 pub(super) fn reduce_slice<N: Copy, R: BinaryReduction<N>, F: FinalStep<N>>(
     accumulator: &mut [N],
@@ -215,6 +215,6 @@ pub(super) fn reduce_slice<N: Copy, R: BinaryReduction<N>, F: FinalStep<N>>(
     divisor: u32,
 ) {
     for (a, &b) in accumulator.iter_mut().zip(input) {
-        *a = F::finish(R::combine(*a, b), divisor);
+        *a = F::apply(R::combine(*a, b), divisor);
     }
 }

@@ -1,4 +1,4 @@
-//! Compiles the loop of each kernel for several vector units. A kernel is created for one of these vector units.
+//! Compiles the loop of each kernel for several vector units. A [`Kernel`] contains the loop for one of these vector units.
 
 use half::{bf16, f16};
 
@@ -130,14 +130,13 @@ mod x86 {
     }
 
     pub(super) fn run_with_avx2<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
-        // SAFETY: `VectorWidth::Avx2` is made only by `VectorWidth::detect`, after `detect` has found AVX2 on this
-        // processor.
+        // SAFETY: `VectorWidth::Avx2` is used only after `VectorWidth::detect` has found AVX2 or AVX-512 on this
+        // processor, and every processor with AVX-512 has AVX2.
         unsafe { run_compiled_for_avx2::<L>(accumulator, input, divisor) }
     }
 
     pub(super) fn run_with_avx512<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
-        // SAFETY: `VectorWidth::Avx512` is made only by `VectorWidth::detect`, after `detect` has found AVX-512 on
-        // this processor.
+        // SAFETY: `VectorWidth::Avx512` is used only after `VectorWidth::detect` has found AVX-512 on this processor.
         unsafe { run_compiled_for_avx512::<L>(accumulator, input, divisor) }
     }
 }

@@ -38,7 +38,7 @@ const EXPONENT_SHIFT: u32 = 23;
 const EXPONENT_OF_ONE: u32 = 127;
 
 /// Converts an `f16` to an `f32`, with the same bits as the processor's own conversion. This code has no branches, so
-/// that the compiler can vectorise it. A library call for every eight elements would take four times as long. The
+/// that the compiler can vectorise the loop. A library call for every eight elements would take four times as long. The
 /// method is `half_to_float_fast4` by Fabian Giesen.
 #[inline(always)]
 fn widen_f16(narrow: f16) -> f32 {
@@ -96,7 +96,7 @@ impl HalfFloat for bf16 {
     }
 }
 
-/// Computes `accumulator[i] = finish(reduce(accumulator[i], input[i]))` for all elements, in blocks of `f32`.
+/// Computes `accumulator[i] = F::apply(R::combine(accumulator[i], input[i]), divisor)` for all elements, in blocks of `f32`.
 #[inline(always)]
 pub(super) fn reduce_half_slice<H: HalfFloat, R: BinaryReduction<f32>, F: FinalStep<f32>>(
     accumulator: &mut [H],

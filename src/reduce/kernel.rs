@@ -1,5 +1,4 @@
-//! Kernels, which reduce one segment into another. A kernel is a built-in loop, or calls a function that the user
-//! passed.
+//! Kernels, which reduce one slice into another. A kernel is a built-in loop, or calls a function that the user passed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,13 +21,13 @@ pub struct Kernel(KernelKind);
 
 #[derive(Clone)]
 enum KernelKind {
-    Plain(KernelFn),
+    BuiltIn(KernelFn),
     Custom(Arc<CustomFn>),
 }
 
 impl Kernel {
     pub(super) fn built_in(run: KernelFn) -> Self {
-        Self(KernelKind::Plain(run))
+        Self(KernelKind::BuiltIn(run))
     }
 
     /// Reduces `input` into `accumulator`, with `input` as the left operand. Both slices contain complete, aligned
@@ -41,7 +40,7 @@ impl Kernel {
     /// panics.
     pub fn apply(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
         match &self.0 {
-            KernelKind::Plain(run) => run(accumulator, input, divisor),
+            KernelKind::BuiltIn(run) => run(accumulator, input, divisor),
             KernelKind::Custom(function) => function(accumulator, input, InputSide::Left),
         }
     }
@@ -54,7 +53,7 @@ impl Kernel {
     /// In the same cases as [`Kernel::apply`].
     pub fn apply_as_right_operand(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
         match &self.0 {
-            KernelKind::Plain(run) => run(accumulator, input, divisor),
+            KernelKind::BuiltIn(run) => run(accumulator, input, divisor),
             KernelKind::Custom(function) => function(accumulator, input, InputSide::Right),
         }
     }
@@ -63,7 +62,7 @@ impl Kernel {
 impl fmt::Debug for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            KernelKind::Plain(_) => "Kernel::Plain",
+            KernelKind::BuiltIn(_) => "Kernel::BuiltIn",
             KernelKind::Custom(_) => "Kernel::Custom",
         })
     }
@@ -72,15 +71,15 @@ impl fmt::Debug for Kernel {
 /// The two kernels that a reduction of one element type needs.
 #[derive(Clone, Debug)]
 pub struct Kernels {
-    /// The kernel for every contribution except the last one.
+    /// The kernel for every contribution except the last.
     pub reduce: Kernel,
     /// The kernel for the last contribution. For an average, this kernel also divides the result.
     pub reduce_last: Kernel,
 }
 
 impl Kernels {
-    /// Returns kernels that compute a partial result: these kernels treat the last contribution like all other
-    /// contributions.
+    /// Returns kernels that treat the last contribution like all other contributions, so that an average is not divided.
+    /// Use these kernels for a partial result.
     #[must_use]
     pub fn for_partial_result(&self) -> Self {
         Self { reduce: self.reduce.clone(), reduce_last: self.reduce.clone() }

@@ -1,5 +1,5 @@
-//! Elementwise reduction kernels: functions that reduce one slice into another. At run time, the kernels detect and
-//! use the widest vector unit of the processor.
+//! Elementwise reduction kernels: functions that reduce one slice into another. [`kernels`] detects the widest vector unit
+//! of the processor, and returns kernels that use this vector unit.
 //!
 //! Half-precision elements are converted to `f32` and reduced, and the result is rounded once (to nearest, ties to
 //! even). Integers wrap around.

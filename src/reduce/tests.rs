@@ -8,8 +8,8 @@ use crate::types::Element;
 /// The numbers of elements in the tests. Under Miri, the tests use few elements: Miri needs half a millisecond for
 /// each element, and finds invalid reads and writes with few elements too.
 struct TestLengths {
-    /// The usual number of elements: more than a vector or a block of half-precision numbers has, and a multiple of
-    /// neither.
+    /// The usual number of elements: more than a vector holds, and no multiple of that number. Without Miri, the same
+    /// applies to a block of half-precision numbers.
     default: usize,
     /// The length of the longest buffer in comparisons between vector widths.
     longest: usize,
@@ -20,7 +20,8 @@ struct TestLengths {
     stride: usize,
 }
 
-/// Whether two results that are NaNs may have different bits. A processor gives a NaN the bits of one operand. Rust
+/// Whether two NaNs that are results of the same operation may have different bits. A processor gives a NaN the bits of
+/// one operand. Rust
 /// does not specify the bits of a NaN, and Miri chooses them at random.
 const NAN_BITS_MAY_DIFFER: bool = cfg!(miri);
 

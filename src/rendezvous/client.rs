@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::message::{self, FromRank, ToRank};
-use super::server::FIRST_NOTICE_AFTER;
+use super::server::FIRST_NOTICE_DELAY;
 use super::{Member, Roster, StartError};
-use crate::transport::handshake::{DialError, Identity, advance, nonce};
+use crate::transport::handshake::{DialError, Identity, advance_handshake, random_nonce};
 use crate::transport::listener::HANDSHAKE_TIMEOUT;
 use crate::types::{Rank, WorldSize};
 use crate::wire::handshake::{ConnectionPurpose, Dialer, Introduction, StreamId};
@@ -33,7 +33,7 @@ pub struct Registration<'a> {
     pub address: SocketAddr,
     /// The name of the process that serves the rendezvous, for errors.
     pub who: String,
-    /// The time within which the rendezvous must answer and all ranks must register.
+    /// The time from the call of [`register`] within which the rendezvous must answer and all ranks must register.
     pub start_timeout: Duration,
 }
 
@@ -102,7 +102,7 @@ impl Registration<'_> {
                     timeout: self.start_timeout,
                 });
             }
-            if !has_warned && started.elapsed() >= FIRST_NOTICE_AFTER {
+            if !has_warned && started.elapsed() >= FIRST_NOTICE_DELAY {
                 has_warned = true;
                 let (who, address, timeout) = (&self.who, self.address, self.start_timeout.as_secs_f32());
                 log::warn!(
@@ -118,8 +118,8 @@ impl Registration<'_> {
         stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT))?;
         stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT))?;
         let Identity { secret, job, .. } = self.identity;
-        let mut handshake = Dialer::new(secret.clone(), job, introduction, nonce());
-        if advance(&mut stream, &mut handshake)? {
+        let mut handshake = Dialer::new(secret.clone(), job, introduction, random_nonce());
+        if advance_handshake(&mut stream, &mut handshake)? {
             return Ok(stream);
         }
         let detail = "it accepted the connection and did not answer";
@@ -188,7 +188,7 @@ impl Registration<'_> {
     }
 }
 
-/// Returns whether the read ended because of its timeout or a signal, so that the connection still works.
+/// Returns whether a read ended because of its timeout or a signal. The connection then still works.
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }

@@ -25,7 +25,7 @@ const OTHER_LAUNCHERS: [(&str, &str); 5] = [
     ("SLURM_STEP_NUM_TASKS", "srun"),
 ];
 
-/// The job as `ringrun` describes it.
+/// This rank and its job, as `ringrun` describes them in environment variables.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LaunchedRank {
     /// This process's rank.
@@ -81,7 +81,7 @@ pub enum EnvironmentError {
 
 debug_as_display!(EnvironmentError);
 
-/// Reads the environment. Returns `None` if no launcher started this process.
+/// Reads the variables of `ringrun`. Returns `None` if `ringrun` did not start this process.
 ///
 /// # Errors
 ///
@@ -91,7 +91,7 @@ pub fn from_environment() -> Result<Option<LaunchedRank>, EnvironmentError> {
     parse_environment(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
-/// Reads the secret from the environment, if there is one.
+/// Reads the job's secret from the environment. Returns `None` if the variable is not set.
 ///
 /// # Errors
 ///

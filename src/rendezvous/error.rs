@@ -1,4 +1,4 @@
-//! Why a rank could not join its job.
+//! The errors with which a rank fails to join its job.
 
 use std::io;
 use std::net::SocketAddr;
@@ -33,14 +33,14 @@ pub enum StartError {
     },
     /// The job has no secret, but other hosts could connect to it.
     #[error(
-        "the job has no secret and {address} is not a loopback address: any process that can reach it could join; give every rank the same --secret-file (or RING_SECRET)"
+        "the job has no secret and {address} is not a loopback address: any process that can reach this address could join the job; give every rank the same --secret-file (or RING_SECRET)"
     )]
     NeedsSecret {
         /// The address that other hosts could reach.
         address: SocketAddr,
     },
     /// Another process listens on this rank's port.
-    #[error("port {} on {} is in use by another process; stop it or choose another port for rank {rank}", address.port(), address.ip())]
+    #[error("port {} on {} is in use by another process; stop that process or choose another port for rank {rank}", address.port(), address.ip())]
     PortInUse {
         /// The address on which this rank tried to listen.
         address: SocketAddr,
@@ -49,7 +49,7 @@ pub enum StartError {
     },
     /// This rank cannot listen on the address.
     #[error(
-        "rank {rank} cannot listen on {address}: {source}; is this the host that the peers file names for it?"
+        "rank {rank} cannot listen on {address}: {source}; does the peers file name this host for rank {rank}?"
     )]
     CannotListen {
         /// The address on which this rank tried to listen.
@@ -64,7 +64,7 @@ pub enum StartError {
     #[error("{0}")]
     SocketOptions(String),
     /// The rendezvous does not answer.
-    #[error("{who} at {address} did not answer within {} s ({detail}); start it, or check the address and the firewall", timeout.as_secs_f32())]
+    #[error("{who} at {address} did not answer within {} s ({detail}); start this process, or check the address and the firewall", timeout.as_secs_f32())]
     NoRendezvous {
         /// The process that should have answered.
         who: String,
@@ -135,9 +135,9 @@ pub enum StartError {
 /// Returns the advice for a rank that was lost with the failure `detail`.
 fn advice_for_lost_rank(detail: &str) -> &'static str {
     if means_no_answer(detail) {
-        "check the network to it: addresses, MTU and firewall"
+        "check the network to that host: addresses, MTU and firewall"
     } else {
-        "see the output of that rank, and if it still runs, check the network to it"
+        "see the output of that rank, and if that rank still runs, check the network to its host"
     }
 }
 

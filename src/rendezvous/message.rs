@@ -59,14 +59,14 @@ pub(super) struct AbsentRanks {
 }
 
 impl AbsentRanks {
-    /// Returns the notice that the job waits for these ranks.
+    /// Returns the notice that the job has waited for these ranks for the time `waited`.
     pub(super) fn describe_wait(&self, name: &dyn Fn(Rank) -> String, waited: Duration) -> String {
         let missing = self.describe(name);
         format!("still waiting for {missing} to join the job, after {} s", waited.as_secs())
     }
 
-    /// Formats the missing ranks, and the processes that were refused. Lists up to 8 missing ranks by name.
-    /// `name(rank)` returns the name of a rank, with its address if it is known.
+    /// Formats the missing ranks, and the processes that were refused. Lists up to 8 missing ranks by name, and more ranks
+    /// only by number. `name(rank)` returns the name of a rank, with its address if the address is known.
     pub(super) fn describe(&self, name: &dyn Fn(Rank) -> String) -> String {
         let mut text = if self.ranks.len() <= 8 {
             self.ranks.iter().map(|&rank| name(rank)).collect::<Vec<_>>().join(", ")

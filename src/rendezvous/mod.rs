@@ -30,7 +30,7 @@ pub use server::{NoticeReceiver, Server, ServerOptions, serve};
 
 use crate::types::{Rank, WorldSize};
 
-/// The separator between the kernel's identification of a machine and the name from `--host-id`.
+/// In the text that [`machine_id`] returns, the separator before the digest of the name from `--host-id`.
 const HOST_ID_SEPARATOR: &str = " as ";
 
 /// What a rank registers about itself.
@@ -153,8 +153,7 @@ pub fn machine_id(host_id: Option<&str>) -> String {
     format!("{} {} {}{host_id_part}", host_name(), boot.trim(), network.display())
 }
 
-/// Returns whether only processes of this machine can reach the address, so that a job on this address needs no
-/// secret.
+/// Returns whether only processes of this machine can reach the address. A job on such an address needs no secret.
 pub(crate) fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
@@ -214,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_of_a_link_agree_whether_it_has_checksums() {
+    fn both_ends_of_a_link_agree_on_its_checksums() {
         let mut roster = Roster { members: ["a", "b", "a"].map(member).into() };
         let links = |roster: &Roster| [0, 1, 2].map(|rank| roster.links_with_checksums(Rank::new(rank)));
         let between_hosts = [[false, true, false], [true, false, true], [false, true, false]];

@@ -88,7 +88,7 @@ impl PeersFile {
     ///
     /// # Errors
     ///
-    /// [`PeersFileError`], which names the invalid line.
+    /// [`PeersFileError`] if the file cannot be read or is invalid. The error names the invalid line.
     pub fn read(path: &Path) -> Result<Self, PeersFileError> {
         let unreadable = |source| PeersFileError::Unreadable { path: path.to_owned(), source };
         let file = File::open(path).map_err(unreadable)?;
@@ -107,7 +107,7 @@ impl PeersFile {
     ///
     /// # Errors
     ///
-    /// [`PeersFileError`], which names the invalid line.
+    /// [`PeersFileError`] if the text is invalid. The error names the invalid line.
     pub fn parse(path: &Path, text: &str) -> Result<Self, PeersFileError> {
         let mut entries: Vec<PeerEntry> = Vec::new();
         let mut seen: HashMap<String, (usize, usize)> = HashMap::new();
@@ -119,11 +119,11 @@ impl PeersFile {
                 continue;
             }
             let line = index + 1;
-            let wrong = |problem| PeersFileError::Line { path: path.to_owned(), line, problem };
-            let (host, port) = parse_host_and_port(content).map_err(wrong)?;
+            let line_error = |problem| PeersFileError::Line { path: path.to_owned(), line, problem };
+            let (host, port) = parse_host_and_port(content).map_err(line_error)?;
             let entry = PeerEntry { host, port, line };
             if let Some((rank, earlier)) = seen.insert(entry.to_string(), (entries.len(), line)) {
-                return Err(wrong(format!(
+                return Err(line_error(format!(
                     "{entry} is already rank {rank}, on line {earlier}; give every rank a different port"
                 )));
             }
@@ -143,7 +143,7 @@ impl PeersFile {
         WorldSize::new(self.entries.len() as u32).unwrap_or(WorldSize::ONE)
     }
 
-    /// Returns the host of a rank as it is written in the file.
+    /// Returns the host of a rank: a host name or an IP address, without brackets.
     pub fn host(&self, rank: Rank) -> &str {
         self.entries.get(rank.index()).map_or("", |entry| &entry.host)
     }
@@ -169,16 +169,17 @@ impl PeersFile {
     ///
     /// # Errors
     ///
-    /// [`PeersFileError::Line`] if the host is unknown.
+    /// [`PeersFileError::Line`] if the host is unknown, and [`PeersFileError::Empty`] if the file does not contain the rank.
     pub fn resolve(&self, rank: Rank) -> Result<SocketAddr, PeersFileError> {
         let Some(entry) = self.entries.get(rank.index()) else {
             return Err(PeersFileError::Empty { path: self.path.clone() });
         };
-        let wrong = |problem| PeersFileError::Line { path: self.path.clone(), line: entry.line, problem };
+        let line_error =
+            |problem| PeersFileError::Line { path: self.path.clone(), line: entry.line, problem };
         let mut addresses = (entry.host.as_str(), entry.port)
             .to_socket_addrs()
-            .map_err(|error| wrong(format!("the host `{}` cannot be resolved: {error}", entry.host)))?;
-        addresses.next().ok_or_else(|| wrong(format!("the host `{}` has no address", entry.host)))
+            .map_err(|error| line_error(format!("the host `{}` cannot be resolved: {error}", entry.host)))?;
+        addresses.next().ok_or_else(|| line_error(format!("the host `{}` has no address", entry.host)))
     }
 
     /// Resolves the host names of all ranks to addresses.
@@ -204,7 +205,7 @@ impl PeersFile {
     }
 }
 
-/// Parses a line of the file.
+/// Parses a line of the file, without its comment, into a host and a port.
 fn parse_host_and_port(text: &str) -> Result<(String, u16), String> {
     if text.contains("://") {
         return Err(format!("`{text}` is a URL; write only host:port"));
@@ -234,8 +235,8 @@ fn parse_host_and_port(text: &str) -> Result<(String, u16), String> {
         }
         (host.to_owned(), port)
     };
-    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
-    if host.is_empty() || host.len() > 255 || !host.chars().all(is_name) {
+    let is_host_name_character = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
+    if host.is_empty() || host.len() > 255 || !host.chars().all(is_host_name_character) {
         return Err(format!("`{host}` is not a host name"));
     }
     match port.parse() {

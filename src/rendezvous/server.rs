@@ -23,14 +23,14 @@ use crate::wire::handshake::{ConnectionPurpose, Job};
 
 /// How long the server tries to send its last message to all ranks.
 const FINAL_SEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a rank waits for the start of the job before it logs a notice for the first time.
-pub(super) const FIRST_NOTICE_AFTER: Duration = Duration::from_secs(2);
+/// A rank or a launcher logs a first notice after it has waited for this time for missing ranks or for the rendezvous.
+pub(super) const FIRST_NOTICE_DELAY: Duration = Duration::from_secs(2);
 /// The time of each notice is the time of the previous notice multiplied by this number: 2 s, 10 s, 50 s, ...
 const NOTICE_TIME_FACTOR: u32 = 5;
 
 /// Serves the rendezvous on `listener` until all ranks of `world` have registered. `own` is the registration of the
-/// serving rank. `name(rank)` returns a rank's name for messages. Later processes get the reply that the job already
-/// runs.
+/// serving rank. `name(rank)` returns a rank's name for messages. A process that connects after the last registration
+/// receives the reply that the job already runs.
 ///
 /// # Errors
 ///
@@ -195,7 +195,7 @@ impl Drop for Server {
 /// Replies to late ranks until the launcher stops the server.
 fn reply_until_stopped(listener: &mut Listener, commands: &Receiver<ServerCommand>, started: Instant) {
     let mut events = Vec::new();
-    // One wake-up may stand for several commands, so look at all of them.
+    // One wake-up may announce several commands, so look at all commands.
     while !commands.try_iter().any(|command| matches!(command, ServerCommand::Stop)) {
         events.clear();
         if listener.wait(started.elapsed(), None, &mut events).is_err() {
@@ -206,9 +206,9 @@ fn reply_until_stopped(listener: &mut Listener, commands: &Receiver<ServerComman
 
 /// Who receives the notices about missing ranks.
 enum NoticeAudience {
-    /// All registered ranks, including the serving rank, because each rank may have been started in another terminal.
+    /// All registered ranks, including the serving rank. The user may have started each rank in another terminal.
     AllRanks,
-    /// Only the launcher, because it shows the output of all ranks.
+    /// Only the launcher's receiver. The launcher shows the output of all ranks.
     Launcher(NoticeReceiver),
 }
 
@@ -219,7 +219,8 @@ struct RankRegistry<'a> {
     start_timeout: Duration,
     audience: NoticeAudience,
     started: Instant,
-    /// The time of the first registration and the time of the next notice about missing ranks.
+    /// The time of the first registration, and the time of the next notice about missing ranks. `None` before the first
+    /// registration.
     notice: Option<(Duration, Duration)>,
     members: BTreeMap<Rank, Member>,
     clients: BTreeMap<Token, ClientConnection>,
@@ -276,7 +277,7 @@ impl<'a> RankRegistry<'a> {
     fn register_rank(&mut self, rank: Rank, member: Member) {
         self.members.insert(rank, member);
         let now = self.started.elapsed();
-        self.notice.get_or_insert((now, now + FIRST_NOTICE_AFTER));
+        self.notice.get_or_insert((now, now + FIRST_NOTICE_DELAY));
     }
 
     /// Serves until all ranks have registered. Returns the roster, or `None` if the launcher has stopped the server.
@@ -430,7 +431,7 @@ impl<'a> RankRegistry<'a> {
         StartError::Missing { missing, timeout }
     }
 
-    /// Sends all clients the error that this rank is lost, and returns the error.
+    /// Sends all clients the error that `rank` is lost, and returns the error.
     fn fail_for_lost_rank(&mut self, rank: Rank, detail: String) -> StartError {
         let host =
             self.members.get(&rank).map_or_else(|| "an unknown host".into(), |member| member.host.clone());

@@ -1,4 +1,4 @@
-//! Chooses which connection to close when the handshakes of too many connections are incomplete.
+//! Chooses which connection to close if too many handshakes are in progress.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,14 +6,15 @@ use std::net::IpAddr;
 
 use mio::Token;
 
-/// The connections with an unfinished handshake, in the order in which the listener closes them to make room. A rank
-/// sends its hello as soon as it is connected, so silent connections are closed first, beginning with the oldest one
-/// of the address that has the most. Connections that have sent data are closed later, also beginning with the oldest
-/// one of the address that has the most. Each method takes time logarithmic in the number of connections.
+/// The connections whose handshake is in progress, in the order in which the listener closes them if there are too many.
+/// A rank sends its hello as soon as it is connected, so the listener first closes silent connections, which have sent no
+/// data. Among the silent connections, the listener closes the oldest connection of the address with the most silent
+/// connections. If no connection is silent, the same rule applies to the active connections, which have sent data. Each
+/// method takes time logarithmic in the number of connections.
 #[derive(Default)]
 pub(super) struct EvictionOrder {
     silent: ConnectionRanking,
-    talking: ConnectionRanking,
+    active: ConnectionRanking,
 }
 
 impl EvictionOrder {
@@ -23,22 +24,22 @@ impl EvictionOrder {
     }
 
     /// Records that a connection has sent data.
-    pub(super) fn mark_as_talking(&mut self, token: Token, address: IpAddr) {
+    pub(super) fn mark_as_active(&mut self, token: Token, address: IpAddr) {
         if self.silent.remove(token, address) {
-            self.talking.insert(token, address);
+            self.active.insert(token, address);
         }
     }
 
     /// Removes a connection.
     pub(super) fn remove(&mut self, token: Token, address: IpAddr) {
         if !self.silent.remove(token, address) {
-            self.talking.remove(token, address);
+            self.active.remove(token, address);
         }
     }
 
     /// Returns the connection to close first, or `None` if there are no connections.
     pub(super) fn first(&self) -> Option<Token> {
-        self.silent.first().or_else(|| self.talking.first())
+        self.silent.first().or_else(|| self.active.first())
     }
 }
 
@@ -90,24 +91,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_connection_of_the_most_frequent_address_is_closed_first() {
+    fn the_oldest_connection_of_the_address_with_the_most_connections_is_closed_first() {
         let address = |last: u8| IpAddr::from([10, 0, 0, last]);
         let mut order = EvictionOrder::default();
         let connections = [(2, 1), (3, 2), (4, 2), (5, 2), (6, 3), (7, 3)];
         for (token, last) in connections {
             order.add(Token(token), address(last));
         }
-        order.mark_as_talking(Token(3), address(2));
-        order.mark_as_talking(Token(6), address(3));
+        order.mark_as_active(Token(3), address(2));
+        order.mark_as_active(Token(6), address(3));
         let mut closed = Vec::new();
         while let Some(token) = order.first() {
             let (_, last) = connections.into_iter().find(|&(other, _)| other == token.0).unwrap();
             order.remove(token, address(last));
             closed.push(token.0);
         }
-        // Address 2 has two silent connections, 4 and 5, so 4 is closed first. Then each address has one silent
-        // connection, and the oldest of them is closed: 2.
+        // Address 2 has two silent connections, 4 and 5, so connection 4 is closed first. Then each address has one silent
+        // connection, and the oldest of the three is closed: connection 2.
         assert_eq!(closed, [4, 2, 5, 7, 3, 6]);
-        assert!(order.silent.by_address.is_empty() && order.talking.by_address.is_empty());
+        assert!(order.silent.by_address.is_empty() && order.active.by_address.is_empty());
     }
 }

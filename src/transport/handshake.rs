@@ -1,5 +1,5 @@
-//! Performs [handshakes](crate::wire::handshake) on connections. Contains the dialing side's handshake, and
-//! `advance`, with which both sides send and receive messages.
+//! Performs [handshakes](crate::wire::handshake) on connections: [`OutgoingHandshake`] is the dialer's side, and both
+//! sides send and receive their messages with `advance_handshake`.
 
 use std::io;
 
@@ -24,7 +24,7 @@ pub struct Identity {
 pub enum DialProgress {
     /// The peer's machine has not accepted the connection yet.
     Connecting,
-    /// The connection is established and the handshake is in progress.
+    /// The connection is established, and the handshake is in progress.
     Pending,
     /// The peer has accepted the connection, which may now be used.
     Ready,
@@ -53,7 +53,7 @@ pub struct OutgoingHandshake {
 impl OutgoingHandshake {
     /// Creates a handshake in which the dialer introduces itself with `introduction`.
     pub fn new(identity: &Identity, introduction: Introduction) -> Self {
-        Self { handshake: Dialer::new(identity.secret.clone(), &identity.job, introduction, nonce()) }
+        Self { handshake: Dialer::new(identity.secret.clone(), &identity.job, introduction, random_nonce()) }
     }
 
     /// Sends and receives as much of the handshake as is possible without blocking.
@@ -66,7 +66,7 @@ impl OutgoingHandshake {
             Err(error) if error.kind() == io::ErrorKind::NotConnected => return DialProgress::Connecting,
             Err(error) => return DialProgress::Failed(error.into()),
         }
-        match advance(stream, &mut self.handshake) {
+        match advance_handshake(stream, &mut self.handshake) {
             Ok(true) => DialProgress::Ready,
             Ok(false) => DialProgress::Pending,
             Err(DialError::Io(error))
@@ -85,11 +85,11 @@ fn is_closed_by_peer(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
-/// Sends and receives a handshake's messages. Returns true if the handshake is complete, and false if it must wait
-/// for more data. Each message fits into any socket buffer, and the two sides send in turn, so a write that would
-/// block is an error. The last message of a handshake is the acceptor's verdict. This function does not send a
-/// verdict that accepts the connection: the caller sends it.
-pub(crate) fn advance<S: io::Read + io::Write>(
+/// Sends and receives a handshake's messages. Returns true if the handshake is complete, and false if more data must
+/// arrive. Each message fits into any socket buffer, and the two sides send in turn, so a write that would block is an
+/// error. The last message of a handshake is the acceptor's verdict. If the verdict accepts the connection, this function
+/// does not send the verdict: the caller sends it.
+pub(crate) fn advance_handshake<S: io::Read + io::Write>(
     stream: &mut S,
     handshake: &mut dyn Handshake,
 ) -> Result<bool, DialError> {
@@ -122,6 +122,6 @@ pub(crate) fn advance<S: io::Read + io::Write>(
 }
 
 /// Generates a random nonce for a handshake.
-pub(crate) fn nonce() -> [u8; NONCE_BYTES] {
+pub(crate) fn random_nonce() -> [u8; NONCE_BYTES] {
     rand::random()
 }

@@ -3,8 +3,8 @@
 //! A connection must complete the [handshake](crate::wire::handshake) within [`HANDSHAKE_TIMEOUT`], and at most
 //! [`PENDING_HANDSHAKES_MAX`] handshakes are in progress. If a handshake fails, the listener logs the failure and
 //! closes the connection, and the job continues. The owner of the listener takes a connection with
-//! [`Listener::take_accepted_connection`]. The owner then either accepts the connection with
-//! [`AcceptedConnection::confirm`], or prefers another connection to the same peer.
+//! [`Listener::take_accepted_connection`]. The owner then accepts the connection with [`AcceptedConnection::confirm`], or
+//! closes the connection because it prefers another connection to the same peer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -19,7 +19,7 @@ use mio::{Interest, Registry, Token, Waker};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::eviction::EvictionOrder;
-use super::handshake::{DialError, Identity, advance, nonce};
+use super::handshake::{DialError, Identity, advance_handshake, random_nonce};
 pub use super::poller::Event;
 use super::poller::{FIRST_TOKEN, Poller};
 use super::refusal_log::RefusalLog;
@@ -43,7 +43,7 @@ const ACCEPTS_PER_SERVE_MAX: usize = 64;
 const _: () = assert!(ACCEPTS_PER_SERVE_MAX * 2 <= PENDING_HANDSHAKES_MAX);
 /// The pause after a failed attempt to accept a connection, for example because there was no free file descriptor.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// If ranks are missing, the error message also lists at most this number of refused ranks.
+/// The maximum number of refused processes that the error message about missing ranks lists.
 const REFUSED_RANKS_MAX: usize = 8;
 /// After the reply to a late rank, the listener keeps the connection open, because a reset could discard the reply.
 /// At most this number of such connections stay open.
@@ -81,7 +81,7 @@ pub struct AcceptedConnection {
     pub token: Token,
     /// Which rank dialed, and for which purpose.
     pub introduction: Introduction,
-    /// The last message of the handshake. The dialer waits for it.
+    /// The last message of the handshake, for which the dialer waits.
     verdict: Vec<u8>,
 }
 
@@ -126,7 +126,7 @@ struct IncomingHandshake {
     elapsed: Duration,
 }
 
-/// Creates the reply to a rank that registers after the job has started, or after the start of the job has failed.
+/// Creates the reply to a rank that connects after the job has started, or after the start of the job has failed.
 type LateReplyFunction = Box<dyn Fn(Rank) -> Vec<u8> + Send>;
 
 /// The listening socket, the incoming handshakes, and an event queue. The owner of the listener also registers its
@@ -144,8 +144,8 @@ pub struct Listener {
     /// Whether there may be connections in the kernel that this listener has not accepted. The kernel reports each
     /// such connection only once.
     may_have_waiting: bool,
-    /// The earliest time of the next attempt to accept a connection. If the last attempt failed, this time is later
-    /// than `served_at`.
+    /// The earliest time of the next attempt to accept a connection. A failed attempt sets this time to
+    /// [`ACCEPT_RETRY_DELAY`] after the attempt.
     accept_at: Duration,
     /// The time of the last call of [`Listener::serve`].
     served_at: Duration,
@@ -158,7 +158,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Returns the file descriptors of the listening socket and of all connections whose handshake is in progress.
+    /// Returns the file descriptors of the listening socket, of all connections whose handshake is in progress, and of the
+    /// connections on which the reply to a late rank has been sent.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let pending = self.pending.values().map(|pending| pending.stream.as_raw_fd());
         let replied = self.replied.iter().map(AsRawFd::as_raw_fd);
@@ -226,13 +227,13 @@ impl Listener {
         self.accepted.remove(index)
     }
 
-    /// Returns the first `REFUSED_RANKS_MAX` ranks that were refused, each rank once.
+    /// Returns the first processes that were refused, each process once, at most `REFUSED_RANKS_MAX` processes.
     pub fn refused_ranks(&self) -> impl Iterator<Item = &RefusedRank> {
         self.refused.iter()
     }
 
-    /// Call this method as soon as it is certain that the job runs or cannot start. From now on, sends the bytes that
-    /// `reply` returns to each rank that registers.
+    /// From now on, sends the bytes that `reply(rank)` returns to each rank that connects to the rendezvous. Call this
+    /// method when the job has started, or when its start has failed.
     pub fn reply_to_late_ranks(&mut self, reply: impl Fn(Rank) -> Vec<u8> + Send + 'static) {
         self.late_reply = Some(Box::new(reply));
     }
@@ -242,8 +243,8 @@ impl Listener {
         self.poller.take()
     }
 
-    /// Returns the waker with which another thread ends [`Listener::wait`]. `None` if [`Listener::take_poller`] was
-    /// called.
+    /// Returns the waker with which another thread ends [`Listener::wait`]. Returns `None` after a call of
+    /// [`Listener::take_poller`].
     pub fn waker(&self) -> Option<Arc<Waker>> {
         self.poller.as_ref().map(Poller::waker)
     }
@@ -332,7 +333,7 @@ impl Listener {
             return;
         }
         let Identity { secret, job, rank } = self.identity.clone();
-        let handshake = Acceptor::new(secret, job, rank, nonce());
+        let handshake = Acceptor::new(secret, job, rank, random_nonce());
         self.pending.insert(token, IncomingHandshake { stream, address, handshake, elapsed: Duration::ZERO });
         self.eviction.add(token, address.ip());
         self.continue_handshake(now, token);
@@ -358,10 +359,10 @@ impl Listener {
     fn continue_handshake(&mut self, now: Duration, token: Token) {
         let Some(pending) = self.pending.get_mut(&token) else { return };
         let address = pending.address;
-        let progress = advance(&mut pending.stream, &mut pending.handshake);
+        let progress = advance_handshake(&mut pending.stream, &mut pending.handshake);
         if let Ok(false) = progress {
             if !pending.handshake.has_received_nothing() {
-                self.eviction.mark_as_talking(token, address.ip());
+                self.eviction.mark_as_active(token, address.ip());
             }
             return;
         }
@@ -412,7 +413,9 @@ impl Listener {
                 let rank = introduction.from;
                 self.log.log_or_count(
                     now,
-                    format_args!("refused rank {rank} at {address}: the job already runs"),
+                    format_args!(
+                        "refused rank {rank} at {address}: the job already runs, or its start has failed"
+                    ),
                 );
                 self.replied.truncate(LATE_REPLY_CONNECTIONS_MAX - 1);
                 self.replied.push_front(stream);

@@ -32,7 +32,7 @@ pub enum TransferResult {
     Corrupt(String),
 }
 
-/// Links to peers. A link is an ordered stream of bytes in each direction, and is opened when it is first needed.
+/// Links to peers. A link is an ordered stream of bytes in each direction. [`Transport::connect`] opens a link.
 ///
 /// No method blocks, and no method reads a clock: the caller passes the current time.
 pub trait Transport {
@@ -42,7 +42,7 @@ pub trait Transport {
     /// Returns whether the link to `peer` has been opened and is not known to be lost.
     fn is_open(&self, peer: Rank) -> bool;
 
-    /// Sends the bytes of `parts` in order, until the link would block.
+    /// Sends the bytes of `parts` in order, as many as possible without blocking.
     fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult;
 
     /// Copies the bytes that have arrived into `parts`, and fills each part before the next one.
@@ -51,8 +51,8 @@ pub trait Transport {
     /// Closes the sending direction of the link to `peer`. Data from the peer can still be received.
     fn finish(&mut self, peer: Rank);
 
-    /// Returns a peer that has opened a link which this rank did not request. Returns `None` if there is no such
-    /// peer. Each such link is reported once.
+    /// Returns a peer that has opened a link without a request of this rank, or `None` if there is no such peer. Each such
+    /// link is reported once.
     fn take_incoming_link(&mut self) -> Option<Rank>;
 
     /// Returns the name of the transport, as benchmarks print it.

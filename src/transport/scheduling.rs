@@ -9,9 +9,9 @@ const NO_FLAGS: libc::c_uint = 0;
 
 /// Asks the scheduler to give the calling thread short time slices, so that the thread runs soon after it is woken.
 ///
-/// A thread that moves bytes is woken often and runs for microseconds. If computing threads use the same processor,
-/// such a thread waits for the end of their long slices, and the peers of this rank wait too. Short slices do not
-/// change the thread's share of the processor.
+/// A thread that moves bytes is woken often and runs for microseconds. If computing threads use the same processor, the
+/// thread that moves bytes waits until the long slices of the computing threads end, and the peers of this rank wait too.
+/// Short slices do not change the thread's share of the processor.
 ///
 /// Linux 6.12 and later gives a `SCHED_OTHER` thread slices of the requested length; see sched(7). Earlier versions
 /// ignore the request. For other scheduling policies, this function does nothing. Theory: Stoica and Abdel-Wahab,

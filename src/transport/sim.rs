@@ -3,7 +3,7 @@
 //!
 //! The simulation runs in one thread: the [`SimTransport`]s of all ranks share a [`SimNetwork`], whose clock moves
 //! only in [`SimNetwork::advance`]. Links are ordered streams, like TCP connections, but data on different links
-//! arrive in any order. A link is open when one end has requested the link, the delay of the handshake is over, and
+//! arrive in any order. A link is open as soon as one end has requested the link, the delay of the handshake is over, and
 //! the other end has handled the request. Runs with the same seed are identical.
 
 use std::cell::RefCell;
@@ -66,7 +66,7 @@ pub enum Fault {
         /// The time of the fault.
         at: Duration,
     },
-    /// A rank's process is stopped: no more data arrive from it, and the process receives none.
+    /// A rank's process is stopped: no more data from this rank arrive, and this rank receives no data.
     Stall {
         /// The rank whose process is stopped.
         rank: Rank,
@@ -147,8 +147,8 @@ impl SimNetwork {
         self.now
     }
 
-    /// Returns the number of bytes sent and received so far. While this number changes, do not advance the clock,
-    /// because each received byte may allow another rank to send.
+    /// Returns the number of bytes sent and received so far. Do not advance the clock while this number changes, because
+    /// each received byte may allow another rank to send.
     pub fn bytes_moved(&self) -> u64 {
         self.bytes_moved
     }

@@ -1,6 +1,7 @@
 //! A macro that implements `Debug` for errors.
 
-/// Implements `Debug` of an error type as `Display`, because `main` and `unwrap` print errors with `Debug`.
+/// Implements `Debug` for an error type with the text of its `Display`, because `main` and `unwrap` print errors with
+/// `Debug`.
 macro_rules! debug_as_display {
     ($error:ty) => {
         impl std::fmt::Debug for $error {

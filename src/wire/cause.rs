@@ -18,7 +18,8 @@ use crate::types::{Algorithm, Contract, DType, INTERNAL_GROUP_BITS, Operation, R
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// A process ended, or the network between two ranks failed; the rank that reports the failure cannot tell which.
+    /// A connection to a rank was lost, because the rank's process ended or the network failed. The rank that reports the
+    /// loss cannot tell which of the two happened.
     #[error(
         "rank {seen_by}'s connection to rank {rank} on {host} was lost: {detail}; {}",
         lost_link_advice(*seen_by, *rank, detail)
@@ -142,8 +143,9 @@ impl Cause {
     /// matter.
     ///
     /// Merges two causes about the same mismatch, and two missed deadlines. Of two causes of different kinds, keeps
-    /// the one that more likely explains the other. Of two different mismatches, keeps the earlier one. Of two causes
-    /// of any other kind, keeps the one with the lower rank.
+    /// the one that more likely explains the other. Of two different mismatches, keeps the one with the lower group
+    /// number or, in the same group, with the lower operation number. Of two causes of any other kind, keeps the one
+    /// with the lower rank.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         match (self, other) {
@@ -180,7 +182,7 @@ impl Cause {
         }
     }
 
-    /// If both causes are about the same mismatch, each gets the files and lines that only the other one has.
+    /// If both causes are about the same mismatch, copies each file and line that only one cause has into the other cause.
     fn fill_missing_call_sites(&mut self, other: &mut Self) {
         if self.precedence() != other.precedence() || self.encoded_contracts() != other.encoded_contracts() {
             return;
@@ -414,7 +416,7 @@ mod tests {
     /// Regression test: before the fix, if a host did not answer, the error told the user to read the output of the
     /// rank on this host.
     #[test]
-    fn only_the_network_is_suspect_if_a_host_does_not_answer() {
+    fn the_advice_names_only_the_network_if_a_host_does_not_answer() {
         let error = |error: Errno| std::io::Error::from(error).to_string();
         let text = |detail: String| {
             let (rank, host, seen_by) = (Rank::new(1), "h".into(), Rank::new(0));

@@ -1,4 +1,4 @@
-//! The checksum of headers, payloads and records.
+//! The checksum of frame headers, frame payloads and record headers.
 
 /// Returns the CRC-32C (Castagnoli, RFC 3720) of `bytes`.
 pub fn crc32c(bytes: &[u8]) -> u32 {

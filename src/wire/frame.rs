@@ -1,5 +1,5 @@
-//! Frames, the messages on a link. A frame is a header of 64 bytes and a payload. The header has the payload's
-//! length.
+//! Frames, the messages on a link. A frame is a header of 64 bytes and a payload. The header contains the length of the
+//! payload.
 
 use super::reader::Reader;
 use crate::types::{Algorithm, Contract, DType, Operation, Rank, ReduceOp};
@@ -28,7 +28,7 @@ pub enum FrameKind {
     Data = 1,
     /// The job failed; the payload is the root cause.
     Abort = 2,
-    /// The sender leaves the job without a failure. A goodbye is the last frame of its sender.
+    /// The sender leaves the job without a failure. A goodbye frame is the last frame that its sender sends.
     Goodbye = 3,
     /// The sender of this frame has begun the operation. The receiver may now send the data of its first `offset`
     /// steps to this sender without using up credit.
@@ -64,7 +64,7 @@ impl FrameKind {
 pub struct FrameHeader {
     /// What the frame is for.
     pub kind: FrameKind,
-    /// The group within the job.
+    /// The number of the group within the job.
     pub group: u32,
     /// The number of the collective in its group, or of the message on its link.
     pub sequence: u64,

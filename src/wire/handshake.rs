@@ -1,4 +1,4 @@
-//! The handshake at the beginning of every connection. The dialer says which rank of which job it is, and each side
+//! The handshake at the beginning of every connection. The dialer sends its rank and the id of its job, and each side
 //! proves that it knows the job's secret.
 //!
 //! The dialer sends its hello with a nonce. The acceptor answers with its nonce and an HMAC-SHA256 over both hellos.
@@ -159,7 +159,7 @@ pub enum HandshakeError {
     #[error("its secret is not ours; give every rank the same --secret-file")]
     Secret,
     /// The peer refused this rank, before or after this rank sent its proof.
-    #[error("it refused this rank and said: \"{0}\"")]
+    #[error("it refused this rank and said about this rank: \"{0}\"")]
     Refused(Refusal),
     /// This side refused the peer.
     #[error("{0}")]
@@ -195,10 +195,14 @@ pub struct Dialer {
     output: Vec<u8>,
 }
 
+/// The message for which the dialer waits.
 #[derive(PartialEq, Eq)]
 enum DialerState {
+    /// The acceptor's hello.
     Hello,
+    /// The acceptor's verdict.
     Verdict,
+    /// None: the handshake is over.
     Done,
 }
 
@@ -304,15 +308,21 @@ pub struct Acceptor {
     own_rank: Option<Rank>,
     nonce: [u8; NONCE_BYTES],
     state: AcceptorState,
+    /// The contents of the dialer's hello, which is not authenticated.
     claimed: Option<Introduction>,
     input: Vec<u8>,
     output: Vec<u8>,
 }
 
+/// The message for which the acceptor waits.
 enum AcceptorState {
+    /// The dialer's hello.
     Hello,
+    /// The dialer's proof.
     Proof { hello: Vec<u8>, own_hello: Vec<u8>, introduction: Introduction },
+    /// None: the acceptor has accepted the dialer.
     Done(Introduction),
+    /// None: the handshake has failed.
     Failed,
 }
 
@@ -324,7 +334,7 @@ impl Acceptor {
         Self { secret, job, own_rank, nonce, state, claimed: None, input: Vec::new(), output: Vec::new() }
     }
 
-    /// Returns who the dialer is, once the handshake has succeeded.
+    /// Returns what the dialer has said about itself, or `None` until the handshake has succeeded.
     pub fn introduction(&self) -> Option<Introduction> {
         match self.state {
             AcceptorState::Done(introduction) => Some(introduction),
@@ -332,12 +342,13 @@ impl Acceptor {
         }
     }
 
-    /// Returns whether the dialer's hello requests a link. The hello is not proved until the handshake has succeeded.
+    /// Returns whether the dialer's hello requests a link. Until the handshake has succeeded, the hello is not
+    /// authenticated.
     pub fn requests_link(&self) -> bool {
         self.claimed.is_some_and(|introduction| introduction.purpose == ConnectionPurpose::Link)
     }
 
-    /// Returns the rank that the dialer's hello names. The hello is not proved until the handshake has succeeded.
+    /// Returns the rank that the dialer's hello names. Until the handshake has succeeded, the hello is not authenticated.
     pub fn claimed_rank(&self) -> Option<Rank> {
         self.claimed.map(|introduction| introduction.from)
     }

@@ -91,7 +91,7 @@ impl fmt::Display for MissedDeadline<'_> {
             )?;
             for (index, (peer, host)) in awaited.iter().enumerate() {
                 write!(f, "{} {peer}", if index == 0 { ", for rank" } else { " and" })?;
-                // The text has already named the hosts of ranks that do not wait.
+                // If no link is faulty, the beginning of the text has named the hosts of the ranks that do not wait.
                 if self.waiting.iter().any(|waiting| waiting.rank == *peer) {
                     write!(f, " on {host}")?;
                 }
@@ -191,7 +191,7 @@ pub(super) fn put_ranks_and_links(out: &mut Vec<u8>, waiting: &[WaitingRank], li
     }
 }
 
-/// Reads what [`put_ranks_and_links`] has written.
+/// Reads the waiting ranks and the links that [`put_ranks_and_links`] has written.
 pub(super) fn read_ranks_and_links(reader: &mut Reader<'_>) -> Option<(Vec<WaitingRank>, Vec<SilentLink>)> {
     let count = usize::from(reader.u8()?).min(WAITING_RANKS_MAX);
     let waiting = (0..count).map(|_| read_waiting_rank(reader)).collect::<Option<_>>()?;
@@ -285,7 +285,7 @@ pub(super) mod tests {
     /// If a host does not acknowledge data, the text must not blame the rank's program, because the kernel
     /// acknowledges data.
     #[test]
-    fn only_the_network_is_suspect_if_a_host_does_not_acknowledge_data() {
+    fn the_text_blames_only_the_network_if_a_host_does_not_acknowledge_data() {
         let (rank, peer) = (Rank::new(0), Rank::new(1));
         let contract = crate::wire::FrameHeader::EMPTY.contract;
         let awaited = vec![(peer, "h".to_owned())];

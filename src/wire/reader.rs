@@ -45,8 +45,8 @@ pub(super) fn truncate(text: &str, length_max: u16) -> String {
     text[..text.floor_char_boundary(text.len().min(usize::from(length_max)))].to_owned()
 }
 
-/// Appends the length of a text (16 bits) and then the text to `out`. A longer text is cut to at most `length_max`
-/// bytes.
+/// Appends the length of a text (16 bits) and then the text to `out`. If the text has more than `length_max` bytes, only
+/// its beginning is appended.
 pub(super) fn put_text(out: &mut Vec<u8>, text: &str, length_max: u16) {
     let end = text.floor_char_boundary(text.len().min(usize::from(length_max)));
     out.extend_from_slice(&(end as u16).to_le_bytes());

@@ -13,7 +13,8 @@ const CHECKSUMMED_BYTES: usize = RECORD_HEADER_BYTES - 4;
 /// The header of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// The number of the record, counted from 0. The sender of a link numbers its records in the order of the stream.
+    /// The number of the record, counted from 0. Each end of a link numbers the records that it sends in the order of the
+    /// stream.
     pub number: u64,
     /// The number of bytes after the header; `None` for the last record, which ends where its connection ends.
     pub length: Option<u32>,

@@ -44,13 +44,13 @@ impl Secret {
         }
     }
 
-    /// Returns a `Secret` that means that the job has no secret. A job without a secret may use loopback addresses
-    /// only, and any process of this machine can join the job.
+    /// Returns the value for a job without a secret. Such a job may use only loopback addresses, and any process
+    /// of this machine can join the job.
     pub fn none() -> Self {
         Self(Vec::new())
     }
 
-    /// Returns whether this is [`Secret::none`].
+    /// Returns whether the job has no secret ([`Secret::none`]).
     pub fn is_none(&self) -> bool {
         self.0.is_empty()
     }

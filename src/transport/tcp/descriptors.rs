@@ -1,12 +1,12 @@
-//! Lists the open sockets of this process. A forked child inherits these sockets and must close them.
+//! Lists the sockets of the listener and of the open links. A forked child inherits these sockets and must close them.
 
 use std::os::fd::{AsRawFd, RawFd};
 
 use super::{LinkState, TcpTransport};
 
 impl TcpTransport {
-    /// Returns the file descriptors of the open sockets. If a forked child keeps copies of these file descriptors
-    /// open, peers do not notice the end of this process.
+    /// Returns the file descriptors of the listener and of the open links. If a forked child keeps copies of these file
+    /// descriptors open, peers do not notice the end of this process.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let mut all = self.listener.descriptors();
         for link in self.links.values() {

@@ -127,7 +127,7 @@ impl TcpTransport {
             bundle.stream_count() == total && bundle.is_connection_missing(index)
         };
         if !self.bundle(peer).is_some_and(is_needed) {
-            // The link does not need the connection, for example because it now uses only its first one.
+            // For example, the link may already use only its first connection.
             log::debug!(
                 "closed connection {index} of {total} of rank {peer}, because the link does not need it"
             );
@@ -146,8 +146,8 @@ impl TcpTransport {
         }
     }
 
-    /// Sends only on the first `count` connections of each link, so that the caller can measure the speed with this
-    /// number of connections.
+    /// Sends only on the first `count` connections of each link. The caller uses this method to measure the speed with
+    /// `count` connections.
     pub fn use_streams(&mut self, count: u8) {
         self.used_streams = count.clamp(1, self.streams);
         let used = self.used_streams;

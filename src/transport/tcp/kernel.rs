@@ -41,8 +41,8 @@ pub(super) fn send_space<S: AsFd>(socket: &S) -> io::Result<SendSpace> {
     Ok(SendSpace { queued, free: value(libc::SK_MEMINFO_SNDBUF).saturating_sub(queued) })
 }
 
-/// Returns whether a socket accepts bytes now. If this function returns false, the kernel reports an event when the
-/// socket accepts bytes again.
+/// Returns whether a socket accepts bytes now. After a result of false, the kernel reports an event when the socket
+/// accepts bytes again.
 pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {
     let mut entry = libc::pollfd { fd: socket.as_fd().as_raw_fd(), events: libc::POLLOUT, revents: 0 };
     // SAFETY: there is one entry, and the kernel writes only to this entry. The call does not wait.
@@ -76,8 +76,7 @@ pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
         libc::getsockopt(descriptor, libc::IPPROTO_TCP, libc::TCP_INFO, destination, length)
     };
     let value = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
-    // Even if the receive buffer of the other host is full, that host answers repeated data, so it does not count as
-    // silent.
+    // A host with a full receive buffer still answers repeated data, so this host does not count as silent.
     let is_unanswered = value(TCP_INFO_LAST_ACK_RECEIVED_MS_OFFSET)
         > value(TCP_INFO_LAST_DATA_SENT_MS_OFFSET).saturating_add(ACK_BEFORE_LAST_SEND_MS_MAX);
     // If this host cannot send at all, for example because its address was removed, the kernel counts only probes,

@@ -54,6 +54,7 @@ pub struct TcpTransport {
     /// The number of connections of a link on which this rank sends.
     used_streams: u8,
     links: BTreeMap<Rank, TcpLink>,
+    /// The peer of each connection of a link, by the token of the connection.
     ranks: HashMap<Token, Rank>,
     /// The extra connections that are being opened.
     extras: BTreeMap<Token, ExtraConnectionDial>,
@@ -121,7 +122,7 @@ impl TcpTransport {
         Self { listener, rank, addresses, options, streams, used_streams, links, ranks, extras, incoming }
     }
 
-    /// Removes the event queue from the transport and returns it. The caller passes the events of this queue to
+    /// Removes and returns the event queue of the transport. The caller passes the events of this queue to
     /// [`TcpTransport::serve`].
     pub fn take_poller(&mut self) -> Option<Poller> {
         self.listener.take_poller()
@@ -194,7 +195,7 @@ impl TcpTransport {
             DialProgress::Ready => {
                 self.update_opening_link(now, peer, "", SimultaneousOpen::handle_accepted_dial);
             }
-            // This rank made no call to the library for a long time, so the peer gave up the handshake.
+            // This rank made no call to the library for a long time, so the peer has closed the connection.
             DialProgress::Closed(_)
                 if now >= dial.began + HANDSHAKE_TIMEOUT && !opening.has_peer_connection() =>
             {
@@ -406,7 +407,7 @@ impl Transport for TcpTransport {
         if let LinkState::Bundled(bundle) = &mut link.state {
             return bundle.receive(parts);
         }
-        let read_ahead_count = link.read_ahead.take(parts);
+        let read_ahead_count = link.read_ahead.take_into(parts);
         if read_ahead_count > 0 {
             return TransferResult::Bytes(read_ahead_count);
         }
@@ -436,7 +437,7 @@ impl Transport for TcpTransport {
                     );
                 }
             }
-            Some(LinkState::Bundled(bundle)) => bundle.finish(),
+            Some(LinkState::Bundled(bundle)) => bundle.close_sending(),
             _ => {}
         }
     }

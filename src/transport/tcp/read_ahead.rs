@@ -28,7 +28,7 @@ pub(super) struct ReadOutcome {
 
 impl ReadAhead {
     /// Moves bytes that were read ahead into the parts, one after another. Returns the number of moved bytes.
-    pub(super) fn take(&mut self, parts: &mut [IoSliceMut<'_>]) -> usize {
+    pub(super) fn take_into(&mut self, parts: &mut [IoSliceMut<'_>]) -> usize {
         let before = self.start;
         for part in parts {
             let count = part.len().min(self.end - self.start);
@@ -38,8 +38,8 @@ impl ReadAhead {
         self.start - before
     }
 
-    /// Reads into the parts, and also reads ahead if the parts are short. Before the call, [`take`](Self::take) must
-    /// have moved all bytes that were read ahead.
+    /// Reads into the parts, and also reads ahead if the parts are short. Before this call, the caller must have received
+    /// all bytes that were read ahead, with [`take_into`](Self::take_into).
     pub(super) fn read(
         &mut self,
         stream: &mut TcpStream,

@@ -2,7 +2,7 @@
 //! the whole bandwidth of the network, or one processor core cannot process the data of one connection fast enough.
 //!
 //! The caller sees one ordered stream of bytes, as on any link. The sender divides the stream into numbered
-//! [records](crate::wire::record), and writes each record on the connection with the most free buffer space. The
+//! [records](crate::wire::record), and writes each record on a connection that has free buffer space. The
 //! receiver reads the record with the next number directly into its destination. Later records stay in the kernel's
 //! receive buffers. So this module stores no records, and a slow receiver makes the sender wait, as on a link with
 //! one connection.
@@ -36,12 +36,12 @@ pub(super) trait Connection {
     /// Returns the state of the send buffer.
     fn send_space(&self) -> io::Result<SendSpace>;
 
-    /// Returns whether the connection accepts bytes now. If it returns false, an event will report when the
-    /// connection accepts bytes again.
+    /// Returns whether the connection accepts bytes now. After a result of false, an event reports when the connection
+    /// accepts bytes again.
     fn is_writable(&self) -> io::Result<bool>;
 
     /// Closes the sending direction.
-    fn finish(&self) -> io::Result<()>;
+    fn close_sending(&self) -> io::Result<()>;
 }
 
 impl Connection for TcpStream {
@@ -61,7 +61,7 @@ impl Connection for TcpStream {
         kernel::is_writable(self)
     }
 
-    fn finish(&self) -> io::Result<()> {
+    fn close_sending(&self) -> io::Result<()> {
         self.shutdown(Shutdown::Write)
     }
 }
@@ -75,7 +75,7 @@ pub(super) struct Bundle<P> {
     /// The number of connections that this rank is opening.
     awaited: usize,
     /// Whether the sending direction has been closed.
-    is_finished: bool,
+    is_sending_closed: bool,
     sending: SendState,
     receiving: ReceiveState,
 }
@@ -125,13 +125,13 @@ impl<P: Connection> Bundle<P> {
             streams,
             used: stream_count.into(),
             awaited: 0,
-            is_finished: false,
+            is_sending_closed: false,
             sending: SendState::default(),
             receiving: ReceiveState::default(),
         }
     }
 
-    /// Returns the number of connections of the link, whether they are open or not.
+    /// Returns the number of connections of the link, including connections that are not open.
     pub(super) fn stream_count(&self) -> u8 {
         self.streams.len() as u8
     }
@@ -152,13 +152,13 @@ impl<P: Connection> Bundle<P> {
         self.awaited = self.awaited.saturating_sub(1);
     }
 
-    /// Adds an extra connection if the link needs it, and otherwise closes `connection`.
+    /// Adds `connection` as the extra connection with the number `index`. Closes `connection` if the link does not need it.
     pub(super) fn add(&mut self, index: u8, connection: P, token: Token) {
         if !self.is_connection_missing(index) {
             return;
         }
-        if self.is_finished {
-            finish_connection(&connection);
+        if self.is_sending_closed {
+            close_sending_on(&connection);
         }
         if let Some(entry) = self.streams.get_mut(usize::from(index)) {
             *entry = Some(Stream::new(connection, token));
@@ -192,9 +192,9 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Closes the sending direction of all connections.
-    pub(super) fn finish(&mut self) {
-        self.is_finished = true;
-        self.connections().for_each(finish_connection);
+    pub(super) fn close_sending(&mut self) {
+        self.is_sending_closed = true;
+        self.connections().for_each(close_sending_on);
     }
 
     /// Returns whether the sending and the receiving direction both use only the first connection from now on.
@@ -202,8 +202,7 @@ impl<P: Connection> Bundle<P> {
         self.sending.is_in_last_record() && self.receiving.is_in_last_record
     }
 
-    /// Closes the extra connections if neither direction uses them any more. Extra connections are all except the
-    /// first.
+    /// Closes the extra connections (all connections except the first) if neither direction uses them any more.
     fn close_unused_connections(&mut self) {
         if self.is_single_connection() {
             self.streams.iter_mut().skip(1).for_each(|entry| *entry = None);
@@ -227,8 +226,8 @@ impl<P> Stream<P> {
     }
 }
 
-fn finish_connection<P: Connection>(connection: &P) {
-    if let Err(error) = connection.finish() {
+fn close_sending_on<P: Connection>(connection: &P) {
+    if let Err(error) = connection.close_sending() {
         log::debug!("the sending direction of a connection could not be closed: {error}");
     }
 }

@@ -16,15 +16,15 @@ const ENDED_WITHOUT_REASON: &str = "it closed the connection without saying why"
 pub(super) struct ReceiveState {
     /// The number of the record that is received next.
     next: u64,
-    /// The number of the connection with the next record; `None` if the connection is not known yet.
+    /// The number of the connection that carries the next record; `None` while this connection is not known.
     current: Option<usize>,
     /// Whether the link's last record has begun. All further bytes of the link belong to this record, which arrives
     /// on the first connection.
     pub(super) is_in_last_record: bool,
     /// An error in the received data that has not been reported yet.
     fault: Option<String>,
-    /// Whether an error in the received data has been reported. After such an error, data are received in any order,
-    /// and the caller ignores them.
+    /// Whether an error in the received data has been reported. After such an error, the link receives data in any order,
+    /// and the caller ignores these data.
     is_corrupt: bool,
 }
 
@@ -232,7 +232,7 @@ impl<P: Connection> Stream<P> {
         left: Option<usize>,
     ) -> Result<usize, ReceiveStop> {
         let mut slices = subslices(parts, skip, wanted);
-        let from_ahead = self.buffer.take(&mut slices);
+        let from_ahead = self.buffer.take_into(&mut slices);
         if from_ahead > 0 {
             return Ok(from_ahead);
         }
@@ -281,7 +281,7 @@ impl<P: Connection> Stream<P> {
                 self.is_readable = false;
                 None
             }
-            // The connection stays ready, and the next call tries again.
+            // The connection stays readable, and the next call tries again.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
             Err(error) => {
                 self.end = Some(ConnectionEnd::Broken(error.to_string()));
@@ -308,7 +308,7 @@ impl RecordBuffer {
         Some(header)
     }
 
-    /// Moves the bytes to the beginning of the buffer, and returns the free space after them.
+    /// Moves the stored bytes to the beginning of the buffer, and returns the free space after these bytes.
     fn make_space(&mut self) -> &mut [u8] {
         self.bytes.resize(READ_AHEAD_BYTES, 0);
         self.bytes.copy_within(self.start..self.end, 0);
@@ -316,8 +316,8 @@ impl RecordBuffer {
         &mut self.bytes[self.end..]
     }
 
-    /// Moves bytes into the slices, one after another. Returns the number of moved bytes.
-    fn take(&mut self, slices: &mut [IoSliceMut<'_>]) -> usize {
+    /// Moves bytes from this buffer into the slices, one slice after another. Returns the number of moved bytes.
+    fn take_into(&mut self, slices: &mut [IoSliceMut<'_>]) -> usize {
         let before = self.start;
         for slice in slices {
             let count = slice.len().min(self.end - self.start);

@@ -1,4 +1,5 @@
-//! Divides the sent stream into records, and writes each record on the connection with the most free buffer space.
+//! Divides the sent stream into records, and chooses a connection for each record: for a short record the first connection
+//! that is writable, and for a long record the connection with the fewest bytes in its send buffer.
 
 use std::io::{self, IoSlice};
 
@@ -10,9 +11,9 @@ use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
 /// If there are at most this many bytes to send, the first writable connection sends all of them as one record,
 /// without a check of the free buffer space.
 const SHORT_SEND_BYTES_MAX: usize = 16 << 10;
-/// The minimum length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. With shorter
-/// records, there would be too many system calls. A segment of 256 KiB and its header fit into four records of this
-/// length.
+/// The lowest target length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. A record is shorter
+/// if the send buffer has less free space, or if the bytes are divided into records of equal length. With a lower target,
+/// there would be too many system calls. A segment of 256 KiB and its header fit into four records of this length.
 const LONG_RECORD_BYTES_MIN: usize = (64 << 10) + 64;
 /// The maximum length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. With longer records,
 /// a segment would not be divided over the connections.
@@ -104,8 +105,8 @@ impl<P: Connection> Bundle<P> {
         if moved == 0 { TransferResult::Blocked } else { TransferResult::Bytes(moved) }
     }
 
-    /// Makes one write. Returns how many bytes of the parts were written, or `None` if no connection accepts any
-    /// bytes.
+    /// Makes one write, of `parts` from position `skip` on. Returns how many bytes of the parts were written, or `None` if no
+    /// connection accepts any bytes.
     fn send_once(&mut self, parts: &[IoSlice<'_>], skip: usize, total: usize) -> io::Result<Option<usize>> {
         let begun = self.sending.partial.take();
         let is_new = begun.is_none();

@@ -22,7 +22,9 @@ struct Pipe {
     arrived: VecDeque<u8>,
     /// The size of the send buffer in bytes.
     capacity: usize,
+    /// Whether the sender has closed this direction.
     is_finished: bool,
+    /// Whether the connection has failed. After the arrived bytes, a read returns an error.
     has_failed: bool,
     /// Whether the sender waits for an event that reports free space.
     waits_for_space: bool,
@@ -98,7 +100,7 @@ impl Connection for PipeEnd {
         Ok(pipe.has_space())
     }
 
-    fn finish(&self) -> io::Result<()> {
+    fn close_sending(&self) -> io::Result<()> {
         self.outgoing.borrow_mut().is_finished = true;
         Ok(())
     }
@@ -200,7 +202,7 @@ impl FrameFlow {
                         self.frames.pop_front();
                         self.sent_of_first = 0;
                         if self.frames.is_empty() {
-                            link.ends[self.from].finish();
+                            link.ends[self.from].close_sending();
                         }
                     }
                 }
@@ -285,7 +287,7 @@ proptest! {
 }
 
 #[test]
-fn equally_fast_connections_carry_equally_many_bytes() {
+fn equally_fast_connections_carry_the_same_number_of_bytes() {
     let mut link = SimulatedLink::new(3, 4, 300_000);
     (1..4).for_each(|index| link.add(index));
     link.pipes.iter().for_each(|pipe| pipe[0].borrow_mut().capacity = 300_000);
@@ -448,7 +450,7 @@ fn only_a_missing_connection_can_be_added() {
     assert_eq!(missing(&link), [false, false, true, false, false]);
     // If a connection is added after the last byte of the link was sent, the sending direction of this connection is
     // closed at once.
-    link.ends[0].finish();
+    link.ends[0].close_sending();
     link.add(2);
     assert!(link.pipes.iter().all(|pipe| pipe[0].borrow().is_finished));
 }
