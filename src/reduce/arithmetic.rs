@@ -55,6 +55,7 @@ macro_rules! with_canonical_nan {
     }};
 }
 
+/// Implements [`Number`] for floating-point types. `$nan` are the bits of the NaN that results contain.
 macro_rules! floats {
     ($($ty:ty = $nan:expr),+) => { $(
         impl Number for $ty {
@@ -88,6 +89,7 @@ macro_rules! floats {
     )+ };
 }
 
+/// Implements [`Number`] and [`Integer`] for integer types. `$wider` is the type in which an average is divided.
 macro_rules! integers {
     ($($ty:ty => $wider:ty),+) => { $(
         impl Number for $ty {
@@ -119,6 +121,7 @@ macro_rules! integers {
     )+ };
 }
 
+/// Implements [`IndexedValue`] for pairs of a value and an index.
 macro_rules! located {
     ($($ty:ty, $is_nan:expr, $bits:expr);+ $(;)?) => { $(
         impl IndexedValue for $ty {

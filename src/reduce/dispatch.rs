@@ -60,6 +60,8 @@ pub(super) trait StoredElement: bytemuck::Pod {
     );
 }
 
+/// Implements [`StoredElement`] for types. `$computed` is `itself` or `f32`: the type in which the reduction computes. The
+/// function `$each` reduces a slice.
 macro_rules! stored {
     ($computed:ident = $each:ident: $($ty:ident),+) => { $(
         impl StoredElement for $ty {

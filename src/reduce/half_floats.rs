@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn f16_is_widened_to_f32_like_the_half_crate_does() {
+    fn widen_f16_agrees_with_the_half_crate() {
         for bits in 0..=u16::MAX {
             let narrow = f16::from_bits(bits);
             assert_eq!(widen_f16(narrow).to_bits(), narrow.to_f32_const().to_bits(), "{bits:04x}");
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn f32_is_rounded_to_f16_like_the_half_crate_does() {
+    fn round_to_f16_agrees_with_the_half_crate() {
         let check = |bits: u32| {
             let wide = f32::from_bits(bits);
             assert_eq!(round_to_f16(wide).to_bits(), f16::from_f32_const(wide).to_bits(), "{bits:08x}");

@@ -33,7 +33,7 @@ const TEST_LENGTHS: TestLengths = if cfg!(miri) {
 };
 
 /// Sample values of a type, and a scalar implementation of the reductions of two values.
-trait Reference: Element {
+trait ReferenceReduction: Element {
     fn samples() -> Vec<Self>;
     /// Returns the expected result. If `divisor` is `Some`, an average is divided by the divisor.
     fn expected(op: ReduceOp, a: Self, b: Self, divisor: Option<u32>) -> Self;
@@ -50,9 +50,10 @@ fn logical_result(op: ReduceOp, a: bool, b: bool) -> bool {
     }
 }
 
+/// Implements [`ReferenceReduction`] for floating-point types. `$computed` is the type in which the reference computes.
 macro_rules! floats {
     ($($ty:ty as $computed:ty: $to:expr, $from:expr;)+) => { $(
-        impl Reference for $ty {
+        impl ReferenceReduction for $ty {
             fn samples() -> Vec<Self> {
                 let mut samples = vec![
                     <$ty>::NAN, <$ty>::INFINITY, <$ty>::NEG_INFINITY, <$ty>::MAX, <$ty>::MIN,
@@ -98,9 +99,10 @@ floats! {
     f64 as f64: |value| value, |value| value;
 }
 
+/// Implements [`ReferenceReduction`] for integer types.
 macro_rules! integers {
     ($($ty:ty),+) => { $(
-        impl Reference for $ty {
+        impl ReferenceReduction for $ty {
             fn samples() -> Vec<Self> {
                 let patterned = (0x5a3c_69f0_1234_5678_u64 >> 3) as $ty;
                 vec![0, 1, 2, 3, 100, <$ty>::MAX, <$ty>::MIN, <$ty>::MAX - 1, <$ty>::MIN + 1, patterned, !patterned]
@@ -131,9 +133,10 @@ macro_rules! integers {
 
 integers!(i8, u8, i16, u16, i32, u32, i64, u64);
 
+/// Implements [`ReferenceReduction`] for types with a location. The samples pair each of `$values` with several indices.
 macro_rules! located {
     ($($ty:ident: $values:expr;)+) => { $(
-        impl Reference for $ty {
+        impl ReferenceReduction for $ty {
             fn samples() -> Vec<Self> {
                 $values.into_iter().flat_map(|value| [7, 0, 9].map(|index| Self::new(value, index))).collect()
             }
@@ -179,7 +182,7 @@ fn reduce<T: Element>(op: ReduceOp, a: Vec<T>, b: &[T], divisor: Option<u32>) ->
 }
 
 /// Returns two buffers that contain every pair of samples, repeated up to the length.
-fn sample_pairs<T: Reference>(length: usize) -> (Vec<T>, Vec<T>) {
+fn sample_pairs<T: ReferenceReduction>(length: usize) -> (Vec<T>, Vec<T>) {
     let samples = T::samples();
     let count = samples.len();
     (0..length).map(|i| (samples[i % count], samples[i / count % count])).unzip()
@@ -225,7 +228,7 @@ fn select_kernel(kernels: &Kernels, divisor: Option<u32>) -> (&Kernel, u32) {
     (if divisor.is_some() { &kernels.reduce_last } else { &kernels.reduce }, divisor.unwrap_or(1))
 }
 
-fn check_against_reference<T: Reference>() {
+fn check_against_reference<T: ReferenceReduction>() {
     let (a, b) = sample_pairs::<T>(TEST_LENGTHS.default);
     for &op in ReduceOp::ALL {
         let Some(kernels) = kernels(T::DTYPE, op) else { continue };
@@ -245,7 +248,7 @@ fn every_reduction_of_every_type_agrees_with_the_reference() {
     for_every_type!(check_against_reference);
 }
 
-fn check_bits_at_every_width<T: Reference>() {
+fn check_bits_at_every_width<T: ReferenceReduction>() {
     for length in [0usize, 1, 7, 63, 64, TEST_LENGTHS.default, TEST_LENGTHS.longest] {
         let (a, b) = sample_pairs::<T>(length);
         for &op in ReduceOp::ALL {
@@ -279,7 +282,7 @@ fn every_vector_width_gives_the_same_bits() {
     for_every_type!(check_bits_at_every_width);
 }
 
-fn check_bits_with_exchanged_operands<T: Reference>() {
+fn check_bits_with_exchanged_operands<T: ReferenceReduction>() {
     let (a, b) = sample_pairs::<T>(TEST_LENGTHS.default);
     for &op in ReduceOp::ALL {
         for width in supported_widths() {
@@ -443,14 +446,14 @@ fn a_custom_kernel_panics_if_the_lengths_of_its_slices_differ() {
 }
 
 /// Returns a contribution before and after `reduce_single_contribution`.
-fn apply_to_single_contribution<T: Reference>(op: ReduceOp) -> (Vec<T>, Vec<T>) {
+fn apply_to_single_contribution<T: ReferenceReduction>(op: ReduceOp) -> (Vec<T>, Vec<T>) {
     let (before, _) = sample_pairs::<T>(TEST_LENGTHS.single);
     let mut after = before.clone();
     reduce_single_contribution(T::DTYPE, op, bytemuck::cast_slice_mut(&mut after));
     (before, after)
 }
 
-fn check_single_contribution<T: Reference>() {
+fn check_single_contribution<T: ReferenceReduction>() {
     for &op in ReduceOp::ALL {
         let (before, after) = apply_to_single_contribution::<T>(op);
         for (before, after) in before.into_iter().zip(after) {

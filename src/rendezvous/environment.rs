@@ -9,12 +9,12 @@ use crate::wire::{Secret, SecretError};
 
 /// The environment variable with the job's secret.
 pub const SECRET_VARIABLE: &str = "RING_SECRET";
-const RANK: &str = "RING_RANK";
-const WORLD_SIZE: &str = "RING_WORLD_SIZE";
-const RENDEZVOUS: &str = "RING_RENDEZVOUS";
-const JOB_ID: &str = "RING_JOB_ID";
-const START_TIMEOUT_MS: &str = "RING_START_TIMEOUT_MS";
-const LOCAL_PROCESSORS: &str = "RING_LOCAL_PROCESSORS";
+const RANK_VARIABLE: &str = "RING_RANK";
+const WORLD_SIZE_VARIABLE: &str = "RING_WORLD_SIZE";
+const RENDEZVOUS_VARIABLE: &str = "RING_RENDEZVOUS";
+const JOB_ID_VARIABLE: &str = "RING_JOB_ID";
+const START_TIMEOUT_MS_VARIABLE: &str = "RING_START_TIMEOUT_MS";
+const LOCAL_PROCESSORS_VARIABLE: &str = "RING_LOCAL_PROCESSORS";
 
 /// The environment variables in which other launchers set the number of ranks, each with the name of its launcher.
 const OTHER_LAUNCHERS: [(&str, &str); 5] = [
@@ -102,9 +102,11 @@ pub fn secret_from_environment() -> Result<Option<Secret>, SecretError> {
 
 /// Like [`from_environment`], but calls `get(name)` for the value of a variable.
 fn parse_environment(get: impl Fn(&str) -> Option<String>) -> Result<Option<LaunchedRank>, EnvironmentError> {
-    let Some(rendezvous) = get(RENDEZVOUS) else {
-        if let Some(present) = [RANK, WORLD_SIZE].into_iter().find(|name| get(name).is_some()) {
-            return Err(EnvironmentError::Incomplete { present, missing: RENDEZVOUS });
+    let Some(rendezvous) = get(RENDEZVOUS_VARIABLE) else {
+        if let Some(present) =
+            [RANK_VARIABLE, WORLD_SIZE_VARIABLE].into_iter().find(|name| get(name).is_some())
+        {
+            return Err(EnvironmentError::Incomplete { present, missing: RENDEZVOUS_VARIABLE });
         }
         let other = OTHER_LAUNCHERS.iter().find_map(|&(variable, launcher)| {
             let ranks = get(variable)?.parse::<u32>().ok().filter(|&ranks| ranks > 1)?;
@@ -112,37 +114,43 @@ fn parse_environment(get: impl Fn(&str) -> Option<String>) -> Result<Option<Laun
         });
         return other.map_or(Ok(None), Err);
     };
-    let require = |missing| get(missing).ok_or(EnvironmentError::Incomplete { present: RENDEZVOUS, missing });
+    let require =
+        |missing| get(missing).ok_or(EnvironmentError::Incomplete { present: RENDEZVOUS_VARIABLE, missing });
     let invalid =
         |name, value: &str, expected| EnvironmentError::Invalid { name, value: value.into(), expected };
-    let world = require(WORLD_SIZE)?;
+    let world = require(WORLD_SIZE_VARIABLE)?;
     let world = world
         .parse()
         .ok()
         .and_then(WorldSize::new)
-        .ok_or_else(|| invalid(WORLD_SIZE, &world, "a number of ranks"))?;
-    let rank = require(RANK)?;
+        .ok_or_else(|| invalid(WORLD_SIZE_VARIABLE, &world, "a number of ranks"))?;
+    let rank = require(RANK_VARIABLE)?;
     let rank = rank
         .parse()
         .ok()
         .map(Rank::new)
         .filter(|&rank| world.contains(rank))
-        .ok_or_else(|| invalid(RANK, &rank, "a rank below RING_WORLD_SIZE"))?;
-    let id = require(JOB_ID)?;
+        .ok_or_else(|| invalid(RANK_VARIABLE, &rank, "a rank below RING_WORLD_SIZE"))?;
+    let id = require(JOB_ID_VARIABLE)?;
     Ok(Some(LaunchedRank {
         rank,
         world,
         rendezvous: rendezvous
             .parse()
-            .map_err(|_| invalid(RENDEZVOUS, &rendezvous, "an address, ip:port"))?,
-        job_id: parse_16_hex_bytes(&id).ok_or_else(|| invalid(JOB_ID, &id, "32 hexadecimal digits"))?,
-        start_timeout: get(START_TIMEOUT_MS)
-            .map(|ms| ms.parse().map_err(|_| invalid(START_TIMEOUT_MS, &ms, "a number of milliseconds")))
+            .map_err(|_| invalid(RENDEZVOUS_VARIABLE, &rendezvous, "an address, ip:port"))?,
+        job_id: parse_16_hex_bytes(&id)
+            .ok_or_else(|| invalid(JOB_ID_VARIABLE, &id, "32 hexadecimal digits"))?,
+        start_timeout: get(START_TIMEOUT_MS_VARIABLE)
+            .map(|ms| {
+                ms.parse().map_err(|_| invalid(START_TIMEOUT_MS_VARIABLE, &ms, "a number of milliseconds"))
+            })
             .transpose()?
             .map(Duration::from_millis),
-        local_processors: get(LOCAL_PROCESSORS)
+        local_processors: get(LOCAL_PROCESSORS_VARIABLE)
             .map(|count| {
-                count.parse().map_err(|_| invalid(LOCAL_PROCESSORS, &count, "a number of processors"))
+                count
+                    .parse()
+                    .map_err(|_| invalid(LOCAL_PROCESSORS_VARIABLE, &count, "a number of processors"))
             })
             .transpose()?,
     }))

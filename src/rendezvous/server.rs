@@ -132,7 +132,8 @@ impl Server {
                 Ok(None) => {}
                 Ok(Some(roster)) => {
                     log::debug!("all {world} ranks have registered");
-                    // Set the flag first: a rank that has the roster has started, and may fail at once.
+                    // Set the flag before the roster is sent. A rank that has received the roster may fail at once, and this
+                    // failure must not count as a failed start.
                     started_flag.store(true, Ordering::Release);
                     registry.send_to_all(&ToRank::Ready(roster));
                 }

@@ -60,13 +60,13 @@ pub enum Cause {
         first: Rank,
         /// The operation that the lower rank called.
         first_asked: Contract,
-        /// The file and line of the lower rank's call; empty until that rank has sent it.
+        /// The file and line of the lower rank's call; empty if they are not known yet.
         first_site: String,
         /// The higher of the two ranks.
         second: Rank,
         /// The operation that the higher rank called.
         second_asked: Contract,
-        /// The file and line of the higher rank's call; empty until that rank has sent it.
+        /// The file and line of the higher rank's call; empty if they are not known yet.
         second_site: String,
     },
     /// An operation did not end before its deadline.

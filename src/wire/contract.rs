@@ -44,7 +44,7 @@ mod tests {
         }
 
         #[test]
-        fn words_are_rejected_or_decoded_exactly(words in prop::collection::vec(any::<u64>(), 0..8)) {
+        fn a_contract_decoded_from_any_words_has_the_same_encoding(words in prop::collection::vec(any::<u64>(), 0..8)) {
             if let Some(contract) = contract_from_words(&words) {
                 prop_assert_eq!(&contract_to_words(&contract)[..], &words[..CONTRACT_WORDS]);
             }

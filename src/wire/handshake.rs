@@ -195,14 +195,13 @@ pub struct Dialer {
     output: Vec<u8>,
 }
 
-/// The message for which the dialer waits.
+/// The message for which the dialer waits, or `Done` after the handshake.
 #[derive(PartialEq, Eq)]
 enum DialerState {
     /// The acceptor's hello.
     Hello,
     /// The acceptor's verdict.
     Verdict,
-    /// None: the handshake is over.
     Done,
 }
 
@@ -314,15 +313,11 @@ pub struct Acceptor {
     output: Vec<u8>,
 }
 
-/// The message for which the acceptor waits.
+/// The message of the dialer for which the acceptor waits, or the result of the handshake.
 enum AcceptorState {
-    /// The dialer's hello.
     Hello,
-    /// The dialer's proof.
     Proof { hello: Vec<u8>, own_hello: Vec<u8>, introduction: Introduction },
-    /// None: the acceptor has accepted the dialer.
     Done(Introduction),
-    /// None: the handshake has failed.
     Failed,
 }
 
@@ -342,8 +337,7 @@ impl Acceptor {
         }
     }
 
-    /// Returns whether the dialer's hello requests a link. Until the handshake has succeeded, the hello is not
-    /// authenticated.
+    /// Returns whether the hello requests a link. Until the handshake has succeeded, the hello is not authenticated.
     pub fn requests_link(&self) -> bool {
         self.claimed.is_some_and(|introduction| introduction.purpose == ConnectionPurpose::Link)
     }

@@ -133,7 +133,7 @@ impl TcpTransport {
             );
             return;
         }
-        match self.confirm(accepted) {
+        match self.apply_options_and_confirm(accepted) {
             Ok(stream) => {
                 self.ranks.insert(token, peer);
                 if let Some(bundle) = self.bundle(peer) {

@@ -264,7 +264,7 @@ impl TcpTransport {
     fn accept_link(&mut self, peer: Rank, accepted: AcceptedConnection) -> LinkState {
         let (token, stream_count) = (accepted.token, accepted.introduction.stream.total);
         self.ranks.insert(token, peer);
-        match self.confirm(accepted) {
+        match self.apply_options_and_confirm(accepted) {
             Ok(stream) => self.new_open_link(stream, token, stream_count),
             Err((problem, error)) => LinkState::Lost(format!("its connection {problem}: {error}")),
         }
@@ -272,7 +272,10 @@ impl TcpTransport {
 
     /// Sets the options of a connection that a peer has opened, and sends the peer the verdict that accepts the
     /// connection.
-    fn confirm(&self, accepted: AcceptedConnection) -> Result<TcpStream, (&'static str, io::Error)> {
+    fn apply_options_and_confirm(
+        &self,
+        accepted: AcceptedConnection,
+    ) -> Result<TcpStream, (&'static str, io::Error)> {
         let rate_divisor = self.rate_divisor(accepted.introduction.stream.total);
         let set_up = self.options.apply(&accepted.stream, rate_divisor);
         set_up.map_err(|error| ("could not be set up", error))?;

@@ -184,7 +184,7 @@ fn an_accepting_rank_may_compute_during_the_handshake() {
 /// If a dialer computes in the middle of the handshake, the acceptor closes the connection at the time-out, and the
 /// dialer dials again.
 #[test]
-fn a_dialer_dials_again_after_it_was_too_slow() {
+fn a_dialer_that_was_too_slow_dials_again() {
     let mut ranks = make_test_ranks(2);
     ranks[0].connect(Duration::ZERO, 1);
     handle_events_until(&mut ranks, &[1], Duration::ZERO, |ranks| {

@@ -4,8 +4,8 @@
 //! The caller sees one ordered stream of bytes, as on any link. The sender divides the stream into numbered
 //! [records](crate::wire::record), and writes each record on a connection that has free buffer space. The
 //! receiver reads the record with the next number directly into its destination. Later records stay in the kernel's
-//! receive buffers. So this module stores no records, and a slow receiver makes the sender wait, as on a link with
-//! one connection.
+//! receive buffers, except for at most 4 KiB that the receiver reads ahead on each connection. So a slow receiver makes the
+//! sender wait, as on a link with one connection.
 //!
 //! The link can be used as soon as one connection is open. The other connections are added later.
 
