@@ -139,7 +139,7 @@ pub(super) fn encode<M: Serialize>(message: &M) -> Vec<u8> {
 ///
 /// # Errors
 ///
-/// A text for the user if the message is longer than `bytes_max` or is invalid.
+/// A text for the user, in which "it" means the sender, if the message is longer than `bytes_max` or is invalid.
 pub(super) fn decode<M: DeserializeOwned + Printable>(
     input: &mut Vec<u8>,
     bytes_max: usize,

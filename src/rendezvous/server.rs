@@ -408,7 +408,7 @@ impl<'a> RankRegistry<'a> {
                 client.state = ClientState::Refused;
                 ToRank::Refused {
                     reason: format!(
-                        "rank {} is already taken by a process on {} that listens on {}; was it started twice?",
+                        "rank {} is already taken by a process on {} that listens on {}; was this rank started twice?",
                         client.rank, first.host, first.address
                     ),
                 }

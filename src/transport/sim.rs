@@ -3,8 +3,8 @@
 //!
 //! The simulation runs in one thread: the [`SimTransport`]s of all ranks share a [`SimNetwork`], whose clock moves
 //! only in [`SimNetwork::advance`]. Links are ordered streams, like TCP connections, but data on different links
-//! arrive in any order. A link is open as soon as one end has requested the link, the delay of the handshake is over, and
-//! the other end has handled the request. Runs with the same seed are identical.
+//! arrive in any order. One end requests a link. When the request has arrived and the other end has handled the request,
+//! the link is open at the other end, and one latency later at the requesting end. Runs with the same seed are identical.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

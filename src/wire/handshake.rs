@@ -137,7 +137,7 @@ impl Refusal {
     }
 }
 
-/// Why a handshake failed.
+/// Why a handshake failed. In the error messages, "it" means the process at the other end.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {

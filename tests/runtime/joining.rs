@@ -167,7 +167,7 @@ fn a_second_process_with_the_same_rank_is_refused() {
     ];
     let errors: Vec<String> =
         join_all(options).into_iter().map(|result| result.unwrap_err().to_string()).collect();
-    let refused = errors.iter().filter(|error| error.contains("was it started twice?")).count();
+    let refused = errors.iter().filter(|error| error.contains("was this rank started twice?")).count();
     assert_eq!(refused, 1, "{errors:?}");
 }
 

@@ -28,10 +28,10 @@ use super::segment::{Segment, TOKEN_BYTES};
 const CACHE_LINE_PAIR_BYTES: usize = 128;
 /// The maximum length in bytes of a payload that directly follows its header.
 const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
-/// The number of payloads of maximum length for which a ring buffer has space. At least three are necessary: one that other
-/// ranks read, one that this rank writes, and the unused space at the end of the ring buffer.
+/// The number of payloads of maximum length for which a ring buffer has space. At least three are necessary: for
+/// the payload that other ranks read, for the payload that this rank writes, and for the unused space at the end.
 const RING_BUFFER_SLOTS: usize = 4;
-/// The number of low bits of a stamp that contain the place of the payload ([`NextPost::place`]).
+/// The number of bits of [`PostHeader::stamp`] that contain the place of the payload ([`NextPost::place`]).
 const PLACE_BITS: u32 = 16;
 /// The place in the stamp of a rank that exposes its elements. The payload, which follows the header, then contains only
 /// the location of the elements ([`BufferRef`]).

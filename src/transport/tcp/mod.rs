@@ -256,7 +256,9 @@ impl TcpTransport {
             // After a simultaneous open, a second connection is normal: the peer sent its proof on this connection
             // before the other connection was chosen.
             Some(LinkState::Open(_) | LinkState::Bundled(_) | LinkState::Lost(_)) => {
-                log::debug!("closed a connection of rank {peer}, with which there is already a link");
+                log::debug!(
+                    "closed a connection of rank {peer}, because there is already a link to this rank"
+                );
             }
         }
     }
