@@ -88,7 +88,7 @@ impl Kernels {
     /// Returns kernels that call the function `f`: `accumulator = f(input, accumulator)`, element by element.
     ///
     /// `input` holds the arriving data and `accumulator` this rank's data. In a chain of ranks, the arriving data
-    /// come from the lower ranks, so `f` reduces in rank order, and needs to be associative but not commutative.
+    /// come from the lower ranks, so `f` reduces in rank order. `f` must be associative, and need not be commutative.
     /// `reduce` and `reduce_last` are the same kernel, which does not divide.
     ///
     /// # Panics

@@ -238,7 +238,7 @@ impl Listener {
         self.late_reply = Some(Box::new(reply));
     }
 
-    /// Removes and returns the event queue, for an owner that waits on it instead of calling [`Listener::wait`].
+    /// Removes and returns the event queue, for an owner that waits on the queue itself instead of calling [`Listener::wait`].
     pub fn take_poller(&mut self) -> Option<Poller> {
         self.poller.take()
     }

@@ -99,7 +99,7 @@ pub enum Cause {
         rank: Rank,
         /// The host and address of `rank`.
         host: String,
-        /// What was wrong.
+        /// A description of the wrong bytes.
         detail: String,
     },
 }
@@ -144,8 +144,8 @@ impl Cause {
     ///
     /// Merges two causes about the same mismatch, and two missed deadlines. Of two causes of different kinds, keeps
     /// the one that more likely explains the other. Of two different mismatches, keeps the one with the lower group
-    /// number or, in the same group, with the lower operation number. Of two causes of any other kind, keeps the one
-    /// with the lower rank.
+    /// number or, in the same group, with the lower operation number. Of two other causes of the same kind, keeps the
+    /// one with the lower rank.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         match (self, other) {

@@ -4,7 +4,7 @@
 //! The dialer sends its hello with a nonce. The acceptor answers with its nonce and an HMAC-SHA256 over both hellos.
 //! The dialer then sends its own HMAC, which uses another label. Because the labels differ, a dialer cannot send the
 //! acceptor's proof back as its own. The acceptor answers with its verdict, which accepts or refuses the connection.
-//! No frame is read before the verdict. Both sides are state machines without IO: [`Handshake::wanted_bytes`] returns
+//! Neither side reads a frame before the verdict. Both sides are state machines without IO: [`Handshake::wanted_bytes`] returns
 //! how many bytes a side needs next, and [`Handshake::feed`] processes received bytes.
 
 use super::VERSION;
@@ -474,8 +474,8 @@ impl Handshake for Acceptor {
     }
 }
 
-/// Compares the received bytes with the magic bytes, even if not all have arrived. For example, an HTTP client is
-/// refused at its first wrong byte.
+/// Compares the received bytes with the magic bytes, even if not all magic bytes have arrived. So an HTTP client, for
+/// example, is refused at its first wrong byte.
 fn check_magic(input: &[u8]) -> Result<(), HandshakeError> {
     let received = input.len().min(MAGIC.len());
     if input[..received] == MAGIC[..received] {

@@ -133,7 +133,7 @@ impl<'a> PostedRound<'a> {
     ///
     /// # Panics
     ///
-    /// If the range is longer than any payload at this place can be.
+    /// If the range ends after the memory that a payload at this place can use.
     pub fn bytes(&self, range: Range<usize>) -> &'a [u8] {
         assert!(
             range.start <= range.end && range.end <= self.limit,
@@ -275,7 +275,7 @@ impl ShmRounds {
     /// Calls `wake` with each rank that sleeps, and marks the rank as awake. Call this method after a post.
     pub fn take_sleepers(&self, mut wake: impl FnMut(usize)) {
         // The fence pairs with the fence in `fall_asleep`: either this rank reads the flag of the sleeping rank, or the
-        // sleeping rank sees this rank's post when it checks again.
+        // sleeping rank sees this rank's post when the sleeping rank checks again.
         fence(Ordering::SeqCst);
         for rank in (0..self.size.ranks).filter(|&rank| rank != self.rank) {
             let sleep_flag = self.sleep_flag(rank);

@@ -138,7 +138,7 @@ impl Drop for Segment {
     }
 }
 
-/// A second mapping of a segment's memory, which is private. No thread uses its pages until they replace pages of the
+/// A second, private mapping of a segment's memory. No thread uses the private pages until they replace pages of the
 /// segment's own mapping.
 ///
 /// The kernel replaces a page in one step, and the content stays the same. Other threads of this process can read and
