@@ -62,17 +62,17 @@ pub enum BenchError {
     },
     /// Ranks were started with different flags.
     #[error(
-        "rank {rank} and rank 0 were started with different flags ({what}); start all ranks with the same flags"
+        "rank {rank} and rank 0 were started with different flags ({flags}); start all ranks with the same flags"
     )]
     FlagsDiffer {
         /// The lowest rank whose flags differ from the flags of rank 0.
         rank: Rank,
         /// The names of the flags that differ.
-        what: String,
+        flags: String,
     },
-    /// Results were wrong.
+    /// Elements of the results are wrong.
     #[error("{0} elements of the results are wrong")]
-    Wrong(u64),
+    WrongElements(u64),
 }
 
 impl BenchError {
@@ -84,7 +84,7 @@ impl BenchError {
             Self::Operation(error) => exit_code_of(error),
             Self::FlagsDiffer { .. } => Exit::Mismatch,
             Self::Output(_) | Self::Json { .. } => Exit::Failure,
-            Self::Wrong(_) => Exit::WrongResult,
+            Self::WrongElements(_) => Exit::WrongResult,
         }
     }
 }
@@ -136,8 +136,10 @@ fn join_and_bench(args: &BenchArgs) -> Result<(), BenchError> {
     plan.check_memory(WorldSize::ONE, available_memory_bytes())?;
     if let Some(path) = &plan.json {
         // Check the path before the measurements, so that an unusable path is reported at once.
-        report::check_writable(path)
-            .map_err(|error| BenchPlanError::Report { path: path.clone(), problem: error.to_string() })?;
+        report::check_writable(path).map_err(|error| BenchPlanError::ReportNotWritable {
+            path: path.clone(),
+            problem: error.to_string(),
+        })?;
     }
     let mut group = args.group.join()?;
     let mut stdout = IgnoreBrokenPipe(io::stdout().lock());
@@ -148,7 +150,7 @@ fn join_and_bench(args: &BenchArgs) -> Result<(), BenchError> {
     group.close();
     match report.wrong_elements() {
         None | Some(0) => Ok(()),
-        Some(wrong) => Err(BenchError::Wrong(wrong)),
+        Some(wrong) => Err(BenchError::WrongElements(wrong)),
     }
 }
 
@@ -243,8 +245,8 @@ fn gather_host_names_and_pids(group: &mut Group) -> Result<Vec<(String, u32)>, E
     Ok(records.chunks_exact(HOST_AND_PID_BYTES).map(read).collect())
 }
 
-/// Returns how many bytes processes can allocate without swapping, or `None` if the kernel does not report this
-/// number.
+/// Returns the number of bytes that processes can allocate without swapping, or `None` if the kernel does not report
+/// this number.
 fn available_memory_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -30,7 +30,7 @@ const SECRET_FILE_BYTES_MAX: u64 = 2 * SECRET_BYTES_MAX as u64;
 #[command(next_help_heading = "Joining the job")]
 pub struct GroupArgs {
     /// File with the address of every rank: one host:port per line, in rank order. A # begins a comment.
-    /// Under ringrun, you do not need this option
+    /// Do not use this option under ringrun, which gives each rank the addresses
     #[arg(long, value_name = "FILE", requires = "rank")]
     pub peers: Option<PathBuf>,
 
@@ -57,7 +57,7 @@ pub struct GroupArgs {
     pub timeout: Duration,
 
     /// The TCP congestion control of the links of this rank. auto: cubic if the kernel has cubic, otherwise the
-    /// default of the host. host: the default of the host. Other names are those in
+    /// default of the host. host: the default of the host. You may also give a name from the file
     /// /proc/sys/net/ipv4/tcp_available_congestion_control
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tcp_congestion: CongestionControl,
@@ -90,8 +90,8 @@ pub struct GroupArgs {
     #[arg(long, value_name = "NAME", value_enum, default_value = "auto")]
     pub transport: TransportName,
 
-    /// The name of the host of this rank. Ranks with different names communicate as if they were on different hosts.
-    /// Use different names to test a job of several hosts on one machine, or in containers that cannot share memory
+    /// A name for the host of this rank. Ranks with different names communicate as if they were on different hosts.
+    /// Use different names to test a job of several hosts on one machine, or if containers cannot share memory
     #[arg(long, value_name = "NAME")]
     pub host_id: Option<String>,
 
@@ -134,11 +134,11 @@ pub enum JoinError {
     /// The job did not start.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The secret file cannot be used.
-    #[error("the secret file {path}: {problem}")]
-    SecretFile {
-        /// The file.
-        path: PathBuf,
+    /// The secret cannot be read or used.
+    #[error("{place}: {problem}")]
+    Secret {
+        /// The place of the secret: a file or an environment variable.
+        place: String,
         /// The problem.
         problem: String,
     },
@@ -146,7 +146,7 @@ pub enum JoinError {
     #[error(
         "--peers was given, but ringrun has already given this process a rank; leave out --peers and --rank"
     )]
-    LaunchedTwice,
+    PeersUnderRingrun,
 }
 
 impl GroupArgs {
@@ -166,7 +166,7 @@ impl GroupArgs {
                 rank: Rank::new(self.rank.unwrap_or_default()),
                 bind: self.bind,
             },
-            (Some(_), Ok(Some(_))) => return Err(JoinError::LaunchedTwice),
+            (Some(_), Ok(Some(_))) => return Err(JoinError::PeersUnderRingrun),
             (None, launched) => launched?.map_or(JoinMethod::Alone, JoinMethod::Launched),
         };
         let launcher_timeout = match &method {
@@ -191,14 +191,14 @@ impl GroupArgs {
         Ok(Group::join(&options)?)
     }
 
-    /// Returns one line about the job's ranks, transports and deadlines.
+    /// Returns one line about the job's ranks, transports and timeouts.
     pub fn describe(&self, group: &Group) -> String {
         let streams = match group.streams() {
             0 | 1 => String::new(),
             streams => format!(", {streams} streams"),
         };
         format!(
-            "{} ranks over {} ({}{streams}), {} of them on this host; deadlines: connection {} s, operation {} s",
+            "{} ranks over {} ({}{streams}), {} of them on this host; timeouts: connection {} s, operation {} s",
             group.size(),
             group.transport(),
             group.congestion_control().unwrap_or("the host's congestion control"),
@@ -220,8 +220,8 @@ impl GroupArgs {
         if let Some(path) = &self.secret_file {
             return read_secret_file(path);
         }
-        let secret = secret_from_environment().map_err(|error| JoinError::SecretFile {
-            path: PathBuf::from(format!("(the environment variable {SECRET_VARIABLE})")),
+        let secret = secret_from_environment().map_err(|error| JoinError::Secret {
+            place: format!("the environment variable {SECRET_VARIABLE}"),
             problem: error.to_string(),
         })?;
         Ok(secret.unwrap_or_else(Secret::none))
@@ -229,7 +229,8 @@ impl GroupArgs {
 }
 
 fn read_secret_file(path: &Path) -> Result<Secret, JoinError> {
-    let wrong = |problem: String| JoinError::SecretFile { path: path.to_owned(), problem };
+    let place = format!("the secret file {}", path.display());
+    let wrong = |problem: String| JoinError::Secret { place: place.clone(), problem };
     let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
     // Limit the number of bytes to read. The length in the file's metadata is not reliable: devices have the length
     // 0.
@@ -261,7 +262,7 @@ impl JoinError {
                 StartError::Handshake { .. } if error.is_configuration_error() => Exit::Configuration,
                 _ => Exit::Start,
             },
-            Self::SecretFile { .. } | Self::LaunchedTwice => Exit::Configuration,
+            Self::Secret { .. } | Self::PeersUnderRingrun => Exit::Configuration,
         }
     }
 }
@@ -287,7 +288,7 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.001..=2_592_000.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
         _ => Err(format!(
-            "`{text}` is not a number of seconds greater than 0, from 0.001 (a millisecond) to 2592000 (a month)"
+            "`{text}` is not a number of seconds from 0.001 (a millisecond) to 2592000 (a month)"
         )),
     }
 }

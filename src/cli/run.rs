@@ -57,8 +57,8 @@ struct RunArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
     hostfile: Option<PathBuf>,
 
-    /// Where each rank may run. core: on its share of the processors. numa: on all processors of the NUMA nodes
-    /// in which its share lies. none: on all processors.
+    /// The processors on which each rank may run. core: the rank's share of the processors. numa: all processors of
+    /// the NUMA nodes that contain this share. none: all processors.
     #[arg(long, value_name = "PLACE", default_value = "core")]
     bind_to: String,
 

@@ -53,7 +53,7 @@ pub fn run_ringtrain(args: impl Iterator<Item = OsString>) -> ExitCode {
     super::log_to_stderr();
     let args: Vec<OsString> = args.collect();
     if commands::is_command(&args) {
-        return match commands::run_subcommand(&args) {
+        return match commands::run_command(&args) {
             Ok(Ok(())) => Exit::Success.into(),
             Ok(Err(failure)) => failure.print_and_exit(),
             Err(error) => print_clap_error(&error),
@@ -116,7 +116,7 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
             Err(_) => return Ok(()),
         },
     };
-    let prepared = invocation.prepare(stored.as_deref()).map_err(usage_error);
+    let prepared = invocation.to_config_and_output(stored.as_deref()).map_err(usage_error);
     prepared.map(drop).map_err(ProgramFailure::print_and_exit)
 }
 
@@ -138,7 +138,7 @@ fn prepare_resumed_run(
         let message = if is_reader { message } else { format!("rank 0 failed: {message}") };
         ProgramFailure { exit: Exit::Checkpoint, message }
     })?;
-    invocation.prepare(stored.as_deref()).map_err(usage_error)
+    invocation.to_config_and_output(stored.as_deref()).map_err(usage_error)
 }
 
 fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
@@ -148,8 +148,9 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
         join_args.algorithm = Algorithms::reproducible();
     }
     let resumes = invocation.resume_source().is_some();
-    // The options of a run that resumes are known only when rank 0 has read the checkpoint.
-    let prepared = if resumes { None } else { Some(invocation.prepare(None).map_err(usage_error)?) };
+    // The options of a run that resumes are known only after rank 0 has read the checkpoint.
+    let prepared =
+        if resumes { None } else { Some(invocation.to_config_and_output(None).map_err(usage_error)?) };
     let mut group = join_args
         .join()
         .map_err(|error| ProgramFailure { exit: error.exit_code(), message: error.to_string() })?;

@@ -183,6 +183,6 @@ fn ranks_with_different_flags_fail_with_a_mismatch() {
 
 #[test]
 fn wrong_results_have_a_separate_exit_code() {
-    assert_eq!(BenchError::Wrong(3).exit_code() as u8, 15);
-    assert_eq!(BenchError::Wrong(3).to_string(), "3 elements of the results are wrong");
+    assert_eq!(BenchError::WrongElements(3).exit_code() as u8, 15);
+    assert_eq!(BenchError::WrongElements(3).to_string(), "3 elements of the results are wrong");
 }

@@ -56,12 +56,13 @@ pub struct BenchArgs {
 
     /// The size of the smallest buffer in bytes. The suffixes K, M, G (or KiB, MiB, GiB) are powers of 1024.
     /// ringbench rounds each size down to a multiple of the size of an element. For gather, scatter and all_to_all,
-    /// ringbench rounds down so that all ranks have equal parts. A part has at least one element [default: 4]
+    /// ringbench rounds down so that all ranks have equal parts. A part has at least one element [default: 4, or the
+    /// value of -e if this value is smaller]
     #[arg(short = 'b', long = "min-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes_min: Option<usize>,
 
-    /// The size of the largest buffer in bytes. Accepts the suffixes of -b [default: 64M, or the value of -b if that
-    /// is larger]
+    /// The size of the largest buffer in bytes. Accepts the suffixes of -b [default: 64M, or the value of -b if this
+    /// value is larger]
     #[arg(short = 'e', long = "max-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes_max: Option<usize>,
 
@@ -188,7 +189,9 @@ fn parse_reduction(text: &str) -> Result<ValueOrAll<ReduceOp>, String> {
         return Ok(ValueOrAll::All);
     }
     match text.parse() {
-        Ok(ReduceOp::Custom) => Err("`custom` is a function in a program; ringbench has none".into()),
+        Ok(ReduceOp::Custom) => {
+            Err("`custom` calls a function of the program, and ringbench has no such function".into())
+        }
         parsed => parsed.map(ValueOrAll::One),
     }
 }

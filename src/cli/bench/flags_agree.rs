@@ -25,7 +25,7 @@ pub(super) fn check_flags_agree(group: &mut Group, plan: &BenchPlan) -> Result<(
     };
     let different = flags.iter().zip(row.iter().zip(reference)).filter(|(_, (a, b))| a != b);
     let names: Vec<&str> = different.map(|((name, _), _)| *name).collect();
-    Err(BenchError::FlagsDiffer { rank, what: names.join(", ") })
+    Err(BenchError::FlagsDiffer { rank, flags: names.join(", ") })
 }
 
 /// Returns the first 8 bytes of the SHA-256 of `text`.

@@ -252,7 +252,7 @@ fn count_wrong_elements<T: BenchElement>(
     Ok(wrong[0])
 }
 
-/// Runs `checks` barriers. Counts the ranks that left a barrier before its last rank entered it. In each barrier, a
+/// Runs `checks` barriers. Counts the ranks that left a barrier before the last rank entered this barrier. In each barrier, a
 /// different rank enters last. Returns `None` if the ranks are on several hosts, because these hosts have no common
 /// clock.
 fn count_early_barrier_exits(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
@@ -272,8 +272,8 @@ fn count_early_barrier_exits(group: &mut Group, checks: u32) -> Result<Option<u6
     Ok(Some(early))
 }
 
-/// Returns how many ranks left the barrier before the last rank entered it. `times` has two elements for each rank:
-/// when the rank entered the barrier, and when the rank left the barrier.
+/// Returns the number of ranks that left the barrier before the last rank entered the barrier. `times` has two elements
+/// for each rank: when the rank entered the barrier, and when the rank left the barrier.
 fn count_ranks_that_left_early(times: &[u64]) -> u64 {
     let last = times.iter().step_by(2).max();
     times.iter().skip(1).step_by(2).filter(|&left| Some(left) < last).count() as u64

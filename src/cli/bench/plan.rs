@@ -127,13 +127,13 @@ impl BenchPlan {
             .unwrap_or_else(|| args.bytes_max.unwrap_or(BYTES_MIN_DEFAULT).min(BYTES_MIN_DEFAULT));
         let bytes_max = args.bytes_max.unwrap_or_else(|| bytes_min.max(BYTES_MAX_DEFAULT));
         if bytes_min > bytes_max {
-            return Err(BenchPlanError::Inverted { min: bytes_min, max: bytes_max });
+            return Err(BenchPlanError::MinAboveMax { min: bytes_min, max: bytes_max });
         }
         let step = match (args.step_bytes, args.step_factor.unwrap_or(STEP_FACTOR_DEFAULT)) {
-            (Some(0), _) => return Err(BenchPlanError::Step),
+            (Some(0), _) => return Err(BenchPlanError::StepIsZero),
             (Some(bytes), _) => SizeStep::Bytes(bytes),
             (None, factor) if factor == 0 || (factor == 1 && bytes_min < bytes_max) => {
-                return Err(BenchPlanError::Factor { factor, min: bytes_min });
+                return Err(BenchPlanError::FactorTooSmall { factor, min: bytes_min });
             }
             (None, factor) => SizeStep::Factor(factor),
         };
@@ -141,7 +141,7 @@ impl BenchPlan {
             return Err(BenchPlanError::NoDirectory { path: path.clone() });
         }
         if args.alloc && args.operation != BenchOperation::AllReduce {
-            return Err(BenchPlanError::Alloc { operation: args.operation });
+            return Err(BenchPlanError::UnusedAlloc { operation: args.operation });
         }
         let root = Rank::new(if args.operation.group_operation().has_root() { args.root } else { 0 });
         let sizes = list_sizes(bytes_min, bytes_max, step)?;
@@ -192,13 +192,13 @@ impl BenchPlan {
     ///
     /// # Errors
     ///
-    /// [`BenchPlanError::Root`] or [`BenchPlanError::TooFewRanks`].
+    /// [`BenchPlanError::RootOutOfRange`] or [`BenchPlanError::TooFewRanks`].
     pub fn for_world(&self, world: WorldSize) -> Result<Self, BenchPlanError> {
         if world.get() < self.operation.ranks_min() {
             return Err(BenchPlanError::TooFewRanks { operation: self.operation, world });
         }
         if !world.contains(self.root) {
-            return Err(BenchPlanError::Root { root: self.root, world });
+            return Err(BenchPlanError::RootOutOfRange { root: self.root, world });
         }
         let mut plan = self.clone();
         plan.cases.iter_mut().for_each(|case| *case = case.for_world(world));
@@ -212,13 +212,13 @@ impl BenchPlan {
     ///
     /// # Errors
     ///
-    /// [`BenchPlanError::Memory`].
+    /// [`BenchPlanError::TooLittleMemory`].
     pub fn check_memory(&self, ranks: WorldSize, available: Option<u64>) -> Result<(), BenchPlanError> {
         let bytes = self.cases.iter().map(BenchCase::bytes).max().unwrap_or_default();
         let needed = self.operation.memory_bytes(bytes as u64, ranks.get());
         match available {
             Some(available) if needed > available => {
-                Err(BenchPlanError::Memory { bytes, needed, ranks: ranks.get(), available })
+                Err(BenchPlanError::TooLittleMemory { bytes, needed, ranks: ranks.get(), available })
             }
             _ => Ok(()),
         }
@@ -259,8 +259,8 @@ fn list_sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, Benc
 }
 
 /// Returns a case for every element type, reduction and size. Sizes are rounded to whole elements, and equal sizes
-/// are merged. Skips combinations that come from `all` and are not defined, such as `band` of floats. If the flags
-/// name both the type and the reduction, returns an error.
+/// are merged. Skips an undefined combination, such as `band` of floats, if its type or its reduction comes from `all`.
+/// Returns an error if the flags name both the type and the reduction of an undefined combination.
 fn list_cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>, BenchPlanError> {
     let operation = args.operation;
     if operation == BenchOperation::Barrier {
@@ -275,7 +275,7 @@ fn list_cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<Bench
         for &reduction in &reductions {
             if let Some(op) = reduction.filter(|op| !op.applies_to(dtype)) {
                 if ValueOrAll::is_named(&args.reductions, op) && ValueOrAll::is_named(&args.dtypes, dtype) {
-                    return Err(BenchPlanError::Undefined { op, dtype });
+                    return Err(BenchPlanError::UndefinedReduction { op, dtype });
                 }
                 continue;
             }
@@ -295,7 +295,7 @@ fn list_reductions(args: &BenchArgs) -> Result<Vec<Option<ReduceOp>>, BenchPlanE
         return Ok(vec![None]);
     }
     if operation.reduces_prefixes() && ValueOrAll::is_named(&args.reductions, ReduceOp::Average) {
-        return Err(BenchPlanError::Average { operation });
+        return Err(BenchPlanError::AverageOfPrefix { operation });
     }
     let is_measured = |op: &ReduceOp| match op {
         // ringbench has no custom reduction function.
@@ -400,22 +400,28 @@ mod tests {
 
     #[test]
     fn contradictory_flags_are_rejected() {
-        assert_eq!(make_plan("all_reduce -b 8 -e 4"), Err(BenchPlanError::Inverted { min: 8, max: 4 }));
-        assert_eq!(make_plan("all_reduce -b 8 -e 9 -f 1"), Err(BenchPlanError::Factor { factor: 1, min: 8 }));
-        assert_eq!(make_plan("all_reduce -f 0"), Err(BenchPlanError::Factor { factor: 0, min: 4 }));
-        assert_eq!(make_plan("all_reduce -i 0"), Err(BenchPlanError::Step));
+        assert_eq!(make_plan("all_reduce -b 8 -e 4"), Err(BenchPlanError::MinAboveMax { min: 8, max: 4 }));
+        assert_eq!(
+            make_plan("all_reduce -b 8 -e 9 -f 1"),
+            Err(BenchPlanError::FactorTooSmall { factor: 1, min: 8 })
+        );
+        assert_eq!(make_plan("all_reduce -f 0"), Err(BenchPlanError::FactorTooSmall { factor: 0, min: 4 }));
+        assert_eq!(make_plan("all_reduce -i 0"), Err(BenchPlanError::StepIsZero));
         assert_eq!(make_plan("all_reduce -i 1"), Err(BenchPlanError::TooManyRows));
-        assert!(matches!(make_plan("broadcast --alloc"), Err(BenchPlanError::Alloc { .. })));
-        let undefined = |op, dtype| Err(BenchPlanError::Undefined { op, dtype });
+        assert!(matches!(make_plan("broadcast --alloc"), Err(BenchPlanError::UnusedAlloc { .. })));
+        let undefined = |op, dtype| Err(BenchPlanError::UndefinedReduction { op, dtype });
         assert_eq!(make_plan("all_reduce -t i8,f32 -o bor"), undefined(ReduceOp::BitOr, DType::F32));
         assert_eq!(make_plan("all_reduce -t f32_loc"), undefined(ReduceOp::Sum, DType::F32Loc));
         let two = WorldSize::new(2).unwrap();
-        let average = |operation| Err(BenchPlanError::Average { operation });
+        let average = |operation| Err(BenchPlanError::AverageOfPrefix { operation });
         assert_eq!(make_plan("scan -o sum,avg"), average(BenchOperation::Scan));
         assert_eq!(make_plan("exscan -o avg -t all"), average(BenchOperation::Exscan));
         for flags in ["broadcast --root 2", "reduce --root 2", "gather --root 2", "scatter --root 2"] {
             assert!(
-                matches!(make_plan(flags).unwrap().for_world(two), Err(BenchPlanError::Root { .. })),
+                matches!(
+                    make_plan(flags).unwrap().for_world(two),
+                    Err(BenchPlanError::RootOutOfRange { .. })
+                ),
                 "{flags}"
             );
         }

@@ -12,7 +12,7 @@ use crate::types::{DType, Rank, ReduceOp, WorldSize};
 pub enum BenchPlanError {
     /// The smallest size is larger than the largest size.
     #[error("the smallest size (-b {min}) is larger than the largest (-e {max})")]
-    Inverted {
+    MinAboveMax {
         /// The value of `-b`.
         min: usize,
         /// The value of `-e`.
@@ -22,7 +22,7 @@ pub enum BenchPlanError {
     #[error(
         "a factor of {factor} (-f) does not increase {min} bytes; it must be at least 2, or give a step with -i"
     )]
-    Factor {
+    FactorTooSmall {
         /// The value of `-f`.
         factor: usize,
         /// The value of `-b`.
@@ -30,21 +30,23 @@ pub enum BenchPlanError {
     },
     /// The step does not make sizes larger.
     #[error("a step of 0 bytes (-i) does not increase the size")]
-    Step,
+    StepIsZero,
     /// The table would have too many rows.
     #[error("these sizes, types and reductions make more than {ROWS_MAX} rows; choose larger steps")]
     TooManyRows,
     /// The reduction is not defined for the element type.
     #[error("{}", crate::group::Error::Unsupported { op: *op, dtype: *dtype })]
-    Undefined {
+    UndefinedReduction {
         /// A reduction that `-o` names.
         op: ReduceOp,
         /// An element type that `-t` names.
         dtype: DType,
     },
-    /// A scan cannot compute an average.
-    #[error("{operation} accepts any reduction but avg: the average over a part of the ranks is not defined")]
-    Average {
+    /// A scan or an exscan cannot compute an average.
+    #[error(
+        "{operation} accepts all reductions except avg: the average over a part of the ranks is not defined"
+    )]
+    AverageOfPrefix {
         /// The operation.
         operation: BenchOperation,
     },
@@ -60,7 +62,7 @@ pub enum BenchPlanError {
     },
     /// The root is not a rank of the job.
     #[error("root {root} is not a rank of this job of {world} rank(s) (ranks are counted from 0)")]
-    Root {
+    RootOutOfRange {
         /// The value of `--root`.
         root: Rank,
         /// The number of ranks.
@@ -71,7 +73,7 @@ pub enum BenchPlanError {
         "a size of {bytes} bytes needs {needed} bytes of memory for the {ranks} rank(s) on this host, but only \
          {available} are available; choose a smaller -e"
     )]
-    Memory {
+    TooLittleMemory {
         /// The size of the largest buffer in bytes.
         bytes: usize,
         /// The total size in bytes of the buffers of all ranks on this host.
@@ -89,15 +91,15 @@ pub enum BenchPlanError {
     },
     /// The report could not be written.
     #[error("--json {}: the report could not be written there: {problem}", path.display())]
-    Report {
+    ReportNotWritable {
         /// The value of `--json`.
         path: PathBuf,
         /// The error of the operating system.
         problem: String,
     },
-    /// The operation does not use the flag.
+    /// `--alloc` was given for an operation other than all-reduce.
     #[error("--alloc is for all_reduce and has no effect on {operation}; leave --alloc out")]
-    Alloc {
+    UnusedAlloc {
         /// The operation.
         operation: BenchOperation,
     },

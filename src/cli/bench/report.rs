@@ -42,7 +42,7 @@ pub struct BenchEnvironment {
     pub congestion_control_host: String,
     /// The number of connections of each link.
     pub streams: u8,
-    /// The size in bytes of the segments into which this rank cuts long transfers.
+    /// The size in bytes of the segments into which this rank divides long messages.
     pub segment_bytes: usize,
     /// The number of iterations before the timed iterations.
     pub warm_up: u32,
@@ -59,7 +59,7 @@ pub struct Versions {
     pub profile: &'static str,
 }
 
-/// Everything that was measured.
+/// The results of all rows, with the machine and the settings.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct BenchReport {
     /// The machine and the settings.
@@ -69,7 +69,7 @@ pub struct BenchReport {
 }
 
 impl BenchEnvironment {
-    /// Describes this host. `ranks` holds the host name and the process id of every rank.
+    /// Describes this host and the settings. `ranks` holds the host name and the process id of every rank.
     pub fn new(group: &Group, plan: &BenchPlan, ranks: &[(String, u32)], segment_bytes: usize) -> Self {
         let host_default = read_trimmed_file(HOST_CONGESTION_PATH);
         let congestion = match (group.size(), group.congestion_control()) {
@@ -136,7 +136,7 @@ impl BenchEnvironment {
         if profile == "debug" {
             writeln!(
                 out,
-                "# NOTE: built with debug assertions; build with --release before quoting a figure"
+                "# NOTE: built with debug assertions; build with --release before you publish results"
             )?;
         }
         for (rank, (host, process)) in ranks.iter().take(LISTED_RANKS_MAX).enumerate() {

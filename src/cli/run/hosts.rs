@@ -15,7 +15,7 @@ use crate::types::WorldSize;
 const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Returns the number of ranks. Without `-n` and `--nproc-per-node`, the number of ranks is the sum of the hosts'
-/// slots. Returns an error if `--host` or the hostfile names another host than this one.
+/// slots. Returns an error if `--host` or the hostfile names a host other than this host.
 pub(super) fn count_ranks(args: &RunArgs) -> Result<WorldSize, String> {
     let slots = match &args.hostfile {
         Some(path) => sum_slots_of_file(path)?,
@@ -27,7 +27,7 @@ pub(super) fn count_ranks(args: &RunArgs) -> Result<WorldSize, String> {
         && resolve_rank_count(per_host)?.get() < world.get()
     {
         return Err(format!(
-            "-n {world} is more than the number of ranks per host, so it needs several hosts; {THIS_HOST_ONLY}"
+            "-n {world} is more than the number of ranks per host, so the job needs several hosts; {THIS_HOST_ONLY}"
         ));
     }
     Ok(world)

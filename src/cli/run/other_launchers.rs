@@ -44,13 +44,13 @@ const PLACEMENT_HINT: &str = "ringrun spreads ranks evenly over the processors; 
 const SHOW_PLACEMENT_HINT: &str = "use --report-bindings, which prints the processors of each rank";
 const CHOOSE_PROCESSORS_HINT: &str =
     "start ringrun under `taskset -c LIST`; ringrun uses only the processors that it may run on";
-const THREADS_HINT: &str = "each rank gets an even share of the processors; to change the number of threads use -x \
+const THREADS_HINT: &str = "each rank gets an even share of the processors; to change the number of threads, use -x \
     OMP_NUM_THREADS=N";
-const MCA_HINT: &str = "ringrun has no MCA parameters; leave this option out (ringtrain and ringbench choose with \
+const MCA_HINT: &str = "ringrun has no MCA parameters; leave this option out (ringtrain and ringbench have \
     --transport and --algorithm)";
-const MASTER_ADDRESS_HINT: &str = "leave this option out: ringrun finds a free port on this host; to choose one, use \
+const MASTER_ADDRESS_HINT: &str = "leave this option out: ringrun finds a free port on this host; to choose the port, use \
     -x MASTER_PORT=P and -x MASTER_ADDR=A";
-const RENDEZVOUS_HINT: &str = "leave this option out: ringrun serves the rendezvous of its job itself";
+const RENDEZVOUS_HINT: &str = "leave this option out: ringrun itself is the rendezvous server of its job";
 const TUNING_HINT: &str = "ringrun has no tuning options of Horovod; leave this option out (ringtrain has --bucket-bytes and \
     --compression)";
 const LOGGING_HINT: &str = "use -x RUST_LOG=debug, which makes the ranks print what they do";
@@ -60,9 +60,9 @@ const MERGE_STREAMS_HINT: &str = "redirect in the command: `ringrun -n N -- sh -
 const TIMESTAMPS_HINT: &str = "ringrun prints no times; pipe its output through `ts` (package moreutils)";
 const STDIN_HINT: &str =
     "the ranks' standard input is always /dev/null; pass a file name to the command instead";
-const MODULE_HINT: &str = "write the interpreter yourself: ringrun -n N python -m MODULE";
+const MODULE_HINT: &str = "begin the command with the interpreter: ringrun -n N python -m MODULE";
 const ONE_PROGRAM_HINT: &str =
-    "ringrun starts one command for all ranks; start a script that chooses by $RANK";
+    "ringrun starts one command for all ranks; start a script that chooses its program by $RANK";
 const DEBUGGER_HINT: &str =
     "start the debugger as the command, for example: ringrun -n N gdb --batch -ex run --args COMMAND";
 const ENVIRONMENT_HINT: &str =
@@ -328,8 +328,8 @@ mod tests {
         Ok(words.iter().map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" "))
     }
 
-    /// For every option of the table and every spelling of the option, `translate` returns either a command line that
-    /// clap accepts, or an error of one sentence.
+    /// For every option of the table and every spelling of the option, `translate_other_options` returns either a
+    /// command line that clap accepts, or an error of one sentence.
     #[test]
     fn every_option_of_the_table_is_translated_or_refused_with_a_sentence() {
         for &(names, count, translation) in FOREIGN_OPTIONS {
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_is_in_the_table_once_and_not_an_option_of_ringrun() {
+    fn every_name_is_in_the_table_once_and_is_no_option_of_ringrun() {
         let mut names: Vec<&str> = FOREIGN_OPTIONS.iter().flat_map(|(names, ..)| *names).copied().collect();
         for name in &names {
             let own = ringrun_command();

@@ -55,12 +55,13 @@ pub(super) struct TrainArgs {
     text: TextArgs,
 
     /// The fraction of the rows to use for testing. The choice of these rows does not depend on --seed. The test set of
-    /// a text is its last part. IDX data has its own test set, so this option does not apply to IDX data [default: 0.2]
+    /// a text is the last part of the text. IDX data has its own test set, so this option does not apply to IDX data
+    /// [default: 0.2]
     #[arg(long, value_name = "FRACTION", help_heading = "Data")]
     test_fraction: Option<f64>,
 
-    /// What the model predicts: classes (classification) or numbers (regression). auto decides by the target; see
-    /// Defaults below
+    /// What the model predicts: classes (classification) or numbers (regression). auto chooses by the values of the
+    /// target; see Defaults below
     #[arg(
         long,
         value_name = "auto|classification|regression",
@@ -70,8 +71,8 @@ pub(super) struct TrainArgs {
     task: String,
 
     /// Do not scale features and numeric targets. By default, ringtrain scales the columns of a table and numeric
-    /// targets to mean 0 and standard deviation 1. With --model linear, it also scales pixels. Reported losses are
-    /// always those of the unscaled target
+    /// targets to mean 0 and standard deviation 1. With --model linear, ringtrain also scales pixels. Reported losses
+    /// always refer to the unscaled target
     #[arg(long, help_heading = "Data")]
     no_standardize: bool,
 
@@ -94,7 +95,7 @@ pub(super) struct TrainArgs {
     #[command(flatten)]
     optimizer: OptimizerArgs,
 
-    /// The recipe.
+    /// The learning rate schedule, the class weights and further training options.
     #[command(flatten)]
     recipe: RecipeArgs,
 
@@ -103,8 +104,8 @@ pub(super) struct TrainArgs {
     seed: u64,
 
     /// How ranks divide the work: allreduce, model-average[:EPOCHS], local-sgd:STEPS, diloco:STEPS, ps-sync,
-    /// ps-async[:STALENESS], gossip[:STEPS], tensor, pipeline:STAGES or hybrid:PIPELINESxSTAGES. Strategies below
-    /// explains each value
+    /// ps-async[:STALENESS], gossip[:STEPS], tensor, pipeline:STAGES or hybrid:PIPELINESxSTAGES. The section
+    /// Strategies below explains each value
     #[arg(long, value_name = "STRATEGY", default_value = "allreduce", help_heading = "Training")]
     strategy: String,
 
@@ -120,7 +121,7 @@ pub(super) struct TrainArgs {
     compression: String,
 
     /// Divide the gradients into buckets of this size in bytes. The ranks reduce a bucket while the backward pass
-    /// computes the next bucket. Another size can change the last bits of the sums
+    /// computes the next bucket. Another size can change the last bits of the gradients
     #[arg(long, value_name = "BYTES", default_value_t = BUCKET_BYTES, conflicts_with = "no_overlap", help_heading = "Training")]
     bucket_bytes: usize,
 
@@ -128,7 +129,7 @@ pub(super) struct TrainArgs {
     #[arg(long, help_heading = "Training")]
     no_overlap: bool,
 
-    /// The checkpoints.
+    /// Where and when to save checkpoints.
     #[command(flatten)]
     pub(super) checkpoint: CheckpointArgs,
 
@@ -181,7 +182,7 @@ impl TrainArgs {
             );
         }
         if self.epochs == Some(0) {
-            return Err("--epochs 0: there must be at least 1".into());
+            return Err("--epochs 0: it must be at least 1".into());
         }
         let OptimizerChoice { rule, learning_rate, weight_decay, shard_optimizer } =
             self.optimizer.to_optimizer_choice()?;
@@ -250,7 +251,9 @@ impl TrainArgs {
             "auto" => None,
             "classification" => Some(Task::Classification),
             "regression" => Some(Task::Regression),
-            other => return Err(format!("--task {other}: it is one of auto, classification, regression")),
+            other => {
+                return Err(format!("--task {other}: it must be one of auto, classification, regression"));
+            }
         };
         match (model, task) {
             (Some(ModelSpec::Linear), Some(Task::Classification)) => Err(

@@ -37,8 +37,8 @@ pub(super) struct CheckpointArgs {
     keep_checkpoints: Option<NonZeroU32>,
 
     /// Also keep the checkpoint of the best reported epoch as DIR/checkpoint-best.safetensors. With --patience, the
-    /// best epoch has the lowest validation loss. Otherwise, it has the lowest test loss, or without test samples the
-    /// lowest training loss
+    /// best epoch has the lowest validation loss. Without --patience, it has the lowest test loss, or the lowest
+    /// training loss if there are no test samples
     #[arg(long)]
     keep_best: bool,
 

@@ -30,12 +30,14 @@ The output has one row for each row of the data, in the same order:
   regression      the column `prediction` holds numbers in the unit of the target
   classification  `prediction` holds the name of the most probable class, and `probability_NAME`
                   holds the probability of the class NAME
-  .npy            numbers as f64, or the probabilities of all classes as f32 (rows x classes)
+An output file whose name ends in .npy has one array instead:
+  regression      the predicted numbers as f64
+  classification  the probabilities of all classes as f32, in the shape (rows, classes)
 
 Exit codes:
   0   success
   1   the output cannot be written
-  2   unknown option or bad combination
+  2   an option is unknown or has a wrong value, or options do not fit together
   4   the data are missing or wrong
   10  the model file cannot be read";
 
@@ -50,7 +52,7 @@ The results:
 Exit codes:
   0   success
   1   the results cannot be written
-  2   unknown option or bad combination
+  2   an option is unknown or has a wrong value, or options do not fit together
   4   the data are missing or wrong
   10  the model file cannot be read";
 
@@ -69,7 +71,7 @@ file.
 Exit codes:
   0   success
   1   the output cannot be written
-  2   unknown option or bad combination
+  2   an option is unknown or has a wrong value, or options do not fit together
   10  the model file cannot be read";
 
 /// A command with its arguments.
@@ -103,9 +105,9 @@ struct ModelDataArgs {
 
     /// The data. One of: a .csv or .tsv table, which may be compressed (.gz, .zip, .zst); several files of one table,
     /// such as a.csv b.csv or 'part-*.csv'; `-` for a table on standard input; an array FEATURES.npy; two arrays
-    /// FEATURES.npy,TARGETS.npy; a .libsvm file; a directory of images; a directory of IDX files, of which only the
-    /// test set is used; digits; synthetic:ROWSxFEATURES. The order of a table's columns does not matter if the table
-    /// has a header
+    /// FEATURES.npy,TARGETS.npy; a .libsvm file; a directory of images; a directory of IDX files (only
+    /// their test set is used); digits; synthetic:ROWSxFEATURES. The order of a table's columns does not matter if the
+    /// table has a header
     #[arg(long, value_name = "DATA", num_args = 1.., required = true)]
     data: Vec<String>,
 
@@ -182,7 +184,7 @@ pub(super) fn is_command(args: &[OsString]) -> bool {
 
 /// Runs a command. The outer `Err` is an error in the arguments, or the text of `--help`. The inner `Err` is a
 /// failure of the command.
-pub(super) fn run_subcommand(args: &[OsString]) -> Result<Result<(), ProgramFailure>, clap::Error> {
+pub(super) fn run_command(args: &[OsString]) -> Result<Result<(), ProgramFailure>, clap::Error> {
     Ok(match ModelCommand::try_parse_from(args)? {
         ModelCommand::Predict(args) => predict_new_rows(args),
         ModelCommand::Eval(args) => compare_with_targets(args),
@@ -362,7 +364,7 @@ mod tests {
         let args: Vec<OsString> =
             std::iter::once("ringtrain").chain(line.split_whitespace()).map(OsString::from).collect();
         assert!(is_command(&args), "{line}");
-        match run_subcommand(&args) {
+        match run_command(&args) {
             Ok(Ok(())) => "success".into(),
             Ok(Err(failure)) => format!("{}: {}", failure.exit as u8, failure.message),
             Err(error) => error.to_string(),

@@ -100,12 +100,12 @@ fn describe_unknown_option(command: &Command, key: &str, value: &DeValue<'_>) ->
 /// Converts a value of TOML to the value of an option. An error is the end of a sentence that begins with the name of
 /// the option, such as "must be true or false".
 fn convert_option_value(arg: &Arg, value: &DeValue<'_>) -> Result<OptionValue, String> {
-    let takes_nothing = arg.get_num_args().is_some_and(|range| range.min_values() == 0);
+    let value_is_optional = arg.get_num_args().is_some_and(|range| range.min_values() == 0);
     match value {
         DeValue::Boolean(value) if is_flag(arg) => Ok(OptionValue::Flag(*value)),
         _ if is_flag(arg) => Err(format!("must be true or false, not {}", describe_type(value))),
-        DeValue::Boolean(true) if takes_nothing => Ok(OptionValue::Values(Vec::new())),
-        DeValue::Boolean(false) if takes_nothing => Ok(OptionValue::Flag(false)),
+        DeValue::Boolean(true) if value_is_optional => Ok(OptionValue::Values(Vec::new())),
+        DeValue::Boolean(false) if value_is_optional => Ok(OptionValue::Flag(false)),
         DeValue::Array(values) if is_list(arg) => {
             let values: Result<Vec<_>, _> =
                 values.iter().map(|value| convert_single_value(arg, value.get_ref())).collect();

@@ -20,8 +20,8 @@ pub(super) struct TrainingDataArgs {
     #[arg(long, value_name = "DATA", num_args = 1.., default_value = "digits", help_heading = "Data")]
     data: Vec<String>,
 
-    /// Test the model on these samples. They must have the format and the columns or features of --data. Without this
-    /// option, --test-fraction splits off a test set
+    /// Test the model on these samples. The samples must have the same format and the same columns or features as
+    /// --data. Without this option, --test-fraction splits off a test set
     #[arg(long, value_name = "DATA", num_args = 1.., conflicts_with = "test_fraction", help_heading = "Data")]
     test_data: Vec<String>,
 
@@ -84,8 +84,9 @@ pub(super) struct DataFormatArgs {
     /// The format of --data. table: rows of cells. libsvm: sparse rows of the form TARGET INDEX:VALUE ..., with
     /// indices from 1. idx: a directory of IDX files. images: a directory with a folder of images for each class.
     /// text: plain text, only for models gpt:... Without this option, models gpt:... read all files as text. For
-    /// other models, .libsvm, .svmlight and .svm files have the format libsvm, and other files the format table. A
-    /// directory of images or folders has the format images, and other directories the format idx
+    /// other models, .libsvm, .svmlight and .svm files have the format libsvm, .npy files hold arrays, and all other
+    /// files have the format table. A directory of images or folders has the format images, and other directories
+    /// have the format idx
     #[arg(long, value_name = "table|libsvm|idx|images|text")]
     format: Option<String>,
 }

@@ -19,7 +19,7 @@ The command prints the prompt and then the new tokens. The same seed gives the s
 Exit codes:
   0   success
   1   the text cannot be written
-  2   unknown option or bad combination
+  2   an option is unknown or has a wrong value, or options do not fit together
   4   the prompt is wrong, or the model does not predict text
   10  the model file cannot be read";
 
@@ -29,7 +29,7 @@ pub(super) struct GenerateArgs {
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
 
-    /// The text that the model continues
+    /// The text that the model continues [default: a line break]
     #[arg(long, value_name = "TEXT", default_value = "\n", hide_default_value = true)]
     prompt: String,
 
@@ -37,8 +37,8 @@ pub(super) struct GenerateArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 500)]
     length: u64,
 
-    /// How random the tokens are, at least 0. With 0, each new token is the likeliest one. With 1, a token has the
-    /// probability that the model computes. Numbers below 1 favor likely tokens
+    /// How random the tokens are, at least 0. With 0, each new token is the most probable token. With 1, each token
+    /// is drawn with the probability that the model computes. Numbers below 1 favor probable tokens
     #[arg(long, value_name = "NUMBER", default_value_t = 1.0)]
     temperature: f32,
 
@@ -65,7 +65,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<(), ProgramFailure> {
         for token in generator.take(usize::try_from(length).unwrap_or(usize::MAX)) {
             write(&decoder.decode(&token))?;
         }
-        write(decoder.finish())?;
+        write(decoder.decode_rest())?;
         write("\n")
     };
     match write_all() {
@@ -92,7 +92,7 @@ impl Utf8Decoder {
         let mut text = String::new();
         let mut rest = self.incomplete.as_slice();
         loop {
-            let chunk = match std::str::from_utf8(rest) {
+            let error = match std::str::from_utf8(rest) {
                 Ok(valid) => {
                     text += valid;
                     rest = &[];
@@ -100,10 +100,10 @@ impl Utf8Decoder {
                 }
                 Err(error) => error,
             };
-            let (valid, invalid) = rest.split_at(chunk.valid_up_to());
+            let (valid, invalid) = rest.split_at(error.valid_up_to());
             text += &String::from_utf8_lossy(valid);
             rest = invalid;
-            let Some(length) = chunk.error_len() else { break };
+            let Some(length) = error.error_len() else { break };
             text.push(char::REPLACEMENT_CHARACTER);
             rest = &rest[length..];
         }
@@ -111,8 +111,8 @@ impl Utf8Decoder {
         text
     }
 
-    /// Ends the text. Returns U+FFFD if the last character is incomplete, and otherwise nothing.
-    fn finish(self) -> &'static str {
+    /// Returns the end of the text: U+FFFD if the last character is incomplete, otherwise an empty text.
+    fn decode_rest(self) -> &'static str {
         if self.incomplete.is_empty() { "" } else { "\u{fffd}" }
     }
 }
@@ -153,7 +153,7 @@ mod tests {
         ] {
             let mut decoder = Utf8Decoder::default();
             let text: String = tokens.iter().map(|token| decoder.decode(token)).collect();
-            assert_eq!(text + decoder.finish(), expected);
+            assert_eq!(text + decoder.decode_rest(), expected);
         }
     }
 }

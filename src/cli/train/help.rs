@@ -62,8 +62,8 @@ Strategies:
   ps-sync                  in each step, parameter servers apply the sum of all workers' gradients
   ps-async[:STALENESS]     parameter servers apply each gradient as soon as it arrives, if its
                            staleness is at most STALENESS
-  gossip[:STEPS]           each rank trains alone, and averages its model with a random rank after
-                           every STEPS steps
+  gossip[:STEPS]           each rank trains alone, and after every STEPS steps averages its model
+                           with the model of a random rank
   tensor                   each rank holds a part of each layer
   pipeline:STAGES          each of STAGES ranks holds some layers
   hybrid:PIPELINESxSTAGES  PIPELINES pipelines of STAGES ranks share each batch
@@ -91,7 +91,7 @@ If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to -
 --report and exit with 0. They do not test the model again. A second signal ends the process at \
 once.
 
-After each epoch, the ranks with the same parameters compare hashes of these parameters. If the \
+After each epoch, ranks that must have equal parameters compare hashes of these parameters. If the \
 hashes differ, the job ends with exit code 16. With local-sgd, diloco and model-average, the ranks \
 compare only after epochs that end with an average.
 

@@ -93,7 +93,10 @@ impl Invocation {
     /// # Errors
     ///
     /// Returns a sentence that says which option is wrong, where it was given and what to do.
-    pub(super) fn prepare(&self, stored_options: Option<&str>) -> Result<(Config, OutputArgs), String> {
+    pub(super) fn to_config_and_output(
+        &self,
+        stored_options: Option<&str>,
+    ) -> Result<(Config, OutputArgs), String> {
         let mut options = self.options.clone();
         let directory = self.resume_source().map(|source| source.directory.display().to_string());
         if let (Some(text), Some(directory)) = (stored_options, directory) {
@@ -101,7 +104,7 @@ impl Invocation {
             let stored = config_file::parse_toml_options(&self.command, text, origin)?;
             // Drop the stored options that the new strategy refuses, because the user has no way to unset a stored
             // option.
-            let strategy = options.value("strategy").and_then(|text| text.parse().ok());
+            let strategy = options.first_value("strategy").and_then(|text| text.parse().ok());
             let refused = strategy.map_or(&[][..], options_refused_by);
             options.add_missing(&self.command, stored.without_learning_rate().without(refused));
         }
@@ -153,7 +156,7 @@ mod tests {
 
     impl Invocation {
         fn to_config(&self, stored_options: Option<&str>) -> Result<Config, String> {
-            self.prepare(stored_options).map(|(config, _)| config)
+            self.to_config_and_output(stored_options).map(|(config, _)| config)
         }
     }
 

@@ -43,8 +43,8 @@ pub(super) struct OptimizerArgs {
     #[arg(long, conflicts_with = "no_shard_optimizer", help_heading = "Training")]
     shard_optimizer: bool,
 
-    /// Keep the whole state of the optimizer on each rank. Pass this option to resume a run that used
-    /// --shard-optimizer, if it is to go on without --shard-optimizer
+    /// Keep the whole state of the optimizer on each rank. Pass this option with --resume to turn off the
+    /// --shard-optimizer that the checkpoint stores
     #[arg(long, help_heading = "Training")]
     no_shard_optimizer: bool,
 }
@@ -107,7 +107,7 @@ impl OptimizerArgs {
             "lars" => Rule::Lars { momentum },
             other => {
                 return Err(format!(
-                    "--optimizer {other}: it is one of auto, sgd, momentum, nesterov, accelerated, adam, adamw, lamb, lars"
+                    "--optimizer {other}: it must be one of auto, sgd, momentum, nesterov, accelerated, adam, adamw, lamb, lars"
                 ));
             }
         }))

@@ -11,8 +11,8 @@ use clap::{Arg, ArgAction, ArgMatches, Args as _, Command, CommandFactory as _};
 use super::args::TrainArgs;
 use crate::cli::group_args::GroupArgs;
 
-/// Checkpoints store neither these options nor the options of `GroupArgs`, because both apply to one start of the
-/// program.
+/// Checkpoints store neither these options nor the options of `GroupArgs`, because all these options apply only to
+/// one start of the program.
 const OPTIONS_NEVER_STORED: [&str; 3] = ["checkpoint", "resume", "config"];
 /// The option for the learning rate. A resumed run takes the learning rate from the state of the run in the
 /// checkpoint, because `--scale-lr` may have multiplied the rate by the number of ranks.
@@ -117,11 +117,11 @@ impl OptionSet {
         let args: BTreeMap<&str, &Arg> = known_options(command).collect();
         let conflicts = |a: &str, b: &str| {
             let (Some(a), Some(b)) = (args.get(a), args.get(b)) else { return false };
-            let lists = |a: &Arg, b: &Arg| {
+            let names_as_conflict = |a: &Arg, b: &Arg| {
                 let found = command.get_arg_conflicts_with(a);
                 found.iter().any(|other| other.get_id() == b.get_id())
             };
-            lists(a, b) || lists(b, a)
+            names_as_conflict(a, b) || names_as_conflict(b, a)
         };
         let given: Vec<String> = self.options.keys().filter(|name| self.contains(name)).cloned().collect();
         for (name, value) in other.options {
@@ -144,7 +144,7 @@ impl OptionSet {
     }
 
     /// Returns the first value of an option, if the option is given and the value is valid Unicode.
-    pub(super) fn value(&self, name: &str) -> Option<&str> {
+    pub(super) fn first_value(&self, name: &str) -> Option<&str> {
         match self.options.get(name) {
             Some((OptionValue::Values(values), _)) => values.first()?.to_str(),
             _ => None,
@@ -180,7 +180,7 @@ impl OptionSet {
     }
 
     /// For each option that an error message names, appends where the option was given, such as ` (--lr is given in
-    /// run.toml, line 3)`. Skips options of the command line.
+    /// run.toml:3)`. Skips options of the command line.
     pub(super) fn append_option_origins(&self, message: &str) -> String {
         let is_named = |name: &str| {
             let flag = format!("--{name}");
@@ -198,8 +198,8 @@ impl OptionSet {
         text
     }
 
-    /// Returns the options that a checkpoint stores, as lines of TOML. All other options follow as comments with
-    /// their defaults.
+    /// Returns the options that a checkpoint stores, as lines of TOML. Options that are not given follow as
+    /// comments with their defaults.
     ///
     /// # Errors
     ///
@@ -234,7 +234,7 @@ impl OptionSet {
     }
 }
 
-/// Writes the values of an option as a TOML string or an array of strings. The value of a numeric option becomes a
+/// Converts the values of an option to a TOML string or an array of strings. The value of a numeric option becomes a
 /// TOML number.
 fn toml_values(name: &str, arg: &Arg, values: &[OsString]) -> Result<String, String> {
     let is_number = super::config_file::is_number(arg);

@@ -16,12 +16,13 @@ pub(super) struct OutputArgs {
     pub(super) report: Option<PathBuf>,
 
     /// Write the trained model to FILE in the safetensors format, at the end of the run or after a stop signal. Rank 0
-    /// writes FILE, and replaces an existing file. The commands below read FILE
+    /// writes FILE, and replaces an existing file. The commands predict, eval, inspect, export and
+    /// generate read FILE
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(super) save_model: Option<PathBuf>,
 
-    /// At the end of the run, draw the losses and the accuracy or R² of all epochs as a picture in the SVG format.
-    /// Rank 0 writes FILE.svg
+    /// At the end of the run, plot the losses and the accuracy or R² of all epochs in the SVG format. Rank 0 writes
+    /// FILE.svg
     #[arg(long, value_name = "FILE.svg", help_heading = "Output")]
     plot: Option<PathBuf>,
 
@@ -34,7 +35,7 @@ pub(super) struct OutputArgs {
     #[arg(long, short, help_heading = "Output")]
     quiet: bool,
 
-    /// Every STEPS steps, print the mean loss of these steps, their speed, and the learning rate
+    /// Every STEPS steps, print the mean loss and the speed of these steps, and the learning rate
     #[arg(long, value_name = "STEPS", help_heading = "Output")]
     log_interval: Option<NonZeroU64>,
 }

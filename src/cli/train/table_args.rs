@@ -9,7 +9,7 @@ use crate::train::data::{DataSource, HeaderRow, Separator, TableOptions};
 pub(super) struct TableFormatArgs {
     /// Read the first row of the table as data, not as column names. In training, give --target as a column number.
     /// In predict and eval, the columns must have the same order as in training. The table may have all columns of the
-    /// training table, all of them except the target, or only the features
+    /// training table, all columns except the target, or only the features
     #[arg(long, conflicts_with = "header")]
     no_header: bool,
 
