@@ -25,7 +25,7 @@ const SECRET_FILE_BYTES_MAX: u64 = 2 * SECRET_BYTES_MAX as u64;
 
 // These comments are also the text of --help, so they have no backticks.
 #[allow(clippy::doc_markdown, reason = "help texts")]
-/// How this process finds its peers and talks to them.
+/// How this process joins its job and communicates with the other ranks.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Joining the job")]
 pub struct GroupArgs {

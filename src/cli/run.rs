@@ -103,7 +103,7 @@ struct RunArgs {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_positive_seconds)]
     start_timeout: Duration,
 
-    /// How long ringrun waits after the failure of a rank before it sends SIGTERM to the other ranks.
+    /// How long ringrun waits between the failure of a rank and the SIGTERM that ringrun sends to the other ranks.
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     grace: Duration,
 

@@ -50,7 +50,7 @@ fn wrong_arguments_and_files_are_reported_with_the_right_exit_codes() {
         (&["--no-such-flag"], Exit::Usage, "--no-such-flag"),
         (&["--rank", "1"], Exit::Usage, "--peers"),
         (&["--peers", "two.txt"], Exit::Usage, "--rank"),
-        (&["--timeout", "0"], Exit::Usage, "is not a number of seconds greater than 0"),
+        (&["--timeout", "0"], Exit::Usage, "is not a number of seconds from 0.001"),
         (&["--timeout", "0.000001"], Exit::Usage, "from 0.001"),
         (&["--data", "X.npy,"], Exit::Usage, "has no second file name"),
         (&["--peers", "/dev/zero", "--rank", "0"], Exit::Configuration, "too long for a list of hosts"),

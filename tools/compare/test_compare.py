@@ -1,4 +1,4 @@
-"""Tests the comparison with fake programs, so without other libraries. The tests need no idle machine. Run:
+"""Tests the comparison with fake programs, so the tests need neither other libraries nor an idle machine. To run the tests:
 `tools/compare/run --self-test`.
 """
 

@@ -1,4 +1,5 @@
-//! The operations that `ringbench` measures, and their properties, for example which operations have equal parts.
+//! The operations that `ringbench` measures, and the properties of these operations, for example whether an operation
+//! has a result in place.
 
 use crate::types::{Operation, Rank, WorldSize};
 
@@ -134,7 +135,8 @@ impl BenchOperation {
         matches!(self, Self::PingPong | Self::SendReceive)
     }
 
-    /// Returns whether `rank` performs the operation. In a ping-pong, all ranks but 0 and 1 only wait.
+    /// Returns whether `rank` performs the operation. In a ping-pong, only ranks 0 and 1 send messages, and the other
+    /// ranks wait.
     pub fn involves(self, rank: Rank) -> bool {
         self != Self::PingPong || rank.get() < 2
     }

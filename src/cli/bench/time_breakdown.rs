@@ -108,7 +108,7 @@ impl TimeBreakdown {
 
 /// Writes a line above the table, which explains what [`write_time_breakdown`] prints below each row.
 pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "# below each row: how the mean time of a timed iteration, in microseconds, was spent")
+    writeln!(out, "# below each row: the parts of the mean time of a timed iteration, in microseconds")
 }
 
 /// Writes a line for each rank if there are at most two ranks. Otherwise writes three lines: the mean of all ranks,
