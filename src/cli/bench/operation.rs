@@ -1,5 +1,5 @@
 //! The operations that `ringbench` measures, and the properties of these operations, for example whether an operation
-//! has a result in place.
+//! works in place.
 
 use crate::types::{Operation, Rank, WorldSize};
 
