@@ -1,5 +1,5 @@
-//! Tests of messages that a rank sends to itself, in jobs of one and of several ranks. Tests also calls that wait for
-//! one or for all of several operations.
+//! Tests of messages that a rank sends to itself, in jobs of one and of several ranks. Also tests calls that wait
+//! for one or for all of several operations.
 
 use std::time::Duration;
 

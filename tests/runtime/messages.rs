@@ -91,8 +91,7 @@ fn a_message_overtakes_messages_without_a_receive(transport: TestTransport) {
 }
 
 /// The sender keeps most of 256 MiB of messages until the receives are posted. The test counts the bytes that the
-/// receiver gets. The test cannot measure
-/// the memory of one rank, because both ranks share one process.
+/// receiver gets. The test cannot measure the memory of one rank, because both ranks share one process.
 #[test]
 fn a_sender_keeps_messages_beyond_the_credit_until_receives_are_posted() {
     TestTransport::Tcp.run(2, |mut group| {

@@ -216,7 +216,7 @@ fn a_run_that_resumes_on_another_number_of_ranks_keeps_the_bits() {
 }
 
 #[test]
-fn options_that_would_break_the_promise_are_refused() {
+fn options_that_prevent_reproducible_bits_are_refused() {
     let config = reproducible_config("mlp:16");
     let recipe = |scale_learning_rate, shards| Recipe {
         scale_learning_rate,

@@ -7,14 +7,14 @@ use super::reproducible::write_images;
 use super::strategies::{assert_close, parse_strategy, sgd_config, train_and_compare};
 use super::util::{if_long_tests_else, runs_long_tests};
 
-/// Models with four layers that have parameters. The gate trains only the first.
+/// Models with four layers that have parameters. Without `tools/test --full`, the test trains only the first model.
 const MODELS: &[&str] = &["cnn:conv2x3,pool2,dense8,dense6", "mlp:12,8,6"];
 
 /// A strategy, the number of ranks and whether the ranks divide the state of the optimizer.
 type RunShape = (&'static str, u32, bool);
 
-/// The shapes of the gate, one for each kind of exchange that other tests of 100 steps do not cover.
-const GATE_SHAPES: &[RunShape] = &[("allreduce", 3, true)];
+/// The shapes of a test run without `--full`: one for each kind of exchange that other tests of 100 steps do not cover.
+const SHORT_RUN_SHAPES: &[RunShape] = &[("allreduce", 3, true)];
 
 /// All strategies that take the steps of a single process, on 1 to 4 ranks. `tensor` divides fully connected layers only.
 const ALL_SHAPES: &[RunShape] = &[
@@ -61,7 +61,7 @@ fn runs_equal_sgd_in_a_single_process_after_100_steps() {
         let config = Config { model: Some(model.parse().unwrap()), ..images.clone() };
         let alone = train(&config).unwrap();
         assert_eq!(alone.report.steps, 108);
-        for &(text, n, shard_optimizer) in if runs_long_tests() { ALL_SHAPES } else { GATE_SHAPES } {
+        for &(text, n, shard_optimizer) in if runs_long_tests() { ALL_SHAPES } else { SHORT_RUN_SHAPES } {
             if text == "tensor" && model.starts_with("cnn") {
                 continue;
             }
