@@ -1,7 +1,7 @@
 //! The program `ringbench`: measures collectives and checks their results.
 
 pub mod args;
-mod flags_agree;
+mod flag_check;
 pub mod measure;
 pub mod operation;
 pub mod pattern;
@@ -124,7 +124,7 @@ pub(super) fn check_arguments(
 ) -> Result<(), ExitCode> {
     let mut args = parse_bench_args(args)?;
     args.json = None;
-    let checked = BenchPlan::new(&args).and_then(|plan| plan.for_world(world));
+    let checked = BenchPlan::new(&args).and_then(|plan| plan.fit_to_world(world));
     checked.map(drop).map_err(|error| {
         print_error("ringbench", &error);
         Exit::Usage.into()
@@ -166,9 +166,9 @@ pub fn bench(
     segment_bytes: usize,
     out: &mut dyn Write,
 ) -> Result<BenchReport, BenchError> {
-    flags_agree::check_flags_agree(group, plan)?;
+    flag_check::check_flags_agree(group, plan)?;
     let fitted = plan
-        .for_world(group.size())
+        .fit_to_world(group.size())
         .and_then(|plan| plan.check_memory(group.local_size(), available_memory_bytes()).map(|()| plan));
     let plan = &fitted.inspect_err(|error| {
         // Only ranks on hosts with too little memory see this error, so abort the job to stop the other ranks.

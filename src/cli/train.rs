@@ -100,7 +100,7 @@ fn print_clap_error(error: &clap::Error) -> ExitCode {
 pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<(), ExitCode> {
     let args: Vec<OsString> = args.collect();
     if commands::is_command(&args) {
-        return Err(match commands::refuse_several_ranks(&args) {
+        return Err(match commands::error_for_several_ranks(&args) {
             Ok(failure) => failure.print_and_exit(),
             Err(error) => print_clap_error(&error),
         });
@@ -122,7 +122,7 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
 
 /// Returns the configuration and the output options of a run that resumes. Only rank 0 reads the options in the
 /// checkpoint, because the hosts of the other ranks may not have the checkpoint.
-fn prepare_resumed_run(
+fn configure_resumed_run(
     invocation: &Invocation,
     group: &mut Group,
 ) -> Result<(train::Config, OutputArgs), ProgramFailure> {
@@ -142,7 +142,7 @@ fn prepare_resumed_run(
 }
 
 fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
-    let mut join_args = invocation.group().clone();
+    let mut join_args = invocation.group_args().clone();
     if join_args.algorithm.is_automatic() {
         // With these algorithms, two runs with the same options produce bitwise equal parameters.
         join_args.algorithm = Algorithms::reproducible();
@@ -156,7 +156,7 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
         .map_err(|error| ProgramFailure { exit: error.exit_code(), message: error.to_string() })?;
     let (config, output) = match prepared {
         Some(prepared) => prepared,
-        None => prepare_resumed_run(invocation, &mut group)?,
+        None => configure_resumed_run(invocation, &mut group)?,
     };
     let console_options = output.console_options(progress_display());
     let stop = stop_on_signals().map_err(|error| ProgramFailure {

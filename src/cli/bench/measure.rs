@@ -30,7 +30,9 @@ const MESSAGE_TAG: u32 = 0;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MeasureOptions {
     pub(super) iterations: IterationCount,
+    /// The number of untimed iterations before the timed iterations.
     pub(super) warm_up: u32,
+    /// The number of checked iterations.
     pub(super) checks: u32,
     /// Whether to record the time breakdown of each rank (`--profile`).
     pub(super) profiles: bool,

@@ -77,7 +77,7 @@ impl BenchCase {
 
     /// If the operation needs equal parts, rounds the number of elements down to a multiple of the number of ranks,
     /// but to at least one element for each rank.
-    fn for_world(mut self, world: WorldSize) -> Self {
+    fn fit_to_world(mut self, world: WorldSize) -> Self {
         if self.operation.has_equal_parts() {
             let n = world.as_usize();
             self.count = (self.count / n).max(1) * n;
@@ -193,7 +193,7 @@ impl BenchPlan {
     /// # Errors
     ///
     /// [`BenchPlanError::RootOutOfRange`] or [`BenchPlanError::TooFewRanks`].
-    pub fn for_world(&self, world: WorldSize) -> Result<Self, BenchPlanError> {
+    pub fn fit_to_world(&self, world: WorldSize) -> Result<Self, BenchPlanError> {
         if world.get() < self.operation.ranks_min() {
             return Err(BenchPlanError::TooFewRanks { operation: self.operation, world });
         }
@@ -201,7 +201,7 @@ impl BenchPlan {
             return Err(BenchPlanError::RootOutOfRange { root: self.root, world });
         }
         let mut plan = self.clone();
-        plan.cases.iter_mut().for_each(|case| *case = case.for_world(world));
+        plan.cases.iter_mut().for_each(|case| *case = case.fit_to_world(world));
         // Rounding can make small sizes equal. Measure each size once.
         plan.cases.dedup();
         Ok(plan)
@@ -346,7 +346,14 @@ mod tests {
     fn sizes_are_rounded_to_equal_parts_of_whole_elements() {
         let three = WorldSize::new(3).unwrap();
         let sizes = |flags: &str| -> Vec<usize> {
-            make_plan(flags).unwrap().for_world(three).unwrap().cases.iter().map(BenchCase::bytes).collect()
+            make_plan(flags)
+                .unwrap()
+                .fit_to_world(three)
+                .unwrap()
+                .cases
+                .iter()
+                .map(BenchCase::bytes)
+                .collect()
         };
         for operation in ["gather", "scatter", "alltoall"] {
             assert_eq!(sizes(&format!("{operation} -b 4 -e 256 -f 4")), [12, 60, 252], "{operation}");
@@ -419,23 +426,23 @@ mod tests {
         for flags in ["broadcast --root 2", "reduce --root 2", "gather --root 2", "scatter --root 2"] {
             assert!(
                 matches!(
-                    make_plan(flags).unwrap().for_world(two),
+                    make_plan(flags).unwrap().fit_to_world(two),
                     Err(BenchPlanError::RootOutOfRange { .. })
                 ),
                 "{flags}"
             );
         }
         assert!(
-            make_plan("all_reduce --root 2").unwrap().for_world(two).is_ok(),
+            make_plan("all_reduce --root 2").unwrap().fit_to_world(two).is_ok(),
             "an all-reduce has no root"
         );
         for flags in ["ping_pong", "sendrecv"] {
             let plan = make_plan(flags).unwrap();
             assert!(
-                matches!(plan.for_world(WorldSize::ONE), Err(BenchPlanError::TooFewRanks { .. })),
+                matches!(plan.fit_to_world(WorldSize::ONE), Err(BenchPlanError::TooFewRanks { .. })),
                 "{flags}"
             );
-            assert!(plan.for_world(two).is_ok(), "{flags}");
+            assert!(plan.fit_to_world(two).is_ok(), "{flags}");
         }
         let large = make_plan("all_reduce -e 1G").unwrap();
         assert!(large.check_memory(two, Some(2 << 30)).is_ok() && large.check_memory(two, None).is_ok());

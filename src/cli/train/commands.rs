@@ -196,7 +196,7 @@ pub(super) fn run_command(args: &[OsString]) -> Result<Result<(), ProgramFailure
 
 /// Returns the error for a command that `ringrun` started on several ranks: commands run in one process. `Err` is an
 /// error in the arguments, or the text of `--help`.
-pub(super) fn refuse_several_ranks(args: &[OsString]) -> Result<ProgramFailure, clap::Error> {
+pub(super) fn error_for_several_ranks(args: &[OsString]) -> Result<ProgramFailure, clap::Error> {
     ModelCommand::try_parse_from(args)?;
     let name = args.get(1).map(|name| name.to_string_lossy()).unwrap_or_default();
     let message = format!("`ringtrain {name}` runs in one process; start it without ringrun");
@@ -438,9 +438,9 @@ mod tests {
     #[test]
     fn ringrun_refuses_commands_and_training_is_not_a_command() {
         let args = |line: &str| line.split_whitespace().map(OsString::from).collect::<Vec<_>>();
-        let failure = refuse_several_ranks(&args("ringtrain inspect m")).unwrap();
+        let failure = error_for_several_ranks(&args("ringtrain inspect m")).unwrap();
         assert!(failure.message.contains("without ringrun"), "{}", failure.message);
-        assert!(refuse_several_ranks(&args("ringtrain inspect")).is_err());
+        assert!(error_for_several_ranks(&args("ringtrain inspect")).is_err());
         assert!(!is_command(&args("ringtrain --epochs 1")) && !is_command(&args("ringtrain")));
     }
 }

@@ -77,7 +77,7 @@ impl Invocation {
     }
 
     /// Returns the options that say how this rank joins the job.
-    pub(super) fn group(&self) -> &GroupArgs {
+    pub(super) fn group_args(&self) -> &GroupArgs {
         &self.args.group
     }
 
@@ -106,7 +106,7 @@ impl Invocation {
             // option.
             let strategy = options.first_value("strategy").and_then(|text| text.parse().ok());
             let refused = strategy.map_or(&[][..], options_refused_by);
-            options.add_missing(&self.command, stored.without_learning_rate().without(refused));
+            options.add_missing(&self.command, stored.without_learning_rate().without_options(refused));
         }
         let args = parse_options(&self.command, &options)?;
         let output = args.output.clone();

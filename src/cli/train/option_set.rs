@@ -138,7 +138,7 @@ impl OptionSet {
     }
 
     /// Removes the options with these names.
-    pub(super) fn without(mut self, names: &[&str]) -> Self {
+    pub(super) fn without_options(mut self, names: &[&str]) -> Self {
         self.options.retain(|name, _| !names.contains(&name.as_str()));
         self
     }
