@@ -20,8 +20,8 @@ ringrun divides the processors evenly among the ranks and binds each rank to its
 the processors that taskset, Slurm or the container allows. Each job claims its processors. A job that starts later on the \
 same host prefers unclaimed processors. If all processors are claimed, the jobs share them evenly.
 
-ringrun prints each line in one piece, and splits only lines of more than 16 MiB. On a terminal, the progress bar of rank 0 \
-stays below all other lines. The progress bar is the unfinished line on the standard error of rank 0. \
+ringrun prints each line in one piece. ringrun splits a line only if the line has more than 16 MiB, or if the unfinished \
+lines of all ranks together have more than 256 MiB. On a terminal, the progress bar of rank 0 stays below all other lines. The progress bar is the unfinished line on the standard error of rank 0. \
 To change this line, a program writes a carriage return and the new text.
 
 With --mpi4py, `from mpi4py import MPI` imports the Python package ringtrain. To find the directory of this package, ringrun \

@@ -99,7 +99,7 @@ pub(super) struct TrainArgs {
     #[command(flatten)]
     recipe: RecipeArgs,
 
-    /// The seed of the initial parameters and of the order of the samples. The same seed gives the same run
+    /// The seed of the initial parameters and of the order of the samples
     #[arg(long, value_name = "NUMBER", default_value_t = 0, help_heading = "Training")]
     seed: u64,
 

@@ -61,9 +61,9 @@ Strategies:
   diloco:STEPS             as local-sgd, but an outer optimizer with momentum applies the average
   ps-sync                  in each step, parameter servers apply the sum of all workers' gradients
   ps-async[:STALENESS]     parameter servers apply each gradient as soon as it arrives, if its
-                           staleness is at most STALENESS
-  gossip[:STEPS]           each rank trains alone, and after every STEPS steps averages its model
-                           with the model of a random rank
+                           staleness is at most STALENESS (default: 16 for each worker)
+  gossip[:STEPS]           each rank trains alone, and after every STEPS steps (default: 1) averages
+                           its model with the model of a random rank
   tensor                   each rank holds a part of each layer
   pipeline:STAGES          each of STAGES ranks holds some layers
   hybrid:PIPELINESxSTAGES  PIPELINES pipelines of STAGES ranks share each batch

@@ -61,11 +61,11 @@ pub(super) struct RecipeArgs {
     class_weights: Option<String>,
 
     /// Compute parameters whose bits do not depend on the number of ranks. Only with --strategy allreduce, and not
-    /// with --compression or --scale-lr
+    /// with --compression, --scale-lr, --model gpt:... or batchnorm layers
     #[arg(long, help_heading = "Training")]
     reproducible: bool,
 
-    /// The number of parts into which --reproducible divides each batch. The job may have at most COUNT ranks
+    /// The number of parts (shards) into which --reproducible divides each batch. The job may have at most COUNT ranks
     /// [default: 8]
     #[arg(long, value_name = "COUNT", help_heading = "Training")]
     shards: Option<NonZeroU32>,
