@@ -21,8 +21,9 @@ the processors that taskset, Slurm or the container allows. Each job claims its 
 same host prefers unclaimed processors. If all processors are claimed, the jobs share them evenly.
 
 ringrun prints each line in one piece. ringrun splits a line only if the line has more than 16 MiB, or if the unfinished \
-lines of all ranks together have more than 256 MiB. On a terminal, the progress bar of rank 0 stays below all other lines. The progress bar is the unfinished line on the standard error of rank 0. \
-To change this line, a program writes a carriage return and the new text.
+lines of all ranks together have more than 256 MiB. On a terminal, the progress bar of rank 0 stays below all other lines. \
+The progress bar is the unfinished line on the standard error of rank 0. To change this line, a program writes a carriage \
+return and the new text.
 
 With --mpi4py, `from mpi4py import MPI` imports the Python package ringtrain. To find the directory of this package, ringrun \
 runs an interpreter once: COMMAND if its name begins with python or pypy, otherwise python3. ringrun puts the directory \
