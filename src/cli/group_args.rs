@@ -43,8 +43,8 @@ pub struct GroupArgs {
     #[arg(long, value_name = "IP", requires = "peers")]
     pub bind: Option<IpAddr>,
 
-    /// File with the secret of the job. The secret must be the same on every rank. Without a secret, ranks can use
-    /// only loopback addresses [default: the value of the environment variable RING_SECRET]
+    /// File with the secret of the job. The secret must be the same on every rank. Without this option, the secret is
+    /// the value of the environment variable RING_SECRET. Without a secret, ranks can use only loopback addresses
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
 
@@ -56,18 +56,18 @@ pub struct GroupArgs {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub timeout: Duration,
 
-    /// The TCP congestion control of the links of this rank. auto: cubic if the kernel has cubic, otherwise the
+    /// The TCP congestion control of this rank's connections to other ranks. auto: cubic if the kernel has cubic, otherwise the
     /// default of the host. host: the default of the host. You may also give a name from the file
     /// /proc/sys/net/ipv4/tcp_available_congestion_control
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tcp_congestion: CongestionControl,
 
-    /// The maximal rate at which each link of this rank sends, for example 940mbit or 1.2gbit. The kernel then sends
+    /// The maximal rate at which this rank sends to each other rank, for example 940mbit or 1.2gbit. The kernel then sends
     /// packets evenly instead of in bursts. If you know the rate of the network, give that rate [default: no limit]
     #[arg(long, value_name = "RATE")]
     pub tcp_pacing: Option<PacingRate>,
 
-    /// The number of TCP connections of each link, from 1 to 8, or auto. Use several connections if one connection
+    /// The number of TCP connections between two ranks, from 1 to 8, or auto. Use several connections if one connection
     /// does not reach the rate of the network. With auto, the ranks time a transfer over 1 and over 4 connections
     /// when the job starts. If 4 connections take at least 10% less time, the ranks use 4, otherwise 1. Rank 0's
     /// setting applies to all ranks
@@ -95,8 +95,8 @@ pub struct GroupArgs {
     #[arg(long, value_name = "NAME")]
     pub host_id: Option<String>,
 
-    /// Add a CRC32C checksum to the payloads on all links, including links within a host. Rank 0's setting applies to
-    /// all ranks [default: only on links between hosts]
+    /// Add a CRC32C checksum to all payloads, including payloads between ranks of one host. Rank 0's setting applies to
+    /// all ranks [default: only to payloads between hosts]
     #[arg(long, overrides_with = "no_checksum")]
     pub checksum: bool,
 

@@ -53,7 +53,7 @@ struct RunArgs {
     #[arg(short = 'H', long = "host", value_name = "HOSTS", value_delimiter = ',')]
     hosts: Vec<String>,
 
-    /// Read the hosts of --host from FILE. Each line is HOST, HOST:N or HOST slots=N.
+    /// Read the list of hosts from FILE instead of from --host. Each line is HOST, HOST:N or HOST slots=N.
     #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
     hostfile: Option<PathBuf>,
 
@@ -78,8 +78,8 @@ struct RunArgs {
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     output_dir: Option<PathBuf>,
 
-    /// Set the environment variable NAME to VALUE for every rank. Without =VALUE, the ranks get the value that NAME
-    /// has for ringrun. You may repeat this option.
+    /// Set the environment variable NAME to VALUE for every rank. Without =VALUE, the ranks get the value of
+    /// NAME in the environment of ringrun. You may repeat this option.
     #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", action = ArgAction::Append)]
     variables: Vec<OsString>,
 
@@ -305,7 +305,9 @@ fn parse_binding(text: &str) -> Result<Binding, String> {
         "board" | "machine" | "node" | "host" | "system" => {
             "use --bind-to none, because all ranks are on this host"
         }
-        "user" => "start ringrun under `taskset -c LIST`; it uses the processors that it may run on",
+        "user" => {
+            "start ringrun under `taskset -c LIST`; ringrun uses only the processors that it may run on"
+        }
         _ => "ringrun binds ranks to core, numa or none",
     };
     Err(format!("--bind-to {text}: {instead}"))

@@ -245,10 +245,10 @@ fn describe_result(report: &train::Report) -> String {
     let (seconds, communication) = (report.seconds, report.communication_seconds);
     let _ = write!(line, "; {:.0} samples/s, {seconds:.2} s", report.samples_per_second);
     if report.parameter_server.is_none() && report.gossip.is_none() {
-        let _ = write!(line, " of which {communication:.2} s communication");
+        let _ = write!(line, " with {communication:.2} s of communication");
     }
     if report.bucket_bytes.is_some() {
-        let _ = write!(line, " ({:.2} s of it not overlapped)", report.exposed_communication_seconds);
+        let _ = write!(line, " ({:.2} s not overlapped)", report.exposed_communication_seconds);
     }
     line
 }

@@ -35,10 +35,12 @@ docs/benchmarking.md defines size, algbw and busbw, and says how to measure reli
 #[allow(clippy::doc_markdown, reason = "help texts")]
 /// Measures collectives in the same way as nccl-tests, and checks every element of the results.
 ///
-/// Start all ranks with the same options. Rank 0 prints a row for each size. Each row shows the size of the whole
-/// buffer in bytes and in elements, the number of wrong elements, and the algorithm. The time of an operation is its
-/// time on the slowest rank. Each row shows the minimum, the median and the 99th percentile of the times. Each row
-/// also shows the algorithm bandwidth and the bus bandwidth, both computed from the median time.
+/// Without ringrun, start all ranks with the same operation and the same options, except --rank and --bind.
+///
+/// Rank 0 prints a row for each size. Each row shows the size of the whole buffer in bytes and in elements, the number
+/// of wrong elements, and the algorithm. The time of an operation is its time on the slowest rank. Each row shows the
+/// minimum, the median and the 99th percentile of the times. Each row also shows the algorithm bandwidth and the bus
+/// bandwidth. ringbench computes both bandwidths from the median time.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "ringbench", version, after_help = EXAMPLES)]
 pub struct BenchArgs {

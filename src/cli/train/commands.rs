@@ -99,7 +99,7 @@ const COMMAND_NAMES: [&str; 5] = ["predict", "eval", "inspect", "export", "gener
 
 #[derive(Args, Debug)]
 struct ModelDataArgs {
-    /// The model file
+    /// The model file, which `ringtrain --save-model FILE` has written
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
 
@@ -162,7 +162,7 @@ struct InspectArgs {
 
 #[derive(Args, Debug)]
 struct ExportArgs {
-    /// The model file
+    /// The model file, which `ringtrain --save-model FILE` has written
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
 

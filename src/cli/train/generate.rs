@@ -25,7 +25,7 @@ Exit codes:
 
 #[derive(Args, Debug)]
 pub(super) struct GenerateArgs {
-    /// The model file
+    /// The model file, which `ringtrain --save-model FILE` has written
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
 

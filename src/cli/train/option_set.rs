@@ -243,7 +243,7 @@ fn toml_values(name: &str, arg: &Arg, values: &[OsString]) -> Result<String, Str
         // JSON escapes are valid in TOML, but TOML also requires an escape for U+007F.
         Some(text) => Ok(serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007F")),
         None => Err(format!(
-            "--{name}: {} is not valid Unicode, so a checkpoint cannot store it; rename it",
+            "--{name}: {} is not valid Unicode, so a checkpoint cannot store this value; pass another value",
             value.display()
         )),
     };
