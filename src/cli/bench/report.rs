@@ -245,7 +245,7 @@ impl BenchReport {
 }
 
 /// Before the measurement, checks as far as possible that a report can be written to `path`. Does not change an
-/// existing file.
+/// existing regular file.
 ///
 /// # Errors
 ///
