@@ -19,8 +19,8 @@ use crate::types::Rank;
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::{Cause, SECRET_BYTES_MAX, Secret};
 
-/// The maximal length of a secret file, in bytes. A file of this length can hold the longest secret and white space
-/// around it.
+/// The maximal length of a secret file, in bytes. A file of this length can hold the longest secret, with white space
+/// before and after the secret.
 const SECRET_FILE_BYTES_MAX: u64 = 2 * SECRET_BYTES_MAX as u64;
 
 // These comments are also the text of --help, so they have no backticks.
@@ -56,14 +56,15 @@ pub struct GroupArgs {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub timeout: Duration,
 
-    /// The TCP congestion control of this rank's connections to other ranks. auto: cubic if the kernel has cubic, otherwise the
-    /// default of the host. host: the default of the host. You may also give a name from the file
+    /// The TCP congestion control of this rank's connections to other ranks. auto: cubic if the kernel has cubic,
+    /// otherwise the default of the host. host: the default of the host. You may also give a name from the file
     /// /proc/sys/net/ipv4/tcp_available_congestion_control
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tcp_congestion: CongestionControl,
 
-    /// The maximal rate at which this rank sends to each other rank, for example 940mbit or 1.2gbit. The kernel then sends
-    /// packets evenly instead of in bursts. If you know the rate of the network, give that rate [default: no limit]
+    /// The maximal rate at which this rank sends to each other rank, for example 940mbit or 1.2gbit. The kernel then
+    /// sends packets evenly instead of in bursts. If you know the rate of the network, give that rate [default: no
+    /// limit]
     #[arg(long, value_name = "RATE")]
     pub tcp_pacing: Option<PacingRate>,
 

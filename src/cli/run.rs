@@ -234,7 +234,7 @@ fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, Strin
     })
 }
 
-/// Refuses `--tolerate-failures` for jobs that cannot go on without a rank.
+/// Refuses `--tolerate-failures` for jobs that cannot continue after a rank has failed.
 fn check_tolerate_failures(world: WorldSize, program: &OsStr) -> Result<(), String> {
     if world == WorldSize::ONE {
         return Err(
@@ -242,8 +242,10 @@ fn check_tolerate_failures(world: WorldSize, program: &OsStr) -> Result<(), Stri
         );
     }
     if program == "ringbench" {
-        return Err("--tolerate-failures: ringbench cannot go on without a lost rank; leave this option out"
-            .to_owned());
+        return Err(
+            "--tolerate-failures: ringbench cannot continue after a rank is lost; leave this option out"
+                .to_owned(),
+        );
     }
     Ok(())
 }
@@ -397,7 +399,7 @@ mod tests {
             ("-n 2 --start-timeout 0.0001 prog", "at least 0.001"),
             ("-n 2 --start-timeout 10 --job-timeout 5 prog", "shorter"),
             ("-n 1 --tolerate-failures prog", "at least 2 ranks"),
-            ("-n 2 --tolerate-failures ringbench", "ringbench cannot go on"),
+            ("-n 2 --tolerate-failures ringbench", "ringbench cannot continue"),
             ("-n 2 -x =1 prog", "needs a name"),
             ("-n 4 -ppn 2 prog", "several hosts"),
             ("-n 2 -H node7 prog", "`node7` is not this host"),

@@ -108,8 +108,8 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
     let invocation = parse_invocation(args)?;
     let stored = match invocation.resume_source() {
         None => None,
-        // A missing checkpoint is no error here, because it may be on the host of rank 0. Each rank checks the
-        // arguments again when it starts.
+        // A missing checkpoint is no error here, because the checkpoint may be on the host of rank 0. Each
+        // rank checks the arguments again when the rank starts.
         Some(source) if !source.exists() => return Ok(()),
         Some(source) => match source.read_stored_options() {
             Ok(stored) => stored,
@@ -209,7 +209,7 @@ fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
         // Handlers run in the order of these lines. The first handler ends the process if the flag is already set, so
-        // it must run before the second handler, which sets the flag.
+        // the first handler must run before the second handler, which sets the flag.
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }

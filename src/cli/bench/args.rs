@@ -90,7 +90,7 @@ pub struct BenchArgs {
 
     /// The element types, separated by commas, or all: f16 bf16 f32 f64 i8 u8 i16 u16 i32 u32 i64 u64 (or half
     /// bfloat16 float double int8 uint8 int16 uint16 int32 uint32 int64 uint64). The types f32_loc f64_loc i32_loc
-    /// i64_loc are for the reductions minloc and maxloc. Their elements are pairs of a value and an index
+    /// i64_loc are for the reductions minloc and maxloc. The elements of these types are pairs of a value and an index
     #[arg(short = 't', visible_short_alias = 'd', long = "dtype", value_name = "TYPE",
           default_value = "f32", value_delimiter = ',', value_parser = parse_dtype)]
     pub dtypes: Vec<ValueOrAll<DType>>,

@@ -15,9 +15,9 @@ use super::time_breakdown::RankProfile;
 use crate::group::{Error, Group, SharedBuffer, Spent};
 use crate::types::{Rank, ReduceOp, WorldSize};
 
-/// The least number of timed iterations, unless `-n` gives the number.
+/// The least number of timed iterations without `-n`.
 const ITERATIONS_MIN: u32 = 5;
-/// The greatest number of timed iterations, unless `-n` gives the number.
+/// The greatest number of timed iterations without `-n`.
 const ITERATIONS_MAX: u32 = 1000;
 /// The barrier check delays the last rank by this time, so that all other ranks already wait in the barrier.
 const BARRIER_CHECK_DELAY: Duration = Duration::from_millis(2);
@@ -254,9 +254,9 @@ fn count_wrong_elements<T: BenchElement>(
     Ok(wrong[0])
 }
 
-/// Runs `checks` barriers. Counts the ranks that left a barrier before the last rank entered this barrier. In each barrier, a
-/// different rank enters last. Returns `None` if the ranks are on several hosts, because these hosts have no common
-/// clock.
+/// Runs `checks` barriers. Counts the ranks that left a barrier before the last rank entered this barrier. In each
+/// barrier, a different rank enters last. Returns `None` if the ranks are on several hosts, because these hosts have no
+/// common clock.
 fn count_early_barrier_exits(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
     if group.local_size() != group.size() {
         return Ok(None);

@@ -126,7 +126,7 @@ impl<T: BenchElement> TestPattern<T> {
     }
 
     /// Returns the parts of a result that consists of one chunk from each rank. If a rank's chunk lies at `range` in
-    /// the result, it begins at the index `start(range)` of the rank's contribution.
+    /// the result, the chunk begins at the index `start(range)` of the rank's contribution.
     fn expected_chunks(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<ExpectedPart<T>> {
         let part = |rank| {
             let range = chunk(self.case.count, self.world, rank);

@@ -26,7 +26,7 @@ pub enum IterationCount {
     Adaptive,
 }
 
-/// What to measure for one row of the table.
+/// The operation, the elements and the buffer size of one row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BenchCase {
     /// The measured operation.
@@ -264,7 +264,7 @@ fn list_sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, Benc
 fn list_cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>, BenchPlanError> {
     let operation = args.operation;
     if operation == BenchOperation::Barrier {
-        // A barrier has no buffer, so it has a single case.
+        // A barrier has no buffer, so the plan of a barrier has a single case.
         return Ok(vec![BenchCase { operation, dtype: DType::U8, reduction: None, root, count: 0 }]);
     }
     let reductions = list_reductions(args)?;

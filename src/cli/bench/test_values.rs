@@ -94,7 +94,7 @@ fn reduce_logical(op: ReduceOp, mut values: impl Iterator<Item = bool>) -> bool 
     }
 }
 
-/// Reduces floats exactly. For an average, returns the sum without dividing it.
+/// Reduces floats exactly. For an average, returns the undivided sum.
 fn reduce_floats(op: ReduceOp, values: impl Iterator<Item = f64>) -> f64 {
     match op {
         ReduceOp::Sum | ReduceOp::PreMulSum | ReduceOp::Average => values.sum(),
@@ -136,8 +136,8 @@ macro_rules! integers {
             fn contribution_at(op: Option<ReduceOp>, position: ElementPosition) -> Self {
                 let value = position.bits as $ty;
                 match op {
-                    // Make the integer odd. A product of odd integers is odd, even if it wraps around, so it is never
-                    // zero.
+                    // Make the integer odd. A product of odd integers is odd, even if the product wraps around, so
+                    // the product is never zero.
                     None | Some(ReduceOp::Product) => value | 1,
                     Some(ReduceOp::BitAnd) => !(position.random_bit_or_zero(<$ty>::BITS) as $ty),
                     Some(ReduceOp::BitOr) => position.random_bit_or_zero(<$ty>::BITS) as $ty,

@@ -106,7 +106,7 @@ impl TimeBreakdown {
     }
 }
 
-/// Writes a line above the table, which explains what [`write_time_breakdown`] prints below each row.
+/// Writes the line above the table that explains the output of [`write_time_breakdown`].
 pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "# below each row: the parts of the mean time of a timed iteration, in microseconds")
 }

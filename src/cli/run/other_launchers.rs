@@ -8,7 +8,7 @@ use clap::{Arg, Command};
 /// What ringrun does with an option of another launcher.
 #[derive(Clone, Copy, Debug)]
 enum Translation {
-    /// ringrun replaces the other launcher's option by this option of its own, and keeps the value.
+    /// ringrun replaces the other launcher's option by this option of ringrun, and keeps the value.
     SameAs(&'static str),
     /// ringrun drops the option, because ringrun always behaves as the option asks.
     Dropped,
@@ -211,7 +211,8 @@ pub(super) fn translate_other_options(
             translated.extend(command);
             return Ok(translated);
         }
-        // Leave an argument that is not UTF-8 to clap, which accepts it only as the value of an option such as `-x`.
+        // Pass an argument that is not UTF-8 to clap. clap accepts such an argument only as the value of an option such
+        // as `-x`.
         let Some(text) = argument.to_str() else {
             translated.push(argument);
             continue;

@@ -31,14 +31,14 @@ pub(super) struct CheckpointArgs {
     #[arg(long, value_name = "M", allow_negative_numbers = true)]
     checkpoint_minutes: Option<f64>,
 
-    /// Keep the last K checkpoints. The newest checkpoint is checkpoint.safetensors. An older checkpoint is, for
-    /// example, checkpoint-500.safetensors if it was saved after 500 steps [default: 1]
+    /// Keep the last K checkpoints. The newest checkpoint is checkpoint.safetensors. The name of an
+    /// older checkpoint contains its step: checkpoint-500.safetensors was saved after 500 steps [default: 1]
     #[arg(long, value_name = "K")]
     keep_checkpoints: Option<NonZeroU32>,
 
     /// Also keep the checkpoint of the best reported epoch as DIR/checkpoint-best.safetensors. With --patience, the
-    /// best epoch has the lowest validation loss. Without --patience, it has the lowest test loss, or the lowest
-    /// training loss if there are no test samples
+    /// best epoch has the lowest validation loss. Without --patience, the best epoch has the lowest test loss, or the
+    /// lowest training loss if there are no test samples
     #[arg(long)]
     keep_best: bool,
 

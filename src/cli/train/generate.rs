@@ -47,7 +47,7 @@ pub(super) struct GenerateArgs {
     seed: u64,
 }
 
-/// Prints the prompt and the tokens with which the model continues it.
+/// Prints the prompt, and the tokens with which the model continues the prompt.
 pub(super) fn generate(args: &GenerateArgs) -> Result<(), ProgramFailure> {
     let &GenerateArgs { length, temperature, seed, .. } = args;
     if !(temperature.is_finite() && temperature >= 0.0) {

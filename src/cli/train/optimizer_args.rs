@@ -37,9 +37,9 @@ pub(super) struct OptimizerArgs {
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     weight_decay: Option<f32>,
 
-    /// Divide the state of the optimizer over the ranks, so that each rank needs memory for only a part of it (`ZeRO`
-    /// stage 1). Each rank updates its part of the parameters, and then all ranks gather all parameters. Only for
-    /// --strategy allreduce
+    /// Divide the state of the optimizer over the ranks, so that each rank needs memory for only a part of the state
+    /// (`ZeRO` stage 1). Each rank updates its part of the parameters, and then all ranks gather all parameters. Only
+    /// for --strategy allreduce
     #[arg(long, conflicts_with = "no_shard_optimizer", help_heading = "Training")]
     shard_optimizer: bool,
 

@@ -12,8 +12,8 @@ use crate::train::{
 /// The options of a [`Recipe`].
 #[derive(Args, Debug)]
 pub(super) struct RecipeArgs {
-    /// How the learning rate changes. constant: the rate does not change. step:EPOCHS,FACTOR: after every EPOCHS epochs,
-    /// multiply the rate by FACTOR. cosine: lower the rate along a cosine to 0 at the end of the run
+    /// How the learning rate changes. constant: the rate does not change. step:EPOCHS,FACTOR: after every EPOCHS
+    /// epochs, multiply the rate by FACTOR. cosine: lower the rate along a cosine to 0 at the end of the run
     #[arg(
         long,
         value_name = "constant|step:EPOCHS,FACTOR|cosine",
@@ -33,8 +33,8 @@ pub(super) struct RecipeArgs {
     )]
     warmup: String,
 
-    /// Multiply the learning rate by the number of ranks. Use this option if --batch-size also grows with the number
-    /// of ranks. A resumed run continues with the learning rate of the checkpoint, and does not multiply this rate again
+    /// Multiply the learning rate by the number of ranks. Use this option if --batch-size also grows with the number of
+    /// ranks. A resumed run continues with the learning rate of the checkpoint, and does not multiply this rate again
     #[arg(long, help_heading = "Training")]
     scale_lr: bool,
 

@@ -24,7 +24,7 @@ pub(super) struct TableFormatArgs {
 }
 
 impl TableFormatArgs {
-    /// Returns the kind of the first row and the separator.
+    /// Returns whether the table has a header row, and the separator of its cells.
     ///
     /// # Errors
     ///

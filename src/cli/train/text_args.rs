@@ -9,9 +9,9 @@ use crate::train::model::ModelSpec;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Texts (--model gpt:...)")]
 pub(super) struct TextArgs {
-    /// What a token of the text is. characters: a character. bytes: a byte of the file. bpe:SIZE: a sequence of
-    /// bytes. Byte-pair encoding finds frequent sequences in the training text. The vocabulary has at most SIZE
-    /// tokens: the 256 bytes and these sequences [default: characters]
+    /// The tokens of the text. characters: each character is a token. bytes: each byte of the file is a token.
+    /// bpe:SIZE: a token is a sequence of bytes. Byte-pair encoding finds frequent sequences in the training text. The
+    /// vocabulary has at most SIZE tokens: the 256 bytes and these sequences [default: characters]
     #[arg(long, value_name = "characters|bytes|bpe:SIZE")]
     tokens: Option<String>,
 
