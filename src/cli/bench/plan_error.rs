@@ -20,7 +20,7 @@ pub enum BenchPlanError {
     },
     /// The factor does not make sizes larger.
     #[error(
-        "a factor of {factor} (-f) does not increase {min} bytes; it must be at least 2, or give a step with -i"
+        "a factor of {factor} (-f) does not increase {min} bytes; pass a factor of at least 2, or a step with -i"
     )]
     FactorTooSmall {
         /// The value of `-f`.

@@ -54,8 +54,7 @@ const RENDEZVOUS_HINT: &str = "leave this option out: ringrun itself is the rend
 const TUNING_HINT: &str = "ringrun has no tuning options of Horovod; leave this option out (ringtrain has --bucket-bytes and \
     --compression)";
 const LOGGING_HINT: &str = "use -x RUST_LOG=debug, which makes the ranks print what they do";
-const SAVE_OUTPUT_HINT: &str =
-    "use --output-dir DIR, which saves the output of each rank and still prints it";
+const SAVE_OUTPUT_HINT: &str = "use --output-dir DIR, which saves and prints the output of each rank";
 const MERGE_STREAMS_HINT: &str = "redirect in the command: `ringrun -n N -- sh -c 'COMMAND 2>&1'`";
 const TIMESTAMPS_HINT: &str = "ringrun prints no times; pipe its output through `ts` (package moreutils)";
 const STDIN_HINT: &str =
@@ -66,7 +65,7 @@ const ONE_PROGRAM_HINT: &str =
 const DEBUGGER_HINT: &str =
     "start the debugger as the command, for example: ringrun -n N gdb --batch -ex run --args COMMAND";
 const ENVIRONMENT_HINT: &str =
-    "every rank inherits ringrun's environment; clean it with `env -i ringrun ...`";
+    "every rank inherits ringrun's environment; for an empty environment, run `env -i ringrun ...`";
 const NO_SUCH_OPTION_HINT: &str = "ringrun has no such option; leave this option out";
 
 const VALUES_FOR_ONE_HOST: &[&str] = &["1", "1:1"];
