@@ -53,7 +53,12 @@ fn resolve_rank_count(ranks: RankCount) -> Result<WorldSize, String> {
 fn sum_slots_of_file(path: &Path) -> Result<u32, String> {
     let wrong = |error: std::io::Error| format!("--hostfile {}: it cannot be read: {error}", path.display());
     let mut text = String::new();
-    File::open(path).map_err(wrong)?.take(HOSTFILE_BYTES_MAX).read_to_string(&mut text).map_err(wrong)?;
+    let file = File::open(path).map_err(wrong)?;
+    // One byte more shows that the file is too long.
+    file.take(HOSTFILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(wrong)?;
+    if text.len() as u64 > HOSTFILE_BYTES_MAX {
+        return Err(format!("--hostfile {}: it is longer than {HOSTFILE_BYTES_MAX} bytes", path.display()));
+    }
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
     sum_slots(lines.filter(|line| !line.is_empty()))
         .map_err(|error| format!("--hostfile {}: {error}", path.display()))
@@ -63,16 +68,16 @@ fn sum_slots_of_file(path: &Path) -> Result<u32, String> {
 fn sum_slots<'a>(entries: impl Iterator<Item = &'a str>) -> Result<u32, String> {
     let mut sum = 0_u32;
     for entry in entries {
-        let mut words = entry.split_whitespace();
-        let first = words.next().unwrap_or_default();
+        let words: Vec<&str> = entry.split_whitespace().collect();
+        let first = words.first().copied().unwrap_or_default();
         // An IPv6 address contains colons, so the text after its last colon is not a number of slots.
-        let (host, mut slots) = match first.rsplit_once(':') {
+        let (host, slots) = match first.rsplit_once(':') {
             Some((host, slots)) if first.parse::<IpAddr>().is_err() => (host, slots),
             _ => (first, "1"),
         };
-        for word in words {
-            slots = word.strip_prefix("slots=").or(word.strip_prefix("max_slots=")).unwrap_or(slots);
-        }
+        let value_of = |key: &str| words.iter().find_map(|word| word.strip_prefix(key));
+        // As in Open MPI, `max_slots` counts only if there is no `slots`.
+        let slots = value_of("slots=").or_else(|| value_of("max_slots=")).unwrap_or(slots);
         if !is_this_host(host) {
             return Err(format!("`{host}` is not this host; {THIS_HOST_ONLY}"));
         }
@@ -108,6 +113,8 @@ mod tests {
             ("127.0.0.1:2", 2),
             ("::1", 1),
             ("localhost slots=5", 5),
+            ("localhost slots=2 max_slots=4", 2),
+            ("localhost max_slots=4", 4),
             (own.as_str(), 3),
         ] {
             // In a container without IPv6, `::1` is not an address of this host.
@@ -116,6 +123,15 @@ mod tests {
             }
         }
         assert_eq!(sum_slots(["localhost:1", "localhost:2"].into_iter()), Ok(3));
+    }
+
+    #[test]
+    fn a_hostfile_that_is_too_long_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("hosts");
+        std::fs::write(&path, "localhost\n".repeat(HOSTFILE_BYTES_MAX as usize / 10 + 1)).unwrap();
+        let error = sum_slots_of_file(&path).unwrap_err();
+        assert!(error.ends_with("it is longer than 1048576 bytes"), "{error}");
     }
 
     #[test]
