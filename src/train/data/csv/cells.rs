@@ -15,8 +15,8 @@ pub(crate) enum ColumnKind {
     Text,
 }
 
-/// Returns whether a cell stands for a missing value: it is empty, `?`, `NA`, `N/A`, `NaN` or `null` in upper or
-/// lower case, `<NA>` or `#N/A`.
+/// Returns whether a cell stands for a missing value. A missing value is an empty cell, `?`, `<NA>` or `#N/A`, or, in
+/// upper or lower case, `NA`, `N/A`, `NaN` or `null`.
 pub(crate) fn is_missing(cell: &[u8]) -> bool {
     match cell {
         b"" | b"?" | b"<NA>" | b"#N/A" => true,
@@ -42,14 +42,14 @@ pub(crate) fn spellings_of_missing_values() -> impl Iterator<Item = String> {
     spellings.into_iter()
 }
 
-/// Returns the cell as a number. Returns `None` if the cell is not a number.
-fn parse_finite_number(cell: &[u8]) -> Option<f64> {
+/// Returns the cell as a number, which may be infinite. Returns `None` if the cell is not a number.
+fn parse_f64(cell: &[u8]) -> Option<f64> {
     std::str::from_utf8(cell).ok()?.parse().ok()
 }
 
 /// Parses a cell as a number that is finite as an f32.
 pub(crate) fn parse_number(cell: &[u8]) -> Result<f64, String> {
-    match parse_finite_number(cell) {
+    match parse_f64(cell) {
         Some(value) if (value as f32).is_finite() => Ok(value),
         Some(_) => Err(format!("`{}` is not a finite number", quote_start_of_cell(cell))),
         None => Err(format!("`{}` is not a number", quote_start_of_cell(cell))),
@@ -64,12 +64,12 @@ fn quote_start_of_cell(cell: &[u8]) -> String {
     if short.len() < cell.len() { format!("{short}...") } else { short }
 }
 
-/// Returns the kind of column `index` in these rows: numbers, if more than half of the values are numbers, or if
-/// there is no value.
+/// Returns the kind of column `index` in `rows`. Missing values do not count. If more than half of the values are
+/// numbers, or if there is no value, the kind is [`ColumnKind::Numbers`]. Otherwise the kind is [`ColumnKind::Text`].
 pub(crate) fn column_kind(rows: &[ByteRecord], index: usize) -> ColumnKind {
     let (mut numbers, mut texts) = (0, 0);
     for cell in rows.iter().filter_map(|row| row.get(index)).map(<[u8]>::trim_ascii) {
-        match parse_finite_number(cell) {
+        match parse_f64(cell) {
             _ if is_missing(cell) => {}
             Some(_) => numbers += 1,
             None => texts += 1,
@@ -78,22 +78,20 @@ pub(crate) fn column_kind(rows: &[ByteRecord], index: usize) -> ColumnKind {
     if texts > 0 && numbers <= texts { ColumnKind::Text } else { ColumnKind::Numbers }
 }
 
-/// Returns whether the `first` row of a table is probably a sample and not a header. `rows` are the next rows.
+/// Returns whether the `first` row of a table is probably a sample and not a header. `rows` are the next rows. The first
+/// of these rules that applies to the `first` row decides:
 ///
-/// A first row with numbers is a sample in two cases:
-/// - All its cells are numbers, or all except one (the target).
-/// - No column has a text in the first row and numbers in the next rows.
-///
-/// A first row without a number is a sample if most of its texts occur again in their columns, and no column has a
-/// text in the first row and numbers in the next rows.
-///
-/// If the numbers of a first row are 0, 1, ... (at least two), the row is a header, because pandas writes these
-/// numbers above columns without names. If one of the row's texts occurs again in its column, the row is a sample.
+/// 1. The row has two or more numbers, which are 0, 1, 2 and so on. The row is a header, because pandas writes these
+///    numbers above columns without names. But if a text of the row occurs again in its column, the row is a sample.
+/// 2. The row has no number. The row is a sample if more than half of its texts occur again in their columns, and if no
+///    column has a text in this row and numbers in the next rows.
+/// 3. The row has a number. The row is a sample if at most one cell (the target) is not a number. The row is also a
+///    sample if a column has numbers in the next rows, and if no such column has a text in this row.
 pub(crate) fn looks_like_data(first: &ByteRecord, rows: &[ByteRecord]) -> bool {
-    let numbers: Vec<f64> = first.iter().filter_map(|cell| parse_finite_number(cell.trim_ascii())).collect();
+    let numbers: Vec<f64> = first.iter().filter_map(|cell| parse_f64(cell.trim_ascii())).collect();
     let is_text = |index: usize| {
         let cell = first.get(index).unwrap_or_default().trim_ascii();
-        parse_finite_number(cell).is_none() && !is_missing(cell)
+        parse_f64(cell).is_none() && !is_missing(cell)
     };
     let occurs_again = |index: usize| {
         let text = first.get(index).map(<[u8]>::trim_ascii);
@@ -131,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_of_a_column_is_that_of_most_values() {
+    fn the_kind_of_a_column_is_the_kind_of_most_values() {
         for (cells, expected) in [
             (&["1", "2.5", "-1e3"][..], ColumnKind::Numbers),
             (&["1", "2", "x"], ColumnKind::Numbers),
@@ -148,7 +146,7 @@ mod tests {
     /// Regression test: before the fix, a first row without numbers was always taken for a header, and its values
     /// were lost. A first row whose only numbers were 0, 1, 2, ... in this order was also taken for a header.
     #[test]
-    fn a_first_row_is_a_header_or_a_sample() {
+    fn a_first_row_that_looks_like_data_is_recognised() {
         for (text, expected) in [
             ("0,red,yes\n1,blue,no\n2,red,yes", true),
             ("7,red,yes\n1,blue,no", true),

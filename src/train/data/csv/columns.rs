@@ -22,14 +22,14 @@ pub(crate) enum ColumnRole {
 #[derive(Debug)]
 pub(crate) struct ColumnValues {
     pub(crate) name: String,
-    sink: ColumnCollector,
+    collector: ColumnCollector,
     /// Whether the cells are dates.
     is_date: bool,
     /// The number of missing values, including those in rows that were left out.
     pub(crate) missing: usize,
 }
 
-/// The values of a column, in the form in which the column is used.
+/// The values of a column, stored in the form that the role of the column needs.
 #[derive(Debug)]
 enum ColumnCollector {
     Numbers(NumberCollector),
@@ -42,7 +42,7 @@ enum ColumnCollector {
 impl ColumnValues {
     /// Creates a column without values.
     pub(crate) fn new(name: String, column_role: ColumnRole) -> Self {
-        let sink = match column_role {
+        let collector = match column_role {
             ColumnRole::Feature(ColumnKind::Numbers | ColumnKind::Dates) => {
                 ColumnCollector::Numbers(NumberCollector::new())
             }
@@ -53,12 +53,12 @@ impl ColumnValues {
             ColumnRole::Target(ColumnKind::Text) => ColumnCollector::TargetTexts(TextCollector::default()),
             ColumnRole::Ignored => ColumnCollector::Ignored,
         };
-        Self { name, sink, is_date: column_role == ColumnRole::Feature(ColumnKind::Dates), missing: 0 }
+        Self { name, collector, is_date: column_role == ColumnRole::Feature(ColumnKind::Dates), missing: 0 }
     }
 
     /// Returns whether the column is a feature.
     pub(crate) fn is_feature(&self) -> bool {
-        matches!(self.sink, ColumnCollector::Numbers(_) | ColumnCollector::Texts(_))
+        matches!(self.collector, ColumnCollector::Numbers(_) | ColumnCollector::Texts(_))
     }
 
     /// Adds the value of a row. `cell` must have no spaces at the beginning or the end.
@@ -75,7 +75,7 @@ impl ColumnValues {
         if is_missing(cell) && self.is_feature() {
             return self.push_missing(policy, budget);
         }
-        match &mut self.sink {
+        match &mut self.collector {
             ColumnCollector::Numbers(values) if self.is_date => values.push(parse_date(cell)?),
             ColumnCollector::Numbers(values) => match parse_number(cell) {
                 Ok(value) => values.push(value),
@@ -96,6 +96,7 @@ impl ColumnValues {
         Ok(())
     }
 
+    /// Adds a missing value of a feature, or returns an error if `policy` forbids missing values.
     fn push_missing(&mut self, policy: MissingPolicy, budget: &mut TextBytesLeft) -> Result<(), String> {
         self.missing += 1;
         if policy == MissingPolicy::Error {
@@ -105,7 +106,7 @@ impl ColumnValues {
                  replace such values, or --drop {name} to leave out the column"
             ));
         }
-        match &mut self.sink {
+        match &mut self.collector {
             ColumnCollector::Numbers(values) => values.push(f64::NAN),
             ColumnCollector::Texts(texts) => texts.push("", budget)?,
             _ => {}
@@ -115,17 +116,20 @@ impl ColumnValues {
 
     fn describe_bad_number(&self, problem: &str) -> String {
         let name = &self.name;
-        let drop =
-            if self.is_feature() { format!(", or --drop {name} to leave it out") } else { String::new() };
+        let drop = if self.is_feature() {
+            format!(", or --drop {name} to leave out the column")
+        } else {
+            String::new()
+        };
         format!(
-            "{problem}, but the first values of this column are numbers; correct the cell, empty it if the value is missing, or \
-             pass --categorical {name} if the column holds names{drop}"
+            "{problem}, but the first values of this column are numbers; correct the cell, make the cell empty if the value \
+             is missing, or pass --categorical {name} if the column holds names{drop}"
         )
     }
 
     /// Returns the values of the target. Returns `None` if this column is not the target.
     pub(crate) fn take_target(&mut self) -> Option<Column> {
-        match &mut self.sink {
+        match &mut self.collector {
             ColumnCollector::TargetNumbers(values) => Some(Column::Numbers(std::mem::take(values))),
             ColumnCollector::TargetTexts(values) => Some(Column::Text(std::mem::take(values).texts)),
             _ => None,
@@ -134,14 +138,18 @@ impl ColumnValues {
 
     /// Returns the range of the numbers of a feature, or an empty range for other columns.
     pub(crate) fn range(&self) -> NumberRange {
-        if let ColumnCollector::Numbers(values) = &self.sink { values.range() } else { NumberRange::EMPTY }
+        if let ColumnCollector::Numbers(values) = &self.collector {
+            values.range()
+        } else {
+            NumberRange::EMPTY
+        }
     }
 
     /// Returns the values of a feature. Returns `None` if this column is not a feature. `range` is the range of the
     /// numbers that all ranks have read from this column.
     pub(crate) fn into_feature_column(self, range: NumberRange) -> Option<RawColumn> {
-        let values = match self.sink {
-            ColumnCollector::Numbers(values) => RawValues::Numbers(values.finish(range)),
+        let values = match self.collector {
+            ColumnCollector::Numbers(values) => RawValues::Numbers(values.into_numbers(range)),
             ColumnCollector::Texts(values) => RawValues::Texts(values.texts),
             _ => return None,
         };

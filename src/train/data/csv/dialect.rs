@@ -10,7 +10,7 @@ use crate::train::data::file::extension;
 
 /// The byte-order mark of UTF-8.
 const UTF8_BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-/// The number of rows from which the separator is chosen.
+/// The maximum number of rows from which the separator is chosen.
 const SEPARATOR_ROWS_COMPARED_MAX: usize = 50;
 
 /// The character between the cells of a row.
@@ -91,9 +91,9 @@ pub(crate) fn byte_order_mark_length(path: &Path, start: &[u8]) -> Result<usize,
 /// mark. `whole` says whether `start` is the whole file.
 ///
 /// For a `.tsv` file with a tab in its first row, chooses the tab. For other files, chooses a separator that occurs
-/// equally often in every row. If several separators occur equally often in every row, chooses the most frequent one,
-/// and a space last. If no separator occurs equally often in every row, chooses the most frequent separator of the
-/// first row.
+/// equally often in every row. If there are several such separators, prefers all others to a space, and then chooses the
+/// most frequent one. If there is no such separator, chooses the most frequent separator of the first row other than a
+/// space. If the first row has no such separator either, chooses a comma.
 pub(crate) fn detect_separator(path: &Path, start: &[u8], whole: bool) -> Separator {
     let rows = count_separators(start, whole);
     let Some(first) = rows.first() else { return Separator::COMMA };
@@ -132,7 +132,7 @@ fn count_separators(start: &[u8], whole: bool) -> Vec<[u32; Separator::NAMES.len
             _ => {}
         }
     }
-    // If `start` is not the whole file, its last row is incomplete, and is counted only if there is no other row.
+    // If `start` is not the whole file, its last row may be incomplete. That row is used only if there is no other row.
     if whole || rows.is_empty() {
         rows.extend(count_separators_in_row(&start[row_start..]));
     }

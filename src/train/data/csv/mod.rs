@@ -44,7 +44,7 @@ const MISSING_COLUMNS_SHOWN_MAX: usize = 8;
 ///
 /// # Errors
 ///
-/// The message names the line or the column of the fault, if there is one. Possible errors:
+/// If the fault is in one line or column, the message names this line or column. Possible errors:
 ///
 /// - The file cannot be read, is empty, or is not UTF-8 text.
 /// - The target or a column that an option names does not exist.
@@ -101,7 +101,7 @@ pub(crate) struct RowsOfRank {
     /// A hash of all files, including the rows of other ranks.
     content: Sha256,
     columns: Vec<ColumnValues>,
-    /// The index of the target.
+    /// The index of the target column.
     target: usize,
     missing: MissingPolicy,
     text_budget: TextBytesLeft,
@@ -114,7 +114,8 @@ pub(crate) struct RowsOfRank {
 }
 
 impl RowsOfRank {
-    /// Chooses what to do with each column. The current row of `records` is the first row of the file.
+    /// Creates a table without rows, and chooses the role of each column. The current row of `records` is the first row
+    /// of the file.
     fn new(
         (path, more_files): (&Path, usize),
         records: &Records,
@@ -124,7 +125,7 @@ impl RowsOfRank {
         let names = read_header(records, options.header)?;
         let sample =
             &records.sample()[usize::from(options.header != HeaderRow::Absent).min(records.sample().len())..];
-        let uses = options.column_roles(&names, target, sample).map_err(|problem| {
+        let roles = options.column_roles(&names, target, sample).map_err(|problem| {
             let separator = records.separator();
             let hint = format!("; the separator is {separator} (to choose another one, pass --separator)");
             records.error(if names.len() < 2 { problem + &hint } else { problem })
@@ -139,10 +140,10 @@ impl RowsOfRank {
             first_test_block: None,
             block_rows: Vec::new(),
             content: Sha256::new(),
-            target: uses.iter().position(is_target).unwrap_or_default(),
+            target: roles.iter().position(is_target).unwrap_or_default(),
             columns: names
                 .into_iter()
-                .zip(uses)
+                .zip(roles)
                 .map(|(name, column_role)| ColumnValues::new(name, column_role))
                 .collect(),
             missing: options.missing,
@@ -341,13 +342,14 @@ pub(crate) fn read_header(records: &Records, header: HeaderRow) -> Result<Vec<St
     {
         return Err(records.error(
             "the first row looks like data and not like a header: it holds numbers, or texts that occur again in the next rows; \
-             pass --no-header if the file has no header, or --header if these are the columns' names",
+             pass --no-header if the file has no header, or --header if the first row holds the names of the columns",
         ));
     }
     header_names(records)
 }
 
-/// Checks that the current row of `records` holds the names of the columns in `first_file`.
+/// Checks that the current row of `records` holds the names `wanted`, which are the names of the columns in
+/// `first_file`.
 pub(crate) fn check_header<'a>(
     records: &Records,
     wanted: impl ExactSizeIterator<Item = &'a str>,

@@ -10,16 +10,17 @@ use super::row_blocks::{BlocksOfRank, FileFingerprint, ROW_BYTES_MAX, RowFilter}
 use crate::train::data::DataError;
 use crate::train::data::file::{open_data_file, stream_error};
 
-/// The separator and the kinds of the columns are chosen from this many bytes at the beginning of a file, or from
-/// more if these do not hold two complete rows.
+/// The separator and the kinds of the columns are chosen from this many bytes at the beginning of a file. If these bytes
+/// do not hold two complete rows, more bytes are used.
 const FILE_START_BYTES: u64 = 1 << 18;
 /// The size in bytes of the buffer from which rows are parsed.
 const BUFFER_BYTES: usize = 1 << 18;
 
-/// The rows of a file.
+/// Reads the rows of a file one after the other. [`advance`](Self::advance) reads the next row, which becomes the current
+/// row.
 pub(crate) struct Records {
     path: PathBuf,
-    reader: csv::Reader<RowFilter<RowInput>>,
+    reader: csv::Reader<RowFilter<LineEndConverter>>,
     /// The current row.
     row: ByteRecord,
     /// The number of the line in which the current row begins, counted from 1.
@@ -33,7 +34,7 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// Opens a file, skips its byte-order mark, and chooses the separator unless `separator` is given.
+    /// Opens a file and skips its byte-order mark. If `separator` is `None`, chooses the separator from the first rows.
     /// [`sample`](Self::sample) will return at most `sample_rows` rows.
     pub(crate) fn open(
         path: &Path,
@@ -43,7 +44,7 @@ impl Records {
         Self::from_reader(path, open_data_file(path)?, separator, sample_rows)
     }
 
-    /// Like [`open`](Self::open), but reads the content of the file from `input`. Errors name the file `path`.
+    /// Does what [`open`](Self::open) does, but reads the content of the file from `input`. Errors name the file `path`.
     pub(crate) fn from_reader(
         path: &Path,
         input: Box<dyn Read>,
@@ -87,7 +88,7 @@ impl Records {
             }
             next_bytes = start.len() as u64;
         };
-        let input = RowInput::new(Cursor::new(start).chain(rest));
+        let input = LineEndConverter::new(Cursor::new(start).chain(rest));
         let input = RowFilter::new(input, separator.byte(), share, first_block);
         let reader = csv_reader_builder(separator).buffer_capacity(BUFFER_BYTES).from_reader(input);
         Ok(Self {
@@ -117,8 +118,8 @@ impl Records {
         let found =
             self.reader.read_byte_record(&mut self.row).map_err(|error| self.convert_csv_error(error))?;
         if found {
-            // Do not use `row.position()`, which is before skipped empty lines. `reader.position()` is after the
-            // row's line break, which the last row of a file may lack.
+            // The line of the row is computed from the end of the row, because `row.position()` is the position before
+            // empty lines that the reader has skipped. The last row of a file may have no line break.
             let row_lines = self.row.as_slice().split(|&byte| byte == b'\n').count() as u64;
             let after_row = u64::from(!self.reader.get_ref().has_ended);
             let line = (self.reader.position().line() + 1).saturating_sub(row_lines + after_row);
@@ -209,13 +210,13 @@ fn read_sample(start: &[u8], separator: Separator, whole: bool, rows_max: usize)
 }
 
 /// Reads a file, and replaces the line ends CR LF and CR by LF.
-struct RowInput {
+struct LineEndConverter {
     input: Chain<Cursor<Vec<u8>>, Box<dyn Read>>,
-    /// Whether the last byte from `input` was a CR. If the next byte is an LF, it is skipped.
+    /// Whether the last byte from `input` was a CR. An LF directly after a CR is skipped.
     after_cr: bool,
 }
 
-impl RowInput {
+impl LineEndConverter {
     fn new(input: Chain<Cursor<Vec<u8>>, Box<dyn Read>>) -> Self {
         Self { input, after_cr: false }
     }
@@ -238,7 +239,7 @@ impl RowInput {
     }
 }
 
-impl Read for RowInput {
+impl Read for LineEndConverter {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let count = self.input.read(buffer)?;
@@ -259,7 +260,7 @@ mod tests {
     /// Regression test: before the fix, only LF counted as the end of a line, and the empty lines before a row counted as a
     /// part of the row.
     #[test]
-    fn rows_begin_in_the_line_that_editors_show() {
+    fn rows_have_the_line_numbers_that_editors_show() {
         let text = "\na,b\n1,2\n\n\n3,\"4\n5\n\"\n6,7\n\n8,\"9\n\n";
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.csv");
@@ -290,8 +291,9 @@ mod tests {
     fn line_ends_are_unified_across_reads() {
         let text = b"a\r\n\r\rb\n\nc\r\n";
         for part in 1..text.len() {
-            let mut input =
-                RowInput::new(Cursor::new(text.to_vec()).chain(Box::new(io::empty()) as Box<dyn Read>));
+            let mut input = LineEndConverter::new(
+                Cursor::new(text.to_vec()).chain(Box::new(io::empty()) as Box<dyn Read>),
+            );
             let mut found = Vec::new();
             let mut buffer = vec![0; part];
             loop {

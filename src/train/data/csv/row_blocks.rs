@@ -84,7 +84,7 @@ impl RowScanner {
                     self.place = PlaceInCell::Quoted;
                 }
                 PlaceInCell::CellStart | PlaceInCell::Unquoted | PlaceInCell::AfterQuote => {
-                    // A quotation mark in the place `Unquoted` is text, so the search starts behind it.
+                    // A quotation mark in the place `Unquoted` is text, so the search starts after the mark.
                     let skipped = usize::from(next == b'"');
                     let found =
                         memchr2(b'\n', b'"', &bytes[at + skipped..]).map(|found| at + skipped + found);
@@ -114,8 +114,8 @@ struct BlockSegment {
     lines_skipped: u64,
 }
 
-/// Reads a file and passes on its first row and the rows of this rank's blocks. Skips all other rows. In `input`,
-/// each line must end with LF.
+/// A reader that passes on only the first row of a file and the rows of this rank's blocks, and skips all other rows. In
+/// `input`, each line must end with LF.
 pub(super) struct RowFilter<R> {
     input: R,
     scanner: RowScanner,
@@ -133,18 +133,22 @@ pub(super) struct RowFilter<R> {
     has_first_row: bool,
     /// The line, counted from 1, in which the current row begins.
     row_line: u64,
-    /// The segments, starting with the segment of the row of the last call of `line_and_block_of_row`.
+    /// The segments. The first segment contains the row of the last call of `line_and_block_of_row`.
     segments: VecDeque<BlockSegment>,
+    /// The number of lines that were passed on so far.
     lines_passed: u64,
+    /// The number of lines that were skipped so far.
     lines_skipped: u64,
+    /// The checksum of the bytes that were read so far.
     digest: Digest,
+    /// The number of bytes that were read so far.
     bytes: u64,
     /// Whether `read` has reached the end of the file since the caller last set this field to `false`.
     pub(super) has_ended: bool,
 }
 
 impl<R: Read> RowFilter<R> {
-    /// `first_block` is the number of the first block of this file.
+    /// Creates a filter for the file `input`. `first_block` is the number of the first block of this file.
     pub(super) fn new(input: R, separator: u8, share: BlocksOfRank, first_block: usize) -> Self {
         Self {
             input,
@@ -223,7 +227,7 @@ impl<R: Read> RowFilter<R> {
                 break;
             }
             row_start = at;
-            // The crate `csv` skips empty lines.
+            // An empty line is not the first row, because the crate `csv` skips empty lines.
             let is_first_row = !self.has_first_row && self.row_bytes > 1;
             self.row_bytes = 0;
             if is_first_row || self.block_bytes >= BLOCK_BYTES {

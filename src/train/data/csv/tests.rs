@@ -91,7 +91,7 @@ fn the_target_is_found_by_name_or_number() {
 }
 
 #[test]
-fn separators_marks_and_line_ends_of_every_kind_are_read() {
+fn tables_with_any_separator_byte_order_mark_and_line_end_are_read() {
     let expected = parse_table(b"a,y\n1,2\n3,4\n", "y").unwrap();
     for bytes in [
         &b"\xef\xbb\xbfa,y\n1,2\n3,4\n"[..],
@@ -230,7 +230,7 @@ fn a_column_that_changes_from_numbers_to_text_is_an_error() {
 
 /// A row that begins in the first `FILE_START_BYTES` bytes of a file and ends after them must be read as one row.
 #[test]
-fn files_longer_than_the_first_part_are_read_completely() {
+fn files_longer_than_file_start_bytes_are_read_completely() {
     let mut bytes = b"a,name,y\n".to_vec();
     for row in 0..10_000 {
         bytes.extend(format!("{row},a long text of a cell {},{}\n", row % 3, row % 7).bytes());
@@ -246,7 +246,7 @@ fn files_longer_than_the_first_part_are_read_completely() {
 /// Regression test: before the fix, a column of text was taken for numbers if the first row of data was longer than
 /// `FILE_START_BYTES`.
 #[test]
-fn rows_longer_than_the_first_part_decide_the_kinds_of_columns() {
+fn rows_longer_than_file_start_bytes_decide_the_kinds_of_columns() {
     let long = "x".repeat(1 << 20);
     for text in [format!("name,a,y\n{long},1,2\nz,3,4\n"), format!("{long},a,y\nx,1,2\nz,3,4\n")] {
         for mark in ["", "\u{feff}"] {
