@@ -16,8 +16,7 @@ fn a_program_without_candle_says_how_to_build_it() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path();
     write_text(place);
-    let expected =
-        "--model gpt:1,1,8 needs the feature `candle`, with which this program was not built; build it with";
+    let expected = "--model gpt:1,1,8 needs the feature `candle`, but this program was built without this feature; build";
     assert_fails(place, "--data a.txt --model gpt:1,1,8", 2, expected);
     assert_fails(place, "--data a.txt --model gpt:1,1,8 --tokens bpe:300", 2, expected);
     assert_fails(
@@ -198,7 +197,7 @@ mod with_candle {
             (
                 "--model gpt:1,1,8 --data a.txt --context 2000",
                 4,
-                "but a window of --context 2000 needs 2001 of each",
+                "but with --context 2000, each of the two sets needs at least 2001",
             ),
             ("--model gpt:1,1,8 --data latin1.txt", 4, "line 1: the text is not UTF-8; convert it to UTF-8"),
             ("--model gpt:1,1,8 --data a.txt --label-smoothing 0.1", 4, "is for classes and not for texts"),

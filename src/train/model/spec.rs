@@ -5,9 +5,9 @@ use std::str::FromStr;
 
 use super::{CnnSpec, GptSpec, HiddenLayer, MlpSpec, OwnModel};
 
-/// The reason why a program without the feature `candle` refuses a GPT.
-pub(crate) const CANDLE_NEEDED: &str = "needs the feature `candle`, with which this program was not built; build it with \
-                                        `cargo build --release --features candle`";
+/// The reason why a program without the feature `candle` refuses a GPT or a byte-pair encoding.
+pub(crate) const CANDLE_NEEDED: &str = "needs the feature `candle`, but this program was built without this feature; build the \
+                                        program with `cargo build --release --features candle`";
 
 /// A kind of model.
 #[derive(Clone, PartialEq, Debug)]
@@ -32,7 +32,8 @@ impl ModelSpec {
         matches!(self, Self::Linear | Self::Softmax)
     }
 
-    /// Returns the hidden layers of `mlp` and `cnn`, in the order of the forward pass. Other models have none here.
+    /// Returns the hidden layers of `mlp` and `cnn`, in the order of the forward pass. Returns an empty slice for
+    /// other models.
     pub fn hidden_layers(&self) -> &[HiddenLayer] {
         match self {
             Self::Linear | Self::Softmax | Self::Gpt(_) | Self::Own(_) => &[],

@@ -1,4 +1,4 @@
-//! Byte-pair encoding, with the crate `tokenizers`, which `candle` needs too.
+//! Byte-pair encoding. The crate `tokenizers` computes the encoding. `candle-core` depends on `tokenizers` too.
 //!
 //! Source: Sennrich et al., "Neural machine translation of rare words with subword units", ACL 2016. The text is divided
 //! into words, and characters are divided into bytes, as in GPT-2.
@@ -11,8 +11,8 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use super::vocabulary::VOCABULARY_MAX;
 
-/// The approximate number of bytes in a block. A text is encoded block by block, because the crate needs much memory
-/// for each byte that it encodes at once.
+/// The approximate number of bytes in a block. A text is encoded block by block, because the crate `tokenizers` needs
+/// much memory for each byte of a call.
 const BLOCK_BYTES: usize = 1 << 16;
 
 /// A byte-pair encoding that is ready for use.
@@ -20,11 +20,11 @@ const BLOCK_BYTES: usize = 1 << 16;
 pub(crate) struct BytePairs {
     tokenizer: Box<tokenizers::Tokenizer>,
     /// The bytes of each token.
-    pieces: Vec<Vec<u8>>,
+    token_bytes: Vec<Vec<u8>>,
 }
 
-/// Finds up to `vocabulary` tokens in a text. Returns the encoding as JSON.
-pub(super) fn learn(text: &str, vocabulary: usize) -> Result<String, String> {
+/// Finds up to `vocabulary` tokens in a text. Returns the byte-pair encoding with these tokens as JSON.
+pub(super) fn learn_encoding(text: &str, vocabulary: usize) -> Result<String, String> {
     let explain = |error: tokenizers::Error| format!("--tokens bpe:{vocabulary}: {error}");
     let mut tokenizer = tokenizers::Tokenizer::new(BPE::default());
     tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)));
@@ -34,12 +34,14 @@ pub(super) fn learn(text: &str, vocabulary: usize) -> Result<String, String> {
         .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
         .show_progress(false)
         .build();
-    tokenizer.train(&mut TrainerWrapper::from(trainer), blocks(text).into_iter()).map_err(explain)?;
+    tokenizer
+        .train(&mut TrainerWrapper::from(trainer), divide_into_blocks(text).into_iter())
+        .map_err(explain)?;
     tokenizer.to_string(false).map_err(explain)
 }
 
 impl BytePairs {
-    /// Reads an encoding that [`learn`] returned.
+    /// Reads an encoding that [`learn_encoding`] returned.
     pub(crate) fn from_json(json: &str) -> Result<Self, String> {
         let tokenizer: tokenizers::Tokenizer =
             json.parse().map_err(|error| format!("its byte-pair encoding is not valid: {error}"))?;
@@ -48,38 +50,43 @@ impl BytePairs {
             return Err(format!("its byte-pair encoding has {count} tokens"));
         }
         let bytes = bytes_of_characters();
-        let piece = |token: u32| {
+        let bytes_of = |token: u32| {
             let text = tokenizer.id_to_token(token)?;
             text.chars().map(|character| bytes.get(&character).copied()).collect::<Option<Vec<u8>>>()
         };
-        let pieces: Option<_> = (0..count as u32).map(piece).collect();
-        let pieces = pieces.ok_or("its byte-pair encoding has a token that is not a sequence of bytes")?;
-        Ok(Self { tokenizer: Box::new(tokenizer), pieces })
+        let token_bytes: Option<_> = (0..count as u32).map(bytes_of).collect();
+        let token_bytes =
+            token_bytes.ok_or("its byte-pair encoding has a token that is not a sequence of bytes")?;
+        Ok(Self { tokenizer: Box::new(tokenizer), token_bytes })
     }
 
+    /// Returns the number of tokens.
     pub(crate) fn token_count(&self) -> usize {
-        self.pieces.len()
+        self.token_bytes.len()
     }
 
+    /// Returns the tokens of a text.
     pub(crate) fn encode(&self, text: &str) -> Result<Vec<u16>, String> {
         let mut tokens = Vec::new();
-        for block in blocks(text) {
+        for block in divide_into_blocks(text) {
             let encoded = self.tokenizer.encode_fast(block, false).map_err(|error| error.to_string())?;
             for &token in encoded.get_ids() {
-                let known = u16::try_from(token).ok().filter(|&token| usize::from(token) < self.pieces.len());
+                let known =
+                    u16::try_from(token).ok().filter(|&token| usize::from(token) < self.token_bytes.len());
                 tokens.push(known.ok_or("the byte-pair encoding returned an unknown token")?);
             }
         }
         Ok(tokens)
     }
 
+    /// Returns the bytes of a token, or no bytes for an unknown token.
     pub(crate) fn decode(&self, token: u16) -> Vec<u8> {
-        self.pieces.get(usize::from(token)).cloned().unwrap_or_default()
+        self.token_bytes.get(usize::from(token)).cloned().unwrap_or_default()
     }
 }
 
 /// Divides a text into blocks of complete lines.
-fn blocks(text: &str) -> Vec<&str> {
+fn divide_into_blocks(text: &str) -> Vec<&str> {
     let mut blocks = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
@@ -94,7 +101,7 @@ fn blocks(text: &str) -> Vec<&str> {
     blocks
 }
 
-/// Returns a map from each character of a token to the byte that the character stands for. The map is that of GPT-2:
+/// Returns a map from each character of a token to the byte that the character stands for. GPT-2 uses the same map:
 /// a printable character stands for its own byte, and the characters from U+0100 on stand for the other bytes.
 fn bytes_of_characters() -> BTreeMap<char, u8> {
     let is_printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
@@ -112,8 +119,8 @@ mod tests {
     #[test]
     fn every_text_is_encoded_and_decoded_unchanged() {
         let text = "call me ishmael, call me – 🐳\n".repeat(5000);
-        let json = learn(&text, 300).unwrap();
-        assert_eq!(learn(&text, 300).unwrap(), json);
+        let json = learn_encoding(&text, 300).unwrap();
+        assert_eq!(learn_encoding(&text, 300).unwrap(), json);
         let pairs = BytePairs::from_json(&json).unwrap();
         assert!((257..=300).contains(&pairs.token_count()), "{}", pairs.token_count());
         for text in [text.as_str(), "", "\0\r\n\u{feff} ünknown\tcharacters"] {

@@ -27,7 +27,7 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// How to read a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TextOptions {
-    /// What a token is.
+    /// The kind of the tokens.
     pub tokens: TokenKind,
     /// The number of tokens in a window. The model predicts each token from at most this many tokens before it.
     pub context: usize,
@@ -51,16 +51,19 @@ impl TextOptions {
 pub struct TextEncoding {
     /// The number of tokens in a window.
     pub context: usize,
-    /// The tokens.
+    /// The tokens that the model knows.
     #[serde(flatten)]
     pub vocabulary: Vocabulary,
 }
 
 impl TextEncoding {
-    /// Prepares the vocabulary for use. Returns an error if a field is not valid.
+    /// Creates the tokenizer of the vocabulary. Returns an error if a field is not valid.
     pub(crate) fn tokenizer(&self) -> Result<Tokenizer, String> {
         if !(1..=CONTEXT_MAX).contains(&self.context) {
-            return Err(format!("its windows have {} tokens", self.context));
+            return Err(format!(
+                "its windows have {} tokens, but must have 1 to {CONTEXT_MAX}",
+                self.context
+            ));
         }
         self.vocabulary.tokenizer()
     }
@@ -85,13 +88,13 @@ pub(crate) enum TestPart<'a> {
     Files(Vec<&'a Path>),
 }
 
-/// Reads a text from one or more files, in this order, and divides it into a training set and a test set.
+/// Reads a text from one or more files, in the order of `files`. Divides the text into a training set and a test set.
 pub(crate) fn load_text(
     files: &[PathBuf],
     test: TestPart<'_>,
     TextOptions { tokens: kind, context }: TextOptions,
 ) -> Result<LoadedText, DataError> {
-    let mut text = read_files(files)?;
+    let mut text = read_text_files(files)?;
     let name = name_of_files(files);
     let refuse = |problem: String| DataError::Unsuitable(format!("{name}: {problem}"));
     let (training_bytes, has_test, advice) = match test {
@@ -103,7 +106,7 @@ pub(crate) fn load_text(
         TestPart::Files(files) => {
             let files: Vec<PathBuf> = files.into_iter().map(Path::to_owned).collect();
             let training_bytes = text.len();
-            text.append(&mut read_files(&files)?);
+            text.append(&mut read_text_files(&files)?);
             (training_bytes, true, "")
         }
     };
@@ -117,8 +120,8 @@ pub(crate) fn load_text(
     let counts = (train.len(), test.len());
     if train.len() <= context || (has_test && test.len() <= context) {
         return Err(refuse(format!(
-            "the text has {} tokens for training and {} for testing, but a window of --context {context} needs {} of each; pass \
-             more text or a smaller --context{}",
+            "the text has {} tokens for training and {} for testing, but with --context {context}, each of the two sets needs at \
+             least {}; pass more text or a smaller --context{}",
             counts.0,
             counts.1,
             context + 1,
@@ -147,8 +150,8 @@ fn start_of_character(text: &[u8], position: usize) -> usize {
     (position..text.len()).find(|&index| is_start(text[index])).unwrap_or(text.len())
 }
 
-/// Reads one or more files, and removes their byte-order marks.
-pub(crate) fn read_files(files: &[PathBuf]) -> Result<Vec<u8>, DataError> {
+/// Reads one or more text files, and removes their byte-order marks.
+pub(crate) fn read_text_files(files: &[PathBuf]) -> Result<Vec<u8>, DataError> {
     let mut text = Vec::new();
     for path in files {
         let start = text.len();
@@ -166,7 +169,7 @@ pub(crate) fn read_files(files: &[PathBuf]) -> Result<Vec<u8>, DataError> {
     Ok(text)
 }
 
-/// Returns the name of a text in messages.
+/// Returns the name of a data source with these files for messages.
 pub(crate) fn name_of_files(files: &[PathBuf]) -> String {
     match files {
         [] => "no files".into(),
@@ -178,7 +181,7 @@ pub(crate) fn name_of_files(files: &[PathBuf]) -> String {
 /// Reads text files as windows for a trained model.
 pub(crate) fn load_windows(files: &[PathBuf], encoding: &TextEncoding) -> Result<TokenWindows, DataError> {
     let refuse = |problem: String| DataError::Unsuitable(format!("{}: {problem}", name_of_files(files)));
-    let text = read_files(files)?;
+    let text = read_text_files(files)?;
     let tokens = encoding.tokenizer().and_then(|tokenizer| tokenizer.encode(&text)).map_err(refuse)?;
     let (count, context) = (tokens.len(), encoding.context);
     if count <= context {
@@ -214,7 +217,7 @@ mod tests {
         assert_eq!((loaded.test.tokens(0), loaded.test.next_tokens(0)), (&[0, 1][..], &[1, 2][..]));
         let expected = "6 characters for training, and then 4 for testing; 4 tokens in the vocabulary";
         assert!(loaded.note.contains(expected), "{}", loaded.note);
-        // A cut within a character moves to the end of the character.
+        // A character is never divided: the training set ends after a whole character.
         let loaded = load(&["aaaé€bcd".as_bytes()], TokenKind::Characters, 0.4).unwrap();
         assert!(loaded.note.contains("5 characters for training, and then 3"), "{}", loaded.note);
         let loaded = load(&["aaaé€bcd".as_bytes()], TokenKind::Bytes, 0.0).unwrap();
@@ -229,7 +232,7 @@ mod tests {
             (
                 "abcdef",
                 0.2,
-                "5 tokens for training and 1 for testing, but a window of --context 2 needs 3 of each",
+                "5 tokens for training and 1 for testing, but with --context 2, each of the two sets needs at least 3",
             ),
         ] {
             let error = load(&[text.as_bytes()], TokenKind::Characters, fraction).err().unwrap().to_string();

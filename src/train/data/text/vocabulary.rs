@@ -1,4 +1,4 @@
-//! The tokens of a text: characters, bytes, or pieces that byte-pair encoding finds.
+//! The tokens of a text: characters, bytes, or sequences of bytes that byte-pair encoding finds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -112,7 +112,7 @@ impl Vocabulary {
         }
     }
 
-    /// Prepares the vocabulary for use. Returns an error if it is not valid.
+    /// Creates the tokenizer of the vocabulary. Returns an error if the vocabulary is not valid.
     pub(crate) fn tokenizer(&self) -> Result<Tokenizer, String> {
         Ok(match self {
             Self::Bytes => Tokenizer::Bytes,
@@ -122,7 +122,9 @@ impl Vocabulary {
                     || characters.len() > VOCABULARY_MAX
                     || !characters.is_sorted_by(|first, second| first < second)
                 {
-                    return Err("its characters are not sorted, or their number is wrong".into());
+                    return Err(format!(
+                        "its vocabulary must have 1 to {VOCABULARY_MAX} characters in increasing order"
+                    ));
                 }
                 let tokens = characters
                     .iter()
@@ -147,8 +149,8 @@ impl Tokenizer {
         }
     }
 
-    /// Returns the tokens of a text. If the tokens are not bytes, fails if the text is not UTF-8. If they are
-    /// characters, also fails if a character of the text is not in the vocabulary.
+    /// Returns the tokens of a text. Any text can be encoded as bytes. With other tokens, a text that is not UTF-8 is an
+    /// error. If the tokens are characters, a character that is not in the vocabulary is an error too.
     pub(crate) fn encode(&self, text: &[u8]) -> Result<Vec<u16>, String> {
         match self {
             Self::Bytes => Ok(text.iter().map(|&byte| byte.into()).collect()),
@@ -185,7 +187,7 @@ impl Tokenizer {
 
 #[cfg(feature = "candle")]
 fn learn_byte_pairs(text: &str, vocabulary: usize) -> Result<String, String> {
-    byte_pairs::learn(text, vocabulary)
+    byte_pairs::learn_encoding(text, vocabulary)
 }
 
 #[cfg(feature = "candle")]
@@ -203,7 +205,7 @@ fn read_byte_pairs(_: &str) -> Result<Tokenizer, String> {
     Err(format!("byte-pair encoding {CANDLE_NEEDED}"))
 }
 
-/// Returns `text` as a string. If it is not UTF-8, the error is a sentence that names the line.
+/// Returns `text` as a string. If `text` is not UTF-8, the error is a sentence that names the line.
 fn decode_utf8(text: &[u8]) -> Result<&str, String> {
     std::str::from_utf8(text).map_err(|error| {
         let line = memchr::memchr_iter(b'\n', &text[..error.valid_up_to()]).count() + 1;
