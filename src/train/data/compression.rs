@@ -139,7 +139,7 @@ fn find_only_file(path: &Path, archive: &mut ZipArchive<BufReader<File>>) -> Res
         count => {
             let more = if count > names.len() { ", ..." } else { "" };
             format!(
-                "holds {count} files ({}{more}), but must hold one; extract the files and pass the one to use",
+                "holds {count} files ({}{more}), but must hold one; extract the files and pass the file that you want to use",
                 names.join(", ")
             )
         }
@@ -158,7 +158,7 @@ impl Read for ArchivedFile {
         let count = self.content.read(buffer)?;
         if count == 0 && !buffer.is_empty() && self.content.crc().sum() != self.checksum {
             return Err(invalid_data_error(
-                "the checksum in the zip archive differs from that of the content",
+                "the checksum in the zip archive differs from the checksum of the content",
             ));
         }
         Ok(count)
@@ -208,7 +208,7 @@ struct ZstandardReader<R> {
     decoder: FrameDecoder,
     /// Whether `decoder` has begun a frame and has not returned all of its content.
     in_frame: bool,
-    /// The number of frames that were begun.
+    /// How often [`begin_frame`](Self::begin_frame) has tried to begin a frame.
     frames: u64,
 }
 
@@ -217,7 +217,7 @@ impl<R: BufRead> ZstandardReader<R> {
         Self { source, decoder: FrameDecoder::new(), in_frame: false, frames: 0 }
     }
 
-    /// Begins the next frame. Returns `false` at the end of the stream.
+    /// Begins the next frame. Returns `false` at the end of the stream. An empty stream is an error.
     fn begin_frame(&mut self) -> io::Result<bool> {
         loop {
             if self.source.fill_buf()?.is_empty() && self.frames > 0 {
@@ -241,9 +241,9 @@ impl<R: BufRead> ZstandardReader<R> {
     fn end_frame(&mut self) -> io::Result<()> {
         self.in_frame = false;
         match (self.decoder.get_checksum_from_data(), self.decoder.get_calculated_checksum()) {
-            (Some(expected), Some(found)) if expected != found => {
-                Err(invalid_data_error("the checksum of a Zstandard frame differs from that of its content"))
-            }
+            (Some(expected), Some(found)) if expected != found => Err(invalid_data_error(
+                "the checksum of a Zstandard frame differs from the checksum of its content",
+            )),
             _ => Ok(()),
         }
     }

@@ -36,20 +36,20 @@ pub(crate) fn parse_date(cell: &[u8]) -> Result<f64, String> {
 
 /// Returns the year, the month and the day at the beginning of a cell, and the rest of the cell.
 fn split_date(cell: &str) -> Option<((i32, i32, i32), &str)> {
-    let (year, rest) = digits(cell, 4)?;
+    let (year, rest) = split_number(cell, 4)?;
     let separator = rest.chars().next().filter(|&letter| letter == '-' || letter == '/');
     let skip = |rest| match separator {
         Some(separator) => str::strip_prefix(rest, separator),
         None => Some(rest),
     };
-    let (month, rest) = digits(skip(rest)?, 2)?;
-    let (day, rest) = digits(skip(rest)?, 2)?;
+    let (month, rest) = split_number(skip(rest)?, 2)?;
+    let (day, rest) = split_number(skip(rest)?, 2)?;
     Some(((year, month, day), rest))
 }
 
-/// Reads the first `count` characters as a number. Returns the number and the rest of the text, or `None` if these
-/// characters are not all digits.
-fn digits(text: &str, count: usize) -> Option<(i32, &str)> {
+/// Reads the first `count` characters as a number. Returns the number and the rest of the text. Returns `None` if
+/// these characters are not all digits.
+fn split_number(text: &str, count: usize) -> Option<(i32, &str)> {
     let (number, rest) = text.split_at_checked(count)?;
     let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| number.parse().ok().map(|number| (number, rest))).flatten()
@@ -58,11 +58,11 @@ fn digits(text: &str, count: usize) -> Option<(i32, &str)> {
 /// Converts a time to seconds since the beginning of the day in UTC. The time is `HH:MM`, `HH:MM:SS` or
 /// `HH:MM:SS.FRACTION`. An offset from UTC may follow it.
 fn parse_time(text: &str) -> Option<f64> {
-    let (hour, rest) = digits(text, 2)?;
-    let (minute, mut rest) = digits(rest.strip_prefix(':')?, 2)?;
+    let (hour, rest) = split_number(text, 2)?;
+    let (minute, mut rest) = split_number(rest.strip_prefix(':')?, 2)?;
     let mut seconds = 0.0;
     if let Some(after) = rest.strip_prefix(':') {
-        let (whole, after) = digits(after, 2)?;
+        let (whole, after) = split_number(after, 2)?;
         let fraction = after.strip_prefix('.').or_else(|| after.strip_prefix(','));
         let length = fraction.map_or(0, |text| text.bytes().take_while(u8::is_ascii_digit).count());
         if fraction.is_some() && length == 0 {
@@ -90,10 +90,10 @@ fn parse_offset(text: &str) -> Option<f64> {
         '-' => -1.0,
         _ => return None,
     };
-    let (hours, rest) = digits(&text[1..], 2)?;
+    let (hours, rest) = split_number(&text[1..], 2)?;
     let minutes = match rest.strip_prefix(':').unwrap_or(rest) {
         "" if rest.is_empty() => 0,
-        text => digits(text, 2).filter(|(minutes, rest)| *minutes < 60 && rest.is_empty())?.0,
+        text => split_number(text, 2).filter(|(minutes, rest)| *minutes < 60 && rest.is_empty())?.0,
     };
     (hours < 24).then(|| sign * f64::from(hours * 3600 + minutes * 60))
 }
@@ -122,7 +122,7 @@ fn days_since_1970(year: i32, month: i32, day: i32) -> i32 {
     era * 146_097 + day_of_era - 719_468
 }
 
-/// Returns the first characters of a cell.
+/// Returns at most the first 40 characters of a cell.
 fn shorten(cell: &str) -> String {
     let shown: String = cell.chars().take(40).collect();
     if shown.len() < cell.len() { shown + "..." } else { shown }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_errors() {
+    fn texts_that_are_not_dates_are_errors() {
         for (text, expected) in [
             ("03/01/2024", "`03/01/2024` is not a date; write dates as 2024-03-01"),
             ("2024-13-01", "has the month 13"),

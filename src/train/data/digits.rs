@@ -10,10 +10,12 @@ use super::{Column, Features, ImageShape, Table};
 /// The compressed table of digits. The source is "Optical Recognition of Handwritten Digits" by Alpaydin and Kaynak,
 /// UCI, CC BY 4.0. See `DIGITS.md`.
 const DIGITS: &[u8] = include_bytes!("digits.csv.gz");
+/// The number of digits.
 const ROWS: usize = 1797;
+/// The number of pixels of a digit.
 const PIXELS: usize = 64;
 /// The shape of the images.
-pub(crate) const IMAGE: ImageShape = ImageShape { channels: 1, height: 8, width: 8 };
+pub(crate) const IMAGE_SHAPE: ImageShape = ImageShape { channels: 1, height: 8, width: 8 };
 /// The largest value of a pixel.
 const PIXEL_MAX: f32 = 16.0;
 

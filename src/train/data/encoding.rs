@@ -188,8 +188,8 @@ impl TableEncoding {
         self.columns.iter().map(ColumnEncoding::width).sum()
     }
 
-    /// Returns whether every column holds numbers and has a single input, so that the inputs are the cells with
-    /// missing numbers replaced.
+    /// Returns whether every column holds numbers and has a single input. In this case, each input equals the cell of
+    /// its column, or replaces a missing number.
     pub fn inputs_equal_cells(&self) -> bool {
         let is_plain = |column: &ColumnEncoding| column.is_number() && column.width() == 1;
         self.columns.iter().all(is_plain)
@@ -300,16 +300,16 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_those_of_the_documented_hash() {
+    fn buckets_follow_the_documented_hash() {
         // This command prints the expected buckets:
         // python3 -c "import hashlib; print([int.from_bytes(hashlib.sha256(t).digest()[:8],'little')%1000 for t in
         // (b'N14228',b'')])"
         let inputs = ColumnInputs::Hashed { buckets: 1000 };
         let column = ColumnEncoding { name: "tail".into(), is_date: false, inputs };
-        assert_eq!(["N14228", ""].map(|text| column.cell_of_text(text)), HASHES);
+        assert_eq!(["N14228", ""].map(|text| column.cell_of_text(text)), EXPECTED_BUCKETS);
     }
 
-    const HASHES: [f32; 2] = [629.0, 227.0];
+    const EXPECTED_BUCKETS: [f32; 2] = [629.0, 227.0];
 
     #[test]
     fn an_encoding_is_the_same_after_it_is_written_and_read() {

@@ -118,7 +118,7 @@ impl Features {
     }
 
     /// Calls `visit` with the index and the value of each feature that is not 0 in sample `row`.
-    pub(crate) fn visit_row(&self, row: usize, mut visit: impl FnMut(usize, f32)) {
+    pub(crate) fn visit_nonzero_features(&self, row: usize, mut visit: impl FnMut(usize, f32)) {
         let mut visit = |(index, value): (usize, f32)| {
             if value != 0.0 {
                 visit(index, value);
@@ -139,7 +139,7 @@ impl Features {
         }
     }
 
-    /// Returns for each feature whether it is a number; other features have only the values 0 and 1.
+    /// Returns for each feature whether the feature is a number. Other features have only the values 0 and 1.
     pub(crate) fn which_features_are_numbers(&self) -> Vec<bool> {
         match self {
             Self::Numbers(_) | Self::Pixels { .. } | Self::Sparse(_) | Self::Tokens(_) => {

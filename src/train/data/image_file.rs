@@ -168,9 +168,9 @@ fn to_image(
 mod tests {
     use super::*;
 
-    /// Each image: its name, its file, and the expected channels of every pixel. The channels are empty if decoding
-    /// must fail. Pillow wrote these images of 3 x 2 pixels: `Image.new(MODE, (3, 2), COLOUR).save(FILE)`, with
-    /// `quality=95, optimize=True` for JPEG.
+    /// Each entry is the name of an image, the content of its file, and the expected channels of every pixel. The channels
+    /// are empty if decoding must fail. The images have 3 x 2 pixels. Pillow wrote the images with
+    /// `Image.new(MODE, (3, 2), COLOUR).save(FILE)`, and with `quality=95, optimize=True` for JPEG.
     const SAMPLES: [(&str, &[u8], &[u8]); 10] = [
         ("grey.jpg", include_bytes!("images/grey.jpg"), &[100]),
         ("colour.jpg", include_bytes!("images/colour.jpg"), &[200, 50, 10]),
@@ -191,7 +191,7 @@ mod tests {
             assert_eq!((image.width, image.height, image.channels), (3, 2, expected.len()), "{name}");
             assert_eq!(image.pixels.len(), 6 * expected.len(), "{name}");
             for (found, expected) in image.pixels.iter().zip(expected.iter().cycle()) {
-                // The values of JPEG decoders may differ by 2.
+                // The pixels that different JPEG decoders return may differ by 2.
                 let tolerance = if name.ends_with("jpg") { 2 } else { 0 };
                 assert!(found.abs_diff(*expected) <= tolerance, "{name}: {:?}", image.pixels);
             }

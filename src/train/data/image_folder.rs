@@ -10,8 +10,8 @@ use super::image_file::{self, DecodedImage};
 use super::loaded_rows::{LoadedRows, RowOrigins};
 use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, Table};
 
-/// The endings of the names of images, in lower case.
-const IMAGE_FILE_ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
+/// The extensions of the names of image files, in lower case.
+const IMAGE_FILE_EXTENSIONS: [&str; 3] = ["png", "jpg", "jpeg"];
 /// Bytes are divided by this number, so that 255 becomes 1.
 const PIXEL_DIVISOR: f32 = 255.0;
 
@@ -19,11 +19,12 @@ const PIXEL_DIVISOR: f32 = 255.0;
 struct ImageList {
     /// The path and the class of each image. The class is empty if the image is not in the folder of a class.
     images: Vec<(PathBuf, String)>,
-    /// The files whose names do not have the ending of an image.
+    /// The files whose names do not have the extension of an image.
     other_files: Vec<PathBuf>,
 }
 
-/// Returns whether a directory holds images, or folders that may hold images.
+/// Returns whether a directory holds images, or folders that may hold images. Returns `false` for a directory of IDX
+/// files.
 pub(crate) fn is_image_folder(directory: &Path) -> bool {
     let Ok(entries) = fs::read_dir(directory) else { return false };
     let names: Vec<(String, PathBuf)> = entries
@@ -43,7 +44,7 @@ pub(crate) fn is_image_folder(directory: &Path) -> bool {
 /// - The directory has no folders, or has images beside its folders.
 /// - A folder has no images, or holds another folder.
 /// - An image cannot be read or has another size than the first image.
-/// - `wanted` is given, and an image does not suit it; see [`load_for_model`].
+/// - `wanted` is given, and an image does not fit the model; see [`load_images_for_model`].
 pub(crate) fn load_image_folder(
     directory: &Path,
     wanted: Option<WantedImages>,
@@ -73,7 +74,7 @@ pub(crate) struct WantedImages {
 /// - The errors of [`load_image_folder`], except that images need no folders of classes.
 /// - The images do not have the size of the images with which the model was trained.
 /// - An image has colours, but the model has inputs for grey images.
-pub(crate) fn load_for_model(directory: &Path, wanted: WantedImages) -> Result<LoadedRows, DataError> {
+pub(crate) fn load_images_for_model(directory: &Path, wanted: WantedImages) -> Result<LoadedRows, DataError> {
     let list = list_images(directory)?;
     read_images(list, Some(wanted)).map(|(loaded, _)| loaded)
 }
@@ -94,9 +95,11 @@ fn sorted_entries(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
 
 fn has_image_name(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
-    extension.is_some_and(|extension| IMAGE_FILE_ENDINGS.contains(&extension.to_ascii_lowercase().as_str()))
+    extension
+        .is_some_and(|extension| IMAGE_FILE_EXTENSIONS.contains(&extension.to_ascii_lowercase().as_str()))
 }
 
+/// Lists the images of a directory. Either all images are in the folders of classes, or no image is.
 fn list_images(directory: &Path) -> Result<ImageList, DataError> {
     let mut list = ImageList { images: Vec::new(), other_files: Vec::new() };
     for path in sorted_entries(directory)? {
@@ -193,7 +196,7 @@ struct PixelRows {
     values: Vec<u8>,
     /// Whether images with colours are refused, because the model takes grey images.
     only_grey: bool,
-    /// The number of all images.
+    /// The number of images in the directory.
     count: usize,
 }
 
@@ -332,7 +335,8 @@ mod tests {
     fn images_are_converted_to_the_channels_of_the_model() {
         let directory = make_image_folder(&[("2.jpg", GREY_JPEG), ("1.jpg", GREY_JPEG)]);
         for (inputs, expected) in [(6, 6), (18, 18)] {
-            let loaded = load_for_model(directory.path(), WantedImages { inputs, shape: None }).unwrap();
+            let loaded =
+                load_images_for_model(directory.path(), WantedImages { inputs, shape: None }).unwrap();
             assert_eq!((loaded.table.features.rows(), loaded.table.features.columns()), (2, expected));
         }
         let turned = Some(ImageShape { channels: 1, height: 3, width: 2 });
@@ -340,12 +344,13 @@ mod tests {
             (12, None, "1.jpg: has 3 x 2 pixels, but the model has 12 inputs"),
             (6, turned, "1.jpg: has 3 x 2 pixels, but the model was trained on images of 2 x 3 pixels"),
         ] {
-            let error =
-                load_for_model(directory.path(), WantedImages { inputs, shape }).unwrap_err().to_string();
+            let error = load_images_for_model(directory.path(), WantedImages { inputs, shape })
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(expected), "{error}");
         }
         let directory = make_image_folder(&[("2.png", COLOUR_PNG)]);
-        let error = load_for_model(directory.path(), WantedImages { inputs: 6, shape: None })
+        let error = load_images_for_model(directory.path(), WantedImages { inputs: 6, shape: None })
             .unwrap_err()
             .to_string();
         assert!(error.contains("2.png: has colours, but the model was trained on grey images"), "{error}");
@@ -358,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_folders_are_errors_that_name_the_file() {
+    fn unsuitable_folders_cause_errors_that_name_the_file() {
         let other_size: &[u8] = include_bytes!("images/other_size.png");
         for (files, expected) in [
             (&[("a/1.jpg", GREY_JPEG), ("b/1.png", other_size)][..], "b/1.png: has 4 x 2 pixels, but"),

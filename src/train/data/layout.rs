@@ -19,7 +19,7 @@ impl TableLayout {
         self.features.iter().map(|&column| column - usize::from(column > self.target)).collect()
     }
 
-    /// Checks a layout that was read from a file.
+    /// Checks a layout that was read from a file. `features` is the number of feature columns of the model.
     ///
     /// # Errors
     ///

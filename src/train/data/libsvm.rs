@@ -15,7 +15,7 @@ use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
 /// The maximum length of a line in bytes.
 const LINE_BYTES_MAX: usize = 1 << 26;
 /// The maximum index of a feature. Without a limit, one large index could make the model too large: a model has
-/// parameters for every index.
+/// parameters for every index up to the largest index.
 const FEATURE_INDEX_MAX: u32 = 1 << 22;
 /// The maximum number of characters of a token in a message.
 const TOKEN_CHARACTERS_SHOWN_MAX: usize = 40;
@@ -42,7 +42,7 @@ pub(crate) fn load_libsvm_file(path: &Path) -> Result<LoadedRows, DataError> {
         } else {
             let text = if number == 1 { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line) } else { &line };
             lines
-                .add(number, text)
+                .add_line(number, text)
                 .map_err(|(at, problem)| format!("line {number}, character {at}: {problem}"))
         };
         result.map_err(|problem| DataError::malformed(path, problem))?;
@@ -53,8 +53,8 @@ pub(crate) fn load_libsvm_file(path: &Path) -> Result<LoadedRows, DataError> {
     if lines.columns == 0 {
         return Err(DataError::malformed(path, "no row has a feature INDEX:VALUE"));
     }
-    let features = Features::Sparse(lines.rows.finish(lines.columns as usize));
-    let places = RowOrigins::Lines(path.to_owned(), lines.numbers);
+    let features = Features::Sparse(lines.rows.build(lines.columns as usize));
+    let places = RowOrigins::Lines(path.to_owned(), lines.line_numbers);
     Ok(LoadedRows {
         table: Table { features, target: Column::Numbers(lines.targets) },
         places,
@@ -68,7 +68,7 @@ struct LineParser {
     rows: SparseRowsBuilder,
     targets: Vec<f64>,
     /// The line number of each row.
-    numbers: Vec<u64>,
+    line_numbers: Vec<u64>,
     /// The largest index of a feature so far.
     columns: u32,
 }
@@ -76,7 +76,7 @@ struct LineParser {
 impl LineParser {
     /// Adds the row of a line. Ignores an empty line and a line that holds only a comment. An error consists of the
     /// position of a character and a sentence that says what is wrong with the token at this position.
-    fn add(&mut self, number: u64, line: &[u8]) -> Result<(), (usize, String)> {
+    fn add_line(&mut self, number: u64, line: &[u8]) -> Result<(), (usize, String)> {
         let end = line.iter().position(|&byte| byte == b'#').unwrap_or(line.len());
         let mut tokens = Tokens { line: &line[..end], at: 0 };
         let Some((at, target)) = tokens.next() else { return Ok(()) };
@@ -102,7 +102,7 @@ impl LineParser {
         self.columns = self.columns.max(previous);
         self.rows.end_row();
         self.targets.push(target);
-        self.numbers.push(number);
+        self.line_numbers.push(number);
         Ok(())
     }
 }
@@ -110,6 +110,7 @@ impl LineParser {
 /// The tokens of a line, each with the position of its first character, counted from 1.
 struct Tokens<'a> {
     line: &'a [u8],
+    /// The index in `line` of the first byte after the last token.
     at: usize,
 }
 

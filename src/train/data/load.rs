@@ -37,8 +37,8 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// Divides the indices `0..rows` into training and test rows, and chooses the training rows for the encoding. If
-    /// there is a test source, its rows begin at `first_test_row`.
+    /// Divides the row numbers `0..rows` into training rows and test rows, and chooses the training rows on which the
+    /// encoding of the table is fitted. If there is a test source, its rows begin at `first_test_row`.
     pub(crate) fn choose_row_sets(
         &self,
         rows: usize,
@@ -72,8 +72,8 @@ impl DataSource {
     ///
     /// # Errors
     ///
-    /// If a file cannot be read or is malformed (the error names the file and the line), or if the target does not
-    /// fit the task.
+    /// If a file cannot be read or is malformed, or if the target does not fit the task. An error in a file names the
+    /// file and, where possible, the line.
     pub fn load(&self, options: &LoadOptions) -> Result<Dataset, DataError> {
         let loaded = self.load_on_ranks(options, &mut Group::solo()).map_err(|error| match error {
             TrainError::Data(error) => error,
@@ -83,8 +83,9 @@ impl DataSource {
         loaded.map(|dataset| dataset.map_sets(|samples| samples.held))
     }
 
-    /// Does what [`load`](Self::load) does, on several ranks. All ranks of `group` must call this function. Each rank
-    /// parses and holds a part of the rows of a table. Each rank reads and holds all rows of other data.
+    /// Loads the data as [`load`](Self::load) does, but for all ranks of `group`. All ranks must call this function.
+    /// Each rank parses and holds a part of the rows of a table. If the data is not a table, each rank reads and
+    /// holds all rows.
     pub(crate) fn load_on_ranks(
         &self,
         options: &LoadOptions,
@@ -151,7 +152,8 @@ impl DataSource {
         }
     }
 
-    /// Reads the rows of the training set and of the test set. Without a test source, splits off a test set.
+    /// Reads the rows of the training set and of the test set. If neither the options nor the source has a test set,
+    /// splits off a test set.
     fn read_sets(&self, options: &LoadOptions, group: &mut Group) -> Result<UninterpretedData, TrainError> {
         if let Some(test) = &options.test_source {
             self.check_test_source(test).map_err(DataError::Unsuitable)?;
@@ -214,7 +216,7 @@ struct UninterpretedData {
 }
 
 impl UninterpretedData {
-    /// Returns a training set and a test set. Each rank holds all rows of both.
+    /// Creates a training set and a test set. Each rank holds all rows of both sets.
     fn held_by_each_rank(
         (train, test): (Table, Table),
         image: Option<ImageShape>,

@@ -23,7 +23,7 @@ pub(crate) enum RowOrigins {
 }
 
 impl RowOrigins {
-    /// Returns an error that names the place of a row.
+    /// Returns an error that names the origin of a row: the file and, if the row is a line, the number of the line.
     ///
     /// # Panics
     ///

@@ -170,8 +170,8 @@ impl<S> Dataset<S> {
 }
 
 impl Dataset<SharedSamples> {
-    /// Returns a SHA-256 of both sets of samples and the names of the classes. Two runs with the same hash train on
-    /// the same data. All ranks must call this function, and get the same hash.
+    /// Returns a SHA-256 hash of the training set, the test set, the names of the classes and the encoding of a text.
+    /// Two runs with the same hash train on the same data. All ranks must call this function, and get the same hash.
     pub(crate) fn digest(&self, group: &mut Group) -> Result<[u8; 32], Error> {
         let mut hasher = Sha256::new();
         self.train.digest(&mut hasher, group)?;

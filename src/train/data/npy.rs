@@ -34,8 +34,6 @@ pub(crate) struct NpyDataset {
 ///
 /// # Errors
 ///
-/// Returns an error in each of these cases.
-///
 /// - A file is missing, truncated, too long, or of another format or type.
 /// - A file holds NaN or infinity.
 /// - The two files have different numbers of rows.
@@ -155,7 +153,7 @@ impl NpyArray {
     ///
     /// # Errors
     ///
-    /// As [`FeatureShape::new`].
+    /// The errors of [`FeatureShape::new`].
     pub(crate) fn into_rows(self) -> Result<Array2<f64>, String> {
         let FeatureShape { rows, columns, .. } = FeatureShape::new(&self.shape)?;
         let lengths: Vec<usize> = self.shape.iter().map(|&length| length as usize).collect();
@@ -314,7 +312,7 @@ mod tests {
         shape: &str,
         elements: &[T],
     ) {
-        let is_fortran = if order == StorageOrder::Columns { "True" } else { "False" };
+        let is_fortran = if order == StorageOrder::ColumnMajor { "True" } else { "False" };
         let text = format!("{{'descr': '{descr}', 'fortran_order': {is_fortran}, 'shape': {shape}, }}");
         // The header starts at byte 10 and ends with a newline. The data starts at a multiple of 64 bytes.
         let padded = (text.len() + 11).next_multiple_of(64) - 11;
@@ -326,8 +324,8 @@ mod tests {
 
     #[derive(Clone, Copy, PartialEq)]
     enum StorageOrder {
-        Rows,
-        Columns,
+        RowMajor,
+        ColumnMajor,
     }
 
     /// Regression test: before the fix, different numbers of a column became equal as f32 without a message.
@@ -335,10 +333,10 @@ mod tests {
     fn columns_in_which_rounding_hides_differences_are_named() {
         let directory = tempfile::tempdir().unwrap();
         let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
-        write_npy(&y, "<i8", StorageOrder::Rows, "(2,)", &[7_i64, -8]);
+        write_npy(&y, "<i8", StorageOrder::RowMajor, "(2,)", &[7_i64, -8]);
         for (order, values) in [
-            (StorageOrder::Rows, [1.0, 1.7e9, 3.0, 2.0, 1.7e9 + 1.0, 4.0]),
-            (StorageOrder::Columns, [1.0, 2.0, 1.7e9, 1.7e9 + 1.0, 3.0, 4.0]),
+            (StorageOrder::RowMajor, [1.0, 1.7e9, 3.0, 2.0, 1.7e9 + 1.0, 4.0]),
+            (StorageOrder::ColumnMajor, [1.0, 2.0, 1.7e9, 1.7e9 + 1.0, 3.0, 4.0]),
         ] {
             write_npy(&x, "<f8", order, "(2, 3)", &values);
             let notes = load_array_pair(&x, &y).unwrap().notes;
@@ -351,20 +349,20 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
         let values = array![[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]];
-        write_npy(&y, "<i8", StorageOrder::Rows, "(2,)", &[7_i64, -8]);
+        write_npy(&y, "<i8", StorageOrder::RowMajor, "(2,)", &[7_i64, -8]);
         let load_x = || {
             let NpyDataset { table, image, notes } = load_array_pair(&x, &y).unwrap();
             assert!(notes.is_empty() && image.is_none(), "{notes:?}");
             assert_eq!(table.target, Column::Numbers(vec![7.0, -8.0]));
             assert_eq!(table.features, Features::Numbers(values.clone()));
         };
-        write_npy(&x, "<f4", StorageOrder::Rows, "(2, 3)", &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        write_npy(&x, "<f4", StorageOrder::RowMajor, "(2, 3)", &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
         load_x();
-        write_npy(&x, "<f8", StorageOrder::Columns, "(2, 3)", &[1.0_f64, 4.0, 2.0, 5.0, 3.0, 6.0]);
+        write_npy(&x, "<f8", StorageOrder::ColumnMajor, "(2, 3)", &[1.0_f64, 4.0, 2.0, 5.0, 3.0, 6.0]);
         load_x();
-        write_npy(&x, "|u1", StorageOrder::Rows, "(2, 3)", &[1_u8, 2, 3, 4, 5, 6]);
+        write_npy(&x, "|u1", StorageOrder::RowMajor, "(2, 3)", &[1_u8, 2, 3, 4, 5, 6]);
         load_x();
-        write_npy(&x, "<i4", StorageOrder::Rows, "(2, 3)", &[1_i32, 2, 3, 4, 5, 6]);
+        write_npy(&x, "<i4", StorageOrder::RowMajor, "(2, 3)", &[1_i32, 2, 3, 4, 5, 6]);
         load_x();
     }
 
@@ -372,14 +370,14 @@ mod tests {
     fn arrays_of_three_or_four_dimensions_are_images() {
         let directory = tempfile::tempdir().unwrap();
         let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
-        write_npy(&y, "<i8", StorageOrder::Rows, "(2,)", &[7_i64, -8]);
+        write_npy(&y, "<i8", StorageOrder::RowMajor, "(2,)", &[7_i64, -8]);
         let pixels: Vec<u8> = (0..12).collect();
         // In column-major order, element (i, j, k) of an array of shape (2, 2, 3) is at index i + 2 j + 4 k.
         let by_columns: Vec<u8> = [0, 6, 3, 9, 1, 7, 4, 10, 2, 8, 5, 11].into();
         for (shape, order, bytes, channels, height) in [
-            ("(2, 2, 3)", StorageOrder::Rows, &pixels, 1, 2),
-            ("(2, 2, 3)", StorageOrder::Columns, &by_columns, 1, 2),
-            ("(2, 2, 1, 3)", StorageOrder::Rows, &pixels, 2, 1),
+            ("(2, 2, 3)", StorageOrder::RowMajor, &pixels, 1, 2),
+            ("(2, 2, 3)", StorageOrder::ColumnMajor, &by_columns, 1, 2),
+            ("(2, 2, 1, 3)", StorageOrder::RowMajor, &pixels, 2, 1),
         ] {
             write_npy(&x, "|u1", order, shape, bytes);
             let NpyDataset { table, image, .. } = load_array_pair(&x, &y).unwrap();
@@ -387,7 +385,7 @@ mod tests {
             let values = Array2::from_shape_vec((2, 6), pixels.clone()).unwrap();
             assert_eq!(table.features, Features::Pixels { values, divisor: 255.0 });
         }
-        write_npy(&x, "<f4", StorageOrder::Rows, "(2, 1, 2)", &[1.0_f32, 2.0, 3.0, 4.0]);
+        write_npy(&x, "<f4", StorageOrder::RowMajor, "(2, 1, 2)", &[1.0_f32, 2.0, 3.0, 4.0]);
         let loaded = load_array_pair(&x, &y).unwrap();
         assert_eq!(loaded.table.features, Features::Numbers(array![[1.0, 2.0], [3.0, 4.0]]));
         assert_eq!(loaded.image, Some(ImageShape { channels: 1, height: 1, width: 2 }));
@@ -397,8 +395,8 @@ mod tests {
     fn bad_files_cause_errors_that_name_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
-        write_npy(&y, "<f8", StorageOrder::Rows, "(2,)", &[1.0_f64, 2.0]);
-        write_npy(&x, "<f4", StorageOrder::Rows, "(2, 1)", &[1.0_f32, 2.0]);
+        write_npy(&y, "<f8", StorageOrder::RowMajor, "(2,)", &[1.0_f64, 2.0]);
+        write_npy(&x, "<f4", StorageOrder::RowMajor, "(2, 1)", &[1.0_f32, 2.0]);
         let full = fs::read(&x).unwrap();
         let text = String::from_utf8_lossy(&full).into_owned();
         let edit = |from: &str, to: &str| {
@@ -420,11 +418,11 @@ mod tests {
             let error = load_array_pair(&x, &y).unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains("x.npy"), "{error} / {expected}");
         }
-        write_npy(&x, "<f4", StorageOrder::Rows, "(2, 1)", &[1.0_f32, f32::NAN]);
+        write_npy(&x, "<f4", StorageOrder::RowMajor, "(2, 1)", &[1.0_f32, f32::NAN]);
         assert!(load_array_pair(&x, &y).unwrap_err().to_string().contains("row 1, column 0"));
-        write_npy(&x, "<f4", StorageOrder::Rows, "(2,)", &[0.0_f32; 2]);
+        write_npy(&x, "<f4", StorageOrder::RowMajor, "(2,)", &[0.0_f32; 2]);
         assert!(load_array_pair(&x, &y).unwrap_err().to_string().contains("two dimensions"));
-        write_npy(&x, "<f4", StorageOrder::Rows, "(3, 1)", &[1.0_f32, 2.0, 3.0]);
+        write_npy(&x, "<f4", StorageOrder::RowMajor, "(3, 1)", &[1.0_f32, 2.0, 3.0]);
         assert!(load_array_pair(&x, &y).unwrap_err().to_string().contains("2 targets for the 3 rows"));
     }
 }

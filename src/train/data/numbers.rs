@@ -120,7 +120,7 @@ impl NumberCollector {
 
     /// Returns the collected numbers. `range` is the range of the numbers of all ranks, so that all ranks choose the
     /// same type.
-    pub(crate) fn finish(self, range: NumberRange) -> Numbers {
+    pub(crate) fn into_numbers(self, range: NumberRange) -> Numbers {
         match self.numbers {
             Numbers::Double(values) if !range.needs_f64() => Numbers::Single(to_f32(&values)),
             // If the range of this rank is not narrow, the range of all ranks is not narrow either.
@@ -145,7 +145,7 @@ mod tests {
                 collector.push(value);
             }
             let range = collector.range();
-            collector.finish(range)
+            collector.into_numbers(range)
         };
         for values in [
             &[1_700_000_000.0, f64::NAN, 1_700_000_001.0][..],

@@ -1,6 +1,6 @@
-//! A table as it was read from files. Each rank holds a part of the rows. [`RawTable::encode`] chooses how each
-//! column is encoded, and then encodes the rows. The choice depends on the rows of all ranks, and is the same on all
-//! ranks.
+//! A table whose columns are not encoded yet. Each rank holds a part of the rows. [`RawTable::encode`] chooses the
+//! encoding of each column, and then encodes the rows. The choice depends on the rows of all ranks, and is the same on
+//! all ranks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,15 +20,16 @@ use crate::types::ReduceOp;
 /// The maximum number of bytes of all category names of a column. The model file and the checkpoint hold these names.
 const CATEGORY_BYTES_MAX: usize = 1 << 24;
 
-/// A text column probably holds dates if its first distinct texts are dates. At most this number of texts are tried.
+/// If the first distinct texts of a text column are all dates, a message suggests the option `--dates`. At most this
+/// number of texts are parsed.
 const DATES_TRIED_MAX: usize = 20;
 
-/// A table as it was read from files.
+/// A table that was read from files, and whose columns are not encoded yet.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct RawTable {
     /// Which rank holds which rows. The columns and the target hold the rows of this rank.
     pub(crate) rows: RowMap,
-    /// The first row of the test set. `None` if there is no test source.
+    /// The number of the first row of the test source. `None` if there is no test source.
     pub(crate) first_test_row: Option<usize>,
     /// The feature columns.
     pub(crate) columns: Vec<RawColumn>,
@@ -96,7 +97,7 @@ impl RawTable {
     ) -> Result<EncodedTable, TrainError> {
         let [fitted_here, train_here, test_here] =
             [fitted, train, test].map(|set| self.rows.indices_of_held_rows(set));
-        let inputs = self.fit(&fitted_here, (missing, categories_max), group)?;
+        let inputs = self.fit_columns(&fitted_here, (missing, categories_max), group)?;
         let mut notes = self.notes;
         let mut columns = Vec::with_capacity(self.columns.len());
         for (column, inputs) in self.columns.iter().zip(inputs) {
@@ -139,7 +140,7 @@ impl RawTable {
 
     /// Fits the encoding of each column. `rows` holds the indices of this rank's rows on which the encoding is
     /// fitted.
-    fn fit(
+    fn fit_columns(
         &self,
         rows: &[usize],
         (missing, categories_max): (MissingPolicy, usize),
@@ -150,7 +151,7 @@ impl RawTable {
         merge_statistics(group, &mut numbers)?;
         let texts: Vec<Option<BTreeSet<&str>>> =
             self.columns.iter().map(|column| column.distinct_texts(rows, categories_max)).collect();
-        let texts = merge_texts(group, &texts, categories_max)?;
+        let texts = merge_distinct_texts(group, &texts, categories_max)?;
         let mut row_count = [rows.len() as u64];
         group.all_reduce(&mut row_count, ReduceOp::Sum)?;
         let columns = self.columns.iter().zip(numbers.iter().zip(texts));
@@ -184,9 +185,9 @@ fn merge_statistics(group: &mut Group, statistics: &mut [NumberStatistics]) -> R
     Ok(())
 }
 
-/// Returns the distinct texts of each column on all ranks. `columns` has the distinct texts on this rank. A column
-/// with more than `count_max` distinct texts is `None`.
-fn merge_texts(
+/// Returns the distinct texts of each column on all ranks. `columns` has the distinct texts of each column on this
+/// rank. The entry of a column with more than `count_max` distinct texts is `None`.
+fn merge_distinct_texts(
     group: &mut Group,
     columns: &[Option<BTreeSet<&str>>],
     count_max: usize,
@@ -299,7 +300,7 @@ impl RawColumn {
         Some(match inputs {
             ColumnInputs::Hashed { buckets } => format!(
                 "column `{name}` holds text with more than {buckets} distinct values: hashed to {buckets} inputs; see \
-                 --max-categories, or leave it out with --drop {name}{dates}"
+                 --max-categories, or leave out the column with --drop {name}{dates}"
             ),
             ColumnInputs::OneHot { categories } => {
                 let count = categories.len();
@@ -313,7 +314,7 @@ impl RawColumn {
             ),
             ColumnInputs::Number { .. } => format!(
                 "column `{name}` holds large numbers that differ too little: treated as constant; subtract a constant from the \
-                 column, or leave it out with --drop {name}"
+                 column, or leave out the column with --drop {name}"
             ),
         })
     }
@@ -323,12 +324,12 @@ impl RawColumn {
 fn encode_rows(columns: &[RawColumn], rows: &[usize], encoding: &TableEncoding) -> (Array2<f32>, Vec<u64>) {
     let mut cells = Array2::zeros((rows.len(), columns.len()));
     let mut unknown = vec![0; columns.len()];
-    let plain = encoding.inputs_equal_cells();
+    let cells_are_inputs = encoding.inputs_equal_cells();
     for (index, (column, encoding)) in columns.iter().zip(&encoding.columns).enumerate() {
         let to = cells.column_mut(index);
         match &column.values {
             RawValues::Numbers(numbers) => {
-                let fill = encoding.fill_value().filter(|_| plain).unwrap_or(f32::NAN);
+                let fill = encoding.fill_value().filter(|_| cells_are_inputs).unwrap_or(f32::NAN);
                 for (cell, &row) in to.into_iter().zip(rows) {
                     let value = numbers.get(row);
                     *cell = if value.is_nan() { fill } else { encoding.cell_of_number(value) };

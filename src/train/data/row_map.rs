@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::csv::BlocksOfRank;
 
-/// Which rank holds which rows of a table. Rows are numbered from 0 in the order of the files. Each block of rows
-/// belongs to one rank.
+/// Which rank holds which rows of a table. Rows are numbered from 0 in the order of the files. The rows are divided
+/// into blocks. Block i belongs to the rank i modulo the number of ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct RowMap {
     /// This rank's share of the blocks.
@@ -17,7 +17,7 @@ pub(crate) struct RowMap {
 }
 
 impl RowMap {
-    /// Entry i of `block_rows` is the number of rows of block i.
+    /// Creates the map of a table. Entry i of `block_rows` is the number of rows of block i.
     pub(crate) fn new(share: BlocksOfRank, block_rows: &[u64]) -> Self {
         let mut starts = vec![0];
         starts.extend(block_rows.iter().scan(0, |end, &rows| {
@@ -77,8 +77,8 @@ impl RowMap {
         blocks.skip(rank).step_by(self.share.ranks)
     }
 
-    /// Returns the rows in `chosen` that this rank holds, as indices of [`held_rows`](Self::held_rows). `chosen` must
-    /// be sorted.
+    /// Returns the rows in `chosen` that this rank holds, as indices into [`held_rows`](Self::held_rows). `chosen`
+    /// must be sorted.
     pub(crate) fn indices_of_held_rows(&self, chosen: &[usize]) -> Vec<usize> {
         let mut own = Vec::new();
         let mut rows_before = 0;

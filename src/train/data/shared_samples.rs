@@ -20,7 +20,7 @@ pub(crate) struct SharedSamples {
     pub(crate) held: Samples,
     /// Which rank holds which samples. `None` if each rank holds all samples.
     rows: Option<RowMap>,
-    /// All fields are 0 or empty until [`measure_targets`](Self::measure_targets) is called.
+    /// Statistics of the targets. All fields are 0 or empty until [`measure_targets`](Self::measure_targets) is called.
     pub(crate) statistics: TargetStatistics,
 }
 
@@ -77,7 +77,7 @@ impl SharedSamples {
         self.rows.as_ref()
     }
 
-    /// Returns this rank's part of the samples, as indices of [`held`](Self::held). Each sample is in the part of
+    /// Returns this rank's part of the samples, as indices into [`held`](Self::held). Each sample is in the part of
     /// exactly one rank.
     pub(crate) fn own_part(&self, rank: Rank, size: WorldSize) -> Range<usize> {
         match &self.rows {
@@ -120,7 +120,7 @@ impl SharedSamples {
         Ok(held_out)
     }
 
-    /// Returns the samples in `chosen`, which must be sorted.
+    /// Returns the samples whose numbers are in `chosen`. `chosen` must be sorted.
     fn select(&self, chosen: &[usize]) -> Self {
         match &self.rows {
             None => Self::held_by_each_rank(select_samples(&self.held, chosen)),
@@ -166,9 +166,9 @@ impl SharedSamples {
         Ok(())
     }
 
-    /// Adds the shape and the content of the set to a digest. Each sample is hashed together with its number. The
-    /// digest contains sums of these hashes modulo 2^64, so the digest does not depend on which rank holds which
-    /// samples.
+    /// Adds the shape and the content of the set to a digest. Each sample is hashed together with its number. The first
+    /// two 64-bit words of these hashes are summed modulo 2^64, and the digest contains the two sums. Therefore the
+    /// digest does not depend on which rank holds which samples.
     pub(crate) fn digest(&self, hasher: &mut Sha256, group: &mut Group) -> Result<(), Error> {
         let mut sums = [0_u64; 2];
         let numbers: Box<dyn Iterator<Item = usize>> = match &self.rows {
@@ -216,8 +216,8 @@ impl Samples {
         if has_valid_classes && self.features.has_valid_cells() {
             return Ok(());
         }
-        let message = "a row of the table that another rank sent holds a class or a category that does not exist: the memory \
-                       of a host or the network corrupted a value; start the job again without --no-checksum";
+        let message = "another rank sent a row of the table with a class or a category that does not exist: the memory of a \
+                       host or the network corrupted a value; start the job again without --no-checksum";
         // `abort` fails if another rank has already aborted the job. Even then, this rank returns its own message.
         let _ = group.abort(message);
         Err(DataError::Unsuitable(message.into()).into())

@@ -93,7 +93,7 @@ const UNSUPPORTED_COMPRESSIONS: [&str; 10] =
 /// The extensions of tables in a format that ringtrain cannot read.
 const UNSUPPORTED_FORMATS: [&str; 10] =
     ["xlsx", "xls", "ods", "parquet", "feather", "arrow", "json", "jsonl", "npz", "pkl"];
-/// At most this many bytes at the beginning of a file are checked for text.
+/// The check whether a file holds text reads at most this number of bytes at the beginning of the file.
 const TEXT_CHECK_BYTES: u64 = 1 << 16;
 
 /// Returns an error if a regular file does not hold text. Pipes are not checked, because they cannot be read twice.
@@ -105,10 +105,10 @@ fn check_file_holds_text(path: &Path) -> Result<(), String> {
     let read = File::open(path).and_then(|file| file.take(TEXT_CHECK_BYTES).read_to_end(&mut start));
     read.map_err(|error| format!("cannot be read ({error})"))?;
     // UTF-16 text and compressed content are refused later, with more specific errors.
-    let is_known = start.starts_with(b"\xff\xfe")
+    let is_refused_later = start.starts_with(b"\xff\xfe")
         || start.starts_with(b"\xfe\xff")
         || FileCompression::from_file_content(&start).is_some();
-    if start.contains(&0) && !is_known {
+    if start.contains(&0) && !is_refused_later {
         return Err("is a file that does not hold text; ringtrain reads tables of text (.csv, .tsv), pairs of .npy files and \
                     directories of IDX files"
             .into());
@@ -116,8 +116,8 @@ fn check_file_holds_text(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// If `value` is a pattern, returns the names of the matching files. Otherwise returns `value`. A value with `.npy,`
-/// names two files and is not a pattern.
+/// If `value` is a pattern, returns the names of the matching files. If `value` is not a pattern, returns `value`. The
+/// name of an existing file is not a pattern. A value with `.npy,` names two files and is not a pattern either.
 pub(super) fn expand_file_pattern(value: &str) -> Result<Vec<String>, String> {
     let is_pattern = value.contains(['*', '?', '[']) && !value.contains(".npy,");
     if !is_pattern || Path::new(value).exists() {
@@ -184,15 +184,15 @@ impl DataSource {
         }
     }
 
-    /// Reads all rows, without interpreting the targets. `images` describes the images that a model takes. Returns
-    /// `None` unless the source is a directory of images or a file of sparse rows.
+    /// Reads all rows of a directory of images or of a file of sparse rows, without interpreting the targets. Returns
+    /// `None` for all other sources. `images` describes the images that a model takes.
     ///
     /// # Errors
     ///
     /// If a file cannot be read or is malformed.
     pub(crate) fn load_rows(&self, images: WantedImages) -> Option<Result<LoadedRows, DataError>> {
         match self {
-            Self::Images(directory) => Some(image_folder::load_for_model(directory, images)),
+            Self::Images(directory) => Some(image_folder::load_images_for_model(directory, images)),
             Self::Libsvm(path) => Some(libsvm::load_libsvm_file(path)),
             Self::Digits
             | Self::Idx(_)
@@ -204,9 +204,9 @@ impl DataSource {
         }
     }
 
-    /// Parses the values of the option `option`, for example `--data`. A name with the characters `*`, `?` or `[...]`
-    /// is a pattern, unless a file has this name. A pattern is replaced by the names of the files that match it, in
-    /// sorted order.
+    /// Parses the values of the option `option`, for example `--data`. A value with the characters `*`, `?` or `[...]`
+    /// is a pattern if no file has this name. A pattern is replaced by the names of the matching files, in sorted
+    /// order.
     ///
     /// # Errors
     ///
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_name_several_files_in_sorted_order() {
+    fn a_pattern_is_replaced_by_the_matching_files_in_sorted_order() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         for name in ["b.csv", "a.csv", "c.tsv", "d[1].csv"] {
@@ -304,10 +304,10 @@ mod tests {
         }
     }
 
-    /// Regression test: before the fix, a text file with an unknown ending counted as IDX data, and a pair of arrays
-    /// counted as a pattern.
+    /// Regression test: before the fix, a text file with an unknown extension was taken for IDX data, and a pair of
+    /// `.npy` files was taken for a pattern.
     #[test]
-    fn files_with_other_endings_are_tables_if_they_hold_text() {
+    fn files_with_unknown_extensions_are_tables_if_they_hold_text() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
         std::fs::create_dir(path("run[1]")).unwrap();

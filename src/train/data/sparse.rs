@@ -52,7 +52,7 @@ impl SparseRows {
             self.row(row).for_each(|(column, value)| selected.push(column as u32, value));
             selected.end_row();
         }
-        selected.finish(self.columns)
+        selected.build(self.columns)
     }
 
     /// Changes the number of columns to `columns`. The values in added columns are 0. If the rows already have more
@@ -81,7 +81,7 @@ impl Default for SparseRowsBuilder {
 }
 
 impl SparseRowsBuilder {
-    /// Adds a value to the current row.
+    /// Adds a value to the current row. Does not store a value of 0.
     pub(crate) fn push(&mut self, column: u32, value: f32) {
         if value != 0.0 {
             self.indices.push(column);
@@ -100,7 +100,7 @@ impl SparseRowsBuilder {
     }
 
     /// Returns the collected rows with `columns` columns. Each index of a column must be below `columns`.
-    pub(crate) fn finish(self, columns: usize) -> SparseRows {
+    pub(crate) fn build(self, columns: usize) -> SparseRows {
         let Self { starts, indices, values } = self;
         SparseRows { columns, starts, indices, values }
     }
@@ -119,7 +119,7 @@ mod tests {
             }
             builder.end_row();
         }
-        let mut rows = builder.finish(4);
+        let mut rows = builder.build(4);
         assert_eq!((rows.rows(), rows.columns(), rows.stored_value_count()), (3, 4, 3));
         let selected = rows.select(&[2, 0, 2]);
         let found: Vec<Vec<_>> = (0..3).map(|row| selected.row(row).collect()).collect();

@@ -52,7 +52,7 @@ impl Standardizer {
         let total = total[0].max(1.0);
         let values = ValueStatistics::<S>::new(features, rows, &is_number, group)?;
         let mean: Vec<f64> = (0..columns).map(|column| values.sum(column) / total).collect();
-        let squares: Vec<S> = sum_squares(features, rows, (&is_number, &mean), group)?;
+        let squares: Vec<S> = sum_squared_differences(features, rows, (&is_number, &mean), group)?;
         let mut squares = squares.iter();
         let inverse_deviation: Vec<f32> = (0..columns)
             .map(|column| {
@@ -62,7 +62,7 @@ impl Standardizer {
                 } else {
                     count * (1.0 - mean).powi(2)
                 };
-                // `of_others` is the sum over the values other than 0. Each 0 adds mean².
+                // `of_others` is the sum of squared differences over the values other than 0. Each 0 adds mean².
                 let variance = (of_others + (total - count) * mean.powi(2)) / total;
                 invert_deviation(variance.sqrt(), mean)
             })
@@ -146,7 +146,7 @@ impl<S: FeatureSum> ValueStatistics<S> {
             is_number.iter().map(|&is_number| is_number.then_some(S::ZERO)).collect();
         let (mut low, mut high) = (vec![f32::INFINITY; columns], vec![f32::NEG_INFINITY; columns]);
         for row in rows.clone() {
-            features.visit_row(row, |column, value| {
+            features.visit_nonzero_features(row, |column, value| {
                 counts[column] += 1;
                 low[column] = low[column].min(value);
                 high[column] = high[column].max(value);
@@ -177,7 +177,7 @@ impl<S: FeatureSum> ValueStatistics<S> {
 
 /// For each feature that is a number, returns the sum of the squared differences between the mean and the values
 /// other than 0.
-fn sum_squares<S: FeatureSum>(
+fn sum_squared_differences<S: FeatureSum>(
     features: &Features,
     rows: &Range<usize>,
     (is_number, mean): (&[bool], &[f64]),
@@ -189,7 +189,7 @@ fn sum_squares<S: FeatureSum>(
         .collect();
     let mut squares = vec![S::ZERO; is_number.iter().filter(|&&is_number| is_number).count()];
     for row in rows.clone() {
-        features.visit_row(row, |column, value| {
+        features.visit_nonzero_features(row, |column, value| {
             if is_number[column] {
                 squares[indices[column]].add((f64::from(value) - mean[column]).powi(2));
             }
@@ -236,7 +236,7 @@ mod tests {
 
     /// Regression test: before the fix, the inverse of a tiny deviation was infinite, so the loss was NaN.
     #[test]
-    fn features_that_differ_too_little_become_0_and_are_named() {
+    fn features_that_differ_too_little_become_0_and_are_returned() {
         let features = Features::Numbers(array![
             [1e-39, 1e-38, 7.7, 16_777_216.0, 0.0],
             [2e-39, 3e-38, 7.7, 16_777_218.0, 0.0],
@@ -258,6 +258,6 @@ mod tests {
             row.iter().enumerate().for_each(|(column, &value)| builder.push(column as u32, value));
             builder.end_row();
         }
-        assert_eq!(fit(&Features::Sparse(builder.finish(3))), fit(&Features::Numbers(dense)));
+        assert_eq!(fit(&Features::Sparse(builder.build(3))), fit(&Features::Numbers(dense)));
     }
 }

@@ -13,8 +13,8 @@ const CLASSES: usize = 10;
 pub(crate) enum SyntheticTarget {
     /// A linear function of the features, with noise.
     Numbers,
-    /// A class from 0 to 9. Each class has a random linear function of the features, and the target of a sample is
-    /// the class whose function is largest.
+    /// A class from 0 to 9. Each class has a random linear function of the features. The target of a sample is the
+    /// class whose function has the largest value.
     Classes,
 }
 

@@ -11,7 +11,7 @@ use crate::train::rank_checks::{check_all_succeeded, find_first_differing_rank};
 use crate::train::{RunPhase, TrainError};
 use crate::types::{Element, WorldSize};
 
-/// Reads and encodes a table. Returns the rows that this rank has parsed. All ranks must call this function.
+/// Reads and encodes a table. Returns the encoded rows that this rank has parsed. All ranks must call this function.
 ///
 /// # Errors
 ///

@@ -21,7 +21,7 @@ const CLASSES_GUESSED_MAX: usize = 100;
 /// one or two distinct integers always holds classes.
 const SAMPLES_PER_CLASS_MIN: usize = 10;
 
-/// The smallest integer n for which n and n + 1 are the same f64. A class number must be below n.
+/// The smallest integer n for which n and n + 1 are the same f64. A class number must be below n and above -n.
 pub(crate) const CLASS_NUMBER_LIMIT: f64 = (1_u64 << 53) as f64;
 
 /// The kind of value that a model predicts.
@@ -81,7 +81,7 @@ struct TargetSummary {
     holds_text: bool,
     /// The number of values.
     samples: u64,
-    /// The smallest value that is not an integer.
+    /// The smallest value that is not an integer. `None` if all values are integers.
     fraction: Option<f64>,
     /// The bits of the distinct values. If there are more than [`CLASSES_GUESSED_MAX`], some of them may be missing.
     distinct: BTreeSet<u64>,
@@ -206,7 +206,7 @@ pub(crate) fn interpret_targets(
     }
 }
 
-/// Returns an error on all ranks if a number of a rank is not an integer, or too large for a class.
+/// Returns an error on all ranks if a rank has a number that is not an integer or is too large for a class.
 fn check_class_numbers(sets: [&Vec<f64>; 2], group: &mut Group) -> Result<(), TrainError> {
     let smallest = |is_bad: fn(f64) -> bool| {
         sets.into_iter().flatten().copied().filter(|&value| is_bad(value)).fold(f64::INFINITY, f64::min)
@@ -224,17 +224,17 @@ fn check_class_numbers(sets: [&Vec<f64>; 2], group: &mut Group) -> Result<(), Tr
     }
     if large.is_finite() {
         return Err(DataError::Unsuitable(format!(
-            "the target holds {large:.0}; as numbers, integers of 2^53 = {CLASS_NUMBER_LIMIT:.0} or more cannot be told apart; \
-             to predict classes, pass --categorical with the name of the target, which reads the classes of a table as \
-             texts, or give the classes smaller numbers"
+            "the target holds {large:.0}, but the magnitude of a class number must be below 2^53 = {CLASS_NUMBER_LIMIT:.0}, \
+             because larger integers may be rounded; to predict the classes of a table, pass --categorical with the name of \
+             the target, so that the classes are read as texts, or give the classes smaller numbers"
         ))
         .into());
     }
     Ok(())
 }
 
-/// Converts a column to text. The target of one set may hold only numbers while the target of the other set holds
-/// text.
+/// Converts a column to texts. This conversion is needed if the target of one set holds texts and the target of the
+/// other set holds only numbers.
 fn to_texts(column: Column) -> Texts {
     match column {
         Column::Text(texts) => texts,
@@ -331,7 +331,7 @@ mod tests {
             (
                 numbers(&[5.0, 9_007_199_254_740_992.0]),
                 Task::Classification,
-                "holds 9007199254740992; as numbers",
+                "holds 9007199254740992, but the magnitude of a class number must be below 2^53",
             ),
             (numbers(&[5.0, -1e20]), Task::Classification, "pass --categorical with the name of the target"),
         ] {

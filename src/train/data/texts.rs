@@ -36,7 +36,7 @@ impl Texts {
     }
 }
 
-/// Collects texts.
+/// Collects texts without a limit on the memory.
 impl<'a> FromIterator<&'a str> for Texts {
     fn from_iter<T: IntoIterator<Item = &'a str>>(texts: T) -> Self {
         let mut collector = TextCollector::default();
@@ -67,13 +67,14 @@ impl TextCollector {
     pub(crate) fn push(&mut self, text: &str, budget: &mut TextBytesLeft) -> Result<(), String> {
         let index = match self.index_of.get(text) {
             Some(index) => *index,
-            None => self.add(text, budget)?,
+            None => self.store_new_text(text, budget)?,
         };
         self.texts.indices.push(index);
         Ok(())
     }
 
-    fn add(&mut self, text: &str, budget: &mut TextBytesLeft) -> Result<u32, String> {
+    /// Stores a new text. Returns the index of the text in `distinct`.
+    fn store_new_text(&mut self, text: &str, budget: &mut TextBytesLeft) -> Result<u32, String> {
         if self.texts.distinct.len() == DISTINCT_TEXTS_MAX {
             return Err(format!("the column holds more than {DISTINCT_TEXTS_MAX} distinct texts"));
         }

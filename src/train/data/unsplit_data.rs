@@ -8,7 +8,7 @@ use super::{
     libsvm, npy, synthetic,
 };
 
-/// All rows of a source, the shape of its images, and messages about it.
+/// All rows of a source, the shape of its images, and messages about the source.
 pub(crate) struct UnsplitData {
     pub(crate) table: Table,
     /// The shape of the images. `None` if the samples are not images.
@@ -18,7 +18,7 @@ pub(crate) struct UnsplitData {
 }
 
 impl DataSource {
-    /// Returns an error unless `test` can be the test set of a model that is trained on `self`.
+    /// Returns an error if `test` cannot be the test set of a model that is trained on `self`.
     pub(crate) fn check_test_source(&self, test: &Self) -> Result<(), String> {
         let has_table_files = |source: &Self| source.table_files().is_some();
         match self {
@@ -34,8 +34,8 @@ impl DataSource {
         }
     }
 
-    /// Reads all rows of a source that is not a table, IDX data or a text. `task` chooses the targets of random data.
-    /// If `images` is given, images must have this shape.
+    /// Reads all rows of the digits, of images, of sparse rows, of `.npy` files or of random data. `task` chooses the
+    /// targets of random data. If `images` is given, all images must have this shape.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl DataSource {
     ) -> Result<UnsplitData, DataError> {
         let plain = |table| UnsplitData { table, image: None, notes: Vec::new() };
         Ok(match self {
-            Self::Digits => UnsplitData { image: Some(digits::IMAGE), ..plain(digits::load_digits()) },
+            Self::Digits => UnsplitData { image: Some(digits::IMAGE_SHAPE), ..plain(digits::load_digits()) },
             Self::Images(directory) => {
                 let wanted = images.map(|shape| WantedImages { inputs: shape.values(), shape: Some(shape) });
                 let (LoadedRows { table, notes, .. }, shape) =
@@ -80,8 +80,9 @@ impl DataSource {
         })
     }
 
-    /// Reads all rows of the test source `test`. `train` holds the training set, and `self` is its source. If one
-    /// set has fewer sparse features than the other set, adds empty features to it.
+    /// Reads all rows of the test source `test`. `train` holds the training set, and `self` is the source of the
+    /// training set. If the sets have different numbers of sparse features, adds features with the value 0 to the set
+    /// with fewer features.
     ///
     /// # Errors
     ///
