@@ -115,7 +115,7 @@ fn layers_and_options_that_do_not_fit_are_refused() {
     let tensor = Config { strategy: parse_strategy("tensor"), ..own_config(4) };
     for (config, expected) in [
         (own(&[64, 8, 9]), "has 2 layers and 9 outputs, but needs 10 outputs"),
-        (own(&[63, 10]), "has 63 inputs in layer 1, but gets 64"),
+        (own(&[63, 10]), "has 63 inputs in layer 1, but this layer gets 64 values"),
         (own(&[64]), "has 0 layers"),
         (saves, "cannot describe the layers of the program's own model linear 4"),
         (tensor, "--strategy tensor divides fully connected layers only"),

@@ -12,7 +12,7 @@ use super::pooling::MaxPooling;
 use super::{GptSpec, ModelSpec};
 use crate::train::data::ImageShape;
 
-/// The maximum number of values that the layers of a model compute for a sample.
+/// The maximum number of values that the layers of a convolutional network compute for a sample.
 const LAYER_VALUES_MAX: usize = 1 << 24;
 /// The maximum number of values that a layer of a GPT computes for a window of tokens.
 #[cfg(feature = "candle")]
@@ -27,7 +27,7 @@ pub struct InputShape {
     pub image: Option<ImageShape>,
 }
 
-/// Converts the number of features of samples that are not images.
+/// Converts a number of features to the input shape of samples that are not images.
 impl From<usize> for InputShape {
     fn from(features: usize) -> Self {
         Self { features, image: None }
@@ -45,15 +45,16 @@ pub(super) fn build_layers(
     outputs: usize,
 ) -> Result<Vec<Arc<dyn Layer>>, String> {
     if let ModelSpec::Own(own) = spec {
-        return own.layers(input, outputs);
+        return own.build_layers(input, outputs);
     }
     if let ModelSpec::Gpt(gpt) = spec {
         return build_gpt(*gpt, input.features, outputs);
     }
     if let (ModelSpec::Cnn(_), None) = (spec, input.image) {
         return Err(format!(
-            "needs images, but the {} features of a sample have no height and no width; pass digits, a directory of IDX \
-             files, or an array of the shape (samples, height, width) or (samples, channels, height, width) as .npy",
+            "needs images, but the {} features of a sample have no height and no width; pass digits, a directory of \
+             images or of IDX files, or an array of the shape (samples, height, width) or (samples, channels, height, width) \
+             as .npy",
             input.features
         ));
     }
@@ -69,7 +70,7 @@ pub(super) fn build_layers(
     Ok(builder.layers)
 }
 
-/// Returns the layers of a GPT. The inputs are `context` tokens. For each of these positions, there is one output for
+/// Returns the layers of a GPT. The inputs are `context` tokens. For each of these input tokens, there is one output for
 /// each token of the vocabulary.
 #[cfg(feature = "candle")]
 fn build_gpt(spec: GptSpec, context: usize, outputs: usize) -> Result<Vec<Arc<dyn Layer>>, String> {
@@ -105,7 +106,7 @@ impl LayerStackBuilder {
     }
 
     /// Adds the last layer. Without hidden layers, the initial weights are 0: the loss is convex, so random weights would
-    /// only raise the loss. With hidden layers, the variance of the initial weights is 2 / (inputs + outputs) (Glorot
+    /// only raise the initial loss. With hidden layers, the variance of the initial weights is 2 / (inputs + outputs) (Glorot
     /// and Bengio, "Understanding the difficulty of training deep feedforward neural networks", 2010).
     fn add_output(&mut self, outputs: usize) {
         let inputs = self.features;

@@ -1,11 +1,12 @@
-//! Batch normalization: y = f(w (x - m) / sqrt(v + e) + b) with the mean m and the variance v of each channel, and the
-//! activation f. In a training step, m and v are those of the whole batch, over all ranks that compute it together. In
-//! an evaluation, m and v are the running statistics. Each training step moves the running statistics a tenth of the
-//! way to the statistics of its batch.
+//! Batch normalization: y = f(w (x - m) / sqrt(v + e) + b) with the mean m and the variance v of each channel, the
+//! constant e, and the activation f. In a training step, m and v are the mean and the variance of the whole batch, over
+//! all ranks that compute the batch together. In an evaluation, m and v are the running statistics. Each training step
+//! moves the running statistics a tenth of the way to the statistics of its batch.
 //!
 //! The running statistics are the last parameters of the layer, so checkpoints, averages of parameters and comparisons
-//! between ranks include them. Instead of a gradient, the backward pass writes `MOMENTUM * (running - batch) * share`,
-//! where the share is this rank's part of the samples. An optimizer subtracts the sum over all ranks unscaled.
+//! between ranks include them. Instead of a gradient of these statistics, the backward pass writes
+//! `MOMENTUM * (running - batch) * share`, where the share is this rank's part of the samples. The optimizer subtracts the
+//! sum of these numbers over all ranks from the running statistics, without a learning rate.
 //!
 //! Sources: Ioffe and Szegedy, "Batch normalization: accelerating deep network training by reducing internal covariate
 //! shift", ICML 2015. Momentum, e and the unbiased running variance are those of `PyTorch`.
@@ -17,7 +18,7 @@ use super::layer::{
     TrainingPass,
 };
 
-/// Added to the variance, so that a channel with equal values causes no division by zero.
+/// The constant e. It is added to the variance, so that a channel with equal values causes no division by zero.
 const EPSILON: f32 = 1e-5;
 /// The name of the tensor of the running variances.
 pub(crate) const RUNNING_VARIANCE: &str = "running_var";
@@ -36,8 +37,8 @@ pub(crate) struct BatchNorm {
     pub(crate) activation: Activation,
 }
 
-/// The parts of the parameters or gradients of a layer.
-struct Parts<T> {
+/// The four tensors of a layer: views of its parameters or of its gradients.
+struct BatchNormTensors<T> {
     weights: T,
     biases: T,
     means: T,
@@ -58,18 +59,21 @@ struct BatchStatistics<'a> {
 }
 
 impl BatchNorm {
-    fn split<'a>(&self, parameters: &'a [f32]) -> Parts<&'a [f32]> {
+    /// Divides the parameters of the layer into its four tensors.
+    fn tensors<'a>(&self, parameters: &'a [f32]) -> BatchNormTensors<&'a [f32]> {
         let mut parts = parameters.chunks_exact(self.channels);
         let mut next = || parts.next().expect("the layer has four parameters for each channel");
-        Parts { weights: next(), biases: next(), means: next(), variances: next() }
+        BatchNormTensors { weights: next(), biases: next(), means: next(), variances: next() }
     }
 
-    fn split_mut<'a>(&self, parameters: &'a mut [f32]) -> Parts<&'a mut [f32]> {
+    /// Divides the parameters or the gradients of the layer into its four tensors.
+    fn tensors_mut<'a>(&self, parameters: &'a mut [f32]) -> BatchNormTensors<&'a mut [f32]> {
         let mut parts = parameters.chunks_exact_mut(self.channels);
         let mut next = || parts.next().expect("the layer has four parameters for each channel");
-        Parts { weights: next(), biases: next(), means: next(), variances: next() }
+        BatchNormTensors { weights: next(), biases: next(), means: next(), variances: next() }
     }
 
+    /// Returns views of the saved batch statistics.
     fn statistics<'a>(&self, saved: &'a mut SavedForBackward) -> BatchStatistics<'a> {
         let (means, rest) = saved.values.split_at_mut(self.channels);
         let (inverse_deviations, rest) = rest.split_at_mut(self.channels);
@@ -79,7 +83,7 @@ impl BatchNorm {
     }
 
     /// Computes the statistics of the batch from the differences between its values and the running means. All ranks
-    /// have the same running means, so one sum over ranks is enough. The running means are near the means of the
+    /// have the same running means, so one all-reduce is enough. The running means are near the means of the
     /// batch, so cancellation loses little precision.
     fn measure_batch(
         &self,
@@ -122,8 +126,8 @@ impl BatchNorm {
         }
     }
 
-    /// Returns two sums over this rank's samples for each channel: first `delta` for all channels, and then `delta`
-    /// times the normalized input for all channels.
+    /// Returns two sums over this rank's samples for each channel: first the sums of `delta` for all channels, and then
+    /// the sums of `delta` times the normalized input for all channels.
     fn gradient_sums(
         &self,
         statistics: &BatchStatistics<'_>,
@@ -155,14 +159,14 @@ impl BatchNorm {
         gradients: &mut GradientSink<'_>,
         row_count: usize,
     ) {
-        let running = self.split(parameters);
+        let running = self.tensors(parameters);
         gradients.add_gradients(row_count, |_, gradients| {
-            let Parts { weights, biases, means, variances } = self.split_mut(gradients);
+            let BatchNormTensors { weights, biases, means, variances } = self.tensors_mut(gradients);
             let change = |running: f32, batch: f32| {
                 let difference = f64::from(running) - f64::from(batch);
                 (MOMENTUM * difference * f64::from(*statistics.share)) as f32
             };
-            // The variance of a single value says nothing about the variance of other values.
+            // A batch with a single value says nothing about the variance, so the running variance does not change.
             let has_variance = *statistics.inverse_count < 1.0;
             for channel in 0..self.channels {
                 biases[channel] += sums[channel] as f32;
@@ -200,7 +204,7 @@ impl Layer for BatchNorm {
     }
 
     fn initialize(&self, parameters: &mut [f32], _: &mut dyn FnMut() -> f32) {
-        let Parts { weights, biases, means, variances } = self.split_mut(parameters);
+        let BatchNormTensors { weights, biases, means, variances } = self.tensors_mut(parameters);
         weights.fill(1.0);
         biases.fill(0.0);
         means.fill(0.0);
@@ -219,7 +223,7 @@ impl Layer for BatchNorm {
         saved: &mut SavedForBackward,
         mode: ForwardMode<'_>,
     ) {
-        let Parts { weights, biases, means, variances } = self.split(parameters);
+        let BatchNormTensors { weights, biases, means, variances } = self.tensors(parameters);
         let statistics = self.statistics(saved);
         match mode {
             ForwardMode::Training(pass) => self.measure_batch(means, &input, pass, statistics),
@@ -254,7 +258,7 @@ impl Layer for BatchNorm {
         self.write_gradients(parameters, &statistics, &sums, gradients, input.nrows());
         let Some(mut input_delta) = input_delta else { return };
         ranks.sum_over_ranks(&mut sums);
-        let weights = self.split(parameters).weights;
+        let weights = self.tensors(parameters).weights;
         let inverse_count = f64::from(*statistics.inverse_count);
         for ((input, delta), mut target) in
             input.rows().into_iter().zip(delta.rows()).zip(input_delta.rows_mut())

@@ -7,7 +7,7 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 
 use super::layer::{BackwardPass, CONTIGUITY_MESSAGE, ForwardMode, GradientSink, Layer, SavedForBackward};
 
-/// A function with parameters that the crate `candle` computes. [`CandleLayer`] makes a layer of it.
+/// A function with parameters that the crate `candle` computes. [`CandleLayer`] implements [`Layer`] with this function.
 pub(crate) trait CandleModule: Debug + Send + Sync + 'static {
     /// Returns the number of inputs for each sample.
     fn input_count(&self) -> usize;
@@ -28,8 +28,8 @@ pub(crate) trait CandleModule: Debug + Send + Sync + 'static {
     fn set_initial_parameters(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32);
 
     /// Returns the outputs, in any shape whose first dimension is the sample. `parameters` holds the tensors in the
-    /// order of [`tensors`](Self::tensors). `input` has the shape (samples, inputs). No value of a parameter or of an
-    /// input may make the function fail.
+    /// order of [`tensors`](Self::tensors). `input` has the shape (samples, inputs). The function must not fail for
+    /// any values of the parameters and the inputs.
     fn forward(&self, parameters: &[Tensor], input: &Tensor) -> Result<Tensor>;
 }
 
@@ -38,7 +38,7 @@ pub(crate) trait CandleModule: Debug + Send + Sync + 'static {
 #[derive(Debug)]
 pub(crate) struct CandleLayer<M>(pub(crate) M);
 
-/// What the layer stores between a forward and a backward pass.
+/// The data that the layer stores between a forward and a backward pass.
 #[derive(Debug)]
 struct RecordedPass {
     parameters: Vec<Var>,
@@ -68,7 +68,7 @@ impl<M: CandleModule> CandleLayer<M> {
     }
 
     /// Computes the outputs. Records the operations if `records` is true.
-    fn run(
+    fn run_forward(
         &self,
         parameters: &[f32],
         input: &ArrayView2<'_, f32>,
@@ -141,7 +141,7 @@ impl<M: CandleModule> Layer for CandleLayer<M> {
         mode: ForwardMode<'_>,
     ) {
         let records = matches!(mode, ForwardMode::Training(..));
-        let (computed, recorded) = self.run(parameters, &input, records).expect(SHAPES_MESSAGE);
+        let (computed, recorded) = self.run_forward(parameters, &input, records).expect(SHAPES_MESSAGE);
         output.as_slice_mut().expect(CONTIGUITY_MESSAGE).copy_from_slice(&to_values(&computed));
         if let Some(recorded) = recorded {
             saved.other = Some(Box::new(recorded));

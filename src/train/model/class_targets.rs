@@ -20,7 +20,8 @@ pub struct ClassTargets {
 }
 
 impl ClassTargets {
-    /// `smoothing` is at least 0 and below 1. `weights` holds one number for each class: finite and at least 0.
+    /// Creates the constants. `smoothing` is at least 0 and below 1. `weights` holds one number for each class. Each
+    /// number is finite and at least 0.
     pub fn new(smoothing: f32, weights: Vec<f32>) -> Self {
         Self { smoothing, weights: weights.into() }
     }

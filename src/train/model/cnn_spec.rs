@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::hidden_layer::{HiddenLayer, check_hidden_layers};
 
 /// The layers of `--model cnn` without a list of layers.
-const DEFAULT: &str = "conv16x3,pool2,conv32x3,pool2,dense128";
+const DEFAULT_LAYERS: &str = "conv16x3,pool2,conv32x3,pool2,dense128";
 
 /// The hidden layers of a convolutional network. At least one layer is a convolution.
 #[derive(Clone, PartialEq, Debug)]
@@ -21,11 +21,11 @@ impl CnnSpec {
     }
 }
 
-/// The layers of `--model cnn` suit images of 28 x 28 and of 8 x 8 pixels. The layers are similar to `LeNet` (`LeCun`
+/// The default layers suit images of 28 x 28 and of 8 x 8 pixels. They are similar to the layers of `LeNet` (`LeCun`
 /// et al., "Gradient-based learning applied to document recognition", 1998).
 impl Default for CnnSpec {
     fn default() -> Self {
-        DEFAULT.parse().expect("a test parses the default layers")
+        DEFAULT_LAYERS.parse().expect("a test parses the default layers")
     }
 }
 
@@ -64,9 +64,9 @@ mod tests {
 
     #[test]
     fn layers_are_parsed_and_printed_unchanged_or_refused() {
-        assert_eq!(CnnSpec::default().to_string(), DEFAULT);
+        assert_eq!(CnnSpec::default().to_string(), DEFAULT_LAYERS);
         for text in [
-            DEFAULT,
+            DEFAULT_LAYERS,
             "conv1x1",
             "conv4x3,batchnorm,dense8,batchnorm",
             "dropout0.25,conv8x5,pool3,dropout0,dense10,dropout0.5,dense7",

@@ -63,8 +63,8 @@ impl Convolution {
         saved.values.split_at_mut(self.padded_len())
     }
 
-    /// Returns the index in a padded image of the value that element (`ky`, `kx`) of the kernel multiplies for the
-    /// first output pixel of row `y`.
+    /// Returns the index of a value in a padded image. For the first output pixel of row `y`, the element (`ky`, `kx`) of
+    /// the kernel multiplies this value.
     fn padded_index(&self, channel: usize, y: usize, (ky, kx): (usize, usize)) -> usize {
         let (height, width) = self.padded_size();
         (channel * height + y + ky) * width + kx
@@ -193,7 +193,7 @@ impl Layer for Convolution {
                 let mut delta = delta.row_mut(index);
                 let delta = delta.as_slice_mut().expect(CONTIGUITY_MESSAGE);
                 self.activation.differentiate(delta, output.to_slice().expect(CONTIGUITY_MESSAGE));
-                // The backward pass of the previous sample wrote derivatives to the padding.
+                // The padding must be 0, but the backward pass of the previous sample wrote derivatives to the padding.
                 padded.fill(0.0);
                 self.pad(input.to_slice().expect(CONTIGUITY_MESSAGE), padded);
                 self.copy_patches(padded, patches);

@@ -46,7 +46,7 @@ impl Layer for Dropout {
             return;
         };
         let key = random::random_stream(&format!("dropout {}", self.number), step.seed, step.step).next_u64();
-        let kept = 1.0 / (1.0 - self.probability);
+        let kept_factor = 1.0 / (1.0 - self.probability);
         // An input is dropped if a random number of 32 bits is below this number.
         let threshold = (f64::from(self.probability) * 4_294_967_296.0) as u64;
         for (factors, &sample) in saved.values.chunks_exact_mut(self.width).zip(samples) {
@@ -54,17 +54,17 @@ impl Layer for Dropout {
             for pair in factors.chunks_mut(2) {
                 let bits = numbers.next_word();
                 for (factor, bits) in pair.iter_mut().zip([bits >> 32, bits & 0xffff_ffff]) {
-                    *factor = if bits < threshold { 0.0 } else { kept };
+                    *factor = if bits < threshold { 0.0 } else { kept_factor };
                 }
             }
         }
-        let factors = factors(saved, input.dim());
+        let factors = saved_factors(saved, input.dim());
         Zip::from(&mut output).and(&input).and(&factors).for_each(|y, &x, &factor| *y = x * factor);
     }
 
     fn backward(&self, _: &[f32], pass: BackwardPass<'_>, _: &mut GradientSink<'_>) {
         let Some(mut input_delta) = pass.input_delta else { return };
-        let factors = factors(pass.saved, pass.delta.dim());
+        let factors = saved_factors(pass.saved, pass.delta.dim());
         Zip::from(&mut input_delta)
             .and(&pass.delta)
             .and(&factors)
@@ -72,8 +72,8 @@ impl Layer for Dropout {
     }
 }
 
-/// Returns the factors of the inputs, 0 or 1 / (1 - p), for the first `rows` samples.
-fn factors(saved: &SavedForBackward, (rows, width): (usize, usize)) -> ArrayView2<'_, f32> {
+/// Returns the saved factors of the inputs for the first `rows` samples. A factor is 0 or 1 / (1 - p) in a training step.
+fn saved_factors(saved: &SavedForBackward, (rows, width): (usize, usize)) -> ArrayView2<'_, f32> {
     ArrayView2::from_shape((rows, width), &saved.values[..rows * width])
         .expect("the saved values have a factor for each input")
 }

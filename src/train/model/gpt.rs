@@ -20,7 +20,7 @@ const HIDDEN_UNITS_PER_VALUE: usize = 4;
 /// Added to the variance in a layer norm.
 const NORM_EPSILON: f64 = 1e-5;
 
-/// Returns the layers of a GPT that reads `context` tokens and returns `vocabulary` outputs for each of them.
+/// Returns the layers of a GPT that reads `context` tokens and returns `vocabulary` outputs for each token.
 pub(super) fn build_gpt_layers(spec: GptSpec, context: usize, vocabulary: usize) -> Vec<Arc<dyn Layer>> {
     let GptSpec { layers, heads, width } = spec;
     let mut built: Vec<Arc<dyn Layer>> =
@@ -185,7 +185,8 @@ impl CandleModule for TransformerBlock {
     }
 
     fn set_initial_parameters(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
-        // Each block adds two results to the tokens' values, so the model adds 2 * `layers` results.
+        // Each block adds two results to the tokens' values. The smaller deviation keeps the variance of the sum of
+        // all 2 * `layers` results independent of `layers`.
         let output_deviation = WEIGHT_DEVIATION / ((2 * self.layers) as f64).sqrt();
         initialize_tensors(&self.tensors(), parameters, uniform, |name| {
             if name.ends_with("output.weight") { output_deviation } else { WEIGHT_DEVIATION }
@@ -262,7 +263,7 @@ impl CandleModule for TokenOutput {
     }
 }
 
-/// Returns x W' + b for each row x of the last dimension.
+/// Returns x W' + b for each row x of the last dimension. W' is the transpose of `weight`, and b is `bias`.
 fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let mut shape = input.dims().to_vec();
     let width = shape.pop().unwrap_or_default();
@@ -273,7 +274,7 @@ fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     bias.map_or(Ok(output.clone()), |bias| output.broadcast_add(bias))
 }
 
-/// Scales each row of the last dimension to mean 0 and variance 1. Then multiplies it by `weight` and adds `bias`.
+/// Scales each row of the last dimension to mean 0 and variance 1. Then multiplies the row by `weight` and adds `bias`.
 fn layer_norm(input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
     let centered = input.broadcast_sub(&input.mean_keepdim(D::Minus1)?)?;
     let variance = centered.sqr()?.mean_keepdim(D::Minus1)?;
@@ -283,13 +284,14 @@ fn layer_norm(input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> 
 
 /// Returns the softmax of the last dimension.
 fn softmax(scores: &Tensor) -> Result<Tensor> {
-    // The softmax has the same value with any other `max`, so the backward pass need not differentiate `max`.
+    // The softmax does not depend on the number that is subtracted, so the backward pass need not differentiate `max`.
     let max = scores.max_keepdim(D::Minus1)?.detach();
     let powers = scores.broadcast_sub(&max)?.exp()?;
     powers.broadcast_div(&powers.sum_keepdim(D::Minus1)?)
 }
 
-/// Returns a matrix with 0 where a token may read another token, and minus infinity where it may not.
+/// Returns a matrix of the shape (context, context). Element (i, j) is 0 if token i may read token j, and minus infinity
+/// if token j comes after token i.
 fn causal_mask(context: usize) -> Result<Tensor> {
     let value = |index: usize| if index % context > index / context { f32::NEG_INFINITY } else { 0.0 };
     Tensor::from_iter((0..context * context).map(value), &Device::Cpu)?.reshape((context, context))

@@ -35,7 +35,8 @@ pub enum HiddenLayer {
 }
 
 impl HiddenLayer {
-    /// Returns whether layers of this kind have a rectifier. It follows directly or after a batch normalization.
+    /// Returns whether layers of this kind have a rectifier. The rectifier follows the layer, or the batch normalization
+    /// after the layer.
     pub(crate) fn has_rectifier(self) -> bool {
         match self {
             Self::Convolution { .. } | Self::Dense(_) | Self::BatchNorm => true,

@@ -10,7 +10,7 @@ use crate::train::summation_tree::{sum_in_tree_order, tree_depth};
 
 /// With [`SumOrder::RowGroups`], a fully connected layer computes its gradients in blocks of about this many
 /// elements. The gradients of a block for several row groups then fit the second-level cache of a processor.
-const ROW_GROUP_ELEMENTS: usize = 1 << 17;
+const GRADIENT_BLOCK_ELEMENTS: usize = 1 << 17;
 /// The number of rows that a kernel of a matrix product computes at once.
 const TILE_ROWS: usize = 16;
 
@@ -65,7 +65,7 @@ pub trait Layer: Any + Debug + Send + Sync {
     /// Sets the initial parameters. `uniform` returns random numbers from -1 up to, but not including, 1.
     fn initialize(&self, _parameters: &mut [f32], _uniform: &mut dyn FnMut() -> f32) {}
 
-    /// Allocates what the layer stores between a forward and a backward pass of up to `rows` samples.
+    /// Allocates the data that the layer stores between a forward and a backward pass of up to `rows` samples.
     fn allocate_saved(&self, _rows: usize) -> SavedForBackward {
         SavedForBackward::default()
     }
@@ -85,14 +85,14 @@ pub trait Layer: Any + Debug + Send + Sync {
     fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>);
 }
 
-/// What a layer stores between a forward and a backward pass.
+/// The data that a layer stores between a forward and a backward pass.
 #[derive(Debug, Default)]
 pub struct SavedForBackward {
     /// Numbers.
     pub values: Vec<f32>,
-    /// Indices, such as those of the largest inputs.
+    /// Indices, for example the indices of the largest inputs.
     pub indices: Vec<u32>,
-    /// Anything else, such as the operations that another library recorded for automatic differentiation.
+    /// Other data, for example the operations that another library recorded for automatic differentiation.
     pub other: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -105,7 +105,7 @@ pub enum ForwardMode<'a> {
     Training(TrainingPass<'a>),
 }
 
-/// What a forward pass knows about the training step that it is a part of.
+/// The properties of a training step that the forward pass of the step may use.
 #[derive(Clone, Copy, Debug)]
 pub struct TrainingPass<'a> {
     /// The seed and the number of the step.
@@ -124,11 +124,11 @@ pub trait SumOverRanks: Debug {
     /// must call this function equally often and with equally many values.
     ///
     /// If the sum fails, the values are unspecified. The implementation stores the error until the end of the forward and
-    /// backward pass, and then the step returns it.
+    /// backward pass. Then the step returns the error.
     fn sum_over_ranks(&self, values: &mut [f64]);
 }
 
-/// The implementation for a batch whose samples are all on one rank. It leaves the values as they are.
+/// The implementation of [`SumOverRanks`] for a batch whose samples are all on one rank. The values do not change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OneRank;
 
@@ -158,9 +158,9 @@ pub struct BackwardPass<'a> {
     /// The layer writes the derivative of the loss with respect to its inputs here. `None` if no layer needs this
     /// derivative.
     pub input_delta: Option<ArrayViewMut2<'a, f32>>,
-    /// What the forward pass stored.
+    /// The data that the forward pass stored.
     pub saved: &'a mut SavedForBackward,
-    /// The ranks that compute the batch together: the same as in the forward pass.
+    /// The ranks that compute the batch together. They are the same ranks as in the forward pass.
     pub ranks: &'a dyn SumOverRanks,
 }
 
@@ -181,7 +181,8 @@ pub struct GradientSink<'a> {
     /// The range of this layer's parameters.
     range: Range<usize>,
     /// A layer should report final gradients in ranges of about this many elements.
-    slice: usize,
+    elements_per_report: usize,
+    /// The function that gets each range of final gradients, and the gradients of all layers.
     on_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
     /// How the gradients of the samples are added.
     order: SumOrder<'a>,
@@ -203,11 +204,11 @@ impl<'a> GradientSink<'a> {
     pub(crate) fn new(
         (gradients, update): (&'a mut [f32], GradientUpdate),
         range: Range<usize>,
-        slice: usize,
+        elements_per_report: usize,
         on_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
         (order, scratch): (SumOrder<'a>, &'a mut Vec<f32>),
     ) -> Self {
-        Self { gradients, update, range, slice, on_ready, order, scratch }
+        Self { gradients, update, range, elements_per_report, on_ready, order, scratch }
     }
 
     /// Computes the gradients of all parameters of the layer, and reports them as final. A layer without parameters need not
@@ -260,9 +261,9 @@ impl<'a> GradientSink<'a> {
     /// `outputs` rows and `inputs` columns.
     pub(crate) fn rows_per_report(&self, inputs: usize, outputs: usize) -> usize {
         match self.order {
-            SumOrder::Any => (self.slice / inputs.max(1)).clamp(1, outputs.max(1)),
+            SumOrder::Any => (self.elements_per_report / inputs.max(1)).clamp(1, outputs.max(1)),
             SumOrder::RowGroups(_) => {
-                let block_count = (inputs * outputs).div_ceil(ROW_GROUP_ELEMENTS).max(1);
+                let block_count = (inputs * outputs).div_ceil(GRADIENT_BLOCK_ELEMENTS).max(1);
                 outputs.div_ceil(block_count).next_multiple_of(TILE_ROWS)
             }
         }
@@ -276,8 +277,8 @@ impl<'a> GradientSink<'a> {
         }
     }
 
-    /// For a batch without samples: sets the gradients of the layer to 0 for [`GradientUpdate::Replace`], and reports all
-    /// gradients of the layer as final.
+    /// Replaces the backward pass of a layer if the batch has no samples. Reports all gradients of the layer as final.
+    /// For [`GradientUpdate::Replace`], sets these gradients to 0 before.
     pub(crate) fn finish_without_samples(&mut self) {
         if self.update == GradientUpdate::Replace {
             self.gradients[self.range.clone()].fill(0.0);

@@ -8,7 +8,7 @@ use crate::train::portable::{exp, ln};
 
 /// The scale of the output of a regression model. The output predicts (target - mean) / deviation.
 ///
-/// Reported losses are in the unit of the unscaled targets.
+/// Reported losses compare predictions and targets in the unit of the targets.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TargetScale {
     /// The mean of the training targets.
@@ -49,7 +49,8 @@ pub enum Loss {
 pub struct LossSums {
     /// The sum of the losses.
     pub loss: f64,
-    /// The number of samples for which the output of the right class is the largest; 0 for regression.
+    /// The number of samples for which the output of the right class is the largest. 0 if the model predicts numbers or
+    /// tokens.
     pub correct: u64,
 }
 

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use super::hidden_layer::{HiddenLayer, check_hidden_layers, parse_width};
 
-/// The hidden layers of a multilayer perceptron. At least one is fully connected. The others can be fully
-/// connected layers, batch normalization or dropout.
+/// The hidden layers of a multilayer perceptron. At least one layer is fully connected. The other layers can be fully
+/// connected, batch normalization or dropout.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MlpSpec {
     layers: Vec<HiddenLayer>,
@@ -19,7 +19,7 @@ impl MlpSpec {
     }
 }
 
-/// One hidden layer of 128 units.
+/// The default is one hidden layer of 128 units.
 impl Default for MlpSpec {
     fn default() -> Self {
         Self { layers: vec![HiddenLayer::Dense(128)] }

@@ -21,11 +21,11 @@ const EVALUATION_VALUES_MAX: usize = 1 << 26;
 /// The maximum number of samples that an evaluation processes at once.
 const EVALUATION_ROWS_MAX: usize = 256;
 
-/// The shape of a model. A `Network` does not contain the parameters: the caller passes the parameters to each call,
-/// as one flat vector.
+/// The layers and the loss of a model. A `Network` does not contain the parameters: the caller passes the parameters to
+/// each call, as one flat vector.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// All layers.
+    /// All layers of the model.
     stage: Stage,
     loss: Loss,
 }
@@ -49,7 +49,7 @@ pub struct ParameterTensor {
 pub struct TrainingBatch<'a> {
     /// The targets of all samples of the training set.
     pub targets: &'a Targets,
-    /// The samples, as indices of `targets`. The features of these samples are in the first rows of [`Workspace::input`].
+    /// The samples, as indices into `targets`. The features of these samples are in the first rows of [`Workspace::input`].
     pub samples: &'a [u32],
     /// The sum of the losses is multiplied by this factor.
     pub weight: f32,
@@ -131,8 +131,8 @@ impl Network {
         self.parameter_tensors().into_iter().filter(|tensor| tensor.name.ends_with(RUNNING_VARIANCE))
     }
 
-    /// Returns initial parameters, which do not depend on the world size. Biases are 0. Weights are 0 if the model
-    /// has no hidden layers, and otherwise uniform random numbers.
+    /// Returns the initial parameters of all layers: see [`Layer::initialize`](super::Layer::initialize). They depend on
+    /// `seed`, but not on the world size.
     pub fn initialize(&self, seed: u64) -> Vec<f32> {
         let layers = 0..self.stage.layers().len();
         layers.flat_map(|index| self.initialize_layer(index, seed)).collect()
@@ -179,7 +179,7 @@ impl Network {
     /// Without samples, the gradient is 0.
     ///
     /// The backward pass goes from the last parameter to the first. As soon as a range of `gradients` is final, the
-    /// pass calls the function in `ranges` with this range, so that the caller can reduce it while the pass
+    /// pass calls `ranges.1` with this range, so that the caller can add the range over ranks while the pass
     /// continues. A fully connected layer has ranges of about `ranges.0` elements. Every other layer has one range.
     /// Without samples, every layer has one range.
     ///
@@ -209,9 +209,9 @@ impl Network {
         sums
     }
 
-    /// Computes the gradient like [`differentiate`](Self::differentiate), but only `row_groups` decides the order of
-    /// additions. The row groups are consecutive and contain the rows of all samples. The gradient replaces the
-    /// content of `gradients`. Writes the sums of the losses of each row group to `sums`.
+    /// Does what [`differentiate`](Self::differentiate) does, but only `row_groups` decides the order of additions. The
+    /// row groups are consecutive and contain the rows of all samples. The gradient replaces the content of `gradients`.
+    /// Writes the sums of the losses of each row group to `sums`.
     ///
     /// # Panics
     ///

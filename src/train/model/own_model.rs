@@ -31,12 +31,19 @@ impl OwnModel {
 
     /// Builds the layers. Checks that each layer has as many inputs as the layer before it has outputs, and that the
     /// last layer has `outputs` outputs.
-    pub(super) fn layers(&self, input: InputShape, outputs: usize) -> Result<Vec<Arc<dyn Layer>>, String> {
+    pub(super) fn build_layers(
+        &self,
+        input: InputShape,
+        outputs: usize,
+    ) -> Result<Vec<Arc<dyn Layer>>, String> {
         let layers = (self.build)(input, outputs)?;
         let mut width = input.features;
         for (number, layer) in (1..).zip(&layers) {
             if layer.inputs() != width {
-                return Err(format!("has {} inputs in layer {number}, but gets {width}", layer.inputs()));
+                return Err(format!(
+                    "has {} inputs in layer {number}, but this layer gets {width} values",
+                    layer.inputs()
+                ));
             }
             width = layer.outputs();
         }

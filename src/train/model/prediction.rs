@@ -19,8 +19,8 @@ pub enum Prediction {
 }
 
 impl Prediction {
-    /// Converts the outputs of a network for a row. `scale` is the scale of the target if the network predicts
-    /// numbers. `None` if the network predicts classes.
+    /// Converts the outputs of a network for a row. `scale` is the scale of the target, or `None` if the network predicts
+    /// classes.
     pub(crate) fn from_outputs(outputs: &ArrayView1<'_, f32>, scale: Option<TargetScale>) -> Self {
         if let Some(TargetScale { mean, deviation }) = scale {
             return Self::Number(mean + deviation * f64::from(outputs[0]));

@@ -47,7 +47,7 @@ pub struct Workspace {
     pub input: Array2<f32>,
     /// The output of each layer.
     outputs: Vec<Array2<f32>>,
-    /// What each layer stores between its forward and its backward pass.
+    /// The data that each layer stores between its forward and its backward pass.
     saved: Vec<SavedForBackward>,
     /// The derivatives of the loss with respect to the output and to the input of the current layer of the backward
     /// pass. Before the pass, `deltas[0]` holds the derivative with respect to the output of the last layer.
@@ -198,8 +198,8 @@ impl Stage {
     /// gradient is 0.
     ///
     /// The backward pass goes from the last parameter to the first. As soon as a range of `gradients` is final, the
-    /// pass calls `on_gradient_ready` for this range. A range of a fully connected layer has about `slice` elements.
-    /// Every other layer has one range. Without samples, every layer has one range.
+    /// pass calls `ranges.1` with this range. A fully connected layer has ranges of about `ranges.0` elements. Every
+    /// other layer has one range. Without samples, every layer has one range.
     pub(crate) fn backward(
         &self,
         parameters: &[f32],
@@ -219,14 +219,20 @@ impl Stage {
         (gradients, update): (&mut [f32], GradientUpdate),
         workspace: &mut Workspace,
         BatchPart { rows, order, ranks }: BatchPart<'_>,
-        (slice, mut on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
+        (elements_per_report, mut on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) {
         let Workspace { input, outputs, saved, deltas: [delta, input_delta], scratch } = workspace;
         let (mut delta, mut input_delta) = (delta, input_delta);
         for (index, PlacedLayer { layer, range }) in self.layers.iter().enumerate().rev() {
             let gradients = (&mut *gradients, update);
             let order = (order, &mut *scratch);
-            let mut sink = GradientSink::new(gradients, range.clone(), slice, &mut on_gradient_ready, order);
+            let mut sink = GradientSink::new(
+                gradients,
+                range.clone(),
+                elements_per_report,
+                &mut on_gradient_ready,
+                order,
+            );
             if rows == 0 && !layer.uses_sums_over_ranks() {
                 sink.finish_without_samples();
                 continue;
@@ -261,10 +267,9 @@ mod tests {
     use crate::train::model::{Loss, Network, TrainingBatch};
     use crate::train::random;
 
-    /// Wherever the network is divided into two stages, the results have the same bits as the results of the whole
-    /// network.
+    /// However the network is divided into stages, the gradient has the same bits as the gradient of the whole network.
     #[test]
-    fn stages_one_after_the_other_compute_the_gradient_of_the_network() {
+    fn the_stages_of_a_network_compute_the_gradient_of_the_network() {
         let network = Network::new(&"mlp:6,5,4".parse().unwrap(), 7, 3, Loss::CrossEntropy).unwrap();
         let (whole, targets) = (network.stage(), Targets::Classes(vec![0, 2, 1]));
         let parameters = network.initialize(1);

@@ -2,9 +2,9 @@
 //!
 //! Layers are divided by outputs and by inputs in turn. If a layer is divided by its outputs, each rank has some rows
 //! of the weights, reads all inputs, and computes a part of the outputs. If a layer is divided by its inputs, each
-//! rank has some columns of the weights and reads a part of the inputs; the output is the sum of the results of all
-//! ranks. A layer that is divided by its outputs passes them to the next layer without communication. The last layer
-//! is divided by its inputs.
+//! rank has some columns of the weights and reads a part of the inputs. The output of this layer is the sum of the
+//! results of all ranks. A layer that is divided by its outputs passes the outputs to the next layer without
+//! communication. The last layer is divided by its inputs.
 //!
 //! Source: Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using model parallelism",
 //! 2019.
@@ -19,23 +19,23 @@ use super::stage::{PlacedLayer, Stage};
 use crate::train::batches::range_of_rank;
 use crate::types::{Rank, WorldSize};
 
-/// One rank's part of one or two layers of the model. The sum of the outputs of all ranks is the output of the layers
-/// before the activation.
+/// One rank's part of one or two layers of the model. The output of these layers is the sum of the outputs of all ranks,
+/// after `activation` is applied to the sum.
 pub(crate) struct TensorSegment {
     pub(crate) stage: Stage,
     /// The range of the segment's parameters in this rank's vector of parameters.
     pub(crate) parameters: Range<usize>,
     /// The inputs that this rank reads.
     pub(crate) inputs: Range<usize>,
-    /// What follows the sum.
+    /// The activation that is applied to the sum of the outputs of all ranks.
     pub(crate) activation: Activation,
 }
 
 /// The part of a layer on one rank.
 enum LayerPart {
-    /// The rows `range` of the weights, and the biases of the same outputs.
+    /// These rows of the weights, and the biases of the same outputs.
     Outputs(Range<usize>),
-    /// The columns `range` of the weights. Rank 0 also has all biases.
+    /// These columns of the weights. Rank 0 also has all biases.
     Inputs(Range<usize>),
 }
 
@@ -49,7 +49,7 @@ impl LayerPart {
     }
 }
 
-/// A layer of the whole model.
+/// A fully connected layer of the whole model, and how the layer is divided.
 struct DividedLayer<'a> {
     dense: &'a Dense,
     /// The index of the layer's first parameter.

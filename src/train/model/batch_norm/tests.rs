@@ -5,7 +5,7 @@ use ndarray::Array2;
 use super::*;
 use crate::train::model::layer::{GradientUpdate, OneRank, StepSeed, SumOrder};
 
-/// The results of a training step of a layer without activation.
+/// The results of a training step of a layer.
 struct LayerStep {
     output: Array2<f32>,
     input_delta: Array2<f32>,
@@ -51,15 +51,18 @@ fn assert_close<'a>(found: impl IntoIterator<Item = &'a f32>, expected: &[f32], 
     }
 }
 
-/// Returns values from `-shift` to `1 - shift`.
-fn values(shape: (usize, usize), factor: usize, modulus: usize, shift: f32) -> Array2<f32> {
+/// Returns an array of values from `-shift` to `1 - shift`. `factor` and `modulus` choose the values.
+fn make_values(shape: (usize, usize), factor: usize, modulus: usize, shift: f32) -> Array2<f32> {
     let value = |index: usize| (index * factor % modulus) as f32 / modulus as f32 - shift;
     Array2::from_shape_fn(shape, |(row, column)| value(row * shape.1 + column))
 }
 
-/// Checks a training step, and then an evaluation. `expected` has four arrays: the outputs of the step; the
-/// derivatives of the inputs; the gradients of weights and biases, then the new running statistics; the outputs of
-/// the evaluation.
+/// Checks a training step, and then an evaluation. `expected` has four arrays:
+///
+/// 1. the outputs of the step
+/// 2. the derivatives with respect to the inputs
+/// 3. the gradients of the weights and biases, followed by the new running statistics
+/// 4. the outputs of the evaluation
 fn check_against_pytorch(layer: &BatchNorm, rows: usize, expected: [&[f32]; 4]) {
     let channels = layer.channels;
     let mut parameters: Vec<f32> = (0..channels).map(|index| 0.5 + 0.25 * index as f32).collect();
@@ -67,7 +70,7 @@ fn check_against_pytorch(layer: &BatchNorm, rows: usize, expected: [&[f32]; 4]) 
     parameters.extend((0..channels).map(|index| 0.3 - 0.2 * index as f32));
     parameters.extend((0..channels).map(|index| 0.5 + 0.5 * index as f32));
     let shape = (rows, channels * layer.pixels);
-    let (input, delta) = (values(shape, 7, 11, 0.25), values(shape, 5, 13, 0.5));
+    let (input, delta) = (make_values(shape, 7, 11, 0.25), make_values(shape, 5, 13, 0.5));
     let LayerStep { output, input_delta, gradients } = take_step(layer, &parameters, &input, &delta);
     assert_close(&output, expected[0], "output");
     assert_close(&input_delta, expected[1], "derivative of the input");
@@ -253,7 +256,7 @@ fn values_far_from_the_running_mean_keep_their_variance() {
     assert!((1.0 - step.gradients[3] - 1.042_857).abs() < 1e-4, "{:?}", step.gradients);
 }
 
-/// The variance of a single value says nothing, so the running variance stays as it is.
+/// A batch with a single value says nothing about the variance, so the running variance must not change.
 #[test]
 fn a_single_value_becomes_the_bias_and_keeps_the_running_variance() {
     let layer = BatchNorm { channels: 1, pixels: 1, activation: Activation::Identity };

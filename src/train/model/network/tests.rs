@@ -32,7 +32,8 @@ fn batch<'a>(targets: &'a Targets, samples: &'a [u32], weight: f32) -> TrainingB
     TrainingBatch { targets, samples, weight, step, update: GradientUpdate::Replace, ranks: &OneRank }
 }
 
-/// Checks that the gradient is the slope of the loss divided by `divisor`. Computes the slope by finite differences.
+/// Checks that the gradient is the slope of the loss, times the weight 0.5 of the batch, divided by `divisor`. Computes
+/// the slope by finite differences.
 fn check_gradient(network: &Network, targets: &Targets, divisor: f64) {
     let mut stream = random::random_stream("test", 1, 2);
     let mut parameters = vec![0.0; network.parameter_count()];
@@ -97,7 +98,7 @@ fn gradients_match_finite_differences() {
 }
 
 /// Tests negative values, equal values, infinity, NaN, and rows and columns that do not fill a window. If a window
-/// has several equal maxima, the derivative goes to the first.
+/// has several equal maxima, the derivative goes to the first maximum.
 #[test]
 fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
     let (inf, nan) = (f32::INFINITY, f32::NAN);
@@ -200,9 +201,10 @@ impl SumOverRanks for SumOverThreads {
     }
 }
 
-/// Each rank has a part of the batch, and the second rank has no sample. The statistics must be those of the whole batch.
+/// Each rank has a part of the batch, and the second rank has no sample. The statistics must be the statistics of
+/// the whole batch.
 #[test]
-fn batch_normalization_of_the_parts_of_a_batch_equals_that_of_the_batch() {
+fn batch_normalization_over_ranks_equals_batch_normalization_on_one_rank() {
     let targets = Targets::Classes(vec![0, 2, 1, 2, 0]);
     for network in [
         network("mlp:6,batchnorm,5,batchnorm", 40, 3, Loss::CrossEntropy),
