@@ -32,7 +32,8 @@ impl TableLayout {
             return Ok(());
         }
         Err(format!(
-            "its layout does not fit: {features} features and a target in a table of {columns} columns"
+            "its layout is not valid: it must have {features} feature columns in increasing order, and a target column that \
+             is not a feature, in a table of {columns} columns"
         ))
     }
 }

@@ -117,7 +117,7 @@ pub struct Dataset<S = Samples> {
     pub test: S,
     /// The names of the classes: entry i is the name of the class with the index i. Empty for regression.
     pub classes: Vec<String>,
-    /// `true` if the features are columns of a table. `false` if the features are pixels.
+    /// `true` if the features are columns of a table. `false` if the features are pixels or tokens.
     pub tabular: bool,
     /// The shape of the images. `None` if the samples are not images.
     pub image: Option<ImageShape>,

@@ -36,12 +36,18 @@ impl Texts {
     }
 }
 
-/// Collects texts without a limit on the memory.
+/// Collects texts without a limit on their memory.
+///
+/// # Panics
+///
+/// If there are more than 2^24 distinct texts.
 impl<'a> FromIterator<&'a str> for Texts {
     fn from_iter<T: IntoIterator<Item = &'a str>>(texts: T) -> Self {
         let mut collector = TextCollector::default();
         for text in texts {
-            collector.push(text, &mut TextBytesLeft(usize::MAX)).expect("there is no limit");
+            collector
+                .push(text, &mut TextBytesLeft(usize::MAX))
+                .expect("there are at most 2^24 distinct texts");
         }
         collector.texts
     }

@@ -1,4 +1,4 @@
-//! Reads data that is not a table, before it is divided into a training set and a test set.
+//! Reads data that is not a table. The rows are not divided into a training set and a test set yet.
 
 use std::mem::discriminant;
 

@@ -9,7 +9,7 @@
 //! sum of these numbers over all ranks from the running statistics, without a learning rate.
 //!
 //! Sources: Ioffe and Szegedy, "Batch normalization: accelerating deep network training by reducing internal covariate
-//! shift", ICML 2015. Momentum, e and the unbiased running variance are those of `PyTorch`.
+//! shift", ICML 2015. Momentum, e and the unbiased running variance are the same as in `PyTorch`.
 
 use ndarray::{ArrayView2, ArrayViewMut2};
 

@@ -35,6 +35,7 @@ impl Convolution {
         self.input.channels * self.kernel * self.kernel
     }
 
+    /// Returns the number of pixels of an image in one channel.
     fn pixels(&self) -> usize {
         self.input.height * self.input.width
     }
@@ -43,6 +44,7 @@ impl Convolution {
         self.channels * self.patch_len()
     }
 
+    /// Returns the weights as a matrix (channels x `patch_len`).
     fn weight<'a>(&self, parameters: &'a [f32]) -> ArrayView2<'a, f32> {
         ArrayView2::from_shape((self.channels, self.patch_len()), &parameters[..self.weight_count()])
             .expect("the range has channels x patch_len elements")

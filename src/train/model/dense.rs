@@ -31,6 +31,7 @@ impl Dense {
         if self.has_biases { self.outputs } else { 0 }
     }
 
+    /// Returns the weights as a matrix (outputs x inputs).
     fn weight<'a>(&self, parameters: &'a [f32]) -> ArrayView2<'a, f32> {
         ArrayView2::from_shape((self.outputs, self.inputs), &parameters[..self.weight_count()])
             .expect("the range has outputs x inputs elements")

@@ -1,8 +1,8 @@
 //! The layers of a GPT: the embedding of the tokens, the transformer blocks, and the output layer.
 //!
 //! Sources: Radford et al., "Language models are unsupervised multitask learners", 2019 (GPT-2). The order of the
-//! operations and the initial parameters are those of <https://github.com/karpathy/nanoGPT>, without dropout, and with
-//! separate weights for the embedding and the output layer.
+//! operations and the initial parameters are the same as in <https://github.com/karpathy/nanoGPT>. There are two
+//! differences: there is no dropout, and the embedding and the output layer have separate weights.
 
 use std::sync::Arc;
 

@@ -196,7 +196,7 @@ pub(crate) enum SumOrder<'a> {
     /// Each layer chooses its own order.
     Any,
     /// The layer computes a gradient for each row group, and [`sum_in_tree_order`] adds these gradients. The row
-    /// groups follow each other and cover all rows. Some may be empty. There is at least one row group.
+    /// groups follow each other and cover all rows. Some row groups may be empty. There is at least one row group.
     RowGroups(&'a [Range<usize>]),
 }
 

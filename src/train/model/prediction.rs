@@ -11,7 +11,7 @@ pub enum Prediction {
     Number(f64),
     /// A predicted class.
     Class {
-        /// The index of the class with the highest probability. If there are several such classes, the first of them.
+        /// The index of the most probable class. If several classes are equally probable, the index of the first one.
         class: usize,
         /// The probability of each class.
         probabilities: Vec<f64>,

@@ -1,8 +1,8 @@
 //! Divides each fully connected layer of a model over ranks.
 //!
-//! Layers are divided by outputs and by inputs in turn. If a layer is divided by its outputs, each rank has some rows
-//! of the weights, reads all inputs, and computes a part of the outputs. If a layer is divided by its inputs, each
-//! rank has some columns of the weights and reads a part of the inputs. The output of this layer is the sum of the
+//! Layers are divided alternately by their outputs and by their inputs. If a layer is divided by its outputs, each rank
+//! has some rows of the weights, reads all inputs, and computes a part of the outputs. If a layer is divided by its
+//! inputs, each rank has some columns of the weights and reads a part of the inputs. The output of this layer is the sum of the
 //! results of all ranks. A layer that is divided by its outputs passes the outputs to the next layer without
 //! communication. The last layer is divided by its inputs.
 //!

@@ -155,11 +155,11 @@ fn every_field_of_the_description_is_checked() {
         (
             "\"columns\":[",
             "\"columns\":[{\"name\":\"c\",\"inputs\":{\"hashed\":{\"buckets\":1}}},",
-            "its layout does not fit: 3 features",
+            "its layout is not valid: it must have 3 feature columns",
         ),
-        ("[1,3]", "[3,1]", "its layout does not fit"),
-        ("[1,3]", "[1,4]", "its layout does not fit"),
-        ("\"target\":0", "\"target\":1", "its layout does not fit"),
+        ("[1,3]", "[3,1]", "its layout is not valid"),
+        ("[1,3]", "[1,4]", "its layout is not valid"),
+        ("\"target\":0", "\"target\":1", "its layout is not valid"),
         ("\"header\"", "\"guess\"", "unknown variant `guess`"),
     ];
     for (from, to, expected) in cases {

@@ -30,7 +30,7 @@ use crate::train::TrainError;
 use crate::train::rank_checks::short_digest;
 use crate::types::ReduceOp;
 
-/// The number of rows of data from which the kinds of the columns are chosen.
+/// The maximum number of rows of data from which the kinds of the columns are chosen.
 const SAMPLE_ROWS: usize = 1000;
 /// A message about missing values names at most this number of columns.
 const MISSING_COLUMNS_SHOWN_MAX: usize = 8;

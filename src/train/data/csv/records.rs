@@ -82,7 +82,7 @@ impl Records {
             }
             let separator = separator.unwrap_or_else(|| detect_separator(path, &start, whole));
             let sample = read_sample(&start, separator, whole, sample_rows);
-            // The header and the kinds of the columns are recognised from the first two rows.
+            // At least two rows are needed to recognise a header and the kinds of the columns.
             if whole || sample.len() >= sample_rows.min(2) || start.len() as u64 > 2 * ROW_BYTES_MAX {
                 break (separator, sample);
             }

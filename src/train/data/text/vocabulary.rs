@@ -65,7 +65,7 @@ impl fmt::Display for TokenKind {
 pub enum Vocabulary {
     /// Token i is the byte i.
     Bytes,
-    /// Token i is the i-th character.
+    /// Token i is the character with the index i, counted from 0.
     Characters {
         /// The characters in increasing order.
         characters: String,
