@@ -294,7 +294,7 @@ mod tests {
     use super::super::file::open_data_file;
     use super::*;
 
-    fn content() -> Vec<u8> {
+    fn make_csv_content() -> Vec<u8> {
         (0..50_000_u32).flat_map(|index| format!("{},{}\n", index % 97, index).into_bytes()).collect()
     }
 
@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn every_compression_gives_the_same_content() {
         let directory = tempfile::tempdir().unwrap();
-        let content = content();
+        let content = make_csv_content();
         let (first, second) = content.split_at(1000);
         let zst = |bytes: &[u8]| compress_to_vec(bytes, CompressionLevel::Fastest);
         // The magic number, the length and the content of a frame that decoders skip.
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn damaged_files_and_unsuitable_archives_are_refused() {
         let directory = tempfile::tempdir().unwrap();
-        let content = content();
+        let content = make_csv_content();
         let (zst, deflated) =
             (compress_to_vec(&content[..], CompressionLevel::Fastest), make_deflated_zip(&content));
         let mut flipped = make_uncompressed_zip(&[("a.csv", &content)]);

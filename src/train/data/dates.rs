@@ -6,7 +6,7 @@
 
 const SECONDS_PER_DAY: f64 = 86_400.0;
 /// The end of messages about cells that are not dates.
-const FORMATS: &str = "write dates as 2024-03-01, or with a time as 2024-03-01 17:30:05";
+const DATE_FORMAT_HINT: &str = "write dates as 2024-03-01, or with a time as 2024-03-01 17:30:05";
 
 /// Converts a date to days since the beginning of 1970 in UTC. A time after the date adds a fraction of a day.
 ///
@@ -17,14 +17,14 @@ pub(crate) fn parse_date(cell: &[u8]) -> Result<f64, String> {
     let Ok(cell) = std::str::from_utf8(cell) else {
         return Err("the text is not UTF-8; save the table as UTF-8".into());
     };
-    let unknown = || format!("`{}` is not a date; {FORMATS}", shorten(cell));
+    let unknown = || format!("`{}` is not a date; {DATE_FORMAT_HINT}", shorten_cell(cell));
     let (date, rest) = split_date(cell).ok_or_else(unknown)?;
     let (year, month, day) = date;
     if !(1..=12).contains(&month) {
-        return Err(format!("`{}` has the month {month}; {FORMATS}", shorten(cell)));
+        return Err(format!("`{}` has the month {month}; {DATE_FORMAT_HINT}", shorten_cell(cell)));
     }
     if !(1..=days_in_month(year, month)).contains(&day) {
-        return Err(format!("`{}` has the day {day}, which this month does not have", shorten(cell)));
+        return Err(format!("`{}` has the day {day}, which this month does not have", shorten_cell(cell)));
     }
     let days = f64::from(days_since_1970(year, month, day));
     match rest.strip_prefix(['T', 't', ' ']).map(str::trim_start) {
@@ -123,7 +123,7 @@ fn days_since_1970(year: i32, month: i32, day: i32) -> i32 {
 }
 
 /// Returns at most the first 40 characters of a cell.
-fn shorten(cell: &str) -> String {
+fn shorten_cell(cell: &str) -> String {
     let shown: String = cell.chars().take(40).collect();
     if shown.len() < cell.len() { shown + "..." } else { shown }
 }

@@ -146,7 +146,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn one_number_is_its_own_sum(bits: u64) {
+        fn the_sum_of_one_number_is_this_number(bits: u64) {
             let value = f64::from_bits(bits);
             prop_assume!(value.is_finite());
             prop_assert_eq!(sum_of(&[value]), value);

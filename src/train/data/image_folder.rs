@@ -104,7 +104,7 @@ fn list_images(directory: &Path) -> Result<ImageList, DataError> {
     let mut list = ImageList { images: Vec::new(), other_files: Vec::new() };
     for path in sorted_entries(directory)? {
         if path.is_dir() {
-            list_class(&path, &mut list)?;
+            list_images_of_class(&path, &mut list)?;
         } else if has_image_name(&path) {
             list.images.push((path, String::new()));
         } else {
@@ -130,7 +130,7 @@ fn list_images(directory: &Path) -> Result<ImageList, DataError> {
 }
 
 /// Adds the images in the folder of one class to `list`.
-fn list_class(folder: &Path, list: &mut ImageList) -> Result<(), DataError> {
+fn list_images_of_class(folder: &Path, list: &mut ImageList) -> Result<(), DataError> {
     let Some(class) = folder.file_name().and_then(|name| name.to_str()) else {
         return Err(DataError::malformed(
             folder,

@@ -52,7 +52,7 @@ impl FromStr for DataSource {
             return Ok(Self::Digits);
         }
         if let Some(shape) = text.strip_prefix("synthetic:") {
-            return parse_synthetic(shape);
+            return parse_synthetic_shape(shape);
         }
         if let Some((features, targets)) = text.split_once(".npy,") {
             if targets.is_empty() {
@@ -138,7 +138,7 @@ pub(super) fn expand_file_pattern(value: &str) -> Result<Vec<String>, String> {
     if names.is_empty() { Err("no file matches this pattern".into()) } else { Ok(names) }
 }
 
-fn parse_synthetic(shape: &str) -> Result<DataSource, String> {
+fn parse_synthetic_shape(shape: &str) -> Result<DataSource, String> {
     let (rows, columns) = shape
         .split_once('x')
         .and_then(|(rows, columns)| Some((rows.parse().ok()?, columns.parse().ok()?)))

@@ -99,7 +99,7 @@ struct LayerStackBuilder {
 }
 
 impl LayerStackBuilder {
-    fn add(&mut self, layer: impl Layer + 'static, image: Option<ImageShape>) {
+    fn add_layer(&mut self, layer: impl Layer + 'static, image: Option<ImageShape>) {
         self.features = layer.outputs();
         self.image = image;
         self.layers.push(Arc::new(layer));
@@ -112,7 +112,7 @@ impl LayerStackBuilder {
         let inputs = self.features;
         let weight_bound =
             if self.layers.is_empty() { 0.0 } else { (6.0 / (inputs as f32 + outputs as f32)).sqrt() };
-        self.add(
+        self.add_layer(
             Dense { inputs, outputs, activation: Activation::Identity, weight_bound, has_biases: true },
             None,
         );
@@ -132,7 +132,7 @@ impl LayerStackBuilder {
                     let weight_bound = (6.0 / fan_in as f32).sqrt();
                     let has_biases = !is_normalized;
                     let layer = Convolution { input, channels, kernel, activation, weight_bound, has_biases };
-                    self.add(layer, Some(ImageShape { channels, ..input }));
+                    self.add_layer(layer, Some(ImageShape { channels, ..input }));
                 }
                 (HiddenLayer::Pooling(window), Some(input)) => {
                     if window > input.height.min(input.width) {
@@ -144,7 +144,7 @@ impl LayerStackBuilder {
                     }
                     let layer = MaxPooling { input, window };
                     let shape = layer.output_shape();
-                    self.add(layer, Some(shape));
+                    self.add_layer(layer, Some(shape));
                 }
                 (HiddenLayer::Convolution { .. } | HiddenLayer::Pooling(_), None) => {
                     return Err(format!("has `{layer}` after a dense layer, whose output is not an image"));
@@ -153,18 +153,18 @@ impl LayerStackBuilder {
                     let inputs = self.features;
                     let weight_bound = (6.0 / inputs as f32).sqrt();
                     let has_biases = !is_normalized;
-                    self.add(Dense { inputs, outputs, activation, weight_bound, has_biases }, None);
+                    self.add_layer(Dense { inputs, outputs, activation, weight_bound, has_biases }, None);
                 }
                 (HiddenLayer::BatchNorm, image) => {
                     let (channels, pixels) = match image {
                         Some(image) => (image.channels, image.height * image.width),
                         None => (self.features, 1),
                     };
-                    self.add(BatchNorm { channels, pixels, activation: Activation::Rectifier }, image);
+                    self.add_layer(BatchNorm { channels, pixels, activation: Activation::Rectifier }, image);
                 }
                 (HiddenLayer::Dropout(probability), image) => {
                     let (width, number) = (self.features, dropout_number);
-                    self.add(Dropout { width, probability, number }, image);
+                    self.add_layer(Dropout { width, probability, number }, image);
                     dropout_number += 1;
                 }
             }

@@ -279,7 +279,7 @@ impl<'a> GradientSink<'a> {
 
     /// Replaces the backward pass of a layer if the batch has no samples. Reports all gradients of the layer as final.
     /// For [`GradientUpdate::Replace`], sets these gradients to 0 before.
-    pub(crate) fn finish_without_samples(&mut self) {
+    pub(crate) fn report_without_samples(&mut self) {
         if self.update == GradientUpdate::Replace {
             self.gradients[self.range.clone()].fill(0.0);
         }

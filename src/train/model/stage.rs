@@ -234,7 +234,7 @@ impl Stage {
                 order,
             );
             if rows == 0 && !layer.uses_sums_over_ranks() {
-                sink.finish_without_samples();
+                sink.report_without_samples();
                 continue;
             }
             let layer_input = if index > 0 { &outputs[index - 1] } else { &*input };

@@ -31,7 +31,7 @@ use crate::train::rank_checks::short_digest;
 use crate::types::ReduceOp;
 
 /// The maximum number of rows of data from which the kinds of the columns are chosen.
-const SAMPLE_ROWS: usize = 1000;
+const KIND_DETECTION_ROWS: usize = 1000;
 /// A message about missing values names at most this number of columns.
 const MISSING_COLUMNS_SHOWN_MAX: usize = 8;
 
@@ -61,7 +61,7 @@ pub(crate) fn read_rows_of_rank(
     let Some((first, more)) = paths.split_first() else {
         return Err(DataError::Unsuitable("the table has no files".into()));
     };
-    let mut records = Records::open_for_rank(first, options.separator, SAMPLE_ROWS + 1, (share, 0))?;
+    let mut records = Records::open_for_rank(first, options.separator, KIND_DETECTION_ROWS + 1, (share, 0))?;
     if !records.advance()? {
         return Err(records.error("is empty"));
     }
@@ -123,9 +123,9 @@ impl RowsOfRank {
         (options, share): (&TableOptions, BlocksOfRank),
     ) -> Result<Self, DataError> {
         let names = read_header(records, options.header)?;
-        let sample =
-            &records.sample()[usize::from(options.header != HeaderRow::Absent).min(records.sample().len())..];
-        let roles = options.column_roles(&names, target, sample).map_err(|problem| {
+        let data_rows = &records.first_rows()
+            [usize::from(options.header != HeaderRow::Absent).min(records.first_rows().len())..];
+        let roles = options.column_roles(&names, target, data_rows).map_err(|problem| {
             let separator = records.separator();
             let hint = format!("; the separator is {separator} (to choose another one, pass --separator)");
             records.error(if names.len() < 2 { problem + &hint } else { problem })
@@ -338,7 +338,8 @@ pub(crate) fn read_header(records: &Records, header: HeaderRow) -> Result<Vec<St
     if header == HeaderRow::Absent {
         return Ok((0..first.len()).map(|index| index.to_string()).collect());
     }
-    if header == HeaderRow::Expected && looks_like_data(first, records.sample().get(1..).unwrap_or_default())
+    if header == HeaderRow::Expected
+        && looks_like_data(first, records.first_rows().get(1..).unwrap_or_default())
     {
         return Err(records.error(
             "the first row looks like data and not like a header: it holds numbers, or texts that occur again in the next rows; \

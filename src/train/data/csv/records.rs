@@ -30,18 +30,18 @@ pub(crate) struct Records {
     /// The separator of the cells.
     separator: Separator,
     /// Copies of the first rows of the file.
-    sample: Vec<ByteRecord>,
+    first_rows: Vec<ByteRecord>,
 }
 
 impl Records {
     /// Opens a file and skips its byte-order mark. If `separator` is `None`, chooses the separator from the first rows.
-    /// [`sample`](Self::sample) will return at most `sample_rows` rows.
+    /// [`first_rows`](Self::first_rows) will return at most `first_rows_max` rows.
     pub(crate) fn open(
         path: &Path,
         separator: Option<Separator>,
-        sample_rows: usize,
+        first_rows_max: usize,
     ) -> Result<Self, DataError> {
-        Self::from_reader(path, open_data_file(path)?, separator, sample_rows)
+        Self::from_reader(path, open_data_file(path)?, separator, first_rows_max)
     }
 
     /// Does what [`open`](Self::open) does, but reads the content of the file from `input`. Errors name the file `path`.
@@ -49,9 +49,9 @@ impl Records {
         path: &Path,
         input: Box<dyn Read>,
         separator: Option<Separator>,
-        sample_rows: usize,
+        first_rows_max: usize,
     ) -> Result<Self, DataError> {
-        Self::new((path, input), separator, sample_rows, (BlocksOfRank::ALL, 0))
+        Self::new((path, input), separator, first_rows_max, (BlocksOfRank::ALL, 0))
     }
 
     /// Does what [`open`](Self::open) does, but [`advance`](Self::advance) reads only the first row and the rows
@@ -59,21 +59,21 @@ impl Records {
     pub(crate) fn open_for_rank(
         path: &Path,
         separator: Option<Separator>,
-        sample_rows: usize,
+        first_rows_max: usize,
         (share, first_block): (BlocksOfRank, usize),
     ) -> Result<Self, DataError> {
-        Self::new((path, open_data_file(path)?), separator, sample_rows, (share, first_block))
+        Self::new((path, open_data_file(path)?), separator, first_rows_max, (share, first_block))
     }
 
     fn new(
         (path, mut rest): (&Path, Box<dyn Read>),
         separator: Option<Separator>,
-        sample_rows: usize,
+        first_rows_max: usize,
         (share, first_block): (BlocksOfRank, usize),
     ) -> Result<Self, DataError> {
         let mut start = Vec::new();
         let mut next_bytes = FILE_START_BYTES;
-        let (separator, sample) = loop {
+        let (separator, first_rows) = loop {
             let is_first_part = start.is_empty();
             let read = rest.by_ref().take(next_bytes).read_to_end(&mut start);
             let whole = (read.map_err(|error| stream_error(path, error))? as u64) < next_bytes;
@@ -81,10 +81,10 @@ impl Records {
                 start.drain(..byte_order_mark_length(path, &start)?);
             }
             let separator = separator.unwrap_or_else(|| detect_separator(path, &start, whole));
-            let sample = read_sample(&start, separator, whole, sample_rows);
+            let first_rows = read_first_rows(&start, separator, whole, first_rows_max);
             // At least two rows are needed to recognise a header and the kinds of the columns.
-            if whole || sample.len() >= sample_rows.min(2) || start.len() as u64 > 2 * ROW_BYTES_MAX {
-                break (separator, sample);
+            if whole || first_rows.len() >= first_rows_max.min(2) || start.len() as u64 > 2 * ROW_BYTES_MAX {
+                break (separator, first_rows);
             }
             next_bytes = start.len() as u64;
         };
@@ -98,7 +98,7 @@ impl Records {
             line: 0,
             block: first_block,
             separator,
-            sample,
+            first_rows,
         })
     }
 
@@ -108,8 +108,8 @@ impl Records {
     }
 
     /// Returns copies of the first rows of the file, which [`advance`](Self::advance) will also read.
-    pub(crate) fn sample(&self) -> &[ByteRecord] {
-        &self.sample
+    pub(crate) fn first_rows(&self) -> &[ByteRecord] {
+        &self.first_rows
     }
 
     /// Reads the next row. Returns `false` at the end of the file. Skips empty lines.
@@ -196,7 +196,7 @@ fn csv_reader_builder(separator: Separator) -> csv::ReaderBuilder {
 
 /// Returns up to `rows_max` rows at the beginning of a file. If `start` is not the `whole` file, the last row of
 /// `start` may be incomplete and is left out.
-fn read_sample(start: &[u8], separator: Separator, whole: bool, rows_max: usize) -> Vec<ByteRecord> {
+fn read_first_rows(start: &[u8], separator: Separator, whole: bool, rows_max: usize) -> Vec<ByteRecord> {
     let mut rows: Vec<ByteRecord> = csv_reader_builder(separator)
         .from_reader(start)
         .into_byte_records()

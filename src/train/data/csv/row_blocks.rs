@@ -332,7 +332,7 @@ mod tests {
     proptest! {
         /// If the scanner and the crate `csv` found different ends of a row, a rank would read a part of the row.
         #[test]
-        fn the_scanner_finds_the_rows_of_the_crate_csv(text in "[a,\"\n]{0,60}", part in 1_usize..9) {
+        fn the_scanner_and_the_crate_csv_find_the_same_rows(text in "[a,\"\n]{0,60}", part in 1_usize..9) {
             let text = text.as_bytes();
             let mut scanner = RowScanner { separator: b',', place: PlaceInCell::CellStart };
             let mut ends = Vec::new();

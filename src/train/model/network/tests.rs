@@ -13,7 +13,7 @@ use crate::train::model::{ClassTargets, TargetScale};
 /// The images of the tests: 2 channels of 5 x 4 pixels. Pooling with windows of 2 x 2 ignores the last row of 5 x 4
 /// pixels.
 const IMAGE: ImageShape = ImageShape { channels: 2, height: 5, width: 4 };
-const IMAGES: InputShape = InputShape { features: 40, image: Some(IMAGE) };
+const IMAGE_INPUT: InputShape = InputShape { features: 40, image: Some(IMAGE) };
 
 fn network(spec: &str, input: impl Into<InputShape>, outputs: usize, loss: Loss) -> Network {
     Network::new(&spec.parse().unwrap(), input, outputs, loss).unwrap()
@@ -92,9 +92,9 @@ fn gradients_match_finite_differences() {
         "cnn:dropout0.2,conv2x3,dropout0.5,pool3,dense3",
         "cnn:conv2x3,batchnorm,pool2,conv3x1,batchnorm,dense4,batchnorm",
     ] {
-        check_gradient(&network(spec, IMAGES, 3, Loss::CrossEntropy), &classes, 1.0);
+        check_gradient(&network(spec, IMAGE_INPUT, 3, Loss::CrossEntropy), &classes, 1.0);
     }
-    check_gradient(&network("cnn:conv2x3,pool2", IMAGES, 1, Loss::SquaredError(scale)), &numbers, 4.0);
+    check_gradient(&network("cnn:conv2x3,pool2", IMAGE_INPUT, 1, Loss::SquaredError(scale)), &numbers, 4.0);
 }
 
 /// Tests negative values, equal values, infinity, NaN, and rows and columns that do not fill a window. If a window
@@ -155,7 +155,12 @@ fn the_gradients_of_parts_of_a_batch_add_up_to_the_gradient_of_the_batch() {
     let targets = Targets::Classes(vec![0, 2, 1, 2]);
     for network in [
         network("mlp:6", 40, 3, Loss::CrossEntropy),
-        network("cnn:dropout0.3,conv3x3,pool2,dropout0.5,dense6,dropout0.5", IMAGES, 3, Loss::CrossEntropy),
+        network(
+            "cnn:dropout0.3,conv3x3,pool2,dropout0.5,dense6,dropout0.5",
+            IMAGE_INPUT,
+            3,
+            Loss::CrossEntropy,
+        ),
     ] {
         let parameters = network.initialize(1);
         let inputs = filled_workspace(&network, 4).input;
@@ -208,7 +213,12 @@ fn batch_normalization_over_ranks_equals_batch_normalization_on_one_rank() {
     let targets = Targets::Classes(vec![0, 2, 1, 2, 0]);
     for network in [
         network("mlp:6,batchnorm,5,batchnorm", 40, 3, Loss::CrossEntropy),
-        network("cnn:conv3x3,batchnorm,pool2,dropout0.5,dense6,batchnorm", IMAGES, 3, Loss::CrossEntropy),
+        network(
+            "cnn:conv3x3,batchnorm,pool2,dropout0.5,dense6,batchnorm",
+            IMAGE_INPUT,
+            3,
+            Loss::CrossEntropy,
+        ),
     ] {
         let parameters = network.initialize(1);
         let inputs = filled_workspace(&network, 5).input;
@@ -312,10 +322,10 @@ fn a_model_that_does_not_fit_its_inputs_is_refused() {
         ("softmax", usize::MAX.into(), "too many parameters"),
         ("cnn", 64.into(), "needs images, but the 64 features"),
         ("cnn", small, "has `pool2` where the image has only 1 x 1 pixels"),
-        ("cnn:conv65536x1,conv65536x1,pool2", IMAGES, "too many parameters"),
+        ("cnn:conv65536x1,conv65536x1,pool2", IMAGE_INPUT, "too many parameters"),
         (
             &["cnn:conv65536x1", &["pool1"; 13].join(",")].join(","),
-            IMAGES,
+            IMAGE_INPUT,
             "values for each sample; the maximum",
         ),
     ] {
