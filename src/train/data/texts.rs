@@ -36,18 +36,18 @@ impl Texts {
     }
 }
 
-/// Collects texts without a limit on their memory.
+/// Collects texts without a limit on their number and their memory.
 ///
 /// # Panics
 ///
-/// If there are more than 2^24 distinct texts.
+/// If there are more than 2^32 distinct texts.
 impl<'a> FromIterator<&'a str> for Texts {
     fn from_iter<T: IntoIterator<Item = &'a str>>(texts: T) -> Self {
         let mut collector = TextCollector::default();
         for text in texts {
-            collector
-                .push(text, &mut TextBytesLeft(usize::MAX))
-                .expect("there are at most 2^24 distinct texts");
+            let known = collector.index_of.get(text).copied();
+            let index = known.unwrap_or_else(|| collector.insert_new_text(text));
+            collector.texts.indices.push(index);
         }
         collector.texts
     }
@@ -87,10 +87,16 @@ impl TextCollector {
         budget.0 = budget.0.checked_sub(text.len().saturating_add(TEXT_OVERHEAD_BYTES)).ok_or_else(|| {
             format!("the distinct texts of the table need more than {TEXT_BYTES_MAX} bytes of memory")
         })?;
-        let (index, text) = (self.texts.distinct.len() as u32, Arc::<str>::from(text));
+        Ok(self.insert_new_text(text))
+    }
+
+    /// Stores a new text without a check of the limits. Returns the index of the text in `distinct`.
+    fn insert_new_text(&mut self, text: &str) -> u32 {
+        let index = u32::try_from(self.texts.distinct.len()).expect("a table has fewer than 2^32 rows");
+        let text = Arc::<str>::from(text);
         self.texts.distinct.push(Arc::clone(&text));
         self.index_of.insert(text, index);
-        Ok(index)
+        index
     }
 }
 
