@@ -1,6 +1,6 @@
-//! Checkpoints. A checkpoint is a safetensors file with the parameters (named as in `PyTorch`), the state of the
-//! optimizer and the position of the run. A resumed run computes the same result as an uninterrupted run, and may use
-//! a different number of ranks.
+//! Saves and loads checkpoints. A checkpoint is a safetensors file with the parameters (named as in `PyTorch`), the
+//! state of the optimizer and the position of the run. A run that resumes from a checkpoint continues as if it had not
+//! been interrupted. It may use a different number of ranks.
 
 mod error;
 mod files;
@@ -34,22 +34,22 @@ use super::model_file::content_digest;
 use super::optimizer::Rule;
 use super::report::parameters_hash;
 
-/// The format that this version writes.
+/// The name of the checkpoint format that this version of ringtrain writes.
 const FORMAT: &str = "ringtrain-3";
-/// The format that earlier versions wrote, without [`METADATA_HASH_KEY`].
+/// The format that earlier versions of ringtrain wrote. Its metadata has no [`METADATA_HASH_KEY`].
 const FORMAT_2: &str = "ringtrain-2";
-/// The format before [`FORMAT_2`], without the learning rate and without some entries of [`RunIdentity`].
+/// The format before [`FORMAT_2`]. It lacks the learning rate and some entries of [`RunIdentity`].
 const FORMAT_1: &str = "ringtrain-1";
-/// The key of the metadata that holds the hash of all other metadata.
+/// The metadata key of the hash of all other metadata.
 const METADATA_HASH_KEY: &str = "metadata_hash";
-/// The key of the metadata that holds [`RunIdentity::options`].
+/// The metadata key of [`RunIdentity::options`].
 const OPTIONS_KEY: &str = "options";
 /// The name of the tensor that holds [`BestParameters::parameters`].
 const BEST_PARAMETERS_TENSOR: &str = "best.parameters";
-/// The key of the metadata that holds [`BestParameters::record`].
+/// The metadata key of [`BestParameters::record`].
 const BEST_RECORD_KEY: &str = "best_record";
-/// The keys of [`RunIdentity`] that earlier versions did not store, each with the value that all runs of these
-/// versions had.
+/// The keys of [`RunIdentity::entries`] that checkpoints of earlier versions lack. The second text of each pair is the
+/// value that every run of these versions had.
 const VALUES_OF_MISSING_ENTRIES: [(&str, &str); 9] = [
     ("strategy", "allreduce"),
     ("adam_options", "default"),
@@ -61,15 +61,17 @@ const VALUES_OF_MISSING_ENTRIES: [(&str, &str); 9] = [
     ("reproducible", "none"),
     ("validation_fraction", "none"),
 ];
-/// The maximum size in bytes of the names, the metadata and the history in a checkpoint.
+/// The maximum size in bytes of a checkpoint's header, which holds the names of the tensors and the metadata.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// The size in bytes that [`check_header`] assumes for the names, the metadata and the history.
+/// The size in bytes that [`check_header_size`] assumes for the parts of the header that change during a run (the
+/// position and the history) and for the names of the tensors.
 const HEADER_BYTES_ESTIMATE: u64 = 1 << 16;
 
 /// The metadata keys for the fields of [`Position`], in the order of [`Position::to_words`].
 const POSITION_KEYS: [&str; 6] =
     ["epoch", "step", "steps_total", "momentum_start", "epoch_loss_sum_bits", "epoch_samples"];
 
+/// A tensor of 32-bit floats for a checkpoint.
 struct Tensor {
     name: String,
     shape: Vec<usize>,
@@ -157,9 +159,8 @@ fn identity_metadata(identity: &RunIdentity) -> HashMap<String, String> {
     metadata
 }
 
-/// Returns the size in bytes of the header of a checkpoint, with an estimate for the parts that change during a run,
-/// or an error if the size exceeds `bytes_max`.
-fn check_header(path: &Path, identity: &RunIdentity, bytes_max: u64) -> Result<u64, CheckpointError> {
+/// Estimates the size in bytes of the header of a checkpoint. Returns an error if the estimate exceeds `bytes_max`.
+fn check_header_size(path: &Path, identity: &RunIdentity, bytes_max: u64) -> Result<u64, CheckpointError> {
     let bytes = to_json(&identity_metadata(identity)).len() as u64 + HEADER_BYTES_ESTIMATE;
     if bytes > bytes_max {
         return Err(CheckpointError::HeaderTooLong { path: path.to_owned(), bytes, bytes_max });
@@ -172,9 +173,10 @@ fn create_directory(directory: &Path) -> Result<(), CheckpointError> {
         .map_err(|error| CheckpointError::io("create the directory", directory, error))
 }
 
-/// Checks that the directory of `settings` has enough space for all checkpoints that the run keeps and for the one
-/// that it writes. To check, creates the directory if it does not exist, allocates a file of the required size and
-/// deletes the file.
+/// Checks that a run can save checkpoints to the directory of `settings`. Creates the directory if it does not exist.
+///
+/// The disk must have space for all checkpoints that the run keeps and for the checkpoint that it is writing. This
+/// function allocates a file of this size and deletes the file.
 pub(crate) fn check_disk_space(
     settings: &CheckpointSettings,
     network: &Network,
@@ -182,7 +184,7 @@ pub(crate) fn check_disk_space(
 ) -> Result<(), CheckpointError> {
     let files = CheckpointFiles::new(settings);
     let path = files.latest_path();
-    let header_bytes = check_header(&path, identity, HEADER_BYTES_MAX)?;
+    let header_bytes = check_header_size(&path, identity, HEADER_BYTES_MAX)?;
     create_directory(&settings.directory)?;
     files.check_file_types()?;
     let bytes = files.files_to_add_max()? * (tensor_bytes(network, identity) + header_bytes);
@@ -226,7 +228,7 @@ fn contains_checkpoint(directory: &Path) -> Result<bool, CheckpointError> {
     path.try_exists().map_err(|error| CheckpointError::io("look for", &path, error))
 }
 
-/// Returns an error if the format of a checkpoint is unknown, or if its metadata was changed.
+/// Returns an error if the format of a checkpoint is unknown, or if its metadata does not match its hash.
 fn check_metadata(path: &Path, metadata: &HashMap<String, String>) -> Result<(), CheckpointError> {
     let corrupt = |problem: &str| CheckpointError::Corrupt { path: path.to_owned(), problem: problem.into() };
     let format = metadata.get("format").ok_or_else(|| corrupt("its format is missing"))?;
@@ -259,10 +261,10 @@ fn check_identity(
     };
     let is_format_1 = metadata["format"] == FORMAT_1;
     for IdentityEntry { key, option, value } in &identity.entries {
-        let added = VALUES_OF_MISSING_ENTRIES.iter().find(|(added, _)| added == key);
-        let found = match (metadata.get(*key), added) {
+        let missing = VALUES_OF_MISSING_ENTRIES.iter().find(|(missing, _)| missing == key);
+        let found = match (metadata.get(*key), missing) {
             (Some(found), _) => found.as_str(),
-            (None, Some((_, default))) => default,
+            (None, Some((_, value))) => value,
             (None, None) if is_format_1 => continue,
             (None, None) => {
                 return Err(CheckpointError::NotRecorded {
@@ -271,10 +273,10 @@ fn check_identity(
                 });
             }
         };
-        // Earlier versions called the accelerated rule `nesterov`.
-        let was_renamed = *key == "optimizer" && found == "nesterov";
+        // In checkpoints of earlier versions, `nesterov` without --momentum is the accelerated rule.
+        let is_nesterov = *key == "optimizer" && found == "nesterov";
         let has_momentum = metadata.get("momentum").is_some_and(|momentum| momentum != "none");
-        let found = if was_renamed && !has_momentum { Rule::Accelerated.name() } else { found };
+        let found = if is_nesterov && !has_momentum { Rule::Accelerated.name() } else { found };
         if found != value.as_str() {
             return Err(CheckpointError::Unfit {
                 path: path.to_owned(),
@@ -363,7 +365,8 @@ pub(crate) fn load_checkpoint(
     Ok(Some(state))
 }
 
-/// Reads a checkpoint whose tensors need `tensor_bytes`. Returns an error if the file has many more bytes.
+/// Reads a checkpoint whose tensors have `tensor_bytes` bytes. Returns an error if the file is larger than these tensors
+/// and the largest header.
 fn read_file(path: &Path, tensor_bytes: u64) -> Result<Vec<u8>, CheckpointError> {
     let read_error = |error| CheckpointError::io("read", path, error);
     let bytes_max = tensor_bytes + HEADER_BYTES_MAX;
@@ -386,9 +389,9 @@ fn read_file(path: &Path, tensor_bytes: u64) -> Result<Vec<u8>, CheckpointError>
     Ok(bytes)
 }
 
-/// Returns an error if a run with `steps_per_epoch` steps in each epoch cannot have this state. Checkpoints of
-/// earlier versions have no hash of their metadata, so only this function finds a wrong position. In checkpoints of
-/// the first version, `steps_total` is not checked, because they do not record the batch size.
+/// Returns an error if a run with `steps_per_epoch` steps in each epoch cannot have this state. In checkpoints of the
+/// formats 1 and 2, the metadata has no hash, so only this function finds a wrong position. `steps_total` is not
+/// checked in format 1, because this format does not record the batch size.
 fn check_state_is_possible(
     state: &TrainingState,
     steps_per_epoch: u64,
@@ -407,10 +410,13 @@ fn check_state_is_possible(
     }
     let is_ahead = |&batch: &u64| batches.is_some_and(|batches| batch > batches);
     if !(state.done_ahead.is_sorted_by(|a, b| a < b) && state.done_ahead.iter().all(is_ahead)) {
-        return Err(format!("its done_ahead is {:?}", state.done_ahead));
+        return Err(format!(
+            "its done_ahead is {:?}, not an ascending list of batches after its position",
+            state.done_ahead
+        ));
     }
     if momentum_start > steps_total {
-        return Err(format!("its momentum_start is {momentum_start}, after step {steps_total}"));
+        return Err(format!("its momentum_start is {momentum_start}, but its steps_total is {steps_total}"));
     }
     if !loss_sum.is_finite() {
         return Err(format!("its sum of losses is {loss_sum}"));

@@ -13,7 +13,7 @@ use self::relayed_terminal::RelayedTerminal;
 use super::progress::{CompletedStep, Observer};
 use super::report::EpochRecord;
 
-/// The maximum number of times that a progress bar is drawn in a second.
+/// The maximum number of times per second that a progress bar is drawn.
 const DRAWINGS_PER_SECOND_MAX: u8 = 5;
 
 /// What a [`Console`] shows.
@@ -30,12 +30,12 @@ pub struct ConsoleOptions {
 /// How to show progress within an epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ProgressDisplay {
-    /// A progress bar on standard error. No bar if standard error is not a terminal.
+    /// A progress bar on standard error. Shows nothing if standard error is not a terminal.
     Bar,
-    /// A progress bar that is sent through a pipe on standard error. The program that reads the pipe, such as
-    /// `ringrun`, shows the bar on its own terminal.
+    /// A progress bar that is sent through a pipe on standard error. The program that reads the pipe, for
+    /// example `ringrun`, shows the bar on its own terminal.
     RelayedBar {
-        /// The width in characters.
+        /// The width of the bar in characters.
         columns: u16,
     },
     /// No progress within an epoch.
@@ -65,38 +65,41 @@ pub struct Console<W> {
 
 /// The progress of the current epoch.
 struct EpochProgress {
+    /// The number of the epoch, counted from 1.
     epoch: u64,
     epochs: u64,
+    /// The number of steps that are complete.
     step: u64,
+    /// The number of steps until the end of the epoch.
     steps: u64,
     /// The steps since the epoch began.
-    all: LogInterval,
+    since_epoch_start: StepSums,
     /// The steps since the last line of `--log-interval`.
-    logged: LogInterval,
+    since_last_line: StepSums,
 }
 
-/// The totals of consecutive steps.
-struct LogInterval {
+/// Sums over consecutive steps.
+struct StepSums {
     started: Instant,
     steps: u64,
     samples: u64,
     /// The sum of the losses of all samples.
-    loss: f64,
+    loss_sum: f64,
 }
 
-impl LogInterval {
+impl StepSums {
     fn start() -> Self {
-        Self { started: Instant::now(), steps: 0, samples: 0, loss: 0.0 }
+        Self { started: Instant::now(), steps: 0, samples: 0, loss_sum: 0.0 }
     }
 
     fn add(&mut self, step: &CompletedStep) {
         self.steps += 1;
         self.samples += step.samples;
-        self.loss += step.loss * step.samples as f64;
+        self.loss_sum += step.loss * step.samples as f64;
     }
 
     fn mean_loss(&self) -> f64 {
-        self.loss / self.samples.max(1) as f64
+        self.loss_sum / self.samples.max(1) as f64
     }
 
     fn samples_per_second(&self) -> f64 {
@@ -107,8 +110,9 @@ impl LogInterval {
 impl<W: Write> Console<W> {
     /// Creates a console that writes lines to `out`.
     pub fn new(options: ConsoleOptions, out: W) -> Self {
-        let (all, logged) = (LogInterval::start(), LogInterval::start());
-        let epoch = EpochProgress { epoch: 0, epochs: 0, step: 0, steps: 0, all, logged };
+        let (since_epoch_start, since_last_line) = (StepSums::start(), StepSums::start());
+        let epoch =
+            EpochProgress { epoch: 0, epochs: 0, step: 0, steps: 0, since_epoch_start, since_last_line };
         Self { options, out: Some(out), failure: None, epoch, bar: None }
     }
 
@@ -144,8 +148,8 @@ impl<W: Write> Observer for Console<W> {
     }
 
     fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64) {
-        let (all, logged) = (LogInterval::start(), LogInterval::start());
-        self.epoch = EpochProgress { epoch, epochs, step, steps, all, logged };
+        let (since_epoch_start, since_last_line) = (StepSums::start(), StepSums::start());
+        self.epoch = EpochProgress { epoch, epochs, step, steps, since_epoch_start, since_last_line };
         let target = match self.options.display {
             ProgressDisplay::None => return,
             ProgressDisplay::Bar => ProgressDrawTarget::stderr_with_hz(DRAWINGS_PER_SECOND_MAX),
@@ -163,20 +167,22 @@ impl<W: Write> Observer for Console<W> {
     fn step_taken(&mut self, step: &CompletedStep) {
         let progress = &mut self.epoch;
         progress.step += 1;
-        progress.all.add(step);
-        progress.logged.add(step);
+        progress.since_epoch_start.add(step);
+        progress.since_last_line.add(step);
         if let Some(bar) = &self.bar {
             bar.inc(1);
-            let (loss, speed) = (progress.all.mean_loss(), progress.all.samples_per_second());
+            let (loss, speed) =
+                (progress.since_epoch_start.mean_loss(), progress.since_epoch_start.samples_per_second());
             bar.set_message(format!("loss {loss:.4}  {speed:.0} samples/s"));
         }
-        if self.options.log_interval.is_some_and(|interval| progress.logged.steps >= interval.get()) {
-            let EpochProgress { epoch, epochs, step: taken, steps, logged, .. } = progress;
-            let (loss, speed, rate) = (logged.mean_loss(), logged.samples_per_second(), step.learning_rate);
+        if self.options.log_interval.is_some_and(|interval| progress.since_last_line.steps >= interval.get())
+        {
+            let EpochProgress { epoch, epochs, step: taken, steps, since_last_line: sums, .. } = progress;
+            let (loss, speed, rate) = (sums.mean_loss(), sums.samples_per_second(), step.learning_rate);
             let line = format!(
                 "epoch {epoch}/{epochs}, step {taken}/{steps}: loss {loss:.4}, lr {rate}, {speed:.0} samples/s"
             );
-            progress.logged = LogInterval::start();
+            progress.since_last_line = StepSums::start();
             self.notice(&line);
         }
     }

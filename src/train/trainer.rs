@@ -35,7 +35,7 @@ pub(crate) struct Trainer<'a> {
     setup: &'a Setup,
     /// Writes checkpoints. `Some` only on rank 0 of a run that saves checkpoints.
     writer: Option<CheckpointWriter>,
-    /// Becomes true when this rank receives a stop signal.
+    /// True after this rank has received a stop signal.
     stop: &'a AtomicBool,
     optimizer: Optimizer,
     /// The parameters, the position in the run and the history. Except while a checkpoint is saved, `state.optimizer`
@@ -49,7 +49,7 @@ pub(crate) struct Trainer<'a> {
     /// Memory for the whole model. Has no rows if the strategy divides the model, because the strategy then has its
     /// own memory.
     workspace: Workspace,
-    /// The samples that this rank received in the last epoch, if each epoch is a single batch.
+    /// If each epoch is a single batch: the samples of this rank, received in the previous epoch, for the next epoch.
     whole_batch: Option<ReceivedWindow>,
     /// The number of samples that an evaluation processes at once.
     evaluation_rows: usize,
@@ -59,8 +59,8 @@ pub(crate) struct Trainer<'a> {
     /// Whether a checkpoint is due within the epoch. Only used if the ranks hold parts of the state.
     is_save_due: bool,
     /// The hash of the parameters at the end of an epoch, if the ranks have not compared it yet.
-    unchecked: Option<ReplicaHash>,
-    /// The sum of this rank's losses that `state.position.loss_sum` does not include yet. 0 if the strategy exchanges
+    unchecked_hash: Option<ReplicaHash>,
+    /// The sum of the losses of this rank that are not yet in `state.position.loss_sum`. 0 if the strategy exchanges
     /// losses in every step.
     local_loss: f64,
     /// The mean loss of the last completed epoch.
@@ -71,7 +71,7 @@ pub(crate) struct Trainer<'a> {
     pub(crate) step_samples: u64,
     /// Measures the times of the steps since the last epoch record.
     timer: StepTimer,
-    /// How long the parts of all steps took. `None` if other ranks take the steps.
+    /// The times for computation, communication and data, summed over all steps. `None` if other ranks take the steps.
     pub(crate) step_times: Option<StepTimes>,
 }
 
@@ -126,7 +126,7 @@ impl<'a> Trainer<'a> {
             partition,
             stopped: false,
             is_save_due: false,
-            unchecked: None,
+            unchecked_hash: None,
             local_loss: 0.0,
             step_seconds: 0.0,
             step_samples: 0,
@@ -150,9 +150,10 @@ impl<'a> Trainer<'a> {
         self.strategy.bucket_bytes()
     }
 
-    /// Trains until the last epoch is completed, the loss no longer falls, or a rank receives a stop signal.
+    /// Trains until the last epoch is completed, the loss no longer falls, or a rank receives a stop signal. If the run
+    /// keeps its best parameters and was not stopped, replaces the parameters by the best parameters at the end.
     pub(crate) fn train(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        // If a signal ended the earlier run during an evaluation, its checkpoint has no validation loss.
+        // If a stop signal ended the previous run during an evaluation, its checkpoint lacks the last validation loss.
         self.validate(group)?;
         while self.state.position.epoch < self.setup.settings.epochs
             && !self.stopped
@@ -168,7 +169,7 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Returns whether the run ends because the validation loss no longer falls.
+    /// Returns whether the run ends because of `--patience`: the validation loss no longer falls.
     pub(crate) fn is_out_of_patience(&self) -> bool {
         let (Some(patience), Some(best)) = (self.config.recipe.patience, &self.state.best) else {
             return false;
@@ -194,7 +195,7 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Returns whether the run ends because the loss no longer falls.
+    /// Returns whether the run ends because the training loss no longer falls.
     pub(crate) fn has_converged(&self) -> bool {
         self.setup.settings.stops_when_converged
             && convergence::has_converged(&self.state.history, self.setup.constant_prediction_loss())
@@ -246,7 +247,7 @@ impl<'a> Trainer<'a> {
                 self.begin_epoch(epoch + 1);
                 observer.adjust_parameters(&mut self.state.parameters);
                 if self.strategy.parameter_agreement() == ParameterAgreement::EveryStep {
-                    self.unchecked = self.replica_hash();
+                    self.unchecked_hash = self.replica_hash();
                 }
                 if epoch + 1 < last {
                     self.save_if_due(group, observer)?;
@@ -258,7 +259,7 @@ impl<'a> Trainer<'a> {
         self.step_seconds += times.seconds();
         self.step_samples += samples;
         // Compare the hashes before the parameters are tested and saved.
-        if let Some(replica) = self.unchecked.take().or_else(|| self.replica_hash()) {
+        if let Some(replica) = self.unchecked_hash.take().or_else(|| self.replica_hash()) {
             replica.check_replicas_equal(group)?;
         }
         let recorded = self.state.position.epoch == last;
@@ -306,7 +307,7 @@ impl<'a> Trainer<'a> {
             if self.stopped {
                 break;
             }
-            // Do not save after the last step of an epoch, because the end of the epoch saves a checkpoint.
+            // Do not save after the last step of an epoch: the caller then begins the next epoch and saves, if due.
             if index + 1 < exchange.batches.count() {
                 self.save_if_due(group, observer)?;
             }
@@ -340,8 +341,8 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// Makes the parameters agree on all ranks, and sums the losses over all ranks. Does nothing if the strategy does
-    /// this in every step.
+    /// Makes the parameters the same on all ranks, and sums the losses over all ranks. Does nothing if the strategy
+    /// does this in every step.
     fn agree_on_parameters(&mut self, group: &mut Group) -> Result<(), TrainError> {
         if self.strategy.parameter_agreement() == ParameterAgreement::EveryStep {
             return Ok(());
@@ -363,8 +364,8 @@ impl<'a> Trainer<'a> {
         self.state.position = Position { epoch, steps_total, momentum_start, ..Position::default() };
     }
 
-    /// Takes one step, in which this rank processes `local_batch`. Returns the mean loss of the samples of all ranks,
-    /// or of this rank's samples if the ranks do not exchange losses in every step.
+    /// Takes one step, in which this rank processes `local_batch`. Returns the mean loss over the samples of all ranks.
+    /// If the ranks do not exchange losses in every step, returns the mean loss over the samples of this rank.
     fn step(&mut self, group: &mut Group, local_batch: &LocalBatch<'_>) -> Result<f64, TrainError> {
         let setup = self.setup;
         let batch_len = local_batch.batch_len;
@@ -389,7 +390,10 @@ impl<'a> Trainer<'a> {
             loss: outcome.loss,
             stop_flags: self.stop_flag(),
             save_flags: f64::from(u8::from(self.is_save_due)),
-            differences: self.unchecked.as_ref().map_or([0.0; 2], ReplicaHash::terms_that_cancel_if_equal),
+            differences: self
+                .unchecked_hash
+                .as_ref()
+                .map_or([0.0; 2], ReplicaHash::terms_that_cancel_if_equal),
         };
         let steps_total = self.state.position.steps_total;
         self.optimizer.learning_rate = setup.learning_rates.rate_at_step(self.learning_rate(), steps_total);
@@ -398,7 +402,7 @@ impl<'a> Trainer<'a> {
         let totals = strategy.after_gradient(group, &mut replica, own)?;
         let stopped = strategy.after_step(group, &mut replica, steps, is_stopping)?;
         let mean_loss = if let Some(totals) = totals {
-            if let Some(replica) = self.unchecked.take().filter(|_| totals.differences != [0.0; 2]) {
+            if let Some(replica) = self.unchecked_hash.take().filter(|_| totals.differences != [0.0; 2]) {
                 replica.check_replicas_equal(group)?;
             }
             self.stopped = totals.stop_flags > 0.0;
@@ -460,8 +464,8 @@ impl<'a> Trainer<'a> {
     }
 }
 
-/// Returns two numbers. The first is the largest number of samples that this rank processes at once in a step. The
-/// second is the number of samples that an evaluation processes at once. It is the same on all ranks.
+/// Returns two numbers. The first number is the largest number of samples that this rank processes at once in a step.
+/// The second number is the number of samples that an evaluation processes at once. It is the same on all ranks.
 fn rows_at_once(config: &Config, setup: &Setup, group: &Group) -> (usize, usize) {
     let train = &setup.dataset.train;
     let (batch_size, evaluation_rows) = (setup.settings.batch_size, setup.network.evaluation_rows());

@@ -14,7 +14,7 @@ pub enum CheckpointError {
     /// The operating system returned an error.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// The operation that failed, as a verb, such as `read`.
+        /// The action that failed, as a verb, for example `read`.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
@@ -56,7 +56,7 @@ pub enum CheckpointError {
     NotRegularFile {
         /// The path of the checkpoint.
         path: PathBuf,
-        /// What is at the path, such as `a symbolic link`.
+        /// The kind of file at the path, for example `a symbolic link`.
         kind: &'static str,
     },
     /// The checkpoint directory has a file `config.toml` that ringtrain did not write.
@@ -108,7 +108,7 @@ pub enum CheckpointError {
         /// What is wrong.
         problem: String,
     },
-    /// The checkpoint was saved by a run with different options or data.
+    /// The checkpoint was saved by a run with different options, or with data of a different size.
     #[error(
         "cannot resume from {}: it was saved with {what} {found}, but this run has {what} {wanted}; resume with the original \
          options, or pass another --checkpoint directory",
@@ -117,7 +117,7 @@ pub enum CheckpointError {
     Unfit {
         /// The file.
         path: PathBuf,
-        /// The option that differs, or the property of the data that differs.
+        /// The option or the property of the data that differs.
         what: String,
         /// The value in the checkpoint.
         found: String,
@@ -135,7 +135,7 @@ pub enum CheckpointError {
         /// The option that is not recorded.
         what: String,
     },
-    /// The checkpoint was saved by a run with different data of the same size.
+    /// The checkpoint was saved by a run with other data.
     #[error(
         "cannot resume from {}: it was saved with --data {found}, but --data {wanted} of this run contains different \
          values; resume with the original --data and --test-data, or pass another --checkpoint directory",
@@ -149,7 +149,7 @@ pub enum CheckpointError {
         /// The name of the data of this run.
         wanted: String,
     },
-    /// The directory has checkpoints, but not the latest one.
+    /// The directory contains checkpoints, but the latest checkpoint is missing.
     #[error(
         "cannot resume: there is {}, but the latest checkpoint, {LATEST}, is missing; to continue from another checkpoint of this \
          directory, copy it to {LATEST}",

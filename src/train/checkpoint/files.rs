@@ -1,4 +1,4 @@
-//! The checkpoint files of a directory: the latest, earlier ones and the best.
+//! The files of a checkpoint directory: the latest checkpoint, earlier checkpoints and the best checkpoint.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -12,16 +12,16 @@ use crate::train::atomic_file;
 pub const FILE_NAME: &str = "checkpoint.safetensors";
 /// The name of the best checkpoint in the checkpoint directory.
 pub(crate) const BEST_FILE_NAME: &str = "checkpoint-best.safetensors";
-/// The temporary name of a file that becomes the best checkpoint.
+/// The temporary name of the hard link that becomes the best checkpoint.
 const TEMPORARY_BEST_FILE_NAME: &str = ".checkpoint-best.safetensors.ringtrain-link";
-/// The temporary name of the files that show whether the file system has hard links.
+/// The temporary file to which a run creates a hard link, to test whether the file system has hard links.
 const LINK_TEST_FILE_NAME: &str = ".link-test.ringtrain-tmp";
 
-/// The checkpoint files of a directory.
+/// The files of a checkpoint directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct CheckpointFiles {
     directory: PathBuf,
-    /// The number of checkpoints to keep, with the latest but without the best checkpoint.
+    /// The number of checkpoints to keep. The latest checkpoint counts, and the best checkpoint does not count.
     keep: u32,
     keeps_best: bool,
 }
@@ -42,12 +42,13 @@ impl CheckpointFiles {
         self.directory.join(BEST_FILE_NAME)
     }
 
-    /// Returns the path of the earlier checkpoint after `steps` steps.
+    /// Returns the path of the checkpoint of step `steps` after it is no longer the latest checkpoint.
     fn path_of_earlier_checkpoint(&self, steps: u64) -> PathBuf {
         self.directory.join(format!("checkpoint-{steps}.safetensors"))
     }
 
-    /// Returns a checkpoint in the directory: the latest, or any other if there is no latest.
+    /// Returns the path of the latest checkpoint. If this file does not exist, returns the path of another checkpoint in
+    /// the directory.
     pub(crate) fn find_any_checkpoint(&self) -> Result<Option<PathBuf>, CheckpointError> {
         let latest = self.latest_path();
         if exists(&latest)? {
@@ -79,7 +80,7 @@ impl CheckpointFiles {
         let (file, link) = (self.directory.join(LINK_TEST_FILE_NAME), self.temporary_best_path());
         let result = atomic_file::replace_file(&file, &[]).and_then(|()| replace_by_hard_link(&file, &link));
         for path in [&file, &link] {
-            // A file that remains does no harm: the next run removes it.
+            // If a file cannot be removed, it does no harm: the next run removes it.
             let _ = fs::remove_file(path);
         }
         result.map_err(|source| CheckpointError::NoLinks { path: self.directory.clone(), source })
@@ -104,9 +105,9 @@ impl CheckpointFiles {
         Ok(())
     }
 
-    /// Replaces the latest checkpoint by `bytes`, the checkpoint after `steps` steps. `latest_steps` is the number of
-    /// steps of the checkpoint that is now the latest. Keeps the previous checkpoint if `keep` is more than 1, and
-    /// removes the oldest checkpoints. If `is_best`, the new checkpoint also replaces the best one.
+    /// Replaces the latest checkpoint by `bytes`, the checkpoint of step `steps`. Before the call, `latest_steps` is the
+    /// step of the latest checkpoint. Keeps the previous checkpoint if `keep` is more than 1, and removes the oldest
+    /// checkpoints. If `is_best`, the new checkpoint also replaces the best checkpoint.
     ///
     /// # Errors
     ///
@@ -141,8 +142,8 @@ impl CheckpointFiles {
         self.directory.join(TEMPORARY_BEST_FILE_NAME)
     }
 
-    /// Removes the oldest of the checkpoints before `steps`. Checkpoints of later steps remain: the user has gone
-    /// back to an earlier checkpoint, and may need the later ones again.
+    /// Removes the oldest of the checkpoints before step `steps`. Keeps checkpoints of later steps: these exist if the
+    /// user has gone back to an earlier checkpoint, and the user may need them again.
     fn remove_old_checkpoints(&self, steps: u64) -> io::Result<()> {
         let mut earlier = self.steps_of_earlier_checkpoints()?;
         earlier.retain(|&found| found < steps);
@@ -153,7 +154,7 @@ impl CheckpointFiles {
         Ok(())
     }
 
-    /// Returns the numbers of steps of the earlier checkpoints, in ascending order.
+    /// Returns the steps of the earlier checkpoints, in ascending order. The names of the files contain the steps.
     fn steps_of_earlier_checkpoints(&self) -> io::Result<Vec<u64>> {
         let mut found = Vec::new();
         let entries = match fs::read_dir(&self.directory) {
@@ -267,7 +268,8 @@ mod tests {
         assert_eq!(names, ["c", "c-07", "c-20", "c-90", "c-x"]);
     }
 
-    /// Regression test: before the fix, the next save kept the new checkpoint under the name of the previous one.
+    /// Regression test: before the fix, the save after a failed save stored a checkpoint under the step of an older
+    /// checkpoint.
     #[test]
     fn earlier_checkpoints_keep_their_content_after_a_failed_save() {
         let directory = tempfile::tempdir().unwrap();

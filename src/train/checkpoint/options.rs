@@ -26,13 +26,12 @@ struct CheckpointHeader {
     metadata: HashMap<String, String>,
 }
 
-/// Returns the text of options that the latest checkpoint in `directory` stores
-/// ([`CheckpointSettings::options`](super::CheckpointSettings::options)). Returns `None` if there is no checkpoint,
-/// or if the checkpoint has no such text.
+/// Returns the text [`CheckpointSettings::options`](super::CheckpointSettings::options) from the latest checkpoint in
+/// `directory`. Returns `None` if there is no checkpoint, or if the checkpoint does not contain this text.
 ///
 /// # Errors
 ///
-/// The checkpoint cannot be read, its format is unknown, or its metadata was changed.
+/// The checkpoint cannot be read, its format is unknown, or its metadata does not match its hash.
 pub fn read_options(directory: &Path) -> Result<Option<String>, CheckpointError> {
     let path = directory.join(FILE_NAME);
     let fail = |error| CheckpointError::io("read", &path, error);
@@ -84,7 +83,7 @@ pub(crate) fn write_options(
     atomic_file::replace_file(&path, text.as_bytes()).map_err(|error| fail("write", error))
 }
 
-/// Returns whether the file with the options does not exist, or was written by [`write_options`].
+/// Returns true if the file at `path` does not exist, or if [`write_options`] wrote it.
 fn may_replace_options_file(path: &Path) -> io::Result<bool> {
     let mut beginning = Vec::new();
     match File::open(path) {

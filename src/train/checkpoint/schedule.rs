@@ -1,36 +1,38 @@
-//! When a run saves a checkpoint within an epoch.
+//! Decides when a run saves a checkpoint within an epoch.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use super::CheckpointSettings;
 
-/// Decides after which steps a run saves a checkpoint.
+/// The schedule of the checkpoints within an epoch.
 #[derive(Clone, Debug)]
 pub(crate) struct SaveSchedule {
+    /// A save is due when the number of steps reaches a multiple of this number.
     steps: Option<NonZeroU64>,
+    /// A save is due when this time has passed since the last save.
     interval: Option<Duration>,
-    /// The number of steps of the run, and the time, at the last save or at the start.
-    last: (u64, Instant),
+    /// The number of steps and the time at which the last save began. Before the first save: the start of the run.
+    last_save: (u64, Instant),
 }
 
 impl SaveSchedule {
     /// Creates the schedule of a run that starts after `steps_total` steps.
     pub(crate) fn new(settings: &CheckpointSettings, steps_total: u64, now: Instant) -> Self {
-        Self { steps: settings.steps, interval: settings.interval, last: (steps_total, now) }
+        Self { steps: settings.steps, interval: settings.interval, last_save: (steps_total, now) }
     }
 
     /// Returns whether a save is due when the run has taken `steps_total` steps.
     pub(crate) fn is_due(&self, steps_total: u64, now: Instant) -> bool {
-        let (steps, time) = self.last;
-        // A save that had to wait for the previous one stays due until it begins.
+        let (steps, time) = self.last_save;
+        // If a save must wait for the previous save, the new save stays due until it begins.
         let by_steps = self.steps.is_some_and(|every| steps_total / every > steps / every);
         by_steps || self.interval.is_some_and(|every| now.saturating_duration_since(time) >= every)
     }
 
     /// Records that a save began.
     pub(crate) fn record_start(&mut self, steps_total: u64, now: Instant) {
-        self.last = (steps_total, now);
+        self.last_save = (steps_total, now);
     }
 }
 

@@ -1,10 +1,10 @@
-//! Where and when a run saves checkpoints.
+//! The settings that say where and when a run saves checkpoints.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where and when to save checkpoints, how many to keep, and what to do if a checkpoint already exists.
+/// Where and when to save checkpoints, how many checkpoints to keep, and how to treat an existing checkpoint.
 ///
 /// A run saves a checkpoint after each epoch that it reports, after a stop signal and at its end. `steps` and
 /// `interval` add checkpoints within an epoch.
@@ -23,9 +23,10 @@ pub struct CheckpointSettings {
     /// `checkpoint-STEPS.safetensors`, where STEPS is the number of steps before it.
     pub keep: NonZeroU32,
     /// Whether to keep the checkpoint of the best reported epoch as `checkpoint-best.safetensors`. The best epoch has
-    /// the lowest loss on the validation samples, or else on the test samples, or else on the training samples.
+    /// the lowest validation loss. Without validation samples, the test loss decides. Without test samples, the
+    /// training loss decides.
     pub keeps_best: bool,
-    /// A text that the metadata of each checkpoint holds under the key `options`, such as the options of the program.
+    /// A text that the metadata of each checkpoint holds under the key `options`, for example the options of the program.
     pub options: Option<String>,
 }
 

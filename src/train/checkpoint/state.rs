@@ -5,7 +5,7 @@ use crate::train::early_stopping::BestParameters;
 use crate::train::model::TargetScale;
 use crate::train::report::EpochRecord;
 
-/// The position of a run: how many epochs and steps are done.
+/// The position of a run: its next step, and the losses of the current epoch so far.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Position {
     /// The current epoch, counted from 0.
@@ -56,7 +56,7 @@ pub(crate) struct TrainingState {
 }
 
 impl TrainingState {
-    /// Copies `other` to this state. Unlike `clone`, reuses the memory of this state.
+    /// Copies `other` to this state, and reuses the memory of this state.
     pub(crate) fn copy_from(&mut self, other: &Self) {
         let Self { position, learning_rate, parameters, optimizer, best, strategy, done_ahead, history } =
             other;
@@ -82,7 +82,7 @@ impl TrainingState {
 pub(crate) struct RunIdentity {
     /// The options and the sizes of the data, in the order in which a resumed run compares them.
     pub(crate) entries: Vec<IdentityEntry>,
-    /// The name of the data, for messages. A resumed run may read the data under another name.
+    /// The name of the data, for messages. A resumed run may read the same data from a file with another name.
     pub(crate) data_name: String,
     /// A hash of the content of the data.
     pub(crate) data_hash: String,
@@ -94,9 +94,9 @@ pub(crate) struct RunIdentity {
     pub(crate) optimizer_names: &'static [&'static str],
     /// The names of the strategy's state vectors.
     pub(crate) strategy_names: &'static [&'static str],
-    /// The means and deviations that standardize the features: stored for programs that use the model.
+    /// The means and deviations that standardize the features. Stored for programs that use the model.
     pub(crate) standardizer: Option<Standardizer>,
-    /// The mean and deviation that convert outputs to the unit of the target: stored for programs that use the model.
+    /// The mean and deviation that convert outputs to the unit of the target. Stored for programs that use the model.
     pub(crate) scale: TargetScale,
     /// The names of the classes.
     pub(crate) classes: Vec<String>,

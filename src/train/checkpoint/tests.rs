@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::train::model::{Loss, TargetScale};
 
-/// Writes a checkpoint into `directory`, which is created if it does not exist.
+/// Writes a checkpoint into `directory`. Creates the directory if it does not exist.
 fn save_checkpoint(
     directory: &Path,
     network: &Network,
@@ -123,8 +123,8 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
     ));
 }
 
-/// Regression test: the check before the training did not count the encoding of a table, so the first checkpoint
-/// could fail after a whole epoch.
+/// Regression test: before the fix, the check before training did not count the encoding of a table. So the first
+/// checkpoint could fail after a whole epoch.
 #[test]
 fn an_encoding_that_is_too_long_is_refused_before_training() {
     let directory = tempfile::tempdir().unwrap();
@@ -134,9 +134,9 @@ fn an_encoding_that_is_too_long_is_refused_before_training() {
         save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
         let file = fs::read(directory.path().join(FILE_NAME)).unwrap();
         let header = u64::from_le_bytes(*file.first_chunk().unwrap());
-        let bytes = check_header(Path::new("c"), &identity, HEADER_BYTES_MAX).unwrap();
+        let bytes = check_header_size(Path::new("c"), &identity, HEADER_BYTES_MAX).unwrap();
         assert!((header..header + HEADER_BYTES_ESTIMATE).contains(&bytes), "{bytes} {header}");
-        let error = check_header(Path::new("c"), &identity, bytes - 1).unwrap_err().to_string();
+        let error = check_header_size(Path::new("c"), &identity, bytes - 1).unwrap_err().to_string();
         assert!(error.contains(&format!("but a checkpoint holds at most {}", bytes - 1)), "{error}");
     }
 }
@@ -181,16 +181,16 @@ fn replace_texts(bytes: &mut [u8], edits: &[(&str, &str)]) {
     }
 }
 
-/// A checkpoint of version 2 has no hash of its position. Without a check, a wrong position would cause an endless
-/// loop or skip epochs.
+/// A checkpoint of format 2 has no hash of its position. If a wrong position were accepted, the run could loop without
+/// end or skip epochs.
 #[test]
-fn a_position_of_version_2_that_no_run_reaches_is_refused() {
+fn an_impossible_position_in_a_checkpoint_of_format_2_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (network, identity, state) = example_run();
     save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
     let path = directory.path().join(FILE_NAME);
     let complete = fs::read(&path).unwrap();
-    let version_2 = [(FORMAT, FORMAT_2), (METADATA_HASH_KEY, "metadata_none")];
+    let format_2 = [(FORMAT, FORMAT_2), (METADATA_HASH_KEY, "metadata_none")];
     for (from, to, expected) in [
         ("\"step\":\"2\"", "\"step\":\"9\"", Some("its step is 9, but an epoch has 3 steps")),
         ("[12,14]", "[12,10]", Some("its done_ahead is [12, 10]")),
@@ -200,7 +200,7 @@ fn a_position_of_version_2_that_no_run_reaches_is_refused() {
         ("\"learning_rate\":\"0.05\"", "\"learning_rate\":\"1e99\"", Some("its learning_rate is inf")),
     ] {
         let mut bytes = complete.clone();
-        replace_texts(&mut bytes, &[&version_2[..], &[(from, to)]].concat());
+        replace_texts(&mut bytes, &[&format_2[..], &[(from, to)]].concat());
         fs::write(&path, bytes).unwrap();
         match (load_checkpoint(directory.path(), &network, &identity), expected) {
             (Ok(Some(found)), None) => assert_eq!(found.parameters, state.parameters),
@@ -209,15 +209,15 @@ fn a_position_of_version_2_that_no_run_reaches_is_refused() {
         }
     }
     let mut bytes = complete;
-    replace_texts(&mut bytes, &version_2[1..]);
+    replace_texts(&mut bytes, &format_2[1..]);
     fs::write(&path, bytes).unwrap();
     let error = load_checkpoint(directory.path(), &network, &identity).unwrap_err().to_string();
     assert!(error.contains("its metadata_hash is missing"), "{error}");
 }
 
-/// Version 1 of the format contains neither the learning rate nor some options that version 2 compares.
+/// Format 1 contains neither the learning rate nor some options that format 2 compares.
 #[test]
-fn a_checkpoint_of_version_1_can_be_resumed() {
+fn a_run_can_resume_from_a_checkpoint_of_format_1() {
     let directory = tempfile::tempdir().unwrap();
     let (network, mut identity, mut state) = example_run();
     identity.keeps_best = false;

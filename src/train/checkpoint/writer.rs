@@ -1,4 +1,4 @@
-//! Writes checkpoints in a thread, while training continues.
+//! Writes checkpoints in a separate thread while training continues.
 
 use std::fmt::Write as _;
 use std::io;
@@ -12,9 +12,9 @@ use super::schedule::SaveSchedule;
 use super::{CheckpointError, CheckpointSettings, RunIdentity, TrainingState, serialize};
 use crate::train::model::Network;
 
-/// When a run ends with an error, it waits at most this long for the checkpoint that is being written.
+/// A run that ends with an error waits at most this long for the checkpoint that is being written.
 const DROP_WAIT_MAX: Duration = Duration::from_secs(10);
-/// The time between two messages about saves that fail.
+/// The minimum time between two messages about failed saves.
 const FAILURE_NOTICE_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Writes the checkpoints of a run. Only one write is in progress at a time.
@@ -24,10 +24,10 @@ pub(crate) struct CheckpointWriter {
     schedule: SaveSchedule,
     /// The write that is in progress.
     current: Option<WriteInProgress>,
-    /// The memory of the last copy of the state, which the next copy reuses.
+    /// The last copy of the state. The next copy reuses its memory.
     spare: TrainingState,
     /// The number of steps of the latest checkpoint in the directory.
-    saved: Option<u64>,
+    latest_steps: Option<u64>,
     /// The last save, if it failed.
     failed: Option<FailedSave>,
     notices: FailureNotices,
@@ -49,11 +49,12 @@ struct WriteInProgress {
     result: Receiver<WriteResult>,
 }
 
-/// What the thread returns after a write.
+/// The message that the writing thread sends after a write.
 #[derive(Debug)]
 struct WriteResult {
+    /// The copy of the state that was written.
     copy: TrainingState,
-    /// The number of steps of the checkpoint that is the latest after the write.
+    /// The number of steps of the latest checkpoint after the write.
     latest_steps: Option<u64>,
     result: Result<(), CheckpointError>,
 }
@@ -82,8 +83,8 @@ impl WriteContext {
 }
 
 impl CheckpointWriter {
-    /// Creates the writer of a run that starts after `steps_total` steps. If `steps_total` is not 0, the directory
-    /// has a checkpoint.
+    /// Creates the writer of a run that starts after `steps_total` steps. If `steps_total` is not 0, the run has resumed
+    /// from a checkpoint in the directory.
     pub(crate) fn new(
         settings: &CheckpointSettings,
         (network, identity): (Network, RunIdentity),
@@ -96,7 +97,7 @@ impl CheckpointWriter {
             schedule: SaveSchedule::new(settings, steps_total, now),
             current: None,
             spare: TrainingState::default(),
-            saved: (steps_total > 0).then_some(steps_total),
+            latest_steps: (steps_total > 0).then_some(steps_total),
             failed: None,
             notices: FailureNotices::default(),
         }
@@ -133,7 +134,7 @@ impl CheckpointWriter {
         let mut copy = std::mem::take(&mut self.spare);
         copy.copy_from(state);
         let (sender, result) = mpsc::channel();
-        let (context, mut latest_steps) = (Arc::clone(&self.context), self.saved);
+        let (context, mut latest_steps) = (Arc::clone(&self.context), self.latest_steps);
         let started = thread::Builder::new().name("checkpoint".into()).spawn(move || {
             let result = context.write(&copy, &mut latest_steps, is_best);
             // Sending fails if the run has ended without waiting for this checkpoint.
@@ -152,7 +153,7 @@ impl CheckpointWriter {
         }
     }
 
-    /// Waits for the end of the write that is in progress, at most for `timeout`. Returns a line for the user if the
+    /// Waits at most for `timeout` until the write that is in progress ends. Returns a line for the user if the
     /// write failed, or if it succeeded after failed writes.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Option<String> {
         let WriteInProgress { steps, is_best, result } = self.current.as_ref()?;
@@ -160,7 +161,7 @@ impl CheckpointWriter {
         let result = match result.recv_timeout(timeout) {
             Ok(WriteResult { copy, latest_steps, result }) => {
                 self.spare = copy;
-                self.saved = latest_steps;
+                self.latest_steps = latest_steps;
                 result
             }
             Err(RecvTimeoutError::Timeout) => return None,
@@ -179,14 +180,14 @@ impl CheckpointWriter {
         self.record_save_result((steps, is_best), Err(self.still_writing_error()), now)
     }
 
-    /// Returns the error of the last save, if this save failed or did not end.
+    /// Returns the error of the last save, if this save failed or is still in progress.
     pub(crate) fn take_error(&mut self) -> Result<(), CheckpointError> {
         let (steps, source) = match (self.failed.take(), &self.current) {
             (Some(failed), None) => (failed.steps, failed.error),
             (_, Some(write)) => (write.steps, self.still_writing_error()),
             (None, None) => return Ok(()),
         };
-        let latest = describe_latest_checkpoint(self.saved);
+        let latest = describe_latest_checkpoint(self.latest_steps);
         Err(CheckpointError::LastNotSaved { steps, latest, source: Box::new(source) })
     }
 
@@ -196,14 +197,14 @@ impl CheckpointWriter {
         CheckpointError::io("write", &self.context.files.latest_path(), error)
     }
 
-    /// Records the result of the save after `steps` steps.
+    /// Records the result of the save after `steps` steps. May return a line for the user.
     fn record_save_result(
         &mut self,
         (steps, is_best): (u64, bool),
         result: Result<(), CheckpointError>,
         now: Instant,
     ) -> Option<String> {
-        // If a later save was skipped during this write, the run still has to repeat the later save.
+        // If a later save was skipped during this write, that save still counts as failed, and the run must repeat it.
         let is_superseded = self.failed.as_ref().is_some_and(|last| last.steps > steps);
         match result {
             Ok(()) if is_superseded => None,
@@ -212,7 +213,7 @@ impl CheckpointWriter {
                 self.notices.success_notice(steps)
             }
             Err(error) => {
-                let latest = describe_latest_checkpoint(self.saved);
+                let latest = describe_latest_checkpoint(self.latest_steps);
                 let line = format!(
                     "warning: the checkpoint of step {steps} was not saved: {error}; {latest}; training continues"
                 );
@@ -232,18 +233,19 @@ impl Drop for CheckpointWriter {
 }
 
 /// Returns a sentence that says which checkpoint is the latest.
-fn describe_latest_checkpoint(saved: Option<u64>) -> String {
-    match saved {
+fn describe_latest_checkpoint(latest_steps: Option<u64>) -> String {
+    match latest_steps {
         Some(steps) => format!("the latest checkpoint is that of step {steps}"),
         None => "there is no checkpoint yet".into(),
     }
 }
 
-/// Limits the number of messages about saves that fail.
+/// Limits the number of messages about failed saves.
 #[derive(Clone, Copy, Debug, Default)]
 struct FailureNotices {
     /// The number of saves that have failed since the last success.
     count: u64,
+    /// The time of the last message.
     last: Option<Instant>,
     /// Whether a message about a failure was printed since the last success.
     is_announced: bool,
@@ -282,7 +284,7 @@ mod tests {
 
     /// A slow disk may complete a write only after the next save was skipped.
     #[test]
-    fn a_save_that_was_skipped_stays_failed_when_the_write_before_it_ends() {
+    fn a_skipped_save_still_counts_as_failed_when_the_previous_write_succeeds() {
         let settings = CheckpointSettings::new("absent", ExistingCheckpoint::Refuse);
         let (network, identity, state) = example_run();
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! Draws a progress bar through a pipe.
+//! Sends a progress bar through a pipe to a program that shows the bar on its terminal.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indicatif::TermLike;
 
-/// Sends a progress bar through a pipe to another program, such as `ringrun`. `ringrun` shows the text after the last
-/// carriage return on its own terminal. The bar is a single line, so the cursor never moves up or down.
+/// Sends a progress bar through a pipe to another program, for example `ringrun`. The other program shows the text after
+/// the last carriage return on its own terminal. The bar is a single line, so the cursor never moves up or down.
 pub(super) struct RelayedTerminal<W> {
     columns: u16,
     drawing: Mutex<Drawing<W>>,
@@ -70,14 +70,14 @@ impl<W: Write + Send> TermLike for RelayedTerminal<W> {
         Ok(())
     }
 
-    /// Writes the text since the last flush in one piece.
+    /// Writes all text since the last flush in one write.
     fn flush(&self) -> io::Result<()> {
         let mut drawing = self.lock();
         let text = std::mem::take(&mut drawing.text);
         if text.is_empty() {
             return Ok(());
         }
-        // Each piece begins with a carriage return, so that the piece replaces the previous piece.
+        // The text begins with a carriage return, so that the text replaces the previous drawing.
         let start = if text.starts_with('\r') { "" } else { "\r" };
         drawing.out.write_all(format!("{start}{text}").as_bytes())?;
         drawing.out.flush()
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn each_drawing_replaces_the_drawing_before_and_the_last_one_is_empty() {
+    fn each_drawing_replaces_the_previous_drawing_and_the_last_drawing_is_empty() {
         let text = SharedText::default();
         let terminal = RelayedTerminal::new(40, text.clone());
         let bar = ProgressBar::with_draw_target(Some(10), ProgressDrawTarget::term_like(Box::new(terminal)));

@@ -1,4 +1,4 @@
-//! Evaluations of the model by all ranks.
+//! Evaluates the model on all ranks.
 
 use super::Trainer;
 use crate::group::Group;
@@ -9,20 +9,20 @@ use crate::train::metrics::{Evaluation, MetricSums};
 use crate::train::portable::exp;
 use crate::types::ReduceOp;
 
-/// The largest number of test samples for which the report can have the area under the ROC curve. To compute it, each
-/// rank holds 16 bytes for each test sample.
+/// With more test samples than this, the report has no area under the ROC curve. To compute this area, each rank holds
+/// 16 bytes for each test sample.
 const SCORED_SAMPLES_MAX: usize = 1 << 24;
 
-/// The results of evaluating a set of samples.
+/// The results of an evaluation.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Metrics {
     /// The mean loss.
     pub(crate) loss: f64,
-    /// The fraction of correct predictions, from 0 to 1; `None` for regression.
+    /// The fraction of correct predictions, from 0 to 1. `None` if the targets are not classes.
     pub(crate) accuracy: Option<f64>,
-    /// e to the power of the loss for texts; `None` for other data.
+    /// e to the power of the loss. `None` if the data is not text.
     pub(crate) perplexity: Option<f64>,
-    /// The coefficient of determination (R²); `None` for classification, and if all targets are the same.
+    /// The coefficient of determination (R²). `None` for classification, or if all targets are the same.
     pub(crate) r2: Option<f64>,
 }
 
@@ -38,8 +38,8 @@ impl Trainer<'_> {
     ) -> Result<Option<Metrics>, TrainError> {
         let place = self.partition.place();
         let local_rows = samples.own_part(place.replica, place.replicas);
-        // All ranks evaluate the same number of blocks as the rank with the longest part. The last blocks of the
-        // other ranks may be empty.
+        // All ranks evaluate the same number of blocks, because each block ends with an all-reduce. If this rank's part
+        // is shorter than the longest part, its last blocks may be empty.
         let longest = samples.longest_part(place.replicas);
         let block = self.evaluation_rows;
         let mut sums = [0.0; 3];

@@ -1,4 +1,4 @@
-//! Checkpoints of the step loop.
+//! Saves checkpoints during the step loop and at the end of the run.
 
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,14 @@ use crate::types::{ReduceOp, WorldSize};
 
 /// A save at the end of an epoch waits at most this long for the previous write.
 const PREVIOUS_WRITE_WAIT_MAX: Duration = Duration::from_secs(10);
-/// The end of a run waits at most this long for its last checkpoint.
+/// At the end of a run, the ranks wait at most this long until the last checkpoint is written.
 const LAST_CHECKPOINT_WAIT_MAX: Duration = Duration::from_mins(10);
 
-/// What the ranks do next while rank 0 writes the last checkpoint, in increasing order of urgency.
+/// What the ranks do next while rank 0 writes the last checkpoint. The ranks all-reduce the maximum, so a later variant
+/// takes precedence over an earlier variant.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LastCheckpointAction {
-    /// Continue with the end of the run.
+    /// End the run, because there is no write to wait for.
     End,
     /// Wait for the write.
     Wait,
@@ -67,8 +68,8 @@ impl Trainer<'_> {
         if self.partition.is_undivided() { own } else { check_all_succeeded(group, RunPhase::Training, own) }
     }
 
-    /// If the ranks hold parts of the state, sets `is_save_due` before the next step. The ranks sum this flag in the
-    /// step, because all of them must send their parts to rank 0.
+    /// Sets `is_save_due` before a step if the ranks hold parts of the state and a save is due after the step. During the
+    /// step, the ranks sum this flag, because each rank must know that it has to send its part to rank 0.
     pub(super) fn mark_save_if_due(&mut self, observer: &mut dyn Observer) {
         let next = self.state.position.steps_total + 1;
         self.is_save_due |= !self.partition.has_whole_state() && self.can_save_now(next, observer);
@@ -92,7 +93,7 @@ impl Trainer<'_> {
             }
             return Ok(());
         }
-        // Do not save parameters that are not finite: a later check ends the run with an error.
+        // If a parameter is not finite, do not save: a later check ends the run with an error.
         if self.strategy.parameter_agreement() == ParameterAgreement::EveryStep
             && !self.stopped
             && self.can_save_now(self.state.position.steps_total, observer)
@@ -111,8 +112,8 @@ impl Trainer<'_> {
         !writer.is_writing() && writer.is_due(steps_total, Instant::now())
     }
 
-    /// Copies the state and starts to write the copy. Returns a line for the user if the write cannot start.
-    /// `collected` is the whole state, if the ranks hold parts of it.
+    /// Copies the state and starts to write the copy. Returns a line for the user if the write cannot start. If the
+    /// ranks hold parts of the state, `collected` is the whole state.
     fn begin_save(&mut self, collected: Option<&TrainingState>, is_best: bool) -> Option<String> {
         let writer = self.writer.as_mut()?;
         if let Some(state) = collected {
@@ -146,7 +147,7 @@ impl Trainer<'_> {
             return Ok(());
         }
         let started = Instant::now();
-        // Rank 0 joins an all-reduce after each interval, so that the other ranks do not miss their deadline.
+        // Rank 0 takes part in an all-reduce after each interval, so that no other rank reaches its deadline.
         let interval = PREVIOUS_WRITE_WAIT_MAX.min(group.timeout() / 4);
         let mut may_retry = true;
         loop {
@@ -168,7 +169,7 @@ impl Trainer<'_> {
         check_all_succeeded(group, RunPhase::Storage, result.map_err(TrainError::from))
     }
 
-    /// Waits at most `timeout` for the write that is in progress. Returns what the ranks do next.
+    /// Waits at most `timeout` for the write that is in progress. Returns what this rank proposes to do next.
     fn wait_for_last_write(
         &mut self,
         timeout: Duration,
@@ -217,8 +218,8 @@ impl Trainer<'_> {
         }))
     }
 
-    /// Returns the parameters of the model. If each rank holds only a part, returns the whole model on rank 0, and
-    /// this rank's part on the other ranks. All ranks must call this function.
+    /// Moves the parameters of the model out of this trainer. If each rank holds only a part of the model, returns the
+    /// whole model on rank 0, and this rank's part on each other rank. All ranks must call this function.
     pub(crate) fn take_parameters(&mut self, group: &mut Group) -> Result<Vec<f32>, TrainError> {
         let own = std::mem::take(&mut self.state.parameters);
         if self.partition.is_undivided() {
@@ -227,7 +228,7 @@ impl Trainer<'_> {
         Ok(self.partition.gather_on_rank_0(group, &own)?.unwrap_or(own))
     }
 
-    /// Returns whether the last record in the history is better than all records before it.
+    /// Returns whether the last record in the history has a lower loss than all records before it.
     fn is_best_record(&self) -> bool {
         let has_validation = self.setup.validation.is_some();
         let has_test = !self.setup.dataset.test.is_empty();
@@ -241,7 +242,7 @@ impl Trainer<'_> {
     }
 }
 
-/// Shows a line of the writer to the user, if there is one.
+/// If the checkpoint writer has returned a line, shows this line to the user.
 fn show_checkpoint_line(observer: &mut dyn Observer, line: Option<String>) {
     if let Some(line) = line {
         if let Some(text) = line.strip_prefix("warning: ") {

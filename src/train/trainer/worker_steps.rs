@@ -1,4 +1,4 @@
-//! The trainer of a parameter server: the workers take the steps, and this rank tests and saves the model.
+//! Functions for runs in which workers take the steps, and this rank only tests and saves the model.
 
 use super::Trainer;
 use crate::group::Group;
@@ -7,13 +7,14 @@ use crate::train::optimizer::Optimizer;
 use crate::train::progress::Observer;
 
 impl Trainer<'_> {
-    /// Returns the parameters and the optimizer, so that the caller can copy the current values to them.
+    /// Returns the parameters and the optimizer. The caller copies the current values of the workers to them.
     pub(crate) fn parameters_and_optimizer(&mut self) -> (&mut [f32], &mut Optimizer) {
         (&mut self.state.parameters, &mut self.optimizer)
     }
 
-    /// Saves a checkpoint. If an epoch `is_complete`, first tests the model. `loss` is the mean loss of the last
-    /// epoch. `samples` and `seconds` are totals of the steps since the last record.
+    /// Saves a checkpoint. `is_complete` says whether the workers have completed an epoch. If so, first tests the model
+    /// and adds a record to the history. `loss` is the mean loss of the last epoch. `samples` and `seconds` are totals of
+    /// the steps since the last record.
     pub(crate) fn record_worker_steps(
         &mut self,
         group: &mut Group,
