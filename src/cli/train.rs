@@ -279,7 +279,7 @@ fn exit_code_of(error: &TrainError) -> Exit {
             },
             _ => Exit::PeerLost,
         },
-        TrainError::Gossip(GossipError::LeaderFailed { .. }) => Exit::Failure,
+        TrainError::Gossip(GossipError::CoordinatorFailed { .. }) => Exit::Failure,
         TrainError::Gossip(_) => Exit::PeerLost,
         TrainError::Group(error) => group_args::exit_code_of(error),
     }

@@ -49,7 +49,8 @@ pub(crate) struct Trainer<'a> {
     /// Memory for the whole model. Has no rows if the strategy divides the model, because the strategy then has its
     /// own memory.
     workspace: Workspace,
-    /// If each epoch is a single batch: the samples of this rank, received in the previous epoch, for the next epoch.
+    /// The samples that this rank received in the previous epoch. `Some` only if each epoch is a single batch, because
+    /// the next epoch then needs the same samples.
     whole_batch: Option<ReceivedWindow>,
     /// The number of samples that an evaluation processes at once.
     evaluation_rows: usize,

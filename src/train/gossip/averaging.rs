@@ -9,16 +9,16 @@ use super::service::GossipState;
 use crate::train::peer_link::{LinkFailure, MessageChannel, PeerLink, PendingReply};
 use crate::train::random::RandomStream;
 
-/// A rank starts no other average until its last average is complete, or until this time has passed.
+/// A rank starts its next average only when its previous averages are complete, or after this time.
 const NEXT_AVERAGE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// The averages that this rank has started: at most one at a time with each other rank.
 pub(super) struct AveragesInProgress<'a> {
     links: &'a [PeerLink],
     shared: &'a GossipState,
-    /// For each connection, the reply of the average in progress.
+    /// For each connection, the pending reply of the average in progress.
     pending: Vec<Option<PendingReply>>,
-    /// The time at which this rank started its last average.
+    /// When this rank started its last average.
     last_start: Instant,
     random: RandomStream,
     /// The number of averages whose results this rank has applied.
@@ -32,7 +32,7 @@ impl<'a> AveragesInProgress<'a> {
     }
 
     /// Starts an average with a random rank. Chooses among the ranks with which no average is in progress. Does
-    /// nothing if there are none.
+    /// nothing if there is no such rank, or if another average is in progress and started only a short time ago.
     pub(super) fn start_average(&mut self) {
         // Each average moves this rank's parameters halfway to those of another rank. Several averages at once would
         // move them too far.
@@ -47,7 +47,7 @@ impl<'a> AveragesInProgress<'a> {
         if free.is_empty() {
             return;
         }
-        // Scales a random 64-bit number to an index of `free`.
+        // Scale a random 64-bit number to an index of `free`.
         let chosen = (u128::from(self.random.next_u64()) * free.len() as u128) >> 64;
         let index = free[chosen as usize];
         let parameters = self.shared.replica.parameter_words();
@@ -58,7 +58,7 @@ impl<'a> AveragesInProgress<'a> {
                 self.pending[index] = Some(reply);
                 self.last_start = Instant::now();
             }
-            Err(problem) => self.note_lost_peer(index, problem),
+            Err(problem) => self.record_lost_peer(index, problem),
         }
     }
 
@@ -85,11 +85,11 @@ impl<'a> AveragesInProgress<'a> {
     fn apply_reply(&mut self, index: usize, reply: Result<Vec<u32>, LinkFailure>) {
         let words = match reply {
             Ok(words) => words,
-            Err(problem) => return self.note_lost_peer(index, problem),
+            Err(problem) => return self.record_lost_peer(index, problem),
         };
         let Some(message) = Message::decode(&words) else {
             let problem = "it sent a reply of an unexpected length".into();
-            return self.note_lost_peer(index, LinkFailure::Lost(problem));
+            return self.record_lost_peer(index, LinkFailure::Lost(problem));
         };
         if GossipReplyStatus::decode(message.code) == Some(GossipReplyStatus::Done)
             && self.shared.replica.subtract(bytemuck::cast_slice(message.payload))
@@ -98,7 +98,7 @@ impl<'a> AveragesInProgress<'a> {
         }
     }
 
-    fn note_lost_peer(&self, index: usize, failure: LinkFailure) {
-        self.shared.note_lost_link(&self.links[index], failure);
+    fn record_lost_peer(&self, index: usize, failure: LinkFailure) {
+        self.shared.record_lost_link(&self.links[index], failure);
     }
 }

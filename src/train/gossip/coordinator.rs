@@ -1,8 +1,8 @@
-//! The coordinator: assigns the parts of batches to ranks, sums losses, and averages the parameters of all ranks at
-//! the end.
+//! The coordinator assigns the parts of batches to ranks, sums the losses, and averages the parameters of all ranks at
+//! the end of the run.
 //!
-//! The coordinator is the lowest rank that is not lost. Every rank has a [`PartCoordinator`], which answers requests for work
-//! only after [`PartCoordinator::take_over`].
+//! The coordinator is the lowest rank that is not lost. Every rank has a [`PartCoordinator`], because every rank may become the
+//! coordinator. It answers requests for work only after [`PartCoordinator::take_over`].
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,13 +15,13 @@ use crate::train::batch_queue::{Assignment, BatchQueue};
 use crate::train::peer_link::LinkFailure;
 use crate::types::Rank;
 
-/// The coordinator answers a request after at most this time. If the answer has no result, the requesting rank asks
-/// again.
+/// The coordinator answers a request after at most this time. If there is no result yet, the answer is
+/// [`Answer::Wait`], and the requesting rank asks again.
 const ANSWER_WAIT_MAX: Duration = Duration::from_millis(400);
 
-/// The state of a run that the coordinator knows.
+/// The coordinator's view of a run. Ranks that are not the coordinator use it only to record lost ranks.
 pub(super) struct PartCoordinator {
-    own: Rank,
+    own_rank: Rank,
     state: Mutex<PartCoordinatorState>,
     /// Notified when the state changes.
     changed: Condvar,
@@ -41,26 +41,28 @@ struct PartCoordinatorState {
     last_loss: f64,
     /// The number of parts that each rank has done.
     steps: Vec<u64>,
-    /// How the connection with each rank ended. `None` if the connection is open.
-    ends: Vec<Option<PeerConnectionEnd>>,
+    /// `connection_ends[rank]` says how the connection with a rank ended. `None` if the connection is open.
+    connection_ends: Vec<Option<PeerConnectionEnd>>,
     /// The sum of the final parameters of the ranks that have sent them.
-    sum: Vec<f64>,
+    parameter_sum: Vec<f64>,
     /// Whether each rank has sent its final parameters.
-    delivered: Vec<bool>,
+    has_sent_parameters: Vec<bool>,
+    /// The reason for which the run failed.
     failure: Option<(FailureKind, String)>,
+    /// The encoded results of the run.
     results: Option<Vec<u32>>,
 }
 
-/// How the connection with a peer, another rank, ended.
+/// How the connection with another rank, the peer, ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PeerConnectionEnd {
-    /// The peer has the results of the run.
+    /// The peer has received the results of the run and closed the connection.
     Closed,
     /// The peer is lost, ended the connection, or sent an invalid message.
     Failed(LinkFailure),
 }
 
-/// Why a run failed.
+/// The kind of error that ended a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FailureKind {
     /// Any other reason.
@@ -74,7 +76,7 @@ pub(super) enum FailureKind {
 /// The answer to a request.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Answer<T> {
-    /// The result of the request.
+    /// The request is done. Holds its result.
     Done(T),
     /// There is no result yet. The requesting rank asks again.
     Wait,
@@ -86,10 +88,14 @@ pub(super) enum Answer<T> {
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct GossipProgress {
     /// All parts below this number are done.
-    pub(super) parts: u64,
+    pub(super) parts_done: u64,
+    /// The number of samples in all parts that are done.
     pub(super) samples: u64,
+    /// The mean loss of the part that was done last.
     pub(super) last_loss: f64,
+    /// The number of parts that each rank has done.
     pub(super) steps: Vec<u64>,
+    /// Whether all parts are done.
     pub(super) is_finished: bool,
 }
 
@@ -112,27 +118,27 @@ impl FailureKind {
 }
 
 impl PartCoordinator {
-    /// Creates the coordinator of the rank `own` for a run on `ranks` ranks.
-    pub(super) fn new(own: Rank, ranks: usize, batches_per_epoch: u64) -> Self {
+    /// Creates the coordinator of the rank `own_rank` for a run on `ranks` ranks.
+    pub(super) fn new(own_rank: Rank, ranks: usize, batches_per_epoch: u64) -> Self {
         let state = PartCoordinatorState {
             queue: None,
             losses: BTreeMap::new(),
             samples: 0,
             last_loss: 0.0,
             steps: vec![0; ranks],
-            ends: vec![None; ranks],
-            sum: Vec::new(),
-            delivered: vec![false; ranks],
+            connection_ends: vec![None; ranks],
+            parameter_sum: Vec::new(),
+            has_sent_parameters: vec![false; ranks],
             failure: None,
             results: None,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        Self { own, state, changed, parts: ranks as u64, batches_per_epoch }
+        Self { own_rank, state, changed, parts: ranks as u64, batches_per_epoch }
     }
 
     /// Returns this rank.
     pub(super) fn own_rank(&self) -> Rank {
-        self.own
+        self.own_rank
     }
 
     fn lock(&self) -> MutexGuard<'_, PartCoordinatorState> {
@@ -144,9 +150,9 @@ impl PartCoordinator {
         drop(self.changed.wait_timeout(self.lock(), timeout).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Makes this rank the coordinator, which assigns the parts from `first` to `end` to ranks. The parts in
-    /// `done_ahead` are already done. `losses` holds the sum of the losses and the number of samples so far in the
-    /// epoch that contains `first`.
+    /// Makes this rank the coordinator. It then assigns the parts `first..end` to ranks, except for the parts in
+    /// `done_ahead`, which are already done. `losses` holds the sum of the losses and the number of samples so far in
+    /// the epoch that contains `first`.
     pub(super) fn take_over(
         &self,
         (first, end): (u64, u64),
@@ -154,29 +160,29 @@ impl PartCoordinator {
         losses: (f64, u64),
     ) {
         let mut state = self.lock();
-        let ranks = state.ends.len();
+        let ranks = state.connection_ends.len();
         state.losses = BTreeMap::from([(self.epoch_of_part(first), losses)]);
         state.queue = Some(BatchQueue::new(first, end.max(first), ranks, done_ahead));
         self.changed.notify_all();
     }
 
-    /// Returns the epoch that contains a part, counted from 0.
+    /// Returns the number of the epoch that contains a part. Epochs count from 0.
     fn epoch_of_part(&self, part: u64) -> u64 {
         part / self.parts / self.batches_per_epoch
     }
 
-    /// Returns the coordinator: the lowest rank that is not lost.
-    pub(super) fn leader(&self) -> Rank {
+    /// Returns the rank of the coordinator, the lowest rank that is not lost.
+    pub(super) fn coordinator_rank(&self) -> Rank {
         let state = self.lock();
-        let lower = state.ends[..self.own.index()].iter().position(Option::is_none);
-        lower.map_or(self.own, |rank| Rank::new(rank as u32))
+        let lower = state.connection_ends[..self.own_rank.index()].iter().position(Option::is_none);
+        lower.map_or(self.own_rank, |rank| Rank::new(rank as u32))
     }
 
-    /// Notes how the connection with a rank ended. Only the first call for a rank has an effect. The unfinished part
-    /// of `rank` goes to another rank.
-    pub(super) fn note_connection_end(&self, rank: Rank, end: PeerConnectionEnd) {
+    /// Records how the connection with a rank ended. Only the first call for a rank is recorded. The unfinished part of
+    /// `rank` goes to another rank.
+    pub(super) fn record_connection_end(&self, rank: Rank, end: PeerConnectionEnd) {
         let mut state = self.lock();
-        state.ends[rank.index()].get_or_insert(end);
+        state.connection_ends[rank.index()].get_or_insert(end);
         if let Some(queue) = &mut state.queue {
             queue.give_back(rank.index());
         }
@@ -185,13 +191,13 @@ impl PartCoordinator {
 
     /// Returns whether the connection with a rank has ended.
     pub(super) fn has_connection_ended(&self, rank: Rank) -> bool {
-        self.lock().ends[rank.index()].is_some()
+        self.lock().connection_ends[rank.index()].is_some()
     }
 
-    /// Returns the ranks that are lost, and why.
+    /// Returns each lost rank and the cause of its loss.
     pub(super) fn lost_ranks(&self) -> Vec<(Rank, String)> {
         let state = self.lock();
-        let lost = state.ends.iter().enumerate().filter_map(|(rank, end)| match end {
+        let lost = state.connection_ends.iter().enumerate().filter_map(|(rank, end)| match end {
             Some(PeerConnectionEnd::Failed(LinkFailure::Lost(problem) | LinkFailure::Aborted(problem))) => {
                 Some((Rank::new(rank as u32), problem.clone()))
             }
@@ -200,31 +206,35 @@ impl PartCoordinator {
         lost.collect()
     }
 
-    /// Returns why the connection with a rank has failed.
+    /// Returns why the connection with a rank has failed. Returns `None` if it is open or was closed.
     pub(super) fn link_failure(&self, rank: Rank) -> Option<LinkFailure> {
-        match &self.lock().ends[rank.index()] {
+        match &self.lock().connection_ends[rank.index()] {
             Some(PeerConnectionEnd::Failed(failure)) => Some(failure.clone()),
             Some(PeerConnectionEnd::Closed) | None => None,
         }
     }
 
-    /// Checks that this rank and the ranks that it can reach may continue the run.
+    /// Checks that this rank and the ranks that it can reach are a quorum, so that they may continue the run.
     pub(super) fn check_quorum_of_reachable_ranks(&self) -> Result<(), GossipError> {
         let state = self.lock();
         let is_failed = |end: &Option<PeerConnectionEnd>| matches!(end, Some(PeerConnectionEnd::Failed(_)));
-        check_quorum(self.own, &state.ends.iter().map(|end| !is_failed(end)).collect::<Vec<_>>())
+        check_quorum(
+            self.own_rank,
+            &state.connection_ends.iter().map(|end| !is_failed(end)).collect::<Vec<_>>(),
+        )
     }
 
-    /// Checks that the ranks that have sent their final parameters may complete the run.
+    /// Checks that the ranks that have sent their final parameters are a quorum, so that they may complete the run.
     pub(super) fn check_quorum_of_final_parameters(&self) -> Result<(), GossipError> {
-        check_quorum(self.own, &self.lock().delivered)
+        check_quorum(self.own_rank, &self.lock().has_sent_parameters)
     }
 
-    /// Answers a request for work. Waits at most for [`ANSWER_WAIT_MAX`] until there is a part.
+    /// Answers a request for work. If no part is free, waits at most [`ANSWER_WAIT_MAX`] for a part.
     pub(super) fn answer_work_request(&self, rank: Rank, request: PartRequest) -> Answer<PartReply> {
         let until = Instant::now() + ANSWER_WAIT_MAX;
-        let is_leading = |state: &mut PartCoordinatorState| state.queue.is_none() && state.failure.is_none();
-        let waited = self.changed.wait_timeout_while(self.lock(), ANSWER_WAIT_MAX, is_leading);
+        let is_not_coordinator_yet =
+            |state: &mut PartCoordinatorState| state.queue.is_none() && state.failure.is_none();
+        let waited = self.changed.wait_timeout_while(self.lock(), ANSWER_WAIT_MAX, is_not_coordinator_yet);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let is_accepted = self.complete_part(&mut state, rank, request);
         loop {
@@ -233,7 +243,7 @@ impl PartCoordinator {
                 return Answer::Failed(*kind, message.clone());
             }
             let Some(queue) = queue else { return Answer::Wait };
-            // A rank that has just computed a part is not idle: it applies its gradient before it waits.
+            // A rank that has just computed a part is not idle. It must first apply the gradient, so reply at once.
             let is_idle = request.done.is_none();
             let timeout = until.saturating_duration_since(Instant::now());
             let assignment = queue.assign_batch(rank.index(), is_idle && timeout.is_zero());
@@ -246,8 +256,8 @@ impl PartCoordinator {
         }
     }
 
-    /// Records the part that `rank` has computed. Returns `false` if the request names no such part, or if another
-    /// rank has done the part before.
+    /// Records the part that `rank` has computed. Returns `false` if the request names no part, or if another rank has
+    /// already done the part.
     fn complete_part(&self, state: &mut PartCoordinatorState, rank: Rank, request: PartRequest) -> bool {
         let Some(queue) = &mut state.queue else { return false };
         if request.is_stopping {
@@ -270,7 +280,7 @@ impl PartCoordinator {
         true
     }
 
-    /// Ends the run as soon as the batches in progress are complete.
+    /// Makes the run end when the batches in progress are complete.
     pub(super) fn stop(&self) {
         if let Some(queue) = &mut self.lock().queue {
             queue.shorten_to_multiple_of(self.parts);
@@ -287,7 +297,7 @@ impl PartCoordinator {
     pub(super) fn progress(&self) -> GossipProgress {
         let state = self.lock();
         GossipProgress {
-            parts: state.queue.as_ref().map_or(0, BatchQueue::first_not_done),
+            parts_done: state.queue.as_ref().map_or(0, BatchQueue::first_not_done),
             samples: state.samples,
             last_loss: state.last_loss,
             steps: state.steps.clone(),
@@ -295,15 +305,15 @@ impl PartCoordinator {
         }
     }
 
-    /// Returns the sum of the losses and the number of samples of an epoch so far, and forgets all earlier epochs. `epoch`
-    /// counts from 0.
+    /// Returns the sum of the losses and the number of samples of an epoch so far, and deletes the losses of all earlier epochs.
+    /// `epoch` counts from 0.
     pub(super) fn epoch_losses(&self, epoch: u64) -> (f64, u64) {
         let mut state = self.lock();
         state.losses = state.losses.split_off(&epoch);
         state.losses.get(&epoch).copied().unwrap_or_default()
     }
 
-    /// Adds the final parameters of a rank to the average. A second call for the same rank has no effect.
+    /// Adds the final parameters of a rank to the sum. A second call for the same rank has no effect.
     pub(super) fn add_final_parameters(&self, rank: Rank, parameters: &[f32]) -> Answer<()> {
         let mut state = self.lock();
         if let Some((kind, message)) = &state.failure {
@@ -312,9 +322,9 @@ impl PartCoordinator {
         if !state.queue.as_ref().is_some_and(BatchQueue::is_finished) {
             return Answer::Wait;
         }
-        if !std::mem::replace(&mut state.delivered[rank.index()], true) {
-            state.sum.resize(parameters.len(), 0.0);
-            state.sum.iter_mut().zip(parameters).for_each(|(sum, &value)| *sum += f64::from(value));
+        if !std::mem::replace(&mut state.has_sent_parameters[rank.index()], true) {
+            state.parameter_sum.resize(parameters.len(), 0.0);
+            state.parameter_sum.iter_mut().zip(parameters).for_each(|(sum, &value)| *sum += f64::from(value));
         }
         self.changed.notify_all();
         Answer::Done(())
@@ -324,9 +334,10 @@ impl PartCoordinator {
     /// the ranks whose parameters are missing.
     pub(super) fn wait_for_final_parameters(&self, timeout: Duration) -> Vec<Rank> {
         let missing = |state: &PartCoordinatorState| -> Vec<Rank> {
-            let ranks = state.delivered.iter().zip(&state.ends).enumerate();
-            let missing = ranks.filter(|(_, (delivered, end))| !**delivered && end.is_none());
-            missing.map(|(rank, _)| Rank::new(rank as u32)).filter(|&rank| rank != self.own).collect()
+            let ranks = state.has_sent_parameters.iter().zip(&state.connection_ends).enumerate();
+            let missing =
+                ranks.filter(|(_, (has_sent_parameters, end))| !**has_sent_parameters && end.is_none());
+            missing.map(|(rank, _)| Rank::new(rank as u32)).filter(|&rank| rank != self.own_rank).collect()
         };
         let is_waiting = |state: &mut PartCoordinatorState| !missing(state).is_empty();
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_waiting);
@@ -336,8 +347,13 @@ impl PartCoordinator {
     /// Writes the average of the final parameters to `target`.
     pub(super) fn write_average_parameters(&self, target: &mut [f32]) {
         let state = self.lock();
-        let count = state.delivered.iter().filter(|&&delivered| delivered).count().max(1) as f64;
-        target.iter_mut().zip(&state.sum).for_each(|(value, sum)| *value = (sum / count) as f32);
+        let count = state
+            .has_sent_parameters
+            .iter()
+            .filter(|&&has_sent_parameters| has_sent_parameters)
+            .count()
+            .max(1) as f64;
+        target.iter_mut().zip(&state.parameter_sum).for_each(|(value, sum)| *value = (sum / count) as f32);
     }
 
     /// Makes the results of the run available to the other ranks.
@@ -346,7 +362,7 @@ impl PartCoordinator {
         self.changed.notify_all();
     }
 
-    /// Returns the results of the run, for which it waits at most [`ANSWER_WAIT_MAX`].
+    /// Waits at most [`ANSWER_WAIT_MAX`] for the results of the run, and returns these results.
     pub(super) fn wait_for_results(&self) -> Answer<Vec<u32>> {
         let is_missing =
             |state: &mut PartCoordinatorState| state.results.is_none() && state.failure.is_none();
@@ -363,8 +379,8 @@ impl PartCoordinator {
     /// are still open.
     pub(super) fn wait_for_connection_ends(&self, timeout: Duration) -> Vec<Rank> {
         let open = |state: &PartCoordinatorState| -> Vec<Rank> {
-            let open = state.ends.iter().enumerate().filter(|(_, end)| end.is_none());
-            open.map(|(rank, _)| Rank::new(rank as u32)).filter(|&rank| rank != self.own).collect()
+            let open = state.connection_ends.iter().enumerate().filter(|(_, end)| end.is_none());
+            open.map(|(rank, _)| Rank::new(rank as u32)).filter(|&rank| rank != self.own_rank).collect()
         };
         let is_open = |state: &mut PartCoordinatorState| !open(state).is_empty();
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_open);

@@ -19,35 +19,35 @@ pub enum GossipError {
         /// The reason.
         problem: String,
     },
-    /// This rank cannot reach the rank that assigns the batches, but other ranks can.
+    /// This rank cannot reach the coordinator, the rank that assigns the batches, but another rank can.
     #[error(
-        "this rank cannot reach rank {leader}, which hands out batches ({problem}), but rank {other} can; check the network between \
-         the hosts of these ranks"
+        "this rank cannot reach rank {coordinator}, which hands out batches ({problem}), but rank {other} can; check the network \
+         between the hosts of these ranks"
     )]
     CutOff {
-        /// The rank that assigns the batches.
-        leader: Rank,
-        /// A rank that can reach `leader`.
+        /// The rank of the coordinator.
+        coordinator: Rank,
+        /// A rank that can reach `coordinator`.
         other: Rank,
         /// What this rank knows about the cause.
         problem: String,
     },
-    /// The rank that assigns the batches ended the run on this rank.
-    #[error("rank {leader}, which hands out batches, ended the run on this rank: {problem}")]
-    LeaderFailed {
-        /// The rank that assigns the batches.
-        leader: Rank,
+    /// The coordinator ended the run on this rank.
+    #[error("rank {coordinator}, which hands out batches, ended the run on this rank: {problem}")]
+    CoordinatorFailed {
+        /// The rank of the coordinator.
+        coordinator: Rank,
         /// The reason.
         problem: String,
     },
-    /// This rank lost the connection with the rank to which it had sent its final parameters.
+    /// The connection with the coordinator failed after this rank had sent its final parameters to the coordinator.
     #[error(
-        "rank {leader}, which averages the final parameters, is lost: {problem}. No other rank can average them, because rank \
-         {leader} may already have saved the model; resume from the last checkpoint"
+        "rank {coordinator}, which averages the final parameters, is lost: {problem}. No other rank can average them, \
+         because rank {coordinator} may already have saved the model; resume from the last checkpoint"
     )]
-    LeaderLostAtEnd {
-        /// The rank that averages the final parameters.
-        leader: Rank,
+    CoordinatorLostAtEnd {
+        /// The rank of the coordinator, which averages the final parameters.
+        coordinator: Rank,
         /// What this rank knows about the cause.
         problem: String,
     },
@@ -80,14 +80,14 @@ impl From<ConnectError> for TrainError {
     }
 }
 
-/// Returns the error of a rank whose coordinator, rank `leader`, has failed.
-pub(super) fn leader_failed(leader: Rank, kind: FailureKind, problem: String) -> TrainError {
+/// Returns the error of this rank after the coordinator, rank `coordinator`, has failed.
+pub(super) fn coordinator_failed_error(coordinator: Rank, kind: FailureKind, problem: String) -> TrainError {
     match kind {
         FailureKind::Diverged => TrainError::Diverged(problem),
         FailureKind::Storage => {
-            TrainError::OtherRankFailed { rank: leader, phase: RunPhase::Storage, message: problem }
+            TrainError::OtherRankFailed { rank: coordinator, phase: RunPhase::Storage, message: problem }
         }
-        FailureKind::Other => TrainError::Gossip(GossipError::LeaderFailed { leader, problem }),
+        FailureKind::Other => TrainError::Gossip(GossipError::CoordinatorFailed { coordinator, problem }),
     }
 }
 

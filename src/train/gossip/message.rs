@@ -28,7 +28,7 @@ impl<'a> Message<'a> {
         words
     }
 
-    /// Returns `None` if the words are too few.
+    /// Returns `None` if there are fewer than [`HEADER_WORDS`] words.
     pub(super) fn decode(words: &'a [u32]) -> Option<Self> {
         let (header, payload) = words.split_at_checked(HEADER_WORDS)?;
         let number = |index: usize| u64::from(header[1 + 2 * index]) | u64::from(header[2 + 2 * index]) << 32;
@@ -36,24 +36,25 @@ impl<'a> Message<'a> {
     }
 }
 
-/// What a rank requests from another rank.
+/// The kind of a request from one rank (the sender) to another rank (the receiver).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum GossipRequestKind {
-    /// Averages the parameters in the payload with those of the receiver. The reply has the difference that the
-    /// sender of the request subtracts.
+    /// Average the parameters in the payload with the parameters of the receiver. The payload of the reply holds the
+    /// differences that the sender must subtract.
     Average = 1,
-    /// A part of a batch: see [`PartRequest`]. Only the coordinator answers.
+    /// Assign a part of a batch to the sender: see [`PartRequest`]. Only the coordinator answers.
     Work = 2,
-    /// The parts of batches that the receiver has done. A new coordinator sends this request.
+    /// Return the parts of batches that the receiver has done. A new coordinator sends this request.
     DoneParts = 3,
-    /// Adds the parameters in the payload to the final average. Only the coordinator answers.
+    /// Add the parameters in the payload to the final average. Only the coordinator answers.
     FinalParameters = 4,
-    /// The results of the run. Only the coordinator answers.
+    /// Return the results of the run. Only the coordinator answers.
     Results = 5,
-    /// The sender has the results and sends no more requests.
+    /// Close the connection: the sender has the results and sends no more requests.
     Close = 6,
-    /// The loss of the sender is not finite. The payload is a message, and `numbers[0]` is its length in bytes.
+    /// End the run, because the loss of the sender is not finite. The payload is an error message. `numbers[0]` is the
+    /// length of this message in bytes.
     Diverged = 7,
 }
 
@@ -73,7 +74,7 @@ impl GossipRequestKind {
     }
 }
 
-/// The largest number of words of a text.
+/// The largest number of 32-bit words of a text in a payload.
 pub(super) const TEXT_WORDS_MAX: usize = 1 << 12;
 
 /// How a rank answered a request.
@@ -84,8 +85,8 @@ pub(super) enum GossipReplyStatus {
     Done = 1,
     /// The request is not done. The sender may ask again.
     Wait = 2,
-    /// The run has failed. The payload is the reason as text. `numbers[0]` is the kind of failure, and `numbers[1]`
-    /// the length of the text in bytes.
+    /// The run has failed. The payload is the reason as text. `numbers[0]` is the kind of failure. `numbers[1]` is the
+    /// length of the text in bytes.
     Failed = 3,
 }
 
@@ -95,7 +96,7 @@ impl GossipReplyStatus {
     }
 }
 
-/// A request for work: the four numbers of a message.
+/// A request for work. It is encoded in the four numbers of a message.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct PartRequest {
     /// The part whose gradient the sender has computed.
@@ -135,10 +136,11 @@ impl PartRequest {
     }
 }
 
-/// A reply to a request for work: the four numbers of a message.
+/// A reply to a request for work. It is encoded in the four numbers of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PartReply {
-    /// Whether the sender of the request applies its gradient. False if another rank has done the same part before.
+    /// Whether the sender of the request applies its gradient. False if another rank has already done the
+    /// same part.
     pub(super) is_accepted: bool,
     /// What the sender of the request does next. [`Assignment::Batch`] holds the number of a part.
     pub(super) assignment: Assignment,
@@ -160,7 +162,7 @@ impl PartReply {
         [code, number, self.done_before, u64::from(self.is_accepted)]
     }
 
-    /// Reads the numbers of a reply. An unknown code means that the rank asks again.
+    /// Decodes the numbers of a reply. An unknown code becomes [`Assignment::Wait`], so the rank asks again.
     pub(super) fn decode([code, number, done_before, is_accepted]: [u64; 4]) -> Self {
         let assignment = match code {
             PART_CODE => Assignment::Batch(number),
@@ -176,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_survive_encoding() {
+    fn decoded_messages_equal_the_encoded_messages() {
         for kind in GossipRequestKind::ALL {
             let message = Message::new(kind as u32, [0, u64::MAX, 1 << 40, 7], &[1, 2, 3]);
             assert_eq!(Message::decode(&message.encode()), Some(message));

@@ -8,8 +8,8 @@
 //! parameters of all ranks. At the end of the run, the coordinator averages the parameters of all ranks that are not
 //! lost.
 //!
-//! Rank i does not wait for the reply: it computes its next gradient meanwhile. A thread of rank j replies while rank
-//! j computes. No rank waits for a slow rank.
+//! Rank i does not wait for the reply, but computes its next gradient. On rank j, a separate thread replies while the
+//! training thread computes. So no rank waits for a slow rank.
 //!
 //! Sources: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018, for the average of two
 //! ranks during the computation of a gradient; Blot et al., "Gossip training for deep learning", 2016, and Jin et al., "How to
@@ -17,8 +17,8 @@
 
 mod averaging;
 mod coordinator;
+mod coordinator_trainer;
 mod error;
-mod leader;
 mod message;
 mod quorum;
 mod replica;
@@ -44,7 +44,7 @@ use super::strategies::StrategySpec;
 use crate::group::Group;
 use crate::types::{Rank, WorldSize};
 
-/// After a failure, the coordinator waits at most this long until the other ranks have noticed the failure.
+/// After a failure, the coordinator waits at most this long until the other ranks have received the error.
 const TIMEOUT_AFTER_FAILURE_MAX: Duration = Duration::from_secs(5);
 
 /// A rank that becomes the coordinator waits at least this long until the other ranks know that the old coordinator is lost,
@@ -56,13 +56,13 @@ struct GossipContext<'a> {
     config: &'a Config,
     setup: &'a Setup,
     stop: &'a AtomicBool,
-    own: Rank,
+    own_rank: Rank,
     size: WorldSize,
     links: &'a [PeerLink],
     shared: &'a GossipState,
     batches_per_epoch: u64,
     /// The number of steps of a rank between two averages.
-    steps_between: u64,
+    steps_between_averages: u64,
     /// How long this rank waits for another rank to answer or to end its run.
     timeout: Duration,
     started: Instant,
@@ -84,7 +84,7 @@ impl GossipContext<'_> {
         if result.is_ok() { self.timeout } else { self.timeout.min(TIMEOUT_AFTER_FAILURE_MAX) }
     }
 
-    /// Returns the number of steps that are done when a run that started at `start` has completed `batches` batches.
+    /// Returns the number of steps after `batches` batches of a run that started at `start`.
     fn steps_total_after(&self, start: Position, batches: u64) -> u64 {
         let first = start.epoch * self.batches_per_epoch + start.step;
         (start.steps_total + batches).saturating_sub(first)
@@ -121,8 +121,8 @@ pub(super) fn run(
     if let Some(best) = &mut state.best
         && best.record.selected
     {
-        // This is the checkpoint of a completed run. Training continues from the parameters of the last step, not
-        // from the best.
+        // The checkpoint is from a completed run. Training continues from the parameters of the last step, not from
+        // the best parameters.
         best.swap_parameters(&mut state.parameters);
     }
     let links = connect_pairs(group)?;
@@ -140,12 +140,12 @@ pub(super) fn run(
         config,
         setup,
         stop,
-        own,
+        own_rank: own,
         size,
         links: &links,
         shared: &shared,
         batches_per_epoch,
-        steps_between: match config.strategy {
+        steps_between_averages: match config.strategy {
             StrategySpec::Gossip { steps } => steps.get().into(),
             _ => 1,
         },
@@ -162,7 +162,7 @@ pub(super) fn run(
             Ok(_) => "the run has ended".to_owned(),
             Err(error) => error.to_string(),
         };
-        // This ends the threads. Aborting a connection that has ended has no effect.
+        // The abort ends the threads. It has no effect on a connection that has ended.
         for link in &links {
             link.abort(&message);
         }

@@ -7,7 +7,7 @@ use super::error::GossipError;
 use crate::types::Rank;
 
 /// Returns whether a group of ranks may complete the run: more than half of the ranks of the job are members, or
-/// exactly half of them, including rank 0. Two groups without a common member never both have a quorum. `members[i]`
+/// exactly half of the ranks, with rank 0 among them. Two groups without a common member never both have a quorum. `members[i]`
 /// says whether rank i is a member.
 fn has_quorum(members: &[bool]) -> bool {
     let count = members.iter().filter(|&&is_member| is_member).count();
@@ -28,9 +28,9 @@ pub(super) fn check_quorum(own: Rank, members: &[bool]) -> Result<(), GossipErro
 mod tests {
     use super::*;
 
-    /// Without this rule, two halves of a job completed the run with different parameters, and both ended without an error.
+    /// Without this rule, two halves of a job would complete the run with different parameters, and without an error.
     #[test]
-    fn of_two_groups_without_a_common_rank_at_most_one_has_a_quorum() {
+    fn two_groups_without_a_common_rank_never_both_have_a_quorum() {
         let members =
             |set: u32, ranks: u32| -> Vec<bool> { (0..ranks).map(|rank| set >> rank & 1 == 1).collect() };
         for ranks in 1..=6 {
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_half_of_the_ranks_or_half_of_them_with_rank_0_have_a_quorum() {
+    fn a_quorum_is_more_than_half_of_the_ranks_or_exactly_half_with_rank_0() {
         for (members, expected) in [
             (&[true][..], true),
             (&[true, false], true),

@@ -1,9 +1,9 @@
-//! The parameters of one rank, which its training loop and its connections change.
+//! The parameters of one rank. The training loop and the threads of the connections change them.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The parameters of this rank.
+/// The parameters of this rank, shared by the threads of this process.
 pub(super) struct SharedReplica(Mutex<ReplicaState>);
 
 struct ReplicaState {
@@ -35,14 +35,15 @@ impl SharedReplica {
         bytemuck::cast_slice(&self.lock().parameters).to_vec()
     }
 
-    /// Calls `update` with the parameters, while no other thread uses them.
+    /// Calls `update` with the parameters locked.
     pub(super) fn update<R>(&self, update: impl FnOnce(&mut [f32]) -> R) -> R {
         update(&mut self.lock().parameters)
     }
 
-    /// Moves the parameters halfway to `theirs`. Returns the differences that the other rank has to subtract from its
-    /// own parameters. The sum of the parameters of both ranks stays the same, even if the other rank takes steps
-    /// before it subtracts. Returns `None` if this rank refuses averages, or if `theirs` has another length.
+    /// Moves the parameters halfway to `theirs`, the parameters of another rank. Returns the differences that the other
+    /// rank has to subtract from its own parameters. The average does not change the sum of the parameters of both ranks,
+    /// even if the other rank takes steps before it subtracts. Returns `None` if this rank refuses averages, or if
+    /// `theirs` has another length.
     pub(super) fn average_with(&self, theirs: &[f32]) -> Option<Vec<f32>> {
         let mut state = self.lock();
         if state.refuses_averages || theirs.len() != state.parameters.len() {
@@ -64,7 +65,7 @@ impl SharedReplica {
         if fits {
             let ReplicaState { parameters, variances, .. } = &mut *state;
             parameters.iter_mut().zip(differences).for_each(|(own, difference)| *own -= difference);
-            // This rank may have reduced a variance after the other rank computed the difference to subtract.
+            // A step of this rank may have reduced a variance after the other rank had computed the difference.
             for range in variances {
                 for variance in &mut parameters[range.clone()] {
                     *variance = if *variance < 0.0 { 0.0 } else { *variance };
@@ -88,9 +89,9 @@ mod tests {
         replica.update(|parameters| parameters.to_vec())
     }
 
-    /// If a rank replaced its parameters by the average, it would lose the steps that it takes while the reply is on its way.
+    /// If a rank replaced its parameters by the average, it would lose the steps that it takes before the reply arrives.
     #[test]
-    fn an_average_keeps_the_sum_of_two_replicas_and_the_steps_during_the_exchange() {
+    fn an_average_keeps_the_sum_of_two_replicas_and_the_steps_taken_before_the_reply() {
         let (first, second) =
             (SharedReplica::new(vec![4.0, -1.0], Vec::new()), SharedReplica::new(vec![2.0, 5.0], Vec::new()));
         let words = first.parameter_words();
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_replicas_and_vectors_of_another_length_are_left_unchanged() {
+    fn a_refused_average_or_a_vector_of_another_length_changes_nothing() {
         let replica = SharedReplica::new(vec![1.0, 2.0], Vec::new());
         assert_eq!(replica.average_with(&[1.0]), None);
         assert!(!replica.subtract(&[1.0, 2.0, 3.0]));

@@ -12,11 +12,11 @@ use crate::train::peer_link::{LinkFailure, MessageChannel, PeerLink};
 use crate::train::text_words::{decode_text, encode_text};
 use crate::types::Rank;
 
-/// The largest number of words in a rank's list of the parts that it has done. Parts that do not fit are computed
-/// again.
+/// The largest number of 32-bit words in a rank's list of the parts that it has done. Parts that do not fit into the
+/// list are computed again.
 pub(super) const DONE_PARTS_WORDS_MAX: usize = 1 << 26;
 
-/// What the training loop of this rank and its connections share.
+/// The state that the training loop and the connection threads of this rank share.
 pub(super) struct GossipState {
     pub(super) replica: SharedReplica,
     pub(super) coordinator: PartCoordinator,
@@ -46,14 +46,14 @@ impl DoneParts {
         self.lock().own.insert(part);
     }
 
-    /// Notes that all parts below `done_before` are done.
+    /// Records that all parts below `done_before` are done. Deletes these parts from the list of this rank.
     pub(super) fn forget_before(&self, done_before: u64) {
         let mut state = self.lock();
         state.done_before = state.done_before.max(done_before);
         state.own = state.own.split_off(&done_before);
     }
 
-    /// Returns the number below which all parts are done, and the other parts that this rank has done.
+    /// Returns the number below which all parts are done, and the parts above this number that this rank has done.
     pub(super) fn snapshot(&self) -> (u64, BTreeSet<u64>) {
         let state = self.lock();
         (state.done_before, state.own.clone())
@@ -61,20 +61,20 @@ impl DoneParts {
 }
 
 impl GossipState {
-    /// Notes that a connection has failed, and ends it.
-    pub(super) fn note_lost_link(&self, link: &PeerLink, failure: LinkFailure) {
+    /// Records that a connection has failed, and aborts the connection.
+    pub(super) fn record_lost_link(&self, link: &PeerLink, failure: LinkFailure) {
         let (LinkFailure::Lost(problem) | LinkFailure::Aborted(problem)) = &failure;
         let message = format!("rank {} lost rank {}: {problem}", self.coordinator.own_rank(), link.peer);
-        // Must precede the abort, after which the thread of this connection notes a second failure: only the first
-        // counts.
-        self.coordinator.note_connection_end(link.peer, PeerConnectionEnd::Failed(failure));
+        // Record the failure before the abort. After the abort, the thread of this connection records a second failure,
+        // but only the first one counts.
+        self.coordinator.record_connection_end(link.peer, PeerConnectionEnd::Failed(failure));
         link.abort(&message);
     }
 
     /// Answers the requests of another rank until the connection ends.
     pub(super) fn serve(&self, link: &PeerLink) {
         let end = self.serve_until_end(link);
-        self.coordinator.note_connection_end(link.peer, end);
+        self.coordinator.record_connection_end(link.peer, end);
     }
 
     fn serve_until_end(&self, link: &PeerLink) -> PeerConnectionEnd {
@@ -122,7 +122,7 @@ impl GossipState {
             }
             GossipRequestKind::DoneParts => {
                 let (done_before, own) = self.done_parts.snapshot();
-                let numbers = [done_before, u64::from(self.coordinator.leader().get()), 0, 0];
+                let numbers = [done_before, u64::from(self.coordinator.coordinator_rank().get()), 0, 0];
                 let parts = own.iter().take(DONE_PARTS_WORDS_MAX / 2);
                 let words: Vec<u32> = parts.flat_map(|&part| [part as u32, (part >> 32) as u32]).collect();
                 encode_done_reply(numbers, &words)

@@ -1,11 +1,11 @@
-//! The training loop of one rank.
+//! The training loop of one rank with the strategy `gossip`.
 
 use std::time::{Duration, Instant};
 
 use super::averaging::AveragesInProgress;
 use super::coordinator::{Answer, FailureKind};
-use super::error::{failure_kind, leader_failed};
-use super::leader::GossipLeader;
+use super::coordinator_trainer::CoordinatorTrainer;
+use super::error::{coordinator_failed_error, failure_kind};
 use super::message::{
     DonePart, GossipReplyStatus, GossipRequestKind, HEADER_WORDS, Message, PartReply, PartRequest,
     TEXT_WORDS_MAX,
@@ -27,20 +27,20 @@ use crate::train::summary_words::{REPORT_WORDS_MAX, decode_summary};
 use crate::train::text_words::{decode_text, encode_text};
 use crate::types::Rank;
 
-/// At the end of the run, a rank waits at most this long for the averages that it has started.
+/// At the end of the run, a rank waits at most this long for the replies to the averages that it has started.
 const FINAL_AVERAGES_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// A new coordinator asks each rank which parts of batches are done. Between two requests to a rank, the coordinator
-/// waits for this time.
+/// A new coordinator asks each rank which parts of batches are done. It waits for this time between two requests to the
+/// same rank.
 const TAKEOVER_PAUSE: Duration = Duration::from_millis(50);
 
-/// A rank that takes steps.
+/// The training loop of one rank. Every rank has a worker, also the coordinator.
 pub(super) struct Worker<'a> {
     pub(super) context: &'a GossipContext<'a>,
     /// The state at the start of the run, without the parameters and without the state of the optimizer.
     start: TrainingState,
     pub(super) optimizer: Optimizer,
-    /// The parameters with which the gradient is computed.
+    /// A copy of the parameters with which the gradient is computed.
     snapshot: Vec<f32>,
     gradients: Vec<f32>,
     workspace: Workspace,
@@ -49,11 +49,11 @@ pub(super) struct Worker<'a> {
     pub(super) averages: AveragesInProgress<'a>,
     /// The number of steps that this rank has taken.
     steps: u64,
-    /// Present while this rank is the coordinator.
-    leader: Option<GossipLeader<'a>>,
+    /// `Some` if this rank is the coordinator.
+    coordinator_trainer: Option<CoordinatorTrainer<'a>>,
     /// The last coordinator from which this rank has requested work.
-    followed: Rank,
-    /// The time since which this rank waits for a rank that is not yet the coordinator.
+    last_coordinator: Rank,
+    /// When this rank began to wait for a new coordinator that does not assign parts yet.
     waiting_since: Option<Instant>,
 }
 
@@ -72,7 +72,7 @@ impl<'a> Worker<'a> {
         }
         let part_len =
             setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(context.size.as_usize());
-        let random = random::random_stream("gossip", config.seed, context.own.get().into());
+        let random = random::random_stream("gossip", config.seed, context.own_rank.get().into());
         Self {
             context,
             start,
@@ -83,8 +83,8 @@ impl<'a> Worker<'a> {
             epoch_batches: None,
             averages: AveragesInProgress::new(context.links, context.shared, random),
             steps: 0,
-            leader: None,
-            followed: Rank::ZERO,
+            coordinator_trainer: None,
+            last_coordinator: Rank::ZERO,
             waiting_since: None,
         }
     }
@@ -92,7 +92,7 @@ impl<'a> Worker<'a> {
     /// Takes steps until the end of the run, and returns its results.
     pub(super) fn run(&mut self, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
         let result = self.run_until_end(observer);
-        if self.leader.is_some()
+        if self.coordinator_trainer.is_some()
             && let Err(error) = &result
         {
             let coordinator = &self.context.shared.coordinator;
@@ -106,31 +106,33 @@ impl<'a> Worker<'a> {
         let shared = self.context.shared;
         let mut done: Option<DonePart> = None;
         loop {
-            let leader = shared.coordinator.leader();
-            self.follow_coordinator(leader)?;
-            if leader == self.context.own && self.leader.is_none() {
-                self.start_leading()?;
+            let coordinator = shared.coordinator.coordinator_rank();
+            self.record_coordinator(coordinator)?;
+            if coordinator == self.context.own_rank && self.coordinator_trainer.is_none() {
+                self.become_coordinator()?;
             }
             let request = PartRequest { done, is_stopping: self.context.is_stopping() };
-            let reply = self.request_work(leader, request)?;
+            let reply = self.request_work(coordinator, request)?;
             if let Some(part) = done.take().filter(|_| reply.is_accepted) {
                 self.apply_gradient(&part);
-                if self.leader.is_none() {
+                if self.coordinator_trainer.is_none() {
                     self.show_step(&part, observer);
                 }
             }
             shared.done_parts.forget_before(reply.done_before);
             self.averages.apply_arrived_replies();
-            if let Some(mut leader) = self.leader.take() {
-                let recorded = leader.record_progress(self, observer);
-                self.leader = Some(leader);
+            if let Some(mut trainer) = self.coordinator_trainer.take() {
+                let recorded = trainer.record_progress(self, observer);
+                self.coordinator_trainer = Some(trainer);
                 recorded?;
             }
             match reply.assignment {
-                Assignment::Batch(number) => done = Some(self.compute_gradient(leader, number, observer)?),
+                Assignment::Batch(number) => {
+                    done = Some(self.compute_gradient(coordinator, number, observer)?);
+                }
                 Assignment::Wait => {}
                 Assignment::Finished => {
-                    if let Some(summary) = self.finish(leader, observer)? {
+                    if let Some(summary) = self.end_run(coordinator, observer)? {
                         return Ok(summary);
                     }
                 }
@@ -146,16 +148,16 @@ impl<'a> Worker<'a> {
         observer.step_taken(&self.context.describe_step((self.start.position, batch), loss, rate));
     }
 
-    /// Notes that `leader` is now the coordinator. Fails if the previous coordinator has aborted the connection: the
-    /// run has failed, or continues without this rank.
-    fn follow_coordinator(&mut self, leader: Rank) -> Result<(), TrainError> {
-        let previous = std::mem::replace(&mut self.followed, leader);
-        if previous == leader {
+    /// Records that rank `coordinator` is now the coordinator. Returns an error if the previous coordinator has aborted
+    /// the connection, because then the run has failed or continues without this rank.
+    fn record_coordinator(&mut self, coordinator: Rank) -> Result<(), TrainError> {
+        let previous = std::mem::replace(&mut self.last_coordinator, coordinator);
+        if previous == coordinator {
             return Ok(());
         }
         match self.context.shared.coordinator.link_failure(previous) {
             Some(LinkFailure::Aborted(problem)) => {
-                Err(GossipError::LeaderFailed { leader: previous, problem }.into())
+                Err(GossipError::CoordinatorFailed { coordinator: previous, problem }.into())
             }
             Some(LinkFailure::Lost(_)) | None => Ok(()),
         }
@@ -163,24 +165,26 @@ impl<'a> Worker<'a> {
 
     /// Requests a part of a batch. If the coordinator is lost or has no part, returns a reply with
     /// [`Assignment::Wait`].
-    fn request_work(&mut self, leader: Rank, request: PartRequest) -> Result<PartReply, TrainError> {
-        let answer = if leader == self.context.own {
-            Some(self.context.shared.coordinator.answer_work_request(leader, request))
+    fn request_work(&mut self, coordinator: Rank, request: PartRequest) -> Result<PartReply, TrainError> {
+        let answer = if coordinator == self.context.own_rank {
+            Some(self.context.shared.coordinator.answer_work_request(coordinator, request))
         } else {
             let words = Message::new(GossipRequestKind::Work as u32, request.encode(), &[]).encode();
-            let answer = self.send_request(leader, words, HEADER_WORDS);
+            let answer = self.send_request(coordinator, words, HEADER_WORDS);
             answer.map(|answer| answer.map(|message| PartReply::decode(message.numbers)))
         };
         let is_waiting = answer == Some(Answer::Wait);
         self.waiting_since = self.waiting_since.filter(|_| is_waiting);
         match answer {
             Some(Answer::Done(reply)) => return Ok(reply),
-            Some(Answer::Failed(kind, problem)) => return Err(leader_failed(leader, kind, problem)),
+            Some(Answer::Failed(kind, problem)) => {
+                return Err(coordinator_failed_error(coordinator, kind, problem));
+            }
             Some(Answer::Wait) => {
                 let since = *self.waiting_since.get_or_insert_with(Instant::now);
                 // The new coordinator may itself wait for one takeover timeout before it assigns parts.
                 if since.elapsed() > 2 * self.context.takeover_timeout() {
-                    return Err(self.leader_unreachable_error(leader, Rank::ZERO));
+                    return Err(self.coordinator_unreachable_error(coordinator, Rank::ZERO));
                 }
             }
             None => {}
@@ -188,13 +192,13 @@ impl<'a> Worker<'a> {
         Ok(PartReply { is_accepted: false, assignment: Assignment::Wait, done_before: 0 })
     }
 
-    /// Returns the error for a coordinator `leader` that this rank cannot reach, but rank `other` can.
-    fn leader_unreachable_error(&self, other: Rank, leader: Rank) -> TrainError {
-        let failure = self.context.shared.coordinator.link_failure(leader);
+    /// Returns the error for a coordinator that this rank cannot reach, although rank `other` can.
+    fn coordinator_unreachable_error(&self, other: Rank, coordinator: Rank) -> TrainError {
+        let failure = self.context.shared.coordinator.link_failure(coordinator);
         let problem = failure.map_or_else(String::new, |failure| match failure {
             LinkFailure::Aborted(problem) | LinkFailure::Lost(problem) => problem,
         });
-        GossipError::CutOff { leader, other, problem }.into()
+        GossipError::CutOff { coordinator, other, problem }.into()
     }
 
     /// Sends a request to `rank`. Returns `None` if `rank` is lost. A rank that does not answer before the deadline
@@ -202,16 +206,16 @@ impl<'a> Worker<'a> {
     fn send_request(&self, rank: Rank, words: Vec<u32>, words_max: usize) -> Option<Answer<ReplyData>> {
         let link = self.context.link(rank);
         let reply = link.request(words, words_max.max(HEADER_WORDS + TEXT_WORDS_MAX));
-        let lose = |failure: LinkFailure| {
-            self.context.shared.note_lost_link(link, failure);
+        let record_loss = |failure: LinkFailure| {
+            self.context.shared.record_lost_link(link, failure);
             None
         };
         let words = match reply {
             Ok(words) => words,
-            Err(failure) => return lose(failure),
+            Err(failure) => return record_loss(failure),
         };
         let Some(message) = Message::decode(&words) else {
-            return lose(LinkFailure::Lost("it sent a reply of an unexpected length".into()));
+            return record_loss(LinkFailure::Lost("it sent a reply of an unexpected length".into()));
         };
         match GossipReplyStatus::decode(message.code) {
             Some(GossipReplyStatus::Done) => {
@@ -223,14 +227,14 @@ impl<'a> Worker<'a> {
                 let problem = decode_text(message.payload, message.numbers[1]);
                 Some(Answer::Failed(FailureKind::from_number(message.numbers[0]), problem))
             }
-            None => lose(LinkFailure::Lost("it sent a reply of an unknown kind".into())),
+            None => record_loss(LinkFailure::Lost("it sent a reply of an unknown kind".into())),
         }
     }
 
     /// Computes the gradient of a part of a batch with the current parameters.
     fn compute_gradient(
         &mut self,
-        leader: Rank,
+        coordinator: Rank,
         number: u64,
         observer: &mut dyn Observer,
     ) -> Result<DonePart, TrainError> {
@@ -271,14 +275,14 @@ impl<'a> Worker<'a> {
             batch + 1,
             epoch + 1,
             step + 1,
-            self.context.own,
+            self.context.own_rank,
             self.start.learning_rate.unwrap_or_default(),
         );
-        if leader != self.context.own {
+        if coordinator != self.context.own_rank {
             let text = encode_text(&message, TEXT_WORDS_MAX);
             let numbers = [message.len() as u64, 0, 0, 0];
             self.send_request(
-                leader,
+                coordinator,
                 Message::new(GossipRequestKind::Diverged as u32, numbers, &text).encode(),
                 HEADER_WORDS,
             );
@@ -286,7 +290,8 @@ impl<'a> Worker<'a> {
         Err(TrainError::Diverged(message))
     }
 
-    /// Takes a step with the gradient of a part. After every STEPS steps, starts an average with a random rank.
+    /// Takes a step with the gradient of a part. After every `steps_between_averages` steps, starts an average with a
+    /// random rank.
     fn apply_gradient(&mut self, part: &DonePart) {
         let shared = self.context.shared;
         let batch = part.number / u64::from(self.context.size.get());
@@ -298,20 +303,24 @@ impl<'a> Worker<'a> {
         }
         shared.done_parts.add(part.number);
         self.steps += 1;
-        if self.steps.is_multiple_of(self.context.steps_between) {
+        if self.steps.is_multiple_of(self.context.steps_between_averages) {
             self.averages.start_average();
         }
     }
 
-    /// Sends the final parameters of this rank to the coordinator, and returns the results of the run. Returns `None`
-    /// if the coordinator is lost and the run continues.
-    fn finish(&mut self, leader: Rank, observer: &mut dyn Observer) -> Result<Option<Summary>, TrainError> {
+    /// Ends the run on this rank: sends its final parameters to the coordinator, and returns the results of the run.
+    /// Returns `None` if the coordinator is lost and the run continues.
+    fn end_run(
+        &mut self,
+        coordinator: Rank,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Summary>, TrainError> {
         let shared = self.context.shared;
         self.averages.wait_for_all(FINAL_AVERAGES_WAIT_MAX);
         shared.replica.set_refuses_averages(true);
-        if let Some(mut leading) = self.leader.take() {
-            let summary = leading.conclude_run(self, observer);
-            self.leader = Some(leading);
+        if let Some(mut trainer) = self.coordinator_trainer.take() {
+            let summary = trainer.conclude_run(self, observer);
+            self.coordinator_trainer = Some(trainer);
             return summary.map(Some);
         }
         let words = shared.replica.parameter_words();
@@ -319,22 +328,22 @@ impl<'a> Worker<'a> {
         let count = words.len();
         let results_max = HEADER_WORDS + count + 1 + REPORT_WORDS_MAX;
         let (mut is_sent, mut is_delivered) = (false, false);
-        while shared.coordinator.leader() == leader {
+        while shared.coordinator.coordinator_rank() == coordinator {
             let answer = if is_delivered {
                 let request = Message::new(GossipRequestKind::Results as u32, [0; 4], &[]).encode();
-                self.send_request(leader, request, results_max)
+                self.send_request(coordinator, request, results_max)
             } else {
                 is_sent = true;
-                self.send_request(leader, request.clone(), HEADER_WORDS)
+                self.send_request(coordinator, request.clone(), HEADER_WORDS)
             };
             match answer {
                 Some(Answer::Done(reply)) if is_delivered => {
                     let Some(summary) = decode_summary(&reply.payload, count) else {
                         let problem = "its results have an unknown format".into();
-                        return Err(GossipError::LeaderFailed { leader, problem }.into());
+                        return Err(GossipError::CoordinatorFailed { coordinator, problem }.into());
                     };
                     self.send_request(
-                        leader,
+                        coordinator,
                         Message::new(GossipRequestKind::Close as u32, [0; 4], &[]).encode(),
                         HEADER_WORDS,
                     );
@@ -342,25 +351,28 @@ impl<'a> Worker<'a> {
                 }
                 Some(Answer::Done(_)) => is_delivered = true,
                 Some(Answer::Wait) => is_sent = is_delivered,
-                Some(Answer::Failed(kind, problem)) => return Err(leader_failed(leader, kind, problem)),
+                Some(Answer::Failed(kind, problem)) => {
+                    return Err(coordinator_failed_error(coordinator, kind, problem));
+                }
                 None => {}
             }
         }
         if is_sent {
-            // The lost coordinator may have counted this rank's parameters. If another rank counted them too, both
-            // could have a quorum and complete the run with two models.
-            let failure = shared.coordinator.link_failure(leader);
+            // The lost coordinator may have counted this rank's parameters. If a new coordinator counted them too, both
+            // coordinators could have a quorum, and complete the run with two models.
+            let failure = shared.coordinator.link_failure(coordinator);
             let (LinkFailure::Lost(problem) | LinkFailure::Aborted(problem)) =
                 failure.unwrap_or_else(|| LinkFailure::Lost("it has ended".into()));
-            return Err(GossipError::LeaderLostAtEnd { leader, problem }.into());
+            return Err(GossipError::CoordinatorLostAtEnd { coordinator, problem }.into());
         }
         shared.replica.set_refuses_averages(false);
         Ok(None)
     }
 
-    /// Makes this rank the coordinator. If an earlier coordinator is lost, first asks all other ranks which parts are done.
-    fn start_leading(&mut self) -> Result<(), TrainError> {
-        let GossipContext { setup, shared, batches_per_epoch, own, .. } = *self.context;
+    /// Makes this rank the coordinator. If an earlier coordinator is lost, first asks each higher rank which parts it has
+    /// done.
+    fn become_coordinator(&mut self) -> Result<(), TrainError> {
+        let GossipContext { setup, shared, batches_per_epoch, own_rank: own, .. } = *self.context;
         let ranks = u64::from(self.context.size.get());
         let position = self.start.position;
         let mut first = (position.epoch * batches_per_epoch + position.step) * ranks;
@@ -389,14 +401,14 @@ impl<'a> Worker<'a> {
         let is_start = first / ranks == position.epoch * batches_per_epoch + position.step;
         let losses = if is_start { (position.loss_sum, position.samples) } else { (0.0, 0) };
         shared.coordinator.take_over((first, end), done, losses);
-        self.leader = Some(GossipLeader::new(self.context, state, first)?);
+        self.coordinator_trainer = Some(CoordinatorTrainer::new(self.context, state, first)?);
         Ok(())
     }
 
-    /// Asks another rank which parts it has done, and waits until that rank also knows that the old coordinator is
-    /// lost. Returns `None` if the asked rank is lost.
+    /// Asks another rank which parts it has done. Repeats the request until that rank also knows that the old
+    /// coordinator is lost. Returns `None` if the asked rank is lost.
     fn ask_for_done_parts(&self, link: &PeerLink) -> Result<Option<(u64, Vec<u64>)>, TrainError> {
-        let (shared, own) = (self.context.shared, self.context.own);
+        let (shared, own) = (self.context.shared, self.context.own_rank);
         let until = Instant::now() + self.context.takeover_timeout();
         while !shared.coordinator.has_connection_ended(link.peer) {
             let request = Message::new(GossipRequestKind::DoneParts as u32, [0; 4], &[]).encode();
@@ -405,15 +417,16 @@ impl<'a> Worker<'a> {
             else {
                 continue;
             };
-            let [done_before, followed, ..] = reply.numbers;
-            if followed >= u64::from(own.get()) {
+            let [done_before, reported_coordinator, ..] = reply.numbers;
+            if reported_coordinator >= u64::from(own.get()) {
                 let parts =
                     reply.payload.chunks_exact(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32);
                 return Ok(Some((done_before, parts.collect())));
             }
             if Instant::now() > until {
-                let leader = self.context.size.ranks().nth(followed as usize).unwrap_or(Rank::ZERO);
-                return Err(self.leader_unreachable_error(link.peer, leader));
+                let coordinator =
+                    self.context.size.ranks().nth(reported_coordinator as usize).unwrap_or(Rank::ZERO);
+                return Err(self.coordinator_unreachable_error(link.peer, coordinator));
             }
             shared.coordinator.wait_for_change(TAKEOVER_PAUSE);
         }
@@ -421,7 +434,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// A reply to a request.
+/// The content of a successful reply.
 struct ReplyData {
     numbers: [u64; 4],
     payload: Vec<u32>,

@@ -1,4 +1,5 @@
-//! The coordinator's own thread: tests and saves the model during the run, and averages the parameters at its end.
+//! The duties of the coordinator's training thread: it tests and saves the model during the run, and averages the
+//! parameters at the end.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -18,25 +19,25 @@ use crate::train::summary_words::encode_summary;
 use crate::train::trainer::Trainer;
 use crate::types::{Rank, WorldSize};
 
-/// Tests and saves the model.
-pub(super) struct GossipLeader<'a> {
+/// Tests and saves the model on the coordinator.
+pub(super) struct CoordinatorTrainer<'a> {
     context: &'a GossipContext<'a>,
     trainer: Trainer<'a>,
     /// The position at which the run started.
     start: Position,
-    /// The last epoch that was recorded.
-    recorded: u64,
+    /// The number of completed epochs at the last record.
+    epochs_recorded: u64,
     /// The number of batches that were shown to the observer.
-    shown: u64,
-    /// The time of the last record, and the number of samples that were done at this time.
+    batches_shown: u64,
+    /// The time of the last record, and the number of samples that the ranks had processed at that time.
     last_record: (Instant, u64),
-    /// The lost ranks about which the user was informed.
+    /// The lost ranks that a warning to the user has named.
     announced: BTreeSet<Rank>,
     has_begun_epoch: bool,
 }
 
-impl<'a> GossipLeader<'a> {
-    /// Creates the leader of a run that continues from `state`. All parts before `first` are done.
+impl<'a> CoordinatorTrainer<'a> {
+    /// Creates the trainer of a run that continues from `state`. All parts before `first` are done.
     pub(super) fn new(
         context: &'a GossipContext<'a>,
         state: TrainingState,
@@ -52,16 +53,16 @@ impl<'a> GossipLeader<'a> {
             context,
             trainer: Trainer::new(config, setup, state, place, context.stop)?,
             start,
-            recorded: first_batch / context.batches_per_epoch,
-            shown: first_batch,
+            epochs_recorded: first_batch / context.batches_per_epoch,
+            batches_shown: first_batch,
             last_record: (Instant::now(), 0),
             announced: BTreeSet::new(),
             has_begun_epoch: false,
         })
     }
 
-    /// Shows the progress to the observer. If an epoch is complete, tests and saves the model; for the last epoch,
-    /// see [`conclude_run`](Self::conclude_run).
+    /// Shows the progress to the observer. If an epoch is complete, tests and saves the model. The last epoch is an
+    /// exception: [`conclude_run`](Self::conclude_run) tests and saves the final model.
     pub(super) fn record_progress(
         &mut self,
         worker: &Worker<'_>,
@@ -77,7 +78,7 @@ impl<'a> GossipLeader<'a> {
         self.show_progress(&progress, observer);
         let complete = self.done_batches(&progress) / self.context.batches_per_epoch;
         let due = complete / settings.epochs_between_records * settings.epochs_between_records;
-        if due <= self.recorded || due >= settings.epochs || progress.is_finished {
+        if due <= self.epochs_recorded || due >= settings.epochs || progress.is_finished {
             return Ok(());
         }
         self.copy_worker_state(worker);
@@ -88,9 +89,9 @@ impl<'a> GossipLeader<'a> {
         Ok(())
     }
 
-    /// Returns the number of the first batch that is not done.
+    /// Returns the number of batches at the start of the run that are completely done.
     fn done_batches(&self, progress: &GossipProgress) -> u64 {
-        progress.parts / u64::from(self.context.size.get())
+        progress.parts_done / u64::from(self.context.size.get())
     }
 
     fn announce_lost_ranks(&mut self, observer: &mut dyn Observer) {
@@ -106,21 +107,21 @@ impl<'a> GossipLeader<'a> {
         let per_record = settings.epochs_between_records;
         let batches = self.done_batches(progress);
         if !self.has_begun_epoch {
-            let last = (self.recorded + 1).next_multiple_of(per_record).min(settings.epochs);
+            let last = (self.epochs_recorded + 1).next_multiple_of(per_record).min(settings.epochs);
             let begin = (last - 1) / per_record * per_record * self.context.batches_per_epoch;
             let steps = last * self.context.batches_per_epoch - begin;
             observer.epoch_started(last, settings.epochs, batches.saturating_sub(begin).min(steps), steps);
             self.has_begun_epoch = true;
-            self.shown = batches;
+            self.batches_shown = batches;
         }
-        for batch in self.shown..batches {
+        for batch in self.batches_shown..batches {
             let rate = self.trainer.learning_rate();
             observer.step_taken(&self.context.describe_step((self.start, batch), progress.last_loss, rate));
         }
-        self.shown = self.shown.max(batches);
+        self.batches_shown = self.batches_shown.max(batches);
     }
 
-    /// Copies the parameters and the state of the optimizer of this rank.
+    /// Copies this rank's parameters and the state of its optimizer to the trainer.
     fn copy_worker_state(&mut self, worker: &Worker<'_>) {
         let (parameters, optimizer) = self.trainer.parameters_and_optimizer();
         self.context.shared.replica.copy_to(parameters);
@@ -138,7 +139,7 @@ impl<'a> GossipLeader<'a> {
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         let batches = epoch * self.context.batches_per_epoch + step;
-        let is_complete = step == 0 && epoch > self.recorded;
+        let is_complete = step == 0 && epoch > self.epochs_recorded;
         let (epoch_sum, epoch_samples) = self.context.shared.coordinator.epoch_losses(if step == 0 {
             epoch.saturating_sub(1)
         } else {
@@ -153,13 +154,13 @@ impl<'a> GossipLeader<'a> {
         let (since, samples_before) = std::mem::replace(&mut self.last_record, now);
         let seconds = now.0.duration_since(since).as_secs_f64();
         let steps = (loss, progress.samples - samples_before, seconds);
-        self.recorded = self.recorded.max(epoch);
+        self.epochs_recorded = self.epochs_recorded.max(epoch);
         self.has_begun_epoch = false;
         self.trainer.record_worker_steps(&mut Group::solo(), steps, is_complete, observer)
     }
 
-    /// Averages the parameters of all ranks that are not lost, tests and saves the model, and sends the results to
-    /// the ranks.
+    /// Averages the parameters of all ranks that are not lost, tests and saves the model, and publishes the results for
+    /// the other ranks.
     pub(super) fn conclude_run(
         &mut self,
         worker: &Worker<'_>,
@@ -168,10 +169,10 @@ impl<'a> GossipLeader<'a> {
         let context = self.context;
         let coordinator = &context.shared.coordinator;
         let own = context.shared.replica.update(|parameters| parameters.to_vec());
-        coordinator.add_final_parameters(context.own, &own);
+        coordinator.add_final_parameters(context.own_rank, &own);
         for rank in coordinator.wait_for_final_parameters(context.timeout) {
             let problem = "it did not send its final parameters before the deadline (--timeout)";
-            context.shared.note_lost_link(context.link(rank), LinkFailure::Lost(problem.into()));
+            context.shared.record_lost_link(context.link(rank), LinkFailure::Lost(problem.into()));
         }
         self.announce_lost_ranks(observer);
         coordinator.check_quorum_of_final_parameters()?;
@@ -187,7 +188,7 @@ impl<'a> GossipLeader<'a> {
         let summary = self.evaluate_and_report(worker, &progress, observer)?;
         coordinator.publish_results(encode_summary(&summary)?);
         for rank in coordinator.wait_for_connection_ends(context.timeout) {
-            observer.warning(&format!("rank {rank} did not end its part of the run"));
+            observer.warning(&format!("rank {rank} did not close its connection in time"));
         }
         Ok(summary)
     }
@@ -202,7 +203,7 @@ impl<'a> GossipLeader<'a> {
         let context = self.context;
         let ranks = context.size.ranks().map(Rank::get);
         let report = GossipReport {
-            leader: context.own.get(),
+            leader: context.own_rank.get(),
             steps: ranks.zip(progress.steps.iter().copied()).collect(),
             averages: worker.averages.completed,
             lost_ranks: context.shared.coordinator.lost_ranks().iter().map(|(rank, _)| rank.get()).collect(),
