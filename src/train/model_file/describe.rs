@@ -1,9 +1,9 @@
-//! Describes the model of a training run in the form that a model file holds.
+//! Creates the description that a model file holds from a training run, and checks before training that it fits.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::storage::{FORMAT, HEADER_BYTES_MAX, read_entries};
+use super::storage::{HEADER_BYTES_MAX, MODEL_FORMAT, read_entries};
 use super::{ColumnOrigin, ModelDescription, ModelFileError, SavedModel, TargetDescription, TrainingRecord};
 use crate::train::atomic_file;
 use crate::train::config::Config;
@@ -12,15 +12,14 @@ use crate::train::model::{Loss, TargetScale};
 use crate::train::report::Report;
 use crate::train::setup::Setup;
 
-/// The estimated size in bytes of the names of the tensors and of the training results, which are not known before
-/// training.
+/// An estimate of the size in bytes of the tensor names and the training results. They are not known before training.
 const HEADER_BYTES_ESTIMATE: u64 = 1 << 16;
 
-/// Returns the trained model of a run. `path`, to which the caller will save the model, appears only in errors.
+/// Returns the trained model of a run. The caller will save the model to `path`, which appears only in errors.
 ///
 /// # Errors
 ///
-/// If the model exceeds a limit of the format. [`check_before_training`] has already checked the limits that do not
+/// The model exceeds a limit of the format. [`check_before_training`] has already checked the limits that do not
 /// depend on the results of training.
 pub(crate) fn make_saved_model(
     path: &Path,
@@ -111,7 +110,8 @@ fn describe_columns(config: &Config, setup: &Setup) -> (ColumnOrigin, Vec<Column
 ///
 /// # Errors
 ///
-/// If the model has too many columns, if the file cannot be written, or if the file exists and is not a model file.
+/// The description of the model exceeds a limit of the format, the file cannot be written, or the file exists and is
+/// not a model file.
 pub(crate) fn check_before_training(
     path: &Path,
     config: &Config,
@@ -121,10 +121,11 @@ pub(crate) fn check_before_training(
     let header_bytes = check_description(&describe_run(config, setup, training), HEADER_BYTES_MAX)
         .map_err(|problem| ModelFileError::Unsuitable { path: path.to_owned(), problem })?;
     let is_filled = path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() > 0);
-    let is_model =
-        || read_entries(path).is_ok_and(|file| file.metadata.get("format").is_some_and(|f| f == FORMAT));
+    let is_model = || {
+        read_entries(path).is_ok_and(|file| file.metadata.get("format").is_some_and(|f| f == MODEL_FORMAT))
+    };
     if is_filled && !is_model() {
-        return Err(ModelFileError::Occupied { path: path.to_owned() });
+        return Err(ModelFileError::WouldOverwrite { path: path.to_owned() });
     }
     let inputs = setup.dataset.train.columns();
     let tensor_bytes = 4 * (setup.network.parameter_count() + 2 * inputs) as u64;
@@ -132,7 +133,8 @@ pub(crate) fn check_before_training(
     atomic_file::check_disk_space(path, bytes).map_err(|source| ModelFileError::io("write", path, source))
 }
 
-/// Checks that a model file can hold a description. Returns the maximum size in bytes of the file's header.
+/// Checks that a description fits in a header of at most `bytes_max` bytes. Returns the maximum size of the header in
+/// bytes.
 fn check_description(description: &ModelDescription, bytes_max: u64) -> Result<u64, String> {
     description.check()?;
     let bytes = header_bytes(description);
@@ -157,17 +159,17 @@ fn header_bytes(description: &ModelDescription) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::storage::to_bytes;
-    use super::super::tests::{description, model};
+    use super::super::storage::encode_model;
+    use super::super::tests::{example_description, example_model};
     use super::*;
 
-    /// Regression test: before the fix, the check ignored the lengths of class names, so a run could train a model that
+    /// Regression test: before the fix, the check ignored the lengths of class names. So a run could train a model that
     /// does not fit in a model file.
     #[test]
     fn names_that_do_not_fit_are_refused_before_training() {
-        let file = to_bytes(&model()).unwrap();
+        let file = encode_model(&example_model()).unwrap();
         let header = u64::from_le_bytes(*file.first_chunk().unwrap());
-        let bytes = check_description(&description(), HEADER_BYTES_MAX).unwrap();
+        let bytes = check_description(&example_description(), HEADER_BYTES_MAX).unwrap();
         assert!((header..header + HEADER_BYTES_ESTIMATE).contains(&bytes), "{bytes} {header}");
         for (class_count, name_bytes, bytes_max, expected) in [
             (10, 1000, HEADER_BYTES_MAX, None),

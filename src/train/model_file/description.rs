@@ -14,7 +14,7 @@ use crate::train::model::{InputShape, Loss, ModelSpec, Network, TargetScale};
 /// The maximum number of categories of a one-hot column, and the maximum number of buckets of a hashed column.
 const CATEGORIES_MAX: usize = 1 << 16;
 
-/// The description of a model. `ModelDescription::check` checks the limits of all fields.
+/// The description of a model. `ModelDescription::check` checks all fields that predictions use.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ModelDescription {
     /// The program that wrote the file, with its version.
@@ -33,7 +33,7 @@ pub struct ModelDescription {
     pub layout: Option<TableLayout>,
     /// How training handled missing values. With `error` and `drop`, a missing value in new data is an error.
     pub missing: MissingPolicy,
-    /// Pixels are divided by this number, such as 255. `None` if the inputs are not pixels.
+    /// Pixels are divided by this number, for example 255. `None` if the inputs are not pixels.
     pub pixel_divisor: Option<f32>,
     /// The shape of the images. `None` if the training data was not images, or if an earlier version wrote the file.
     #[serde(default)]
@@ -41,7 +41,7 @@ pub struct ModelDescription {
     /// How a text becomes tokens. `None` if the model does not read texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<TextEncoding>,
-    /// The target.
+    /// The column that the model predicts, and its scale.
     pub target: TargetDescription,
     /// The names of the classes, in the order of the outputs of the model. Empty for regression.
     pub classes: Vec<String>,
@@ -111,7 +111,7 @@ impl ModelDescription {
             .map_or_else(|| self.columns.iter().map(ColumnEncoding::width).sum(), |text| text.context)
     }
 
-    /// Returns the encoding of a row, without the division of pixels and the scaling of inputs.
+    /// Returns how the values of a row become inputs, without the division of pixels and the scaling of inputs.
     pub fn encoding(&self) -> TableEncoding {
         let target = self.target.name.clone().unwrap_or_default();
         TableEncoding { target, missing: self.missing, columns: self.columns.clone() }

@@ -1,4 +1,4 @@
-//! The checksum of a model file.
+//! The checksum in a model file. The metadata of checkpoints uses the same checksum.
 
 use std::fmt::Write as _;
 

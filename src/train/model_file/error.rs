@@ -1,9 +1,9 @@
-//! Errors of model files.
+//! The errors of model files.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::storage::VERSION;
+use super::storage::MODEL_FORMAT_VERSION;
 use crate::types::debug_as_display;
 
 /// The reason why a model file cannot be read or written.
@@ -13,7 +13,7 @@ pub enum ModelFileError {
     /// The operating system returned an error.
     #[error("cannot {action} the model file {}: {source}", path.display())]
     Io {
-        /// The operation that failed, as a verb, such as `read`.
+        /// The action that failed, as a verb, for example `read`.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -31,12 +31,12 @@ pub enum ModelFileError {
         /// What is wrong.
         problem: String,
     },
-    /// The file has another format.
+    /// The file is not a model file.
     #[error("{} is not a model file ({problem}); pass a file that `ringtrain --save-model FILE` wrote", path.display())]
-    Foreign {
+    NotModelFile {
         /// The file.
         path: PathBuf,
-        /// The reason why the file cannot be a model file.
+        /// Why the file cannot be a model file.
         problem: String,
     },
     /// The file is a checkpoint.
@@ -51,11 +51,11 @@ pub enum ModelFileError {
     },
     /// A newer version of ringtrain wrote the file.
     #[error(
-        "{} has version {version} of the format of model files, but this ringtrain only reads versions up to {VERSION}; install \
-         a newer ringtrain",
+        "{} has version {version} of the format of model files, but this ringtrain only reads versions up to \
+         {MODEL_FORMAT_VERSION}; install a newer ringtrain",
         path.display()
     )]
-    Newer {
+    NewerVersion {
         /// The file.
         path: PathBuf,
         /// The version of the file.
@@ -66,7 +66,7 @@ pub enum ModelFileError {
     NeedsFeature {
         /// The file.
         path: PathBuf,
-        /// The name of the feature, and how to build the program with it.
+        /// A text that names the feature and says how to build the program with this feature.
         need: &'static str,
     },
     /// The format of model files cannot hold the model.
@@ -77,12 +77,12 @@ pub enum ModelFileError {
         /// Why the model cannot be saved.
         problem: String,
     },
-    /// The file to write exists, and is not a model file.
+    /// The model would replace an existing file that is not a model file.
     #[error(
         "--save-model {} would overwrite a file that is not a model file; pass another name, or remove the file",
         path.display()
     )]
-    Occupied {
+    WouldOverwrite {
         /// The file.
         path: PathBuf,
     },
@@ -100,6 +100,6 @@ impl ModelFileError {
     }
 
     pub(crate) fn not_a_model_file(path: &Path, problem: impl Into<String>) -> Self {
-        Self::Foreign { path: path.to_owned(), problem: problem.into() }
+        Self::NotModelFile { path: path.to_owned(), problem: problem.into() }
     }
 }

@@ -7,11 +7,13 @@ use std::path::Path;
 use safetensors::Dtype;
 use serde::Serialize;
 
-use super::storage::{FileEntries, FileTensor, INVERSE_DEVIATION_TENSOR, MEAN_TENSOR, VERSION, read_entries};
+use super::storage::{
+    FileEntries, FileTensor, INVERSE_DEVIATION_TENSOR, MEAN_TENSOR, MODEL_FORMAT_VERSION, read_entries,
+};
 use super::{ColumnOrigin, ModelDescription, ModelFileError, SavedModel};
 use crate::train::data::{ColumnEncoding, ColumnInputs, Standardizer, Task, TextEncoding, Vocabulary};
 
-/// The maximum number of columns, classes or tensors that [`Inspection`] prints. JSON has all of them.
+/// The maximum number of columns, of names or of tensors that [`Inspection`] prints as text. The JSON lists all.
 const LISTED_ENTRIES_MAX: usize = 20;
 
 /// The content of a file that ringtrain wrote. [`Display`](fmt::Display) prints the content as text, and `Serialize`
@@ -26,7 +28,7 @@ pub enum Inspection {
         path: String,
         /// The version of the format.
         version: u64,
-        /// The description.
+        /// The description of the model.
         description: Box<ModelDescription>,
         /// The number of inputs.
         inputs: usize,
@@ -36,7 +38,7 @@ pub enum Inspection {
         tensors: Vec<TensorSummary>,
         /// The mean of each input. `None` if the inputs are not scaled.
         mean: Option<Vec<f32>>,
-        /// 1 / the standard deviation of each input; 0 for a constant input.
+        /// 1 / the standard deviation of each input. 0 for a constant input.
         inverse_deviation: Option<Vec<f32>>,
     },
     /// A checkpoint.
@@ -57,9 +59,9 @@ pub struct TensorSummary {
     pub name: String,
     /// The shape.
     pub shape: Vec<usize>,
-    /// The smallest value. `None` if the tensor is empty.
+    /// The smallest value. `None` if the tensor is empty, does not hold F32, or has no finite smallest value.
     pub min: Option<f32>,
-    /// The largest value.
+    /// The largest value. `None` in the same cases as `min`.
     pub max: Option<f32>,
 }
 
@@ -78,7 +80,7 @@ impl Inspection {
     ///
     /// # Errors
     ///
-    /// The errors of [`SavedModel::load`], except that the file may be a checkpoint.
+    /// The errors of [`SavedModel::load`], except for [`ModelFileError::Checkpoint`].
     pub fn read(path: &Path) -> Result<Self, ModelFileError> {
         let file = path.display().to_string();
         let FileEntries { metadata, tensors } = read_entries(path)?;
@@ -89,7 +91,7 @@ impl Inspection {
         match SavedModel::load(path) {
             Ok(model) => Ok(Self::Model {
                 path: file,
-                version: VERSION,
+                version: MODEL_FORMAT_VERSION,
                 description: Box::new(model.description().clone()),
                 inputs: model.description().inputs(),
                 parameters: model.parameters().len(),
@@ -149,7 +151,7 @@ fn printable(text: &str) -> String {
     })
 }
 
-/// Returns the first [`LISTED_ENTRIES_MAX`] names, separated by commas.
+/// Returns the first [`LISTED_ENTRIES_MAX`] names as text, separated by commas.
 fn join_first_names(names: &[String]) -> String {
     let listed: Vec<String> = names.iter().take(LISTED_ENTRIES_MAX).map(|name| printable(name)).collect();
     let more = if names.len() > LISTED_ENTRIES_MAX { ", ..." } else { "" };
@@ -278,8 +280,8 @@ fn write_tensors(f: &mut fmt::Formatter<'_>, tensors: &[TensorSummary]) -> fmt::
     write_omitted_count(f, tensors.len())
 }
 
-/// Returns whether the tensor holds the scaling of the inputs. The scaling is printed with the columns, not with the
-/// tensors.
+/// Returns whether the tensor holds the scaling of the inputs. [`write_tensors`] does not list these tensors, because
+/// [`write_columns`] writes the scaling of a model.
 fn is_standardizer_tensor(tensor: &TensorSummary) -> bool {
     [MEAN_TENSOR, INVERSE_DEVIATION_TENSOR].contains(&tensor.name.as_str())
 }

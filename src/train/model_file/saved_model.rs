@@ -12,14 +12,14 @@ use crate::train::data::{Samples, Standardizer, Task, TextEncoding};
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::model::{LossSums, Network, ParameterTensor, Prediction, TargetScale, Workspace};
 
-/// A trained model with the data for predictions: description, network, scaling and parameters.
+/// A trained model that can predict: its description, network, parameters and the scaling of its inputs.
 pub struct SavedModel {
     description: ModelDescription,
     network: Network,
     standardizer: Option<Standardizer>,
     parameters: Vec<f32>,
     workspace: Workspace,
-    /// The tokens of a model that reads texts.
+    /// Converts texts to tokens. `None` if the model does not read texts.
     tokenizer: Option<Tokenizer>,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Debug for SavedModel {
 }
 
 impl SavedModel {
-    /// Creates a model. Returns an error text if the arguments do not fit each other.
+    /// Creates a model. Returns an error text if the arguments do not match each other.
     pub(crate) fn new(
         description: ModelDescription,
         standardizer: Option<Standardizer>,
@@ -84,13 +84,13 @@ impl SavedModel {
         &self.parameters
     }
 
-    /// Returns the tokens of a model that reads texts. Returns `None` for other models.
+    /// Returns the tokenizer of a model that reads texts. Returns `None` for other models.
     pub(crate) fn tokenizer(&self) -> Option<&Tokenizer> {
         self.tokenizer.as_ref()
     }
 
-    /// Evaluates the samples with the indices `rows`. There may be at most as many samples as
-    /// [`inputs_mut`](Self::inputs_mut) has rows.
+    /// Evaluates the samples with the indices `rows`. The number of these samples must not exceed the number of rows of
+    /// [`inputs_mut`](Self::inputs_mut).
     pub(crate) fn evaluate(&mut self, samples: &Samples, rows: Range<usize>) -> LossSums {
         let Self { network, parameters, workspace, standardizer, .. } = self;
         let standardizer = standardizer.as_ref();
@@ -109,7 +109,8 @@ impl SavedModel {
         self.workspace.input.view_mut()
     }
 
-    /// Standardizes the first `rows` rows of [`inputs_mut`](Self::inputs_mut) in place and returns a prediction for each row.
+    /// Standardizes the first `rows` rows of [`inputs_mut`](Self::inputs_mut) in place, and predicts each of these
+    /// rows.
     pub(crate) fn predict(&mut self, rows: usize) -> Vec<Prediction> {
         if let Some(Standardizer { mean, inverse_deviation }) = &self.standardizer {
             for mut row in self.workspace.input.slice_mut(s![..rows, ..]).rows_mut() {

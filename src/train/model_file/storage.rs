@@ -1,4 +1,4 @@
-//! Writes and reads the bytes of model files.
+//! Writes and reads model files.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,10 +13,10 @@ use crate::train::atomic_file;
 use crate::train::data::Standardizer;
 use crate::train::model::{CANDLE_NEEDED, PARAMETERS_MAX, ParameterTensor};
 
-/// The name of the format in the metadata of a model file.
-pub(crate) const FORMAT: &str = "ringtrain-model";
-/// The version of the format that this program writes. This program also reads all earlier versions.
-pub(crate) const VERSION: u64 = 1;
+/// The entry `format` in the metadata of a model file.
+pub(crate) const MODEL_FORMAT: &str = "ringtrain-model";
+/// The version of the model file format that this program writes. This program also reads all earlier versions.
+pub(crate) const MODEL_FORMAT_VERSION: u64 = 1;
 /// The maximum length in bytes of the header of a safetensors file.
 pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The maximum length in bytes of a model file.
@@ -25,7 +25,7 @@ const FILE_BYTES_MAX: u64 = HEADER_BYTES_MAX + 4 * (PARAMETERS_MAX as u64 + (2 *
 pub(super) const MEAN_TENSOR: &str = "features.mean";
 pub(super) const INVERSE_DEVIATION_TENSOR: &str = "features.inverse_deviation";
 
-/// Returns the tensors that a model file stores: the parameters, and the scaling of the inputs.
+/// Returns the tensors of a model file: the parameters, and the scaling of the inputs.
 fn stored_tensors(model: &SavedModel) -> Vec<StoredTensor<'_>> {
     let bytes = |values| bytemuck::cast_slice::<f32, u8>(values);
     let mut tensors: Vec<_> = model
@@ -46,7 +46,7 @@ fn stored_tensors(model: &SavedModel) -> Vec<StoredTensor<'_>> {
 }
 
 /// Returns the bytes of a model file.
-pub(super) fn to_bytes(model: &SavedModel) -> Result<Vec<u8>, String> {
+pub(super) fn encode_model(model: &SavedModel) -> Result<Vec<u8>, String> {
     let description = serde_json::to_string(model.description()).map_err(|error| error.to_string())?;
     assemble_file(description, &stored_tensors(model))
 }
@@ -55,8 +55,8 @@ pub(super) fn to_bytes(model: &SavedModel) -> Result<Vec<u8>, String> {
 fn assemble_file(description: String, tensors: &[StoredTensor<'_>]) -> Result<Vec<u8>, String> {
     let digest = content_digest(&description, tensors);
     let metadata = HashMap::from([
-        ("format".to_owned(), FORMAT.to_owned()),
-        ("version".to_owned(), VERSION.to_string()),
+        ("format".to_owned(), MODEL_FORMAT.to_owned()),
+        ("version".to_owned(), MODEL_FORMAT_VERSION.to_string()),
         ("description".to_owned(), description),
         ("sha256".to_owned(), digest),
     ]);
@@ -70,7 +70,7 @@ fn assemble_file(description: String, tensors: &[StoredTensor<'_>]) -> Result<Ve
 /// Writes a model file. Replaces an earlier file at `path` only after the new file is on the disk.
 pub(crate) fn save_model(path: &Path, model: &SavedModel) -> Result<(), ModelFileError> {
     let fail = |source| ModelFileError::io("write", path, source);
-    let bytes = to_bytes(model).map_err(|problem| fail(io::Error::other(problem)))?;
+    let bytes = encode_model(model).map_err(|problem| fail(io::Error::other(problem)))?;
     atomic_file::replace_file(path, &bytes).map_err(fail)
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct FileTensor {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Reads a safetensors file, which need not be a model file.
+/// Reads a safetensors file: a model file, or for example a checkpoint.
 pub(crate) fn read_entries(path: &Path) -> Result<FileEntries, ModelFileError> {
     let fail = |source| ModelFileError::io("read", path, source);
     let file = File::open(path).map_err(fail)?;
@@ -107,8 +107,8 @@ pub(crate) fn read_entries(path: &Path) -> Result<FileEntries, ModelFileError> {
     parse_entries(path, &bytes)
 }
 
-/// Returns an error if a file does not start with the length of a header and the `{` of a JSON object, as every
-/// safetensors file does.
+/// Returns an error if a file does not start like a safetensors file: with 8 bytes for the length of the header, and
+/// the `{` of a JSON object.
 fn check_file_start(path: &Path, bytes: &[u8]) -> Result<(), ModelFileError> {
     match bytes {
         [] => Err(ModelFileError::corrupt(path, "it is empty")),
@@ -119,7 +119,7 @@ fn check_file_start(path: &Path, bytes: &[u8]) -> Result<(), ModelFileError> {
     }
 }
 
-/// Parses the bytes of a safetensors file, which need not be a model file.
+/// Parses the bytes of a safetensors file.
 fn parse_entries(path: &Path, bytes: &[u8]) -> Result<FileEntries, ModelFileError> {
     check_file_start(path, bytes)?;
     let corrupt = |error: safetensors::SafeTensorError| ModelFileError::corrupt(path, error.to_string());
@@ -139,15 +139,17 @@ fn parse_entries(path: &Path, bytes: &[u8]) -> Result<FileEntries, ModelFileErro
     Ok(FileEntries { metadata: header.metadata().clone().unwrap_or_default(), tensors })
 }
 
-/// Returns an error if the metadata do not name the format [`FORMAT`], or name a version newer than [`VERSION`].
+/// Returns an error if the metadata does not name the format [`MODEL_FORMAT`], or if its version is missing or higher
+/// than [`MODEL_FORMAT_VERSION`].
 fn check_format(path: &Path, metadata: &HashMap<String, String>) -> Result<(), ModelFileError> {
     match metadata.get("format").map(String::as_str) {
-        Some(FORMAT) => {}
+        Some(MODEL_FORMAT) => {}
         Some(other) if other.starts_with("ringtrain-") && metadata.contains_key("state_hash") => {
             return Err(ModelFileError::Checkpoint { path: path.to_owned() });
         }
         Some(other) => {
-            let problem = format!("its format is `{other}`, but the format of model files is `{FORMAT}`");
+            let problem =
+                format!("its format is `{other}`, but the format of model files is `{MODEL_FORMAT}`");
             return Err(ModelFileError::not_a_model_file(path, problem));
         }
         None => return Err(ModelFileError::not_a_model_file(path, "its metadata has no format")),
@@ -155,23 +157,25 @@ fn check_format(path: &Path, metadata: &HashMap<String, String>) -> Result<(), M
     let version = metadata.get("version").and_then(|text| text.parse::<u64>().ok());
     match version {
         None | Some(0) => Err(ModelFileError::corrupt(path, "its version is missing or is not a number")),
-        Some(version) if version > VERSION => Err(ModelFileError::Newer { path: path.to_owned(), version }),
+        Some(version) if version > MODEL_FORMAT_VERSION => {
+            Err(ModelFileError::NewerVersion { path: path.to_owned(), version })
+        }
         Some(_) => Ok(()),
     }
 }
 
-/// Reads a model file, and checks the content.
+/// Reads a model file, and checks its content.
 pub(super) fn load_model_file(path: &Path) -> Result<SavedModel, ModelFileError> {
-    to_model(path, &read_entries(path)?)
+    parse_model(path, &read_entries(path)?)
 }
 
-/// Parses the bytes of a model file, and checks the content.
+/// Parses the bytes of a model file, and checks its content.
 #[cfg(test)]
-pub(super) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<SavedModel, ModelFileError> {
-    to_model(path, &parse_entries(path, bytes)?)
+pub(super) fn decode_model(path: &Path, bytes: &[u8]) -> Result<SavedModel, ModelFileError> {
+    parse_model(path, &parse_entries(path, bytes)?)
 }
 
-fn to_model(
+fn parse_model(
     path: &Path,
     FileEntries { metadata, tensors }: &FileEntries,
 ) -> Result<SavedModel, ModelFileError> {
@@ -201,7 +205,7 @@ fn to_model(
     let network = description.check().map_err(corrupt)?;
     let mut found: HashMap<String, (Vec<usize>, &[u8])> =
         parts.into_iter().map(|part| (part.name, (part.shape, part.bytes))).collect();
-    let mut take = |name: &str, wanted: &[usize]| match found.remove(name) {
+    let mut take_tensor = |name: &str, wanted: &[usize]| match found.remove(name) {
         None => Err(corrupt(format!("the tensor {name} is missing"))),
         Some((shape, _)) if shape != wanted => {
             Err(corrupt(format!("the tensor {name} has the shape {shape:?} and not {wanted:?}")))
@@ -217,13 +221,13 @@ fn to_model(
     };
     let mut parameters = Vec::with_capacity(network.parameter_count().min(tensors.len() << 20));
     for ParameterTensor { name, shape, .. } in network.parameter_tensors() {
-        parameters.extend(take(&name, &shape)?);
+        parameters.extend(take_tensor(&name, &shape)?);
     }
     let inputs = [description.inputs()];
     let has_standardizer = tensors.iter().any(|tensor| tensor.name == MEAN_TENSOR);
     let standardizer = if has_standardizer {
         let (mean, inverse_deviation) =
-            (take(MEAN_TENSOR, &inputs)?, take(INVERSE_DEVIATION_TENSOR, &inputs)?);
+            (take_tensor(MEAN_TENSOR, &inputs)?, take_tensor(INVERSE_DEVIATION_TENSOR, &inputs)?);
         Some(Standardizer { mean, inverse_deviation })
     } else {
         None
@@ -238,8 +242,8 @@ fn to_model(
 pub(super) mod tests {
     use super::*;
 
-    /// Writes a model file with the text `description`, the tensors of `model`, and a checksum that fits.
-    pub(crate) fn write(path: &Path, description: &str, model: &SavedModel) {
+    /// Writes a model file with the text `description`, the tensors of `model`, and the right checksum.
+    pub(crate) fn write_model_file(path: &Path, description: &str, model: &SavedModel) {
         std::fs::write(path, assemble_file(description.to_owned(), &stored_tensors(model)).unwrap()).unwrap();
     }
 }

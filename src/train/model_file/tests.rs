@@ -1,7 +1,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::storage::{from_bytes, to_bytes};
+use super::storage::{decode_model, encode_model};
 use super::*;
 use crate::train::data::{ColumnEncoding, ColumnInputs, MissingPolicy, Standardizer, TableLayout, Task};
 use crate::train::model::Prediction;
@@ -14,11 +14,11 @@ fn column(name: &str) -> ColumnEncoding {
     }
 }
 
-/// The JSON object of the second column in [`description`].
+/// The JSON object of the second column in [`example_description`].
 const COLUMN_B: &str = "{\"name\":\"b\",\"inputs\":{\"number\":{\"fill\":null,\"indicator\":false}}}";
 
 /// Returns the description of a classifier with two columns and two classes.
-pub(super) fn description() -> ModelDescription {
+pub(super) fn example_description() -> ModelDescription {
     ModelDescription {
         written_by: "ringtrain 0.0.0".into(),
         task: Task::Classification,
@@ -36,31 +36,31 @@ pub(super) fn description() -> ModelDescription {
     }
 }
 
-pub(super) fn model() -> SavedModel {
+pub(super) fn example_model() -> SavedModel {
     let standardizer = Standardizer { mean: vec![1.0, 2.0], inverse_deviation: vec![0.5, 0.0] };
     let parameters = (0..12).map(|index| index as f32 * 0.25 - 1.0).collect();
-    SavedModel::new(description(), Some(standardizer), parameters).unwrap()
+    SavedModel::new(example_description(), Some(standardizer), parameters).unwrap()
 }
 
 #[test]
 fn a_loaded_model_equals_the_saved_model() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("m");
-    let saved = model();
+    let saved = example_model();
     save_model(&path, &saved).unwrap();
     let loaded = SavedModel::load(&path).unwrap();
     assert_eq!(loaded.description(), saved.description());
     assert_eq!(loaded.parameters(), saved.parameters());
     assert_eq!(loaded.standardizer(), saved.standardizer());
-    let plain = SavedModel::new(description(), None, saved.parameters().to_vec()).unwrap();
+    let plain = SavedModel::new(example_description(), None, saved.parameters().to_vec()).unwrap();
     save_model(&path, &plain).unwrap();
     assert_eq!(SavedModel::load(&path).unwrap().standardizer(), None);
 }
 
 #[test]
 fn a_file_that_is_truncated_or_has_a_flipped_bit_is_corrupt() {
-    let load_bytes = |bytes: &[u8]| from_bytes(Path::new("m"), bytes);
-    let complete = to_bytes(&model()).unwrap();
+    let load_bytes = |bytes: &[u8]| decode_model(Path::new("m"), bytes);
+    let complete = encode_model(&example_model()).unwrap();
     for len in 0..complete.len() {
         let error = load_bytes(&complete[..len]).unwrap_err();
         assert!(matches!(error, ModelFileError::Corrupt { .. }), "{len}: {error}");
@@ -72,7 +72,9 @@ fn a_file_that_is_truncated_or_has_a_flipped_bit_is_corrupt() {
         let error = load_bytes(&bytes).expect_err(&format!("byte {index}"));
         let is_expected = matches!(
             error,
-            ModelFileError::Corrupt { .. } | ModelFileError::Foreign { .. } | ModelFileError::Newer { .. }
+            ModelFileError::Corrupt { .. }
+                | ModelFileError::NotModelFile { .. }
+                | ModelFileError::NewerVersion { .. }
         );
         assert!(is_expected, "{index}: {error}");
     }
@@ -82,7 +84,7 @@ fn a_file_that_is_truncated_or_has_a_flipped_bit_is_corrupt() {
 fn errors_name_the_format_or_the_version_of_a_file_that_cannot_be_read() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("m");
-    let complete = to_bytes(&model()).unwrap();
+    let complete = encode_model(&example_model()).unwrap();
     let edit = |from: &str, to: &str| {
         assert_eq!(from.len(), to.len());
         let at = complete.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
@@ -111,12 +113,12 @@ fn errors_name_the_format_or_the_version_of_a_file_that_cannot_be_read() {
     assert!(SavedModel::load(&path.join("absent")).unwrap_err().to_string().contains("cannot read"));
 }
 
-/// The files have the right checksum, so only the check of a field can refuse them.
+/// The checksums are right, so only the check of a field can refuse a file.
 #[test]
-fn every_field_of_the_description_is_checked() {
+fn a_description_with_a_wrong_field_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("m");
-    let text = serde_json::to_string(&description()).unwrap();
+    let text = serde_json::to_string(&example_description()).unwrap();
     let cases = [
         ("\"mlp:2\"", "\"mlp:0\"", "the number 0 must be from 1 to 65536"),
         ("\"mlp:2\"", "\"tree\"", "the model tree"),
@@ -164,21 +166,25 @@ fn every_field_of_the_description_is_checked() {
     ];
     for (from, to, expected) in cases {
         assert_eq!(text.matches(from).count(), 1, "{from}");
-        storage::tests::write(&path, &text.replace(from, to), &model());
+        storage::tests::write_model_file(&path, &text.replace(from, to), &example_model());
         let error = SavedModel::load(&path).unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("corrupt"), "{to}: {error}");
     }
-    storage::tests::write(&path, &text.replace("{\"written_by\"", "{\"later\":[1],\"written_by\""), &model());
-    assert_eq!(SavedModel::load(&path).unwrap().description(), &description());
+    storage::tests::write_model_file(
+        &path,
+        &text.replace("{\"written_by\"", "{\"later\":[1],\"written_by\""),
+        &example_model(),
+    );
+    assert_eq!(SavedModel::load(&path).unwrap().description(), &example_description());
 }
 
 #[test]
 fn a_tensor_with_a_value_that_is_not_finite_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("m");
-    let mut parameters = model().parameters().to_vec();
+    let mut parameters = example_model().parameters().to_vec();
     parameters[3] = f32::NAN;
-    save_model(&path, &SavedModel::new(description(), None, parameters).unwrap()).unwrap();
+    save_model(&path, &SavedModel::new(example_description(), None, parameters).unwrap()).unwrap();
     let error = SavedModel::load(&path).unwrap_err().to_string();
     assert!(error.contains("the tensor layers.0.weight holds NaN"), "{error}");
 }
@@ -197,7 +203,7 @@ fn a_negative_running_variance_is_refused() {
 
 #[test]
 fn predictions_follow_the_documentation_of_the_format() {
-    let mut model = model();
+    let mut model = example_model();
     // The second column is constant, so its input is 0.
     let rows = [[3.0, 8.0], [-1.0, 16.0]];
     for (values, mut inputs) in rows.iter().zip(model.inputs_mut().rows_mut()) {
