@@ -95,22 +95,22 @@ struct RunningServer {
     clients: Arc<Vec<PairLink>>,
     outcomes: Arc<LinkOutcomes>,
     threads: Vec<JoinHandle<LinkOutcome>>,
-    /// The links in which this server is the client. Rank 0 is a client of every other server, and every other server
-    /// is a client of rank 0.
-    others: ServerClient,
+    /// The connections in which this server is the client. Rank 0 is a client of every other server, and every other
+    /// server is a client of rank 0.
+    other_servers: ServerClient,
 }
 
-/// How the link with each client ended. Clients that are servers come first.
+/// The state of the link with each client. Clients that are servers come first.
 struct LinkOutcomes {
     /// The outcome of each client's link, or `None` while the link is open.
     links: Mutex<Vec<Option<LinkOutcome>>>,
     /// The number of clients that are servers.
-    other_servers: usize,
+    other_server_count: usize,
     changed: Condvar,
 }
 
 impl RequestHandler for LinkOutcomes {
-    fn note_link_end(&self, client: usize, outcome: &LinkOutcome) {
+    fn record_link_end(&self, client: usize, outcome: &LinkOutcome) {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)[client] = Some(outcome.clone());
         self.changed.notify_all();
     }
@@ -180,7 +180,7 @@ impl ParameterServer {
         };
         let outcomes = Arc::new(LinkOutcomes {
             links: Mutex::new(vec![None; links.clients.len()]),
-            other_servers: links.clients.len() - workers,
+            other_server_count: links.clients.len() - workers,
             changed: Condvar::new(),
         });
         let server =
@@ -194,8 +194,8 @@ impl ParameterServer {
                 .map_err(|error| ParameterServerError::Thread(error.to_string()))
         };
         let threads = (0..clients.len()).map(spawn).collect::<Result<_, _>>()?;
-        let others = ServerClient::new(links.servers, &self.layout, options.synchronous);
-        Ok(RunningServer { server, clients, outcomes, threads, others })
+        let other_servers = ServerClient::new(links.servers, &self.layout, options.synchronous);
+        Ok(RunningServer { server, clients, outcomes, threads, other_servers })
     }
 
     /// Returns whether this rank is a server.
@@ -212,7 +212,8 @@ impl ParameterServer {
     /// `false` if `timeout` passes first. On a worker, returns `false` at once.
     pub fn wait_for_workers(&self, timeout: Option<Duration>) -> bool {
         let Some(RunningServer { outcomes, .. }) = &self.server else { return false };
-        let is_open = |links: &mut Vec<Option<LinkOutcome>>| links[outcomes.other_servers..].contains(&None);
+        let is_open =
+            |links: &mut Vec<Option<LinkOutcome>>| links[outcomes.other_server_count..].contains(&None);
         let links = outcomes.links.lock().unwrap_or_else(PoisonError::into_inner);
         match timeout {
             None => {
@@ -231,7 +232,7 @@ impl ParameterServer {
     pub fn lost_workers(&self) -> Vec<(Rank, String)> {
         let Some(RunningServer { outcomes, clients, .. }) = &self.server else { return Vec::new() };
         let links = outcomes.links.lock().unwrap_or_else(PoisonError::into_inner);
-        let lost = clients.iter().zip(links.iter()).skip(outcomes.other_servers);
+        let lost = clients.iter().zip(links.iter()).skip(outcomes.other_server_count);
         lost.filter_map(|(link, outcome)| match outcome {
             Some(LinkOutcome::Lost(problem)) => Some((link.peer, problem.clone())),
             _ => None,
@@ -247,7 +248,7 @@ impl ParameterServer {
     ///
     /// # Panics
     ///
-    /// If the length of `parameters` differs from that of the initial parameters, or if this rank is a server.
+    /// If the length of `parameters` differs from the length of the initial parameters, or if this rank is a server.
     pub fn pull(&mut self, parameters: &mut [f32]) -> Result<(), ParameterServerError> {
         assert_eq!(parameters.len(), self.len, "there must be as many parameters as at the start");
         self.client().pull(parameters)
@@ -262,7 +263,7 @@ impl ParameterServer {
     ///
     /// # Panics
     ///
-    /// If the length of `gradient` differs from that of the initial parameters, or if this rank is a server.
+    /// If the length of `gradient` differs from the length of the initial parameters, or if this rank is a server.
     pub fn push(&mut self, gradient: &[f32]) -> Result<Vec<PushOutcome>, ParameterServerError> {
         assert_eq!(gradient.len(), self.len, "there must be a gradient for each parameter");
         Ok(self.client().push(gradient, StrategyNote::default(), None)?.outcomes)
@@ -292,8 +293,8 @@ impl ParameterServer {
         Ok(self.client().push(gradient, StrategyNote::default(), Some(parameters))?.outcomes)
     }
 
-    /// Sends the gradients of some ranges of the parameters, such as some rows of an embedding. Servers update the
-    /// parameters and the state of the optimizer only in these ranges. The ranges must be ascending and must not
+    /// Sends the gradients of some ranges of the parameters, for example of some rows of an embedding. Servers update
+    /// the parameters and the state of the optimizer only in these ranges. The ranges must be ascending and must not
     /// overlap. `gradients` holds the gradients of all ranges, in the order of `ranges`.
     ///
     /// # Errors
@@ -377,7 +378,7 @@ impl ParameterServer {
             client.abort(message);
         }
         if let Some(running) = &self.server {
-            running.others.abort(message);
+            running.other_servers.abort(message);
             running.clients.iter().for_each(|link| drop(link.group.abort(message)));
         }
     }
@@ -387,7 +388,7 @@ impl ParameterServer {
     pub fn messengers(&self) -> Vec<Messenger> {
         let clients = self.server.iter().flat_map(|running| running.clients.iter());
         let of_clients = clients.map(|link| link.group.messenger());
-        let servers = self.server.iter().map(|running| &running.others).chain(&self.client);
+        let servers = self.server.iter().map(|running| &running.other_servers).chain(&self.client);
         of_clients.chain(servers.flat_map(ServerClient::messengers)).collect()
     }
 
@@ -404,7 +405,7 @@ impl Drop for ParameterServer {
             client.close();
         }
         if let Some(running) = &mut self.server {
-            running.others.close();
+            running.other_servers.close();
             running.clients.iter().for_each(|link| drop(link.group.abort("the parameter server was closed")));
             for thread in running.threads.drain(..) {
                 drop(thread.join());

@@ -1,4 +1,4 @@
-//! A client pushes gradients to all servers and pulls parameters from all servers.
+//! The client of the servers: pushes gradients to all servers, and pulls parameters from all servers.
 
 use std::ops::Range;
 
@@ -43,7 +43,7 @@ pub(crate) struct PushReply {
 }
 
 impl ServerClient {
-    /// Creates a client from the links to its servers.
+    /// Creates a client. `links` are the connections with its servers.
     pub(crate) fn new(links: Vec<PairLink>, layout: &ShardLayout, is_synchronous: bool) -> Self {
         let server_link = |link: PairLink| {
             let range = layout.range(link.peer);
@@ -70,9 +70,9 @@ impl ServerClient {
         Ok(())
     }
 
-    /// Sends a gradient to all servers. Compute the gradient with the parameters that this client received last. If
-    /// the first server drops the gradient, the client does not send it to the other servers. If there are
-    /// `parameters`, also receives the new parameters.
+    /// Sends a gradient to all servers. Compute the gradient with the parameters that this client received last. If the
+    /// first server drops the gradient, the client does not send it to the other servers. If `parameters` is `Some`,
+    /// also receives the new parameters.
     pub(crate) fn push(
         &mut self,
         gradient: &[f32],
@@ -225,8 +225,8 @@ impl ServerClient {
         Ok(())
     }
 
-    /// Tells all servers that this client sends no more requests. Ignores errors, because the client needs no server
-    /// any more.
+    /// Tells all servers that this client sends no more requests. Ignores errors, because the client no longer needs
+    /// the servers.
     pub(crate) fn close(&mut self) {
         for server in &mut self.links {
             if server.send_request(RequestKind::Close, StrategyNote::default(), 0).is_ok() {
@@ -243,7 +243,7 @@ impl ServerClient {
         }
     }
 
-    /// Returns a messenger for the connection to each server.
+    /// Returns a messenger for the connection with each server.
     pub(crate) fn messengers(&self) -> Vec<Messenger> {
         self.links.iter().map(|server| server.link.group.messenger()).collect()
     }
@@ -275,7 +275,7 @@ impl ServerLink {
         if let [RangeInShard { range, values }] = &parts[..]
             && range.len() == self.range.len()
         {
-            // If one range covers all parameters of the server, a push without ranges needs fewer words.
+            // One range covers all parameters of the server. A push without ranges needs fewer words.
             let values: &[u32] = bytemuck::cast_slice(&gradients[values.clone()]);
             self.buffer[HEADER_WORDS..][..values.len()].copy_from_slice(values);
             return self.send_request(RequestKind::Push, note, self.range.len());

@@ -6,7 +6,7 @@ use crate::group;
 use crate::group::Cause;
 use crate::types::{Rank, debug_as_display};
 
-/// The reason why a call of a parameter server function failed.
+/// The reason why a function of a parameter server failed.
 #[derive(thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParameterServerError {
@@ -21,10 +21,10 @@ pub enum ParameterServerError {
         /// The number of servers.
         servers: u32,
     },
-    /// A parameter server does not support these options.
+    /// A parameter server does not support these options. Holds the error message.
     #[error("{0}")]
     Unsupported(String),
-    /// This rank could not start a thread.
+    /// This rank could not start a thread. Holds the error of the operating system.
     #[error("cannot start a thread for a client of the parameter server: {0}")]
     Thread(String),
     /// A server and one of its clients could not connect.

@@ -9,12 +9,12 @@ use crate::group::Group;
 use crate::train::batches::range_of_rank;
 use crate::types::{Rank, WorldSize};
 
-/// A server waits at most this long for the next request of a client. A year stands for no limit, because a worker
+/// A server waits at most this long for the next request of a client. One year is in effect no limit, because a worker
 /// may compute for any time between two requests. If a worker's machine fails, TCP keepalive ends the wait.
 const REQUEST_TIMEOUT: Duration = Duration::from_hours(24 * 365);
 
-/// The minimum timeout of a client that waits for a reply. Must be longer than the 500 ms for which a server may
-/// delay a reply.
+/// The minimum timeout of a client that waits for a reply. It must be longer than 500 ms, because a server may delay a
+/// reply by 500 ms.
 const REPLY_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 
 /// The range of parameters that each server holds. With n servers, ranks 0 to n - 1 are the servers.
@@ -25,8 +25,8 @@ pub(crate) struct ShardLayout {
 }
 
 impl ShardLayout {
-    /// Divides `count` parameters evenly among the first `servers` ranks. If there are `tensors` (ranges of the
-    /// parameters), no tensor is divided, because the optimizer needs the norm of each tensor.
+    /// Divides `count` parameters evenly among the first `servers` ranks. If `tensors` is `Some`, each of these ranges
+    /// of parameters stays on one server, because the optimizer needs the norm of each tensor.
     pub(crate) fn new(
         world: WorldSize,
         servers: NonZeroU32,
@@ -84,9 +84,9 @@ impl ShardLayout {
     }
 }
 
-/// Divides whole tensors among servers, and returns the range of parameters of each server. Each server gets at least
-/// one tensor. `even_ranges` divides the parameters without regard to tensors. Each returned range ends near the end
-/// of the server's range in `even_ranges`.
+/// Divides whole tensors among the servers, and returns the range of parameters of each server. Each server gets at
+/// least one tensor. `even_ranges` divides the parameters without regard to tensors. Each returned range ends near the
+/// end of the server's range in `even_ranges`.
 fn assign_whole_tensors(tensors: &[Range<usize>], even_ranges: &[Range<usize>]) -> Vec<Range<usize>> {
     let (mut next, even_len) = (0, even_ranges.len());
     let place = |(server, even): (usize, &Range<usize>)| {

@@ -23,7 +23,7 @@ pub(super) const fn payload_words_max(shard_len: usize) -> usize {
 /// these numbers.
 pub(crate) type StrategyNote = [u64; NOTE_WORDS];
 
-/// What a client requests.
+/// The kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum RequestKind {
@@ -31,7 +31,7 @@ pub(super) enum RequestKind {
     Pull = 1,
     /// Apply the gradient in the payload. The reply may contain the new parameters.
     Push = 2,
-    /// Wait further for a push that the server answered with [`ReplyStatus::Waiting`].
+    /// Continue to wait for the result of a push that the server answered with [`ReplyStatus::Waiting`].
     Await = 3,
     /// Apply the gradients of some ranges of the parameters. The payload holds the ranges, then their gradients.
     PushRanges = 4,
@@ -43,7 +43,7 @@ pub(super) enum RequestKind {
     State = 7,
     /// Return the words that the server's [`RequestHandler`](super::RequestHandler) has published.
     Publication = 8,
-    /// End the link. The client sends no more requests.
+    /// Close the link. The client sends no more requests.
     Close = 9,
 }
 
@@ -85,7 +85,8 @@ pub(super) enum ReplyStatus {
     /// The server dropped the gradient because its [`RequestHandler`](super::RequestHandler) did not want the
     /// gradient.
     Unwanted = 3,
-    /// The push waits for the gradients of other workers. The client sends [`RequestKind::Await`] next.
+    /// The request is not done yet. After a push, the client sends [`RequestKind::Await`] next. After
+    /// [`RequestKind::Publication`], the client repeats the request.
     Waiting = 4,
     /// The server refused the request. The payload holds the reason as text.
     Refused = 5,
@@ -99,7 +100,7 @@ impl ReplyStatus {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ReplyHeader {
     pub(super) status: ReplyStatus,
-    /// For [`ReplyStatus::Refused`], the length of the text in the payload in bytes. Otherwise 0.
+    /// The length in bytes of the text in the payload of a [`ReplyStatus::Refused`]. 0 for every other status.
     pub(super) text_bytes: u32,
     /// The version of the parameters in the payload.
     pub(super) version: u64,
@@ -151,7 +152,7 @@ struct HeaderFields {
     count: u32,
     version: u64,
     note: StrategyNote,
-    /// In a request, 1 if the client wants parameters, otherwise 0. In a reply, the staleness.
+    /// In a request, 1 if the client wants parameters, and 0 if not. In a reply, the staleness.
     extra: u64,
 }
 

@@ -1,8 +1,8 @@
 //! A parameter server: some ranks hold the parameters and apply gradients, and the other ranks compute gradients.
 //!
 //! Each server holds a part of the parameters. A worker pushes its gradient to all servers, and pulls the new
-//! parameters from all servers. Each pair of a worker and a server has an isolated group of two ranks, so the loss of
-//! a worker fails only the operations in the groups of this worker. Source: Li et al., "Scaling distributed machine
+//! parameters from all servers. Each pair of a worker and a server has an isolated group of two ranks. If a worker
+//! is lost, only the operations in the groups of this worker fail. Source: Li et al., "Scaling distributed machine
 //! learning with the parameter server", OSDI 2014.
 //!
 //! A worker has at most one request in progress with each server, which bounds the memory of a server. A server has a

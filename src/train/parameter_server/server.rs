@@ -1,4 +1,4 @@
-//! A server holds a shard of the parameters, and answers the requests of clients.
+//! The server: holds a shard of the parameters, and answers the requests of its clients.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use crate::types::Rank;
 
 /// The rank of the client in a [`PairLink`].
 const CLIENT_RANK_IN_PAIR: Rank = Rank::new(1);
-/// The tag of all messages.
+/// The tag of all messages between a server and its clients.
 pub(super) const PARAMETER_SERVER_TAG: u32 = 0;
 /// If a server cannot complete a request within this time, the server replies with [`ReplyStatus::Waiting`]. A client
 /// that gets no reply for longer can treat the server as lost.
@@ -38,8 +38,8 @@ pub(crate) enum UpdateMode {
     Asynchronous(StalenessRule),
 }
 
-/// The decisions and answers of a server that depend on the training strategy. The argument `client` is the index of
-/// a client in the order of ranks.
+/// The parts of a server that depend on the training strategy. The argument `client` is the index of a client in the
+/// list of the server's clients, which is in rank order.
 pub(crate) trait RequestHandler: Send + Sync {
     /// Returns whether the server should apply a gradient that a client has pushed with the note `note`. The shard is
     /// locked during the call.
@@ -48,10 +48,10 @@ pub(crate) trait RequestHandler: Send + Sync {
     }
 
     /// Called after the server has applied or dropped the gradient of a client. The shard is locked during the call.
-    fn note_push_outcome(&self, _client: usize, _note: &StrategyNote, _outcome: PushOutcome) {}
+    fn record_push_outcome(&self, _client: usize, _note: &StrategyNote, _outcome: PushOutcome) {}
 
     /// Returns the note of the reply to a request. May block for at most 500 ms.
-    fn note_of_reply(&self, _client: usize, _kind: PushOrNote, _note: &StrategyNote) -> StrategyNote {
+    fn reply_note(&self, _client: usize, _kind: PushOrNote, _note: &StrategyNote) -> StrategyNote {
         StrategyNote::default()
     }
 
@@ -61,13 +61,13 @@ pub(crate) trait RequestHandler: Send + Sync {
     }
 
     /// Called after a client has closed its link or is lost.
-    fn note_link_end(&self, _client: usize, _outcome: &LinkOutcome) {}
+    fn record_link_end(&self, _client: usize, _outcome: &LinkOutcome) {}
 }
 
-/// The kind of request that [`RequestHandler::note_of_reply`] answers.
+/// The kind of request that [`RequestHandler::reply_note`] answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PushOrNote {
-    /// A push, after the server has called [`RequestHandler::note_push_outcome`] for it.
+    /// A push. The server has already called [`RequestHandler::record_push_outcome`] for this push.
     Push,
     /// A request that has only a note.
     Note,
@@ -78,7 +78,7 @@ pub(crate) enum PushOrNote {
 pub(crate) enum LinkOutcome {
     /// The client has closed its link.
     Closed,
-    /// The client is lost or sent an invalid request. The text says what happened.
+    /// The client is lost or sent an invalid request. The text names the cause.
     Lost(String),
 }
 
@@ -95,9 +95,10 @@ struct ServerState<'a> {
     shard: Shard<'a>,
     /// The gradient and the note of each client in the current synchronous step.
     gradients: Vec<Option<(Vec<f32>, StrategyNote)>>,
-    /// If present, the server refuses all requests for this reason.
+    /// If `Some`, the server refuses all requests for this reason.
     failure: Option<(RefusalReason, String)>,
-    /// Names a lost client. A synchronous server refuses pushes that would wait for the gradient of this client.
+    /// A text that names the first lost client. A synchronous server refuses pushes that would wait for the gradient of
+    /// this client.
     lost_client: Option<String>,
 }
 
@@ -116,7 +117,7 @@ impl<'a> ShardServer<'a> {
         use_shard(&mut self.lock().shard)
     }
 
-    /// Makes the server refuse all further requests, with `message` as the reason. The first reason stays.
+    /// Makes the server refuse all further requests, with `message` as the reason. Later calls have no effect.
     pub(crate) fn refuse_further_requests(&self, reason: RefusalReason, message: &str) {
         self.lock().failure.get_or_insert_with(|| (reason, message.to_owned()));
         self.changed.notify_all();
@@ -129,8 +130,8 @@ impl<'a> ShardServer<'a> {
     /// Answers the requests of the client with the index `client` until the client closes its link or is lost.
     pub(crate) fn serve(&self, client: usize, link: &PairLink) -> LinkOutcome {
         let outcome = self.serve_until_end(client, link);
-        // The handler must see this loss first: other clients may end because of it.
-        self.handler.note_link_end(client, &outcome);
+        // Tell the handler before the other clients, because other clients may end as a result of this loss.
+        self.handler.record_link_end(client, &outcome);
         if let (LinkOutcome::Lost(problem), UpdateMode::Synchronous { .. }) = (&outcome, self.update_mode) {
             let lost_client = format!("rank {} is lost: {problem}", link.peer);
             self.lock().lost_client.get_or_insert(lost_client);
@@ -149,11 +150,11 @@ impl<'a> ShardServer<'a> {
                 Err(error) => return LinkOutcome::Lost(describe_link_failure(&error)),
             };
             let Some((header, _)) = RequestHeader::decode(&request[..received]) else {
-                return end_link(link, "the request has no known kind");
+                return abort_link(link, "the request has no known kind");
             };
             let payload = &mut request[HEADER_WORDS..received];
             if let Err(problem) = self.answer(client, header, payload, &mut reply) {
-                return end_link(link, &problem);
+                return abort_link(link, &problem);
             }
             if let Err(error) = link.group.send(&reply, CLIENT_RANK_IN_PAIR, PARAMETER_SERVER_TAG) {
                 return LinkOutcome::Lost(describe_link_failure(&error));
@@ -226,9 +227,9 @@ impl<'a> ShardServer<'a> {
         let note = match (status, header.kind) {
             (ReplyStatus::Waiting | ReplyStatus::Refused, _) => reason,
             (_, RequestKind::Push | RequestKind::Await | RequestKind::PushRanges) => {
-                self.handler.note_of_reply(client, PushOrNote::Push, &header.note)
+                self.handler.reply_note(client, PushOrNote::Push, &header.note)
             }
-            (_, RequestKind::Note) => self.handler.note_of_reply(client, PushOrNote::Note, &header.note),
+            (_, RequestKind::Note) => self.handler.reply_note(client, PushOrNote::Note, &header.note),
             _ => StrategyNote::default(),
         };
         ReplyHeader { status, text_bytes, version, staleness, note }.encode(reply);
@@ -259,13 +260,13 @@ impl<'a> ShardServer<'a> {
         } else {
             PushOutcome::Unwanted
         };
-        self.handler.note_push_outcome(client, &header.note, outcome);
+        self.handler.record_push_outcome(client, &header.note, outcome);
         Ok(status_and_staleness(outcome))
     }
 
-    /// An asynchronous server applies the gradient. A synchronous server stores the gradient (if there is one) and
-    /// waits up to [`REPLY_DELAY_MAX`] until the step is complete. Returns the status of the reply and the staleness
-    /// of the gradient.
+    /// Performs a push, or a [`RequestKind::Await`] if `gradient` is `None`. An asynchronous server applies the
+    /// gradient. A synchronous server stores the gradient, and waits up to [`REPLY_DELAY_MAX`] until the step is
+    /// complete. Returns the status of the reply and the staleness of the gradient.
     fn push<'s>(
         &'s self,
         mut state: MutexGuard<'s, ServerState<'a>>,
@@ -283,7 +284,7 @@ impl<'a> ShardServer<'a> {
                 } else {
                     PushOutcome::Unwanted
                 };
-                self.handler.note_push_outcome(client, &header.note, outcome);
+                self.handler.record_push_outcome(client, &header.note, outcome);
                 let (status, staleness) = status_and_staleness(outcome);
                 return Ok((state, status, staleness));
             }
@@ -314,7 +315,7 @@ impl<'a> ShardServer<'a> {
             let version = shard.version();
             let outcome = shard.push(&mut sum, version, StalenessRule { max: 0, scales_rate: false });
             for (client, note) in notes {
-                self.handler.note_push_outcome(client, &note, outcome);
+                self.handler.record_push_outcome(client, &note, outcome);
             }
             self.changed.notify_all();
         }
@@ -332,8 +333,8 @@ impl<'a> ShardServer<'a> {
 }
 
 impl ServerState<'_> {
-    /// If the server refuses a request of the kind `kind`, returns the reason. `status` is the status that the reply
-    /// would otherwise have.
+    /// If the server refuses a request of the kind `kind`, returns the reason. `status` is the status of the reply if
+    /// the server does not refuse the request.
     fn refusal(&self, kind: RequestKind, status: ReplyStatus) -> Option<(RefusalReason, String)> {
         if kind == RequestKind::Close {
             return None;
@@ -372,15 +373,15 @@ impl ServerState<'_> {
     }
 }
 
-/// Ends the link with a client that sent an invalid request.
-fn end_link(link: &PairLink, problem: &str) -> LinkOutcome {
+/// Aborts the link with a client that sent an invalid request.
+fn abort_link(link: &PairLink, problem: &str) -> LinkOutcome {
     let problem = format!("the request of rank {} to its parameter server is invalid: {problem}", link.peer);
     link.group.abort(&problem);
     LinkOutcome::Lost(problem)
 }
 
-/// Replaces the payload of a reply by a text, which is cut off after [`REFUSAL_TEXT_WORDS_MAX`] words. Returns the
-/// length of the cut text in bytes.
+/// Replaces the payload of a reply by a text. Cuts the text off after [`REFUSAL_TEXT_WORDS_MAX`] words. Returns the
+/// length of the remaining text in bytes.
 fn set_reply_text(reply: &mut Vec<u32>, text: &str) -> u32 {
     reply.truncate(HEADER_WORDS);
     reply.extend(encode_text(text, REFUSAL_TEXT_WORDS_MAX));

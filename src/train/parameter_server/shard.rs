@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::train::optimizer::Optimizer;
 
-/// Each staleness below this number is counted separately. This number and all larger numbers are counted together.
+/// Each value of staleness below this number has its own count. All other values have one common count.
 const SEPARATE_STALENESS_COUNTS: usize = 1023;
 
 /// How a server treats gradients that were computed with old parameters.
@@ -41,7 +41,7 @@ pub enum PushOutcome {
     Unwanted,
 }
 
-/// How often each staleness occurred.
+/// The number of gradients with each staleness.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct StalenessCounts {
     /// `accepted[s]` is the number of accepted gradients with a staleness of s. The count with index
@@ -96,7 +96,8 @@ impl<'a> Shard<'a> {
         self.optimizer.steps
     }
 
-    /// Applies a gradient that was computed with version `pulled` of the parameters. May change `gradient`.
+    /// Applies a gradient that was computed with version `pulled` of the parameters, unless it is too stale for `rule`.
+    /// May change `gradient`.
     pub(crate) fn push(&mut self, gradient: &mut [f32], pulled: u64, rule: StalenessRule) -> PushOutcome {
         self.push_update(pulled, rule, |optimizer, parameters| optimizer.step(parameters, gradient))
     }
@@ -129,7 +130,7 @@ impl<'a> Shard<'a> {
         rule: StalenessRule,
         update: impl FnOnce(&mut Optimizer, &mut [f32]),
     ) -> PushOutcome {
-        // A gradient for a version that does not exist yet has a staleness of 0.
+        // If the client sends a version that does not exist yet, the staleness is 0.
         let staleness = self.version().saturating_sub(pulled);
         if staleness > rule.max {
             self.staleness.dropped += 1;
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_beyond_the_bound_changes_nothing() {
+    fn a_gradient_with_too_large_a_staleness_changes_nothing() {
         let mut shard = shard(Rule::Momentum { momentum: 0.9 }, &[1.0]);
         let rule = StalenessRule { max: 1, scales_rate: false };
         assert_eq!(shard.push(&mut [0.5], 0, rule), PushOutcome::Applied { staleness: 0 });

@@ -1,4 +1,4 @@
-//! Answers the workers' requests to the first server: hands out batches, sums losses and records lost workers.
+//! The coordinator of the first server: hands out batches to workers, sums the losses and records lost workers.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,10 +10,10 @@ use crate::train::checkpoint::Position;
 use crate::train::parameter_server::{LinkOutcome, PushOrNote, PushOutcome, RequestHandler, StrategyNote};
 use crate::types::Rank;
 
-/// A request of an idle worker waits at most this long for a free batch.
+/// If no batch is free, the first server delays the reply to an idle worker by at most this time.
 const BATCH_REPLY_DELAY_MAX: Duration = Duration::from_millis(400);
 
-/// The state of a run, as the first server knows it.
+/// The first server's view of a run.
 pub(super) struct BatchCoordinator {
     state: Mutex<RunState>,
     /// Notified after each change of `state`.
@@ -21,7 +21,7 @@ pub(super) struct BatchCoordinator {
     /// `clients[i]` is the rank of client i. The first clients are the other servers.
     clients: Vec<Rank>,
     /// The number of clients that are servers.
-    other_servers: usize,
+    other_server_count: usize,
     batches_per_epoch: u64,
     is_synchronous: bool,
 }
@@ -32,29 +32,29 @@ struct RunState {
     samples: u64,
     /// The sum of the losses and the number of samples, by epoch.
     losses: BTreeMap<u64, (f64, u64)>,
-    /// The number of gradients of each worker that were applied.
+    /// The number of applied gradients of each worker.
     updates: Vec<u64>,
     /// How the link of each client ended, or `None` while the link is open.
     outcomes: Vec<Option<LinkOutcome>>,
-    /// What all workers do next, in a synchronous run.
-    next: Assignment,
-    /// A synchronous run pauses when this number of batches is done. In the pause, the first server copies the
-    /// parameters of the same step from all servers.
+    /// In a synchronous run: what all workers do next.
+    next_assignment: Assignment,
+    /// A synchronous run pauses when this number of batches is done. During the pause, all servers have taken the same
+    /// number of steps, and the first server copies the parameters of all servers.
     pause_at: u64,
-    /// `is_quiet[worker]` is true if the worker has no push in progress and waits for a reply.
-    is_quiet: Vec<bool>,
+    /// `has_no_push[worker]` is true if the worker has no push in progress and waits for a reply.
+    has_no_push: Vec<bool>,
     /// The number of workers whose gradients of the current synchronous step have been applied.
     applied_in_step: usize,
     /// The mean loss of the last applied gradient.
     last_loss: f64,
-    /// Why the run failed.
+    /// The reason for which the run failed.
     failure: Option<RunFailure>,
     /// Whether the first server has taken its last snapshot. After this, the loss of a client is not an error.
     needs_no_client: bool,
     results: Option<Vec<u32>>,
 }
 
-/// Why a run failed.
+/// The reason for which a run failed.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum RunFailure {
     /// The loss of a worker was not finite.
@@ -74,7 +74,9 @@ pub(super) struct TrainingProgress {
     pub(super) batches: u64,
     /// The number of gradients that were applied.
     pub(super) updates: u64,
+    /// The mean loss of the last applied gradient.
     pub(super) last_loss: f64,
+    /// Whether all batches are done, or the run was stopped.
     pub(super) is_finished: bool,
     pub(super) failure: Option<RunFailure>,
     /// Each worker that was lost so far, and the cause of its loss.
@@ -92,28 +94,28 @@ pub(super) struct RunStart<'a> {
 
 impl BatchCoordinator {
     /// Creates the coordinator of a run. `clients` holds the ranks of the first server's clients. The first
-    /// `other_servers` of these ranks are servers.
+    /// `other_server_count` of these ranks are servers.
     pub(super) fn new(
         start: &RunStart<'_>,
         clients: Vec<Rank>,
-        other_servers: usize,
+        other_server_count: usize,
         is_synchronous: bool,
     ) -> Self {
         let RunStart { position, done_ahead, batches_per_epoch, epochs } = *start;
-        let workers = clients.len() - other_servers;
+        let workers = clients.len() - other_server_count;
         let first = position.epoch * batches_per_epoch + position.step;
         let end = epochs.saturating_mul(batches_per_epoch);
         let mut queue = BatchQueue::new(first, end.max(first), workers, done_ahead.iter().copied());
-        let next = if is_synchronous { queue.assign_batch(0, false) } else { Assignment::Wait };
+        let next_assignment = if is_synchronous { queue.assign_batch(0, false) } else { Assignment::Wait };
         let state = RunState {
             queue,
             losses: BTreeMap::from([(position.epoch, (position.loss_sum, position.samples))]),
             samples: 0,
             updates: vec![0; workers],
             outcomes: vec![None; clients.len()],
-            next,
+            next_assignment,
             pause_at: end,
-            is_quiet: vec![false; workers],
+            has_no_push: vec![false; workers],
             applied_in_step: 0,
             last_loss: 0.0,
             failure: None,
@@ -124,7 +126,7 @@ impl BatchCoordinator {
             state: Mutex::new(state),
             changed: Condvar::new(),
             clients,
-            other_servers,
+            other_server_count,
             batches_per_epoch,
             is_synchronous,
         }
@@ -138,14 +140,14 @@ impl BatchCoordinator {
     pub(super) fn stop_run(&self) {
         let mut state = self.lock();
         state.queue.stop();
-        if state.next == Assignment::Wait {
-            state.next = Assignment::Finished;
+        if state.next_assignment == Assignment::Wait {
+            state.next_assignment = Assignment::Finished;
         }
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Stores the results of the run, which the clients then fetch.
+    /// Stores the results of the run, so that the clients can fetch the results.
     pub(super) fn publish_results(&self, words: Vec<u32>) {
         self.lock().results = Some(words);
         self.changed.notify_all();
@@ -168,7 +170,7 @@ impl BatchCoordinator {
     }
 
     fn progress_of_state(&self, state: &RunState) -> TrainingProgress {
-        let workers = state.outcomes.iter().zip(&self.clients).skip(self.other_servers);
+        let workers = state.outcomes.iter().zip(&self.clients).skip(self.other_server_count);
         let lost = workers.filter_map(|(outcome, &rank)| match outcome {
             Some(LinkOutcome::Lost(problem)) => Some((rank, problem.clone())),
             _ => None,
@@ -187,9 +189,9 @@ impl BatchCoordinator {
     pub(super) fn continue_until_done(&self, batches: u64) {
         let mut state = self.lock();
         state.pause_at = batches;
-        if self.is_synchronous && state.next == Assignment::Wait {
-            state.next = state.queue.assign_batch(0, false);
-            state.is_quiet.fill(false);
+        if self.is_synchronous && state.next_assignment == Assignment::Wait {
+            state.next_assignment = state.queue.assign_batch(0, false);
+            state.has_no_push.fill(false);
         }
         self.changed.notify_all();
     }
@@ -206,9 +208,11 @@ impl BatchCoordinator {
     /// progress. The run must have paused or ended.
     pub(super) fn wait_until_no_push(&self, timeout: Duration) -> Option<Rank> {
         let find_busy = |state: &RunState| {
-            let workers = state.is_quiet.iter().zip(&state.outcomes[self.other_servers..]);
-            let mut workers = workers.zip(&self.clients[self.other_servers..]);
-            workers.find(|((is_quiet, outcome), _)| !**is_quiet && outcome.is_none()).map(|(_, &rank)| rank)
+            let workers = state.has_no_push.iter().zip(&state.outcomes[self.other_server_count..]);
+            let mut workers = workers.zip(&self.clients[self.other_server_count..]);
+            workers
+                .find(|((has_no_push, outcome), _)| !**has_no_push && outcome.is_none())
+                .map(|(_, &rank)| rank)
         };
         let is_busy = |state: &mut RunState| state.failure.is_none() && find_busy(state).is_some();
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_busy);
@@ -221,8 +225,8 @@ impl BatchCoordinator {
         self.lock().needs_no_client = true;
     }
 
-    /// Returns the position of the run, and the batches after this position that are done. Lock the shard first, so
-    /// that the parameters do not change until you have copied them.
+    /// Returns the position of the run, and the batches after this position that are done. The caller must hold the
+    /// lock of the shard, so that the parameters do not change before the caller has copied them.
     pub(super) fn position_and_done_batches(&self, steps_total: u64) -> (Position, Vec<u64>) {
         let state = self.lock();
         let batches = state.queue.first_not_done();
@@ -262,7 +266,7 @@ impl BatchCoordinator {
 
     /// Returns the client's index among the workers. Returns `None` if the client is a server.
     fn worker_index(&self, client: usize) -> Option<usize> {
-        client.checked_sub(self.other_servers)
+        client.checked_sub(self.other_server_count)
     }
 
     /// Returns what a worker does next. If no batch is free, an idle worker waits up to [`BATCH_REPLY_DELAY_MAX`].
@@ -270,14 +274,14 @@ impl BatchCoordinator {
         let until = Instant::now() + BATCH_REPLY_DELAY_MAX;
         let mut state = self.lock();
         if self.is_synchronous {
-            if is_idle && state.next == Assignment::Wait {
-                state.is_quiet[worker] = true;
+            if is_idle && state.next_assignment == Assignment::Wait {
+                state.has_no_push[worker] = true;
                 self.changed.notify_all();
-                let is_paused = |state: &mut RunState| state.next == Assignment::Wait;
+                let is_paused = |state: &mut RunState| state.next_assignment == Assignment::Wait;
                 let waited = self.changed.wait_timeout_while(state, BATCH_REPLY_DELAY_MAX, is_paused);
                 (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
             }
-            return state.next;
+            return state.next_assignment;
         }
         loop {
             let timeout = until.saturating_duration_since(Instant::now());
@@ -302,7 +306,7 @@ impl BatchCoordinator {
     fn fail(&self, state: &mut RunState, failure: RunFailure) {
         state.failure.get_or_insert(failure);
         state.queue.stop();
-        state.next = Assignment::Finished;
+        state.next_assignment = Assignment::Finished;
         self.changed.notify_all();
     }
 }
@@ -314,7 +318,7 @@ impl RequestHandler for BatchCoordinator {
             .is_some_and(|worker| self.lock().queue.is_assigned_and_not_done(worker, batch))
     }
 
-    fn note_push_outcome(&self, client: usize, note: &StrategyNote, outcome: PushOutcome) {
+    fn record_push_outcome(&self, client: usize, note: &StrategyNote, outcome: PushOutcome) {
         let Some(worker) = self.worker_index(client) else { return };
         let request = WorkRequest::decode(note);
         let mut state = self.lock();
@@ -340,19 +344,20 @@ impl RequestHandler for BatchCoordinator {
             state.applied_in_step = 0;
             state.queue.complete(0);
             let pauses = state.queue.first_not_done() == state.pause_at && !state.queue.is_finished();
-            state.next = if pauses { Assignment::Wait } else { state.queue.assign_batch(0, false) };
+            state.next_assignment =
+                if pauses { Assignment::Wait } else { state.queue.assign_batch(0, false) };
         }
         self.changed.notify_all();
     }
 
-    fn note_of_reply(&self, client: usize, kind: PushOrNote, note: &StrategyNote) -> StrategyNote {
+    fn reply_note(&self, client: usize, kind: PushOrNote, note: &StrategyNote) -> StrategyNote {
         let request = WorkRequest::decode(note);
         let worker = self.worker_index(client);
         if request.is_stopping {
             self.stop_run();
         }
         if let (Some(worker), true) = (worker, request.awaits_end) {
-            self.lock().is_quiet[worker] = true;
+            self.lock().has_no_push[worker] = true;
             self.changed.notify_all();
         }
         let Some(worker) = worker.filter(|_| !request.awaits_end) else {
@@ -376,7 +381,7 @@ impl RequestHandler for BatchCoordinator {
         self.lock().results.clone()
     }
 
-    fn note_link_end(&self, client: usize, outcome: &LinkOutcome) {
+    fn record_link_end(&self, client: usize, outcome: &LinkOutcome) {
         let mut state = self.lock();
         state.outcomes[client] = Some(outcome.clone());
         let worker = self.worker_index(client);
@@ -385,7 +390,7 @@ impl RequestHandler for BatchCoordinator {
         }
         if let (LinkOutcome::Lost(problem), false) = (outcome, state.needs_no_client) {
             let (rank, problem) = (self.clients[client], problem.clone());
-            let all_ended = state.outcomes[self.other_servers..].iter().all(Option::is_some);
+            let all_ended = state.outcomes[self.other_server_count..].iter().all(Option::is_some);
             match worker {
                 None => self.fail(&mut state, RunFailure::ServerLost { server: rank, problem }),
                 Some(_) if self.is_synchronous => {

@@ -1,4 +1,4 @@
-//! The first server: holds a shard, hands out batches, tests and saves the model.
+//! The first server (rank 0): holds a shard, hands out batches, tests and saves the model.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// At the end of an asynchronous run, the first server waits at most this long for pushes that are in progress.
 const LAST_PUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs the first server until the end of the run. The run starts with `state`.
+/// Runs the first server until the end of the run. The run starts from `state`.
 pub(super) fn run_first_server(
     context: &RunContext<'_>,
     links: Links,
@@ -39,65 +39,67 @@ pub(super) fn run_first_server(
         .map_err(TrainError::Options)?;
     let Links { clients: client_links, servers: server_links } = links;
     let clients: Vec<Rank> = client_links.iter().map(|link| link.peer).collect();
-    let other_servers = clients.iter().filter(|&&rank| context.layout.is_server(rank)).count();
+    let other_server_count = clients.iter().filter(|&&rank| context.layout.is_server(rank)).count();
     let start = RunStart {
         position: state.position,
         done_ahead: &state.done_ahead,
         batches_per_epoch: setup.dataset.train.len().div_ceil(setup.settings.batch_size) as u64,
         epochs: setup.settings.epochs,
     };
-    let coordinator = Arc::new(BatchCoordinator::new(&start, clients, other_servers, context.is_synchronous));
+    let coordinator =
+        Arc::new(BatchCoordinator::new(&start, clients, other_server_count, context.is_synchronous));
     let handler = Arc::clone(&coordinator);
     let server = ShardServer::new(create_shard(context, Rank::ZERO, &state), context.update_mode, handler);
-    let mut leader = Leader {
+    let mut first_server = FirstServer {
         context,
         server: &server,
         coordinator: &coordinator,
-        others: ServerClient::new(server_links, &context.layout, context.is_synchronous),
+        other_servers: ServerClient::new(server_links, &context.layout, context.is_synchronous),
         batches_per_epoch: start.batches_per_epoch,
         trainer: Trainer::new(config, setup, state, (&mut Group::solo(), partition), context.stop)?,
         announced: BTreeSet::new(),
         last_snapshot: (Instant::now(), 0),
-        counts: (Vec::new(), StalenessCounts::default()),
+        snapshot_counts: (Vec::new(), StalenessCounts::default()),
     };
     let result = std::thread::scope(|scope| {
         for (client, link) in client_links.iter().enumerate() {
             let server = &server;
             scope.spawn(move || server.serve(client, link));
         }
-        let result = leader.train(observer).and_then(|()| leader.conclude_run(&client_links, observer));
+        let result =
+            first_server.train(observer).and_then(|()| first_server.conclude_run(&client_links, observer));
         let result = result.and_then(|summary| Ok((encode_summary(&summary)?, summary)));
         match &result {
             Ok((words, _)) => {
                 coordinator.publish_results(words.clone());
-                leader.others.close();
+                first_server.other_servers.close();
             }
             Err(error) => {
                 server.refuse_further_requests(refusal_reason(error), &error.to_string());
-                leader.others.abort(&error.to_string());
+                first_server.other_servers.abort(&error.to_string());
             }
         }
         for client in coordinator.wait_for_link_ends(context.link_end_timeout(&result)) {
             let link = &client_links[client];
-            observer.warning(&format!("rank {} did not end its part of the run", link.peer));
+            observer.warning(&format!("rank {} did not close its connection in time", link.peer));
             link.group.abort("the run has ended");
         }
         result.map(|(_, summary)| summary)
     });
     // Each close waits for the rank at the other end. To avoid a deadlock, every rank first closes its links with the
-    // first server, then those with the second, and so on.
+    // first server, then its links with the second server, and so on.
     drop(client_links);
-    drop(leader);
+    drop(first_server);
     result
 }
 
-/// The main thread of the first server.
-struct Leader<'r, 'a> {
+/// The state of the first server's main thread.
+struct FirstServer<'r, 'a> {
     context: &'r RunContext<'a>,
     server: &'r ShardServer<'a>,
     coordinator: &'r BatchCoordinator,
     /// The connections with the other servers.
-    others: ServerClient,
+    other_servers: ServerClient,
     batches_per_epoch: u64,
     trainer: Trainer<'a>,
     /// The lost workers that a warning to the user has named.
@@ -105,16 +107,16 @@ struct Leader<'r, 'a> {
     /// The time of the last snapshot, and the number of samples that the workers had processed at that time.
     last_snapshot: (Instant, u64),
     /// The number of applied gradients of each worker, and the staleness of all gradients, at the last snapshot.
-    counts: (Vec<u64>, StalenessCounts),
+    snapshot_counts: (Vec<u64>, StalenessCounts),
 }
 
-impl Leader<'_, '_> {
-    /// Waits until the run ends. After each epoch that has a record in the report, tests and saves the
-    /// model.
+impl FirstServer<'_, '_> {
+    /// Waits until the workers have trained the model. After each epoch that has a record in the report, tests and
+    /// saves the model.
     fn train(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let epochs = self.context.setup.settings.epochs;
         let mut solo = Group::solo();
-        // If a signal ended the earlier run during an evaluation, its checkpoint has no validation loss.
+        // If a stop signal ended the previous run during an evaluation, its checkpoint lacks the last validation loss.
         self.trainer.validate(&mut solo)?;
         loop {
             let epoch = self.trainer.state.position.epoch;
@@ -187,8 +189,8 @@ impl Leader<'_, '_> {
     }
 
     /// Saves a checkpoint within an epoch if one is due. Returns whether the save has begun. `batches` is the number
-    /// of batches that are done. A synchronous run first pauses: this function sets `pause` to the number of batches
-    /// that will be done at the pause.
+    /// of batches that are done. A synchronous run must first pause. This function then sets `pause` to the number of
+    /// batches that will be done at the pause, and a later call saves.
     fn save_if_due(
         &mut self,
         batches: u64,
@@ -223,8 +225,8 @@ impl Leader<'_, '_> {
         }
     }
 
-    /// Waits until no push is in progress, because a push updates the servers one after the other. An asynchronous
-    /// run waits only at its end, and at most for [`LAST_PUSH_TIMEOUT`].
+    /// Waits until no push is in progress. A push updates one server after the other, so during a push the servers hold
+    /// parameters of different steps. An asynchronous run waits only at its end, and at most for [`LAST_PUSH_TIMEOUT`].
     fn wait_until_no_push(&self, is_finished: bool) -> Result<(), TrainError> {
         if !self.context.is_synchronous {
             if is_finished {
@@ -296,11 +298,11 @@ impl Leader<'_, '_> {
             optimizer.steps = shard.version();
             (trainer.state.position, trainer.state.done_ahead) =
                 coordinator.position_and_done_batches(shard.version());
-            self.counts = (coordinator.updates_by_worker(), shard.staleness.clone());
+            self.snapshot_counts = (coordinator.updates_by_worker(), shard.staleness.clone());
         });
         let (parameters, optimizer) = self.trainer.parameters_and_optimizer();
-        self.others.pull(parameters)?;
-        self.others.pull_optimizer_state(&mut optimizer.state)?;
+        self.other_servers.pull(parameters)?;
+        self.other_servers.pull_optimizer_state(&mut optimizer.state)?;
         Ok(())
     }
 
@@ -313,7 +315,7 @@ impl Leader<'_, '_> {
         let context = self.context;
         let statistics = clients.iter().map(|link| link.group.statistics());
         let zero = Statistics::default();
-        let (updates, staleness) = std::mem::take(&mut self.counts);
+        let (updates, staleness) = std::mem::take(&mut self.snapshot_counts);
         let servers: Vec<u32> = context.layout.servers().map(Rank::get).collect();
         let workers: Vec<u32> = context.layout.workers().map(Rank::get).collect();
         let accepted: u64 = staleness.accepted.iter().sum();

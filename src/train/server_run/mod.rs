@@ -8,13 +8,12 @@
 //!
 //! **`ps-async`**: each worker computes the gradient of a whole batch with the parameters that it pulled last, and
 //! the server applies this gradient as soon as it arrives: `p_(t+1) = p_t - update(g(p_(t-s)))`, where s is the
-//! staleness. Source: Dean et al., "Large scale distributed deep networks", NIPS 2012. The bound of s follows Ho et
-//! al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013. The method of
-//! Ho et al. makes fast workers wait; here, no worker waits, and the server drops gradients beyond the bound.
+//! staleness. Source: Dean et al., "Large scale distributed deep networks", NIPS 2012. The maximum of s follows Ho et
+//! al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013. Ho et al. make
+//! fast workers wait. Here, no worker waits, and the first server drops gradients whose staleness exceeds the maximum.
 
 mod coordinator;
 mod first_server;
-
 mod work_messages;
 mod worker;
 
@@ -40,7 +39,7 @@ use super::summary_words::{REPORT_WORDS_MAX, decode_summary};
 use crate::group::Group;
 use crate::types::{Rank, WorldSize};
 
-/// After a failure, a server waits at most this long until its clients have noticed the failure.
+/// After a failure, a server waits at most this long until its clients have closed their links.
 const FAILURE_NOTICE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The values that stay the same during a run.
@@ -52,7 +51,7 @@ pub(super) struct RunContext<'a> {
     pub(super) update_mode: UpdateMode,
     pub(super) is_synchronous: bool,
     pub(super) size: WorldSize,
-    /// The longest time that a rank waits for the reply or for the end of another rank.
+    /// The longest time that a rank waits for a reply, or for another rank to end.
     pub(super) timeout: Duration,
     pub(super) started: Instant,
 }
@@ -114,7 +113,7 @@ pub(super) fn train_with_servers(
     if rank == Rank::ZERO {
         first_server::run_first_server(&context, links, state, observer)
     } else if context.layout.is_server(rank) {
-        run_non_first_server(&context, rank, links, state)
+        run_other_server(&context, rank, links, state)
     } else {
         let first = context.layout.workers().next().map_or(0, Rank::get);
         let place = WorkerPlace { index: rank.get() - first, workers: context.size.get() - first };
@@ -122,7 +121,7 @@ pub(super) fn train_with_servers(
         let mut parameters = state.parameters;
         match worker::run_worker(&context, &place, &mut client, &mut parameters) {
             Ok(done) => {
-                let mut summary = await_summary(&context, &mut client)?;
+                let mut summary = wait_for_summary(&context, &mut client)?;
                 summary.report.samples_per_second = done.samples as f64 / done.seconds.max(1e-9);
                 client.close();
                 Ok(summary)
@@ -135,8 +134,8 @@ pub(super) fn train_with_servers(
     }
 }
 
-/// Runs a server other than the first. Holds a shard until the run has ended.
-fn run_non_first_server(
+/// Runs a server that is not the first server: holds a shard until the run has ended.
+fn run_other_server(
     context: &RunContext<'_>,
     rank: Rank,
     links: Links,
@@ -146,7 +145,7 @@ fn run_non_first_server(
     drop(state);
     let open_links = Arc::new(OpenLinks { count: Mutex::new(links.clients.len()), changed: Condvar::new() });
     let handler = Arc::clone(&open_links);
-    // The first server decides which gradients are dropped.
+    // Only the first server drops gradients because of their staleness.
     let update_mode = match context.update_mode {
         UpdateMode::Asynchronous(rule) => UpdateMode::Asynchronous(StalenessRule { max: u64::MAX, ..rule }),
         synchronous @ UpdateMode::Synchronous { .. } => synchronous,
@@ -158,7 +157,7 @@ fn run_non_first_server(
             let server = &server;
             scope.spawn(move || server.serve(client, link));
         }
-        let summary = await_summary(context, &mut client).map_err(TrainError::from);
+        let summary = wait_for_summary(context, &mut client).map_err(TrainError::from);
         match &summary {
             Ok(_) => client.close(),
             Err(error) => {
@@ -167,13 +166,13 @@ fn run_non_first_server(
             }
         }
         open_links.wait_until_all_ended(context.link_end_timeout(&summary));
-        // The abort has no effect on links that have ended.
+        // End the remaining links. The abort has no effect on links that have ended.
         links.clients.iter().for_each(|link| drop(link.group.abort("the run has ended")));
         summary
     })
 }
 
-/// Counts the clients whose links have not ended.
+/// The number of clients whose links have not ended.
 struct OpenLinks {
     count: Mutex<usize>,
     changed: Condvar,
@@ -188,7 +187,7 @@ impl OpenLinks {
 }
 
 impl RequestHandler for OpenLinks {
-    fn note_link_end(&self, _: usize, _: &LinkOutcome) {
+    fn record_link_end(&self, _: usize, _: &LinkOutcome) {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         self.changed.notify_all();
     }
@@ -226,8 +225,8 @@ fn create_shard<'a>(context: &RunContext<'a>, rank: Rank, state: &TrainingState)
     Shard::new(range.clone(), state.parameters[range].to_vec(), optimizer, Box::new(rates))
 }
 
-/// Waits for the end of the run, and returns its results.
-fn await_summary(
+/// Waits until the first server has published the results of the run, and returns these results.
+fn wait_for_summary(
     context: &RunContext<'_>,
     client: &mut ServerClient,
 ) -> Result<Summary, ParameterServerError> {

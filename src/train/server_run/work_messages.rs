@@ -1,5 +1,5 @@
-//! What workers and the first server add to the requests and replies of the parameter server: assigned batches, and the end
-//! of the run.
+//! The notes that workers and the first server attach to the requests and replies of the parameter server. The notes
+//! assign batches and announce the end of the run.
 
 use crate::train::batch_queue::Assignment;
 use crate::train::parameter_server::StrategyNote;
@@ -17,9 +17,9 @@ pub(super) struct WorkRequest {
     pub(super) has_diverged: bool,
     /// Whether the client has no more work, and waits for the end of the run.
     pub(super) awaits_end: bool,
-    /// The sum of the losses of the worker's samples.
+    /// The sum of the losses of the samples in the worker's part of the batch.
     pub(super) loss: f64,
-    /// The number of samples in `loss`.
+    /// The number of these samples.
     pub(super) samples: u64,
     /// The number of the batch.
     pub(super) batch: u64,
@@ -70,7 +70,7 @@ impl WorkReply {
         }
     }
 
-    /// Reads a note. A note with an unknown code tells the worker to ask again.
+    /// Decodes a note. An unknown code becomes [`Assignment::Wait`], so the worker asks again.
     pub(super) fn decode(&[code, number, ..]: &StrategyNote) -> Self {
         match code {
             BATCH_REPLY_CODE => Self::Work(Assignment::Batch(number)),

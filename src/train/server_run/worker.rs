@@ -1,4 +1,4 @@
-//! A worker: computes gradients of batches, pushes them and pulls parameters.
+//! A worker: computes the gradients of batches, pushes the gradients and pulls the parameters.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::train::model::{OneRank, StepSeed};
 use crate::train::parameter_server::{ParameterServerError, ServerClient};
 use crate::types::{Rank, WorldSize};
 
-/// What a worker has done.
+/// The amount of work that a worker has done.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct WorkerTotals {
     /// The number of samples whose gradients this worker has computed.
