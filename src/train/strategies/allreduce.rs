@@ -3,9 +3,9 @@
 //! `p -= update(1/B * (g_1 + ... + g_n))`
 //!
 //! Here B is the number of samples that all ranks together use in the step, and `g_i` is the sum of the gradients of
-//! the samples of rank i. So a run on several ranks gives the same parameters as a run in a single process, except
-//! for rounding. The parameters and the optimizer agree on all ranks after every step, bit for bit. Batch normalization uses
-//! the statistics of the whole batch. The ranks sum them during the forward and the backward pass.
+//! the samples of rank i. So a run on several ranks gives the same parameters as a run in a single process, except for
+//! rounding. The parameters and the optimizer agree on all ranks after every step, bit for bit. Batch normalization
+//! uses the statistics of the whole batch. The ranks sum these statistics during the forward and the backward pass.
 //!
 //! Source: Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
 
@@ -22,7 +22,8 @@ use crate::types::WorldSize;
 /// The strategy `allreduce`.
 pub(crate) struct AllReduce {
     compression: Compression,
-    /// The buckets that are reduced during the backward pass. `None` reduces all gradients after the backward pass.
+    /// The buckets that are reduced during the backward pass. If `None`, the ranks reduce all gradients after the
+    /// backward pass.
     buckets: Option<Buckets>,
 }
 
@@ -35,7 +36,7 @@ impl AllReduce {
         bucket_bytes: Option<usize>,
         compression: Compression,
     ) -> Self {
-        // A single bucket has no advantage, because its all-reduce starts only after the backward pass.
+        // A single bucket has no advantage, because its all-reduce could start only after the backward pass.
         let is_divided =
             |&bytes: &usize| size != WorldSize::ONE && bytes < size_of::<f32>() * parameter_count;
         let bytes = bucket_bytes.filter(is_divided);
@@ -73,7 +74,7 @@ impl Strategy for AllReduce {
             buckets.flush(runtime, gradients)?;
             let pending = runtime.start_sum_of_totals(totals.to_vec())?;
             if optimizer.clip_norm.is_some() {
-                // Clipping needs the norm of the whole gradient, so it waits for all buckets.
+                // Clipping needs the norm of the whole gradient, so wait for all buckets first.
                 buckets.wait_and_write_sums(gradients)?;
                 optimizer.step(parameters, gradients);
             } else {

@@ -23,15 +23,17 @@ const OUTER_MOMENTUM: f32 = 0.9;
 
 /// The strategy `diloco`.
 pub(crate) struct DiLoCo {
+    /// The number of steps between two outer steps.
     steps: NonZeroU32,
     /// The outer velocity, the same on all ranks.
     velocity: Vec<f32>,
-    /// The ranges of the running statistics.
+    /// The ranges of the parameters that are running statistics of batch normalization.
     statistics: Vec<Range<usize>>,
 }
 
 impl DiLoCo {
-    /// Creates the strategy for a model of `parameter_count` parameters.
+    /// Creates the strategy for a model of `parameter_count` parameters. `statistics` are the ranges of the running
+    /// statistics.
     pub(crate) fn new(steps: NonZeroU32, parameter_count: usize, statistics: Vec<Range<usize>>) -> Self {
         Self { steps, velocity: vec![0.0; parameter_count], statistics }
     }

@@ -1,5 +1,5 @@
-//! What strategies that divide the model share: the inputs of their passes, and the step of the optimizer, in which
-//! each rank updates the parameters that it holds.
+//! Code that the strategies `tensor`, `pipeline` and `hybrid` share: the inputs of their passes, and the step of the
+//! optimizer, in which each rank updates the parameters that it holds.
 
 use super::{Replica, StepTotals};
 use crate::group::Error;
@@ -20,7 +20,8 @@ pub(super) struct PassInputs<'a> {
 }
 
 /// Clips the gradients, takes a step, and returns the totals of all ranks. Clipping uses the norm of the gradients of
-/// the whole model. The ranks sum the squared norms of the parts, each part once.
+/// the whole model. So the ranks sum the squared norms of all parts. If several ranks hold the same part, only one of
+/// these ranks adds its norm.
 pub(super) fn clip_and_take_step(
     runtime: &mut dyn Runtime,
     Replica { parameters, gradients, optimizer }: &mut Replica<'_>,

@@ -13,6 +13,7 @@ use super::local_training::AveragingRule;
 
 /// The strategy `local-sgd`.
 pub(crate) struct LocalSgd {
+    /// The number of steps between two averages.
     pub(crate) steps: NonZeroU32,
 }
 

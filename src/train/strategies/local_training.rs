@@ -1,5 +1,5 @@
-//! The base of `local-sgd`, `diloco` and `model-average`: each rank takes steps alone. A strategy decides when the
-//! ranks average their parameters, and computes the new parameters from the average ([`AveragingRule`]).
+//! The common part of `local-sgd`, `diloco` and `model-average`: each rank takes steps alone. An [`AveragingRule`]
+//! decides when the ranks average their parameters, and computes the new parameters from the average.
 //!
 //! Each rank takes the steps of its own optimizer on its own part of every batch. A round is the time between two
 //! averages. At the end of a round, the ranks sum the changes of their parameters in this round. Before the sum, each
@@ -16,7 +16,7 @@ use crate::train::model::{LossSums, OneRank};
 use crate::train::runtime::{Runtime, Values};
 use crate::types::WorldSize;
 
-/// When ranks average their parameters, and how the average changes the parameters.
+/// Says when the ranks average their parameters, and how the average changes the parameters.
 pub(crate) trait AveragingRule {
     /// Returns whether the ranks average their parameters when they have taken `steps` steps of an epoch.
     fn is_due_after_step(&self, steps: u64) -> bool;
@@ -49,7 +49,7 @@ pub(crate) struct LocalTraining<A> {
     /// The format in which ranks send the changes of their parameters.
     compression: Compression,
     /// The parameters at the start of the round.
-    start: Vec<f32>,
+    round_start: Vec<f32>,
     /// The number of this rank's samples in the current step.
     step_samples: usize,
     /// The samples since the last average of the parameters.
@@ -59,7 +59,7 @@ pub(crate) struct LocalTraining<A> {
     stop: StopExchange,
 }
 
-/// Numbers of samples that were processed since an average.
+/// The numbers of samples that this rank and all ranks have processed since an average.
 #[derive(Clone, Copy, Default)]
 struct SampleCounts {
     own: u64,
@@ -84,7 +84,7 @@ impl<A: AveragingRule> LocalTraining<A> {
         Self {
             averaging,
             compression,
-            start: Vec::new(),
+            round_start: Vec::new(),
             step_samples: 0,
             round: SampleCounts::default(),
             since_agreement: SampleCounts::default(),
@@ -101,11 +101,12 @@ impl<A: AveragingRule> LocalTraining<A> {
         }
         // The gradients are not needed until the next step, so their memory holds the changes.
         let weight = counts.weight();
-        for ((change, p), s) in replica.gradients.iter_mut().zip(&*replica.parameters).zip(&self.start) {
+        for ((change, p), s) in replica.gradients.iter_mut().zip(&*replica.parameters).zip(&self.round_start)
+        {
             *change = weight * (p - s);
         }
         runtime.combine(Values::Vector(replica.gradients, self.compression))?;
-        self.averaging.update(replica.parameters, &self.start, replica.gradients);
+        self.averaging.update(replica.parameters, &self.round_start, replica.gradients);
         Ok(())
     }
 }
@@ -118,8 +119,8 @@ impl<A: AveragingRule> Strategy for LocalTraining<A> {
     /// Divides the gradient by the number of this rank's samples, because this rank takes a step alone.
     fn local_gradient(&mut self, _: &mut dyn Runtime, work: GradientWork<'_>) -> Result<LossSums, Error> {
         if self.round.all_ranks == 0 {
-            self.start.clear();
-            self.start.extend_from_slice(work.parameters);
+            self.round_start.clear();
+            self.round_start.extend_from_slice(work.parameters);
         }
         self.step_samples = work.samples.len();
         self.round.add(work.samples.len(), work.batch_len);
@@ -201,12 +202,12 @@ mod tests {
     use crate::train::optimizer::{Optimizer, Rule};
     use crate::train::strategies::LocalSgd;
 
-    /// A single rank must not round its parameters to [`Compression::Bf16`], because it sends them to no other rank.
+    /// A single rank sends its parameters to no other rank, so it must not round them to [`Compression::Bf16`].
     #[test]
     fn an_average_does_not_change_the_parameters_of_a_single_rank() {
         let steps = 1.try_into().unwrap();
         let mut strategy = LocalTraining::new(LocalSgd { steps }, Compression::Bf16);
-        strategy.start = vec![1.0, 1.0];
+        strategy.round_start = vec![1.0, 1.0];
         strategy.round.add(3, 3);
         let mut optimizer = Optimizer::new(Rule::Sgd, 0.1, 0.0, 2);
         let (mut parameters, mut gradients) = ([1.000_001, 1e-30], [5.0, 5.0]);

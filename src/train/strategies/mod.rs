@@ -1,4 +1,4 @@
-//! Strategies: how ranks divide the samples of a batch, and when they exchange gradients or parameters.
+//! Strategies. A strategy says how the ranks divide the work of a step, and when they exchange gradients or parameters.
 //!
 //! `docs/strategies.md` describes each strategy for users. Each strategy has a separate file in this module. A
 //! strategy communicates with other ranks only through the trait [`Runtime`].
@@ -44,7 +44,7 @@ use crate::types::WorldSize;
 
 /// How ranks divide the work of training. All ranks call the functions of this trait in the same order.
 pub(crate) trait Strategy {
-    /// Returns when the parameters are the same on all ranks.
+    /// Returns after which event the parameters are the same on all ranks.
     fn parameter_agreement(&self) -> ParameterAgreement;
 
     /// Computes the gradient of this rank's samples. May start to exchange finished parts of the gradient before the
@@ -66,8 +66,8 @@ pub(crate) trait Strategy {
     ) -> Result<Option<StepTotals>, Error>;
 
     /// Called after each step. `steps` is the number of steps of this epoch so far. `is_stopping` says whether this
-    /// rank has received a stop signal. If [`after_gradient`](Self::after_gradient) returns `None`, all ranks return
-    /// whether any rank has received a stop signal.
+    /// rank has received a stop signal. If [`after_gradient`](Self::after_gradient) returns `None`, this function
+    /// returns the same value on all ranks: whether the ranks stop after this step.
     fn after_step(
         &mut self,
         _runtime: &mut dyn Runtime,
@@ -88,8 +88,8 @@ pub(crate) trait Strategy {
         Ok(())
     }
 
-    /// Makes the parameters and the state of the optimizer agree on all ranks. The trainer calls this function before
-    /// it tests or saves the model.
+    /// Makes the parameters and the state of the optimizer the same on all ranks. The trainer calls this function
+    /// before it tests or saves the model.
     fn agree_on_parameters(
         &mut self,
         _runtime: &mut dyn Runtime,
@@ -98,14 +98,14 @@ pub(crate) trait Strategy {
         Ok(())
     }
 
-    /// Evaluates samples. If several ranks evaluate the same samples together, one of them returns the results, and
-    /// the others return 0.
+    /// Evaluates samples. If several ranks evaluate the same samples together, one rank returns the results, and the
+    /// other ranks return 0.
     fn evaluate(&mut self, _runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {
         Ok(work.evaluate())
     }
 
-    /// Returns the state vectors that [`StrategySpec::state_names`] names, each as long as the parameters. These
-    /// vectors are part of checkpoints, and agree on all ranks when the parameters agree.
+    /// Returns the state vectors with the names of [`StrategySpec::state_names`]. Each vector is as long as the
+    /// parameters. Checkpoints contain these vectors. They are the same on all ranks whenever the parameters are.
     fn state(&mut self) -> Vec<&mut Vec<f32>> {
         Vec::new()
     }
@@ -168,8 +168,8 @@ pub(crate) fn create(
     })
 }
 
-/// Returns the number of parameters in a bucket if the ranks divide the state of the optimizer. The ranks have equal
-/// chunks of a full bucket, so that they hold state of equal size.
+/// Returns the number of parameters in a bucket if the ranks divide the state of the optimizer. If possible, the number
+/// is a multiple of the number of ranks, so that the ranks have equal chunks and hold state of equal size.
 pub(crate) fn bucket_elements(config: &Config, parameter_count: usize, size: WorldSize) -> usize {
     match config.bucket_bytes {
         // A reproducible run exchanges all gradients at once.
@@ -195,7 +195,7 @@ pub(crate) enum ParameterAgreement {
     OnRequest,
 }
 
-/// The numbers of a step that are summed over all ranks.
+/// The numbers that the ranks sum in each step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct StepTotals {
     /// The sum of the losses of the samples.
@@ -227,7 +227,8 @@ impl StepTotals {
         [loss, stop_flags, high, low, self.save_flags]
     }
 
-    /// `totals` holds the sums over all ranks of [`to_array_with_save_flags`](Self::to_array_with_save_flags).
+    /// Creates the totals from `totals`, the sums over all ranks of
+    /// [`to_array_with_save_flags`](Self::to_array_with_save_flags).
     fn from_totals_with_save_flags(totals: &[f64]) -> Self {
         let [loss, stop_flags, high, low, save_flags] =
             *totals.first_chunk().expect("a sum has as many numbers as its terms");

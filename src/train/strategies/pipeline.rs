@@ -1,4 +1,4 @@
-//! Pipeline parallelism: each rank holds a stage, which is some consecutive layers of the model. With `hybrid`,
+//! Pipeline parallelism: each rank holds a stage, a range of consecutive layers of the model. With `hybrid`,
 //! several pipelines work side by side on different parts of each batch.
 //!
 //! A batch is divided into micro-batches. A stage receives the activations of a micro-batch from the previous stage,
@@ -14,7 +14,7 @@
 //!
 //! Sources: Narayanan et al., "`PipeDream`: generalized pipeline parallelism for DNN training", SOSP 2019 (the
 //! schedule 1F1B); Huang et al., "`GPipe`", `NeurIPS` 2019 (synchronous steps); Narayanan et al., "Efficient
-//! large-scale language model training on GPU clusters using Megatron-LM", SC 2021 (both together).
+//! large-scale language model training on GPU clusters using Megatron-LM", SC 2021 (the combination of the two).
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -73,12 +73,13 @@ pub(crate) fn pipeline_stages(
 pub(crate) struct Pipeline {
     stage: Stage,
     place: PartPlace,
+    /// The number of stages.
     stages: usize,
     micro_batches: NonZeroU32,
-    /// A workspace for each micro-batch that can be in progress on this stage.
+    /// A workspace for each micro-batch that can be in progress on this stage. `None` before its first use.
     workspaces: Vec<Option<Workspace>>,
     buffers: FreeStageBuffers,
-    /// The ranks that hold the same stage, if there are several.
+    /// The group of the ranks that hold the same stage. `None` if only this rank holds the stage.
     replicas: Option<Box<dyn Runtime>>,
     /// The format in which replicas send gradients.
     compression: Compression,
@@ -90,12 +91,13 @@ struct StageExchange {
     activations: Option<StageInbox>,
     /// The derivatives that the next stage computes. `None` on the last stage, which computes the loss.
     derivatives: Option<StageInbox>,
+    /// The messages to both neighbours.
     sent: StageOutbox,
 }
 
 impl Pipeline {
-    /// Creates the strategy of a rank that holds the part `place` of the model. `replicas` has the ranks with the
-    /// same part.
+    /// Creates the strategy of a rank that holds the part `place` of the model. `replicas` is the group of the ranks
+    /// with the same part.
     pub(crate) fn new(
         (network, stages): (&Network, &[Range<usize>]),
         place: PartPlace,
@@ -125,7 +127,7 @@ impl Pipeline {
         (part < self.stages).then(|| self.place.rank_with_part(part))
     }
 
-    /// Prepares the messages for these micro-batches.
+    /// Prepares the messages of a step over these micro-batches.
     fn new_exchange(&self, micro_batches: &[&[u32]]) -> StageExchange {
         let (inputs, outputs) = self.stage.input_and_output_widths();
         let inbox = |from: Option<Rank>, tag, width: usize| {
@@ -138,7 +140,8 @@ impl Pipeline {
         }
     }
 
-    /// Computes the activations of a micro-batch of the samples `indices`, and sends them to the next stage.
+    /// Computes the activations of the micro-batch with the samples `indices` in the workspace `slot`. Sends these
+    /// activations to the next stage.
     fn forward(
         &mut self,
         runtime: &mut dyn Runtime,
@@ -247,7 +250,7 @@ impl Strategy for Pipeline {
                 }
             }
         }
-        exchange.sent.finish(&mut self.buffers)?;
+        exchange.sent.wait_until_sent(&mut self.buffers)?;
         Ok(total)
     }
 
@@ -279,7 +282,7 @@ impl Strategy for Pipeline {
                 total.add(inputs.loss.evaluate(&output, &samples.targets, to_row_indices(indices)));
             }
         }
-        exchange.sent.finish(&mut self.buffers)?;
+        exchange.sent.wait_until_sent(&mut self.buffers)?;
         Ok(total)
     }
 }

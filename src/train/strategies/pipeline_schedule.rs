@@ -1,4 +1,5 @@
-//! How a pipeline divides layers into stages, and the order in which a stage computes its micro-batches.
+//! Divides the layers of a model into the stages of a pipeline, and orders the passes of a stage over its
+//! micro-batches.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,9 +13,9 @@ pub(super) enum StagePass {
     Backward(usize),
 }
 
-/// Returns the passes of a stage over a batch, in their order: the schedule 1F1B of Narayanan et al. 2019. Stage s of
-/// S first takes S - s - 1 forward passes. Then forward passes alternate with backward passes, the oldest micro-batch
-/// first. So at most S - s micro-batches are in progress on this stage at any time.
+/// Returns the passes of a stage over a batch, in their order: the schedule 1F1B of Narayanan et al. 2019. Stage s
+/// (counted from 0) of S stages first takes S - s - 1 forward passes. Then forward passes alternate with backward
+/// passes, the oldest micro-batch first. So at most S - s micro-batches are in progress on this stage at any time.
 pub(super) fn order_of_passes(stage: usize, stages: usize, micro_batches: usize) -> Vec<StagePass> {
     let mut result = Vec::with_capacity(2 * micro_batches);
     let mut in_progress = VecDeque::new();
@@ -30,7 +31,7 @@ pub(super) fn order_of_passes(stage: usize, stages: usize, micro_batches: usize)
 }
 
 /// Divides the layers into stages of at least one layer each, so that the most expensive stage costs as little as
-/// possible. `stages` must be from 1 to the number of layers.
+/// possible. `costs[i]` is the cost of layer i. `stages` must be from 1 to the number of layers.
 pub(super) fn divide_layers(costs: &[u64], stages: usize) -> Vec<Range<usize>> {
     let layers = costs.len();
     let cost = |range: Range<usize>| costs[range].iter().fold(0, |sum: u64, &cost| sum.saturating_add(cost));

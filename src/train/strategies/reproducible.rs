@@ -1,8 +1,9 @@
 //! Synchronous data parallelism whose parameters have the same bits for every number of ranks (`--reproducible`).
 //!
-//! Each batch is divided into [logical shards](LogicalShards). Each rank computes the gradients of its shards. If it
-//! has both children of a node of the summation tree, it adds them. Then the ranks exchange and add the remaining
-//! nodes ([`ShardSums`]). Losses are added in the order of the same tree. The optimizer works as with `allreduce`.
+//! Each batch is divided into [logical shards](LogicalShards). Each rank computes the gradients of its shards. If a
+//! rank has both children of a node of the summation tree, this rank adds the two gradients. Then the ranks exchange
+//! and add the remaining nodes ([`ShardSums`]). Losses are added in the order of the same tree. The optimizer works as
+//! with `allreduce`.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -23,9 +24,9 @@ pub(crate) struct Reproducible {
     micro_batches: NonZeroU32,
     /// The sum of the losses of each shard. 0 for the shards of other ranks.
     losses: Vec<f64>,
-    /// The gradients of this rank's nodes without the first node. The gradient of the first node is in
+    /// The gradients of all nodes of this rank except for the first node. The gradient of the first node is in
     /// [`Replica::gradients`].
-    others: Vec<Vec<f32>>,
+    other_nodes: Vec<Vec<f32>>,
     /// Memory for the exchange of nodes.
     received: Vec<f32>,
     /// Updates the parameters of this rank's chunks. `None` if the ranks do not divide the optimizer's state.
@@ -39,7 +40,7 @@ impl Reproducible {
         shard_step: Option<ShardStep>,
     ) -> Self {
         let losses = vec![0.0; shards.count()];
-        Self { shards, micro_batches, losses, others: Vec::new(), received: Vec::new(), shard_step }
+        Self { shards, micro_batches, losses, other_nodes: Vec::new(), received: Vec::new(), shard_step }
     }
 }
 
@@ -53,7 +54,7 @@ impl Strategy for Reproducible {
         runtime: &mut dyn Runtime,
         mut work: GradientWork<'_>,
     ) -> Result<LossSums, Error> {
-        let Self { shards, losses, others, .. } = self;
+        let Self { shards, losses, other_nodes, .. } = self;
         let len = work.batch_len;
         let weight = 1.0 / len as f32;
         let (rank, size) = runtime.rank_and_size();
@@ -62,13 +63,13 @@ impl Strategy for Reproducible {
         let mut stack = SiblingStack::new(shards.count());
         for node in shards.passes((rank, size), self.micro_batches) {
             let index = stack.len();
-            if index > others.len() {
-                others.push(vec![0.0; work.gradients.len()]);
+            if index > other_nodes.len() {
+                other_nodes.push(vec![0.0; work.gradients.len()]);
             }
             let samples = shards.samples(node.clone(), len);
             let groups = shards.row_groups(node.clone(), len);
             let mut sums = vec![LossSums::default(); groups.len()];
-            let target = index.checked_sub(1).map(|index| others[index].as_mut_slice());
+            let target = index.checked_sub(1).map(|index| other_nodes[index].as_mut_slice());
             let samples: Range<usize> = samples.start - first..samples.end - first;
             work.differentiate_row_groups(weight, samples, target, (&groups, &mut sums));
             for (loss, sums) in losses[node.clone()].iter_mut().zip(&sums) {
@@ -76,7 +77,7 @@ impl Strategy for Reproducible {
                 total.add(*sums);
             }
             stack.push(node, |left| {
-                let (before, right) = others.split_at_mut(left);
+                let (before, right) = other_nodes.split_at_mut(left);
                 let left = before.last_mut().map_or(&mut *work.gradients, Vec::as_mut_slice);
                 add(left, &right[0]);
             });
@@ -95,14 +96,14 @@ impl Strategy for Reproducible {
         let mut totals = self.losses.clone();
         totals.extend(own.to_array_with_save_flags());
         let pending = runtime.start_sum_of_totals(totals)?;
-        let Self { shards, others, received, shard_step, .. } = self;
+        let Self { shards, other_nodes, received, shard_step, .. } = self;
         let Replica { parameters, gradients, optimizer } = replica;
         // The norm of the gradients depends on the order of additions, so each rank computes it from all gradients.
         let needs_all = shard_step.is_none() || optimizer.clip_norm.is_some();
         runtime.combine(Values::ShardSums(ShardSums {
             shards: *shards,
             first: gradients,
-            others,
+            others: other_nodes,
             received,
             target: if needs_all { SumTarget::Everything } else { SumTarget::OwnChunk },
         }))?;

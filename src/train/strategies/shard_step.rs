@@ -10,22 +10,23 @@ use crate::train::optimizer::Optimizer;
 use crate::train::partition::ModelPartition;
 use crate::train::runtime::{Runtime, Values};
 
-/// The step of this rank. The rank updates the parameters in its chunk of each bucket.
+/// The step of this rank, in which it updates the parameters in its chunk of each bucket.
 pub(crate) struct ShardStep {
     /// How the ranks divide the parameters.
     partition: ModelPartition,
     bucket_elements: usize,
-    /// The new parameters of this rank's chunks, in the order of the model, like the state of the optimizer.
-    own: Vec<f32>,
-    /// In this step, the elements of `own` from this index to the end have been updated.
+    /// The new parameters of this rank's chunks, in the order in which they occur in the model. The state of the
+    /// optimizer has the same order.
+    own_parameters: Vec<f32>,
+    /// In this step, the elements of `own_parameters` from this index to the end have been updated.
     updated_from: usize,
 }
 
 impl ShardStep {
     /// Creates the step of a rank. `partition` divides each bucket of `bucket_elements` parameters over the ranks.
     pub(crate) fn new(partition: ModelPartition, bucket_elements: usize) -> Self {
-        let own = vec![0.0; partition.own_parameter_count()];
-        Self { partition, bucket_elements, own, updated_from: 0 }
+        let own_parameters = vec![0.0; partition.own_parameter_count()];
+        Self { partition, bucket_elements, own_parameters, updated_from: 0 }
     }
 
     pub(super) fn bucket_elements(&self) -> usize {
@@ -47,7 +48,7 @@ impl ShardStep {
     /// [`finish`](Self::finish).
     pub(super) fn begin(&mut self, optimizer: &mut Optimizer) {
         optimizer.begin_step();
-        self.updated_from = self.own.len();
+        self.updated_from = self.own_parameters.len();
     }
 
     /// Computes the new parameters of `chunk`. `gradients` has the sums over all ranks for `chunk`, and may change.
@@ -60,26 +61,26 @@ impl ShardStep {
     ) {
         let own = self.updated_from - chunk.len()..self.updated_from;
         self.updated_from = own.start;
-        self.own[own.clone()].copy_from_slice(&parameters[chunk]);
-        optimizer.update_range(own, &mut self.own, gradients);
+        self.own_parameters[own.clone()].copy_from_slice(&parameters[chunk]);
+        optimizer.update_range(own, &mut self.own_parameters, gradients);
     }
 
-    /// Finishes the step, and replaces the parameters by the new parameters of all ranks. Afterwards the gradients are
-    /// unspecified, because their memory receives the parameters. All ranks must call this function.
+    /// Finishes the step, and replaces the parameters by the new parameters of all ranks. The gradients are
+    /// unspecified after the call, because their memory receives the parameters. All ranks must call this function.
     pub(super) fn finish(
         &mut self,
         runtime: &mut dyn Runtime,
         Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
     ) -> Result<(), Error> {
-        let mut sums = optimizer.sums_for_end_of_step(&self.own);
+        let mut sums = optimizer.sums_for_end_of_step(&self.own_parameters);
         if !sums.is_empty() {
             runtime.combine(Values::Totals(&mut sums))?;
         }
-        optimizer.finish_step_with_sums(&mut self.own, &sums);
-        // The parts of the ranks are as long as the chunks of an all-gather: see `ModelPartition::shard_optimizer`.
+        optimizer.finish_step_with_sums(&mut self.own_parameters, &sums);
+        // Each rank's part is as long as its chunk of an all-gather: see `ModelPartition::shard_optimizer`.
         let (rank, size) = runtime.rank_and_size();
         let own_chunk = range_of_rank(gradients.len(), rank, size);
-        gradients[own_chunk].copy_from_slice(&self.own);
+        gradients[own_chunk].copy_from_slice(&self.own_parameters);
         runtime.combine(Values::Chunks(gradients))?;
         self.partition.copy_parts_into_whole(gradients, parameters);
         Ok(())

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-/// How the ranks divide the work of training, and when the ranks exchange gradients or parameters.
+/// A value of `--strategy`: how the ranks divide the work, and when they exchange gradients or parameters.
 /// `docs/strategies.md` has the mathematics and the source of each strategy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -25,7 +25,7 @@ pub enum StrategySpec {
         /// The number of steps between two averages.
         steps: NonZeroU32,
     },
-    /// Each rank takes this number of steps alone. Then the ranks average the changes of their parameters, and an
+    /// Each rank takes `steps` steps alone. Then the ranks average the changes of their parameters, and an
     /// outer optimizer with Nesterov momentum applies the average. The outer optimizer also takes a step at the end
     /// of each epoch. The parameters agree on all ranks after each step of the outer optimizer.
     DiLoCo {
@@ -36,7 +36,7 @@ pub enum StrategySpec {
     /// a server applies the sum of the gradients of all workers. The parameters agree on all ranks at the end of the
     /// run.
     PsSync,
-    /// A parameter server that applies each gradient as soon as it arrives, so no worker waits for another. The
+    /// A parameter server that applies each gradient as soon as it arrives, so no worker waits for another worker. The
     /// parameters agree on all ranks at the end of the run.
     PsAsync {
         /// The largest number of updates between the pull of the parameters and the push of the gradient. A server
@@ -98,9 +98,8 @@ impl StrategySpec {
         if self.divides_model() { Self::AllReduce } else { self }
     }
 
-    /// Returns whether all ranks take each step of an epoch, and each rank processes one part of the batch. With
-    /// these strategies, a rank holds only a part of the rows of a table. With the other strategies, each rank holds
-    /// all rows.
+    /// Returns whether each rank processes its own part of every batch. If so, a rank holds only a part of the rows of
+    /// a table. If not, each rank holds all rows.
     pub(crate) fn divides_batches(self) -> bool {
         match self {
             Self::AllReduce | Self::ModelAverage { .. } | Self::LocalSgd { .. } | Self::DiLoCo { .. } => true,
@@ -133,8 +132,9 @@ impl StrategySpec {
         }
     }
 
-    /// Returns the number of epochs between two records of a run of `run_epochs` epochs. For example, `usual_epochs`
-    /// = 5 gives 6 with `model-average` and an average every 3 epochs, because only equal parameters are tested.
+    /// Returns the number of epochs between two records of a run of `run_epochs` epochs. This is `usual_epochs`, or the
+    /// next number of epochs after which all ranks have the same parameters. For example, 5 becomes 6 with
+    /// `model-average:3`.
     pub(crate) fn epochs_between_records(self, usual_epochs: u64, run_epochs: u64) -> u64 {
         match self {
             Self::AllReduce
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parameters_agree_at_the_end_of_each_recorded_epoch() {
+    fn each_record_follows_an_epoch_after_which_all_ranks_have_the_same_parameters() {
         for (text, usual, expected) in [
             ("allreduce", 3, 3),
             ("local-sgd:100", 3, 3),

@@ -1,5 +1,5 @@
-//! The messages between neighbouring stages of a pipeline: activations go to the next stage, and derivatives to the
-//! previous one.
+//! The messages between neighbouring stages of a pipeline: activations go to the next stage, and derivatives go to
+//! the previous stage.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use crate::types::Rank;
 /// another.
 const PENDING_RECEIVES_MAX: usize = 2;
 
-/// The buffers of finished messages, for reuse.
+/// The buffers of messages that were sent or received. Later messages reuse these buffers.
 #[derive(Default)]
 pub(super) struct FreeStageBuffers(Vec<Vec<f32>>);
 
@@ -80,8 +80,8 @@ impl StageOutbox {
         Ok(())
     }
 
-    /// Waits until all messages have left this rank.
-    pub(super) fn finish(self, buffers: &mut FreeStageBuffers) -> Result<(), Error> {
+    /// Waits until all messages have left this rank, and adds their buffers to `buffers`.
+    pub(super) fn wait_until_sent(self, buffers: &mut FreeStageBuffers) -> Result<(), Error> {
         for send in self.0 {
             buffers.0.push(send.wait()?);
         }

@@ -3,7 +3,7 @@
 //! An asynchronous sum of the stop flags of all ranks is always in progress. About every
 //! [`EXCHANGE_INTERVAL_SECONDS`] the ranks wait for this sum and start the next sum. So all ranks stop after the same
 //! step, at most about two intervals after a signal. The sums also keep the ranks within two intervals of each other.
-//! Otherwise a fast rank could wait for a slow rank until its operation times out.
+//! Without these sums, a fast rank could be so far ahead of a slow rank that its next operation times out.
 
 use std::time::Instant;
 
@@ -13,11 +13,12 @@ use crate::types::WorldSize;
 
 /// The intended time between two exchanges, in seconds.
 const EXCHANGE_INTERVAL_SECONDS: f64 = 0.25;
-/// An interval has at most this many times the steps of the previous interval.
+/// The number of steps of an interval is at most this factor times the number of steps of the previous interval.
 const INTERVAL_GROWTH_FACTOR_MAX: u64 = 4;
 
-/// The exchange that is in progress.
+/// This rank's part of the exchange of stop signals.
 pub(crate) struct StopExchange {
+    /// The sum that is in progress.
     pending: Option<PendingTotals>,
     /// The number of steps of the current interval.
     steps: u64,
@@ -32,9 +33,8 @@ impl StopExchange {
         Self { pending: None, steps: 1, steps_left: 1, start: Instant::now() }
     }
 
-    /// Call this function after each step. `is_stopping` is true if this rank has received a stop signal. This
-    /// function returns true after the same step on all ranks: at the second exchange after any rank has received a
-    /// stop signal.
+    /// Call this function after each step. `is_stopping` is true if this rank has received a stop signal. Returns true
+    /// after the same step on all ranks, at the second exchange after any rank has received a stop signal.
     pub(crate) fn after_step(&mut self, runtime: &mut dyn Runtime, is_stopping: bool) -> Result<bool, Error> {
         let (_, size) = runtime.rank_and_size();
         if size == WorldSize::ONE {

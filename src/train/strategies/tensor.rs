@@ -1,10 +1,11 @@
 //! Tensor parallelism: each rank holds a part of each layer, and all ranks compute each batch together.
 //!
 //! The layers are divided in pairs. The first layer of a pair is divided by its outputs: rank i computes `y_i = f(x
-//! W_i' + b_i)`. The second layer is divided by its inputs: rank i computes `z_i = y_i V_i'`. The ranks sum these
-//! results: `z = z_1 + ... + z_n + c`. The first rank adds the biases c. In the backward pass, the ranks sum the
-//! derivatives with respect to x. So a step is the same as in a single process, except for rounding. Source: Shoeybi
-//! et al., "Megatron-LM: training multi-billion parameter language models using model parallelism", 2019.
+//! W_i' + b_i)`, where `W_i'` is the transposed matrix of the weights. The second layer is divided by its inputs: rank
+//! i computes `z_i = y_i V_i'`. The ranks sum these results: `z = z_1 + ... + z_n + c`. The first rank adds the biases
+//! c. In the backward pass, the ranks sum the derivatives with respect to x. So a step is the same as in a single
+//! process, except for rounding. Source: Shoeybi et al., "Megatron-LM: training multi-billion parameter language models
+//! using model parallelism", 2019.
 
 use ndarray::{Array2, s};
 
@@ -30,7 +31,7 @@ pub(crate) struct TensorParallel {
     segments: Vec<TensorSegment>,
     /// A workspace for each segment. Empty before the first batch.
     workspaces: Vec<Workspace>,
-    /// All features of a few samples.
+    /// Memory for the features of [`ROWS_PER_READ`] samples.
     features: Array2<f32>,
     place: PartPlace,
 }
@@ -88,7 +89,8 @@ impl TensorParallel {
         }
     }
 
-    /// Returns the loss and the correct predictions of the last forward pass. Ranks other than the first return 0.
+    /// Returns the sum of the losses and the number of correct predictions of the last forward pass. All ranks except
+    /// for the first rank return 0.
     fn evaluate_outputs(&self, inputs: PassInputs<'_>, indices: &[u32]) -> LossSums {
         match self.workspaces.last() {
             Some(workspace) if self.place.part == 0 => {
