@@ -1,4 +1,4 @@
-//! Adds the inputs of the graph, and the nodes that encode the inputs as `ColumnEncoding` says.
+//! Adds the inputs of the graph, and the nodes that encode these inputs according to `ColumnEncoding`.
 
 use super::ExportError;
 use super::graph::{
@@ -59,9 +59,9 @@ fn indices_of_inputs(columns: &[ColumnEncoding]) -> Vec<i64> {
     order
 }
 
-/// Adds an input for one or more columns of numbers. Returns the name of an array with the numbers. If a column has
-/// an indicator, also returns the name of an array that is 1 for each missing number, otherwise 0. Both arrays have
-/// the shape (rows, `columns.len()`).
+/// Adds an input for one or more columns of numbers. Returns the name of an array with the numbers. If a column has an
+/// indicator, also returns the name of an array that is 1 for each missing number and 0 for each other number. Both
+/// arrays have the shape (rows, `columns.len()`).
 fn add_numbers(graph: &mut GraphBuilder, name: String, columns: &[ColumnEncoding]) -> Vec<String> {
     let count = columns.len();
     let offset = |column: &ColumnEncoding| match column.inputs {
@@ -94,8 +94,8 @@ fn add_numbers(graph: &mut GraphBuilder, name: String, columns: &[ColumnEncoding
     parts
 }
 
-/// Adds an input for a column of texts. The result has a column for each category: 1 for the category of the text, 0
-/// for all others.
+/// Adds an input for a column of texts. The result has a column for each category: 1 for the category of the text, and
+/// 0 for all other categories.
 fn add_categories(graph: &mut GraphBuilder, name: String, categories: &[String]) -> String {
     let documentation =
         "Texts without spaces at the beginning or the end; the empty text stands for a missing value.";
@@ -114,22 +114,23 @@ fn add_categories(graph: &mut GraphBuilder, name: String, categories: &[String])
         integer_attribute("default_int64", -1),
     ];
     let index = graph.add_ml_node("LabelEncoder", &[&value], attributes);
-    compare_with_numbers(graph, &index, categories.len())
+    add_one_hot(graph, &index, categories.len())
 }
 
 /// Adds an input for the bucket numbers of a hashed column. The result has a column for each bucket: 1 for the bucket
-/// of the text, 0 for all others.
+/// of the text, and 0 for all other buckets.
 fn add_buckets(graph: &mut GraphBuilder, name: String, buckets: u32) -> String {
     let documentation = format!(
         "Numbers of buckets. In Python, the bucket of a text is int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], \
          \"little\") % {buckets}. The text has no spaces at the beginning or the end, and a missing value is the empty text."
     );
     let index = graph.add_input(name, DataType::Int64, 1, documentation);
-    compare_with_numbers(graph, &index, buckets as usize)
+    add_one_hot(graph, &index, buckets as usize)
 }
 
-/// Converts the integer `index` of each row to `count` columns: column `index` is 1, all others are 0.
-fn compare_with_numbers(graph: &mut GraphBuilder, index: &str, count: usize) -> String {
+/// Adds nodes that convert the integer `index` of each row to `count` columns: column `index` is 1, and all other
+/// columns are 0.
+fn add_one_hot(graph: &mut GraphBuilder, index: &str, count: usize) -> String {
     let numbers: Vec<i64> = (0..count as i64).collect();
     let numbers = graph.add_constant("numbers", &[1, count], ConstantValues::Integers(&numbers));
     let is_equal = graph.add_node("Equal", &[index, &numbers], Vec::new());

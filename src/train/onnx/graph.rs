@@ -31,8 +31,8 @@ pub(super) struct GraphBuilder {
     graph: GraphProto,
     inputs: Vec<OnnxValue>,
     outputs: Vec<OnnxValue>,
-    /// The names of all values, and the names of the outputs.
-    taken: BTreeSet<String>,
+    /// The names of all values so far, and the names that are reserved for the outputs.
+    used_names: BTreeSet<String>,
 }
 
 impl GraphBuilder {
@@ -42,7 +42,7 @@ impl GraphBuilder {
             graph: GraphProto { name: "ringtrain".into(), ..GraphProto::default() },
             inputs: Vec::new(),
             outputs: Vec::new(),
-            taken: outputs.iter().map(|&name| name.to_owned()).collect(),
+            used_names: outputs.iter().map(|&name| name.to_owned()).collect(),
         }
     }
 
@@ -56,7 +56,7 @@ impl GraphBuilder {
 
     /// Appends underscores to `name` until no other value has the name.
     fn unused_name(&mut self, mut name: String) -> String {
-        while !self.taken.insert(name.clone()) {
+        while !self.used_names.insert(name.clone()) {
             name.push('_');
         }
         name
@@ -96,7 +96,7 @@ impl GraphBuilder {
             ConstantValues::Integers(values) => {
                 (DataType::Int64, bytemuck::cast_slice(values).to_vec(), Vec::new())
             }
-            ConstantValues::Texts(values) => (DataType::String, Vec::new(), to_bytes(values)),
+            ConstantValues::Texts(values) => (DataType::String, Vec::new(), texts_to_bytes(values)),
         };
         self.graph.initializer.push(TensorProto {
             dims: dims.iter().map(|&length| length as i64).collect(),
@@ -169,12 +169,12 @@ impl GraphBuilder {
     }
 
     /// Returns the graph.
-    pub(super) fn finish(self) -> GraphProto {
+    pub(super) fn into_graph(self) -> GraphProto {
         self.graph
     }
 }
 
-/// Returns an attribute with an integer.
+/// Returns an attribute whose value is an integer.
 pub(super) fn integer_attribute(name: &str, value: i64) -> AttributeProto {
     AttributeProto {
         name: name.into(),
@@ -184,7 +184,7 @@ pub(super) fn integer_attribute(name: &str, value: i64) -> AttributeProto {
     }
 }
 
-/// Returns an attribute with a list of integers.
+/// Returns an attribute whose value is a list of integers.
 pub(super) fn integers_attribute(name: &str, values: Vec<i64>) -> AttributeProto {
     AttributeProto {
         name: name.into(),
@@ -194,12 +194,12 @@ pub(super) fn integers_attribute(name: &str, values: Vec<i64>) -> AttributeProto
     }
 }
 
-/// Returns an attribute with a list of texts.
+/// Returns an attribute whose value is a list of texts.
 pub(super) fn texts_attribute(name: &str, values: &[String]) -> AttributeProto {
     AttributeProto {
         name: name.into(),
         r#type: AttributeType::Strings.into(),
-        strings: to_bytes(values),
+        strings: texts_to_bytes(values),
         ..AttributeProto::default()
     }
 }
@@ -209,7 +209,7 @@ pub(super) fn target_type_attribute(data_type: DataType) -> Vec<AttributeProto> 
     vec![integer_attribute("to", i64::from(i32::from(data_type)))]
 }
 
-fn to_bytes(texts: &[String]) -> Vec<Vec<u8>> {
+fn texts_to_bytes(texts: &[String]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.clone().into_bytes()).collect()
 }
 

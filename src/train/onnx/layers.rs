@@ -9,7 +9,8 @@ use crate::train::data::{Standardizer, Task};
 use crate::train::model::{HiddenLayer, ModelSpec, ParameterTensor};
 use crate::train::model_file::{ModelDescription, SavedModel};
 
-/// Adds the scaling of the encoded values and the layers. Returns the name of the last layer's outputs.
+/// Adds nodes for the scaling of the encoded values, and nodes for the layers. Returns the name of the last layer's
+/// outputs.
 pub(super) fn add_layers(graph: &mut GraphBuilder, model: &SavedModel, encoded: String) -> String {
     let mut value = encoded;
     if let Some(divisor) = model.description().pixel_divisor {
@@ -29,10 +30,9 @@ pub(super) fn add_layers(graph: &mut GraphBuilder, model: &SavedModel, encoded: 
     add_network(graph, model, value)
 }
 
-/// Adds the layers of the network. Dropout layers get no node, because they do not change predictions.
+/// Adds nodes for the layers of the network. Dropout layers get no node, because they do not change predictions.
 fn add_network(graph: &mut GraphBuilder, model: &SavedModel, inputs: String) -> String {
-    let spec: ModelSpec =
-        model.description().model.parse().expect("a saved model has a name that was parsed before");
+    let spec: ModelSpec = model.description().model.parse().expect("a saved model has a valid model name");
     let mut value = inputs;
     let mut is_image = false;
     if let (ModelSpec::Cnn(_), Some(image)) = (&spec, model.description().image) {
@@ -87,7 +87,7 @@ fn add_network(graph: &mut GraphBuilder, model: &SavedModel, inputs: String) -> 
     add_layer(graph, model, (next_layer(), &value), "Gemm", transposed())
 }
 
-/// Returns the part of a tensor's name that all tensors of its layer have in common.
+/// Returns the first part of a tensor's name, which all tensors of its layer have in common.
 fn layer_name(tensor: &ParameterTensor) -> &str {
     tensor.name.rsplit_once('.').map_or(&tensor.name, |(layer, _)| layer)
 }
@@ -112,7 +112,7 @@ fn add_layer(
 /// Adds the outputs `prediction` and, for classification, `probabilities`.
 pub(super) fn add_prediction(graph: &mut GraphBuilder, description: &ModelDescription, outputs: &str) {
     match description.task {
-        Task::Text => unreachable!("a model that reads texts is refused before"),
+        Task::Text => unreachable!("models that read texts are not exported"),
         Task::Regression => {
             let target = &description.target;
             let axis = graph.add_constant("column", &[1], ConstantValues::Integers(&[1]));

@@ -37,7 +37,7 @@ const OPERATORS_VERSION: i64 = 17;
 const ML_OPERATORS: (&str, i64) = ("ai.onnx.ml", 3);
 /// The maximum size in bytes of an ONNX file, which is a single Protobuf message.
 const FILE_BYTES_MAX: u64 = i32::MAX as u64;
-/// In the metadata of an ONNX file, this key holds the description of the model.
+/// The key of the model's description in the metadata of an ONNX file.
 const DESCRIPTION_KEY: &str = "ringtrain.description";
 /// The maximum number of inputs that [`Display`](fmt::Display) prints for an exported model.
 const INPUTS_SHOWN_MAX: usize = 20;
@@ -122,12 +122,12 @@ debug_as_display!(ExportError);
 
 impl OnnxModel {
     /// Converts a trained model. The graph contains the encoding and scaling of the columns, the layers of the model,
-    /// and the softmax or the scale of the target. If `inputs` is `None`, chooses [`OnnxInputs::Columns`] if the
-    /// columns have names or hold texts, and otherwise [`OnnxInputs::Matrix`].
+    /// and the softmax or the scale of the target. If `inputs` is `None` and the columns have names or hold texts,
+    /// chooses [`OnnxInputs::Columns`]. If `inputs` is `None` and the columns do not, chooses [`OnnxInputs::Matrix`].
     ///
     /// # Errors
     ///
-    /// If the model reads texts, if `inputs` asks for a matrix but a column holds texts, or if the model is too large for the
+    /// The model reads texts, `inputs` asks for a matrix but a column holds texts, or the model is too large for the
     /// format.
     pub fn new(model: &SavedModel, inputs: Option<OnnxInputs>) -> Result<Self, ExportError> {
         check_file_size(4 * model.parameters().len() as u64)?;
@@ -143,7 +143,7 @@ impl OnnxModel {
         let outputs = layers::add_layers(&mut graph, model, encoded);
         layers::add_prediction(&mut graph, description, &outputs);
         let (inputs, outputs) = (graph.inputs().to_vec(), graph.outputs().to_vec());
-        let message = assemble(description, graph);
+        let message = make_model_proto(description, graph);
         check_file_size(message.encoded_len() as u64)?;
         Ok(Self { inputs, outputs, bytes: message.encode_to_vec() })
     }
@@ -210,7 +210,7 @@ fn default_inputs(description: &ModelDescription) -> OnnxInputs {
     }
 }
 
-fn assemble(description: &ModelDescription, graph: GraphBuilder) -> ModelProto {
+fn make_model_proto(description: &ModelDescription, graph: GraphBuilder) -> ModelProto {
     let mut opset_import = vec![OperatorSetIdProto { domain: String::new(), version: OPERATORS_VERSION }];
     if graph.uses_ml_operators() {
         let (domain, version) = ML_OPERATORS;
@@ -224,7 +224,7 @@ fn assemble(description: &ModelDescription, graph: GraphBuilder) -> ModelProto {
         producer_name: "ringtrain".into(),
         producer_version: env!("CARGO_PKG_VERSION").into(),
         doc_string: format!("{} model for {}", description.model, description.training.data),
-        graph: Some(graph.finish()),
+        graph: Some(graph.into_graph()),
         metadata_props: vec![StringStringEntryProto { key: DESCRIPTION_KEY.into(), value: description_json }],
     }
 }

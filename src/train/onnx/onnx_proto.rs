@@ -119,7 +119,7 @@ pub struct TensorProto {
     pub string_data: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
     #[prost(string, tag = "8")]
     pub name: ::prost::alloc::string::String,
-    /// The elements in little-endian order, for all types but STRING.
+    /// The elements in little-endian order, for all types except STRING.
     #[prost(bytes = "vec", tag = "9")]
     pub raw_data: ::prost::alloc::vec::Vec<u8>,
 }
