@@ -365,8 +365,8 @@ pub(crate) fn load_checkpoint(
     Ok(Some(state))
 }
 
-/// Reads a checkpoint whose tensors have `tensor_bytes` bytes. Returns an error if the file is larger than these tensors
-/// and the largest header.
+/// Reads a checkpoint whose tensors have `tensor_bytes` bytes. Returns an error if the file is larger than these
+/// tensors and the largest header.
 fn read_file(path: &Path, tensor_bytes: u64) -> Result<Vec<u8>, CheckpointError> {
     let read_error = |error| CheckpointError::io("read", path, error);
     let bytes_max = tensor_bytes + HEADER_BYTES_MAX;

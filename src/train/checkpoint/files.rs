@@ -47,8 +47,8 @@ impl CheckpointFiles {
         self.directory.join(format!("checkpoint-{steps}.safetensors"))
     }
 
-    /// Returns the path of the latest checkpoint. If this file does not exist, returns the path of another checkpoint in
-    /// the directory.
+    /// Returns the path of the latest checkpoint. If this file does not exist, returns the path of another checkpoint
+    /// in the directory.
     pub(crate) fn find_any_checkpoint(&self) -> Result<Option<PathBuf>, CheckpointError> {
         let latest = self.latest_path();
         if exists(&latest)? {
@@ -105,9 +105,9 @@ impl CheckpointFiles {
         Ok(())
     }
 
-    /// Replaces the latest checkpoint by `bytes`, the checkpoint of step `steps`. Before the call, `latest_steps` is the
-    /// step of the latest checkpoint. Keeps the previous checkpoint if `keep` is more than 1, and removes the oldest
-    /// checkpoints. If `is_best`, the new checkpoint also replaces the best checkpoint.
+    /// Replaces the latest checkpoint by `bytes`, the checkpoint of step `steps`. Before the call, `latest_steps` is
+    /// the step of the latest checkpoint. Keeps the previous checkpoint if `keep` is more than 1, and removes the
+    /// oldest checkpoints. If `is_best`, the new checkpoint also replaces the best checkpoint.
     ///
     /// # Errors
     ///

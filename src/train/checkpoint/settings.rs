@@ -26,7 +26,8 @@ pub struct CheckpointSettings {
     /// the lowest validation loss. Without validation samples, the test loss decides. Without test samples, the
     /// training loss decides.
     pub keeps_best: bool,
-    /// A text that the metadata of each checkpoint holds under the key `options`, for example the options of the program.
+    /// A text that the metadata of each checkpoint holds under the key `options`, for example the options of the
+    /// program.
     pub options: Option<String>,
 }
 

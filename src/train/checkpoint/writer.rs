@@ -83,8 +83,8 @@ impl WriteContext {
 }
 
 impl CheckpointWriter {
-    /// Creates the writer of a run that starts after `steps_total` steps. If `steps_total` is not 0, the run has resumed
-    /// from a checkpoint in the directory.
+    /// Creates the writer of a run that starts after `steps_total` steps. If `steps_total` is not 0, the run has
+    /// resumed from a checkpoint in the directory.
     pub(crate) fn new(
         settings: &CheckpointSettings,
         (network, identity): (Network, RunIdentity),

@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indicatif::TermLike;
 
-/// Sends a progress bar through a pipe to another program, for example `ringrun`. The other program shows the text after
-/// the last carriage return on its own terminal. The bar is a single line, so the cursor never moves up or down.
+/// Sends a progress bar through a pipe to another program, for example `ringrun`. The other program shows the text
+/// after the last carriage return on its own terminal. The bar is a single line, so the cursor never moves up or down.
 pub(super) struct RelayedTerminal<W> {
     columns: u16,
     drawing: Mutex<Drawing<W>>,

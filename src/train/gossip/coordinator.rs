@@ -1,8 +1,8 @@
 //! The coordinator assigns the parts of batches to ranks, sums the losses, and averages the parameters of all ranks at
 //! the end of the run.
 //!
-//! The coordinator is the lowest rank that is not lost. Every rank has a [`PartCoordinator`], because every rank may become the
-//! coordinator. It answers requests for work only after [`PartCoordinator::take_over`].
+//! The coordinator is the lowest rank that is not lost. Every rank has a [`PartCoordinator`], because every rank may
+//! become the coordinator. It answers requests for work only after [`PartCoordinator::take_over`].
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -305,8 +305,8 @@ impl PartCoordinator {
         }
     }
 
-    /// Returns the sum of the losses and the number of samples of an epoch so far, and deletes the losses of all earlier epochs.
-    /// `epoch` counts from 0.
+    /// Returns the sum of the losses and the number of samples of an epoch so far, and deletes the losses of all
+    /// earlier epochs. `epoch` counts from 0.
     pub(super) fn epoch_losses(&self, epoch: u64) -> (f64, u64) {
         let mut state = self.lock();
         state.losses = state.losses.split_off(&epoch);

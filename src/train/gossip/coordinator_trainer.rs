@@ -129,8 +129,8 @@ impl<'a> CoordinatorTrainer<'a> {
         optimizer.steps = worker.optimizer.steps;
     }
 
-    /// Saves a checkpoint after `step` batches of `epoch`, which counts from 0. If `step` is 0, also tests the model and adds a
-    /// record of the previous epoch.
+    /// Saves a checkpoint after `step` batches of `epoch`, which counts from 0. If `step` is 0, also tests the model
+    /// and adds a record of the previous epoch.
     fn save_and_test(
         &mut self,
         epoch: u64,

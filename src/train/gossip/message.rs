@@ -139,8 +139,7 @@ impl PartRequest {
 /// A reply to a request for work. It is encoded in the four numbers of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PartReply {
-    /// Whether the sender of the request applies its gradient. False if another rank has already done the
-    /// same part.
+    /// Whether the sender of the request applies its gradient. False if another rank has already done the same part.
     pub(super) is_accepted: bool,
     /// What the sender of the request does next. [`Assignment::Batch`] holds the number of a part.
     pub(super) assignment: Assignment,

@@ -7,8 +7,8 @@ use super::error::GossipError;
 use crate::types::Rank;
 
 /// Returns whether a group of ranks may complete the run: more than half of the ranks of the job are members, or
-/// exactly half of the ranks, with rank 0 among them. Two groups without a common member never both have a quorum. `members[i]`
-/// says whether rank i is a member.
+/// exactly half of the ranks, with rank 0 among them. Two groups without a common member never both have a quorum.
+/// `members[i]` says whether rank i is a member.
 fn has_quorum(members: &[bool]) -> bool {
     let count = members.iter().filter(|&&is_member| is_member).count();
     let missing = members.len() - count;

@@ -41,9 +41,9 @@ impl SharedReplica {
     }
 
     /// Moves the parameters halfway to `theirs`, the parameters of another rank. Returns the differences that the other
-    /// rank has to subtract from its own parameters. The average does not change the sum of the parameters of both ranks,
-    /// even if the other rank takes steps before it subtracts. Returns `None` if this rank refuses averages, or if
-    /// `theirs` has another length.
+    /// rank has to subtract from its own parameters. The average does not change the sum of the parameters of both
+    /// ranks, even if the other rank takes steps before it subtracts. Returns `None` if this rank refuses averages, or
+    /// if `theirs` has another length.
     pub(super) fn average_with(&self, theirs: &[f32]) -> Option<Vec<f32>> {
         let mut state = self.lock();
         if state.refuses_averages || theirs.len() != state.parameters.len() {
@@ -89,7 +89,8 @@ mod tests {
         replica.update(|parameters| parameters.to_vec())
     }
 
-    /// If a rank replaced its parameters by the average, it would lose the steps that it takes before the reply arrives.
+    /// If a rank replaced its parameters by the average, it would lose the steps that it takes before the reply
+    /// arrives.
     #[test]
     fn an_average_keeps_the_sum_of_two_replicas_and_the_steps_taken_before_the_reply() {
         let (first, second) =

@@ -369,8 +369,8 @@ impl<'a> Worker<'a> {
         Ok(None)
     }
 
-    /// Makes this rank the coordinator. If an earlier coordinator is lost, first asks each higher rank which parts it has
-    /// done.
+    /// Makes this rank the coordinator. If an earlier coordinator is lost, first asks each higher rank which parts it
+    /// has done.
     fn become_coordinator(&mut self) -> Result<(), TrainError> {
         let GossipContext { setup, shared, batches_per_epoch, own_rank: own, .. } = *self.context;
         let ranks = u64::from(self.context.size.get());

@@ -68,8 +68,8 @@ impl Trainer<'_> {
         if self.partition.is_undivided() { own } else { check_all_succeeded(group, RunPhase::Training, own) }
     }
 
-    /// Sets `is_save_due` before a step if the ranks hold parts of the state and a save is due after the step. During the
-    /// step, the ranks sum this flag, because each rank must know that it has to send its part to rank 0.
+    /// Sets `is_save_due` before a step if the ranks hold parts of the state and a save is due after the step. During
+    /// the step, the ranks sum this flag, because each rank must know that it has to send its part to rank 0.
     pub(super) fn mark_save_if_due(&mut self, observer: &mut dyn Observer) {
         let next = self.state.position.steps_total + 1;
         self.is_save_due |= !self.partition.has_whole_state() && self.can_save_now(next, observer);

@@ -13,8 +13,8 @@ impl Trainer<'_> {
     }
 
     /// Saves a checkpoint. `is_complete` says whether the workers have completed an epoch. If so, first tests the model
-    /// and adds a record to the history. `loss` is the mean loss of the last epoch. `samples` and `seconds` are totals of
-    /// the steps since the last record.
+    /// and adds a record to the history. `loss` is the mean loss of the last epoch. `samples` and `seconds` are totals
+    /// of the steps since the last record.
     pub(crate) fn record_worker_steps(
         &mut self,
         group: &mut Group,
