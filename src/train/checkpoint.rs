@@ -35,7 +35,7 @@ use super::optimizer::Rule;
 use super::report::parameters_hash;
 
 /// The name of the checkpoint format that this version of ringtrain writes.
-const FORMAT: &str = "ringtrain-3";
+const FORMAT_3: &str = "ringtrain-3";
 /// The format that earlier versions of ringtrain wrote. Its metadata has no [`METADATA_HASH_KEY`].
 const FORMAT_2: &str = "ringtrain-2";
 /// The format before [`FORMAT_2`]. It lacks the learning rate and some entries of [`RunIdentity`].
@@ -72,7 +72,7 @@ const POSITION_KEYS: [&str; 6] =
     ["epoch", "step", "steps_total", "momentum_start", "epoch_loss_sum_bits", "epoch_samples"];
 
 /// A tensor of 32-bit floats for a checkpoint.
-struct Tensor {
+struct CheckpointTensor {
     name: String,
     shape: Vec<usize>,
     bytes: Vec<u8>,
@@ -94,11 +94,11 @@ fn f32s_from_le_bytes(bytes: &[u8]) -> Vec<f32> {
 fn serialize(network: &Network, identity: &RunIdentity, state: &TrainingState) -> io::Result<Vec<u8>> {
     let mut tensors = Vec::new();
     for ParameterTensor { name, shape, range, .. } in network.parameter_tensors() {
-        tensors.push(Tensor { name, shape, bytes: f32s_to_le_bytes(&state.parameters[range]) });
+        tensors.push(CheckpointTensor { name, shape, bytes: f32s_to_le_bytes(&state.parameters[range]) });
     }
     let optimizer = identity.optimizer_names.iter().zip(&state.optimizer);
     for (name, values) in optimizer.chain(identity.strategy_names.iter().zip(&state.strategy)) {
-        tensors.push(Tensor {
+        tensors.push(CheckpointTensor {
             name: (*name).into(),
             shape: vec![values.len()],
             bytes: f32s_to_le_bytes(values),
@@ -106,11 +106,15 @@ fn serialize(network: &Network, identity: &RunIdentity, state: &TrainingState) -
     }
     if let Some(BestParameters { parameters, .. }) = &state.best {
         let bytes = f32s_to_le_bytes(parameters);
-        tensors.push(Tensor { name: BEST_PARAMETERS_TENSOR.into(), shape: vec![parameters.len()], bytes });
+        tensors.push(CheckpointTensor {
+            name: BEST_PARAMETERS_TENSOR.into(),
+            shape: vec![parameters.len()],
+            bytes,
+        });
     }
     if let Some(Standardizer { mean, inverse_deviation }) = &identity.standardizer {
         for (name, values) in [("features.mean", mean), ("features.inverse_deviation", inverse_deviation)] {
-            tensors.push(Tensor {
+            tensors.push(CheckpointTensor {
                 name: name.into(),
                 shape: vec![values.len()],
                 bytes: f32s_to_le_bytes(values),
@@ -144,7 +148,7 @@ fn serialize(network: &Network, identity: &RunIdentity, state: &TrainingState) -
 fn identity_metadata(identity: &RunIdentity) -> HashMap<String, String> {
     let mut metadata: HashMap<String, String> =
         identity.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.clone())).collect();
-    metadata.insert("format".into(), FORMAT.into());
+    metadata.insert("format".into(), FORMAT_3.into());
     metadata.insert("data".into(), identity.data_hash.clone());
     metadata.insert("data_name".into(), identity.data_name.clone());
     metadata.insert("classes".into(), serde_json::Value::from(identity.classes.clone()).to_string());
@@ -232,16 +236,16 @@ fn contains_checkpoint(directory: &Path) -> Result<bool, CheckpointError> {
 fn check_metadata(path: &Path, metadata: &HashMap<String, String>) -> Result<(), CheckpointError> {
     let corrupt = |problem: &str| CheckpointError::Corrupt { path: path.to_owned(), problem: problem.into() };
     let format = metadata.get("format").ok_or_else(|| corrupt("its format is missing"))?;
-    if ![FORMAT, FORMAT_2, FORMAT_1].contains(&format.as_str()) {
+    if ![FORMAT_3, FORMAT_2, FORMAT_1].contains(&format.as_str()) {
         return Err(CheckpointError::Unfit {
             path: path.to_owned(),
             what: "format".into(),
             found: format.clone(),
-            wanted: FORMAT.into(),
+            wanted: FORMAT_3.into(),
         });
     }
     match metadata.get(METADATA_HASH_KEY) {
-        None if format == FORMAT => Err(corrupt("its metadata_hash is missing")),
+        None if format == FORMAT_3 => Err(corrupt("its metadata_hash is missing")),
         Some(hash) if *hash != metadata_hash(metadata) => {
             Err(corrupt("its metadata does not match its hash"))
         }

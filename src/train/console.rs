@@ -23,7 +23,8 @@ pub struct ConsoleOptions {
     pub display: ProgressDisplay,
     /// Which lines to write.
     pub lines: ConsoleLines,
-    /// Write a line each time this number of steps is complete. `None` writes a line only at the end of each epoch.
+    /// Write a line each time this number of steps is complete. If `None`, write lines only at the end of each
+    /// epoch.
     pub log_interval: Option<NonZeroU64>,
 }
 
@@ -70,7 +71,7 @@ struct EpochProgress {
     epochs: u64,
     /// The number of steps that are complete.
     step: u64,
-    /// The number of steps until the end of the epoch.
+    /// The number of steps of the epoch.
     steps: u64,
     /// The steps since the epoch began.
     since_epoch_start: StepSums,

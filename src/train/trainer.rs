@@ -400,7 +400,7 @@ impl<'a> Trainer<'a> {
         self.optimizer.learning_rate = setup.learning_rates.rate_at_step(self.learning_rate(), steps_total);
         let (is_stopping, steps) = (own.stop_flags > 0.0, self.state.position.step + 1);
         let (strategy, mut replica) = self.strategy_and_replica();
-        let totals = strategy.after_gradient(group, &mut replica, own)?;
+        let totals = strategy.take_step(group, &mut replica, own)?;
         let stopped = strategy.after_step(group, &mut replica, steps, is_stopping)?;
         let mean_loss = if let Some(totals) = totals {
             if let Some(replica) = self.unchecked_hash.take().filter(|_| totals.differences != [0.0; 2]) {

@@ -179,7 +179,7 @@ fn a_failed_save_keeps_the_previous_checkpoint_and_training_continues() {
     let count = |text: &str| observer.lines.iter().filter(|line| line.contains(text)).count();
     let lines = &observer.lines;
     assert_eq!(count("was not saved: cannot write"), 1, "one message in a minute: {lines:?}");
-    assert_eq!(count("the latest checkpoint is that of step 10; training continues"), 1, "{lines:?}");
+    assert_eq!(count("the latest checkpoint is from step 10; training continues"), 1, "{lines:?}");
     assert_eq!(count("was saved, after"), 1, "{lines:?}");
 }
 
@@ -202,7 +202,7 @@ fn a_run_fails_last_if_its_final_checkpoint_cannot_be_saved() {
     let error = run_solo(&all_files, &mut observer).unwrap_err().to_string();
     let expected = "the checkpoint of step 30, the last of the run, was not saved: cannot write";
     assert!(error.starts_with(expected), "{error}");
-    assert!(error.contains("the latest checkpoint is that of step 10;"), "{error}");
+    assert!(error.contains("the latest checkpoint is from step 10;"), "{error}");
     assert!(report.exists() && model_file.exists());
     fs::remove_dir(directory.path().join(".checkpoint.safetensors.ringtrain-tmp")).unwrap();
     let mut observer = BatchRecorder::new(|_| {});

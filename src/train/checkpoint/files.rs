@@ -42,7 +42,7 @@ impl CheckpointFiles {
         self.directory.join(BEST_FILE_NAME)
     }
 
-    /// Returns the path of the checkpoint of step `steps` after it is no longer the latest checkpoint.
+    /// Returns the path of the earlier checkpoint of step `steps`.
     fn path_of_earlier_checkpoint(&self, steps: u64) -> PathBuf {
         self.directory.join(format!("checkpoint-{steps}.safetensors"))
     }
@@ -51,7 +51,7 @@ impl CheckpointFiles {
     /// in the directory.
     pub(crate) fn find_any_checkpoint(&self) -> Result<Option<PathBuf>, CheckpointError> {
         let latest = self.latest_path();
-        if exists(&latest)? {
+        if path_exists(&latest)? {
             return Ok(Some(latest));
         }
         let earlier = self.steps_of_earlier_checkpoints().map_err(|error| self.directory_error(error))?;
@@ -59,7 +59,7 @@ impl CheckpointFiles {
             return Ok(Some(self.path_of_earlier_checkpoint(steps)));
         }
         let best = self.best_path();
-        Ok(exists(&best)?.then_some(best))
+        Ok(path_exists(&best)?.then_some(best))
     }
 
     /// Returns the largest number of files that [`replace_latest`](Self::replace_latest) will add to the directory.
@@ -67,8 +67,8 @@ impl CheckpointFiles {
     pub(crate) fn files_to_add_max(&self) -> Result<u64, CheckpointError> {
         let earlier =
             self.steps_of_earlier_checkpoints().map_err(|error| self.directory_error(error))?.len() as u64;
-        let found = earlier.min(u64::from(self.keep) - 1) + u64::from(exists(&self.latest_path())?);
-        let best_to_add = self.keeps_best && !exists(&self.best_path())?;
+        let found = earlier.min(u64::from(self.keep) - 1) + u64::from(path_exists(&self.latest_path())?);
+        let best_to_add = self.keeps_best && !path_exists(&self.best_path())?;
         Ok(u64::from(self.keep) + 1 + u64::from(best_to_add) - found)
     }
 
@@ -178,7 +178,7 @@ impl CheckpointFiles {
     }
 }
 
-fn exists(path: &Path) -> Result<bool, CheckpointError> {
+fn path_exists(path: &Path) -> Result<bool, CheckpointError> {
     path.try_exists().map_err(|error| CheckpointError::io("look for", path, error))
 }
 

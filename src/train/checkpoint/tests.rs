@@ -190,7 +190,7 @@ fn an_impossible_position_in_a_checkpoint_of_format_2_is_refused() {
     save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
     let path = directory.path().join(FILE_NAME);
     let complete = fs::read(&path).unwrap();
-    let format_2 = [(FORMAT, FORMAT_2), (METADATA_HASH_KEY, "metadata_none")];
+    let format_2 = [(FORMAT_3, FORMAT_2), (METADATA_HASH_KEY, "metadata_none")];
     for (from, to, expected) in [
         ("\"step\":\"2\"", "\"step\":\"9\"", Some("its step is 9, but an epoch has 3 steps")),
         ("[12,14]", "[12,10]", Some("its done_ahead is [12, 10]")),
@@ -229,7 +229,7 @@ fn a_run_can_resume_from_a_checkpoint_of_format_1() {
     replace_texts(
         &mut bytes,
         &[
-            (FORMAT, FORMAT_1),
+            (FORMAT_3, FORMAT_1),
             (METADATA_HASH_KEY, "metadata_none"),
             ("weight_decay", "weight_other"),
             ("momentum_start", "momentum_other"),

@@ -235,7 +235,7 @@ impl Drop for CheckpointWriter {
 /// Returns a sentence that says which checkpoint is the latest.
 fn describe_latest_checkpoint(latest_steps: Option<u64>) -> String {
     match latest_steps {
-        Some(steps) => format!("the latest checkpoint is that of step {steps}"),
+        Some(steps) => format!("the latest checkpoint is from step {steps}"),
         None => "there is no checkpoint yet".into(),
     }
 }
@@ -296,10 +296,7 @@ mod tests {
         sender.send(WriteResult { copy: state, latest_steps: Some(10), result: Ok(()) }).unwrap();
         assert_eq!((writer.wait(DROP_WAIT_MAX), writer.has_failed()), (None, true));
         let error = writer.take_error().unwrap_err().to_string();
-        assert!(
-            error.contains("step 20") && error.contains("latest checkpoint is that of step 10"),
-            "{error}"
-        );
+        assert!(error.contains("step 20") && error.contains("latest checkpoint is from step 10"), "{error}");
     }
 
     /// A run may try to save in every step. On a full disk, a message for each failed save would fill the log.

@@ -9,7 +9,8 @@ use super::service::GossipState;
 use crate::train::peer_link::{LinkFailure, MessageChannel, PeerLink, PendingReply};
 use crate::train::random::RandomStream;
 
-/// A rank starts its next average only when its previous averages are complete, or after this time.
+/// A rank starts its next average only when its previous averages are complete, or when this time has passed since it
+/// started the last average.
 const NEXT_AVERAGE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// The averages that this rank has started: at most one at a time with each other rank.
@@ -34,8 +35,8 @@ impl<'a> AveragesInProgress<'a> {
     /// Starts an average with a random rank. Chooses among the ranks with which no average is in progress. Does
     /// nothing if there is no such rank, or if another average is in progress and started only a short time ago.
     pub(super) fn start_average(&mut self) {
-        // Each average moves this rank's parameters halfway to those of another rank. Several averages at once would
-        // move them too far.
+        // Each average moves this rank's parameters halfway to the parameters of another rank. Several averages at
+        // once would move this rank's parameters too far.
         if self.pending.iter().any(Option::is_some) && self.last_start.elapsed() < NEXT_AVERAGE_WAIT_MAX {
             return;
         }

@@ -2,7 +2,7 @@
 //! the end of the run.
 //!
 //! The coordinator is the lowest rank that is not lost. Every rank has a [`PartCoordinator`], because every rank may
-//! become the coordinator. It answers requests for work only after [`PartCoordinator::take_over`].
+//! become the coordinator. A [`PartCoordinator`] assigns parts only after [`PartCoordinator::take_over`].
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

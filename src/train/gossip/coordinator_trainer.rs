@@ -89,7 +89,7 @@ impl<'a> CoordinatorTrainer<'a> {
         Ok(())
     }
 
-    /// Returns the number of batches at the start of the run that are completely done.
+    /// Returns the number of the first batch that has a part that is not done. Batches count from 0, across epochs.
     fn done_batches(&self, progress: &GossipProgress) -> u64 {
         progress.parts_done / u64::from(self.context.size.get())
     }

@@ -116,6 +116,7 @@ pub(super) struct DonePart {
     pub(super) samples: u64,
 }
 
+/// The bits of the first number of an encoded [`PartRequest`].
 const IS_STOPPING_FLAG: u64 = 1;
 const HAS_DONE_PART_FLAG: u64 = 2;
 
@@ -147,6 +148,7 @@ pub(super) struct PartReply {
     pub(super) done_before: u64,
 }
 
+/// The codes of [`Assignment`] in an encoded [`PartReply`].
 const PART_CODE: u64 = 1;
 const WAIT_CODE: u64 = 2;
 const FINISHED_CODE: u64 = 3;

@@ -10,7 +10,7 @@ struct ReplicaState {
     parameters: Vec<f32>,
     /// The ranges of parameters that are variances of batch normalization.
     variances: Vec<Range<usize>>,
-    /// Whether this rank refuses to average these parameters with those of other ranks.
+    /// Whether this rank refuses to average its parameters with the parameters of other ranks.
     refuses_averages: bool,
 }
 
@@ -75,7 +75,7 @@ impl SharedReplica {
         fits
     }
 
-    /// Sets whether this rank refuses to average these parameters with those of other ranks.
+    /// Sets whether this rank refuses to average its parameters with the parameters of other ranks.
     pub(super) fn set_refuses_averages(&self, refuses_averages: bool) {
         self.lock().refuses_averages = refuses_averages;
     }
@@ -85,7 +85,7 @@ impl SharedReplica {
 mod tests {
     use super::*;
 
-    fn values(replica: &SharedReplica) -> Vec<f32> {
+    fn read_parameters(replica: &SharedReplica) -> Vec<f32> {
         replica.update(|parameters| parameters.to_vec())
     }
 
@@ -97,17 +97,17 @@ mod tests {
             (SharedReplica::new(vec![4.0, -1.0], Vec::new()), SharedReplica::new(vec![2.0, 5.0], Vec::new()));
         let words = first.parameter_words();
         let differences = second.average_with(bytemuck::cast_slice(&words)).unwrap();
-        assert_eq!(values(&second), [3.0, 2.0]);
+        assert_eq!(read_parameters(&second), [3.0, 2.0]);
         first.update(|parameters| parameters[0] += 10.0);
         assert!(first.subtract(&differences));
-        assert_eq!(values(&first), [13.0, 2.0]);
+        assert_eq!(read_parameters(&first), [13.0, 2.0]);
     }
 
     #[test]
     fn variances_that_would_become_negative_become_zero() {
         let replica = SharedReplica::new(vec![1.0, 2.0, f32::NAN, 3.0], std::iter::once(1..4).collect());
         assert!(replica.subtract(&[5.0, 5.0, 5.0, 1.0]));
-        let found = values(&replica);
+        let found = read_parameters(&replica);
         assert_eq!((&found[..2], found[3]), (&[-4.0, 0.0][..], 2.0));
         assert!(found[2].is_nan());
     }
@@ -119,7 +119,7 @@ mod tests {
         assert!(!replica.subtract(&[1.0, 2.0, 3.0]));
         replica.set_refuses_averages(true);
         assert_eq!(replica.average_with(&[5.0, 5.0]), None);
-        assert_eq!(values(&replica), [1.0, 2.0]);
+        assert_eq!(read_parameters(&replica), [1.0, 2.0]);
         replica.set_refuses_averages(false);
         assert_eq!(replica.average_with(&[5.0, 6.0]), Some(vec![2.0, 2.0]));
     }

@@ -26,10 +26,10 @@ pub(super) struct GossipState {
 /// The parts of batches that this rank has done. If the coordinator is lost, the next coordinator asks all ranks for these
 /// parts.
 #[derive(Default)]
-pub(super) struct DoneParts(Mutex<DoneState>);
+pub(super) struct DoneParts(Mutex<DonePartsState>);
 
 #[derive(Default)]
-struct DoneState {
+struct DonePartsState {
     /// All parts below this number are done, by this rank or by others.
     done_before: u64,
     /// The parts above `done_before` that this rank has done.
@@ -37,7 +37,7 @@ struct DoneState {
 }
 
 impl DoneParts {
-    fn lock(&self) -> MutexGuard<'_, DoneState> {
+    fn lock(&self) -> MutexGuard<'_, DonePartsState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -2,22 +2,22 @@
 //! encodings of the feature columns, the scaling of the inputs, and the names of the classes. `docs/model-format.md`
 //! describes each field.
 
-mod describe;
 mod description;
 mod digest;
 mod error;
 mod inspection;
+mod model_of_run;
 mod saved_model;
 mod storage;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use describe::{check_before_training, make_saved_model};
 pub use description::{ColumnOrigin, ModelDescription, TargetDescription, TrainingRecord};
 pub(crate) use digest::{StoredTensor, content_digest};
 pub use error::ModelFileError;
 pub use inspection::{Inspection, TensorSummary};
+pub(crate) use model_of_run::{check_before_training, make_saved_model};
 pub use saved_model::SavedModel;
 pub(crate) use storage::save_model;
 

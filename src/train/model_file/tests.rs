@@ -6,7 +6,7 @@ use super::*;
 use crate::train::data::{ColumnEncoding, ColumnInputs, MissingPolicy, Standardizer, TableLayout, Task};
 use crate::train::model::Prediction;
 
-fn column(name: &str) -> ColumnEncoding {
+fn number_column(name: &str) -> ColumnEncoding {
     ColumnEncoding {
         name: name.into(),
         is_date: false,
@@ -24,7 +24,7 @@ pub(super) fn example_description() -> ModelDescription {
         task: Task::Classification,
         model: "mlp:2".into(),
         columns_from: ColumnOrigin::Header,
-        columns: vec![column("a"), column("b")],
+        columns: vec![number_column("a"), number_column("b")],
         layout: Some(TableLayout { columns: 4, target: 0, features: vec![1, 3] }),
         missing: MissingPolicy::Error,
         image: None,

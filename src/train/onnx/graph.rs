@@ -73,7 +73,7 @@ impl GraphBuilder {
         let name = self.unused_name(name);
         let value =
             OnnxValue { name: name.clone(), element_type: type_name(element_type), columns: Some(columns) };
-        self.graph.input.push(value_info(&value, element_type, documentation));
+        self.graph.input.push(make_value_info(&value, element_type, documentation));
         self.inputs.push(value);
         name
     }
@@ -140,7 +140,7 @@ impl GraphBuilder {
     ) {
         let name = self.push_node(operator, "", inputs, attributes, output.to_owned());
         let value = OnnxValue { name, element_type: type_name(element_type), columns };
-        self.graph.output.push(value_info(&value, element_type, String::new()));
+        self.graph.output.push(make_value_info(&value, element_type, String::new()));
         self.outputs.push(value);
     }
 
@@ -223,7 +223,7 @@ fn type_name(data_type: DataType) -> &'static str {
     }
 }
 
-fn value_info(value: &OnnxValue, data_type: DataType, doc_string: String) -> ValueInfoProto {
+fn make_value_info(value: &OnnxValue, data_type: DataType, doc_string: String) -> ValueInfoProto {
     let rows = Length::DimParam(ROWS_DIMENSION.into());
     let lengths = std::iter::once(rows).chain(value.columns.map(|columns| Length::DimValue(columns as i64)));
     let dim = lengths.map(|length| Dimension { length: Some(length) }).collect();

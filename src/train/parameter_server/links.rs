@@ -145,7 +145,7 @@ pub(crate) fn connect(group: &mut Group, layout: &ShardLayout) -> Result<Links, 
 mod tests {
     use super::*;
 
-    fn layout(
+    fn make_layout(
         world: u32,
         servers: u32,
         count: usize,
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn servers_hold_all_parameters_and_workers_are_the_other_ranks() {
-        let layout = layout(5, 2, 7, None).unwrap();
+        let layout = make_layout(5, 2, 7, None).unwrap();
         assert_eq!(layout.ranges, [0..4, 4..7]);
         assert!(layout.is_server(Rank::new(1)) && !layout.is_server(Rank::new(2)));
         let numbers = |ranks: &mut dyn Iterator<Item = Rank>| ranks.map(Rank::get).collect::<Vec<_>>();
@@ -173,7 +173,7 @@ mod tests {
             [(2, vec![0..12, 12..100]), (3, vec![0..12, 12..90, 90..100]), (4, tensors.to_vec())]
         {
             assert_eq!(
-                layout(9, servers, 100, Some(&tensors)).unwrap().ranges,
+                make_layout(9, servers, 100, Some(&tensors)).unwrap().ranges,
                 expected,
                 "{servers} servers"
             );
@@ -188,7 +188,7 @@ mod tests {
             (9, 4, 3, None, "it has only 3 parameters"),
             (9, 3, 9, Some(&[0..5, 5..9][..]), "it has only 2 tensors"),
         ] {
-            let error = layout(world, servers, count, tensors).unwrap_err();
+            let error = make_layout(world, servers, count, tensors).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
     use crate::train::optimizer::Rule;
 
-    fn shard(rule: Rule, parameters: &[f32]) -> Shard<'static> {
+    fn make_shard(rule: Rule, parameters: &[f32]) -> Shard<'static> {
         let optimizer = Optimizer::new(rule, 0.0, 0.0, parameters.len());
         Shard::new(
             0..parameters.len(),
@@ -166,8 +166,8 @@ mod tests {
 
     #[test]
     fn the_rate_follows_the_number_of_updates_and_the_staleness() {
-        let mut plain = shard(Rule::Sgd, &[8.0]);
-        let mut aware = shard(Rule::Sgd, &[8.0]);
+        let mut plain = make_shard(Rule::Sgd, &[8.0]);
+        let mut aware = make_shard(Rule::Sgd, &[8.0]);
         let scaling = StalenessRule { scales_rate: true, ..ANY_STALENESS };
         // The learning rates of the four updates are 1, 1/2, 1/4 and 1/8. All gradients are for version 0, so their
         // staleness is 0, 1, 2 and 3.
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_gradient_with_too_large_a_staleness_changes_nothing() {
-        let mut shard = shard(Rule::Momentum { momentum: 0.9 }, &[1.0]);
+        let mut shard = make_shard(Rule::Momentum { momentum: 0.9 }, &[1.0]);
         let rule = StalenessRule { max: 1, scales_rate: false };
         assert_eq!(shard.push(&mut [0.5], 0, rule), PushOutcome::Applied { staleness: 0 });
         assert_eq!(shard.push(&mut [0.5], 0, rule), PushOutcome::Applied { staleness: 1 });
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_push_of_ranges_equals_a_dense_push_with_zeros_elsewhere() {
-        let (mut sparse, mut dense) = (shard(Rule::Sgd, &[1.0; 6]), shard(Rule::Sgd, &[1.0; 6]));
+        let (mut sparse, mut dense) = (make_shard(Rule::Sgd, &[1.0; 6]), make_shard(Rule::Sgd, &[1.0; 6]));
         sparse.push_ranges(&[1..3, 5..6], &mut [0.1, 0.2, 0.3], 0, ANY_STALENESS);
         dense.push(&mut [0.0, 0.1, 0.2, 0.0, 0.0, 0.3], 0, ANY_STALENESS);
         assert_eq!(sparse.parameters, dense.parameters);

@@ -4,6 +4,7 @@
 use crate::train::batch_queue::Assignment;
 use crate::train::parameter_server::StrategyNote;
 
+/// The bits of the first number of an encoded [`WorkRequest`].
 const IS_STOPPING_FLAG: u64 = 1;
 const HAS_DIVERGED_FLAG: u64 = 2;
 const AWAITS_RUN_END_FLAG: u64 = 4;
@@ -17,7 +18,7 @@ pub(super) struct WorkRequest {
     pub(super) has_diverged: bool,
     /// Whether the client has no more work, and waits for the end of the run.
     pub(super) awaits_end: bool,
-    /// The sum of the losses of the samples in the worker's part of the batch.
+    /// The sum of the losses of the samples of the batch that the worker has processed.
     pub(super) loss: f64,
     /// The number of these samples.
     pub(super) samples: u64,
@@ -46,6 +47,7 @@ impl WorkRequest {
     }
 }
 
+/// The codes of the variants of [`WorkReply`].
 const BATCH_REPLY_CODE: u64 = 1;
 const WAIT_REPLY_CODE: u64 = 2;
 const FINISHED_REPLY_CODE: u64 = 3;

@@ -4,8 +4,9 @@
 //!
 //! Here B is the number of samples that all ranks together use in the step, and `g_i` is the sum of the gradients of
 //! the samples of rank i. So a run on several ranks gives the same parameters as a run in a single process, except for
-//! rounding. The parameters and the optimizer agree on all ranks after every step, bit for bit. Batch normalization
-//! uses the statistics of the whole batch. The ranks sum these statistics during the forward and the backward pass.
+//! rounding. After every step, the parameters and the optimizer are the same on all ranks, bit for bit. Batch
+//! normalization uses the statistics of the whole batch. The ranks sum these statistics during the forward and the
+//! backward pass.
 //!
 //! Source: Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
 
@@ -63,7 +64,7 @@ impl Strategy for AllReduce {
         ranks.finish(sums)
     }
 
-    fn after_gradient(
+    fn take_step(
         &mut self,
         runtime: &mut dyn Runtime,
         Replica { parameters, gradients, optimizer }: &mut Replica<'_>,

@@ -21,7 +21,7 @@ pub(super) struct PassInputs<'a> {
 
 /// Clips the gradients, takes a step, and returns the totals of all ranks. Clipping uses the norm of the gradients of
 /// the whole model. So the ranks sum the squared norms of all parts. If several ranks hold the same part, only one of
-/// these ranks adds its norm.
+/// these ranks adds the norm of this part.
 pub(super) fn clip_and_take_step(
     runtime: &mut dyn Runtime,
     Replica { parameters, gradients, optimizer }: &mut Replica<'_>,

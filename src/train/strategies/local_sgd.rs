@@ -4,7 +4,7 @@
 //!
 //! The weight `w_i` is the share of rank i in the samples that all ranks have processed since the last average.
 //!
-//! Source: Stich, "Local SGD converges fast and communicates little", ICLR 2019. The weights are those of `FedAvg`:
+//! Source: Stich, "Local SGD converges fast and communicates little", ICLR 2019. `FedAvg` has the same weights:
 //! `McMahan` et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017.
 
 use std::num::NonZeroU32;

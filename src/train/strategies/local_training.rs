@@ -4,8 +4,8 @@
 //! Each rank takes the steps of its own optimizer on its own part of every batch. A round is the time between two
 //! averages. At the end of a round, the ranks sum the changes of their parameters in this round. Before the sum, each
 //! rank multiplies its changes by its weight: its share of the samples of the round. A rank whose part of a batch is
-//! empty takes no step, so its weight is smaller. The ranks send changes and not parameters, because compression
-//! loses less of a small change than of a parameter.
+//! empty takes no step, so its weight is smaller. The ranks send changes instead of parameters, because
+//! compression causes smaller errors in the small changes than in the parameters.
 
 use super::stop_exchange::StopExchange;
 use super::{ParameterAgreement, Replica, StepTotals, Strategy};
@@ -129,7 +129,7 @@ impl<A: AveragingRule> Strategy for LocalTraining<A> {
         Ok(work.differentiate(weight, &OneRank, (usize::MAX, |_, _: &mut [f32]| {})))
     }
 
-    fn after_gradient(
+    fn take_step(
         &mut self,
         _: &mut dyn Runtime,
         Replica { parameters, gradients, optimizer }: &mut Replica<'_>,

@@ -17,7 +17,7 @@ mod sharded_optimizer;
 mod spec;
 mod stage_messages;
 mod stop_exchange;
-mod tensor;
+mod tensor_parallel;
 
 use self::allreduce::AllReduce;
 use self::diloco::DiLoCo;
@@ -30,7 +30,7 @@ use self::reproducible::Reproducible;
 use self::shard_step::ShardStep;
 use self::sharded_optimizer::ShardedOptimizer;
 pub use self::spec::StrategySpec;
-use self::tensor::TensorParallel;
+use self::tensor_parallel::TensorParallel;
 use super::TrainError;
 use super::config::Config;
 use super::evaluation_work::EvaluationWork;
@@ -55,10 +55,10 @@ pub(crate) trait Strategy {
         work: GradientWork<'_>,
     ) -> Result<LossSums, Error>;
 
-    /// Called after [`local_gradient`](Self::local_gradient). Updates the parameters with the gradient. `own` holds
+    /// Takes a step of the optimizer with the gradient of [`local_gradient`](Self::local_gradient). `own` holds
     /// this rank's totals. Returns the sum of the totals over all ranks, or `None` if the ranks do not exchange
     /// totals in every step.
-    fn after_gradient(
+    fn take_step(
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,
@@ -66,8 +66,8 @@ pub(crate) trait Strategy {
     ) -> Result<Option<StepTotals>, Error>;
 
     /// Called after each step. `steps` is the number of steps of this epoch so far. `is_stopping` says whether this
-    /// rank has received a stop signal. If [`after_gradient`](Self::after_gradient) returns `None`, this function
-    /// returns the same value on all ranks: whether the ranks stop after this step.
+    /// rank has received a stop signal. If [`take_step`](Self::take_step) returns `None`, this function returns the
+    /// same value on all ranks: whether the ranks stop after this step.
     fn after_step(
         &mut self,
         _runtime: &mut dyn Runtime,
@@ -105,7 +105,8 @@ pub(crate) trait Strategy {
     }
 
     /// Returns the state vectors with the names of [`StrategySpec::state_names`]. Each vector is as long as the
-    /// parameters. Checkpoints contain these vectors. They are the same on all ranks whenever the parameters are.
+    /// parameters. Checkpoints contain these vectors. They are the same on all ranks whenever the parameters are the
+    /// same.
     fn state(&mut self) -> Vec<&mut Vec<f32>> {
         Vec::new()
     }

@@ -254,7 +254,7 @@ impl Strategy for Pipeline {
         Ok(total)
     }
 
-    fn after_gradient(
+    fn take_step(
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,

@@ -85,7 +85,7 @@ impl Strategy for Reproducible {
         Ok(total)
     }
 
-    fn after_gradient(
+    fn take_step(
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,

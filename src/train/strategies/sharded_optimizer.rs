@@ -41,7 +41,7 @@ impl Strategy for ShardedOptimizer {
         self.buckets.differentiate(runtime, work)
     }
 
-    fn after_gradient(
+    fn take_step(
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,

@@ -61,8 +61,8 @@ pub enum StrategySpec {
         stages: NonZeroU32,
     },
     /// Each rank takes steps alone, and averages its parameters with a random rank after every `steps` steps. No rank
-    /// waits for another, and a lost rank does not end the run. The parameters agree on all ranks at the end of the
-    /// run.
+    /// waits for another rank, and a lost rank does not end the run. The parameters agree on all ranks at the end of
+    /// the run.
     Gossip {
         /// The number of steps of a rank between two averages.
         steps: NonZeroU32,
@@ -83,7 +83,7 @@ impl StrategySpec {
         self == Self::Tensor || self.pipeline_shape().is_some()
     }
 
-    /// Returns the number of pipelines and the number of stages of each pipeline.
+    /// Returns the number of pipelines and the number of stages of each pipeline. Returns `None` for other strategies.
     pub(crate) fn pipeline_shape(self) -> Option<(u32, u32)> {
         match self {
             Self::Pipeline { stages } => Some((1, stages.get())),
@@ -154,8 +154,8 @@ impl StrategySpec {
     }
 }
 
-const NAMES_HINT: &str = "it is one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, diloco:STEPS, ps-sync, \
-                     ps-async, ps-async:STALENESS, gossip, gossip:STEPS, tensor, pipeline:STAGES, hybrid:PIPELINESxSTAGES";
+const NAMES_HINT: &str = "it is not one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, diloco:STEPS, \
+                     ps-sync, ps-async, ps-async:STALENESS, gossip, gossip:STEPS, tensor, pipeline:STAGES, hybrid:PIPELINESxSTAGES";
 
 impl FromStr for StrategySpec {
     type Err = String;

@@ -19,7 +19,7 @@ pub(super) struct FreeStageBuffers(Vec<Vec<f32>>);
 
 impl FreeStageBuffers {
     /// Returns a buffer of `len` elements with unspecified values.
-    fn take(&mut self, len: usize) -> Vec<f32> {
+    fn take_buffer(&mut self, len: usize) -> Vec<f32> {
         let mut buffer = self.0.pop().unwrap_or_default();
         buffer.resize(len, 0.0);
         buffer
@@ -51,7 +51,7 @@ impl StageInbox {
         while self.pending.len() < PENDING_RECEIVES_MAX
             && let Some(len) = self.lens.pop_front()
         {
-            self.pending.push_back(runtime.start_receive(buffers.take(len), self.from, self.tag)?);
+            self.pending.push_back(runtime.start_receive(buffers.take_buffer(len), self.from, self.tag)?);
         }
         let next = self.pending.pop_front().expect("the stage expects one message for each of its calls");
         let values = next.wait()?;
@@ -74,7 +74,7 @@ impl StageOutbox {
         values: &ArrayView2<'_, f32>,
         (to, tag): (Rank, u32),
     ) -> Result<(), Error> {
-        let mut buffer = buffers.take(values.len());
+        let mut buffer = buffers.take_buffer(values.len());
         buffer.iter_mut().zip(values).for_each(|(to, &from)| *to = from);
         self.0.push(runtime.start_send(buffer, to, tag)?);
         Ok(())

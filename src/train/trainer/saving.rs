@@ -22,7 +22,7 @@ const LAST_CHECKPOINT_WAIT_MAX: Duration = Duration::from_mins(10);
 /// takes precedence over an earlier variant.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LastCheckpointAction {
-    /// End the run, because there is no write to wait for.
+    /// End the run: the write has ended, or the ranks have waited long enough.
     End,
     /// Wait for the write.
     Wait,

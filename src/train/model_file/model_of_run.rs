@@ -1,4 +1,4 @@
-//! Creates the description that a model file holds from a training run, and checks before training that it fits.
+//! Creates the saved model of a training run. Checks before training that a model file can hold the model.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -149,8 +149,8 @@ fn check_description(description: &ModelDescription, bytes_max: u64) -> Result<u
     ))
 }
 
-/// Returns the maximum size in bytes of the header of a model file with this description. The header holds the description
-/// as a JSON string.
+/// Returns the maximum size in bytes of the header of a model file with this description. The header holds the
+/// description as a JSON string.
 fn header_bytes(description: &ModelDescription) -> u64 {
     let to_json = |text: String| serde_json::to_string(&text).map_or(u64::MAX, |text| text.len() as u64);
     let bytes = serde_json::to_string(description).map_or(u64::MAX, to_json);

@@ -167,7 +167,7 @@ impl Strategy for TensorParallel {
         Ok(total)
     }
 
-    fn after_gradient(
+    fn take_step(
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,
