@@ -155,7 +155,8 @@ impl StrategySpec {
 }
 
 const NAMES_HINT: &str = "it is not one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, diloco:STEPS, \
-                     ps-sync, ps-async, ps-async:STALENESS, gossip, gossip:STEPS, tensor, pipeline:STAGES, hybrid:PIPELINESxSTAGES";
+                     ps-sync, ps-async, ps-async:STALENESS, gossip, gossip:STEPS, tensor, pipeline:STAGES, \
+                     hybrid:PIPELINESxSTAGES";
 
 impl FromStr for StrategySpec {
     type Err = String;
