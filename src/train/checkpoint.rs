@@ -91,7 +91,11 @@ fn f32s_from_le_bytes(bytes: &[u8]) -> Vec<f32> {
 }
 
 /// Returns the bytes of a checkpoint.
-fn serialize(network: &Network, identity: &RunIdentity, state: &TrainingState) -> io::Result<Vec<u8>> {
+fn serialize_checkpoint(
+    network: &Network,
+    identity: &RunIdentity,
+    state: &TrainingState,
+) -> io::Result<Vec<u8>> {
     let mut tensors = Vec::new();
     for ParameterTensor { name, shape, range, .. } in network.parameter_tensors() {
         tensors.push(CheckpointTensor { name, shape, bytes: f32s_to_le_bytes(&state.parameters[range]) });

@@ -440,7 +440,8 @@ impl<'a> Trainer<'a> {
         several.then(|| ReplicaHash::new(self.state.position.epoch, place, &self.state.parameters))
     }
 
-    /// Returns 1 if this rank has received a stop signal, and otherwise 0, so that a sum counts the stopping ranks.
+    /// Returns 1 if this rank has received a stop signal, and 0 if not. The sum over all ranks is the number of ranks that
+    /// have received a stop signal.
     fn stop_flag(&self) -> f64 {
         f64::from(u8::from(self.stop.load(Ordering::Relaxed)))
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::files::CheckpointFiles;
 use super::schedule::SaveSchedule;
-use super::{CheckpointError, CheckpointSettings, RunIdentity, TrainingState, serialize};
+use super::{CheckpointError, CheckpointSettings, RunIdentity, TrainingState, serialize_checkpoint};
 use crate::train::model::Network;
 
 /// A run that ends with an error waits at most this long for the checkpoint that is being written.
@@ -77,7 +77,7 @@ impl WriteContext {
     ) -> Result<(), CheckpointError> {
         let path = self.files.latest_path();
         let fail = |error| CheckpointError::io("write", &path, error);
-        let bytes = serialize(&self.network, &self.identity, state).map_err(fail)?;
+        let bytes = serialize_checkpoint(&self.network, &self.identity, state).map_err(fail)?;
         self.files.replace_latest(&bytes, state.position.steps_total, latest_steps, is_best).map_err(fail)
     }
 }

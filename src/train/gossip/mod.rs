@@ -47,8 +47,8 @@ use crate::types::{Rank, WorldSize};
 /// After a failure, the coordinator waits at most this long until the other ranks have received the error.
 const TIMEOUT_AFTER_FAILURE_MAX: Duration = Duration::from_secs(5);
 
-/// A rank that becomes the coordinator waits at least this long until the other ranks know that the old coordinator is lost,
-/// even if `--timeout` is shorter.
+/// A new coordinator waits until the other ranks also know that the old coordinator is lost. It waits at most for
+/// `--timeout`, or for this time if `--timeout` is shorter.
 const TAKEOVER_TIMEOUT_MIN: Duration = Duration::from_secs(5);
 
 /// The inputs of a run, its connections and its state.
@@ -74,12 +74,12 @@ impl GossipContext<'_> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Returns how long a rank that becomes the coordinator waits until the other ranks know that the old coordinator is lost.
+    /// Returns how long a new coordinator waits at most until the other ranks also know that the old coordinator is lost.
     fn takeover_timeout(&self) -> Duration {
         self.timeout.max(TAKEOVER_TIMEOUT_MIN)
     }
 
-    /// Returns how long the coordinator waits for the other ranks to end, after a run with this result.
+    /// Returns how long the coordinator waits at most for the other ranks to end. The time is shorter if the run failed.
     fn timeout_after_run<T, E>(&self, result: &Result<T, E>) -> Duration {
         if result.is_ok() { self.timeout } else { self.timeout.min(TIMEOUT_AFTER_FAILURE_MAX) }
     }

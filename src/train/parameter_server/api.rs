@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::client::ServerClient;
 use super::error::ParameterServerError;
-use super::links::{Links, PairLink, ShardLayout, connect};
+use super::links::{Links, PairLink, ShardLayout, connect_clients_to_servers};
 use super::message::StrategyNote;
 use super::server::{LinkOutcome, RequestHandler, ShardServer, UpdateMode};
 use super::shard::{PushOutcome, Shard, StalenessRule};
@@ -148,7 +148,7 @@ impl ParameterServer {
         let layout = ShardLayout::new(group.size(), options.servers, parameters.len(), None)?;
         let mut initial = parameters.to_vec();
         group.broadcast(&mut initial, Rank::ZERO)?;
-        let links = connect(group, &layout)?;
+        let links = connect_clients_to_servers(group, &layout)?;
         let mut this = Self { len: parameters.len(), server: None, client: None, layout };
         if this.layout.is_server(group.rank()) {
             this.server = Some(this.run_server(group.rank(), &initial, options, links)?);

@@ -120,7 +120,10 @@ pub(crate) struct Links {
 }
 
 /// Connects servers and clients. All ranks of `group` must call this function with the same layout.
-pub(crate) fn connect(group: &mut Group, layout: &ShardLayout) -> Result<Links, ParameterServerError> {
+pub(crate) fn connect_clients_to_servers(
+    group: &mut Group,
+    layout: &ShardLayout,
+) -> Result<Links, ParameterServerError> {
     let own = group.rank();
     let mut links = Links { clients: Vec::new(), servers: Vec::new() };
     for server in layout.servers() {

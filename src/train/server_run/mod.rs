@@ -28,7 +28,7 @@ use super::config::Config;
 use super::optimizer::Optimizer;
 use super::parameter_server::{
     LinkOutcome, Links, ParameterServerError, RefusalReason, RequestHandler, ServerClient, Shard,
-    ShardLayout, ShardServer, StalenessRule, UpdateMode, connect,
+    ShardLayout, ShardServer, StalenessRule, UpdateMode, connect_clients_to_servers,
 };
 use super::partition::overlap;
 use super::progress::Observer;
@@ -108,7 +108,7 @@ pub(super) fn train_with_servers(
         started,
         layout,
     };
-    let links = connect(group, &context.layout)?;
+    let links = connect_clients_to_servers(group, &context.layout)?;
     let rank = group.rank();
     if rank == Rank::ZERO {
         first_server::run_first_server(&context, links, state, observer)

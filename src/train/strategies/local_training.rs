@@ -93,7 +93,11 @@ impl<A: AveragingRule> LocalTraining<A> {
     }
 
     /// Averages the parameters and starts a new round. Does nothing if no rank took a step in this round.
-    fn average(&mut self, runtime: &mut dyn Runtime, replica: &mut Replica<'_>) -> Result<(), Error> {
+    fn average_parameters(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        replica: &mut Replica<'_>,
+    ) -> Result<(), Error> {
         let counts = std::mem::take(&mut self.round);
         let is_alone = runtime.rank_and_size().1 == WorldSize::ONE;
         if counts.all_ranks == 0 || is_alone && !self.averaging.changes_single_rank() {
@@ -152,7 +156,7 @@ impl<A: AveragingRule> Strategy for LocalTraining<A> {
         is_stopping: bool,
     ) -> Result<bool, Error> {
         if self.averaging.is_due_after_step(steps) {
-            self.average(runtime, replica)?;
+            self.average_parameters(runtime, replica)?;
         }
         self.stop.after_step(runtime, is_stopping)
     }
@@ -179,7 +183,7 @@ impl<A: AveragingRule> Strategy for LocalTraining<A> {
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,
     ) -> Result<(), Error> {
-        self.average(runtime, replica)?;
+        self.average_parameters(runtime, replica)?;
         let counts = std::mem::take(&mut self.since_agreement);
         if counts.all_ranks == 0 || runtime.rank_and_size().1 == WorldSize::ONE {
             return Ok(());

@@ -93,7 +93,7 @@ impl StrategySpec {
     }
 
     /// Returns the strategy that a checkpoint records. `tensor`, `pipeline` and `hybrid` take the same steps as
-    /// `allreduce`, so a run can resume with any of these four.
+    /// `allreduce`, so a run can resume with any of these four strategies.
     pub(crate) fn strategy_in_checkpoint(self) -> Self {
         if self.divides_model() { Self::AllReduce } else { self }
     }
