@@ -158,12 +158,14 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Returns the file descriptors of the listening socket, of all connections whose handshake is in progress, and of the
-    /// connections on which the reply to a late rank has been sent.
+    /// Returns the file descriptors of the listening socket, of all connections whose handshake is in progress, of the
+    /// accepted connections that wait for the owner, and of the connections on which the reply to a late rank has been
+    /// sent.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let pending = self.pending.values().map(|pending| pending.stream.as_raw_fd());
+        let accepted = self.accepted.iter().map(|accepted| accepted.stream.as_raw_fd());
         let replied = self.replied.iter().map(AsRawFd::as_raw_fd);
-        std::iter::once(self.socket.as_raw_fd()).chain(pending).chain(replied).collect()
+        std::iter::once(self.socket.as_raw_fd()).chain(pending).chain(accepted).chain(replied).collect()
     }
 
     /// Creates a listener from a listening socket.

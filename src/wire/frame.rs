@@ -250,7 +250,7 @@ pub(crate) mod tests {
 
     fn headers() -> impl Strategy<Value = FrameHeader> {
         (
-            (1..=6u8, any::<u32>(), any::<u64>()),
+            (1..=7u8, any::<u32>(), any::<u64>()),
             contracts(),
             (any::<u32>(), any::<u64>(), any::<bool>()),
             0..=CONTROL_BYTES_MAX as u32,

@@ -167,16 +167,18 @@ impl SparePages {
                 unused.push(range);
                 continue;
             }
-            let moved = self.move_pages(start, &overlap);
             unused.extend(
                 [range.start..overlap.start, overlap.end..range.end]
                     .into_iter()
                     .filter(|rest| !rest.is_empty()),
             );
-            if moved.is_err() {
-                unused.push(overlap);
-            }
-            result = result.and(moved);
+            result = result.and(match self.move_pages(start, &overlap) {
+                Ok(()) => copy_pages(start, &overlap),
+                Err(error) => {
+                    unused.push(overlap);
+                    Err(error)
+                }
+            });
         }
         self.unused = unused;
         result
@@ -188,9 +190,15 @@ impl SparePages {
         // SAFETY: this value owns the old pages, and no reference points to them. The new addresses stay mapped, with the
         // same content.
         unsafe { mremap_fixed(old, pages.len(), pages.len(), MremapFlags::MAYMOVE, new)? };
-        // SAFETY: the call copies the pages, and does not change their content.
-        unsafe { madvise(new, pages.len(), Advice::LinuxPopulateWrite).map_err(io::Error::from) }
+        Ok(())
     }
+}
+
+/// Makes the kernel copy the private pages at the offsets `pages` now, and not at the next write.
+fn copy_pages(start: usize, pages: &Range<usize>) -> io::Result<()> {
+    let first = ptr::with_exposed_provenance_mut(start + pages.start);
+    // SAFETY: the call copies the pages, and does not change their content.
+    unsafe { madvise(first, pages.len(), Advice::LinuxPopulateWrite).map_err(io::Error::from) }
 }
 
 impl Drop for SparePages {

@@ -3,6 +3,7 @@
 //! connection has a separate handshake. If an extra connection cannot be opened, the link works without this
 //! connection.
 
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::time::Duration;
 
 use mio::Token;
@@ -28,6 +29,11 @@ impl ExtraConnectionDial {
     /// the connection.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.dial.deadline
+    }
+
+    /// Returns the file descriptor of the connection.
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.dial.stream.as_raw_fd()
     }
 }
 

@@ -197,7 +197,7 @@ impl TcpTransport {
             }
             // This rank made no call to the library for a long time, so the peer has closed the connection.
             DialProgress::Closed(_)
-                if now >= dial.began + HANDSHAKE_TIMEOUT && !opening.has_peer_connection() =>
+                if now >= dial.began + HANDSHAKE_TIMEOUT && opening.peer_connection().is_none() =>
             {
                 self.dial_again(now, peer);
             }

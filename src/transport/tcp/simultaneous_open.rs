@@ -48,9 +48,9 @@ impl<D, A> SimultaneousOpen<D, A> {
         Self { ours, theirs: None, ours_wins: own < peer }
     }
 
-    /// Returns whether a connection of the peer waits for this rank's verdict.
-    pub(super) fn has_peer_connection(&self) -> bool {
-        self.theirs.is_some()
+    /// Returns the connection of the peer that waits for this rank's verdict, if there is one.
+    pub(super) fn peer_connection(&self) -> Option<&A> {
+        self.theirs.as_ref()
     }
 
     /// Handles a connection that the peer has opened, after the peer has sent its proof. If the peer opened another
@@ -263,7 +263,7 @@ mod tests {
         fn dial_again(&mut self, side: usize, closed: usize) {
             self.connections[closed].is_closed[side] = true;
             let SideState::Opening(opening) = &self.sides[side] else { panic!("{self:?}") };
-            if opening.has_peer_connection() {
+            if opening.peer_connection().is_some() {
                 return self.resolve(side, SimultaneousOpen::handle_failed_dial);
             }
             let again = self.dial(side);

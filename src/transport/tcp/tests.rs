@@ -276,9 +276,11 @@ fn the_connection_of_the_higher_rank_is_used_if_the_lower_rank_fails() {
         let LinkState::Opening(opening) = &ranks[0].transport.links[&Rank::new(1)].state else {
             return false;
         };
-        opening.has_peer_connection()
+        opening.peer_connection().is_some()
     };
     handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, peers_connection_waits);
+    // Regression test: a forked child kept the connections of a link that was being opened, because they were not listed.
+    assert_eq!(ranks[0].transport.descriptors().len(), 3, "the listener and both connections");
     drop(elsewhere.accept().unwrap());
     handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, is_link_open);
     assert_linked(&mut ranks, Duration::ZERO);
