@@ -76,13 +76,18 @@ pub(super) struct MissedDeadline<'a> {
 impl fmt::Display for MissedDeadline<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "an operation did not end within {} ms: ", self.timeout_ms)?;
-        let mut faulty = self.links.iter().filter(|link| !link.is_acknowledged).peekable();
-        if faulty.peek().is_none() {
+        let faulty: Vec<_> = self.links.iter().filter(|link| !link.is_acknowledged).collect();
+        if faulty.is_empty() {
             self.write_culprits(f)?;
         }
-        for (index, link) in faulty.enumerate() {
+        for (index, link) in faulty.iter().enumerate() {
             self.write_faulty_link(f, link, index == 0)?;
         }
+        // The beginning of the text has named the hosts of the culprits or of the peers with a faulty link.
+        let is_host_named = |peer: Rank| match &faulty[..] {
+            [] => !self.is_waiting(peer),
+            links => links.iter().any(|link| link.peer == peer),
+        };
         for WaitingRank { rank, group, sequence, asked, site, awaited } in self.waiting {
             write!(
                 f,
@@ -91,8 +96,7 @@ impl fmt::Display for MissedDeadline<'_> {
             )?;
             for (index, (peer, host)) in awaited.iter().enumerate() {
                 write!(f, "{} {peer}", if index == 0 { ", for rank" } else { " and" })?;
-                // If no link is faulty, the beginning of the text has named the hosts of the ranks that do not wait.
-                if self.waiting.iter().any(|waiting| waiting.rank == *peer) {
+                if !is_host_named(*peer) {
                     write!(f, " on {host}")?;
                 }
                 if let Some(link) = self.links.iter().find(|link| (link.rank, link.peer) == (*rank, *peer)) {
@@ -107,9 +111,9 @@ impl fmt::Display for MissedDeadline<'_> {
 impl MissedDeadline<'_> {
     /// Writes the culprits: the ranks that do not wait for any rank, but for which other ranks wait.
     fn write_culprits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let waits = |rank: Rank| self.waiting.iter().any(|waiting| waiting.rank == rank);
         let awaited = self.waiting.iter().flat_map(|waiting| &waiting.awaited);
-        let mut culprits: Vec<&(Rank, String)> = awaited.filter(|(rank, _)| !waits(*rank)).collect();
+        let mut culprits: Vec<&(Rank, String)> =
+            awaited.filter(|(rank, _)| !self.is_waiting(*rank)).collect();
         culprits.sort();
         culprits.dedup();
         for (index, (rank, host)) in culprits.iter().enumerate() {
@@ -121,6 +125,11 @@ impl MissedDeadline<'_> {
         } else {
             ", where the program hangs, is stopped, is slow (then raise --timeout) or did not call the operation, or the network to this rank loses data (then check addresses, MTU and firewall)"
         })
+    }
+
+    /// Returns whether `rank` waits for other ranks.
+    fn is_waiting(&self, rank: Rank) -> bool {
+        self.waiting.iter().any(|waiting| waiting.rank == rank)
     }
 
     fn write_faulty_link(
