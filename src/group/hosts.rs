@@ -88,8 +88,8 @@ impl Group {
                 .host_executors
                 .as_ref()
                 .map(|[(shm_executor, _), _]| slot_bytes(shm_executor) / size_of::<T>());
-            // The reduction is finished between the hosts.
-            let partial = kernels.as_ref().map(Kernels::for_partial_result);
+            // For an average, the reduction between the hosts divides the sums, not the reduction on each host.
+            let partial = kernels.as_ref().map(Kernels::without_division);
             let (world, rank) = layout.local_world_and_rank();
             let shm_request = |work, kernels| {
                 let plan = RoundPlan::new(world, rank, slot?, 0, work);

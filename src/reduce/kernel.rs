@@ -78,10 +78,10 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Returns kernels that treat the last contribution like all other contributions, so that an average is not divided.
-    /// Use these kernels for a partial result.
+    /// Returns the same kernels, but `reduce_last` does not divide. If an average is computed in several reductions,
+    /// only the last reduction divides the sum.
     #[must_use]
-    pub fn for_partial_result(&self) -> Self {
+    pub fn without_division(&self) -> Self {
         Self { reduce: self.reduce.clone(), reduce_last: self.reduce.clone() }
     }
 

@@ -1,5 +1,5 @@
-//! Schedules in which ranks exchange whole buffers with one partner after another. In the comments, n is the number
-//! of ranks and S the size of the buffer in bytes.
+//! An all-reduce in which each rank exchanges its whole buffer with one partner after another. In the comments, n is
+//! the number of ranks and S the size of the buffer in bytes.
 
 use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
@@ -9,11 +9,11 @@ use crate::types::{Rank, WorldSize};
 /// In the step of distance d = 1, 2, 4, .. rank r exchanges its whole buffer with rank r XOR d. After this step, both
 /// ranks have the reduction of the contributions of 2d ranks. The algorithm is recursive doubling, as in Thakur,
 /// Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", International Journal of
-/// High Performance Computing Applications 19 (2005). Partners reduce the same two values in opposite orders. Every
-/// built-in reduction gives the same bits in both orders, so the result has the same bits on all ranks.
+/// High Performance Computing Applications 19 (2005). The two ranks of a pair reduce the same two values in opposite
+/// orders. Every built-in reduction gives the same bits in both orders, so the result has the same bits on all ranks.
 ///
-/// A step sends the whole buffer and receives into the whole buffer. A rank stores arriving data until it has sent
-/// its buffer and applied the data of the previous step, so the algorithm is only for short messages.
+/// A step sends the whole buffer and receives into the whole buffer. A rank must store arriving data until the rank
+/// has sent its buffer and applied the data of the previous step. The algorithm is therefore only for short messages.
 ///
 /// # Panics
 ///

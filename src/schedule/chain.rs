@@ -2,8 +2,8 @@
 //! elements into the buffer or copies the buffer. The comments of `schedule/mod.rs` define n, S, B and s.
 //!
 //! A rank forwards each segment as soon as the rank has applied the segment. A chain of n-1 hops therefore takes
-//! S/B + (n-2)s/B seconds, and not (n-1)S/B. This is the pipeline of Watts and van de Geijn, "A pipelined broadcast for
-//! multidimensional meshes", Parallel Processing Letters 5 (1995), with a reduction at each hop.
+//! S/B + (n-2)s/B seconds, and not (n-1)S/B seconds. The method is the pipeline of Watts and van de Geijn, "A pipelined
+//! broadcast for multidimensional meshes", Parallel Processing Letters 5 (1995). Here each hop can also reduce.
 
 use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
@@ -25,8 +25,8 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedul
 /// Computes an inclusive prefix: rank r gets the reduction of ranks 0 to r in rank order. There are n-1 hops. Each
 /// rank but the last sends S bytes. The operation takes S/B + (n-2)s/B seconds.
 ///
-/// An alternative (Hillis and Steele, "Data parallel algorithms", Communications of the ACM 29, 1986) has only
-/// ceil(log2 n) rounds, but most ranks send S bytes in each round.
+/// The algorithm of Hillis and Steele ("Data parallel algorithms", Communications of the ACM 29, 1986) would need only
+/// ceil(log2 n) rounds, but most ranks would send S bytes in each round.
 pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (previous, next) = previous_and_next_in_chain(world, rank);
     let mut schedule = Schedule::default();
@@ -42,8 +42,8 @@ pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 /// inclusive prefix. The second half is for the result, which is unspecified on rank 0.
 ///
 /// Each rank sends its inclusive prefix twice. The next rank reduces the first message into the first half of its
-/// buffer, and copies the second message into the second half. One message would not be enough, because a rank can
-/// apply a message to only one range of the buffer. The next rank can send as soon as it has the first message.
+/// buffer, and copies the second message into the second half. Two messages are necessary, because a rank can apply a
+/// message to only one range of the buffer. The next rank can send as soon as it has applied the first message.
 pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (previous, next) = previous_and_next_in_chain(world, rank);
     if previous.is_none() && next.is_none() {
@@ -58,16 +58,16 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     Schedule { steps: vec![step(prefix.clone(), Action::Reduce), step(result, Action::Copy)] }
 }
 
-/// Reduces to `root` in rank order, for a function that is associative but does not commute. There are n-1 hops if
-/// the last rank is the root, otherwise n hops. Each rank but the last sends S bytes. If the last rank is not the
-/// root, the last rank also sends S bytes. The operation takes at most S/B + (n-1)s/B seconds.
+/// Reduces to `root` in rank order, for a function that is associative but does not commute. If the last rank is the
+/// root, there are n-1 hops, and each rank but the last sends S bytes. If another rank is the root, there are n hops,
+/// and each rank sends S bytes. The operation takes at most S/B + (n-1)s/B seconds.
 ///
 /// The buffers of the other ranks contain partial results.
 pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let (mut schedule, last) = (scan(world, rank, count), last_rank(world));
     if root != last {
-        // The result depends on the root's own data, so the root has sent these data before the result overwrites
-        // them.
+        // The result overwrites the root's own data. The root has already sent these data, because the result
+        // depends on them.
         let previous = (rank == root).then_some(last);
         let next = (rank == last).then_some(root);
         schedule.push_chain_step(previous, next, 0..count, Action::Copy);

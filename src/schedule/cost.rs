@@ -1,8 +1,9 @@
 //! A cost model of the algorithms, and the choice of the cheapest algorithm for an operation.
 //!
-//! The model is that of Hockney ("The communication challenge for MPP", Parallel Computing 20, 1994): a latency for
-//! each message and a time for each byte. Further messages of the same step cost only the overhead of `LogP` (Culler
-//! et al., 4th ACM Symposium on Principles and Practice of Parallel Programming, 1993).
+//! The model is that of Hockney ("The communication challenge for MPP", Parallel Computing 20, 1994): a message costs
+//! a latency, and a time for each byte. If a rank sends several messages in one step, only the first message costs the
+//! latency. Each further message costs only the overhead, as in the `LogP` model (Culler et al., 4th ACM Symposium on
+//! Principles and Practice of Parallel Programming, 1993).
 
 use super::double_tree;
 use crate::types::{Algorithm, Operation, WorldSize};
@@ -23,26 +24,27 @@ pub const REQUESTABLE_ALGORITHMS: [Algorithm; 8] = [
 /// chain. A chain has n-1 hops, but each link transfers each byte only once, and no rank stores data that arrives
 /// early.
 const TREE_BYTES_MAX: u64 = 64 << 10;
-/// The largest size in bytes of a rank's part of a buffer in the direct algorithm. A rank may have to store a part
-/// from each peer before it can reduce them.
+/// The largest size in bytes of a rank's part of a buffer in the direct algorithm. Before a rank can reduce, it may
+/// have to store a part from each peer.
 const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
-/// The largest buffer, in bytes, that every rank reduces completely in shared memory. If each rank reduces only a
-/// part, the operation needs one more round, to exchange the reduced parts.
+/// The largest buffer, in bytes, for which every rank reduces all elements in shared memory. If each rank reduced only
+/// a part of the elements, the operation would need a second round to exchange the reduced parts.
 const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
-/// The largest workspace, in bytes, of an all-reduce in which every rank gets the buffers of all other ranks.
+/// The largest size in bytes of a workspace: the memory in which a rank stores the buffers of all ranks, in an
+/// all-reduce in which every rank gets these buffers.
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
-/// The time in nanoseconds for each byte of the workspace of an all-reduce: to allocate, fill and reduce the byte.
+/// The time in nanoseconds to allocate, fill and reduce one byte of a workspace.
 const WORKSPACE_NS_PER_BYTE: f64 = 0.1;
-/// The largest buffer, in bytes, for which the butterfly is used. A receiver may have to store a whole buffer.
+/// The largest buffer, in bytes, for which the butterfly can run. A receiver may have to store a whole buffer.
 const BUTTERFLY_BYTES_MAX: u64 = 256 << 10;
 /// The size of the smallest world in which no two ranks are neighbours in both trees of a double tree.
-const DOUBLE_TREE_WORLD_MIN: u32 = 4;
-/// If a rank sends many successive messages to a few peers, the model limits the overhead of each message to this
-/// fraction of the latency. The measured overhead can be larger, because the measurement sends to all peers at once,
-/// and these messages delay each other.
+const DOUBLE_TREE_WORLD_SIZE_MIN: u32 = 4;
+/// The largest overhead of a message in a double tree, as a fraction of the latency. A rank of a double tree sends
+/// many successive messages to a few peers. The measured overhead can be larger, because the measurement sends to all
+/// peers at once, and these messages delay each other.
 const OVERHEAD_PER_LATENCY_MAX: f64 = 0.25;
 /// The size of the largest world in which the automatic choice of an algorithm may open links between all ranks.
-const DIRECT_WORLD_MAX: u32 = 32;
+const ALL_LINKS_WORLD_SIZE_MAX: u32 = 32;
 
 /// The cost of messages over a link, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -111,8 +113,8 @@ pub fn cheapest_in_shared_memory(bytes: u64) -> Algorithm {
 
 /// Returns the cheapest algorithm between hosts for one slice of `bytes` bytes, with the cost of
 /// [`LinkCost::default`]. Does not use measured costs, because the ranks measure mostly links within hosts, and
-/// because the result must not depend on measurements. Does not choose `OneShot` or `Doubling`, which need a
-/// workspace for the slices of all ranks.
+/// because the result must not depend on measurements. For an all-reduce, does not choose `OneShot` or `Doubling`,
+/// because these algorithms need memory for the slices of all ranks.
 pub fn cheapest_between_hosts(operation: Operation, hosts: WorldSize, bytes: u64) -> Algorithm {
     let network = LinkCost::default();
     match operation {
@@ -141,8 +143,8 @@ impl LinkCost {
         best.1
     }
 
-    /// Returns the estimated time of an operation in nanoseconds. Returns infinity for an algorithm that runs only if
-    /// the user asks for it.
+    /// Returns the estimated time of an operation in nanoseconds. Returns infinity if the algorithm cannot run, or
+    /// runs only if the user requests it.
     fn estimated_ns(&self, operation: Operation, algorithm: Algorithm, world: WorldSize, bytes: u64) -> f64 {
         let n = f64::from(world.get());
         let rounds = f64::from(world.get().next_power_of_two().trailing_zeros());
@@ -151,28 +153,28 @@ impl LinkCost {
         let parts = (n - 1.0) / n * whole_buffer;
         let workspace = bytes.saturating_mul(u64::from(world.get()));
         let gathered = (n - 1.0) * whole_buffer + workspace as f64 * WORKSPACE_NS_PER_BYTE;
-        let is_small_world = world.get() <= DIRECT_WORLD_MAX;
-        let is_storable = bytes.div_ceil(u64::from(world.get())) <= DIRECT_PART_BYTES_MAX;
-        let (is_sensible, time) = match (operation, algorithm) {
+        let is_small_world = world.get() <= ALL_LINKS_WORLD_SIZE_MAX;
+        let are_parts_storable = bytes.div_ceil(u64::from(world.get())) <= DIRECT_PART_BYTES_MAX;
+        let (may_be_chosen, time) = match (operation, algorithm) {
             (_, Algorithm::OneShot) => {
                 (is_small_world && workspace <= WORKSPACE_BYTES_MAX, direct_step + gathered)
             }
             (_, Algorithm::Doubling) => (workspace <= WORKSPACE_BYTES_MAX, rounds * self.latency + gathered),
-            // With two ranks, the one-shot algorithm sends the same messages as the butterfly, and it also reduces in
-            // rank order.
+            // With two ranks, the one-shot algorithm is better than the butterfly: it sends the same messages, and
+            // reduces in rank order.
             (_, Algorithm::Butterfly) => (world.get() > 2, rounds * (self.latency + whole_buffer)),
             (Operation::AllReduce, Algorithm::Direct) => {
-                (is_small_world && is_storable, 2.0 * (direct_step + parts))
+                (is_small_world && are_parts_storable, 2.0 * (direct_step + parts))
             }
             (Operation::AllReduce, Algorithm::DoubleTree) => {
-                (world.get() >= DOUBLE_TREE_WORLD_MIN, 2.0 * self.double_tree_ns(world, bytes))
+                (world.get() >= DOUBLE_TREE_WORLD_SIZE_MIN, 2.0 * self.double_tree_ns(world, bytes))
             }
-            // For a broadcast or reduce, a chain is better than a double tree: successive operations keep all links
-            // of the chain busy at once.
+            // For a broadcast or reduce, a chain is better than a double tree, because successive operations use all
+            // links of the chain at once.
             (_, Algorithm::DoubleTree) => (false, f64::INFINITY),
             (Operation::AllReduce, _) => (true, 2.0 * ((n - 1.0) * self.latency + parts)),
             (Operation::ReduceScatter | Operation::AllGather, Algorithm::Direct) => {
-                (is_small_world && is_storable, direct_step + parts)
+                (is_small_world && are_parts_storable, direct_step + parts)
             }
             (Operation::ReduceScatter | Operation::AllGather, _) => (true, (n - 1.0) * self.latency + parts),
             (_, Algorithm::Tree) => (bytes <= TREE_BYTES_MAX, rounds * (self.latency + whole_buffer)),
@@ -180,10 +182,11 @@ impl LinkCost {
             // if the buffer is too long for a tree (`TREE_BYTES_MAX`).
             (_, _) => (true, f64::MAX),
         };
-        if is_sensible && can_run(algorithm, world, bytes) { time } else { f64::INFINITY }
+        if may_be_chosen && can_run(algorithm, world, bytes) { time } else { f64::INFINITY }
     }
 
-    /// Returns the estimated time of a double tree in one direction, in nanoseconds. The estimate is the sum of:
+    /// Returns the estimated time in nanoseconds of a double tree in one direction: a reduction or a broadcast. The
+    /// estimate is the sum of these times:
     /// - at each hop, the transfer of two blocks (one from each child), the latency of a block, and the latency of
     ///   the message with which the parent asks for the second child's block;
     /// - the overhead of a rank's messages;
@@ -236,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn short_slices_between_hosts_use_few_steps_and_long_slices_the_ring() {
+    fn short_slices_between_hosts_use_few_steps_and_long_slices_use_the_ring() {
         let cases = [
             (2, 64, Algorithm::Butterfly),
             (2, 1 << 20, Algorithm::Ring),

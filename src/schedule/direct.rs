@@ -1,5 +1,5 @@
-//! Schedules in which ranks send every chunk directly to its owner, and the owner sends its chunk directly to all
-//! ranks. The comments of `schedule/mod.rs` define n, S, B and s.
+//! Schedules in which each rank sends data directly to the rank that needs the data. The comments of `schedule/mod.rs`
+//! define n and S.
 //!
 //! In a direct reduce-scatter or all-gather, a rank sends its n-1 messages at once, so these messages take the time
 //! of one step. In the ring algorithm, a rank sends its n-1 messages one after another, in n-1 steps. A direct
@@ -13,12 +13,12 @@ use super::partition::Partition;
 use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Creates a reduce-scatter: each rank sends every other rank the contribution to that rank's part, and reduces n-1
+/// Creates a reduce-scatter: each rank sends its contribution to each part to the owner of the part, and reduces n-1
 /// contributions into its own part. Each rank sends S bytes minus its own part, in n-1 messages.
 ///
-/// A rank always reduces the contributions in the same order, starting with that of the previous rank, so that the
-/// same data give the same bits. To keep the order, each receive waits for the receive before it, and the rank stores
-/// parts that arrive early.
+/// A rank always reduces the contributions in the same order, so that the same data give the same bits. The rank
+/// begins with the contribution of the previous rank. To keep the order, each receive waits for the receive of the
+/// previous step, and the rank stores contributions that arrive early.
 ///
 /// # Panics
 ///
@@ -57,8 +57,8 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
 /// Creates a two-shot all-reduce: a reduce-scatter, then an all-gather. Each rank sends 2(n-1)/n S bytes in 2(n-1)
 /// messages.
 ///
-/// The owner of a chunk reduces the chunk and the other ranks copy the result, so the result has the same bits on all
-/// ranks.
+/// Each rank owns one chunk of the buffer. The owner reduces the chunk and the other ranks copy the result, so the
+/// result has the same bits on all ranks.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let partition = Partition::even(count, world);
     let mut schedule = reduce_scatter(world, rank, &partition);
@@ -66,8 +66,8 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     schedule
 }
 
-/// Adds the steps of an all-gather. If the schedule already has the steps of a reduce-scatter, the sends wait for the
-/// last receive of the reduce-scatter.
+/// Adds the steps of an all-gather. If the schedule already has the steps of a reduce-scatter, the sends of the
+/// all-gather wait for the last receive of the reduce-scatter.
 fn push_all_gather(schedule: &mut Schedule, world: WorldSize, rank: Rank, partition: &Partition) {
     let after = schedule.steps.len().checked_sub(1).map(AfterStep);
     for distance in 1..world.get() {

@@ -1,15 +1,15 @@
 //! The dissemination barrier.
 //!
-//! Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", International Journal of Parallel
-//! Programming 17 (1988).
+//! The algorithm is from Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", International
+//! Journal of Parallel Programming 17 (1988).
 
 use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Synchronises n ranks in ceil(log2 n) rounds. In round k, counted from 0, rank r sends an empty message to rank r +
-/// 2^k and waits for the message of rank r - 2^k (modulo n). After the last round, messages of all ranks have reached
-/// each rank, directly or through other ranks, which shows that all ranks have entered the barrier. Each round
-/// depends on the previous round: a rank sends its message only after it has received the previous round's message.
+/// 2^k and waits for the message of rank r - 2^k (modulo n). A rank sends a message only after it has received the
+/// message of the previous round. After the last round, each rank has therefore heard from all ranks, directly or
+/// through other ranks, and knows that all ranks have entered the barrier.
 pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
     let mut steps = Vec::new();
     let mut distance = 1;

@@ -1,19 +1,20 @@
 //! Two binary trees over all ranks. Each tree transfers one half of the buffer, block by block. The comments of
 //! `schedule/mod.rs` define n, S, B and s.
 //!
-//! The inner ranks of one tree are leaves of the other tree. In a single tree the leaves are idle half of the time.
-//! With two trees each rank uses the full bandwidth of its link in both directions, and the number of hops is that of
-//! a single tree. The method is from Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast,
-//! reduction and scan", Parallel Computing 35 (2009). NCCL has used a double tree since version 2.4.
+//! The inner ranks of one tree are leaves of the other tree. In a single tree, a leaf only sends in a reduction, and
+//! only receives in a broadcast. With two trees, each rank sends and receives at the full bandwidth of its link, and a
+//! message needs no more hops than in a single tree. The method is from Sanders, Speck and Träff, "Two-tree algorithms
+//! for full bandwidth broadcast, reduction and scan", Parallel Computing 35 (2009). NCCL has used a double tree since
+//! version 2.4.
 //!
 //! The double tree works for any number of ranks. At most one rank is a leaf of both trees. With four or more ranks,
 //! no two ranks are neighbours in both trees, so messages of one tree never wait on a link for messages of the other
 //! tree. (If the second tree were a mirrored or shifted copy of the first tree, the two trees could share an edge.)
 //!
-//! The contributions of two children to an element are reduced in a fixed order, so the same data give the same bits.
-//! For each segment, the receive from the second child waits for the receive from the first child. No other receive
-//! waits. The second child may send as much as the receiver can store, and sends the rest block by block when the
-//! receiver reports that it is ready.
+//! A rank reduces the contributions of its two children in a fixed order, so the same data give the same bits. For each
+//! segment, the receive from the second child waits for the receive from the first child. No other receive waits. The
+//! second child first sends only as much as the parent can store. Later the second child sends a block whenever the
+//! parent asks for the block.
 
 use std::ops::Range;
 
@@ -28,8 +29,8 @@ const BLOCK_BYTES_MIN: u64 = 4 << 10;
 /// Returns the size of a block in bytes, for a buffer of `bytes` bytes.
 ///
 /// A longer block takes more time at each hop, but the buffer needs fewer messages. The total time of hops and
-/// messages is shortest if the block grows with the square root of the buffer. A buffer of 1 MiB has blocks of 32
-/// KiB, 16 in each tree.
+/// messages is shortest if the size of a block grows with the square root of the size of the buffer. For example, a
+/// buffer of 1 MiB has blocks of 32 KiB, and each tree transfers 16 of these blocks.
 pub fn block_bytes(bytes: u64) -> u64 {
     (32 * bytes.isqrt()).max(BLOCK_BYTES_MIN).max((bytes / 2).div_ceil(BLOCKS_MAX))
 }
@@ -37,18 +38,18 @@ pub fn block_bytes(bytes: u64) -> u64 {
 /// Creates an all-reduce: each half is reduced up its tree and broadcast down the same tree, in 2 floor(log2 n) hops.
 /// Each rank sends at most 2S bytes.
 ///
-/// The root of a tree computes the result of its half and the other ranks copy the result, so the result has the same
-/// bits on all ranks.
+/// The root of each tree computes the result of one half of the buffer. The other ranks copy this result, so the
+/// result has the same bits on all ranks.
 ///
 /// # Panics
 ///
 /// If `block`, the number of elements in a message, is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
-    let links = Tree::BOTH_TREES.map(|tree| TreeLinks::new(tree, world, rank));
-    // With two or three ranks, two ranks are neighbours in both trees, and the order of the steps decides which
-    // message is sent first on their link. Messages up a tree wait for fewer receives than messages down a tree, so
-    // their steps come first.
+    let links = Tree::BOTH_TREES.map(|tree| TreeNeighbours::new(tree, world, rank));
+    // With two or three ranks, two ranks are neighbours in both trees. The order of the steps is then the order of
+    // the messages on their link. Messages up a tree wait for fewer receives than messages down a tree, so the steps
+    // of the reduction come first.
     let reduced =
         [0, 1].map(|tree| links[tree].push_reduce_to_parent(&mut schedule, half_of_tree(count, tree), block));
     for (tree, reduced) in reduced.into_iter().enumerate() {
@@ -68,7 +69,7 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {
-        let links = TreeLinks::with_root_on_top(root, tree, world, rank);
+        let links = TreeNeighbours::with_root_on_top(root, tree, world, rank);
         links.push_reduce_to_parent(&mut schedule, half_of_tree(count, index), block);
     }
     schedule
@@ -83,7 +84,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usi
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {
-        let links = TreeLinks::with_root_on_top(root, tree, world, rank);
+        let links = TreeNeighbours::with_root_on_top(root, tree, world, rank);
         links.push_broadcast_to_children(&mut schedule, half_of_tree(count, index), block, &[]);
     }
     schedule
@@ -104,13 +105,13 @@ fn split_into_blocks(half: Range<usize>, block: usize) -> impl Iterator<Item = R
 }
 
 /// A rank's neighbours in one tree.
-struct TreeLinks {
+struct TreeNeighbours {
     parent: Option<Rank>,
     /// The children, at most two, in the order in which their contributions are reduced.
     children: Vec<Rank>,
 }
 
-impl TreeLinks {
+impl TreeNeighbours {
     /// Returns the neighbours of `rank` in a tree of all ranks.
     fn new(tree: Tree, world: WorldSize, rank: Rank) -> Self {
         let (parent, children) = tree.parent_and_children(world.as_usize(), rank.index());
@@ -133,15 +134,16 @@ impl TreeLinks {
         Self { parent: Some(parent), children: children.into_iter().map(at).collect() }
     }
 
-    /// For each block, adds the steps that reduce the children's block into the rank's block and send the result to
-    /// the parent. Returns the last reducing step of each block, or `None` if the rank has no children.
+    /// For each block, adds the steps that reduce the blocks of the children into this rank's block and send the
+    /// result to the parent. Returns one entry for each block: the last step that reduces the block, or `None` if the
+    /// rank has no children.
     fn push_reduce_to_parent(
         &self,
         schedule: &mut Schedule,
         half: Range<usize>,
         block: usize,
     ) -> Vec<Option<AfterStep>> {
-        let mut ends = Vec::new();
+        let mut last_steps = Vec::new();
         for range in split_into_blocks(half, block) {
             let mut after = None;
             for (index, &peer) in self.children.iter().enumerate() {
@@ -155,14 +157,14 @@ impl TreeLinks {
                 let send = Some(OutboundElements { peer, range, after });
                 schedule.steps.push(Step { send, receive: None });
             }
-            ends.push(after);
+            last_steps.push(after);
         }
-        ends
+        last_steps
     }
 
-    /// For each block, adds the steps that receive the block from the parent and send it to the children, first to
-    /// the child with the larger subtree. `reduced` is the result of `push_reduce_to_parent`: for each block, the
-    /// step after which a rank without a parent may send this block.
+    /// For each block, adds the steps that receive the block from the parent and send the block to the children,
+    /// first to the child with the larger subtree. `reduced` is the result of `push_reduce_to_parent`: a rank without
+    /// a parent sends a block after the step that `reduced` contains for this block.
     fn push_broadcast_to_children(
         &self,
         schedule: &mut Schedule,
@@ -188,18 +190,18 @@ impl TreeLinks {
 
 /// One of the two trees.
 ///
-/// A place is the position of a rank in the tree, from 0 to n-1. A tree has n/2 inner nodes, and its other places are
-/// leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. The parent of a
-/// leaf is the inner node next to its gap whose child on the side of the gap is not an inner node. If n is even, the
-/// last inner node has one child. All other inner nodes have two children. No path to the top has more than
-/// floor(log2 n) hops.
+/// A place is the position of a rank in the tree, from 0 to n-1. A tree has floor(n/2) inner nodes, and all other nodes
+/// are leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. One of the
+/// inner nodes beside this gap has no inner node as its child on the side of the gap: this inner node is the parent of
+/// the leaf. If n is even, the last inner node has one child. All other inner nodes have two children. No path to the
+/// top has more than floor(log2 n) hops.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
     /// The tree in which leaves and inner nodes alternate, starting with a leaf at place 0.
     First,
-    /// The tree whose inner nodes are the leaves of the first tree. The leaves of the second tree are the inner nodes
-    /// of the first tree, in the same order but rotated: inner node 0 of the first tree is the last leaf of the
-    /// second tree, inner node 1 is leaf 0, inner node 2 is leaf 1, and so on.
+    /// The tree whose inner nodes are leaves of the first tree. The inner nodes of the first tree are leaves of the
+    /// second tree, in the same order but rotated: inner node 0 of the first tree is the last leaf of the second
+    /// tree, inner node 1 is leaf 0, inner node 2 is leaf 1, and so on.
     Second,
 }
 
@@ -267,8 +269,9 @@ impl Tree {
     }
 }
 
-/// Returns the top node of a subtree: a range of inner nodes and the leaves in the gaps beside these nodes. For an
-/// empty range, returns the leaf in the gap at which the range begins, or `None` if this gap has no leaf.
+/// Returns the top node of a subtree. The subtree consists of a range of inner nodes and the leaves in the gaps beside
+/// these nodes. For an empty range, returns the leaf in the gap at which the range begins, or `None` if this gap has
+/// no leaf.
 fn top_of_subtree(places: usize, inner: &Range<usize>) -> Option<Node> {
     if !inner.is_empty() {
         return Some(Node::Inner(middle_node(inner)));
@@ -277,8 +280,8 @@ fn top_of_subtree(places: usize, inner: &Range<usize>) -> Option<Node> {
     (inner.start < leaves).then_some(Node::Leaf(inner.start))
 }
 
-/// Returns the middle node of a nonempty range of inner nodes, which is the top of their subtree. Of two nodes in the
-/// middle, returns the lower one.
+/// Returns the middle node of a nonempty range of inner nodes: the top of the subtree of these nodes. If two nodes are
+/// in the middle, returns the lower node.
 fn middle_node(inner: &Range<usize>) -> usize {
     inner.start + (inner.len() - 1) / 2
 }

@@ -13,8 +13,8 @@ use crate::types::{Rank, WorldSize};
 /// Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE
 /// Transactions on Parallel and Distributed Systems 8 (1997).
 ///
-/// In each step, a rank sends its own data and all data that it has received, so each step waits for the receive of
-/// the previous step. A rank stores data that arrives early, so the algorithm is only for short messages.
+/// In each step, a rank sends data that it has received before, so each step waits for the receive of the previous
+/// step. A rank must store data that arrives early. The algorithm is therefore only for short messages.
 ///
 /// # Panics
 ///

@@ -1,12 +1,14 @@
 //! Hierarchical collectives, for groups on several hosts, if at least one host has several ranks. The ranks of a host
-//! communicate in shared memory. Between hosts, every rank transfers only the slices that it carries, so that a host
-//! sends no more bytes over the network than if it were one rank.
+//! communicate in shared memory. Together, the ranks of a host send no more bytes over the network than one rank would
+//! send if each host had only one rank.
 //!
-//! The number of slices is the number of ranks on the largest host. On each host, one rank carries each slice: this
-//! rank is the *carrier* of the slice. A reduction has three phases. Each carrier gets the reduction of its slice
-//! over the ranks of its host. The carriers of a slice on all hosts reduce the slice over the hosts. Each carrier
-//! shares the result with the ranks of its host. On a host with fewer ranks than slices, some ranks carry several
-//! adjacent slices.
+//! The buffer is divided into slices, as many as the largest host has ranks. On each host, each slice has one
+//! *carrier*: the rank that exchanges the slice with other hosts. On a host with fewer ranks than slices, some ranks
+//! carry several adjacent slices. An all-reduce has three phases:
+//!
+//! 1. On each host, each carrier reduces its slices over the ranks of the host.
+//! 2. The carriers of a slice on all hosts reduce the slice over the hosts.
+//! 3. On each host, each carrier shares its results with the ranks of the host.
 //!
 //! Between hosts, each slice is a separate instance of an ordinary algorithm in which each host has the role of a
 //! rank. The number of hosts need not be a power of two.
@@ -17,7 +19,8 @@ use super::partition::Partition;
 use super::{AfterStep, CollectiveSpec, Schedule, barrier};
 use crate::types::{Algorithm, Rank, WorldSize};
 
-/// The placement of a group's ranks on hosts, as seen by one rank of the group: "this rank".
+/// The placement of a group's ranks on hosts, as seen by one rank of the group. The comments call this rank "this
+/// rank".
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostLayout {
     /// The ranks of each host, in ascending order. The hosts are sorted by their lowest rank.
@@ -40,18 +43,18 @@ pub struct HierarchicalPhases {
 }
 
 impl HostLayout {
-    /// Returns the layout for `rank`. Ranks r and s are on the same host if `machines[r] == machines[s]`. Returns
+    /// Returns the layout for `rank`. Ranks r and s are on the same host if `host_ids[r] == host_ids[s]`. Returns
     /// `None` if a hierarchy has no advantage: if there is only one host, or if each rank has a host to itself.
     ///
     /// # Panics
     ///
-    /// If `machines` has no entry for `rank`.
-    pub fn new(machines: &[u32], rank: Rank) -> Option<Self> {
+    /// If `host_ids` has no entry for `rank`.
+    pub fn new(host_ids: &[u32], rank: Rank) -> Option<Self> {
         let mut known: Vec<u32> = Vec::new();
         let mut hosts: Vec<Vec<Rank>> = Vec::new();
-        for (member, machine) in machines.iter().enumerate() {
-            let host = known.iter().position(|other| other == machine).unwrap_or_else(|| {
-                known.push(*machine);
+        for (member, host_id) in host_ids.iter().enumerate() {
+            let host = known.iter().position(|other| other == host_id).unwrap_or_else(|| {
+                known.push(*host_id);
                 hosts.push(Vec::new());
                 hosts.len() - 1
             });
@@ -62,8 +65,8 @@ impl HostLayout {
             .iter()
             .enumerate()
             .find_map(|(host, ranks)| Some((host, local_rank(ranks)?)))
-            .expect("the caller's rank has a machine");
-        let is_useful = hosts.len() > 1 && hosts.len() < machines.len();
+            .expect("`host_ids` has an entry for the rank");
+        let is_useful = hosts.len() > 1 && hosts.len() < host_ids.len();
         is_useful.then_some(Self { hosts, host, local })
     }
 
@@ -92,7 +95,8 @@ impl HostLayout {
     ///
     /// # Panics
     ///
-    /// If the operation has no hierarchy ([`has_hierarchical_algorithm`](super::cost::has_hierarchical_algorithm)).
+    /// If the operation has no hierarchical algorithm
+    /// ([`has_hierarchical_algorithm`](super::cost::has_hierarchical_algorithm)).
     pub fn phases(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> HierarchicalPhases {
         let local_root = |root: Rank| self.hosts[self.host].iter().position(|&rank| rank == root);
         let (count, root) = (spec.count(), spec.root());
@@ -100,12 +104,12 @@ impl HostLayout {
         let (gather, barrier) = (CollectiveSpec::AllGather(parts.clone()), CollectiveSpec::Barrier);
         let (before, after) = match spec {
             CollectiveSpec::Barrier => {
-                let across = if self.local == 0 { self.first_ranks_barrier() } else { Schedule::default() };
+                let across =
+                    if self.local == 0 { self.barrier_of_first_ranks() } else { Schedule::default() };
                 return HierarchicalPhases { before: barrier.clone(), across, after: barrier };
             }
             CollectiveSpec::AllReduce { .. } => (CollectiveSpec::ReduceScatter(parts), gather),
-            // In the third phase, all ranks of the root's host get the result, although only the root needs the
-            // result.
+            // In the third phase, all ranks of the root's host get the result, although only the root needs it.
             CollectiveSpec::Reduce { .. } => (
                 CollectiveSpec::ReduceScatter(parts),
                 if local_root(root).is_some() { gather } else { barrier },
@@ -139,16 +143,17 @@ impl HostLayout {
             let schedule = spec.schedule(algorithm, host_as_rank, block, false);
             all.steps.extend(schedule.steps.into_iter().map(|mut step| {
                 let in_buffer = |part: &Range<usize>| range.start + part.start..range.start + part.end;
-                let in_all = |after: Option<AfterStep>| after.map(|AfterStep(step)| AfterStep(first + step));
+                let shift_dependency =
+                    |after: Option<AfterStep>| after.map(|AfterStep(step)| AfterStep(first + step));
                 if let Some(send) = &mut step.send {
                     send.peer = self.carrier_of_slice(send.peer.index(), slice);
                     send.range = in_buffer(&send.range);
-                    send.after = in_all(send.after);
+                    send.after = shift_dependency(send.after);
                 }
                 if let Some(receive) = &mut step.receive {
                     receive.peer = self.carrier_of_slice(receive.peer.index(), slice);
                     receive.range = in_buffer(&receive.range);
-                    receive.after = in_all(receive.after);
+                    receive.after = shift_dependency(receive.after);
                 }
                 step
             }));
@@ -157,7 +162,7 @@ impl HostLayout {
     }
 
     /// Returns the schedule of a barrier of the first ranks of all hosts.
-    fn first_ranks_barrier(&self) -> Schedule {
+    fn barrier_of_first_ranks(&self) -> Schedule {
         let mut schedule = barrier(self.host_count(), Rank::new(self.host as u32));
         for step in &mut schedule.steps {
             let peers = step.send.as_mut().map(|send| &mut send.peer).into_iter();

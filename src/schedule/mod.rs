@@ -7,27 +7,28 @@
 //!
 //! `docs/algorithms.md` lists the cost of each schedule in steps and bytes. In the comments of this module, n is the
 //! number of ranks, S the size of the whole buffer in bytes, B the bandwidth of a link in bytes per second, and s the
-//! size of a segment in bytes. A segment is a piece of a message. Each segment is sent and applied separately.
+//! size of a segment in bytes. A message is sent in segments. A rank *applies* a segment when it copies or reduces the
+//! arriving elements into its buffer.
 //!
-//! In schedules for long messages no receive depends on another receive, so arriving data is applied at once. In the
-//! schedules of the reduction tree, the barrier, direct reduction, doubling and the butterfly, receives wait for
-//! other receives. Schedules with waiting receives are for short messages, which the receiver can store while the
-//! receive waits. In the double tree a receive may wait for one other receive of the same block, but that other
-//! receive waits for none.
+//! In schedules for long messages, no receive waits for another receive, so a rank applies arriving data at once. In
+//! the schedules of the reduction tree, the barrier, direct reduction, doubling and the butterfly, some receives wait
+//! for earlier receives. These schedules are for short messages, because a rank must store data that arrives early.
+//! The double tree is also for long messages: the receive of a block from the second child waits only for the receive
+//! of the same block from the first child.
 
 pub mod butterfly;
 mod chain;
+mod collective_spec;
 pub mod cost;
 pub mod direct;
 mod dissemination;
 pub mod double_tree;
 pub mod doubling;
-mod exchange;
 pub mod hierarchy;
+mod pairwise_exchange;
 pub mod partition;
 mod ring;
 pub mod rounds;
-mod spec;
 mod star;
 #[cfg(test)]
 mod symbolic;
@@ -36,10 +37,10 @@ mod tree;
 use std::ops::Range;
 
 pub use chain::{all_ordered_reduce, exscan, ordered_reduce, reduce, scan};
+pub use collective_spec::CollectiveSpec;
 pub use dissemination::barrier;
-pub use exchange::all_to_all;
+pub use pairwise_exchange::all_to_all;
 pub use ring::{all_gather, all_reduce, broadcast, reduce_scatter};
-pub use spec::CollectiveSpec;
 pub use star::{gather, scatter};
 pub use tree::{broadcast_tree, reduce_tree};
 
@@ -48,8 +49,8 @@ use crate::types::Rank;
 /// The steps of one rank in one operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Schedule {
-    /// The steps. The messages to each peer are sent in the order of the steps, and the messages from each peer
-    /// arrive in that order.
+    /// The steps. The rank sends its messages to each peer in the order of the steps. The messages from each peer
+    /// arrive in the order of the steps too.
     pub steps: Vec<Step>,
 }
 
@@ -70,7 +71,7 @@ pub struct OutboundElements {
     /// The elements to send. An empty range still sends a message, so that the receiver can detect in every step that
     /// the two ranks call different operations.
     pub range: Range<usize>,
-    /// The step whose receive must be applied before this send.
+    /// The step whose received elements must be applied before this send.
     pub after: Option<AfterStep>,
 }
 
@@ -79,20 +80,20 @@ pub struct OutboundElements {
 pub struct InboundElements {
     /// The rank that sends the elements.
     pub peer: Rank,
-    /// The elements of this rank's buffer that receive the data. The sender's range has the same length but may start
-    /// at another index, so an offset in a message is relative to the start of the range.
+    /// The elements of this rank's buffer into which the data are copied or reduced. The sender's range has the same
+    /// length but may start at another index, so an offset in a message is relative to the start of the range.
     pub range: Range<usize>,
     /// What this rank does with the arriving elements.
     pub action: Action,
-    /// The step whose receive must be applied before this receive.
+    /// The step whose received elements must be applied before the elements of this receive.
     pub after: Option<AfterStep>,
 }
 
 /// A dependency on the receive of the step with this index.
 ///
-/// If the two steps have the same range, the dependency holds for each segment separately: a segment is forwarded
-/// while the rest of its chunk still arrives (cut-through). If the ranges differ, the whole receive must be applied
-/// first.
+/// If both steps have the same range, the dependency holds for each segment separately: a rank forwards a segment
+/// while later segments of the same range still arrive (cut-through). If the ranges differ, the rank must first apply
+/// all elements of the receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AfterStep(pub usize);
 
@@ -104,14 +105,14 @@ pub enum Action {
     /// The arriving elements are reduced into the rank's elements. For a function that does not commute, the left
     /// operand is the arriving element, and the right operand is the rank's own element.
     Reduce,
-    /// Like [`Action::Reduce`], but for the last contribution: for an average, `ReduceLast` also divides the sum by
-    /// the number of ranks.
+    /// The last contribution is reduced as in [`Action::Reduce`]. For an average, the sum is then divided by the
+    /// number of ranks.
     ReduceLast,
 }
 
 impl Step {
-    /// Returns whether this step must send its elements before its own receive overwrites them. `index` is the index
-    /// of this step. Returns false if the step forwards the elements that it receives.
+    /// Returns whether this step must send elements before the receive of the same step overwrites these elements.
+    /// `index` is the index of this step. Returns false if the step forwards the elements that it receives.
     pub fn must_send_before_receiving(&self, index: usize) -> bool {
         let (Some(send), Some(receive)) = (&self.send, &self.receive) else { return false };
         let overlaps = send.range.start.max(receive.range.start) < send.range.end.min(receive.range.end);
@@ -148,9 +149,9 @@ impl Schedule {
         receives.filter(|receive| receive.peer == peer).map(|receive| receive.range.len()).sum()
     }
 
-    /// Adds the step of one rank in a chain: the rank receives the range from `previous` and forwards it to `next`,
-    /// segment by segment. The first rank of the chain has no `previous` and the last rank has no `next`. The send of
-    /// the first rank waits for the last receive of an earlier step, if there is one.
+    /// Adds the step of one rank in a chain: the rank receives the range from `previous` and forwards the range to
+    /// `next`, segment by segment. On the first rank of the chain, `previous` is `None`. On the last rank, `next` is
+    /// `None`. If earlier steps of the first rank receive data, its send waits for the last of these receives.
     fn push_chain_step(
         &mut self,
         previous: Option<Rank>,

@@ -28,8 +28,8 @@ pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Sc
     schedule
 }
 
-/// Creates an all-gather in n-1 steps: every rank gets the parts of all ranks. Each rank sends all parts except that
-/// of the next rank. If all parts have the same length, each rank sends (n-1)/n S bytes.
+/// Creates an all-gather in n-1 steps: every rank gets the parts of all ranks. Each rank sends all parts except the
+/// part of the next rank. If all parts have the same length, each rank sends (n-1)/n S bytes.
 ///
 /// # Panics
 ///
@@ -44,16 +44,16 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
 /// Creates an all-reduce that handles one block after another: a reduce-scatter, then an all-gather. Each block takes
 /// 2(n-1) steps. Each rank sends 2(n-1)/n S bytes in all.
 ///
-/// The owner of a chunk computes the chunk's result and the other ranks copy the result, so the result has the same
-/// bits on all ranks. A block has at most `block` elements. Blocks are sent one after another on each link, so that
-/// the all-gather of a block finds the data of its reduce-scatter in the processor's cache.
+/// Each rank owns one chunk of a block. The owner computes the chunk's result and the other ranks copy the result, so
+/// the result has the same bits on all ranks. A block has at most `block` elements. Each rank sends one block after
+/// another, so that the data of a block are still in the processor's cache when the all-gather of the block begins.
 ///
 /// # Panics
 ///
 /// If `block` is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
-    // An empty buffer has one empty block, whose messages let a rank detect that a peer's buffer is not empty.
+    // An empty buffer has one empty block. From its messages, a rank can detect that a peer's buffer is not empty.
     for start in (0..count.max(1)).step_by(block) {
         let partition = Partition::even(block.min(count - start), world);
         let place = RingPosition { world, rank, partition: &partition, start };
@@ -63,8 +63,8 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     schedule
 }
 
-/// Broadcasts along the ring from `root` in n-1 hops. Each rank except the last one of the chain sends S bytes. The
-/// segments are pipelined, so the operation takes S/B + (n-2)s/B seconds.
+/// Broadcasts along the ring from `root` in n-1 hops. Each rank except the last rank of the chain sends S bytes. Each
+/// rank forwards a segment as soon as the segment arrives, so the operation takes S/B + (n-2)s/B seconds.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let previous = (rank != root).then(|| world.before(rank, 1));
     let next = Some(world.after(rank, 1)).filter(|&next| next != root);
@@ -92,8 +92,8 @@ impl RingPosition<'_> {
         }
     }
 
-    /// Adds the steps of an all-gather. If the schedule already has the steps of a reduce-scatter, the first hop
-    /// sends the result of the last of these steps.
+    /// Adds the steps of an all-gather. If the schedule already has the steps of a reduce-scatter, the first step of
+    /// the all-gather sends the result of the last step of the reduce-scatter.
     fn push_all_gather(&self, schedule: &mut Schedule) {
         for hop in 0..self.world.get() - 1 {
             let after = schedule.steps.len().checked_sub(1).map(AfterStep);

@@ -1,10 +1,11 @@
 //! Collectives of ranks that share memory, as a sequence of rounds. Every rank has a slot in the shared memory. In
-//! each round every rank posts data: the rank copies the data into its slot and signals that the data are there. The
-//! rank then takes data from slots whose owners have posted: it copies or reduces these data into its own buffer.
+//! each round, every rank *posts* data: the rank copies the data into its slot and signals that the data are there.
+//! Then the rank *takes* data from the slots of ranks that have posted: it copies or reduces these data into its own
+//! buffer. If the data do not fit into a slot, each round handles one block of the data.
 //!
 //! Contributions are reduced in rank order; the lower rank is the left operand. The result depends only on the
-//! contributions, and not on the index of an element, the size of the slots, or the algorithm. A reduction function
-//! of the caller need not commute.
+//! contributions, and not on the index of an element, the size of the slots, or the algorithm. A custom reduction
+//! function need not commute.
 //!
 //! If all ranks can access the buffers of all ranks, an all-reduce of any length has two rounds. In the first round
 //! each rank posts the address of its buffer. When all ranks have posted, each rank reduces its own chunk of all
@@ -33,7 +34,7 @@ pub struct SlotRead {
     pub from: Rank,
     /// The index of the first element in the slot.
     pub at: usize,
-    /// Where the taking rank copies or reduces the elements: a range of its own buffer.
+    /// The range of this rank's own buffer into which the elements are copied or reduced.
     pub range: Range<usize>,
     /// What the rank does with the elements. In a reduction the element in the buffer is the left operand.
     pub action: Action,
@@ -52,8 +53,8 @@ pub struct OrderedReduce {
     pub is_posted_next: bool,
 }
 
-/// This rank's part of an all-reduce without slots: the elements that only this rank reduces, in the buffers of all
-/// ranks. The rank writes the result into all buffers.
+/// This rank's part of an all-reduce without slots. Only this rank reduces these elements: it reads the elements from
+/// the buffers of all ranks, and writes the result into all buffers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InPlaceReduce {
     /// The range of the elements in each buffer.
@@ -65,7 +66,7 @@ pub struct InPlaceReduce {
 pub struct Round {
     /// The elements that the rank posts. If this list is empty, the rank posts only a signal.
     pub slot_writes: Vec<SlotWrite>,
-    /// The elements that the rank reduces over all ranks, in rank order; `None` if there are none in this round.
+    /// The elements that the rank reduces over all ranks, in rank order; `None` in a round without such a reduction.
     pub ordered_reduce: Option<OrderedReduce>,
     /// What the rank does instead of `ordered_reduce` if all ranks post the addresses of their buffers (see
     /// [`RoundPlan::reduce_remaining_rounds_in_place`]). `None` in rounds in which no rank can post an address. A
@@ -91,9 +92,9 @@ pub struct RoundPlan {
 }
 
 impl RoundPlan {
-    /// Returns the rounds of `rank`. A slot has `slot_len` elements, but at least as many elements as there are
-    /// ranks. If an all-reduce has at most `one_shot_max` elements and fits into one slot, every rank reduces all
-    /// elements.
+    /// Returns the plan of `rank`. A slot has `slot_len` elements, but at least as many elements as there are ranks.
+    /// If an all-reduce has at most `one_shot_max` elements and fits into one slot, it has one round, in which every
+    /// rank reduces all elements.
     ///
     /// # Panics
     ///
@@ -112,8 +113,8 @@ impl RoundPlan {
         Self { world, rank, slot_len, spec, is_one_shot, is_in_place: false }
     }
 
-    /// Makes the remaining rounds work in place, without slots. Every rank must call this function in the round with
-    /// [`Round::in_place_reduce`] if it sees that all ranks have posted the addresses of their buffers.
+    /// Makes the remaining rounds work in place, without slots. In the round with [`Round::in_place_reduce`], every
+    /// rank must call this function when it sees that all ranks have posted the addresses of their buffers.
     pub fn reduce_remaining_rounds_in_place(&mut self) {
         self.is_in_place = true;
     }
@@ -145,20 +146,20 @@ impl RoundPlan {
         rounds.max(1)
     }
 
-    /// Returns how many elements a slot has for each rank, when the slot is divided among all ranks.
+    /// Returns the number of elements for each rank in a slot that is divided among all ranks.
     fn slot_len_per_rank(&self) -> usize {
         self.slot_len / self.world.as_usize()
     }
 
-    /// Replaces the contents of `round` by what this rank does in round `number`, counted from 0.
+    /// Replaces the contents of `round` by the actions of this rank in round `number`, counted from 0.
     pub fn fill_round(&self, number: usize, round: &mut Round) {
         round.slot_writes.clear();
         round.ordered_reduce = None;
         round.in_place_reduce = None;
         round.slot_reads.clear();
         let per_rank = self.slot_len_per_rank();
-        let piece_per_slot = |range: Range<usize>| piece_of_range(&range, number, self.slot_len);
-        let piece_per_rank = |range: Range<usize>| piece_of_range(&range, number, per_rank);
+        let block_per_slot = |range: Range<usize>| block_of_range(&range, number, self.slot_len);
+        let block_per_rank = |range: Range<usize>| block_of_range(&range, number, per_rank);
         match &self.spec {
             CollectiveSpec::Barrier => self.read_from_other_slots(round, |_| (0, 0..0)),
             CollectiveSpec::AllReduce { count } if self.is_one_shot => {
@@ -171,61 +172,61 @@ impl RoundPlan {
             }
             CollectiveSpec::ReduceScatter(partition) => {
                 for rank in self.other_ranks() {
-                    round.write_to_slot(piece_per_rank(partition.range(rank)), rank.index() * per_rank);
+                    round.write_to_slot(block_per_rank(partition.range(rank)), rank.index() * per_rank);
                 }
-                let range = piece_per_rank(partition.range(self.rank));
+                let range = block_per_rank(partition.range(self.rank));
                 round.ordered_reduce =
                     Some(OrderedReduce { range, at: self.rank.index() * per_rank, is_posted_next: false });
             }
             CollectiveSpec::AllGather(partition) => {
-                round.write_to_slot(piece_per_slot(partition.range(self.rank)), 0);
-                self.read_from_other_slots(round, |rank| (0, piece_per_slot(partition.range(rank))));
+                round.write_to_slot(block_per_slot(partition.range(self.rank)), 0);
+                self.read_from_other_slots(round, |rank| (0, block_per_slot(partition.range(rank))));
             }
             CollectiveSpec::Broadcast { count, root } if self.rank == *root => {
-                round.write_to_slot(piece_per_slot(0..*count), 0);
+                round.write_to_slot(block_per_slot(0..*count), 0);
             }
             CollectiveSpec::Broadcast { count, root } => {
-                round.read_from_slot(*root, 0, piece_per_slot(0..*count), Action::Copy);
+                round.read_from_slot(*root, 0, block_per_slot(0..*count), Action::Copy);
             }
             CollectiveSpec::Gather { partition, root } if self.rank == *root => {
-                self.read_from_other_slots(round, |rank| (0, piece_per_slot(partition.range(rank))));
+                self.read_from_other_slots(round, |rank| (0, block_per_slot(partition.range(rank))));
             }
             CollectiveSpec::Gather { partition, .. } => {
-                round.write_to_slot(piece_per_slot(0..partition.range(self.rank).len()), 0);
+                round.write_to_slot(block_per_slot(0..partition.range(self.rank).len()), 0);
             }
             CollectiveSpec::Scatter { partition, root } if self.rank == *root => {
                 for rank in self.other_ranks() {
-                    round.write_to_slot(piece_per_rank(partition.range(rank)), rank.index() * per_rank);
+                    round.write_to_slot(block_per_rank(partition.range(rank)), rank.index() * per_rank);
                 }
             }
             CollectiveSpec::Scatter { partition, root } => {
-                let own = piece_per_rank(0..partition.range(self.rank).len());
+                let own = block_per_rank(0..partition.range(self.rank).len());
                 round.read_from_slot(*root, self.rank.index() * per_rank, own, Action::Copy);
             }
             CollectiveSpec::AllToAll { send, receive, .. } => {
                 for rank in self.other_ranks() {
-                    round.write_to_slot(piece_per_rank(send.range(rank)), rank.index() * per_rank);
+                    round.write_to_slot(block_per_rank(send.range(rank)), rank.index() * per_rank);
                 }
                 self.read_from_other_slots(round, |rank| {
-                    let part = piece_per_rank(receive.range(rank));
+                    let part = block_per_rank(receive.range(rank));
                     (self.rank.index() * per_rank, send.total() + part.start..send.total() + part.end)
                 });
             }
             CollectiveSpec::Scan { count } => {
-                let own = piece_per_slot(0..*count);
+                let own = block_per_slot(0..*count);
                 round.write_to_slot(own.clone(), 0);
                 self.add_ordered_reduce(round, 0, &own, self.rank.get() + 1);
             }
             CollectiveSpec::Exscan { count } => {
-                let own = piece_per_slot(0..*count);
+                let own = block_per_slot(0..*count);
                 round.write_to_slot(own.clone(), 0);
                 self.add_ordered_reduce(round, 0, &(count + own.start..count + own.end), self.rank.get());
             }
         }
     }
 
-    /// Fills a round of an all-reduce over slots or in place. In the first round, the ranks do not know yet whether
-    /// they will use slots or work in place.
+    /// Fills a round of an all-reduce with two or more rounds, over slots or in place. In the first round, the ranks
+    /// do not know yet whether they will use slots or work in place.
     fn fill_all_reduce_round(&self, round: &mut Round, number: usize, count: usize) {
         if self.is_in_place && number > 0 {
             return self.read_from_other_slots(round, |_| (0, 0..0));
@@ -240,7 +241,7 @@ impl RoundPlan {
     /// all ranks' blocks. In odd rounds every rank posts its reduced chunk, and `root` takes all chunks. If `root` is
     /// `None`, every rank takes all chunks.
     fn fill_two_shot_round(&self, round: &mut Round, number: usize, count: usize, root: Option<Rank>) {
-        let block = piece_of_range(&(0..count), number / 2, self.slot_len);
+        let block = block_of_range(&(0..count), number / 2, self.slot_len);
         let partition = Partition::even(block.len(), self.world);
         let chunk = |rank| {
             let chunk = partition.range(rank);
@@ -300,9 +301,9 @@ impl Round {
     }
 }
 
-/// Returns piece `number` of a range that is divided into pieces of `piece_len` elements. A piece that begins after
-/// the end of the range is empty.
-fn piece_of_range(range: &Range<usize>, number: usize, piece_len: usize) -> Range<usize> {
-    let start = range.end.min(range.start + number * piece_len);
-    start..range.end.min(start + piece_len)
+/// Returns block `number` of a range that is divided into blocks of `block_len` elements. A block that would begin
+/// after the end of the range is empty.
+fn block_of_range(range: &Range<usize>, number: usize, block_len: usize) -> Range<usize> {
+    let start = range.end.min(range.start + number * block_len);
+    start..range.end.min(start + block_len)
 }

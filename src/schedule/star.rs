@@ -6,7 +6,7 @@ use super::{Action, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Gathers to `root` in one round. Each rank but the root sends its own part. The root receives S bytes minus its own
-/// part, which takes (n-1)/n S/B seconds if all parts have the same length. No schedule of a gather takes less time.
+/// part. If all parts have the same length, this takes (n-1)/n S/B seconds. No schedule of a gather takes less time.
 ///
 /// Only the root's buffer has space for all parts; it already contains the root's own part. The buffer of each other
 /// rank contains only that rank's part.

@@ -1,15 +1,18 @@
-//! Proves that schedules are correct. Buffers contain symbolic elements instead of numbers: each element records its
-//! index in the operation and the ranks that have contributed to it.
+//! Proves that schedules are correct. Buffers contain symbolic values instead of numbers: each value records the index
+//! of its element in the operation, and the ranks that have contributed to the element.
 
+mod butterfly;
 mod chain;
-mod direct;
+mod direct_exchange;
 mod dissemination;
 mod double_tree;
-mod faulty;
+mod doubling;
+mod faulty_schedules;
 mod hierarchy;
-mod partitioned;
+mod partitioned_collectives;
 mod ring;
 mod rounds;
+mod test_inputs;
 mod tree;
 
 use std::collections::VecDeque;
@@ -19,7 +22,10 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::partition::{Partition, segment};
+use self::test_inputs::{
+    all_contributions, every_part, own_contribution, own_part, tested_lengths, tested_partition, tested_roots,
+};
+use super::partition::segment;
 use super::{Action, AfterStep, Schedule};
 use crate::types::{Rank, WorldSize};
 
@@ -30,34 +36,34 @@ struct ProofLimits {
     /// The number of elements in the longest operation that is simulated.
     count_max: usize,
     /// The number of random orders of moves that are simulated for each small world.
-    random_orders: u64,
+    random_order_count: u64,
 }
 
-/// Only `tools/test --full` proves the schedules for large worlds, because the time grows with the cube of the number
-/// of ranks. Under Miri, which is a thousand times slower, small worlds suffice: they run the same code as large
-/// worlds.
+/// Returns small limits, unless `tools/test --full` runs the proofs: the time of a proof grows with the cube of the
+/// number of ranks. Under Miri, which is a thousand times slower, the limits are even smaller. Small worlds run the
+/// same code as large worlds.
 fn proof_limits() -> ProofLimits {
     if cfg!(miri) {
-        ProofLimits { world_size_max: 3, count_max: 7, random_orders: 1 }
+        ProofLimits { world_size_max: 3, count_max: 7, random_order_count: 1 }
     } else {
         let is_full = std::env::var_os("TEST_FULL").is_some();
-        let (world_size_max, random_orders) = if is_full { (64, 8) } else { (12, 2) };
-        ProofLimits { world_size_max, count_max: 97, random_orders }
+        let (world_size_max, random_order_count) = if is_full { (64, 8) } else { (12, 2) };
+        ProofLimits { world_size_max, count_max: 97, random_order_count }
     }
 }
 
 /// The symbolic content of one element of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Value {
+struct SymbolicValue {
     /// The ranks that have contributed: bit r is set if rank r has contributed.
     ranks: u64,
-    /// The element's index in the operation, independent of its index in the buffer.
+    /// The index of the element in the operation. The element may have another index in the buffer.
     element: usize,
 }
 
-impl Value {
+impl SymbolicValue {
     /// An unspecified value, which must not be reduced.
-    const BLANK: Self = Self { ranks: 0, element: usize::MAX };
+    const UNSPECIFIED: Self = Self { ranks: 0, element: usize::MAX };
 
     /// Returns the contribution of one rank to an element.
     fn contribution(rank: Rank, element: usize) -> Self {
@@ -69,17 +75,17 @@ impl Value {
         Self { ranks: u64::MAX >> (64 - ranks), element }
     }
 
-    /// Returns whether the last rank in this value is just before the first rank in `other`. If this
-    /// function returns true for every reduced pair, each value is the reduction of consecutive ranks in rank order.
+    /// Returns whether the last rank in this value is just before the first rank in `other`. If this function returns
+    /// true for every reduced pair, each value is a reduction of consecutive ranks in rank order.
     fn comes_just_before(self, other: Self) -> bool {
         64 - self.ranks.leading_zeros() == other.ranks.trailing_zeros()
     }
 }
 
-/// All ranks' buffers and the messages between them.
+/// The state of all ranks, and the messages between the ranks.
 struct SimulatedWorld {
     ranks: Vec<RankState>,
-    /// The messages in flight: `links[sender][receiver]`.
+    /// The messages that have been sent and not received: `links[sender][receiver]`.
     links: Vec<Vec<VecDeque<SimulatedMessage>>>,
     /// The number of elements in a segment.
     segment: usize,
@@ -87,57 +93,59 @@ struct SimulatedWorld {
     in_rank_order: bool,
 }
 
+/// The state of one rank.
 struct RankState {
     schedule: Schedule,
     /// The number of peers of the rank.
     peers: usize,
     /// The index of the first step that is not done.
-    first_open: usize,
-    buffer: Vec<Value>,
+    first_unfinished_step: usize,
+    buffer: Vec<SymbolicValue>,
     /// For each element, how often `Action::ReduceLast` has completed its reduction. Each reduction must be completed
     /// exactly once.
-    finished: Vec<u32>,
+    completions: Vec<u32>,
     /// The progress of each step's send.
-    sent: Vec<TransferProgress>,
+    send_progress: Vec<TransferProgress>,
     /// The progress of each step's receive.
-    applied: Vec<TransferProgress>,
+    receive_progress: Vec<TransferProgress>,
 }
 
+/// The progress of one send or receive.
 #[derive(Clone, Copy, Default)]
 struct TransferProgress {
+    /// The number of elements that have been sent or applied.
     elements: usize,
-    /// Whether the step is done. An empty range is done after one empty message.
-    done: bool,
+    /// Whether the send or receive is done. An empty range needs one empty message.
+    is_done: bool,
 }
 
 /// A message with one segment.
 struct SimulatedMessage {
-    /// The index of the segment's first element in the sender's range. The receiver's range may be elsewhere in the
-    /// buffer.
+    /// The index of the segment's first element, relative to the start of the sender's range.
     offset: usize,
     /// The number of elements in the sender's range.
     range_len: usize,
-    values: Vec<Value>,
+    values: Vec<SymbolicValue>,
 }
 
 impl RankState {
     fn skip_finished_steps(&mut self) {
-        while let Some(step) = self.schedule.steps.get(self.first_open) {
-            let sent = step.send.is_none() || self.sent[self.first_open].done;
-            let applied = step.receive.is_none() || self.applied[self.first_open].done;
+        while let Some(step) = self.schedule.steps.get(self.first_unfinished_step) {
+            let sent = step.send.is_none() || self.send_progress[self.first_unfinished_step].is_done;
+            let applied = step.receive.is_none() || self.receive_progress[self.first_unfinished_step].is_done;
             if !(sent && applied) {
                 break;
             }
-            self.first_open += 1;
+            self.first_unfinished_step += 1;
         }
     }
 
-    /// Checks that the receive of step `receiving` does not change elements that another step still has to send,
-    /// unless that send waits for this receive or for the receive of a later step.
+    /// Checks that the receive of step `receiving` does not change elements that a step still has to send. A send may
+    /// still have to send these elements only if it waits for this receive or for the receive of a later step.
     fn assert_no_unsent_data_is_overwritten(&self, receiving: usize, changed: &Range<usize>) {
-        for (step, s) in self.schedule.steps.iter().enumerate().skip(self.first_open) {
-            let Some(send) = s.send.as_ref().filter(|_| !self.sent[step].done) else { continue };
-            let unsent = send.range.start + self.sent[step].elements..send.range.end;
+        for (step, s) in self.schedule.steps.iter().enumerate().skip(self.first_unfinished_step) {
+            let Some(send) = s.send.as_ref().filter(|_| !self.send_progress[step].is_done) else { continue };
+            let unsent = send.range.start + self.send_progress[step].elements..send.range.end;
             let overlaps = unsent.start.max(changed.start) < unsent.end.min(changed.end);
             let waits =
                 step >= receiving && send.after.is_some_and(|AfterStep(awaited)| awaited >= receiving);
@@ -157,7 +165,7 @@ enum MoveOrder {
 }
 
 impl MoveOrder {
-    fn rank_order(&mut self, n: usize) -> Vec<usize> {
+    fn order_of_ranks(&mut self, n: usize) -> Vec<usize> {
         let mut ranks: Vec<usize> = (0..n).collect();
         match self {
             Self::Eager => {}
@@ -167,7 +175,7 @@ impl MoveOrder {
         ranks
     }
 
-    fn moves_in_a_row_max(&mut self) -> usize {
+    fn successive_moves_max(&mut self) -> usize {
         match self {
             Self::Eager => usize::MAX,
             Self::Lockstep => 1,
@@ -175,13 +183,13 @@ impl MoveOrder {
         }
     }
 
-    /// Returns how many possible moves the executor collects before it chooses one. 16 are more than a rank in a ring
-    /// or a tree ever has.
-    fn choice_count(&self) -> usize {
+    /// Returns how many possible moves the executor collects before it chooses one of them. A rank in a ring or a tree
+    /// never has more than 16 possible moves.
+    fn considered_moves_max(&self) -> usize {
         if matches!(self, Self::Random(_)) { 16 } else { 1 }
     }
 
-    fn choose(&mut self, moves: usize) -> usize {
+    fn choose_move(&mut self, moves: usize) -> usize {
         match self {
             Self::Random(random) if moves > 0 => random.random_range(0..moves),
             _ => 0,
@@ -196,17 +204,17 @@ enum Move {
 }
 
 impl SimulatedWorld {
-    fn new(schedules: Vec<Schedule>, buffers: Vec<Vec<Value>>, segment: usize) -> Self {
+    fn new(schedules: Vec<Schedule>, buffers: Vec<Vec<SymbolicValue>>, segment: usize) -> Self {
         let n = schedules.len();
         let ranks = schedules
             .into_iter()
             .zip(buffers)
             .map(|(schedule, buffer)| RankState {
                 peers: schedule.peers().len(),
-                first_open: 0,
-                finished: vec![0; buffer.len()],
-                sent: vec![TransferProgress::default(); schedule.steps.len()],
-                applied: vec![TransferProgress::default(); schedule.steps.len()],
+                first_unfinished_step: 0,
+                completions: vec![0; buffer.len()],
+                send_progress: vec![TransferProgress::default(); schedule.steps.len()],
+                receive_progress: vec![TransferProgress::default(); schedule.steps.len()],
                 schedule,
                 buffer,
             })
@@ -215,45 +223,56 @@ impl SimulatedWorld {
         Self { ranks, links, segment, in_rank_order: false }
     }
 
-    /// Returns whether the first `upto` elements of `range` no longer wait for the receive that `after` names.
-    fn is_satisfied(&self, rank: usize, after: Option<AfterStep>, range: &Range<usize>, upto: usize) -> bool {
+    /// Returns whether the first `upto` elements of `range` no longer wait for the receive of step `after`.
+    fn is_dependency_satisfied(
+        &self,
+        rank: usize,
+        after: Option<AfterStep>,
+        range: &Range<usize>,
+        upto: usize,
+    ) -> bool {
         let Some(AfterStep(step)) = after else { return true };
         let state = &self.ranks[rank];
         let awaited = state.schedule.steps[step].receive.as_ref().expect("a dependency is on a receive");
-        let progress = state.applied[step];
-        progress.done || (awaited.range == *range && !range.is_empty() && progress.elements >= upto)
+        let progress = state.receive_progress[step];
+        progress.is_done || (awaited.range == *range && !range.is_empty() && progress.elements >= upto)
     }
 
-    /// Returns the moves that `rank` can make now, at most `moves_max` moves. Only the next message to each peer and
-    /// the next message from each peer are considered.
+    /// Returns the moves that `rank` can make now, at most `moves_max` moves. A rank can send only the next message to
+    /// each peer, and receive only the next message from each peer.
     fn possible_moves(&mut self, rank: usize, moves_max: usize) -> Vec<Move> {
         self.ranks[rank].skip_finished_steps();
         let mut moves = Vec::new();
         let (mut receivers_seen, mut senders_seen) = (0u64, 0u64);
         let state = &self.ranks[rank];
         let peers = state.peers;
-        for (step, s) in state.schedule.steps.iter().enumerate().skip(state.first_open) {
+        for (step, s) in state.schedule.steps.iter().enumerate().skip(state.first_unfinished_step) {
             if let Some(send) = &s.send
-                && !state.sent[step].done
+                && !state.send_progress[step].is_done
                 && receivers_seen & (1 << send.peer.index()) == 0
             {
                 receivers_seen |= 1 << send.peer.index();
-                let next = segment(&send.range, state.sent[step].elements, self.segment);
-                if self.is_satisfied(rank, send.after, &send.range, next.end - send.range.start) {
+                let next = segment(&send.range, state.send_progress[step].elements, self.segment);
+                if self.is_dependency_satisfied(rank, send.after, &send.range, next.end - send.range.start) {
                     moves.push(Move::Send { rank, step });
                 }
             }
             if let Some(receive) = &s.receive
-                && !state.applied[step].done
+                && !state.receive_progress[step].is_done
                 && senders_seen & (1 << receive.peer.index()) == 0
             {
                 senders_seen |= 1 << receive.peer.index();
-                let next = segment(&receive.range, state.applied[step].elements, self.segment);
+                let next = segment(&receive.range, state.receive_progress[step].elements, self.segment);
                 let may_overwrite = !s.must_send_before_receiving(step)
-                    || state.sent[step].elements >= next.end - receive.range.start;
+                    || state.send_progress[step].elements >= next.end - receive.range.start;
                 if may_overwrite
                     && !self.links[receive.peer.index()][rank].is_empty()
-                    && self.is_satisfied(rank, receive.after, &receive.range, next.end - receive.range.start)
+                    && self.is_dependency_satisfied(
+                        rank,
+                        receive.after,
+                        &receive.range,
+                        next.end - receive.range.start,
+                    )
                 {
                     moves.push(Move::Receive { rank, step });
                 }
@@ -276,9 +295,9 @@ impl SimulatedWorld {
     fn send(&mut self, rank: usize, step: usize) {
         let state = &mut self.ranks[rank];
         let send = state.schedule.steps[step].send.as_ref().expect("the step sends");
-        let offset = state.sent[step].elements;
+        let offset = state.send_progress[step].elements;
         let values = state.buffer[segment(&send.range, offset, self.segment)].to_vec();
-        advance(&mut state.sent[step], &send.range, values.len());
+        advance_progress(&mut state.send_progress[step], &send.range, values.len());
         let message = SimulatedMessage { offset, range_len: send.range.len(), values };
         self.links[rank][send.peer.index()].push_back(message);
     }
@@ -287,7 +306,7 @@ impl SimulatedWorld {
         let state = &mut self.ranks[rank];
         let receive = state.schedule.steps[step].receive.as_ref().expect("the step receives");
         let message = self.links[receive.peer.index()][rank].pop_front().expect("a message waits");
-        let expected = (state.applied[step].elements, receive.range.len());
+        let expected = (state.receive_progress[step].elements, receive.range.len());
         let arrived = (message.offset, message.range_len);
         assert_eq!(arrived, expected, "rank {rank} step {step}: the message is for another step");
         let range = segment(&receive.range, message.offset, self.segment);
@@ -313,20 +332,20 @@ impl SimulatedWorld {
             );
             mine.ranks |= arrived.ranks;
             if receive.action == Action::ReduceLast {
-                state.finished[element] += 1;
+                state.completions[element] += 1;
             }
         }
-        advance(&mut state.applied[step], &receive.range, range.len());
+        advance_progress(&mut state.receive_progress[step], &receive.range, range.len());
     }
 
-    /// Makes moves in the given order until no move is possible. Checks that every rank has done all its steps.
+    /// Makes moves in the given order until no move is possible. Checks that every rank has finished all its steps.
     fn run(&mut self, order: &mut MoveOrder) {
         loop {
             let mut moved = false;
-            for rank in order.rank_order(self.ranks.len()) {
-                for _ in 0..order.moves_in_a_row_max() {
-                    let moves = self.possible_moves(rank, order.choice_count());
-                    let Some(&next) = moves.get(order.choose(moves.len())) else { break };
+            for rank in order.order_of_ranks(self.ranks.len()) {
+                for _ in 0..order.successive_moves_max() {
+                    let moves = self.possible_moves(rank, order.considered_moves_max());
+                    let Some(&next) = moves.get(order.choose_move(moves.len())) else { break };
                     self.make_move(next);
                     moved = true;
                 }
@@ -338,11 +357,11 @@ impl SimulatedWorld {
         for (rank, state) in self.ranks.iter().enumerate() {
             for (step, s) in state.schedule.steps.iter().enumerate() {
                 assert!(
-                    s.send.is_none() || state.sent[step].done,
+                    s.send.is_none() || state.send_progress[step].is_done,
                     "rank {rank} step {step}: the send is never possible"
                 );
                 assert!(
-                    s.receive.is_none() || state.applied[step].done,
+                    s.receive.is_none() || state.receive_progress[step].is_done,
                     "rank {rank} step {step}: the message never arrives"
                 );
             }
@@ -354,12 +373,12 @@ impl SimulatedWorld {
     }
 }
 
-fn advance(progress: &mut TransferProgress, range: &Range<usize>, elements: usize) {
+fn advance_progress(progress: &mut TransferProgress, range: &Range<usize>, elements: usize) {
     progress.elements += elements;
-    progress.done = progress.elements == range.len();
+    progress.is_done = progress.elements == range.len();
 }
 
-/// The worlds for which a schedule is proved, and what the proof requires of the schedule besides the right result.
+/// The worlds for which a schedule is proved, and the requirements on the schedule besides the right result.
 #[derive(Clone)]
 struct Proof {
     /// The sizes of the worlds for which the schedule is proved.
@@ -375,23 +394,24 @@ impl Proof {
         Self { worlds: 1..=proof_limits().world_size_max, in_rank_order: false, receives_may_wait: false }
     }
 
-    /// Runs one collective for every world, every length and several orders of moves, and passes the final state of
-    /// every rank to `check`. `initial` returns the initial buffer of a rank.
+    /// Runs the schedules of one collective for every world, every length and several orders of moves. `build` returns
+    /// the schedule of a rank, and `initial` the rank's initial buffer. Passes the final state of every rank to
+    /// `check`.
     fn run(
         self,
         build: impl Fn(WorldSize, Rank, usize) -> Schedule,
-        initial: impl Fn(WorldSize, Rank, usize) -> Vec<Value>,
+        initial: impl Fn(WorldSize, Rank, usize) -> Vec<SymbolicValue>,
         mut check: impl FnMut(WorldSize, Rank, usize, &RankState),
     ) {
         for ranks in self.worlds.clone() {
             let world = WorldSize::new(ranks).unwrap();
             for count in tested_lengths(world) {
                 let schedules: Vec<Schedule> = world.ranks().map(|rank| build(world, rank, count)).collect();
-                let buffers: Vec<Vec<Value>> =
+                let buffers: Vec<Vec<SymbolicValue>> =
                     world.ranks().map(|rank| initial(world, rank, count)).collect();
                 self.check_schedules(&schedules);
                 // Small worlds are cheap to simulate and can have every race that large worlds have.
-                let orders = if ranks <= 8 { proof_limits().random_orders } else { 1 };
+                let orders = if ranks <= 8 { proof_limits().random_order_count } else { 1 };
                 let more_orders = (0..orders).map(|order| (3 + order, 1 + order as usize % 3));
                 for (seed, segment) in [(0, 1), (1, 3), (2, usize::MAX >> 1)].into_iter().chain(more_orders) {
                     let mut run = SimulatedWorld::new(schedules.clone(), buffers.clone(), segment);
@@ -426,8 +446,8 @@ impl Proof {
     }
 }
 
-/// Checks that contributions are not reduced in the order of their arrival. If two steps reduce into the same
-/// elements, the later step must wait for the earlier step, directly or through other steps.
+/// Checks that the order of reductions does not depend on the order in which contributions arrive: if two steps reduce
+/// into the same elements, the later step must wait for the earlier step, directly or through other steps.
 fn assert_reduction_order_is_fixed(schedule: &Schedule) {
     let receive = |step: usize| schedule.steps[step].receive.as_ref();
     let reducing = |step: &usize| receive(*step).filter(|receive| receive.action != Action::Copy);
@@ -443,57 +463,4 @@ fn assert_reduction_order_is_fixed(schedule: &Schedule) {
             );
         }
     }
-}
-
-fn tested_lengths(world: WorldSize) -> Vec<usize> {
-    let n = world.as_usize();
-    let mut lengths = vec![0, 1, n - 1, n, n + 1, 2 * n + 1, 3 * n - 1, proof_limits().count_max];
-    lengths.sort_unstable();
-    lengths.dedup();
-    lengths
-}
-
-/// Returns the roots to test: the first rank, the last rank and ranks between them.
-fn tested_roots(world: WorldSize) -> Vec<Rank> {
-    let mut roots: Vec<Rank> = [0, 1, 5, world.get() - 1].map(|shift| world.after(Rank::ZERO, shift)).into();
-    roots.sort_unstable();
-    roots.dedup();
-    roots
-}
-
-/// Returns a buffer that contains the contribution of `rank` to every element.
-fn own_contribution(_: WorldSize, rank: Rank, count: usize) -> Vec<Value> {
-    (0..count).map(|element| Value::contribution(rank, element)).collect()
-}
-
-/// Returns a buffer in which every element is the reduction of the contributions of all ranks.
-fn all_contributions(world: WorldSize, count: usize) -> Vec<Value> {
-    (0..count).map(|element| Value::from_first_ranks(world.get(), element)).collect()
-}
-
-/// Returns the partition for the test case with number `which`. If `which` is even, the parts have equal lengths. If
-/// `which` is odd, the parts grow with the rank and the first parts are often empty, or one rank has all elements.
-fn tested_partition(count: usize, world: WorldSize, which: usize) -> Partition {
-    let n = world.as_usize();
-    let upto = |index: usize| count * index.pow(2) / n.pow(2);
-    let counts: Vec<usize> = match (which % 2, (n + count) % 3) {
-        (0, _) => return Partition::even(count, world),
-        (_, 0) => (0..n).map(|index| if index == count % n { count } else { 0 }).collect(),
-        (_, _) => (0..n).map(|index| upto(index + 1) - upto(index)).collect(),
-    };
-    Partition::from_counts(&counts).expect("the sum is small")
-}
-
-/// Returns a buffer for all parts that contains only the rank's own part.
-fn own_part(partition: &Partition, rank: Rank) -> Vec<Value> {
-    let own = partition.range(rank);
-    let value =
-        |element| if own.contains(&element) { Value::contribution(rank, element) } else { Value::BLANK };
-    (0..partition.total()).map(value).collect()
-}
-
-/// Returns a buffer that contains the parts of all ranks.
-fn every_part(partition: &Partition, world: WorldSize) -> Vec<Value> {
-    let part = |rank| partition.range(rank).map(move |element| Value::contribution(rank, element));
-    world.ranks().flat_map(part).collect()
 }

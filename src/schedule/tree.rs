@@ -9,8 +9,8 @@
 use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Reduces to `root` in ceil(log2 n) rounds. Each rank except the root sends S bytes. The root receives up to
-/// ceil(log2 n) S bytes.
+/// Reduces to `root` in ceil(log2 n) rounds. Each rank except the root sends S bytes. The root receives ceil(log2 n) S
+/// bytes.
 ///
 /// The contributions of the children are reduced in a fixed order, the smallest subtree first, so the result does not
 /// depend on the order of arrival. Each receive waits for the previous receive, so a rank must store data that
@@ -34,8 +34,8 @@ pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sc
     Schedule { steps }
 }
 
-/// Broadcasts from `root` in ceil(log2 n) rounds. The root sends up to ceil(log2 n) S bytes, and a leaf sends
-/// nothing.
+/// Broadcasts from `root` in ceil(log2 n) rounds. The root sends ceil(log2 n) S bytes. A leaf of the tree sends no
+/// data.
 ///
 /// A rank sends first to the child with the largest subtree, because that subtree has the longest path.
 pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
@@ -56,7 +56,7 @@ pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 struct TreePosition {
     world: WorldSize,
     root: Rank,
-    /// d in the module documentation: rank - root, modulo n.
+    /// The number d of the module documentation: rank - root, modulo n.
     distance: u32,
 }
 

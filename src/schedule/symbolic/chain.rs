@@ -1,19 +1,19 @@
 //! Proofs of the schedules on a chain of ranks: `reduce`, the reductions in rank order, and the scans.
 
 use super::super::{Action, all_ordered_reduce, exscan, ordered_reduce, reduce, scan};
-use super::{Proof, RankState, Value, all_contributions, own_contribution, tested_roots};
+use super::{Proof, RankState, SymbolicValue, all_contributions, own_contribution, tested_roots};
 use crate::types::{Rank, WorldSize};
 
 #[test]
 fn reduce_gives_the_root_every_contribution_once() {
-    for which in 0..4 {
-        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
+    for case in 0..4 {
+        let root = |world: WorldSize| tested_roots(world)[case % tested_roots(world).len()];
         Proof::new().run(
             |world, rank, count| reduce(world, rank, root(world), count),
             own_contribution,
             |world, rank, count, state| {
-                let finishes = rank == root(world) && world != WorldSize::ONE;
-                assert_eq!(state.finished, vec![u32::from(finishes); count]);
+                let completes = rank == root(world) && world != WorldSize::ONE;
+                assert_eq!(state.completions, vec![u32::from(completes); count]);
                 if rank == root(world) {
                     assert_eq!(state.buffer, all_contributions(world, count));
                 }
@@ -22,18 +22,18 @@ fn reduce_gives_the_root_every_contribution_once() {
     }
 }
 
-fn contributions_of_first_ranks(ranks: u32, count: usize) -> Vec<Value> {
-    (0..count).map(|element| Value::from_first_ranks(ranks, element)).collect()
+fn contributions_of_first_ranks(ranks: u32, count: usize) -> Vec<SymbolicValue> {
+    (0..count).map(|element| SymbolicValue::from_first_ranks(ranks, element)).collect()
 }
 
-/// Checks that the schedule has no `Action::ReduceLast`, which would divide an average. Scans, and reductions in rank
-/// order, never compute averages.
+/// Checks that the rank has applied no `Action::ReduceLast`. This action is for averages, and scans and reductions in
+/// rank order never compute averages.
 fn assert_no_reduce_last(state: &RankState) {
-    assert!(state.finished.iter().all(|&finished| finished == 0));
+    assert!(state.completions.iter().all(|&completions| completions == 0));
 }
 
 #[test]
-fn scan_gives_each_rank_the_contributions_up_to_its_own_in_order() {
+fn scan_gives_each_rank_the_contributions_of_lower_ranks_and_its_own_in_order() {
     Proof { in_rank_order: true, ..Proof::new() }.run(scan, own_contribution, |_, rank, count, state| {
         assert_eq!(state.buffer, contributions_of_first_ranks(rank.get() + 1, count));
         assert_no_reduce_last(state);
@@ -41,10 +41,10 @@ fn scan_gives_each_rank_the_contributions_up_to_its_own_in_order() {
 }
 
 #[test]
-fn exscan_gives_each_rank_the_contributions_before_its_own_in_order() {
+fn exscan_gives_each_rank_the_contributions_of_lower_ranks_in_order() {
     let initial = |world, rank, count| {
         let mut buffer = own_contribution(world, rank, count);
-        buffer.resize(2 * count, Value::BLANK);
+        buffer.resize(2 * count, SymbolicValue::UNSPECIFIED);
         buffer
     };
     Proof { in_rank_order: true, ..Proof::new() }.run(exscan, initial, |_, rank, count, state| {
@@ -58,8 +58,8 @@ fn exscan_gives_each_rank_the_contributions_before_its_own_in_order() {
 
 #[test]
 fn ordered_reduce_gives_the_root_every_contribution_in_order() {
-    for which in 0..4 {
-        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
+    for case in 0..4 {
+        let root = |world: WorldSize| tested_roots(world)[case % tested_roots(world).len()];
         Proof { in_rank_order: true, ..Proof::new() }.run(
             |world, rank, count| ordered_reduce(world, rank, root(world), count),
             own_contribution,

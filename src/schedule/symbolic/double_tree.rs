@@ -13,12 +13,11 @@ fn tested_worlds() -> impl Iterator<Item = WorldSize> {
     (1..=proof_limits().world_size_max).map(|ranks| WorldSize::new(ranks).unwrap())
 }
 
-/// The children of a rank in one tree, and its parent. The rank reduces the data of its children, and sends the
-/// result to its parent.
+/// The children of a rank in one tree, and the parent of the rank.
 type ChildrenAndParent = (Vec<Rank>, Option<Rank>);
 
-/// Returns the neighbours of the rank with this schedule in each of the two trees. Each tree reduces one half of the
-/// `count` elements.
+/// Returns the neighbours of a rank in each of the two trees. `schedule` is the rank's schedule of a reduction of `count`
+/// elements. Each tree reduces one half of the elements.
 fn neighbours_in_both_trees(schedule: &Schedule, count: usize) -> [ChildrenAndParent; 2] {
     [0..count / 2, count / 2..count].map(|half| {
         let received = schedule.steps.iter().filter_map(|step| step.receive.as_ref());
@@ -30,7 +29,7 @@ fn neighbours_in_both_trees(schedule: &Schedule, count: usize) -> [ChildrenAndPa
 
 /// Returns the neighbours of every rank in each of the two trees.
 fn neighbours_of_all_ranks(world: WorldSize) -> Vec<[ChildrenAndParent; 2]> {
-    // In a reduce to an additional rank, the ranks of `world` only send data up their two trees.
+    // In a reduce to an additional rank, all ranks of `world` are in both trees, and the trees only send data up.
     let with_root = WorldSize::new(world.get() + 1).unwrap();
     let root = Rank::new(world.get());
     let schedule = |rank| reduce(with_root, rank, root, 2, 1);
@@ -42,7 +41,7 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
     for block in BLOCK_LENGTHS {
         let build = |world, rank, count| all_reduce(world, rank, count, block);
         let proof = Proof { receives_may_wait: true, ..Proof::new() };
-        let mut finished = Vec::new();
+        let mut completions = Vec::new();
         proof.run(build, own_contribution, |world, rank, count, state| {
             assert_eq!(
                 state.buffer,
@@ -50,28 +49,31 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
                 "rank {rank} of {world}, {count} elements"
             );
             if rank == Rank::ZERO {
-                finished = vec![0; count];
+                completions = vec![0; count];
             }
-            for (sum, finished) in finished.iter_mut().zip(&state.finished) {
-                *sum += finished;
+            for (sum, completions) in completions.iter_mut().zip(&state.completions) {
+                *sum += completions;
             }
             let times = u32::from(world != WorldSize::ONE);
             let is_last = rank.get() + 1 == world.get();
-            assert!(!is_last || finished == vec![times; count], "each result is completed once, on one rank");
+            assert!(
+                !is_last || completions == vec![times; count],
+                "each result is completed once, on one rank"
+            );
         });
     }
 }
 
 #[test]
 fn reduce_gives_the_root_every_contribution_once() {
-    for (which, block) in [(0, 7), (1, 7), (2, BLOCK_LENGTHS[0]), (3, 7)] {
-        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
+    for (case, block) in [(0, 7), (1, 7), (2, BLOCK_LENGTHS[0]), (3, 7)] {
+        let root = |world: WorldSize| tested_roots(world)[case % tested_roots(world).len()];
         Proof { receives_may_wait: true, ..Proof::new() }.run(
             |world, rank, count| reduce(world, rank, root(world), count, block),
             own_contribution,
             |world, rank, count, state| {
-                let finishes = rank == root(world) && world != WorldSize::ONE;
-                assert_eq!(state.finished, vec![u32::from(finishes); count]);
+                let completes = rank == root(world) && world != WorldSize::ONE;
+                assert_eq!(state.completions, vec![u32::from(completes); count]);
                 assert!(rank != root(world) || state.buffer == all_contributions(world, count));
             },
         );
@@ -80,8 +82,8 @@ fn reduce_gives_the_root_every_contribution_once() {
 
 #[test]
 fn broadcast_gives_every_rank_the_roots_buffer() {
-    for (which, block) in [(0, 7), (1, 7), (2, BLOCK_LENGTHS[0]), (3, 7)] {
-        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
+    for (case, block) in [(0, 7), (1, 7), (2, BLOCK_LENGTHS[0]), (3, 7)] {
+        let root = |world: WorldSize| tested_roots(world)[case % tested_roots(world).len()];
         Proof::new().run(
             |world, rank, count| broadcast(world, rank, root(world), count, block),
             own_contribution,
@@ -90,8 +92,7 @@ fn broadcast_gives_every_rank_the_roots_buffer() {
     }
 }
 
-/// A rank receives each block from its first child before it receives the block from its second child. No other
-/// receive has to wait.
+/// A rank applies each block of its first child before the same block of its second child. No other receive waits.
 #[test]
 fn only_the_receive_from_a_second_child_waits_for_another_receive() {
     for world in tested_worlds() {
@@ -125,10 +126,10 @@ fn a_rank_has_children_in_at_most_one_tree() {
     }
 }
 
-/// If two ranks were neighbours in both trees, both trees would use the same link, and their messages would wait for
-/// each other.
+/// If two ranks were neighbours in both trees, both trees would use the same link, and the messages of one tree would
+/// delay the messages of the other tree.
 #[test]
-fn with_four_or_more_ranks_no_two_are_neighbours_in_both_trees() {
+fn with_four_or_more_ranks_no_two_ranks_are_neighbours_in_both_trees() {
     for world in tested_worlds().filter(|world| world.get() >= 4) {
         let trees = neighbours_of_all_ranks(world);
         for rank in world.ranks() {
@@ -159,7 +160,7 @@ fn no_rank_is_more_than_log2_n_hops_below_the_top() {
 }
 
 #[test]
-fn no_rank_sends_or_receives_more_than_twice_the_buffer() {
+fn no_rank_sends_or_receives_more_than_twice_the_size_of_the_buffer() {
     for world in tested_worlds() {
         for rank in world.ranks() {
             let schedule = all_reduce(world, rank, 96, 8);

@@ -1,5 +1,5 @@
-//! Proofs of the hierarchical collectives: first rounds in the shared memory of each host, then schedules over the
-//! links between hosts, and at last rounds in shared memory again.
+//! Proofs of the hierarchical collectives. These collectives first run rounds in the shared memory of each host, then
+//! a schedule over the links between hosts, and then rounds in shared memory again.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -7,9 +7,9 @@ use rand::{RngExt as _, SeedableRng as _};
 use super::super::CollectiveSpec;
 use super::super::hierarchy::{HierarchicalPhases, HostLayout};
 use super::super::rounds::RoundPlan;
-use super::rounds::simulate;
+use super::rounds::simulate_rounds;
 use super::{
-    MoveOrder, Proof, SimulatedWorld, Value, all_contributions, own_contribution, proof_limits,
+    MoveOrder, Proof, SimulatedWorld, SymbolicValue, all_contributions, own_contribution, proof_limits,
     tested_lengths, tested_roots,
 };
 use crate::types::{Algorithm, Rank, WorldSize};
@@ -40,39 +40,42 @@ fn tested_placements() -> Vec<Vec<u32>> {
     all
 }
 
-/// Returns the buffer with each contribution labelled by a rank of the group instead of by a local rank on its host.
-fn convert_local_to_group_ranks(buffer: Vec<Value>, group_ranks: &[Rank]) -> Vec<Value> {
-    let convert = |value: Value| {
+/// Replaces the local ranks in the values of a buffer by ranks of the group. `group_ranks` contains the rank in the
+/// group for each local rank.
+fn convert_local_to_group_ranks(buffer: Vec<SymbolicValue>, group_ranks: &[Rank]) -> Vec<SymbolicValue> {
+    let convert = |value: SymbolicValue| {
         let contributors = group_ranks.iter().enumerate().filter(|(local, _)| value.ranks >> local & 1 == 1);
-        Value { ranks: contributors.fold(0, |ranks, (_, rank)| ranks | 1 << rank.get()), ..value }
+        SymbolicValue { ranks: contributors.fold(0, |ranks, (_, rank)| ranks | 1 << rank.get()), ..value }
     };
     buffer.into_iter().map(convert).collect()
 }
 
-/// Runs a phase in the shared memory of every host. If `is_first` is true, the buffer of each rank contains only this
-/// rank's contributions.
+/// Runs a phase in the shared memory of every host. In the first phase (`is_first`), the buffer of each rank contains
+/// only the contributions of this rank.
 fn simulate_phase_on_hosts(
     layouts: &[HostLayout],
     phase: impl Fn(Rank) -> CollectiveSpec,
-    mut buffers: Vec<Vec<Value>>,
+    mut buffers: Vec<Vec<SymbolicValue>>,
     slot: usize,
     is_first: bool,
-) -> Vec<Vec<Value>> {
+) -> Vec<Vec<SymbolicValue>> {
     for layout in layouts.iter().filter(|layout| layout.local_world_and_rank().1 == Rank::ZERO) {
         let (local_world, ranks) = (layout.local_world_and_rank().0, layout.local_ranks());
         if local_world == WorldSize::ONE {
             continue;
         }
-        let with_local_rank = |local: usize, buffer: &[Value]| {
-            let value =
-                |value: &Value| Value { ranks: if is_first { 1 << local } else { value.ranks }, ..*value };
-            buffer.iter().map(value).collect::<Vec<Value>>()
+        let with_local_rank = |local: usize, buffer: &[SymbolicValue]| {
+            let value = |value: &SymbolicValue| SymbolicValue {
+                ranks: if is_first { 1 << local } else { value.ranks },
+                ..*value
+            };
+            buffer.iter().map(value).collect::<Vec<SymbolicValue>>()
         };
         let initial =
             ranks.iter().enumerate().map(|(local, rank)| with_local_rank(local, &buffers[rank.index()]));
         let plan = |local: Rank| RoundPlan::new(local_world, local, slot, 0, phase(ranks[local.index()]));
         let slot = slot.max(local_world.as_usize());
-        for (rank, buffer) in ranks.iter().zip(simulate(local_world, slot, &plan, initial.collect())) {
+        for (rank, buffer) in ranks.iter().zip(simulate_rounds(local_world, slot, &plan, initial.collect())) {
             buffers[rank.index()] =
                 if is_first { convert_local_to_group_ranks(buffer, ranks) } else { buffer };
         }
@@ -80,18 +83,18 @@ fn simulate_phase_on_hosts(
     buffers
 }
 
-/// Runs a collective for every placement and length, and for several orders in which the links move data. Passes the
-/// final buffer of every rank to `check`. The last argument of `check` is the number of completed reductions, counted
-/// for each element on each rank.
+/// Runs a collective for every placement and length, and for several orders of sends and receives between hosts.
+/// Passes the final buffer of every rank to `check`. The last argument of `check` is the number of completed
+/// reductions, summed over all elements and ranks.
 fn run_and_check(
     algorithms: &[Algorithm],
     spec: impl Fn(WorldSize, usize) -> CollectiveSpec,
-    check: impl Fn(WorldSize, Rank, usize, &[Value], u32),
+    check: impl Fn(WorldSize, Rank, usize, &[SymbolicValue], u32),
 ) {
-    for machines in tested_placements() {
-        let world = WorldSize::new(machines.len() as u32).unwrap();
+    for host_ids in tested_placements() {
+        let world = WorldSize::new(host_ids.len() as u32).unwrap();
         let layouts: Option<Vec<HostLayout>> =
-            world.ranks().map(|rank| HostLayout::new(&machines, rank)).collect();
+            world.ranks().map(|rank| HostLayout::new(&host_ids, rank)).collect();
         let Some(layouts) = layouts else { continue };
         for (&algorithm, count) in
             algorithms.iter().flat_map(|a| tested_lengths(world).into_iter().map(move |c| (a, c)))
@@ -107,15 +110,16 @@ fn run_and_check(
                 let buffers = world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
                 let before = |rank: Rank| phases[rank.index()].before.clone();
                 let buffers = simulate_phase_on_hosts(&layouts, before, buffers, slot, true);
-                let mut wire = SimulatedWorld::new(schedules.clone(), buffers, segment);
-                wire.run(&mut match seed {
+                let mut between_hosts = SimulatedWorld::new(schedules.clone(), buffers, segment);
+                between_hosts.run(&mut match seed {
                     0 => MoveOrder::Eager,
                     1 => MoveOrder::Lockstep,
                     _ => MoveOrder::Random(Box::new(StdRng::seed_from_u64(seed))),
                 });
-                let finished: Vec<u32> = wire.ranks.iter().flat_map(|rank| rank.finished.clone()).collect();
-                let total = finished.iter().sum::<u32>();
-                let buffers = wire.ranks.into_iter().map(|rank| rank.buffer).collect();
+                let completions: Vec<u32> =
+                    between_hosts.ranks.iter().flat_map(|rank| rank.completions.clone()).collect();
+                let total = completions.iter().sum::<u32>();
+                let buffers = between_hosts.ranks.into_iter().map(|rank| rank.buffer).collect();
                 let after = |rank: Rank| phases[rank.index()].after.clone();
                 let buffers = simulate_phase_on_hosts(&layouts, after, buffers, slot, false);
                 for rank in world.ranks() {
@@ -132,23 +136,23 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
     run_and_check(
         &algorithms,
         |_, count| CollectiveSpec::AllReduce { count },
-        |world, rank, count, buffer, finished| {
+        |world, rank, count, buffer, completions| {
             assert_eq!(buffer, all_contributions(world, count), "rank {rank} of {world}");
-            assert!(finished as usize >= count, "every result is completed");
+            assert!(completions as usize >= count, "every result is completed");
         },
     );
 }
 
 #[test]
 fn reduce_gives_the_root_every_contribution_once() {
-    for which in 0..4 {
-        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
+    for case in 0..4 {
+        let root = |world: WorldSize| tested_roots(world)[case % tested_roots(world).len()];
         run_and_check(
             &[Algorithm::Chain, Algorithm::Tree],
             |world, count| CollectiveSpec::Reduce { count, root: root(world) },
-            |world, rank, count, buffer, finished| {
+            |world, rank, count, buffer, completions| {
                 assert!(rank != root(world) || *buffer == all_contributions(world, count));
-                assert_eq!(finished as usize, count, "every result is completed once");
+                assert_eq!(completions as usize, count, "every result is completed once");
             },
         );
     }
@@ -156,8 +160,8 @@ fn reduce_gives_the_root_every_contribution_once() {
 
 #[test]
 fn broadcast_gives_every_rank_the_roots_buffer() {
-    for which in 0..4 {
-        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
+    for case in 0..4 {
+        let root = |world: WorldSize| tested_roots(world)[case % tested_roots(world).len()];
         run_and_check(
             &[Algorithm::Ring, Algorithm::Tree],
             |world, count| CollectiveSpec::Broadcast { count, root: root(world) },
@@ -177,13 +181,13 @@ fn only_the_first_ranks_of_hosts_exchange_messages_in_a_barrier() {
 
 #[test]
 fn every_rank_carries_a_slice_and_sends_only_to_other_hosts() {
-    for machines in tested_placements() {
-        let world = WorldSize::new(machines.len() as u32).unwrap();
+    for host_ids in tested_placements() {
+        let world = WorldSize::new(host_ids.len() as u32).unwrap();
         for rank in world.ranks() {
-            let Some(layout) = HostLayout::new(&machines, rank) else { continue };
+            let Some(layout) = HostLayout::new(&host_ids, rank) else { continue };
             let schedule =
                 layout.phases(&CollectiveSpec::AllReduce { count: 1000 }, Algorithm::Ring, 1000).across;
-            assert!(!schedule.steps.is_empty(), "every rank carries a slice: {machines:?}");
+            assert!(!schedule.steps.is_empty(), "every rank carries a slice: {host_ids:?}");
             let is_local = |peer: &Rank| layout.local_ranks().contains(peer);
             assert!(!schedule.peers().iter().any(is_local), "ranks of one host exchange no messages");
         }

@@ -1,4 +1,4 @@
-//! Proofs of the all-reduce and the broadcast on the ring. `partitioned.rs` has the proofs of the reduce-scatter and
+//! Proofs of the all-reduce and the broadcast on the ring. `partitioned_collectives.rs` has the proofs of the reduce-scatter and
 //! the all-gather on the ring.
 
 use super::super::partition::chunk;
@@ -20,11 +20,11 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
                 all_contributions(world, count),
                 "rank {rank} of {world}, {count} elements"
             );
-            for (element, &finished) in state.finished.iter().enumerate() {
+            for (element, &completions) in state.completions.iter().enumerate() {
                 let start = element / block * block;
                 let chunk = chunk(count.min(start + block) - start, world, rank);
                 let owner = chunk.contains(&(element - start)) && world != WorldSize::ONE;
-                assert_eq!(finished, u32::from(owner), "each result is completed once, by its owner");
+                assert_eq!(completions, u32::from(owner), "each result is completed once, by its owner");
             }
         });
     }
@@ -32,8 +32,8 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
 
 #[test]
 fn broadcast_gives_every_rank_the_roots_buffer() {
-    for which in 0..4 {
-        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
+    for case in 0..4 {
+        let root = |world: WorldSize| tested_roots(world)[case % tested_roots(world).len()];
         Proof::new().run(
             |world, rank: Rank, count| broadcast(world, rank, root(world), count),
             own_contribution,

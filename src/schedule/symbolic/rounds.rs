@@ -1,34 +1,39 @@
 //! Proofs of the collectives in shared memory. In each round, a rank *posts* elements in its slot and *takes*
-//! elements from the slots of other ranks. In the simulation, all ranks are in the same round, and all post before
-//! any rank takes. Real ranks may be one round apart. The results are the same, because a rank takes only elements
-//! that were posted in its own round.
+//! elements from the slots of other ranks. In the simulation, all ranks are in the same round, and every rank posts
+//! before any rank takes. Real ranks may be one round apart, but get the same results, because a rank takes only
+//! elements that were posted in its own round.
 
 use super::super::Action;
 use super::super::CollectiveSpec;
 use super::super::partition::Partition;
 use super::super::rounds::{OrderedReduce, Round, RoundPlan};
 use super::{
-    Value, all_contributions, every_part, own_contribution, own_part, proof_limits, tested_lengths,
+    SymbolicValue, all_contributions, every_part, own_contribution, own_part, proof_limits, tested_lengths,
     tested_partition, tested_roots,
 };
 use crate::types::{Rank, WorldSize};
 
-/// The number of ranks in the largest world. Under Miri the tests run a thousand times slower.
+/// The number of ranks in the largest tested world. Under Miri, tests run a thousand times slower, so the largest world
+/// is smaller.
 const RANKS_MAX: u32 = if cfg!(miri) { 3 } else { 16 };
 
 /// Runs a collective on all ranks with small and large slots, and passes the final buffer of every rank to `check`.
 fn run_and_check(
     spec: impl Fn(WorldSize, usize) -> CollectiveSpec,
-    initial: impl Fn(WorldSize, Rank, usize) -> Vec<Value>,
-    check: impl Fn(WorldSize, Rank, usize, &[Value]),
+    initial: impl Fn(WorldSize, Rank, usize) -> Vec<SymbolicValue>,
+    check: impl Fn(WorldSize, Rank, usize, &[SymbolicValue]),
 ) {
     for ranks in 1..=RANKS_MAX {
         let world = WorldSize::new(ranks).unwrap();
         for count in tested_lengths(world) {
             for slot in [world.as_usize(), 2 * world.as_usize() + 1, 1000] {
                 let plan = |rank| RoundPlan::new(world, rank, slot, 0, spec(world, count));
-                let buffers =
-                    simulate(world, slot, &plan, world.ranks().map(|r| initial(world, r, count)).collect());
+                let buffers = simulate_rounds(
+                    world,
+                    slot,
+                    &plan,
+                    world.ranks().map(|r| initial(world, r, count)).collect(),
+                );
                 for rank in world.ranks() {
                     check(world, rank, count, &buffers[rank.index()]);
                 }
@@ -37,48 +42,56 @@ fn run_and_check(
     }
 }
 
-pub(super) fn simulate(
+pub(super) fn simulate_rounds(
     world: WorldSize,
     slot: usize,
     plan: &impl Fn(Rank) -> RoundPlan,
-    buffers: Vec<Vec<Value>>,
-) -> Vec<Vec<Value>> {
-    simulate_with_shared_buffers(world, slot, plan, buffers, &|_| false)
+    buffers: Vec<Vec<SymbolicValue>>,
+) -> Vec<Vec<SymbolicValue>> {
+    simulate_rounds_with_shared_buffers(world, slot, plan, buffers, &|_| false)
 }
 
-/// Runs a plan on all ranks. If `shares` returns true for a rank, the rank posts the address of its buffer instead of
-/// elements in the round that has an `in_place_reduce`.
-fn simulate_with_shared_buffers(
+/// Runs a plan on all ranks. If `shares_buffer` returns true for a rank, other ranks can access its buffer: in a round
+/// with `in_place_reduce`, the rank posts the address of its buffer and no elements.
+fn simulate_rounds_with_shared_buffers(
     world: WorldSize,
     slot: usize,
     plan: &impl Fn(Rank) -> RoundPlan,
-    mut buffers: Vec<Vec<Value>>,
-    shares: &impl Fn(Rank) -> bool,
-) -> Vec<Vec<Value>> {
+    mut buffers: Vec<Vec<SymbolicValue>>,
+    shares_buffer: &impl Fn(Rank) -> bool,
+) -> Vec<Vec<SymbolicValue>> {
     let rounds = plan(Rank::ZERO).round_count();
     let mut round = Round::default();
-    let blank = || vec![vec![Value::BLANK; slot]; world.as_usize()];
+    let blank = || vec![vec![SymbolicValue::UNSPECIFIED; slot]; world.as_usize()];
     let mut next_slots = blank();
     for number in 0..rounds {
         let mut slots = std::mem::replace(&mut next_slots, blank());
         for rank in world.ranks() {
             assert_eq!(plan(rank).round_count(), rounds, "all ranks have the same number of rounds");
             plan(rank).fill_round(number, &mut round);
-            if round.in_place_reduce.is_some() && shares(rank) {
+            if round.in_place_reduce.is_some() && shares_buffer(rank) {
                 continue;
             }
             for put in &round.slot_writes {
                 let values = &buffers[rank.index()][put.range.clone()];
                 let target = &mut slots[rank.index()][put.at..put.at + put.range.len()];
-                assert!(target.iter().all(|&value| value == Value::BLANK), "posted elements do not overlap");
+                assert!(
+                    target.iter().all(|&value| value == SymbolicValue::UNSPECIFIED),
+                    "posted elements do not overlap"
+                );
                 target.copy_from_slice(values);
             }
         }
         for rank in world.ranks() {
             plan(rank).fill_round(number, &mut round);
             if let Some(ordered_reduce) = &round.ordered_reduce {
-                assert!(round.slot_reads.is_empty(), "a round with a reduction has no takes");
-                for from in world.ranks().filter(|&from| round.in_place_reduce.is_some() && shares(from)) {
+                assert!(
+                    round.slot_reads.is_empty(),
+                    "in a round with an ordered reduction, no rank takes elements"
+                );
+                for from in
+                    world.ranks().filter(|&from| round.in_place_reduce.is_some() && shares_buffer(from))
+                {
                     let shared = &buffers[from.index()][ordered_reduce.range.clone()];
                     slots[from.index()][ordered_reduce.at..ordered_reduce.at + shared.len()]
                         .copy_from_slice(shared);
@@ -121,10 +134,10 @@ fn reduce_in_order(
     world: WorldSize,
     rank: Rank,
     ordered_reduce: &OrderedReduce,
-    buffer: &[Value],
-    slots: &[Vec<Value>],
-) -> Vec<Value> {
-    let mut result: Vec<Value> = Vec::new();
+    buffer: &[SymbolicValue],
+    slots: &[Vec<SymbolicValue>],
+) -> Vec<SymbolicValue> {
+    let mut result: Vec<SymbolicValue> = Vec::new();
     for from in world.ranks() {
         let in_slot = ordered_reduce.at..ordered_reduce.at + ordered_reduce.range.len();
         let arrived =
@@ -151,7 +164,7 @@ fn all_reduce_gives_every_rank_every_contribution_in_order() {
     for ranks in 1..=RANKS_MAX {
         let world = WorldSize::new(ranks).unwrap();
         let plan = |rank| RoundPlan::new(world, rank, 100, 97, CollectiveSpec::AllReduce { count: 97 });
-        let buffers = simulate(
+        let buffers = simulate_rounds(
             world,
             100,
             &plan,
@@ -162,14 +175,14 @@ fn all_reduce_gives_every_rank_every_contribution_in_order() {
 }
 
 /// All ranks can access the buffers of all ranks. The ranks reduce their chunks one after another, in ascending or
-/// descending order. The order does not change the result, because no rank reads what another rank has written.
+/// descending order. The order does not change the result, because no rank reads elements that another rank writes.
 #[test]
 fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
     for ranks in 1..=proof_limits().world_size_max {
         let world = WorldSize::new(ranks).unwrap();
         let counts = tested_lengths(world).into_iter().filter(|&count| count > 0);
         for (count, is_reversed) in counts.flat_map(|count| [(count, false), (count, true)]) {
-            let mut buffers: Vec<Vec<Value>> =
+            let mut buffers: Vec<Vec<SymbolicValue>> =
                 world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
             let mut order: Vec<Rank> = world.ranks().collect();
             if is_reversed {
@@ -214,11 +227,12 @@ fn all_reduce_uses_slots_if_only_some_buffers_are_shared() {
     for ranks in 2..=RANKS_MAX {
         let world = WorldSize::new(ranks).unwrap();
         for count in tested_lengths(world) {
-            for shares in [|rank: Rank| rank.get() == 1, |rank: Rank| rank.get() > 0] {
+            for shares_buffer in [|rank: Rank| rank.get() == 1, |rank: Rank| rank.get() > 0] {
                 let slot = 2 * world.as_usize() + 1;
                 let plan = |rank| RoundPlan::new(world, rank, slot, 0, CollectiveSpec::AllReduce { count });
                 let initial = world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
-                let buffers = simulate_with_shared_buffers(world, slot, &plan, initial, &shares);
+                let buffers =
+                    simulate_rounds_with_shared_buffers(world, slot, &plan, initial, &shares_buffer);
                 assert!(buffers.iter().all(|buffer| *buffer == all_contributions(world, count)));
             }
         }
@@ -227,8 +241,8 @@ fn all_reduce_uses_slots_if_only_some_buffers_are_shared() {
 
 #[test]
 fn reduce_gives_the_root_every_contribution() {
-    for which in 0..4 {
-        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
+    for case in 0..4 {
+        let root = |world: WorldSize| tested_roots(world)[case % tested_roots(world).len()];
         let spec = |world, count| CollectiveSpec::Reduce { count, root: root(world) };
         run_and_check(spec, own_contribution, |world, rank, count, buffer| {
             assert!(rank != root(world) || *buffer == all_contributions(world, count));
@@ -238,18 +252,18 @@ fn reduce_gives_the_root_every_contribution() {
 
 #[test]
 fn reduce_scatter_and_all_gather_give_every_rank_its_parts() {
-    for which in 0..2 {
-        let scattered = |world, count| CollectiveSpec::ReduceScatter(tested_partition(count, world, which));
+    for case in 0..2 {
+        let scattered = |world, count| CollectiveSpec::ReduceScatter(tested_partition(count, world, case));
         run_and_check(scattered, own_contribution, |world, rank, count, buffer| {
-            for element in tested_partition(count, world, which).range(rank) {
-                assert_eq!(buffer[element], Value::from_first_ranks(world.get(), element));
+            for element in tested_partition(count, world, case).range(rank) {
+                assert_eq!(buffer[element], SymbolicValue::from_first_ranks(world.get(), element));
             }
         });
         run_and_check(
-            |world, count| CollectiveSpec::AllGather(tested_partition(count, world, which)),
-            |world, rank, count| own_part(&tested_partition(count, world, which), rank),
+            |world, count| CollectiveSpec::AllGather(tested_partition(count, world, case)),
+            |world, rank, count| own_part(&tested_partition(count, world, case), rank),
             |world, _, count, buffer| {
-                assert_eq!(buffer, every_part(&tested_partition(count, world, which), world));
+                assert_eq!(buffer, every_part(&tested_partition(count, world, case), world));
             },
         );
     }
@@ -257,9 +271,9 @@ fn reduce_scatter_and_all_gather_give_every_rank_its_parts() {
 
 #[test]
 fn broadcast_gather_and_scatter_move_the_data_from_or_to_the_root() {
-    for which in 0..4 {
-        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
-        let parts = |world, count| tested_partition(count, world, which);
+    for case in 0..4 {
+        let root = |world: WorldSize| tested_roots(world)[case % tested_roots(world).len()];
+        let parts = |world, count| tested_partition(count, world, case);
         run_and_check(
             |world, count| CollectiveSpec::Broadcast { count, root: root(world) },
             own_contribution,
@@ -286,7 +300,7 @@ fn broadcast_gather_and_scatter_move_the_data_from_or_to_the_root() {
                 if rank == root(world) {
                     own_contribution(world, rank, count)
                 } else {
-                    vec![Value::BLANK; length]
+                    vec![SymbolicValue::UNSPECIFIED; length]
                 }
             },
             |world, rank, count, buffer| {
@@ -304,27 +318,33 @@ fn scan_and_exscan_combine_lower_ranks_in_rank_order() {
         |_, count| CollectiveSpec::Scan { count },
         own_contribution,
         |_, rank, count, buffer| {
-            let expected = (0..count).map(|element| Value::from_first_ranks(rank.get() + 1, element));
-            assert_eq!(buffer, expected.collect::<Vec<Value>>());
+            let expected = (0..count).map(|element| SymbolicValue::from_first_ranks(rank.get() + 1, element));
+            assert_eq!(buffer, expected.collect::<Vec<SymbolicValue>>());
         },
     );
-    let with_result_space =
-        |world, rank, count| [own_contribution(world, rank, count), vec![Value::BLANK; count]].concat();
+    let with_result_space = |world, rank, count| {
+        [own_contribution(world, rank, count), vec![SymbolicValue::UNSPECIFIED; count]].concat()
+    };
     run_and_check(
         |_, count| CollectiveSpec::Exscan { count },
         with_result_space,
         |_, rank, count, buffer| {
             let expected = |element| {
-                if rank == Rank::ZERO { Value::BLANK } else { Value::from_first_ranks(rank.get(), element) }
+                if rank == Rank::ZERO {
+                    SymbolicValue::UNSPECIFIED
+                } else {
+                    SymbolicValue::from_first_ranks(rank.get(), element)
+                }
             };
-            assert_eq!(buffer[count..], (0..count).map(expected).collect::<Vec<Value>>());
+            assert_eq!(buffer[count..], (0..count).map(expected).collect::<Vec<SymbolicValue>>());
         },
     );
 }
 
 #[test]
 fn all_to_all_gives_each_rank_the_parts_for_it() {
-    let value = |from: Rank, to: Rank, index: usize| Value::contribution(from, to.index() << 32 | index);
+    let value =
+        |from: Rank, to: Rank, index: usize| SymbolicValue::contribution(from, to.index() << 32 | index);
     run_and_check(
         |world, part| {
             let parts = Partition::of_equal_parts(part, world);
@@ -332,14 +352,15 @@ fn all_to_all_gives_each_rank_the_parts_for_it() {
         },
         |world, rank, part| {
             let sent = world.ranks().flat_map(|to| (0..part).map(move |index| value(rank, to, index)));
-            let mut buffer: Vec<Value> = sent.collect();
-            buffer.resize(2 * buffer.len(), Value::BLANK);
+            let mut buffer: Vec<SymbolicValue> = sent.collect();
+            buffer.resize(2 * buffer.len(), SymbolicValue::UNSPECIFIED);
             buffer
         },
         |world, rank, part, buffer| {
             for (from, received) in world.ranks().zip(buffer[world.as_usize() * part..].chunks(part.max(1))) {
-                let expected = |index| if from == rank { Value::BLANK } else { value(from, rank, index) };
-                assert_eq!(received, (0..part).map(expected).collect::<Vec<Value>>());
+                let expected =
+                    |index| if from == rank { SymbolicValue::UNSPECIFIED } else { value(from, rank, index) };
+                assert_eq!(received, (0..part).map(expected).collect::<Vec<SymbolicValue>>());
             }
         },
     );

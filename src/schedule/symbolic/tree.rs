@@ -6,14 +6,14 @@ use crate::types::WorldSize;
 
 #[test]
 fn reduce_tree_gives_the_root_every_contribution_once() {
-    for which in 0..4 {
-        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
+    for case in 0..4 {
+        let root = |world: WorldSize| tested_roots(world)[case % tested_roots(world).len()];
         Proof { receives_may_wait: true, ..Proof::new() }.run(
             |world, rank, count| reduce_tree(world, rank, root(world), count),
             own_contribution,
             |world, rank, count, state| {
-                let finishes = rank == root(world) && world != WorldSize::ONE;
-                assert_eq!(state.finished, vec![u32::from(finishes); count]);
+                let completes = rank == root(world) && world != WorldSize::ONE;
+                assert_eq!(state.completions, vec![u32::from(completes); count]);
                 if rank == root(world) {
                     assert_eq!(state.buffer, all_contributions(world, count));
                 }
@@ -24,8 +24,8 @@ fn reduce_tree_gives_the_root_every_contribution_once() {
 
 #[test]
 fn broadcast_tree_gives_every_rank_the_roots_buffer() {
-    for which in 0..4 {
-        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
+    for case in 0..4 {
+        let root = |world: WorldSize| tested_roots(world)[case % tested_roots(world).len()];
         Proof::new().run(
             |world, rank, count| broadcast_tree(world, rank, root(world), count),
             own_contribution,

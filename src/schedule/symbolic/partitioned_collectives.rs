@@ -2,21 +2,21 @@
 
 use super::super::partition::Partition;
 use super::super::{all_gather, all_to_all, gather, reduce_scatter, scatter};
-use super::{Proof, Value, every_part, own_contribution, own_part, tested_partition, tested_roots};
+use super::{Proof, SymbolicValue, every_part, own_contribution, own_part, tested_partition, tested_roots};
 use crate::types::{Rank, WorldSize};
 
 #[test]
 fn reduce_scatter_gives_every_rank_its_part() {
-    for which in 0..2 {
-        let build = |world, rank, count| reduce_scatter(world, rank, &tested_partition(count, world, which));
+    for case in 0..2 {
+        let build = |world, rank, count| reduce_scatter(world, rank, &tested_partition(count, world, case));
         Proof::new().run(build, own_contribution, |world, rank, count, state| {
-            let part = tested_partition(count, world, which).range(rank);
-            for (element, &finished) in state.finished.iter().enumerate() {
+            let part = tested_partition(count, world, case).range(rank);
+            for (element, &completions) in state.completions.iter().enumerate() {
                 let owner = part.contains(&element) && world != WorldSize::ONE;
-                assert_eq!(finished, u32::from(owner), "each result is completed once, by its owner");
+                assert_eq!(completions, u32::from(owner), "each result is completed once, by its owner");
             }
             for element in part {
-                assert_eq!(state.buffer[element], Value::from_first_ranks(world.get(), element));
+                assert_eq!(state.buffer[element], SymbolicValue::from_first_ranks(world.get(), element));
             }
         });
     }
@@ -24,12 +24,12 @@ fn reduce_scatter_gives_every_rank_its_part() {
 
 #[test]
 fn all_gather_gives_every_rank_every_part() {
-    for which in 0..2 {
+    for case in 0..2 {
         Proof::new().run(
-            |world, rank, count| all_gather(world, rank, &tested_partition(count, world, which)),
-            |world, rank, count| own_part(&tested_partition(count, world, which), rank),
+            |world, rank, count| all_gather(world, rank, &tested_partition(count, world, case)),
+            |world, rank, count| own_part(&tested_partition(count, world, case), rank),
             |world, _, count, state| {
-                assert_eq!(state.buffer, every_part(&tested_partition(count, world, which), world));
+                assert_eq!(state.buffer, every_part(&tested_partition(count, world, case), world));
             },
         );
     }
@@ -37,21 +37,21 @@ fn all_gather_gives_every_rank_every_part() {
 
 #[test]
 fn gather_gives_the_root_every_part() {
-    for which in 0..4 {
-        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
+    for case in 0..4 {
+        let root = |world: WorldSize| tested_roots(world)[case % tested_roots(world).len()];
         Proof::new().run(
-            |world, rank, count| gather(world, rank, root(world), &tested_partition(count, world, which)),
+            |world, rank, count| gather(world, rank, root(world), &tested_partition(count, world, case)),
             |world, rank, count| {
-                let whole_buffer = own_part(&tested_partition(count, world, which), rank);
+                let whole_buffer = own_part(&tested_partition(count, world, case), rank);
                 if rank == root(world) {
                     whole_buffer
                 } else {
-                    whole_buffer[tested_partition(count, world, which).range(rank)].to_vec()
+                    whole_buffer[tested_partition(count, world, case).range(rank)].to_vec()
                 }
             },
             |world, rank, count, state| {
                 if rank == root(world) {
-                    assert_eq!(state.buffer, every_part(&tested_partition(count, world, which), world));
+                    assert_eq!(state.buffer, every_part(&tested_partition(count, world, case), world));
                 }
             },
         );
@@ -60,21 +60,21 @@ fn gather_gives_the_root_every_part() {
 
 #[test]
 fn scatter_gives_each_rank_its_part_of_the_roots_buffer() {
-    for which in 0..4 {
-        let root = |world: WorldSize| tested_roots(world)[which % tested_roots(world).len()];
+    for case in 0..4 {
+        let root = |world: WorldSize| tested_roots(world)[case % tested_roots(world).len()];
         Proof::new().run(
-            |world, rank, count| scatter(world, rank, root(world), &tested_partition(count, world, which)),
+            |world, rank, count| scatter(world, rank, root(world), &tested_partition(count, world, case)),
             |world, rank, count| {
-                let length = tested_partition(count, world, which).range(rank).len();
+                let length = tested_partition(count, world, case).range(rank).len();
                 if rank == root(world) {
                     own_contribution(world, rank, count)
                 } else {
-                    vec![Value::BLANK; length]
+                    vec![SymbolicValue::UNSPECIFIED; length]
                 }
             },
             |world, rank, count, state| {
                 let whole_buffer = own_contribution(world, root(world), count);
-                let part = whole_buffer[tested_partition(count, world, which).range(rank)].to_vec();
+                let part = whole_buffer[tested_partition(count, world, case).range(rank)].to_vec();
                 assert_eq!(state.buffer, if rank == root(world) { whole_buffer } else { part });
             },
         );
@@ -90,9 +90,9 @@ fn exchanged_count(world: WorldSize, count: usize, is_even: bool, from: Rank, to
     (from.index() * 3 + to.index() * 5 + count) % 4
 }
 
-/// Returns the elements that `from` sends to `to`. Each element has a different symbolic value.
-fn exchanged_elements(from: Rank, to: Rank, length: usize) -> impl Iterator<Item = Value> {
-    (0..length).map(move |index| Value::contribution(from, to.index() << 32 | index))
+/// Returns the `length` elements that `from` sends to `to`. Each element has a different symbolic value.
+fn exchanged_elements(from: Rank, to: Rank, length: usize) -> impl Iterator<Item = SymbolicValue> {
+    (0..length).map(move |index| SymbolicValue::contribution(from, to.index() << 32 | index))
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn all_to_all_gives_each_rank_the_parts_for_it() {
         };
         let outgoing = |world: WorldSize, rank, count| {
             let for_peer = move |peer| exchanged_elements(rank, peer, length(world, count, rank, peer));
-            world.ranks().flat_map(for_peer).collect::<Vec<Value>>()
+            world.ranks().flat_map(for_peer).collect::<Vec<SymbolicValue>>()
         };
         Proof::new().run(
             |world, rank, count| {
@@ -117,7 +117,8 @@ fn all_to_all_gives_each_rank_the_parts_for_it() {
             },
             |world, rank, count| {
                 let mut buffer = outgoing(world, rank, count);
-                buffer.resize(buffer.len() + received(world, rank, count).total(), Value::BLANK);
+                buffer
+                    .resize(buffer.len() + received(world, rank, count).total(), SymbolicValue::UNSPECIFIED);
                 buffer
             },
             |world, rank, count, state| {
@@ -125,7 +126,9 @@ fn all_to_all_gives_each_rank_the_parts_for_it() {
                 for peer in world.ranks() {
                     let length = length(world, count, peer, rank);
                     let values = exchanged_elements(peer, rank, length);
-                    expected.extend(values.map(|value| if peer == rank { Value::BLANK } else { value }));
+                    expected.extend(
+                        values.map(|value| if peer == rank { SymbolicValue::UNSPECIFIED } else { value }),
+                    );
                 }
                 assert_eq!(state.buffer, expected);
             },

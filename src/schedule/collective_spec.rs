@@ -1,4 +1,4 @@
-//! Descriptions of collectives that are independent of the algorithm.
+//! The description of a collective call, without the algorithm that runs the call.
 
 use super::partition::Partition;
 use super::{
@@ -14,7 +14,7 @@ use crate::types::{Algorithm, Operation, Rank, WorldSize};
 /// one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CollectiveSpec {
-    /// No rank leaves the operation before all ranks have entered it.
+    /// No rank leaves the barrier before all ranks have entered the barrier.
     Barrier,
     /// Every rank gets the reduction of all buffers.
     AllReduce {
@@ -108,8 +108,8 @@ impl CollectiveSpec {
         }
     }
 
-    /// Returns the number of elements of the operation, which must be the same on all ranks. Returns 0 for an
-    /// all-to-all with uneven parts, where the number may differ between ranks.
+    /// Returns the number of elements of the operation. This number must be the same on all ranks. Returns 0 for a
+    /// barrier, and for an all-to-all with uneven parts, in which the number may differ between ranks.
     pub fn count(&self) -> usize {
         match self {
             Self::AllReduce { count }
@@ -130,7 +130,7 @@ impl CollectiveSpec {
     ///
     /// # Panics
     ///
-    /// If the operation divides its buffer into parts of different ranks, or is a scan or exscan.
+    /// If the operation divides its buffer into one part for each rank, or is a scan or exscan.
     #[must_use]
     pub fn with_count(&self, count: usize) -> Self {
         match *self {
@@ -147,13 +147,13 @@ impl CollectiveSpec {
         !matches!(self, Self::AllToAll { is_even: false, .. })
     }
 
-    /// Returns the schedule of `rank`: the steps in which this rank sends to and receives from its peers. `block` is
-    /// the number of elements in a block of the ring all-reduce, or in a message of the double tree. `in_rank_order`
-    /// must be true if the reduction does not commute.
+    /// Returns the schedule of `rank`: the steps in which this rank exchanges messages with its peers. `block` is the
+    /// number of elements in a block of the ring all-reduce, or in a message of the double tree. `in_rank_order` must
+    /// be true if the reduction does not commute.
     ///
-    /// With [`Algorithm::OneShot`] and [`Algorithm::Doubling`] every rank gets the buffers of all ranks and reduces
-    /// them itself, so its buffer has a slot for each rank. The slots are in rank order for `OneShot`, and start with
-    /// the rank's own slot for `Doubling`.
+    /// For an all-reduce with [`Algorithm::OneShot`] or [`Algorithm::Doubling`], the schedule only gathers the buffers
+    /// of all ranks, and the caller reduces the buffers. The buffer of the schedule has a slot of `count` elements for
+    /// each rank. For `OneShot` the slots are in rank order. For `Doubling` the rank's own slot is the first slot.
     ///
     /// # Panics
     ///

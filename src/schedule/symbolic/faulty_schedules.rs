@@ -12,7 +12,7 @@ fn exchange_schedules(sent: [usize; 2], received: [usize; 2], action: Action) ->
     let step = |rank: usize| {
         let peer = Rank::new(1 - rank as u32);
         Step {
-            send: Some(OutboundElements { peer, range: 0..sent[rank], after: None }),
+            send: Some(OutboundElements { peer, range: 0..send_progress[rank], after: None }),
             receive: Some(InboundElements { peer, range: 0..received[rank], action, after: None }),
         }
     };
@@ -25,8 +25,8 @@ fn run_schedules(schedules: Vec<Schedule>, order: &mut MoveOrder) {
     SimulatedWorld::new(schedules, buffers, 1).run(order);
 }
 
-/// Rank 1 has sent, for example, two of its four elements. The elements that arrive from rank 0 then overwrite the
-/// two unsent elements.
+/// The receive of step 0 does not wait until step 1 has sent the same elements. Arriving elements therefore overwrite
+/// elements that the rank still has to send.
 #[test]
 #[should_panic(expected = "step 0 changes what step 1 still has to send")]
 fn a_receive_that_overwrites_unsent_data_is_found() {
@@ -65,10 +65,10 @@ fn a_contribution_that_is_reduced_twice_is_found() {
     run_schedules(schedules, &mut MoveOrder::Eager);
 }
 
-/// On 3 ranks, the chain to root 0 reduces the contributions in the order 1, 2, 0. The rank order is 0, 1, 2.
+/// With 3 ranks and root 0, the chain reduces the contributions in the order 1, 2, 0. The rank order is 0, 1, 2.
 #[test]
 #[should_panic(expected = "out of rank order")]
-fn a_chain_to_root_0_is_found_to_reduce_out_of_rank_order() {
+fn a_reduction_out_of_rank_order_is_found() {
     let build = |world, rank, count| reduce(world, rank, Rank::ZERO, count);
     Proof { worlds: 3..=3, in_rank_order: true, ..Proof::new() }.run(
         build,
@@ -84,7 +84,7 @@ fn a_receive_that_waits_for_another_receive_is_found() {
     Proof { worlds: 3..=3, ..Proof::new() }.run(build, own_contribution, |_, _, _, _| ());
 }
 
-/// In this faulty schedule, rank 0 reduces first the contribution that arrives first.
+/// In this faulty schedule, rank 0 reduces the contributions in the order in which they arrive.
 #[test]
 #[should_panic(expected = "contributions are reduced in the order of arrival")]
 fn a_reduction_in_order_of_arrival_is_found() {

@@ -1,17 +1,16 @@
-//! Schedules in which every rank exchanges messages with every other rank. The comments of `schedule/mod.rs` define
-//! n, S, B and s.
+//! The all-to-all: every rank exchanges messages with every other rank. In the comments, n is the number of ranks.
 
 use super::partition::Partition;
 use super::{Action, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Exchanges one part between each pair of ranks (all-to-all) in n-1 steps. Each rank sends S bytes minus its part
-/// for itself. If all parts have the same length, each rank sends (n-1)/n S bytes.
+/// Exchanges one part between each pair of ranks (all-to-all) in n-1 steps. If all parts have the same length, each
+/// rank sends (n-1)/n S bytes. Here S is the number of bytes that the partition `send` divides.
 ///
-/// The first `send.total()` elements of the buffer are sent: `send` says which part goes to which rank. The rest of
-/// the buffer is for the received data: `receive` says which part comes from which rank. For ranks a and b, part b in
-/// the `send` of rank a must be as long as part a in the `receive` of rank b. The caller copies the part that a rank
-/// sends to itself.
+/// The first `send.total()` elements of the buffer are the data to send: `send` says which part is for which rank. The
+/// rest of the buffer is for the received data: `receive` says which part is from which rank. For ranks a and b, part b
+/// in the `send` of rank a must be as long as part a in the `receive` of rank b. No step copies the part of a rank for
+/// itself; the caller copies this part.
 ///
 /// In step k rank r sends to rank r + k and receives from rank r - k (modulo n), so no two ranks send to the same
 /// rank. This is the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective communication

@@ -1,0 +1,26 @@
+//! Proof of the all-gather in which every step doubles the amount of data that a rank has.
+
+use super::super::doubling;
+use super::{Proof, SymbolicValue};
+use crate::types::Rank;
+
+#[test]
+fn doubling_all_gather_gives_every_rank_every_part() {
+    // The data of rank r are the elements r * count to (r + 1) * count - 1 of the operation.
+    let own_data = |rank: Rank, count: usize| {
+        (0..count).map(move |e| SymbolicValue::contribution(rank, rank.index() * count + e))
+    };
+    let proof = Proof { receives_may_wait: true, ..Proof::new() };
+    proof.run(
+        doubling::all_gather,
+        |world, rank, count| {
+            let mut buffer: Vec<SymbolicValue> = own_data(rank, count).collect();
+            buffer.resize(world.as_usize() * count, SymbolicValue::UNSPECIFIED);
+            buffer
+        },
+        |world, rank, count, state| {
+            let in_order = (0..world.get()).flat_map(|distance| own_data(world.after(rank, distance), count));
+            assert_eq!(state.buffer, in_order.collect::<Vec<SymbolicValue>>());
+        },
+    );
+}
