@@ -1,13 +1,13 @@
-//! The response cache. Each tensor in the cache has a number, which is called its slot. If a tensor is in the cache,
-//! ranks send its slot instead of its name.
+//! The response cache. Each tensor in the cache has a slot, which is a number. If a tensor is in the cache, messages
+//! contain its slot instead of its name and signature.
 //!
 //! Only the coordinator, which runs on rank 0 of the group, assigns and retires slots ([`CoordinatorCache`]). Each rank
 //! keeps a copy of the cache ([`RankCache`]), and updates this copy from the coordinator's messages.
 //!
 //! A slot gets a new tensor in two steps. First the coordinator *retires* the slot: it sends a message after which
-//! ranks no longer use the slot. When every rank has reported that it has read this message, the coordinator assigns
-//! the slot again. A rank that has not read the message may still report the old tensor by its slot, so a retired
-//! slot keeps its old tensor.
+//! ranks no longer use the slot. When every rank has reported that it has read this message, the coordinator can assign
+//! the slot to another tensor. Until then, the coordinator remembers the old tensor of the slot, because a rank that
+//! has not read the message may still report this tensor by its slot.
 
 use std::collections::BTreeMap;
 
@@ -23,14 +23,14 @@ pub(super) struct RankCache {
 
 impl RankCache {
     /// Returns the slot of the tensor with this name and signature, or `None` if the tensor has no slot.
-    pub(super) fn find(&self, name: &str, signature: &Signature) -> Option<u16> {
+    pub(super) fn find_slot(&self, name: &str, signature: &Signature) -> Option<u16> {
         let slot = *self.by_name.get(name)?;
         self.requests.get(&slot).filter(|request| request.signature == *signature).map(|_| slot)
     }
 
     /// Returns the request of the announced tensor. If the announcement contains this request and a slot, stores the
     /// request in the slot.
-    pub(super) fn resolve(&mut self, tensor: AnnouncedTensor) -> Result<Request, Violation> {
+    pub(super) fn resolve_announcement(&mut self, tensor: AnnouncedTensor) -> Result<Request, Violation> {
         match tensor {
             AnnouncedTensor::Cached(slot) => {
                 let request = self.requests.get(&slot).cloned();
@@ -38,7 +38,7 @@ impl RankCache {
             }
             AnnouncedTensor::Named(request, slot) => {
                 if let Some(slot) = slot {
-                    self.retire(slot);
+                    self.clear_slot(slot);
                     self.by_name.insert(request.name.clone(), slot);
                     self.requests.insert(slot, request.clone());
                 }
@@ -47,19 +47,19 @@ impl RankCache {
         }
     }
 
-    /// Removes and returns the tensor in a slot.
-    pub(super) fn retire(&mut self, slot: u16) -> Option<Request> {
+    /// Removes and returns the request in a slot.
+    pub(super) fn clear_slot(&mut self, slot: u16) -> Option<Request> {
         let request = self.requests.remove(&slot)?;
         self.by_name.remove(&request.name);
         Some(request)
     }
 }
 
-/// The coordinator's copy of the cache, with the data to choose which slot to retire.
+/// The coordinator's copy of the cache. The coordinator also records when each slot was used last.
 pub(super) struct CoordinatorCache {
     slots: Vec<Option<CachedTensor>>,
     by_name: BTreeMap<String, u16>,
-    /// The number of announcements so far, which serves as the clock for [`CachedTensor::last_use`].
+    /// The number of announcements so far. [`CachedTensor::last_use`] is a value of this count.
     use_count: u64,
     /// The number of retired slots.
     retired_count: usize,
@@ -80,11 +80,11 @@ impl CoordinatorCache {
     }
 
     /// Returns the tensor in a slot that a rank has reported, even if the slot is retired.
-    pub(super) fn resolve(&self, slot: u16) -> Option<&Request> {
+    pub(super) fn request_in_slot(&self, slot: u16) -> Option<&Request> {
         self.slots.get(usize::from(slot))?.as_ref().map(|slot| &slot.request)
     }
 
-    /// Returns the announcement of a tensor in message `message_number`. If no slot is free for the tensor, retires
+    /// Returns the announcement of a tensor for the message with this number. If no slot is free for the tensor, retires
     /// the least recently used slot and adds this slot to `retired`. When all ranks have read the message, another
     /// tensor can get this slot.
     pub(super) fn announce(
@@ -108,7 +108,7 @@ impl CoordinatorCache {
             return AnnouncedTensor::Named(request, Some(index));
         }
         let Some(index) = self.slots.iter().position(Option::is_none) else {
-            self.retire(message_number, retired);
+            self.retire_least_recently_used(message_number, retired);
             return AnnouncedTensor::Named(request, None);
         };
         self.slots[index] = Some(CachedTensor { request: request.clone(), last_use, retired_by: None });
@@ -117,7 +117,7 @@ impl CoordinatorCache {
     }
 
     /// Retires the least recently used slot with message `message_number`, and adds the slot to `retired`.
-    fn retire(&mut self, message_number: u64, retired: &mut Vec<u16>) {
+    fn retire_least_recently_used(&mut self, message_number: u64, retired: &mut Vec<u16>) {
         // At most half of the slots may be retired at the same time. Otherwise all slots could be retired while one
         // slow rank has not read the messages, and no tensor would be in the cache.
         if self.retired_count >= self.slots.len().div_ceil(2) {
@@ -159,71 +159,71 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_reused_only_when_all_ranks_have_read_that_it_is_retired() {
-        let mut directory = CoordinatorCache::new(2);
+    fn a_slot_is_reused_only_after_all_ranks_have_read_the_message_that_retires_it() {
+        let mut cache = CoordinatorCache::new(2);
         let mut retired = Vec::new();
         assert_eq!(
-            directory.announce(request("a", 1), 1, &mut retired),
+            cache.announce(request("a", 1), 1, &mut retired),
             AnnouncedTensor::Named(request("a", 1), Some(0))
         );
         assert_eq!(
-            directory.announce(request("b", 1), 1, &mut retired),
+            cache.announce(request("b", 1), 1, &mut retired),
             AnnouncedTensor::Named(request("b", 1), Some(1))
         );
-        assert_eq!(directory.announce(request("a", 1), 2, &mut retired), AnnouncedTensor::Cached(0));
-        // `b` was used least recently, so the slot of `b` is retired. Until a rank has read the message that retires
-        // a slot, the rank may still use the slot.
+        assert_eq!(cache.announce(request("a", 1), 2, &mut retired), AnnouncedTensor::Cached(0));
+        // `b` was used least recently, so message 3 retires the slot of `b`. A rank that has not read message 3 may
+        // still report this slot.
         assert_eq!(
-            directory.announce(request("c", 1), 3, &mut retired),
+            cache.announce(request("c", 1), 3, &mut retired),
             AnnouncedTensor::Named(request("c", 1), None)
         );
         assert_eq!(retired, [1]);
-        assert_eq!(directory.resolve(1), Some(&request("b", 1)));
-        directory.free_retired_slots(2);
+        assert_eq!(cache.request_in_slot(1), Some(&request("b", 1)));
+        cache.free_retired_slots(2);
         assert_eq!(
-            directory.announce(request("c", 1), 4, &mut retired),
+            cache.announce(request("c", 1), 4, &mut retired),
             AnnouncedTensor::Named(request("c", 1), None)
         );
         assert_eq!(retired, [1], "half of the cache is retired already");
-        directory.free_retired_slots(3);
-        assert_eq!(directory.resolve(1), None);
+        cache.free_retired_slots(3);
+        assert_eq!(cache.request_in_slot(1), None);
         assert_eq!(
-            directory.announce(request("c", 1), 5, &mut retired),
+            cache.announce(request("c", 1), 5, &mut retired),
             AnnouncedTensor::Named(request("c", 1), Some(1))
         );
     }
 
     #[test]
     fn a_tensor_with_a_new_signature_keeps_its_slot_and_is_announced_in_full() {
-        let mut directory = CoordinatorCache::new(2);
-        let mut slots = RankCache::default();
-        let mut announce = |directory: &mut CoordinatorCache, count| {
-            let tensor = directory.announce(request("a", count), 1, &mut Vec::new());
-            slots.resolve(tensor.clone()).unwrap();
-            assert_eq!(slots.find("a", &request("a", count).signature), Some(0));
-            assert_eq!(slots.find("a", &request("a", count + 1).signature), None);
+        let mut cache = CoordinatorCache::new(2);
+        let mut rank_cache = RankCache::default();
+        let mut announce = |cache: &mut CoordinatorCache, count| {
+            let tensor = cache.announce(request("a", count), 1, &mut Vec::new());
+            rank_cache.resolve_announcement(tensor.clone()).unwrap();
+            assert_eq!(rank_cache.find_slot("a", &request("a", count).signature), Some(0));
+            assert_eq!(rank_cache.find_slot("a", &request("a", count + 1).signature), None);
             tensor
         };
-        assert_eq!(announce(&mut directory, 1), AnnouncedTensor::Named(request("a", 1), Some(0)));
-        assert_eq!(announce(&mut directory, 2), AnnouncedTensor::Named(request("a", 2), Some(0)));
-        assert_eq!(announce(&mut directory, 2), AnnouncedTensor::Cached(0));
+        assert_eq!(announce(&mut cache, 1), AnnouncedTensor::Named(request("a", 1), Some(0)));
+        assert_eq!(announce(&mut cache, 2), AnnouncedTensor::Named(request("a", 2), Some(0)));
+        assert_eq!(announce(&mut cache, 2), AnnouncedTensor::Cached(0));
     }
 
     #[test]
-    fn a_retired_slot_is_empty_and_using_it_is_an_error() {
-        let mut slots = RankCache::default();
-        slots.resolve(AnnouncedTensor::Named(request("a", 1), Some(3))).unwrap();
-        assert_eq!(slots.resolve(AnnouncedTensor::Cached(3)), Ok(request("a", 1)));
-        assert_eq!(slots.retire(3), Some(request("a", 1)));
-        assert_eq!(slots.find("a", &request("a", 1).signature), None);
-        assert!(slots.resolve(AnnouncedTensor::Cached(3)).is_err());
+    fn a_cleared_slot_of_a_rank_is_empty_and_using_it_is_an_error() {
+        let mut rank_cache = RankCache::default();
+        rank_cache.resolve_announcement(AnnouncedTensor::Named(request("a", 1), Some(3))).unwrap();
+        assert_eq!(rank_cache.resolve_announcement(AnnouncedTensor::Cached(3)), Ok(request("a", 1)));
+        assert_eq!(rank_cache.clear_slot(3), Some(request("a", 1)));
+        assert_eq!(rank_cache.find_slot("a", &request("a", 1).signature), None);
+        assert!(rank_cache.resolve_announcement(AnnouncedTensor::Cached(3)).is_err());
     }
 
     #[test]
     fn a_cache_of_capacity_0_announces_every_tensor_in_full() {
-        let mut directory = CoordinatorCache::new(0);
+        let mut cache = CoordinatorCache::new(0);
         assert_eq!(
-            directory.announce(request("a", 1), 1, &mut Vec::new()),
+            cache.announce(request("a", 1), 1, &mut Vec::new()),
             AnnouncedTensor::Named(request("a", 1), None)
         );
     }

@@ -1,6 +1,6 @@
 //! The client side of the negotiation, in which the ranks agree on the tensors of the next operations. Every rank has
-//! a client. The client keeps this rank's submitted tensors until their results are known. The client decides what to
-//! report to the coordinator on rank 0, and processes the coordinator's messages. The client uses no clock and no IO.
+//! a client. The client keeps this rank's submitted tensors until their results are known. The client writes reports
+//! for the coordinator on rank 0, and handles the coordinator's messages. The client uses no clock and no IO.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub const UNFINISHED_TENSORS_MAX: usize = 1 << 16;
 /// `P` is the type of a tensor's data.
 pub(super) struct Client<P> {
     world: WorldSize,
-    slots: RankCache,
+    cache: RankCache,
     /// The submitted tensors without a result, by name. The data are `None` after the tensor's operation has begun.
     tensors: BTreeMap<String, (Signature, Option<P>)>,
     report: RankReport,
@@ -37,8 +37,7 @@ pub(super) enum ClientAction<P> {
     Run(Vec<(Request, Option<P>)>),
     /// Report this error to the handle of the tensor. The first field is the data of the tensor.
     Fail(P, NamedError),
-    /// Report that all ranks have called `join`, which means that no rank has more data. The field is the last rank
-    /// that called `join`.
+    /// Report to the thread that waits in `join` that all ranks have joined. The field is the last rank that joined.
     Joined(Rank),
     /// Shut the named tensors down, because all ranks have closed.
     End,
@@ -48,7 +47,7 @@ impl<P> Client<P> {
     pub(super) fn new(world: WorldSize) -> Self {
         Self {
             world,
-            slots: RankCache::default(),
+            cache: RankCache::default(),
             tensors: BTreeMap::new(),
             report: RankReport::default(),
             has_joined: false,
@@ -96,7 +95,7 @@ impl<P> Client<P> {
         }
         self.tensors.insert(name.to_owned(), (signature, Some(payload())));
         self.statistics.tensors += 1;
-        if let Some(slot) = self.slots.find(name, &signature) {
+        if let Some(slot) = self.cache.find_slot(name, &signature) {
             self.statistics.cached += 1;
             self.report.slots.insert(slot);
         } else {
@@ -156,7 +155,7 @@ impl<P> Client<P> {
                 Instruction::Run(tensors) => {
                     let mut run = Vec::with_capacity(tensors.len());
                     for tensor in tensors {
-                        let request = self.slots.resolve(tensor)?;
+                        let request = self.cache.resolve_announcement(tensor)?;
                         let payload = self.take_payload(&request)?;
                         run.push((request, payload));
                     }
@@ -168,8 +167,10 @@ impl<P> Client<P> {
                     if let Some(payload) = self.tensors.remove(&name).and_then(|(_, payload)| payload) {
                         let error = match refusal {
                             RefusalKind::Disagreement => NamedError::Disagreement { name, asked: reason },
-                            RefusalKind::WithoutJoined => NamedError::WithoutJoined { name, detail: reason },
-                            RefusalKind::Left => NamedError::Left { name, detail: reason },
+                            RefusalKind::NeedsJoinedRanks => {
+                                NamedError::WithoutJoined { name, detail: reason }
+                            }
+                            RefusalKind::RankClosed => NamedError::Left { name, detail: reason },
                         };
                         actions.push(ClientAction::Fail(payload, error));
                     }
@@ -182,7 +183,7 @@ impl<P> Client<P> {
             }
         }
         for slot in message.retired {
-            let Some(request) = self.slots.retire(slot) else { continue };
+            let Some(request) = self.cache.clear_slot(slot) else { continue };
             // If the next report contains the retired slot, replace the slot by the name and the signature of its
             // tensor.
             if self.report.slots.remove(&slot) {
@@ -199,8 +200,8 @@ impl<P> Client<P> {
         let Request { name, signature } = request;
         match self.tensors.get_mut(name) {
             Some((own, payload @ Some(_))) if *own == *signature => Ok(payload.take()),
-            // `Some((_, None))`: this rank submitted a tensor with this name before it joined, and its operation
-            // still runs. Other ranks have finished that operation and have submitted the name again.
+            // `Some((_, None))`: this rank submitted a tensor with this name before it joined, and the tensor's
+            // operation still runs on this rank. Other ranks have finished the operation and submitted the name again.
             None | Some((_, None)) if self.has_joined => Ok(None),
             Some((own, _)) => {
                 Err(Violation(format!("it ran `{name}` as {signature}, but this rank submitted {own}")))
@@ -209,15 +210,14 @@ impl<P> Client<P> {
         }
     }
 
-    /// Returns whether this rank waits for nothing: it has submitted no tensor without a result, and has not joined.
+    /// Returns whether all tensors that this rank has submitted have results, and this rank does not wait in `join`.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.tensors.is_empty() && !self.has_joined
     }
 
-    /// Makes the name of a tensor available again, because the result of the tensor is known. Call this function only
-    /// for a tensor that this rank has submitted, and not for one to which it contributed zeros: this rank may have
-    /// submitted a new tensor with the same name.
+    /// Makes the name of a tensor available again, because the result of the tensor is known. Do not call this function
+    /// for a tensor to which this rank contributed zeros: this rank may have submitted a new tensor with the same name.
     pub(super) fn release_name(&mut self, name: &str) {
         self.tensors.remove(name);
     }

@@ -20,35 +20,35 @@ use crate::types::{Rank, ReduceOp};
 /// The limits of the coordinator.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CoordinatorLimits {
-    /// The largest number of bytes that are fused into one operation.
+    /// The largest total size in bytes of the tensors that are fused into one operation.
     pub(super) fusion_bytes: u64,
     /// The number of slots of the response cache.
     pub(super) capacity: u16,
     /// The largest number of operations that run at the same time. While this number of operations runs, further
-    /// tensors wait. The coordinator can fuse waiting tensors into one operation.
-    pub(super) outstanding_max: usize,
+    /// tensors wait, and can be fused into one operation.
+    pub(super) running_operations_max: usize,
 }
 
-/// The state machine that decides which tensors run.
+/// The state machine that decides when each tensor runs.
 pub(super) struct Coordinator {
     limits: CoordinatorLimits,
     /// For each rank of the group, the number of this rank in the job.
     pub(super) members: Arc<[Rank]>,
     pub(super) ranks: Vec<MemberState>,
     /// The number of ranks that have called `join` or `close`.
-    inactive: usize,
+    inactive_count: usize,
     /// The tensors that wait for a decision ([`Self::run_or_refuse_tensor`]), by name. At least one rank has submitted
     /// each of these tensors.
     pub(super) pending: BTreeMap<String, PendingTensor>,
     /// The tensors that can run.
     ready: VecDeque<Request>,
-    /// The refusals to send. On every rank, a refusal gives an error to the tensor's handle.
+    /// The refusals to send. When a rank receives a refusal, the handle of the tensor returns an error.
     refused: VecDeque<Instruction>,
-    directory: CoordinatorCache,
+    cache: CoordinatorCache,
     /// The number of messages sent so far.
-    messages: u64,
+    messages_sent: u64,
     /// The number of operations that are running.
-    outstanding: usize,
+    running_operations: usize,
     last_joined: Option<Rank>,
     has_ended: bool,
     pub(super) watch: StallWatch,
@@ -85,14 +85,14 @@ impl Coordinator {
         Self {
             limits,
             ranks: vec![MemberState::default(); members.len()],
-            inactive: 0,
+            inactive_count: 0,
             members,
             pending: BTreeMap::new(),
             ready: VecDeque::new(),
             refused: VecDeque::new(),
-            directory: CoordinatorCache::new(limits.capacity),
-            messages: 0,
-            outstanding: 0,
+            cache: CoordinatorCache::new(limits.capacity),
+            messages_sent: 0,
+            running_operations: 0,
             last_joined: None,
             has_ended: false,
             watch,
@@ -111,7 +111,7 @@ impl Coordinator {
         from: Rank,
         report: RankReport,
     ) -> Result<(), Violation> {
-        let messages = self.messages;
+        let messages = self.messages_sent;
         let Some(status) = self.ranks.get_mut(from.index()) else {
             return Err(Violation("it is not a rank of the group".into()));
         };
@@ -128,7 +128,7 @@ impl Coordinator {
         status.messages_read = report.messages_read;
         self.watch.record_activity(now);
         for slot in report.slots {
-            let request = self.directory.resolve(slot).cloned();
+            let request = self.cache.request_in_slot(slot).cloned();
             let request =
                 request.ok_or_else(|| Violation(format!("it named slot {slot}, which is empty")))?;
             self.record_submission(now, from, request)?;
@@ -143,7 +143,7 @@ impl Coordinator {
             self.last_joined = Some(from);
         }
         if report.joins || report.closes {
-            self.inactive = self.ranks.iter().filter(|status| status.is_inactive()).count();
+            self.inactive_count = self.ranks.iter().filter(|status| status.is_inactive()).count();
             let names: Vec<String> = self.pending.keys().cloned().collect();
             for name in names {
                 self.run_or_refuse_tensor(&name);
@@ -169,12 +169,12 @@ impl Coordinator {
     }
 
     /// Decides whether a tensor runs or is refused. If a rank has closed without submitting the tensor, refuses the
-    /// tensor. Otherwise, postpones the decision until each rank has submitted the tensor or has joined.
+    /// tensor at once. If no such rank exists, decides when each rank has submitted the tensor or has joined.
     fn run_or_refuse_tensor(&mut self, name: &str) {
         let Some(entry) = self.pending.get(name) else { return };
-        let (mut joined, mut closed, mut is_awaited) = (Vec::new(), Vec::new(), false);
+        let (mut joined, mut closed, mut is_rank_missing) = (Vec::new(), Vec::new(), false);
         if entry.submissions.len() < self.ranks.len() {
-            if self.inactive == 0 {
+            if self.inactive_count == 0 {
                 return;
             }
             for (index, status) in self.ranks.iter().enumerate() {
@@ -183,11 +183,11 @@ impl Coordinator {
                     _ if entry.submissions.contains_key(&rank) => {}
                     MemberState { has_closed: true, .. } => closed.push(rank),
                     MemberState { has_joined: true, .. } => joined.push(rank),
-                    _ => is_awaited = true,
+                    _ => is_rank_missing = true,
                 }
             }
         }
-        if is_awaited && closed.is_empty() {
+        if is_rank_missing && closed.is_empty() {
             return;
         }
         let Some(entry) = self.take_pending(name) else { return };
@@ -198,7 +198,10 @@ impl Coordinator {
                 | TensorOp::ReduceScatter(ReduceOp::Sum | ReduceOp::Average)
         );
         let (refusal, reason) = if !closed.is_empty() {
-            (RefusalKind::Left, format!("{} closed without submitting it", self.describe_ranks(&closed)))
+            (
+                RefusalKind::RankClosed,
+                format!("{} closed without submitting it", self.describe_ranks(&closed)),
+            )
         } else if entry.submissions.values().any(|other| *other != signature) {
             (RefusalKind::Disagreement, self.describe_disagreement(&entry))
         } else if !joined.is_empty() && !allows_zeros {
@@ -206,7 +209,7 @@ impl Coordinator {
             let reason = format!(
                 "it is {signature}, and {who} joined; only sums and averages treat a joined rank as zeros"
             );
-            (RefusalKind::WithoutJoined, reason)
+            (RefusalKind::NeedsJoinedRanks, reason)
         } else {
             return self.ready.push_back(Request { name: name.to_owned(), signature });
         };
@@ -222,7 +225,7 @@ impl Coordinator {
         Some(entry)
     }
 
-    /// Describes which ranks have submitted the tensor with which signature.
+    /// Returns a text that lists each submitted signature, and the ranks that have submitted it.
     fn describe_disagreement(&self, entry: &PendingTensor) -> String {
         let mut by_signature: BTreeMap<Signature, Vec<Rank>> = BTreeMap::new();
         for (&rank, &signature) in &entry.submissions {
@@ -242,30 +245,33 @@ impl Coordinator {
         super::stalls::describe_ranks(ranks.iter().map(|rank| self.members[rank.index()]))
     }
 
-    /// Records that an operation has ended on this rank. The operation no longer counts toward `outstanding_max`.
+    /// Records that an operation has ended on rank 0. The coordinator can then start another operation.
     pub(super) fn record_completion(&mut self, now: Duration) {
-        self.outstanding = self.outstanding.saturating_sub(1);
+        self.running_operations = self.running_operations.saturating_sub(1);
         self.watch.record_activity(now);
     }
 
     /// Returns the next message to all ranks, if there is one.
     pub(super) fn next_message(&mut self) -> Option<CoordinatorMessage> {
-        let number = self.messages + 1;
+        let number = self.messages_sent + 1;
         let mut message = CoordinatorMessage::default();
         let refused = self.refused.len().min(REFUSALS_MAX);
         message.instructions.extend(self.refused.drain(..refused));
         let mut tensors_left = REQUESTS_MAX;
-        if !self.ready.is_empty() && self.outstanding < self.limits.outstanding_max {
-            self.directory.free_retired_slots(self.last_message_read_by_all());
+        if !self.ready.is_empty() && self.running_operations < self.limits.running_operations_max {
+            self.cache.free_retired_slots(self.last_message_read_by_all());
         }
-        while tensors_left > 0 && self.outstanding < self.limits.outstanding_max && !self.ready.is_empty() {
+        while tensors_left > 0
+            && self.running_operations < self.limits.running_operations_max
+            && !self.ready.is_empty()
+        {
             let fused = self.take_fusable_tensors(tensors_left);
             tensors_left -= fused.len();
             let retired = &mut message.retired;
-            let announce = |request| self.directory.announce(request, number, retired);
+            let announce = |request| self.cache.announce(request, number, retired);
             let tensors: Vec<AnnouncedTensor> = fused.into_iter().map(announce).collect();
             message.instructions.push(Instruction::Run(tensors));
-            self.outstanding += 1;
+            self.running_operations += 1;
         }
         if self.ready.is_empty() && self.refused.is_empty() {
             message.instructions.extend(self.take_final_instruction(number));
@@ -273,12 +279,12 @@ impl Coordinator {
         if message.instructions.is_empty() {
             return None;
         }
-        self.messages = number;
+        self.messages_sent = number;
         Some(message)
     }
 
     /// Takes the tensors of the next operation: the first ready tensor, and all ready tensors that can be fused with
-    /// the first without exceeding the limits.
+    /// the first ready tensor within the limits.
     fn take_fusable_tensors(&mut self, tensors_left: usize) -> Vec<Request> {
         let mut fused: Vec<Request> = Vec::new();
         let mut bytes = 0u64;
@@ -287,8 +293,8 @@ impl Coordinator {
             let fits = fused.first().is_none_or(|first: &Request| {
                 let is_same_kind = (first.signature.kind, first.signature.dtype)
                     == (request.signature.kind, request.signature.dtype);
-                // A gathered or scattered buffer has one part for each rank, so a fused operation would have to
-                // interleave the parts of several tensors.
+                // The buffer of an all-gather or reduce-scatter has one part for each rank, so a fused operation would
+                // have to interleave the parts of several tensors.
                 is_same_kind
                     && !matches!(request.signature.kind, TensorOp::AllGather | TensorOp::ReduceScatter(_))
                     && bytes.saturating_add(request.signature.bytes()) <= self.limits.fusion_bytes
@@ -304,8 +310,8 @@ impl Coordinator {
         fused
     }
 
-    /// Returns the instruction to send after all other instructions: `End` if all ranks have closed, `Joined` if all
-    /// ranks have joined or closed, and otherwise `None`.
+    /// Returns the instruction to send after all other instructions: `End` if all ranks have closed, and `Joined` if all
+    /// ranks have joined or closed. Returns `None` if a rank has neither joined nor closed.
     fn take_final_instruction(&mut self, message_number: u64) -> Option<Instruction> {
         if self.has_ended {
             return None;
@@ -324,14 +330,14 @@ impl Coordinator {
                 status.messages_read = message_number;
             }
         }
-        self.inactive = self.ranks.iter().filter(|status| status.is_inactive()).count();
+        self.inactive_count = self.ranks.iter().filter(|status| status.is_inactive()).count();
         Some(Instruction::Joined(last))
     }
 
-    /// Returns the number of the last message that all ranks have read. Ignores ranks that have joined or closed:
-    /// such a rank reads all messages before it uses a slot again.
+    /// Returns the number of the last message that all ranks have read. Ignores ranks that have joined or closed: these
+    /// ranks read all messages before they use a slot again.
     fn last_message_read_by_all(&self) -> u64 {
         let active = self.ranks.iter().filter(|status| !status.is_inactive());
-        active.map(|status| status.messages_read).min().unwrap_or(self.messages)
+        active.map(|status| status.messages_read).min().unwrap_or(self.messages_sent)
     }
 }

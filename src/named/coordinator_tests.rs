@@ -10,10 +10,11 @@ use crate::types::{DType, Rank, ReduceOp};
 
 const SUM_SIGNATURE: Signature =
     Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 4 };
-const LIMITS: CoordinatorLimits = CoordinatorLimits { fusion_bytes: 64, capacity: 8, outstanding_max: 1 };
+const LIMITS: CoordinatorLimits =
+    CoordinatorLimits { fusion_bytes: 64, capacity: 8, running_operations_max: 1 };
 const START_TIME: Duration = Duration::ZERO;
 
-fn coordinator(n: u32) -> Coordinator {
+fn make_coordinator(n: u32) -> Coordinator {
     // In the job, the ranks of the group have the numbers 10, 11, ...
     let members = (10..10 + n).map(Rank::new).collect();
     let watch = StallWatch::new(Duration::from_secs(10), Some(Duration::from_secs(30)));
@@ -33,9 +34,9 @@ fn send_report(coordinator: &mut Coordinator, rank: u32, report: RankReport) {
     coordinator.handle_report(START_TIME, Rank::new(rank), report).expect("the report should be valid");
 }
 
-/// Returns the names of the tensors in each operation of the next message. The name of a cached tensor
-/// is `#` and the number of its slot.
-fn next_runs(coordinator: &mut Coordinator) -> Vec<Vec<String>> {
+/// Returns the names of the tensors in each operation of the next message. For a cached tensor, the message contains
+/// only the slot; for slot 3, for example, this function returns `#3` as the name.
+fn next_operations(coordinator: &mut Coordinator) -> Vec<Vec<String>> {
     let message = coordinator.next_message().unwrap_or_default();
     let runs = message.instructions.into_iter().filter_map(|instruction| match instruction {
         Instruction::Run(tensors) => Some(tensors),
@@ -58,24 +59,24 @@ fn close_report() -> RankReport {
 
 #[test]
 fn tensors_that_become_ready_while_an_operation_runs_are_fused() {
-    let mut coordinator = coordinator(2);
+    let mut coordinator = make_coordinator(2);
     send_report(&mut coordinator, 0, submission_report(&["a", "b", "c", "d", "e", "f"], SUM_SIGNATURE));
     assert_eq!(coordinator.next_message(), None);
     send_report(&mut coordinator, 1, submission_report(&["c"], SUM_SIGNATURE));
-    assert_eq!(next_runs(&mut coordinator), [["c"]]);
+    assert_eq!(next_operations(&mut coordinator), [["c"]]);
     send_report(&mut coordinator, 1, submission_report(&["f", "a", "e", "b", "d"], SUM_SIGNATURE));
     assert_eq!(coordinator.next_message(), None, "one operation still runs");
     coordinator.record_completion(START_TIME);
     // Each tensor has 16 bytes, and a fused operation at most 64 bytes. The tensors are in the order in which they
     // became ready.
-    assert_eq!(next_runs(&mut coordinator), [["f", "a", "e", "b"]]);
+    assert_eq!(next_operations(&mut coordinator), [["f", "a", "e", "b"]]);
     coordinator.record_completion(START_TIME);
-    assert_eq!(next_runs(&mut coordinator), [["d"]]);
+    assert_eq!(next_operations(&mut coordinator), [["d"]]);
 }
 
 #[test]
 fn only_tensors_of_the_same_kind_are_fused_and_others_run_later() {
-    let mut coordinator = coordinator(1);
+    let mut coordinator = make_coordinator(1);
     let max = Signature { kind: TensorOp::AllReduce(ReduceOp::Max), ..SUM_SIGNATURE };
     let gather = Signature { kind: TensorOp::AllGather, ..SUM_SIGNATURE };
     let long = Signature { count: 100, ..SUM_SIGNATURE };
@@ -92,7 +93,7 @@ fn only_tensors_of_the_same_kind_are_fused_and_others_run_later() {
     send_report(&mut coordinator, 0, RankReport { requests, ..RankReport::default() });
     let mut order = Vec::new();
     for _ in 0..5 {
-        order.extend(next_runs(&mut coordinator));
+        order.extend(next_operations(&mut coordinator));
         coordinator.record_completion(START_TIME);
     }
     assert_eq!(order, [vec!["a", "b"], vec!["m", "n"], vec!["g"], vec!["h"], vec!["l"]]);
@@ -100,21 +101,21 @@ fn only_tensors_of_the_same_kind_are_fused_and_others_run_later() {
 
 #[test]
 fn a_cached_tensor_is_reported_and_announced_by_its_slot() {
-    let mut coordinator = coordinator(1);
+    let mut coordinator = make_coordinator(1);
     send_report(&mut coordinator, 0, submission_report(&["a"], SUM_SIGNATURE));
-    assert_eq!(next_runs(&mut coordinator), [["a"]]);
+    assert_eq!(next_operations(&mut coordinator), [["a"]]);
     coordinator.record_completion(START_TIME);
     send_report(
         &mut coordinator,
         0,
         RankReport { messages_read: 1, slots: [0].into(), ..RankReport::default() },
     );
-    assert_eq!(next_runs(&mut coordinator), [["#0"]]);
+    assert_eq!(next_operations(&mut coordinator), [["#0"]]);
 }
 
 #[test]
 fn a_disagreement_is_refused_with_the_request_of_each_rank() {
-    let mut coordinator = coordinator(4);
+    let mut coordinator = make_coordinator(4);
     for rank in [0, 2, 3] {
         send_report(&mut coordinator, rank, submission_report(&["x"], SUM_SIGNATURE));
     }
@@ -131,19 +132,19 @@ fn a_disagreement_is_refused_with_the_request_of_each_rank() {
 }
 
 #[test]
-fn tensors_do_not_wait_for_ranks_that_have_joined() {
-    let mut coordinator = coordinator(3);
+fn sums_run_without_ranks_that_have_joined_and_other_operations_are_refused() {
+    let mut coordinator = make_coordinator(3);
     let max = Signature { kind: TensorOp::AllReduce(ReduceOp::Max), ..SUM_SIGNATURE };
     send_report(&mut coordinator, 0, submission_report(&["a"], SUM_SIGNATURE));
     send_report(&mut coordinator, 2, submission_report(&["a"], SUM_SIGNATURE));
     send_report(&mut coordinator, 1, join_report());
-    assert_eq!(next_runs(&mut coordinator), [["a"]]);
+    assert_eq!(next_operations(&mut coordinator), [["a"]]);
     send_report(&mut coordinator, 0, submission_report(&["m"], max));
     send_report(&mut coordinator, 2, submission_report(&["m"], max));
     let message = coordinator.next_message().expect("there should be a refusal");
     assert!(matches!(
         &message.instructions[..],
-        [Instruction::Refuse { refusal: RefusalKind::WithoutJoined, .. }]
+        [Instruction::Refuse { refusal: RefusalKind::NeedsJoinedRanks, .. }]
     ));
     let late = coordinator.handle_report(START_TIME, Rank::new(1), submission_report(&["z"], SUM_SIGNATURE));
     assert!(late.unwrap_err().0.contains("after it had joined"));
@@ -162,12 +163,12 @@ fn tensors_do_not_wait_for_ranks_that_have_joined() {
 
 #[test]
 fn tensors_that_a_closed_rank_has_not_submitted_are_refused() {
-    let mut coordinator = coordinator(2);
+    let mut coordinator = make_coordinator(2);
     send_report(&mut coordinator, 0, submission_report(&["a", "b"], SUM_SIGNATURE));
     send_report(&mut coordinator, 1, RankReport { closes: true, ..submission_report(&["b"], SUM_SIGNATURE) });
     let message = coordinator.next_message().expect("there should be a message");
     let reason = "rank 11 closed without submitting it".into();
-    let refuse = Instruction::Refuse { name: "a".into(), refusal: RefusalKind::Left, reason };
+    let refuse = Instruction::Refuse { name: "a".into(), refusal: RefusalKind::RankClosed, reason };
     assert_eq!(message.instructions[0], refuse);
     assert!(matches!(&message.instructions[1], Instruction::Run(tensors) if tensors.len() == 1));
     assert!(
@@ -185,45 +186,45 @@ fn tensors_that_a_closed_rank_has_not_submitted_are_refused() {
 
 #[test]
 fn invalid_reports_are_violations() {
-    let violation = |report| coordinator(2).handle_report(START_TIME, Rank::ZERO, report).unwrap_err().0;
+    let violation = |report| make_coordinator(2).handle_report(START_TIME, Rank::ZERO, report).unwrap_err().0;
     assert!(violation(submission_report(&["a", "a"], SUM_SIGNATURE)).contains("twice"));
     assert!(violation(RankReport { slots: [3].into(), ..RankReport::default() }).contains("empty"));
     assert!(violation(RankReport { slots: [9000].into(), ..RankReport::default() }).contains("empty"));
     assert!(violation(RankReport { messages_read: 1, ..RankReport::default() }).contains("has read"));
-    let from_rank_2_of_2 = coordinator(2).handle_report(START_TIME, Rank::new(2), close_report());
+    let from_rank_2_of_2 = make_coordinator(2).handle_report(START_TIME, Rank::new(2), close_report());
     assert!(from_rank_2_of_2.unwrap_err().0.contains("not a rank of the group"));
 }
 
 #[test]
 fn a_stall_is_reported_once_and_ends_the_job_after_the_abort_limit() {
-    let second = Duration::from_secs;
-    let mut coordinator = coordinator(3);
-    coordinator.handle_report(second(1), Rank::ZERO, submission_report(&["x"], SUM_SIGNATURE)).unwrap();
-    assert_eq!(coordinator.check_for_stalls(second(10)), StallReport::default());
-    let report = coordinator.check_for_stalls(second(11));
+    let seconds = Duration::from_secs;
+    let mut coordinator = make_coordinator(3);
+    coordinator.handle_report(seconds(1), Rank::ZERO, submission_report(&["x"], SUM_SIGNATURE)).unwrap();
+    assert_eq!(coordinator.check_for_stalls(seconds(10)), StallReport::default());
+    let report = coordinator.check_for_stalls(seconds(11));
     assert_eq!(report.abort, None);
     let text = "tensor `x` has waited 10.0s for ranks 11 and 12 to submit it";
     assert_eq!(report.stalls.iter().map(ToString::to_string).collect::<Vec<_>>(), [text]);
-    assert!(coordinator.check_for_stalls(second(12)).stalls.is_empty(), "a stall is reported once");
+    assert!(coordinator.check_for_stalls(seconds(12)).stalls.is_empty(), "a stall is reported once");
     assert_eq!(coordinator.reported_stalls(), report.stalls);
-    coordinator.handle_report(second(13), Rank::new(2), submission_report(&["x"], SUM_SIGNATURE)).unwrap();
-    let report = coordinator.check_for_stalls(second(31));
+    coordinator.handle_report(seconds(13), Rank::new(2), submission_report(&["x"], SUM_SIGNATURE)).unwrap();
+    let report = coordinator.check_for_stalls(seconds(31));
     assert_eq!(report.abort.as_deref(), Some("tensor `x` has waited 30.0s for rank 11 to submit it"));
-    coordinator.handle_report(second(32), Rank::new(1), submission_report(&["x"], SUM_SIGNATURE)).unwrap();
+    coordinator.handle_report(seconds(32), Rank::new(1), submission_report(&["x"], SUM_SIGNATURE)).unwrap();
     assert_eq!(coordinator.reported_stalls(), []);
-    assert_eq!(coordinator.check_for_stalls(second(100)), StallReport::default());
+    assert_eq!(coordinator.check_for_stalls(seconds(100)), StallReport::default());
 }
 
 #[test]
 fn a_join_or_close_is_no_stall_as_long_as_other_ranks_are_active() {
-    let second = Duration::from_secs;
-    let mut coordinator = coordinator(2);
-    coordinator.handle_report(second(1), Rank::new(1), join_report()).unwrap();
-    coordinator.handle_report(second(25), Rank::ZERO, submission_report(&["x"], SUM_SIGNATURE)).unwrap();
-    assert!(next_runs(&mut coordinator).len() == 1);
-    coordinator.record_completion(second(26));
-    assert!(coordinator.check_for_stalls(second(35)).stalls.is_empty());
-    let report = coordinator.check_for_stalls(second(56));
+    let seconds = Duration::from_secs;
+    let mut coordinator = make_coordinator(2);
+    coordinator.handle_report(seconds(1), Rank::new(1), join_report()).unwrap();
+    coordinator.handle_report(seconds(25), Rank::ZERO, submission_report(&["x"], SUM_SIGNATURE)).unwrap();
+    assert!(next_operations(&mut coordinator).len() == 1);
+    coordinator.record_completion(seconds(26));
+    assert!(coordinator.check_for_stalls(seconds(35)).stalls.is_empty());
+    let report = coordinator.check_for_stalls(seconds(56));
     assert_eq!(report.stalls[0].tensor, None);
     let text = "ranks that have joined or closed have waited 30.0s for rank 10";
     assert_eq!(report.abort.as_deref(), Some(text));

@@ -11,20 +11,20 @@ use crate::group::Error;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NamedError {
-    /// Either the job has failed, or the arguments of the call are invalid. If the job has failed, no tensor gets a
-    /// result. Examples of invalid arguments are the sum of values with locations, and a root that is not a rank of
-    /// the group.
+    /// Either the job has failed, or the arguments of the call are invalid. After the job has failed, no tensor gets a
+    /// result. Examples of invalid arguments are a sum of elements of a type with locations (`F32Loc`), and a root that
+    /// is not a rank of the group.
     #[error(transparent)]
     Job(#[from] Error),
     /// This rank has already submitted a tensor with this name, and that tensor has no result yet.
     #[error("tensor `{0}` is already in flight on this rank; wait for it, or use another name")]
     InFlight(String),
-    /// The name or the tensor exceeds a limit, or too many tensors are in flight.
+    /// The name is empty, the name or the tensor is too long, or too many tensors are in flight.
     #[error("tensor `{name}` cannot be submitted: {reason}")]
     Limit {
         /// The name of the tensor, or the beginning of a long name.
         name: String,
-        /// A sentence that names the limit.
+        /// A text that names the limit.
         reason: String,
     },
     /// All ranks have submitted the tensor, but with different requests. Every rank's handle returns this error.
@@ -60,7 +60,7 @@ pub enum NamedError {
 }
 
 /// A peer has sent an invalid message, which ends the job. The text says what the peer did, for example "it named
-/// slot 3, which is empty".
+/// slot 3, which is empty": here "it" is the peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Violation(pub(super) String);
 

@@ -13,7 +13,7 @@ use super::message::{Request, TENSOR_BYTES_MAX, TensorOp};
 use crate::group::{Error, Group, Handle};
 use crate::types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc};
 
-/// Locks the mutex, even if the mutex is poisoned. In the module `named`, the state behind each mutex is consistent
+/// Locks the mutex, even if the mutex is poisoned: in the module `named`, the state behind each mutex is consistent
 /// even after a panic.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -77,7 +77,7 @@ impl<R> Drop for Promise<R> {
 }
 
 impl<R> ResultReceiver<R> {
-    /// From now on, the promise of this receiver sets `signal` when there is a result.
+    /// Makes the promise of this receiver set `signal` when there is a result.
     pub(super) fn attach_signal(&self, signal: &Arc<ReadySignal>) {
         *lock(&self.0.signal) = Some(Arc::clone(signal));
     }
@@ -114,7 +114,7 @@ pub(super) trait TensorPayload: Send {
 pub(super) struct SubmittedTensor<T> {
     pub(super) elements: Vec<T>,
     /// The function that this rank applies to its result.
-    pub(super) after: PostProcess<T>,
+    pub(super) post_process: PostProcess<T>,
     pub(super) promise: Promise<Vec<T>>,
 }
 
@@ -132,7 +132,7 @@ impl<T: Element> TensorPayload for SubmittedTensor<T> {
 }
 
 /// The request for a tensor, and the tensor that this rank has submitted. The tensor is `None` if this rank has
-/// called `join`: the rank then contributes zeros.
+/// joined, and contributes zeros.
 pub(super) type TensorToRun = (Request, Option<Box<dyn TensorPayload>>);
 
 /// An operation that has begun.
@@ -143,7 +143,7 @@ pub(super) trait BegunOperation: Send {
 }
 
 /// The range of a tensor in the operation's buffer, the promise of the tensor's result, and the function to apply to
-/// the result. The promise and the function are `None` if this rank has called `join`, and so contributes zeros.
+/// the result. If this rank has joined, and contributes zeros, there is no promise and no function.
 type FusedPart<T> = (Range<usize>, Option<(Promise<Vec<T>>, PostProcess<T>)>);
 
 struct FusedOperation<T> {
@@ -196,7 +196,7 @@ fn begin_operation_of_type<T: Element>(
         let (elements, promise) = match submitted {
             Some(submitted) => {
                 names.push(request.name);
-                (submitted.elements, Some((submitted.promise, submitted.after)))
+                (submitted.elements, Some((submitted.promise, submitted.post_process)))
             }
             None => (vec![T::zeroed(); count], None),
         };
@@ -211,15 +211,15 @@ fn begin_operation_of_type<T: Element>(
     let handle = match kind {
         TensorOp::AllReduce(op) => group.all_reduce_async(buffer, op),
         TensorOp::Broadcast(root) => group.broadcast_async(buffer, root),
-        TensorOp::AllGather => gather_uneven(group, &buffer),
+        TensorOp::AllGather => all_gather_uneven(group, &buffer),
         TensorOp::ReduceScatter(op) => group.reduce_scatter_async(buffer, op),
     };
     Box::new(FusedOperation { handle, names, parts })
 }
 
-/// Gathers tensors whose lengths may differ between ranks. Gathers the lengths of all ranks first, so that every rank
-/// returns an error if the sum of the lengths is too large.
-fn gather_uneven<T: Element>(group: &mut Group, own: &[T]) -> Result<Handle<Vec<T>>, Error> {
+/// Begins an all-gather of tensors whose lengths may differ between ranks. Gathers the lengths of all ranks first. If
+/// the sum of the lengths is too large, every rank returns an error.
+fn all_gather_uneven<T: Element>(group: &mut Group, own: &[T]) -> Result<Handle<Vec<T>>, Error> {
     let counts = group.all_gather_from(&[own.len() as u64])?;
     let total = counts.iter().fold(0u64, |total, &count| total.saturating_add(count));
     if total.saturating_mul(T::DTYPE.size_bytes() as u64) > TENSOR_BYTES_MAX {
@@ -243,17 +243,17 @@ impl<T: Element> BegunOperation for FusedOperation<T> {
             Err(error) => {
                 let promises = parts.into_iter().filter_map(|(_, promise)| promise);
                 promises.for_each(|(promise, _)| promise.fulfil(Err(error.clone().into())));
-                // An all-gather with invalid lengths fails on all ranks, but does not end the job: other tensors
-                // continue.
+                // If the result of an all-gather is too long, this tensor fails on all ranks, but the job continues
+                // with other tensors.
                 return if matches!(error, Error::InvalidCounts(_)) { Ok(()) } else { Err(error) };
             }
         };
         let is_single = parts.len() == 1;
         for (range, promise) in parts {
-            let Some((promise, after)) = promise else { continue };
+            let Some((promise, post_process)) = promise else { continue };
             let mut own = if is_single { std::mem::take(&mut fused) } else { fused[range].to_vec() };
-            if let Some(after) = after {
-                after(&mut own);
+            if let Some(post_process) = post_process {
+                post_process(&mut own);
             }
             promise.fulfil(Ok(own));
         }

@@ -14,20 +14,20 @@ pub const NAME_BYTES_MAX: usize = 256;
 pub const TENSOR_BYTES_MAX: u64 = 1 << 34;
 /// The largest number of tensors in one message.
 pub(super) const REQUESTS_MAX: usize = 1024;
-/// The largest number of refusals in one message.
+/// The largest number of refusals ([`Instruction::Refuse`]) in one message.
 pub(super) const REFUSALS_MAX: usize = 64;
-/// The maximum size in bytes of the reason of a refusal.
+/// The largest size in bytes of the reason of a refusal.
 pub(super) const REASON_BYTES_MAX: usize = 2048;
 /// The largest number of slots of a response cache.
 pub(super) const SLOTS_MAX: u16 = 16_384;
-/// The largest size of a message in bytes. A receiver allocates the size that the sender announces, up to this limit.
+/// The largest size of a message in bytes, from a rank or from the coordinator.
 pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// The most bytes of an [`AnnouncedTensor`]: name length, name, operation, its argument, type, count, and two slots.
+/// The largest size in bytes of an [`AnnouncedTensor`]: name length, name, operation and argument, type, count, two slots.
 const REQUEST_BYTES_MAX: usize = 2 + NAME_BYTES_MAX + 1 + 4 + 1 + 8 + 2 + 2;
 const REFUSAL_BYTES_MAX: usize = 2 + 2 + NAME_BYTES_MAX + 2 + REASON_BYTES_MAX;
 const _: () = assert!(
-    // In the longest message, each tensor has its own instruction, and all slots are retired.
+    // The longest message has an instruction for each tensor, all refusals, and all retired slots.
     REQUESTS_MAX * (REQUEST_BYTES_MAX + 8) + REFUSALS_MAX * REFUSAL_BYTES_MAX + 3 * SLOTS_MAX as usize + 64
         <= MESSAGE_BYTES_MAX
 );
@@ -126,7 +126,7 @@ pub(super) struct RankReport {
 pub(super) struct CoordinatorMessage {
     /// The instructions, which the rank carries out in this order.
     pub(super) instructions: Vec<Instruction>,
-    /// The retired slots. A rank that has read this message must not use these slots in reports.
+    /// The slots that this message retires. A rank that has read this message must not use these slots in reports.
     pub(super) retired: Vec<u16>,
 }
 
@@ -156,8 +156,8 @@ pub(super) enum AnnouncedTensor {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RefusalKind {
     Disagreement,
-    WithoutJoined,
-    Left,
+    NeedsJoinedRanks,
+    RankClosed,
 }
 
 /// In a message, this slot number means that there is no slot.
@@ -381,8 +381,8 @@ impl<'a> MessageReader<'a> {
             2 => {
                 let refusal = match self.read_u8()? {
                     0 => RefusalKind::Disagreement,
-                    1 => RefusalKind::WithoutJoined,
-                    2 => RefusalKind::Left,
+                    1 => RefusalKind::NeedsJoinedRanks,
+                    2 => RefusalKind::RankClosed,
                     other => return Err(Violation(format!("it sent unknown refusal {other}"))),
                 };
                 let name = self.read_name()?;
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn encoded_reports_and_messages_are_decoded() {
+    fn decoding_an_encoded_report_or_message_returns_the_original() {
         let kinds =
             [TensorOp::AllReduce(ReduceOp::Average), TensorOp::Broadcast(Rank::new(3)), TensorOp::AllGather];
         let make = |kind| Request { signature: Signature { kind, ..request("x").signature }, ..request("y") };
@@ -433,8 +433,8 @@ mod tests {
         let instructions = vec![
             Instruction::Run(tensors),
             refuse(RefusalKind::Disagreement),
-            refuse(RefusalKind::WithoutJoined),
-            refuse(RefusalKind::Left),
+            refuse(RefusalKind::NeedsJoinedRanks),
+            refuse(RefusalKind::RankClosed),
             Instruction::Joined(Rank::new(2)),
             Instruction::End,
         ];

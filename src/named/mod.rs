@@ -2,11 +2,12 @@
 //!
 //! The ranks of a group must call its collectives in the same order. A framework that computes gradients in parallel
 //! has no common order: the threads of each rank finish gradients at different times. [`NamedTensors`] accepts
-//! tensors by name and determines which tensors all ranks have submitted. [`NamedTensors`] runs these tensors in an
-//! order that rank 0 of the group chooses, and fuses small tensors into one operation. This is Horovod's model
-//! (Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", arXiv:1802.05799), but
-//! without a fixed cycle time: a tensor runs as soon as it is ready, and tensors that become ready while an operation
-//! runs are fused.
+//! tensors by name, in any order. When all ranks have submitted a tensor, the tensor is ready. The ranks run ready
+//! tensors in an order that rank 0 of the group chooses, and fuse small tensors into one operation.
+//!
+//! This is Horovod's model (Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow",
+//! arXiv:1802.05799), but without a fixed cycle time. At most two operations run at once. Tensors that become ready while
+//! two operations run are fused into the next operation.
 //!
 //! ```
 //! use ringtrain::{Group, NamedOptions, NamedTensors, ReduceOp};
@@ -55,23 +56,23 @@ use self::stalls::StallWatch;
 use crate::group::{Error, Group};
 use crate::types::{Element, Rank, ReduceOp};
 
-/// The largest number of operations that run at the same time. While one operation sends and receives, the tensors of
-/// the next operation are copied into a buffer.
-const OUTSTANDING_OPERATIONS_MAX: usize = 2;
+/// The largest number of operations that run at the same time. While one operation sends and receives, the next
+/// operation can copy its tensors into a buffer.
+const RUNNING_OPERATIONS_MAX: usize = 2;
 
 /// The options of named tensors. All ranks use the options that rank 0 of the group passes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct NamedOptions {
-    /// The largest number of bytes that are fused into one operation. Tensors with more bytes are not fused. 0
-    /// disables fusion.
+    /// The largest total size in bytes of the tensors that are fused into one operation. A larger tensor is never
+    /// fused. With 0, no tensors are fused.
     ///
     /// The default is 16 MiB. Horovod's default is 128 MiB, for networks and GPUs on which an operation has a higher
     /// fixed cost. Fusing copies each tensor twice. An operation of 16 MiB takes milliseconds, so the fixed cost of
     /// its 2(n-1) messages is small. A longer operation would only delay the first results.
     pub fusion_bytes: usize,
-    /// The number of tensors for which the response cache has space; the largest value is 16 384. If a rank
-    /// submits a cached tensor again, the rank sends only one bit for the tensor.
+    /// The number of tensors for which the response cache has space; the largest value is 16 384. For a tensor in the
+    /// cache, a rank reports only one bit instead of the name, the operation, the element type and the count.
     pub cache_capacity: usize,
     /// If a rank has submitted a tensor, and another rank does not submit it within this time, rank 0 logs a warning.
     pub stall_warning: Duration,
@@ -97,21 +98,22 @@ impl Default for NamedOptions {
 pub struct NamedStatistics {
     /// The number of tensors that this rank has submitted.
     pub tensors: u64,
-    /// The number of submitted tensors that were in the response cache, so that this rank sent only one bit for each.
+    /// The number of submitted tensors that were in the response cache when this rank submitted them.
     pub cached: u64,
-    /// The number of operations that have run. Each fused operation counts once, so this number can be smaller than
+    /// The number of operations that have begun. Each fused operation counts once, so this number can be smaller than
     /// the number of tensors.
     pub operations: u64,
-    /// The number of messages that this rank has sent to the coordinator on rank 0.
+    /// The number of reports that this rank has sent to the coordinator on rank 0. A report lists submitted tensors.
     pub reports: u64,
 }
 
 /// Collectives of a group on tensors with names. Each rank can submit the tensors in any order and from any thread.
 ///
-/// You can use a name again when its result is available. Tensors with the same name must have the same operation,
-/// element type and count on all ranks. If a tensor differs between ranks, every rank gets an error for this tensor,
-/// and all other tensors continue. If [`NamedOptions::stall_abort`] is set and a rank does not submit a tensor within
-/// this time, the job ends with an error that names the tensor and the rank.
+/// You can use a name again when the result of the tensor is available. Tensors with the same name must have the same
+/// operation, element type and count on all ranks, except that the counts of an all-gather may differ. If a tensor
+/// differs between ranks, every rank gets an error for this tensor, and all other tensors continue. If
+/// [`NamedOptions::stall_abort`] is set and a rank does not submit a tensor within this time, the job ends with an
+/// error that names the tensor and the rank.
 pub struct NamedTensors {
     shared: Arc<NamedTensorsState>,
     threads: Vec<JoinHandle<()>>,
@@ -134,7 +136,7 @@ impl NamedTensors {
             let limits = CoordinatorLimits {
                 fusion_bytes: options.fusion_bytes as u64,
                 capacity: options.cache_capacity.min(usize::from(SLOTS_MAX)) as u16,
-                outstanding_max: OUTSTANDING_OPERATIONS_MAX,
+                running_operations_max: RUNNING_OPERATIONS_MAX,
             };
             let watch = StallWatch::new(options.stall_warning, options.stall_abort);
             Coordinator::new(limits, Arc::from(control.members()), watch)
@@ -149,7 +151,8 @@ impl NamedTensors {
     /// # Errors
     ///
     /// [`NamedError::InFlight`], [`NamedError::Limit`], [`NamedError::HasJoined`], [`NamedError::Closed`],
-    /// [`Error::Unsupported`], or the failure of the job. The handle returns errors that involve other ranks.
+    /// [`Error::Unsupported`], or the failure of the job. If the tensor does not fit the tensors of other ranks, the
+    /// handle returns the error.
     pub fn all_reduce<T: Element>(
         &self,
         name: &str,
@@ -160,8 +163,9 @@ impl NamedTensors {
         self.submit(name, elements, TensorOp::AllReduce(op), None)
     }
 
-    /// Submits a tensor as [`NamedTensors::all_reduce`] does, but multiplies its elements by `before` and the result
-    /// by `after` (Horovod's `prescale_factor` and `postscale_factor`). The factors may differ between ranks.
+    /// Submits a tensor as [`NamedTensors::all_reduce`] does, but first multiplies its elements by `prescale`, and later
+    /// multiplies the result by `postscale` (Horovod's `prescale_factor` and `postscale_factor`). The factors may
+    /// differ between ranks.
     ///
     /// # Errors
     ///
@@ -171,7 +175,7 @@ impl NamedTensors {
         name: &str,
         mut elements: Vec<T>,
         op: ReduceOp,
-        (before, after): (T, T),
+        (prescale, postscale): (T, T),
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
         check_op_applies_to::<T>(op)?;
         let multiply = |elements: &mut [T], factor: T| {
@@ -179,9 +183,9 @@ impl NamedTensors {
                 *element = *element * factor;
             }
         };
-        multiply(&mut elements, before);
-        let after: PostProcess<T> = Some(Box::new(move |result| multiply(result, after)));
-        self.submit(name, elements, TensorOp::AllReduce(op), after)
+        multiply(&mut elements, prescale);
+        let post_process: PostProcess<T> = Some(Box::new(move |result| multiply(result, postscale)));
+        self.submit(name, elements, TensorOp::AllReduce(op), post_process)
     }
 
     /// Submits a tensor for a reduce-scatter: the result is this rank's chunk ([`Group::chunk`]) of the reduction of
@@ -239,16 +243,18 @@ impl NamedTensors {
         name: &str,
         elements: Vec<T>,
         kind: TensorOp,
-        after: PostProcess<T>,
+        post_process: PostProcess<T>,
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
         let count = if kind == TensorOp::AllGather { 0 } else { elements.len() as u64 };
         let signature = Signature { kind, dtype: T::DTYPE, count };
         let (promise, receiver) = new_promise();
         let mut local = lock(&self.shared.local);
-        if let Some(error) = &local.ended {
+        if let Some(error) = &local.end_reason {
             return Err(error.clone());
         }
-        local.client.submit(name, signature, || Box::new(SubmittedTensor { elements, after, promise }))?;
+        local
+            .client
+            .submit(name, signature, || Box::new(SubmittedTensor { elements, post_process, promise }))?;
         drop(local);
         self.shared.changed.notify_all();
         Ok(NamedHandle(receiver))
@@ -259,7 +265,7 @@ impl NamedTensors {
     ///
     /// Until all ranks have joined, this rank contributes zeros to sums and averages that other ranks submit. The
     /// divisor of an average remains the number of all ranks. If other ranks submit a tensor for another operation,
-    /// they get an error, unless this rank submitted the tensor before it joined.
+    /// and this rank has not submitted the tensor before it joined, the other ranks get an error.
     ///
     /// # Errors
     ///
@@ -268,18 +274,18 @@ impl NamedTensors {
     pub fn join(&self) -> Result<Rank, NamedError> {
         let (promise, receiver) = new_promise();
         let mut local = lock(&self.shared.local);
-        if let Some(error) = &local.ended {
+        if let Some(error) = &local.end_reason {
             return Err(error.clone());
         }
         local.client.join()?;
-        local.join = Some(promise);
+        local.join_promise = Some(promise);
         drop(local);
         self.shared.changed.notify_all();
         receiver.wait()
     }
 
-    /// Returns the tensors that have waited longer than [`NamedOptions::stall_warning`] and still wait. On ranks
-    /// other than rank 0 the list is empty.
+    /// Returns the tensors, joins and closes that have waited for other ranks longer than
+    /// [`NamedOptions::stall_warning`], and still wait. On ranks other than rank 0 the list is empty.
     pub fn stalled(&self) -> Vec<Stall> {
         self.shared
             .rank_0
@@ -302,7 +308,7 @@ impl NamedTensors {
     /// The failure of the job.
     pub fn close(mut self) -> Result<(), NamedError> {
         self.close_and_wait();
-        match &lock(&self.shared.local).ended {
+        match &lock(&self.shared.local).end_reason {
             None | Some(NamedError::Closed) => Ok(()),
             Some(error) => Err(error.clone()),
         }
@@ -345,11 +351,11 @@ impl<R> NamedHandle<R> {
         self.0.wait()
     }
 
-    /// Waits until the operation has ended, but at most `timeout`, and returns its result.
+    /// Waits at most `timeout` until the operation has ended, and returns its result.
     ///
     /// # Errors
     ///
-    /// Returns the handle if the operation has not ended. The operation continues.
+    /// Returns the handle if the operation has not ended within `timeout`. The operation continues.
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<R, NamedError>, Self> {
         self.0.wait_timeout(timeout).map_err(Self)
     }

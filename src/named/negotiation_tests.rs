@@ -1,5 +1,5 @@
-//! Tests of the negotiation without IO: a coordinator and its clients exchange messages. The messages are delivered
-//! in all interleavings that links allow.
+//! Tests of the negotiation without IO: a coordinator and its clients exchange messages. The tests deliver the messages
+//! in random interleavings. As on links, the messages from one rank to another keep their order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ enum TestAction {
 /// contribution is `None` if this rank contributes zeros.
 type BegunTensor = (String, Option<(usize, usize)>);
 
+/// The state of one rank, with the messages from and to the coordinator that have not been delivered.
 struct SimulatedRank {
     client: Client<(usize, usize)>,
     actions: VecDeque<TestAction>,
@@ -41,7 +42,7 @@ struct SimulatedRank {
 
 struct SimulatedGroup {
     coordinator: Coordinator,
-    nodes: Vec<SimulatedRank>,
+    ranks: Vec<SimulatedRank>,
     size: WorldSize,
 }
 
@@ -57,9 +58,9 @@ impl SimulatedGroup {
     fn new(orders: Vec<Vec<TestAction>>, capacity: u16, fusion_bytes: u64) -> Self {
         let size = WorldSize::new(orders.len() as u32).unwrap();
         let members: Arc<[Rank]> = size.ranks().collect();
-        let limits = CoordinatorLimits { fusion_bytes, capacity, outstanding_max: 2 };
+        let limits = CoordinatorLimits { fusion_bytes, capacity, running_operations_max: 2 };
         let watch = StallWatch::new(Duration::from_secs(1), None);
-        let node = |actions: Vec<TestAction>| SimulatedRank {
+        let rank_state = |actions: Vec<TestAction>| SimulatedRank {
             client: Client::new(size),
             actions: actions.into(),
             reports: VecDeque::new(),
@@ -69,8 +70,8 @@ impl SimulatedGroup {
             joined: 0,
             has_ended: false,
         };
-        let nodes = orders.into_iter().map(node).collect();
-        Self { coordinator: Coordinator::new(limits, members, watch), nodes, size }
+        let ranks = orders.into_iter().map(rank_state).collect();
+        Self { coordinator: Coordinator::new(limits, members, watch), ranks, size }
     }
 
     fn send_messages(&mut self) {
@@ -78,37 +79,40 @@ impl SimulatedGroup {
             let sent = CoordinatorMessage::decode(&message.encode(), self.size)
                 .expect("a sent message can be decoded");
             assert_eq!(sent, message);
-            self.nodes.iter_mut().for_each(|node| node.messages.push_back(message.clone()));
+            self.ranks.iter_mut().for_each(|rank_state| rank_state.messages.push_back(message.clone()));
         }
     }
 
     /// Makes one move on one rank. `move_kind` selects the move: 0 makes the next call, 1 takes a report, 2 delivers
     /// a report, 3 delivers a message, and 4 ends an operation. Returns whether the move was possible.
     fn make_move(&mut self, rank: usize, move_kind: usize) -> bool {
-        let node = &mut self.nodes[rank];
+        let rank_state = &mut self.ranks[rank];
         match move_kind {
-            0 => match node.actions.front().copied() {
+            0 => match rank_state.actions.front().copied() {
                 Some(TestAction::Submit { tensor, step }) => {
                     let name = format!("t{tensor}");
                     // The submission fails while the same tensor of the previous step is in flight. The submission
                     // also fails if this rank has joined and other ranks have not.
-                    let submitted = node.client.submit(&name, signature(tensor, step), || (tensor, step));
+                    let submitted =
+                        rank_state.client.submit(&name, signature(tensor, step), || (tensor, step));
                     if submitted.is_ok() {
-                        node.actions.pop_front();
+                        rank_state.actions.pop_front();
                     }
                     submitted.is_ok()
                 }
-                Some(TestAction::Join) => node.client.join().map(|()| node.actions.pop_front()).is_ok(),
-                Some(TestAction::Close) if node.client.is_idle() => {
-                    node.client.close();
-                    node.actions.pop_front();
+                Some(TestAction::Join) => {
+                    rank_state.client.join().map(|()| rank_state.actions.pop_front()).is_ok()
+                }
+                Some(TestAction::Close) if rank_state.client.is_idle() => {
+                    rank_state.client.close();
+                    rank_state.actions.pop_front();
                     true
                 }
                 _ => false,
             },
-            1 => node.client.take_report().map(|report| node.reports.push_back(report)).is_some(),
+            1 => rank_state.client.take_report().map(|report| rank_state.reports.push_back(report)).is_some(),
             2 => {
-                let Some(report) = node.reports.pop_front() else { return false };
+                let Some(report) = rank_state.reports.pop_front() else { return false };
                 let sent =
                     RankReport::decode(&report.encode(), self.size).expect("a sent message can be decoded");
                 assert_eq!(sent, report);
@@ -119,27 +123,29 @@ impl SimulatedGroup {
                 true
             }
             3 => {
-                let Some(message) = node.messages.pop_front() else { return false };
-                for step in node.client.handle_message(message).expect("the message is valid") {
-                    match step {
+                let Some(message) = rank_state.messages.pop_front() else { return false };
+                for action in rank_state.client.handle_message(message).expect("the message is valid") {
+                    match action {
                         ClientAction::Run(run) => {
                             let own = run.iter().filter(|(_, payload)| payload.is_some());
-                            node.running.push_back(own.map(|(request, _)| request.name.clone()).collect());
+                            rank_state
+                                .running
+                                .push_back(own.map(|(request, _)| request.name.clone()).collect());
                             let named =
                                 |(request, payload): (super::message::Request, _)| (request.name, payload);
-                            node.begun.push(run.into_iter().map(named).collect());
+                            rank_state.begun.push(run.into_iter().map(named).collect());
                         }
-                        ClientAction::Joined(_) => node.joined += 1,
-                        ClientAction::End => node.has_ended = true,
+                        ClientAction::Joined(_) => rank_state.joined += 1,
+                        ClientAction::End => rank_state.has_ended = true,
                         ClientAction::Fail(_, error) => panic!("{error}"),
                     }
                 }
                 true
             }
             _ => {
-                let Some(names) = node.running.pop_front() else { return false };
+                let Some(names) = rank_state.running.pop_front() else { return false };
                 for name in names {
-                    node.client.release_name(&name);
+                    rank_state.client.release_name(&name);
                 }
                 if rank == 0 {
                     self.coordinator.record_completion(Duration::ZERO);
@@ -152,7 +158,7 @@ impl SimulatedGroup {
 
     /// Makes the moves in `choices`. After that, tries all moves in turn until no move is possible.
     fn run(&mut self, choices: &[(usize, usize)]) {
-        let n = self.nodes.len();
+        let n = self.ranks.len();
         for &(rank, what) in choices {
             self.make_move(rank % n, what % 5);
         }
@@ -161,8 +167,8 @@ impl SimulatedGroup {
 }
 
 /// Returns the actions of a rank. In each step the rank submits every tensor once. The order of the tensors depends
-/// on the rank and on the numbers in `order`. The number of steps in an epoch also differs from rank to rank, and
-/// each rank joins at the end of an epoch.
+/// on the rank and on the numbers in `order`. The number of steps in an epoch depends on the rank and the epoch. At the
+/// end of each epoch, the rank joins. At the end of the last epoch, the rank also closes.
 fn make_actions(rank: usize, tensors: usize, epochs: usize, order: &[usize]) -> Vec<TestAction> {
     let mut actions = Vec::new();
     let mut index = rank;
@@ -191,31 +197,33 @@ proptest! {
         tensors in 1usize..9,
         epochs in 1usize..4,
         capacity in 0u16..10,
-        fusion in 0u64..40,
+        fusion_bytes in 0u64..40,
         order in proptest::collection::vec(0usize..1000, 64),
         choices in proptest::collection::vec((0usize..4, 0usize..5), 0..600),
     ) {
         let orders: Vec<Vec<TestAction>> = (0..n).map(|rank| make_actions(rank, tensors, epochs, &order)).collect();
+        let is_submission = |action: &&TestAction| matches!(action, TestAction::Submit { .. });
         let submitted: Vec<usize> =
-            orders.iter().map(|actions| actions.iter().filter(|d| matches!(d, TestAction::Submit { .. })).count()).collect();
-        let mut world = SimulatedGroup::new(orders, capacity, fusion);
-        world.run(&choices);
-        let names = |node: &SimulatedRank| -> Vec<Vec<String>> {
-            node.begun.iter().map(|run| run.iter().map(|(name, _)| name.clone()).collect()).collect()
+            orders.iter().map(|actions| actions.iter().filter(is_submission).count()).collect();
+        let mut group = SimulatedGroup::new(orders, capacity, fusion_bytes);
+        group.run(&choices);
+        let names = |rank_state: &SimulatedRank| -> Vec<Vec<String>> {
+            rank_state.begun.iter().map(|run| run.iter().map(|(name, _)| name.clone()).collect()).collect()
         };
-        let first = names(&world.nodes[0]);
-        for (rank, node) in world.nodes.iter().enumerate() {
-            prop_assert!(node.has_ended && node.actions.is_empty(), "rank {} is stuck at {:?}", rank, node.actions);
-            prop_assert_eq!(node.joined, epochs);
-            prop_assert_eq!(&names(node), &first);
-            let contributed = node.begun.iter().flatten().filter(|(_, payload)| payload.is_some()).count();
+        let first = names(&group.ranks[0]);
+        for (rank, rank_state) in group.ranks.iter().enumerate() {
+            let is_finished = rank_state.has_ended && rank_state.actions.is_empty();
+            prop_assert!(is_finished, "rank {} is stuck at {:?}", rank, rank_state.actions);
+            prop_assert_eq!(rank_state.joined, epochs);
+            prop_assert_eq!(&names(rank_state), &first);
+            let contributed = rank_state.begun.iter().flatten().filter(|(_, payload)| payload.is_some()).count();
             prop_assert_eq!(contributed, submitted[rank]);
         }
         // If several ranks contribute to a tensor in one operation, they contribute their data of the same step.
         for (operation, names) in first.iter().enumerate() {
             for tensor in 0..names.len() {
-                let contribution = |node: &SimulatedRank| node.begun[operation][tensor].1;
-                let mut contributions = world.nodes.iter().filter_map(contribution);
+                let contribution = |rank_state: &SimulatedRank| rank_state.begun[operation][tensor].1;
+                let mut contributions = group.ranks.iter().filter_map(contribution);
                 let first = contributions.next();
                 prop_assert!(first.is_some() && contributions.all(|other| Some(other) == first));
             }

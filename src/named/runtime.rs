@@ -1,11 +1,10 @@
-//! The threads of named tensors, and the messages between ranks. The client and the coordinator perform no IO and
-//! read no clock. The threads of this module send and receive the messages over a group, and pass the current time to
-//! the client and the coordinator.
+//! The threads of named tensors. These threads send and receive the messages of the client and the coordinator, and
+//! pass the current time to the coordinator. The client and the coordinator perform no IO and read no clock.
 //!
-//! Every rank has three threads. The reporter sends the reports of the client, the reader carries out the
-//! instructions of the coordinator, and the finisher waits for operations and delivers their results. On rank 0 a
-//! fourth thread, the collector, receives the reports of the other ranks. All threads end when all ranks have closed
-//! or the job fails.
+//! Every rank has three threads. The reporter sends the reports of the client, the reader executes the instructions
+//! of the coordinator, and the finisher waits for operations and delivers their results. On rank 0 a fourth thread,
+//! the collector, receives the reports of the other ranks. All threads end when all ranks have closed or the job
+//! fails.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -22,11 +21,11 @@ use crate::types::Rank;
 
 /// The tag of a rank's report to the coordinator.
 const REPORT_TAG: u32 = 0;
-/// The tag of a message of the coordinator.
+/// The tag of a message from the coordinator to a rank.
 const MESSAGE_TAG: u32 = 1;
-/// The largest number of operations that have begun and wait for the finisher. At this limit, the reader waits before
-/// it passes another operation to the finisher.
-const RUNNING_OPERATIONS_MAX: usize = 4;
+/// The largest number of operations in the queue of the finisher. While the queue is full, the reader waits before it
+/// adds another operation.
+const FINISHER_QUEUE_LEN_MAX: usize = 4;
 
 /// The state that a rank's threads share.
 pub(super) struct NamedTensorsState {
@@ -38,30 +37,26 @@ pub(super) struct NamedTensorsState {
     /// The additional state on rank 0; `None` on other ranks.
     pub(super) rank_0: Option<Rank0State>,
     /// The coordinator's timestamps are durations since this instant.
-    epoch: Instant,
+    start_time: Instant,
 }
 
 /// This rank's own state.
 pub(super) struct ThisRankState {
     pub(super) client: Client<Box<dyn TensorPayload>>,
     /// The promise for a thread of the program that waits in `join`; `None` if no thread waits.
-    pub(super) join: Option<Promise<Rank>>,
+    pub(super) join_promise: Option<Promise<Rank>>,
     /// The reason why the named tensors have ended: a failure, or `Closed` if all ranks have closed.
-    pub(super) ended: Option<NamedError>,
+    pub(super) end_reason: Option<NamedError>,
 }
 
 /// The additional state of rank 0.
 pub(super) struct Rank0State {
     pub(super) coordinator: Mutex<Coordinator>,
-    inbox: Sender<ReaderInput>,
+    /// Sends the messages of the coordinator to the reader of rank 0. An error tells the reader that the job has
+    /// failed.
+    message_sender: Sender<Result<CoordinatorMessage, Error>>,
     /// The interval between checks for stalls.
-    interval: Duration,
-}
-
-/// The inputs of rank 0's reader.
-enum ReaderInput {
-    Message(CoordinatorMessage),
-    Failed(Error),
+    stall_check_interval: Duration,
 }
 
 /// Starts the threads. `coordinator` is `Some` on rank 0 and `None` on other ranks.
@@ -70,27 +65,25 @@ pub(super) fn start_threads(
     data: Group,
     coordinator: Option<Coordinator>,
 ) -> Result<(Arc<NamedTensorsState>, Vec<JoinHandle<()>>), Error> {
-    let (inbox, arrivals) = mpsc::channel();
-    let interval = coordinator.as_ref().map(|coordinator| coordinator.watch.check_interval());
-    let rank_0 = coordinator.zip(interval).map(|(coordinator, interval)| Rank0State {
-        coordinator: Mutex::new(coordinator),
-        inbox,
-        interval,
+    let (message_sender, message_receiver) = mpsc::channel();
+    let stall_check_interval = coordinator.as_ref().map(|coordinator| coordinator.watch.check_interval());
+    let rank_0 = coordinator.zip(stall_check_interval).map(|(coordinator, stall_check_interval)| {
+        Rank0State { coordinator: Mutex::new(coordinator), message_sender, stall_check_interval }
     });
-    let is_collecting = rank_0.is_some() && control.size().get() > 1;
+    let needs_collector = rank_0.is_some() && control.size().get() > 1;
     let client = Client::new(control.size());
     let shared = Arc::new(NamedTensorsState {
-        local: Mutex::new(ThisRankState { client, join: None, ended: None }),
+        local: Mutex::new(ThisRankState { client, join_promise: None, end_reason: None }),
         changed: Condvar::new(),
         control: Mutex::new(control),
         rank_0,
-        epoch: Instant::now(),
+        start_time: Instant::now(),
     });
-    let (running, begun) = mpsc::sync_channel(RUNNING_OPERATIONS_MAX);
+    let (operation_sender, operation_receiver) = mpsc::sync_channel(FINISHER_QUEUE_LEN_MAX);
     let mut threads = Vec::new();
     let mut spawn = |name: &str, work: Box<dyn FnOnce(&NamedTensorsState) + Send>| {
-        let own = Arc::clone(&shared);
-        let thread = thread::Builder::new().name(name.into()).spawn(move || work(&own));
+        let state = Arc::clone(&shared);
+        let thread = thread::Builder::new().name(name.into()).spawn(move || work(&state));
         // If a thread cannot be started, the job ends. The end of the job also ends the threads that already run.
         thread.map(|thread| threads.push(thread)).map_err(|error| {
             let error = Error::System { what: "a thread", detail: error.to_string() };
@@ -99,10 +92,13 @@ pub(super) fn start_threads(
             error
         })
     };
-    spawn("named-finish", Box::new(move |shared| shared.run_finisher(&begun)))?;
-    spawn("named-read", Box::new(move |shared| shared.run_reader(data, &running, &arrivals)))?;
+    spawn("named-finish", Box::new(move |shared| shared.run_finisher(&operation_receiver)))?;
+    spawn(
+        "named-read",
+        Box::new(move |shared| shared.run_reader(data, &operation_sender, &message_receiver)),
+    )?;
     spawn("named-report", Box::new(NamedTensorsState::run_reporter))?;
-    if is_collecting {
+    if needs_collector {
         spawn("named-collect", Box::new(NamedTensorsState::run_collector))?;
     }
     Ok((shared, threads))
@@ -114,7 +110,7 @@ impl NamedTensorsState {
         loop {
             let mut local = lock(&self.local);
             let report = loop {
-                if local.ended.is_some() {
+                if local.end_reason.is_some() {
                     return;
                 }
                 match local.client.take_report() {
@@ -133,8 +129,8 @@ impl NamedTensorsState {
         }
     }
 
-    /// Sends one report, and waits for the end of the send. Tensors that are submitted in the meantime are in the
-    /// next report.
+    /// Sends one report, and waits for the end of the send. If the program submits tensors during this wait, they are
+    /// in the next report.
     fn send_report(&self, report: RankReport) -> Result<(), Error> {
         if let Some(rank_0) = &self.rank_0 {
             return self.process_report(rank_0, Rank::ZERO, Ok(report));
@@ -169,7 +165,8 @@ impl NamedTensorsState {
         report: Result<RankReport, Violation>,
     ) -> Result<(), Error> {
         let mut coordinator = lock(&rank_0.coordinator);
-        let result = report.and_then(|report| coordinator.handle_report(self.epoch.elapsed(), from, report));
+        let result =
+            report.and_then(|report| coordinator.handle_report(self.start_time.elapsed(), from, report));
         match result {
             Ok(()) => self.send_messages(rank_0, &mut coordinator),
             Err(violation) => {
@@ -187,31 +184,31 @@ impl NamedTensorsState {
             let bytes = message.encode();
             let control = lock(&self.control);
             for peer in control.size().ranks().skip(1) {
-                // The send continues after its handle is dropped. A failed send means that the job has failed, so
-                // nothing waits for this send.
+                // The send continues after its handle is dropped. No thread waits for the send: if the send fails,
+                // the job fails, and the other threads end with this failure.
                 drop(control.send_async(bytes.clone(), peer, MESSAGE_TAG)?);
             }
             drop(control);
             // If the reader has ended, the job has failed, and another thread reports the failure.
-            let _ = rank_0.inbox.send(ReaderInput::Message(message));
+            let _ = rank_0.message_sender.send(Ok(message));
         }
         Ok(())
     }
 
-    /// Runs the reader: carries out messages until the named tensors end.
+    /// Runs the reader: executes the coordinator's messages until the named tensors end.
     fn run_reader(
         &self,
         mut data: Group,
-        running: &SyncSender<Box<dyn BegunOperation>>,
-        arrivals: &Receiver<ReaderInput>,
+        operation_sender: &SyncSender<Box<dyn BegunOperation>>,
+        message_receiver: &Receiver<Result<CoordinatorMessage, Error>>,
     ) {
         let mut checked_at = Instant::now();
         loop {
             let read = match &self.rank_0 {
-                Some(rank_0) => self.next_local_message(rank_0, arrivals, &mut checked_at),
+                Some(rank_0) => self.next_local_message(rank_0, message_receiver, &mut checked_at),
                 None => self.receive_message(),
             };
-            match read.and_then(|message| self.execute_message(message, &mut data, running)) {
+            match read.and_then(|message| self.execute_message(message, &mut data, operation_sender)) {
                 Ok(false) => {}
                 Ok(true) => return self.end_named_tensors(&NamedError::Closed),
                 Err(error) => return self.end_named_tensors(&error.into()),
@@ -233,13 +230,13 @@ impl NamedTensorsState {
     fn next_local_message(
         &self,
         rank_0: &Rank0State,
-        arrivals: &Receiver<ReaderInput>,
+        message_receiver: &Receiver<Result<CoordinatorMessage, Error>>,
         checked_at: &mut Instant,
     ) -> Result<CoordinatorMessage, Error> {
         loop {
-            if checked_at.elapsed() >= rank_0.interval {
+            if checked_at.elapsed() >= rank_0.stall_check_interval {
                 *checked_at = Instant::now();
-                let report = lock(&rank_0.coordinator).check_for_stalls(self.epoch.elapsed());
+                let report = lock(&rank_0.coordinator).check_for_stalls(self.start_time.elapsed());
                 for stall in &report.stalls {
                     log::warn!("{stall}");
                 }
@@ -247,9 +244,10 @@ impl NamedTensorsState {
                     return Err(self.abort(&message));
                 }
             }
-            match arrivals.recv_timeout(rank_0.interval.saturating_sub(checked_at.elapsed())) {
-                Ok(ReaderInput::Message(message)) => return Ok(message),
-                Ok(ReaderInput::Failed(error)) => return Err(error),
+            match message_receiver
+                .recv_timeout(rank_0.stall_check_interval.saturating_sub(checked_at.elapsed()))
+            {
+                Ok(received) => return received,
                 Err(RecvTimeoutError::Timeout) => {}
                 // The channel cannot be disconnected, because `rank_0` owns a sender.
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Taken),
@@ -257,12 +255,12 @@ impl NamedTensorsState {
         }
     }
 
-    /// Carries out the instructions of a message. Returns whether this message was the last one.
+    /// Executes the instructions of a message. Returns whether this message was the last message.
     fn execute_message(
         &self,
         message: CoordinatorMessage,
         data: &mut Group,
-        running: &SyncSender<Box<dyn BegunOperation>>,
+        operation_sender: &SyncSender<Box<dyn BegunOperation>>,
     ) -> Result<bool, Error> {
         let actions = lock(&self.local).client.handle_message(message);
         for action in actions.map_err(|violation| self.abort_for_violation(&violation))? {
@@ -270,12 +268,12 @@ impl NamedTensorsState {
                 ClientAction::Run(items) => {
                     if let Some(operation) = execute::begin_operation(data, items) {
                         // The send cannot fail, because the finisher runs until this sender is dropped.
-                        let _ = running.send(operation);
+                        let _ = operation_sender.send(operation);
                     }
                 }
                 ClientAction::Fail(payload, error) => payload.fail(error),
                 ClientAction::Joined(last) => {
-                    let join = lock(&self.local).join.take();
+                    let join = lock(&self.local).join_promise.take();
                     if let Some(promise) = join {
                         promise.fulfil(Ok(last));
                     }
@@ -287,8 +285,8 @@ impl NamedTensorsState {
     }
 
     /// Runs the finisher: finishes operations in the order in which they began, until the reader ends.
-    fn run_finisher(&self, begun: &Receiver<Box<dyn BegunOperation>>) {
-        while let Ok(operation) = begun.recv() {
+    fn run_finisher(&self, operation_receiver: &Receiver<Box<dyn BegunOperation>>) {
+        while let Ok(operation) = operation_receiver.recv() {
             let mut release_names = |names: &[String]| {
                 let mut local = lock(&self.local);
                 for name in names {
@@ -298,7 +296,7 @@ impl NamedTensorsState {
             let mut result = operation.wait_and_deliver(&mut release_names);
             if let (Ok(()), Some(rank_0)) = (&result, &self.rank_0) {
                 let mut coordinator = lock(&rank_0.coordinator);
-                coordinator.record_completion(self.epoch.elapsed());
+                coordinator.record_completion(self.start_time.elapsed());
                 result = self.send_messages(rank_0, &mut coordinator);
             }
             if let Err(error) = result {
@@ -317,13 +315,13 @@ impl NamedTensorsState {
     }
 
     /// Ends the named tensors. The handles of tensors that have no result yet get the error. A thread that waits in
-    /// `join` gets the error too. If this function is called several times, the error of the first call counts.
+    /// `join` gets the error too. If several threads call this function, all handles get the error of the first call.
     fn end_named_tensors(&self, error: &NamedError) {
         let mut local = lock(&self.local);
-        local.ended.get_or_insert_with(|| error.clone());
-        let error = local.ended.clone().unwrap_or(NamedError::Closed);
+        local.end_reason.get_or_insert_with(|| error.clone());
+        let error = local.end_reason.clone().unwrap_or(NamedError::Closed);
         let payloads = local.client.end_and_take_payloads();
-        let join = local.join.take();
+        let join = local.join_promise.take();
         drop(local);
         self.changed.notify_all();
         for payload in payloads {
@@ -335,7 +333,7 @@ impl NamedTensorsState {
         if let (Some(rank_0), NamedError::Job(error)) = (&self.rank_0, error) {
             // Wakes the reader if it waits for a message of the coordinator. If the reader waits for anything else,
             // the failure of the job ends that wait.
-            let _ = rank_0.inbox.send(ReaderInput::Failed(error));
+            let _ = rank_0.message_sender.send(Err(error));
         }
     }
 }

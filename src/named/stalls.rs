@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::coordinator::Coordinator;
 use crate::types::Rank;
 
-/// The largest number of ranks that a message lists.
+/// The largest number of ranks that a text lists. For more ranks, the text says `and N more`.
 const LISTED_RANKS_MAX: usize = 8;
 
 /// A wait for ranks that have not submitted a tensor, or have not joined or closed.
@@ -47,7 +47,7 @@ pub(super) fn describe_ranks(ranks: impl ExactSizeIterator<Item = Rank>) -> Stri
     }
 }
 
-/// The time limits for stalls, and the stalls that have been reported.
+/// The time limits for stalls, and the reported stalls.
 pub(super) struct StallWatch {
     /// How long a tensor, join or close waits until it is reported as a stall.
     warn_after: Duration,
@@ -108,8 +108,8 @@ impl Coordinator {
             let waited = now.saturating_sub(since);
             let is_reported = || self.watch.reported.contains_key(&name.map(str::to_owned));
             let is_new = waited >= self.watch.warn_after && !is_reported();
-            let is_over = self.watch.abort_after.is_some_and(|limit| waited >= limit);
-            if !is_new && !is_over {
+            let is_too_long = self.watch.abort_after.is_some_and(|limit| waited >= limit);
+            if !is_new && !is_too_long {
                 continue;
             }
             let missing = self.missing_ranks(name);
@@ -117,7 +117,7 @@ impl Coordinator {
                 continue;
             }
             let stall = Stall { tensor: name.map(str::to_owned), missing, waited };
-            if is_over && report.abort.is_none() {
+            if is_too_long && report.abort.is_none() {
                 report.abort = Some(stall.to_string());
             }
             if is_new {
@@ -136,8 +136,8 @@ impl Coordinator {
         self.watch.reported.values().cloned().collect()
     }
 
-    /// Returns the ranks that have neither joined nor closed and have not submitted the tensor `name`. If `name` is
-    /// `None`, returns all ranks that have neither joined nor closed.
+    /// Returns the ranks that must still submit the tensor `name`: ranks that have not submitted the tensor, and have
+    /// neither joined nor closed. If `name` is `None`, returns all ranks that have neither joined nor closed.
     fn missing_ranks(&self, name: Option<&str>) -> Vec<Rank> {
         let entry = name.and_then(|name| self.pending.get(name));
         let ranks = self.ranks.iter().zip(self.members.iter()).enumerate();
