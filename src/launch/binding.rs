@@ -1,9 +1,9 @@
 //! Assigns processors to ranks. Each rank gets an even share of the processors. If other jobs have left enough
 //! processors unclaimed, the ranks use only unclaimed processors.
 //!
-//! By default, ringrun binds each rank to its share: a small message between two ranks on one processor takes 40
-//! times as long as between two processors. The plan depends only on the cores and on the number of other jobs on
-//! each core. The module [`claims`](super::claims) counts these jobs.
+//! By default, ringrun binds each rank to its share, so that ranks do not run on the same processor: between two ranks
+//! on one processor, a small message takes 40 times as long as between two processors. The module
+//! [`claims`](super::claims) counts the other jobs on each core.
 
 use super::Binding;
 use super::topology::{PhysicalCore, Processor};
@@ -12,37 +12,38 @@ use crate::types::WorldSize;
 /// The processors of a job's ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct BindingPlan {
-    /// The processors of each rank, in ascending order; empty if ranks are not bound.
+    /// The processors of each rank, in ascending order. The list of ranks is empty if ranks are not bound.
     pub(super) processors: Vec<Vec<Processor>>,
     /// The indices of the cores that the job claims.
     pub(super) claimed: Vec<usize>,
-    /// The number of OpenMP threads of each rank: one for each core of the rank's share, within the CPU limit of the
-    /// container.
-    pub(super) threads: usize,
+    /// The number of OpenMP threads of each rank: one thread for each core of the rank's share, or fewer if the CPU
+    /// limit of a container is lower.
+    pub(super) omp_threads: usize,
     /// The number of the job's processors that no other job has claimed, or of all processors if ranks are not bound.
     /// Ranks poll for messages only if this number is at least the number of ranks.
     pub(super) exclusive_processors: usize,
 }
 
 impl BindingPlan {
-    /// Divides the cores among the ranks. `jobs` holds the number of other jobs on each core. `usable` is the number
-    /// of processors that this process may keep busy. The CPU limit of a container can make `usable` lower than the
-    /// number of processors.
+    /// Divides the cores among the ranks. `jobs` holds the number of other jobs on each core. `usable_processors` is
+    /// the number of processors that this process may keep busy. With the CPU limit of a container, `usable_processors`
+    /// can be lower than the number of processors.
     pub(super) fn new(
         binding: Binding,
         world: WorldSize,
         cores: &[PhysicalCore],
         jobs: &[usize],
-        usable: usize,
+        usable_processors: usize,
     ) -> Self {
         let ranks = world.as_usize();
         let total: usize = cores.iter().map(|core| core.processors.len()).sum();
         let chosen = least_used_cores(ranks, jobs);
         let per_rank = (chosen.len() / ranks).max(1);
-        let threads = per_rank.min((usable / ranks).max(1));
+        let omp_threads = per_rank.min((usable_processors / ranks).max(1));
         if binding == Binding::None || cores.is_empty() {
-            let exclusive_processors = if total > 0 { total.min(usable) } else { usable };
-            return Self { processors: Vec::new(), claimed: Vec::new(), threads, exclusive_processors };
+            let exclusive_processors =
+                if total > 0 { total.min(usable_processors) } else { usable_processors };
+            return Self { processors: Vec::new(), claimed: Vec::new(), omp_threads, exclusive_processors };
         }
         let shares: Vec<Vec<usize>> = if chosen.len() >= ranks {
             chosen.chunks_exact(per_rank).take(ranks).map(<[usize]>::to_vec).collect()
@@ -71,7 +72,7 @@ impl BindingPlan {
         claimed.dedup();
         let free = claimed.iter().filter(|&&core| jobs[core] == 0);
         let exclusive: usize = free.map(|&core| cores[core].processors.len()).sum();
-        Self { processors, claimed, threads, exclusive_processors: exclusive.min(usable) }
+        Self { processors, claimed, omp_threads, exclusive_processors: exclusive.min(usable_processors) }
     }
 }
 
@@ -114,7 +115,7 @@ mod tests {
     use super::*;
     use crate::launch::topology::format_processor_list;
 
-    /// Returns cores with `threads` hardware threads each, half of them on each of two NUMA nodes. As on many
+    /// Returns cores with `threads` hardware threads each. Half of the cores are on each of two NUMA nodes. As on many
     /// machines, the first threads of all cores have lower numbers than the second threads.
     fn make_cores(cores: usize, threads: usize) -> Vec<PhysicalCore> {
         let core = |index: usize| PhysicalCore {
@@ -134,7 +135,7 @@ mod tests {
 
     #[test]
     fn every_rank_gets_an_even_share() {
-        for (ranks, cores, threads, expected, omp) in [
+        for (ranks, cores, threads, expected, omp_threads) in [
             (1, 1, 1, "0", 1),
             (2, 2, 1, "0 1", 1),
             (1, 2, 1, "0-1", 2),
@@ -152,8 +153,8 @@ mod tests {
         ] {
             let plan = make_plan(Binding::Core, ranks, &make_cores(cores, threads), &vec![0; cores]);
             assert_eq!(
-                (format_processors(&plan).as_str(), plan.threads),
-                (expected, omp),
+                (format_processors(&plan).as_str(), plan.omp_threads),
+                (expected, omp_threads),
                 "{ranks} on {cores} x {threads}"
             );
         }
@@ -185,22 +186,22 @@ mod tests {
     }
 
     #[test]
-    fn numa_binds_ranks_to_nodes_and_none_leaves_ranks_unbound() {
+    fn bind_to_numa_binds_ranks_to_numa_nodes_and_bind_to_none_leaves_ranks_unbound() {
         let cores = make_cores(4, 1);
         assert_eq!(format_processors(&make_plan(Binding::Numa, 2, &cores, &[0; 4])), "0-1 2-3");
         assert_eq!(format_processors(&make_plan(Binding::Numa, 4, &cores, &[0; 4])), "0-1 0-1 2-3 2-3");
-        assert_eq!(make_plan(Binding::Numa, 4, &cores, &[0; 4]).threads, 1);
+        assert_eq!(make_plan(Binding::Numa, 4, &cores, &[0; 4]).omp_threads, 1);
         let unbound = make_plan(Binding::None, 2, &cores, &[0; 4]);
         assert_eq!(
-            (format_processors(&unbound).as_str(), unbound.threads, unbound.exclusive_processors),
+            (format_processors(&unbound).as_str(), unbound.omp_threads, unbound.exclusive_processors),
             ("", 2, 4)
         );
         assert!(unbound.claimed.is_empty());
     }
 
     #[test]
-    fn a_cpu_limit_reduces_the_threads() {
+    fn a_cpu_limit_reduces_the_number_of_openmp_threads() {
         let plan = BindingPlan::new(Binding::Core, WorldSize::new(2).unwrap(), &make_cores(8, 1), &[0; 8], 2);
-        assert_eq!((plan.threads, plan.exclusive_processors), (1, 2));
+        assert_eq!((plan.omp_threads, plan.exclusive_processors), (1, 2));
     }
 }

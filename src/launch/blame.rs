@@ -1,9 +1,9 @@
-//! Finds the rank that failed first: examines the last lines that each rank printed. This module performs no IO.
+//! Finds the rank that failed first, by the last lines that each rank printed. This module performs no IO.
 //!
 //! Exit codes and times do not always show which rank failed first. A rank that panics or calls `Group::abort`
-//! notifies the other ranks, which may then end before it does, with the same exit code. However, the error messages
-//! of the other ranks name the rank at fault. In every program that uses ringtrain, these messages are the `Display`
-//! text of [`Cause`](crate::wire::Cause).
+//! notifies the other ranks. The other ranks may then end before this rank, with the same exit code. But the error
+//! messages of the other ranks name the rank at fault: these messages contain the `Display` text of
+//! [`Cause`](crate::wire::Cause).
 
 use super::outcome::{JobOutcome, RankEnd, RankStatus};
 use crate::types::Rank;
@@ -12,13 +12,13 @@ use crate::types::Rank;
 const FAULT_PHRASES: [&str; 4] =
     [" was lost: ", " closed its group while ", " stopped the job: ", " broke the protocol: "];
 
-/// Follows the error messages from rank to rank: if the blamed rank's last lines say that another rank is at fault,
-/// blames that rank. Blames only ranks that exited with a code other than 0. `tails` holds the last lines of each
-/// rank.
+/// Follows the error messages from rank to rank: if the last lines of the blamed rank say that another rank is at
+/// fault, blames the other rank instead. Blames only ranks that exited with a code other than 0. `last_lines` holds the
+/// last lines of each rank.
 pub(super) fn blame_named_rank(
     outcome: JobOutcome,
     members: &[RankStatus],
-    tails: &[Vec<String>],
+    last_lines: &[Vec<String>],
 ) -> JobOutcome {
     let (JobOutcome::Failed(first) | JobOutcome::Tolerated(first)) = outcome else { return outcome };
     let exited_with_error = |rank: Rank| {
@@ -29,8 +29,9 @@ pub(super) fn blame_named_rank(
     let mut rank = first;
     // A rank that was killed or could not run names no other rank.
     while exited_with_error(rank)
-        && let Some(named) =
-            tails.get(rank.index()).and_then(|lines| lines.iter().rev().find_map(|line| rank_at_fault(line)))
+        && let Some(named) = last_lines
+            .get(rank.index())
+            .and_then(|lines| lines.iter().rev().find_map(|line| rank_at_fault(line)))
         && named != rank
         && exited_with_error(named)
     {
@@ -80,8 +81,8 @@ mod tests {
                 ended: Some((ended, Duration::ZERO)),
             })
             .collect();
-        let tails: Vec<Vec<String>> = said.iter().map(|line| vec![(*line).to_owned()]).collect();
-        match blame_named_rank(JobOutcome::Failed(Rank::new(1)), &members, &tails) {
+        let last_lines: Vec<Vec<String>> = said.iter().map(|line| vec![(*line).to_owned()]).collect();
+        match blame_named_rank(JobOutcome::Failed(Rank::new(1)), &members, &last_lines) {
             JobOutcome::Failed(rank) => rank.get(),
             other => panic!("{other:?}"),
         }

@@ -26,7 +26,7 @@ const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(super) struct ClaimRegistry {
     prefix: String,
-    /// The lock that prevents other jobs from claiming processors at the same time. `None` if this job could not get
+    /// The lock. While this job holds the lock, other jobs do not claim processors. `None` if this job could not get
     /// the lock.
     _lock: Option<UnixDatagram>,
 }
@@ -38,11 +38,11 @@ impl ClaimRegistry {
     }
 
     fn lock_with_prefix(prefix: &str) -> Self {
-        let until = Instant::now() + LOCK_TIMEOUT;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         let lock = loop {
             match bind_abstract_socket(&format!("{prefix}.lock")) {
                 Ok(lock) => break Some(lock),
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
                     thread::sleep(LOCK_RETRY_PAUSE);
                 }
                 Err(_) => break None,
@@ -51,7 +51,7 @@ impl ClaimRegistry {
         Self { prefix: prefix.to_owned(), _lock: lock }
     }
 
-    /// Returns, for each of these cores, the number of jobs that have claimed it.
+    /// Returns the number of jobs that have claimed each of these cores.
     pub(super) fn count_jobs(&self, cores: &[PhysicalCore]) -> Vec<usize> {
         let is_claimed = |core: &PhysicalCore, job: usize| {
             bind_abstract_socket(&self.claim_name(core, job))

@@ -1,5 +1,5 @@
-//! Finds the program that the ranks will execute. ringrun does this before it starts any rank, so that it reports a
-//! misspelt name only once.
+//! Finds the program that the ranks will execute. ringrun searches for the program before it starts any rank, so that
+//! it reports a misspelt name only once.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -60,8 +60,8 @@ impl Program {
     }
 }
 
-/// Returns whether `name` is a Python script. ringrun cannot run a script without an interpreter. torchrun can: it
-/// uses the Python interpreter under which torchrun itself runs.
+/// Returns whether `name` is the name of a Python script. Users of torchrun start a script by its name, and torchrun
+/// adds the interpreter. ringrun does not add an interpreter.
 fn is_python_script(name: &OsStr) -> bool {
     name.as_bytes().ends_with(b".py")
 }

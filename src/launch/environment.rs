@@ -23,38 +23,40 @@ pub struct JobVariables {
     pub rendezvous: SocketAddr,
     /// A free port on which rank 0 can listen, if the ranks use `PyTorch`.
     pub master_port: u16,
-    /// The job's secret in hex. ringrun passes the secret only in the environment, because other users can read
-    /// arguments.
+    /// The job's secret in hex. ringrun passes the secret only in the environment, because other users can read the
+    /// arguments of a process.
     pub secret: String,
     /// The job's id: 16 random bytes in hex.
     pub job_id: String,
     /// How long the ranks wait for each other when the job starts.
     pub start_timeout: Duration,
-    /// The value of `BindingPlan::exclusive_processors`, which decides whether the ranks poll for messages.
-    pub processors: usize,
-    /// The value to which the launcher sets `OMP_NUM_THREADS`. `None` keeps the user's own value.
-    pub threads: Option<usize>,
+    /// The number of the job's processors that no other job has claimed (see `BindingPlan::exclusive_processors`). The
+    /// ranks poll for messages only if this number is at least the number of ranks.
+    pub exclusive_processors: usize,
+    /// The value of `OMP_NUM_THREADS` on the ranks. With `None`, ringrun does not set this variable, and the ranks
+    /// inherit the user's value if there is one.
+    pub omp_threads: Option<usize>,
     /// The width in characters of the status line in which rank 0 can show its progress; `None` if there is no status
     /// line.
     pub status_columns: Option<u16>,
 }
 
 /// Returns the variables of one rank, beginning with the variables of ringtrain.
-pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
-    let status_columns = common.status_columns.filter(|_| rank == Rank::ZERO);
+pub fn environment(rank: Rank, job: &JobVariables) -> Vec<(String, String)> {
+    let status_columns = job.status_columns.filter(|_| rank == Rank::ZERO);
     let rank = rank.to_string();
-    let size = common.world.to_string();
-    let host = common.rendezvous.ip().to_string();
-    let own = [
+    let size = job.world.to_string();
+    let host = job.rendezvous.ip().to_string();
+    let ringtrain = [
         ("RING_RANK", rank.clone()),
         ("RING_WORLD_SIZE", size.clone()),
         ("RING_LOCAL_RANK", rank.clone()),
         ("RING_LOCAL_WORLD_SIZE", size.clone()),
-        ("RING_RENDEZVOUS", common.rendezvous.to_string()),
-        ("RING_SECRET", common.secret.clone()),
-        (JOB_ID_VARIABLE, common.job_id.clone()),
-        ("RING_START_TIMEOUT_MS", common.start_timeout.as_millis().to_string()),
-        ("RING_LOCAL_PROCESSORS", common.processors.to_string()),
+        ("RING_RENDEZVOUS", job.rendezvous.to_string()),
+        ("RING_SECRET", job.secret.clone()),
+        (JOB_ID_VARIABLE, job.job_id.clone()),
+        ("RING_START_TIMEOUT_MS", job.start_timeout.as_millis().to_string()),
+        ("RING_LOCAL_PROCESSORS", job.exclusive_processors.to_string()),
     ];
     let torchrun = [
         ("RANK", rank.clone()),
@@ -66,8 +68,8 @@ pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
         ("ROLE_RANK", rank.clone()),
         ("ROLE_WORLD_SIZE", size.clone()),
         ("MASTER_ADDR", host),
-        ("MASTER_PORT", common.master_port.to_string()),
-        ("TORCHELASTIC_RUN_ID", common.job_id.clone()),
+        ("MASTER_PORT", job.master_port.to_string()),
+        ("TORCHELASTIC_RUN_ID", job.job_id.clone()),
     ];
     let horovod = [
         ("HOROVOD_RANK", rank.clone()),
@@ -82,9 +84,11 @@ pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
         ("OMPI_COMM_WORLD_LOCAL_SIZE", size),
         ("OMPI_COMM_WORLD_NODE_RANK", rank),
     ];
-    // Without this variable, OpenMP libraries in every rank start a thread for each core of the host.
-    let threads = common.threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string()));
-    own.into_iter()
+    // Without `OMP_NUM_THREADS`, the OpenMP library in each rank starts one thread for each processor that the
+    // rank may use. If the ranks are not bound, these are too many threads.
+    let threads = job.omp_threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string()));
+    ringtrain
+        .into_iter()
         .chain(torchrun)
         .chain(horovod)
         .chain(open_mpi)
@@ -98,7 +102,7 @@ pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
 mod tests {
     use super::*;
 
-    fn job_variables(threads: Option<usize>) -> JobVariables {
+    fn job_variables(omp_threads: Option<usize>) -> JobVariables {
         JobVariables {
             world: WorldSize::new(4).unwrap(),
             rendezvous: "127.0.0.1:4321".parse().unwrap(),
@@ -106,8 +110,8 @@ mod tests {
             secret: "ab".repeat(32),
             job_id: "cd".repeat(16),
             start_timeout: Duration::from_millis(1500),
-            processors: 8,
-            threads,
+            exclusive_processors: 8,
+            omp_threads,
             status_columns: Some(70),
         }
     }
@@ -161,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn omp_num_threads_is_left_out_if_the_user_has_set_it() {
+    fn omp_num_threads_is_not_set_if_the_job_has_no_value_for_it() {
         assert!(
             environment(Rank::ZERO, &job_variables(None)).iter().all(|(name, _)| name != "OMP_NUM_THREADS")
         );

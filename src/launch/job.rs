@@ -53,8 +53,8 @@ const LEFTOVER_PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
 /// `--output-dir`.
 const OPEN_FILES_PER_RANK: u64 = 5;
 
-/// The number of open files that a job needs, besides [`OPEN_FILES_PER_RANK`] for each rank and one file for each
-/// processor.
+/// The number of open files that a job needs for other purposes than ranks ([`OPEN_FILES_PER_RANK`]) and claims of
+/// processors (one file for each processor).
 const OTHER_OPEN_FILES: u64 = 64;
 
 /// Runs the job and returns the exit code of ringrun.
@@ -64,9 +64,9 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let path = variables.get(&OsString::from("PATH")).cloned().or_else(|| env::var_os("PATH"));
     let program = Program::find(&plan.program, path.as_deref(), &directory)?;
     let python_path = env::var_os("PYTHONPATH");
-    let search =
+    let search_paths =
         SearchPaths { directory: &directory, path: path.as_deref(), python_path: python_path.as_deref() };
-    let _guard = mpi4py::extend_python_path(plan, search, &mut variables)?;
+    let _mpi4py_guard = mpi4py::extend_python_path(plan, search_paths, &mut variables)?;
     raise_file_limit(plan)?;
     let files = match &plan.output_dir {
         Some(place) => OutputFiles::create(place, plan.world)
@@ -76,19 +76,19 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let mut job = RunningJob::prepare(plan, files)?;
     let (bindings, _claims) = assign_processors(plan, &job.output);
     let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
-    let server = serve_rendezvous(plan, &secret, &job)?;
+    let server = start_rendezvous_server(plan, &secret, &job)?;
     let master_port =
         ReservedPort::new().map_err(|source| LaunchError::System { what: "a free port", source })?;
-    let common = JobVariables {
+    let job_variables = JobVariables {
         world: plan.world,
         rendezvous: server.address(),
         master_port: master_port.number,
         secret,
         job_id: job.id.clone(),
         start_timeout: plan.limits.start_timeout,
-        processors: bindings.exclusive_processors,
-        threads: (plan.world.get() > 1 && env::var_os("OMP_NUM_THREADS").is_none())
-            .then_some(bindings.threads),
+        exclusive_processors: bindings.exclusive_processors,
+        omp_threads: (plan.world.get() > 1 && env::var_os("OMP_NUM_THREADS").is_none())
+            .then_some(bindings.omp_threads),
         // With --output-dir, files store all output of the ranks, so a progress bar would fill these files.
         status_columns: status_line::terminal_columns()
             .filter(|_| plan.output_dir.is_none())
@@ -103,7 +103,7 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         let mut command = shim::shim_command(&program, &plan.arguments, processors);
         // If ringrun itself runs as rank 0 of another ringrun job, it has inherited this variable.
         command.env_remove(STATUS_COLUMNS_VARIABLE);
-        command.current_dir(&directory).envs(environment(rank, &common)).envs(&variables);
+        command.current_dir(&directory).envs(environment(rank, &job_variables)).envs(&variables);
         let started = job.ranks.start_rank(command);
         let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
         job.output.add_streams(rank, streams);
@@ -111,11 +111,11 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let supervisor = Supervisor::new(plan.limits, plan.failure_policy, &job.ranks.pids());
     let (outcome, members) = job.run_event_loop(supervisor, &server)?;
     job.kill_leftover_processes()?;
-    let Some(OutputSummary { tails, incomplete }) = job.wait_for_output()? else {
+    let Some(OutputSummary { last_lines, incomplete }) = job.wait_for_output()? else {
         return Ok(exit_code(outcome, &members));
     };
-    let outcome = blame_named_rank(outcome, &members, &tails);
-    let mut text = failure_report(outcome, &members, &tails);
+    let outcome = blame_named_rank(outcome, &members, &last_lines);
+    let mut text = failure_report(outcome, &members, &last_lines);
     // Repeat the sentences about incomplete output at the end, because the first copies may have scrolled away.
     text.extend(incomplete.iter().map(|sentence| format!("ringrun: {sentence}\n")));
     // Ignore the failure of this write: standard error may be closed.
@@ -159,7 +159,11 @@ fn describe_binding(processors: &[Processor]) -> String {
 }
 
 /// Starts the rendezvous server of the job. While ranks are missing, the server prints their numbers.
-fn serve_rendezvous(plan: &LaunchPlan, secret: &str, job: &RunningJob<'_>) -> Result<Server, LaunchError> {
+fn start_rendezvous_server(
+    plan: &LaunchPlan,
+    secret: &str,
+    job: &RunningJob<'_>,
+) -> Result<Server, LaunchError> {
     let secret = Secret::new(secret.as_bytes()).map_err(|error| LaunchError::Rendezvous(error.into()))?;
     let id = u128::from_str_radix(&job.id, 16).expect("an id that this program has just made").to_be_bytes();
     let output = job.output.command_sender();
@@ -178,15 +182,15 @@ fn serve_rendezvous(plan: &LaunchPlan, secret: &str, job: &RunningJob<'_>) -> Re
 struct RunningJob<'a> {
     plan: &'a LaunchPlan,
     id: String,
-    begin: Instant,
+    start_time: Instant,
     poll: Poll,
     signals: Signals,
-    /// The waker with which the output thread wakes the poll. The job also owns the waker, because a wake-up is lost
-    /// if the last owner drops the waker before the poll has returned.
+    /// The waker with which the output thread wakes the poll. The job also owns the waker: a wake-up would be lost if
+    /// the output thread were the only owner, and dropped the waker before the poll returns.
     _waker: Arc<Waker>,
     output: Output,
     ranks: RankProcesses,
-    has_warned: bool,
+    has_warned_of_lost_watchdog: bool,
 }
 
 impl<'a> RunningJob<'a> {
@@ -205,49 +209,49 @@ impl<'a> RunningJob<'a> {
         Ok(Self {
             plan,
             id,
-            begin: Instant::now(),
+            start_time: Instant::now(),
             poll,
             signals,
             _waker: waker,
             output,
             ranks,
-            has_warned: false,
+            has_warned_of_lost_watchdog: false,
         })
     }
 
-    /// Runs the event loop until every rank has ended, or has survived SIGKILL.
+    /// Runs the event loop until every rank has ended, or some ranks did not end after SIGKILL.
     fn run_event_loop(
         &mut self,
         mut supervisor: Supervisor,
         server: &Server,
     ) -> Result<(JobOutcome, Vec<RankStatus>), LaunchError> {
         while !supervisor.is_over() {
-            let timeout = supervisor.deadline().map(|until| until.saturating_sub(self.begin.elapsed()));
+            let timeout = supervisor.deadline().map(|until| until.saturating_sub(self.start_time.elapsed()));
             for signal in self.wait_for_events(timeout)? {
                 match signal {
                     SIGCHLD => {}
                     // Ctrl-Z stops the ranks and then ringrun. After SIGCONT, ringrun continues the ranks.
                     SIGTSTP => {
-                        self.ranks.signal(SIGTSTP);
+                        self.ranks.send_signal(SIGTSTP);
                         let _ = signal_hook::low_level::emulate_default_handler(SIGTSTP);
                     }
-                    other => supervisor.handle_signal(other, self.begin.elapsed()),
+                    other => supervisor.handle_signal(other, self.start_time.elapsed()),
                 }
             }
-            let batch = self.ranks.reap();
-            // Call `has_started` after `reap`: if a rank in `batch` ended after the start of the job, the supervisor
-            // must know of the start.
+            let ended_ranks = self.ranks.reap_ended_ranks();
+            // Call `has_started` after `reap_ended_ranks`: if a rank in `ended_ranks` ended after the start of the
+            // job, the supervisor must first record the start.
             if server.has_started() {
-                supervisor.handle_start();
+                supervisor.handle_job_start();
             }
-            let now = self.begin.elapsed();
-            supervisor.handle_rank_ends(&batch, now);
+            let now = self.start_time.elapsed();
+            supervisor.handle_rank_ends(&ended_ranks, now);
             // Tell the server that these ranks can no longer join the job, even if they ended without an error.
-            for (rank, ended) in &batch {
+            for (rank, ended) in &ended_ranks {
                 server.rank_ended(*rank, format!("it {ended}"));
             }
             if self.plan.verbosity == Verbosity::Verbose {
-                for (rank, ended) in batch {
+                for (rank, ended) in ended_ranks {
                     self.output.print_message(&format!("rank {rank} {ended} after {}", format_seconds(now)));
                 }
             }
@@ -264,22 +268,22 @@ impl<'a> RunningJob<'a> {
     fn perform_actions(&self, supervisor: &mut Supervisor) {
         while let Some(action) = supervisor.poll_action() {
             match action {
-                SupervisorAction::Signal(signal) => self.ranks.signal(signal),
-                SupervisorAction::Note(text) => self.output.print_message(&text),
+                SupervisorAction::Signal(signal) => self.ranks.send_signal(signal),
+                SupervisorAction::PrintMessage(text) => self.output.print_message(&text),
             }
         }
     }
 
     /// Kills processes that the ranks have left behind, until none is left or [`LEFTOVER_PROCESSES_TIMEOUT`] is over.
     fn kill_leftover_processes(&mut self) -> Result<(), LaunchError> {
-        let until = Instant::now() + LEFTOVER_PROCESSES_TIMEOUT;
+        let deadline = Instant::now() + LEFTOVER_PROCESSES_TIMEOUT;
         loop {
-            // A process that ends after this call of `reap` causes another SIGCHLD.
-            self.ranks.reap();
+            // A process that ends after this call of `reap_ended_ranks` causes another SIGCHLD.
+            self.ranks.reap_ended_ranks();
             if self.ranks.kill_leftover_processes() == 0 {
                 break;
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 self.output.print_message("some processes that the ranks left behind cannot be killed");
                 break;
@@ -292,7 +296,7 @@ impl<'a> RunningJob<'a> {
     /// Waits until all output is written. Returns `None` if a signal ends the wait. This wait has no deadline,
     /// because a pager may read slowly.
     fn wait_for_output(&mut self) -> Result<Option<OutputSummary>, LaunchError> {
-        self.output.finish();
+        self.output.drain_pipes();
         let mut stdout_errno = None;
         loop {
             match self.output.next_event() {
@@ -300,7 +304,8 @@ impl<'a> RunningJob<'a> {
                     summary.incomplete.extend(stdout_errno.map(stdout_incomplete_message));
                     return Ok(Some(summary));
                 }
-                // Once all ranks have ended, the program that reads ringrun's output may close the pipe.
+                // After all ranks have ended, it is no error if the program that reads ringrun's output closes the
+                // pipe.
                 Ok(OutputEvent::StdoutFailed(EPIPE)) => continue,
                 Ok(OutputEvent::StdoutFailed(errno)) => {
                     stdout_errno = Some(errno);
@@ -328,8 +333,8 @@ impl<'a> RunningJob<'a> {
     }
 
     fn warn_of_lost_watchdog(&mut self) {
-        if self.ranks.watchdog_ended() && !self.has_warned {
-            self.has_warned = true;
+        if self.ranks.watchdog_ended() && !self.has_warned_of_lost_watchdog {
+            self.has_warned_of_lost_watchdog = true;
             self.output
                 .print_message("the watchdog process was killed; if ringrun is killed too, processes of its ranks may survive");
         }
@@ -357,8 +362,9 @@ impl<'a> RunningJob<'a> {
 
 /// A free port for `MASTER_PORT`, on which a rank can listen.
 ///
-/// A socket that is bound but does not listen reserves the port: the kernel does not give this port to programs that
-/// ask for any free port. A listener that sets `SO_REUSEADDR`, as all known programs do, can still bind to the port.
+/// A socket that is bound to the port but does not listen reserves the port: the kernel does not give this port to
+/// programs that ask for any free port. A rank can still bind its listener to the port, if the listener sets
+/// `SO_REUSEADDR`, as the listener of `PyTorch` does.
 struct ReservedPort {
     number: u16,
     _socket: Socket,
@@ -376,10 +382,10 @@ impl ReservedPort {
 
 fn working_directory(plan: &LaunchPlan) -> Result<PathBuf, LaunchError> {
     let chosen = plan.directory.as_deref().unwrap_or(Path::new("."));
-    let wrong = |source| LaunchError::Directory { path: chosen.to_owned(), source };
-    let absolute = chosen.canonicalize().map_err(wrong)?;
+    let directory_error = |source| LaunchError::Directory { path: chosen.to_owned(), source };
+    let absolute = chosen.canonicalize().map_err(directory_error)?;
     if !absolute.is_dir() {
-        return Err(wrong(io::ErrorKind::NotADirectory.into()));
+        return Err(directory_error(io::ErrorKind::NotADirectory.into()));
     }
     Ok(absolute)
 }

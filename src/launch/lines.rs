@@ -19,24 +19,24 @@ const _: () =
     assert!(ALWAYS_WHOLE_LINE_BYTES <= LINE_BYTES_MAX && LINE_BYTES_MAX <= UNFINISHED_LINES_BYTES_MAX);
 
 /// The report at the end of a job shows at most this number of last lines of each rank.
-const TAIL_LINES_MAX: usize = 20;
+const LAST_LINES_MAX: usize = 20;
 
 /// The report at the end of a job shows at most this number of bytes of each line.
-const TAIL_LINE_BYTES_MAX: usize = 512;
+const LAST_LINE_BYTES_MAX: usize = 512;
 
-/// How a piece of output ends.
+/// How a line, or a piece of a long line, ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LineEnd {
     /// With a newline, which is not part of the piece.
     Newline,
     /// Without a newline: the line is too long, or the stream has ended.
-    Open,
+    Unfinished,
 }
 
 /// Cuts a stream of bytes into lines.
 #[derive(Default, Debug)]
 pub(super) struct LineSplitter {
-    pending: Vec<u8>,
+    unfinished: Vec<u8>,
 }
 
 impl LineSplitter {
@@ -47,14 +47,14 @@ impl LineSplitter {
 
     /// Returns the length of the unfinished line in bytes.
     pub(super) fn unfinished_bytes(&self) -> usize {
-        self.pending.len()
+        self.unfinished.len()
     }
 
     /// Drops the beginning of the unfinished line that later text has replaced (see [`count_replaced_bytes`]), and
     /// returns the rest.
     pub(super) fn remove_replaced_text(&mut self) -> &[u8] {
-        self.pending.drain(..count_replaced_bytes(&self.pending));
-        &self.pending
+        self.unfinished.drain(..count_replaced_bytes(&self.unfinished));
+        &self.unfinished
     }
 
     /// Does the same as `push`, but splits lines longer than `limit` bytes.
@@ -62,38 +62,38 @@ impl LineSplitter {
         let mut rest = bytes;
         while let Some(at) = rest.iter().position(|&byte| byte == b'\n') {
             self.extend_line(&rest[..at], limit, &mut emit);
-            emit(&self.pending, LineEnd::Newline);
-            self.clear();
+            emit(&self.unfinished, LineEnd::Newline);
+            self.clear_line();
             rest = &rest[at + 1..];
         }
         self.extend_line(rest, limit, &mut emit);
     }
 
     /// Ends the stream: calls `emit` with the unfinished line, if there is one.
-    pub(super) fn finish(&mut self, mut emit: impl FnMut(&[u8], LineEnd)) {
-        if !self.pending.is_empty() {
-            emit(&self.pending, LineEnd::Open);
-            self.pending.clear();
+    pub(super) fn emit_unfinished_line(&mut self, mut emit: impl FnMut(&[u8], LineEnd)) {
+        if !self.unfinished.is_empty() {
+            emit(&self.unfinished, LineEnd::Unfinished);
+            self.unfinished.clear();
         }
     }
 
-    /// Adds a part of a line. If the line is now longer than `limit` bytes, calls `emit` with each full piece of
-    /// `limit` bytes. A line of exactly `limit` bytes is not split.
+    /// Adds bytes to the unfinished line. If the line is then longer than `limit` bytes, calls `emit` with each full
+    /// piece of `limit` bytes. A line of exactly `limit` bytes is not split.
     fn extend_line(&mut self, mut part: &[u8], limit: usize, emit: &mut impl FnMut(&[u8], LineEnd)) {
-        while self.pending.len() + part.len() > limit {
-            let (fits, after) = part.split_at(limit.saturating_sub(self.pending.len()).min(part.len()));
-            self.pending.extend_from_slice(fits);
-            emit(&self.pending, LineEnd::Open);
-            self.clear();
+        while self.unfinished.len() + part.len() > limit {
+            let (fits, after) = part.split_at(limit.saturating_sub(self.unfinished.len()).min(part.len()));
+            self.unfinished.extend_from_slice(fits);
+            emit(&self.unfinished, LineEnd::Unfinished);
+            self.clear_line();
             part = after;
         }
-        self.pending.extend_from_slice(part);
+        self.unfinished.extend_from_slice(part);
     }
 
-    /// Empties the buffer, and frees memory that a long line needed.
-    fn clear(&mut self) {
-        self.pending.clear();
-        self.pending.shrink_to(ALWAYS_WHOLE_LINE_BYTES);
+    /// Removes the unfinished line, and frees memory that a long line needed.
+    fn clear_line(&mut self) {
+        self.unfinished.clear();
+        self.unfinished.shrink_to(ALWAYS_WHOLE_LINE_BYTES);
     }
 }
 
@@ -106,10 +106,10 @@ pub(super) struct LastLines {
 impl LastLines {
     /// Adds a line, and removes the oldest line if there are too many lines.
     pub(super) fn push(&mut self, line: &[u8]) {
-        if self.lines.len() == TAIL_LINES_MAX {
+        if self.lines.len() == LAST_LINES_MAX {
             self.lines.pop_front();
         }
-        self.lines.push_back(line[..line.len().min(TAIL_LINE_BYTES_MAX)].to_vec());
+        self.lines.push_back(line[..line.len().min(LAST_LINE_BYTES_MAX)].to_vec());
     }
 
     /// Returns the lines as text that is safe to print: replaces invalid UTF-8 and control characters.
@@ -135,7 +135,7 @@ mod tests {
         for part in parts {
             splitter.push(part, |line, end| found.push((line.to_vec(), end)));
         }
-        splitter.finish(|line, end| found.push((line.to_vec(), end)));
+        splitter.emit_unfinished_line(|line, end| found.push((line.to_vec(), end)));
         found
     }
 
@@ -146,7 +146,7 @@ mod tests {
             (b"one".to_vec(), LineEnd::Newline),
             (b"".to_vec(), LineEnd::Newline),
             (b"two\xff\0\r".to_vec(), LineEnd::Newline),
-            (b"three".to_vec(), LineEnd::Open),
+            (b"three".to_vec(), LineEnd::Unfinished),
         ];
         for size in 1..=text.len() {
             let parts: Vec<&[u8]> = text.chunks(size).collect();
@@ -155,12 +155,12 @@ mod tests {
     }
 
     #[test]
-    fn an_unfinished_line_above_the_limit_is_emitted_first() {
+    fn an_unfinished_line_above_a_new_limit_is_emitted_before_new_bytes() {
         let mut splitter = LineSplitter::default();
         let mut found = Vec::new();
         splitter.push(b"abcdef", |_, _| panic!("an unfinished line was emitted"));
         splitter.push_limited(b"gh\n", 4, |line, end| found.push((line.to_vec(), end)));
-        assert_eq!(found, [(b"abcdef".to_vec(), LineEnd::Open), (b"gh".to_vec(), LineEnd::Newline)]);
+        assert_eq!(found, [(b"abcdef".to_vec(), LineEnd::Unfinished), (b"gh".to_vec(), LineEnd::Newline)]);
         assert_eq!(splitter.unfinished_bytes(), 0);
     }
 
@@ -187,17 +187,17 @@ mod tests {
     }
 
     #[test]
-    fn the_last_lines_are_bounded_and_printable() {
-        let mut tail = LastLines::default();
+    fn the_last_lines_have_a_limited_number_and_length_and_are_printable() {
+        let mut last_lines = LastLines::default();
         for number in 0..100 {
-            tail.push(format!("line {number}").as_bytes());
+            last_lines.push(format!("line {number}").as_bytes());
         }
-        tail.push(b"\x1b[2J\xff tab\t \r");
-        tail.push(&[b'y'; 10 * TAIL_LINE_BYTES_MAX]);
-        let lines = tail.into_text();
-        assert_eq!(lines.len(), TAIL_LINES_MAX);
+        last_lines.push(b"\x1b[2J\xff tab\t \r");
+        last_lines.push(&[b'y'; 10 * LAST_LINE_BYTES_MAX]);
+        let lines = last_lines.into_text();
+        assert_eq!(lines.len(), LAST_LINES_MAX);
         assert_eq!(lines[0], "line 82");
         assert_eq!(lines[18], "\u{fffd}[2J\u{fffd} tab");
-        assert_eq!(lines[19].len(), TAIL_LINE_BYTES_MAX);
+        assert_eq!(lines[19].len(), LAST_LINE_BYTES_MAX);
     }
 }

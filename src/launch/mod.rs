@@ -9,9 +9,9 @@
 //!   +---------- rank 0, 1, ...: each process leads a process group, and runs first the shim (see `shim`) and then the command
 //! ```
 //!
-//! The module `supervisor` decides when to send which signal, and does no IO. This module does not parse command
-//! lines, and makes no temporary files. This module and `rendezvous` are the only modules of the library that read
-//! environment variables.
+//! The module `supervisor` decides when to send which signal, and does no IO. The module `launch` does not parse
+//! command lines, and makes no temporary files. `launch` and `rendezvous` are the only modules of the library that
+//! read environment variables.
 
 mod binding;
 mod blame;
@@ -99,8 +99,9 @@ pub enum FailurePolicy {
 /// The package that `from mpi4py import MPI` imports on the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mpi4py {
-    /// No package: the import raises an `ImportError` that says which option of ringrun to use. Two exceptions get
-    /// the installed package: the only rank of a job, and a process that a rank starts with an MPI launcher.
+    /// No package: the import raises an `ImportError` that says which option of ringrun to use. In two cases, the
+    /// import gets the installed package: on the only rank of a job, and in a process that a rank starts with an MPI
+    /// launcher.
     Refused,
     /// The Python package `ringtrain`, which must be installed for the job's interpreter.
     Ringtrain,
@@ -113,7 +114,7 @@ pub enum Mpi4py {
 pub enum Binding {
     /// All processors.
     None,
-    /// An even share of the processors: whole cores if there are enough.
+    /// An even share of the processors. If there are enough cores, a share consists of whole cores.
     Core,
     /// All processors of the NUMA nodes in which the rank's even share lies (see `Core`).
     Numa,
@@ -144,7 +145,7 @@ pub struct LaunchLimits {
     pub start_timeout: Duration,
     /// The time from the first failure of a rank until the other ranks get SIGTERM.
     pub grace: Duration,
-    /// The time from the moment when the ranks receive SIGTERM or Ctrl-C until ringrun kills them.
+    /// The time from SIGTERM or Ctrl-C to the ranks until ringrun kills the ranks.
     pub kill_after: Duration,
     /// The time from the moment when ringrun itself receives SIGTERM until ringrun kills the ranks. The ranks can
     /// save their state during this time.
@@ -153,7 +154,8 @@ pub struct LaunchLimits {
     pub job_timeout: Option<Duration>,
 }
 
-/// Why a job could not be started. If a rank fails after the start, [`run_job`] returns an exit code and no error.
+/// The reason why a job could not be started. If a rank fails after the start, [`run_job`] returns an exit code and no
+/// error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
@@ -270,7 +272,7 @@ pub fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     job::run_job(plan)
 }
 
-/// Runs the internal program of this name: the watchdog or the shim. Returns `None` for any other name.
+/// Runs the watchdog or the shim, if `name` is the name of this program. Returns `None` for any other name.
 pub fn run_internal_program(name: &OsStr, arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     if name == WATCHDOG_NAME {
         Some(watchdog::main())

@@ -47,9 +47,9 @@ pub(super) struct SearchPaths<'a> {
     pub(super) python_path: Option<&'a OsStr>,
 }
 
-/// Puts the directory of ringtrain's `mpi4py`, or of the guard, at the beginning of the ranks' `PYTHONPATH`. The rest
-/// of `PYTHONPATH` comes from `-x`, or without it from ringrun's own environment. The caller must keep the guard
-/// until the job has ended.
+/// Puts the directory of ringtrain's `mpi4py`, or the guard's archive, at the beginning of the ranks' `PYTHONPATH`. The
+/// rest is the `PYTHONPATH` of `-x`, or ringrun's own `PYTHONPATH` if `-x` does not set the variable. The caller must
+/// keep the guard until the job has ended.
 pub(super) fn extend_python_path(
     plan: &LaunchPlan,
     search: SearchPaths<'_>,
@@ -65,7 +65,7 @@ pub(super) fn extend_python_path(
         },
     };
     let others = variables.get(OsStr::new(PYTHONPATH)).map(OsString::as_os_str).or(search.python_path);
-    variables.insert(PYTHONPATH.into(), prepend(&first, others));
+    variables.insert(PYTHONPATH.into(), join_search_paths(&first, others));
     Ok(guard)
 }
 
@@ -85,7 +85,8 @@ fn find_mpi4py_directory(
     check_mpi4py_directory(&answer).map_err(failed)
 }
 
-/// Returns `command` if its name begins with `python` or `pypy`, otherwise [`DEFAULT_INTERPRETER`].
+/// Returns `command` if its file name begins with `python` or `pypy`. Returns [`DEFAULT_INTERPRETER`] for any other
+/// command.
 fn choose_interpreter(command: &OsStr) -> &OsStr {
     let name = Path::new(command).file_name().unwrap_or_default().as_bytes();
     let is_interpreter = [&b"python"[..], b"pypy"].iter().any(|prefix| name.starts_with(prefix));
@@ -95,12 +96,12 @@ fn choose_interpreter(command: &OsStr) -> &OsStr {
 /// Runs the command and returns the last line of its output. Before returning, kills the whole process group of the
 /// command.
 fn ask_interpreter(mut command: Command, timeout: Duration) -> Result<Vec<u8>, String> {
-    let cannot = |error: io::Error| format!("it cannot be run: {error}");
-    let (shim_socket, shim_stdin) = ShimSocket::new_pair().map_err(cannot)?;
+    let cannot_run = |error: io::Error| format!("it cannot be run: {error}");
+    let (shim_socket, shim_stdin) = ShimSocket::new_pair().map_err(cannot_run)?;
     command.stdin(shim_stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    let mut child = command.spawn().map_err(cannot)?;
+    let mut child = command.spawn().map_err(cannot_run)?;
     drop(command);
-    shim_socket.send_go();
+    shim_socket.allow_exec();
     let pid = Pid::from_child(&child);
     let stdout = child.stdout.take().expect("stdout was set to a pipe");
     let stderr = child.stderr.take().expect("stderr was set to a pipe");
@@ -116,12 +117,12 @@ fn ask_interpreter(mut command: Command, timeout: Duration) -> Result<Vec<u8>, S
     });
     let received = receiver.recv_timeout(timeout);
     processes::signal_group(pid, SIGKILL);
-    let status = child.wait().map_err(cannot)?;
+    let status = child.wait().map_err(cannot_run)?;
     let Ok((answer, error_line)) = received else {
         return Err(format!("it did not answer within {} (--start-timeout)", format_seconds(timeout)));
     };
     if let Some(errno) = shim_socket.exec_error() {
-        return Err(cannot(io::Error::from_raw_os_error(errno)));
+        return Err(cannot_run(io::Error::from_raw_os_error(errno)));
     }
     if status.success() { Ok(answer) } else { Err(describe_failure(status, &error_line)) }
 }
@@ -138,7 +139,7 @@ fn describe_failure(status: ExitStatus, error_line: &[u8]) -> String {
     }
 }
 
-/// Returns the last line that is not blank.
+/// Reads the pipe to its end, and returns the last line that is not blank.
 fn last_line(mut pipe: impl Read) -> Vec<u8> {
     let (mut splitter, mut last, mut buffer) = (LineSplitter::default(), Vec::new(), [0; 4096]);
     let mut keep = |line: &[u8]| {
@@ -149,7 +150,7 @@ fn last_line(mut pipe: impl Read) -> Vec<u8> {
     while let Ok(length @ 1..) = pipe.read(&mut buffer) {
         splitter.push(&buffer[..length], |line, _| keep(line));
     }
-    splitter.finish(|line, _| keep(line));
+    splitter.emit_unfinished_line(|line, _| keep(line));
     last
 }
 
@@ -175,14 +176,14 @@ fn check_mpi4py_directory(answer: &[u8]) -> Result<PathBuf, String> {
 
 /// Converts a line that a program printed to text that is safe to print. Shortens long lines.
 fn to_printable_text(line: &[u8]) -> String {
-    let mut tail = LastLines::default();
-    tail.push(line.trim_ascii());
-    tail.into_text().concat()
+    let mut last_lines = LastLines::default();
+    last_lines.push(line.trim_ascii());
+    last_lines.into_text().concat()
 }
 
-/// Joins `first` and `others` with a colon. Adds no empty entry, because Python takes an empty entry for the current
+/// Joins `first` and `others` with a colon. Adds no empty entry, because for Python an empty entry means the current
 /// directory.
-fn prepend(first: &OsStr, others: Option<&OsStr>) -> OsString {
+fn join_search_paths(first: &OsStr, others: Option<&OsStr>) -> OsString {
     let mut bytes = first.as_bytes().to_vec();
     if let Some(others) = others.filter(|others| !others.is_empty()) {
         bytes.push(b':');
@@ -214,7 +215,7 @@ mod tests {
     #[test]
     fn the_directory_comes_before_other_entries() {
         for (others, expected) in [(None, "/a"), (Some(""), "/a"), (Some("/b::/c"), "/a:/b::/c")] {
-            assert_eq!(prepend(OsStr::new("/a"), others.map(OsStr::new)), expected, "{others:?}");
+            assert_eq!(join_search_paths(OsStr::new("/a"), others.map(OsStr::new)), expected, "{others:?}");
         }
     }
 

@@ -32,7 +32,7 @@ impl RankEnd {
         self == Self::Exited(0)
     }
 
-    /// Returns the exit code that a shell would report for a process that ended in this way.
+    /// Returns the exit code that a shell would report for this process.
     pub fn code(self) -> u8 {
         match self {
             Self::Exited(code) => code,
@@ -44,9 +44,9 @@ impl RankEnd {
         }
     }
 
-    /// Returns a score: the higher the score, the more likely it is that this rank failed first. A rank that exited
-    /// with one of [`VICTIM_EXIT_CODES`], or was killed by SIGPIPE, probably failed because of another rank. A rank that
-    /// was killed by any signal except SIGPIPE probably failed first.
+    /// Returns a score. The rank with the highest score probably failed first. A rank that exited with one of
+    /// [`VICTIM_EXIT_CODES`], or was killed by SIGPIPE, probably failed because of another rank. A rank that was killed
+    /// by any other signal probably failed first.
     pub(super) fn blame_score(self) -> u8 {
         match self {
             Self::Exited(0) => 0,
@@ -84,7 +84,7 @@ pub(super) fn signal_name(signal: i32) -> &'static str {
 /// Why the job ended or is being stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum JobOutcome {
-    /// No rank has failed so far. At the end of the job, this outcome means that every rank exited with 0.
+    /// No rank has failed so far. After the end of the job, this outcome means that every rank exited with 0.
     Success,
     /// This rank failed first.
     Failed(Rank),
@@ -151,8 +151,12 @@ pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
 }
 
 /// Returns the report for standard error at the end of the job, with a newline after each line. The report is empty
-/// if the job succeeded. `tails` holds the last output lines of each rank.
-pub(super) fn failure_report(outcome: JobOutcome, members: &[RankStatus], tails: &[Vec<String>]) -> String {
+/// if the job succeeded. `last_lines` holds the last output lines of each rank.
+pub(super) fn failure_report(
+    outcome: JobOutcome,
+    members: &[RankStatus],
+    last_lines: &[Vec<String>],
+) -> String {
     let mut text = String::new();
     let all_succeeded = members.iter().all(RankStatus::is_success);
     let headline = match outcome {
@@ -186,7 +190,7 @@ pub(super) fn failure_report(outcome: JobOutcome, members: &[RankStatus], tails:
         _ => None,
     };
     if let Some(rank) = blamed {
-        write_last_lines(&mut text, rank, tails.get(rank.index()).map_or(&[], Vec::as_slice));
+        write_last_lines(&mut text, rank, last_lines.get(rank.index()).map_or(&[], Vec::as_slice));
     }
     for (ranks, what) in group_by_end(members.iter().filter(|member| Some(member.rank) != blamed)) {
         let _ = writeln!(text, "ringrun: {ranks} {what}");
@@ -305,10 +309,10 @@ mod tests {
         let mut ends = vec![Some(RankEnd::Exited(6)); 6];
         ends[2] = Some(RankEnd::Killed(9));
         ends[4] = Some(RankEnd::Killed(15));
-        let mut tails = vec![Vec::new(); 6];
-        tails[2] = vec!["step 7".to_owned(), "step 8".to_owned()];
+        let mut last_lines = vec![Vec::new(); 6];
+        last_lines[2] = vec!["step 7".to_owned(), "step 8".to_owned()];
         assert_eq!(
-            failure_report(JobOutcome::Failed(Rank::new(2)), &make_members(&ends), &tails),
+            failure_report(JobOutcome::Failed(Rank::new(2)), &make_members(&ends), &last_lines),
             "ringrun: rank 2 (pid 102) was killed by signal 9 (SIGKILL) after 12.3 s; the other ranks were stopped\n\
              ringrun: last lines of rank 2:\n  | step 7\n  | step 8\n\
              ringrun: ranks 0-1,3,5 exited with code 6\n\

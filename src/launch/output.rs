@@ -55,10 +55,11 @@ impl OutputStream {
     }
 }
 
+/// A command to the output thread.
 enum OutputCommand {
-    Read(Rank, RankStreams),
-    Note(String),
-    Finish,
+    ReadStreams(Rank, RankStreams),
+    PrintMessage(String),
+    DrainPipes,
 }
 
 /// An event that the output thread sends to the job's thread.
@@ -70,13 +71,12 @@ pub(super) enum OutputEvent {
     Drained(OutputSummary),
 }
 
-/// What ringrun's final report says about the output.
+/// The information about the output in ringrun's final report.
 #[derive(Default, Debug)]
 pub(super) struct OutputSummary {
     /// The last lines that each rank printed.
-    pub(super) tails: Vec<Vec<String>>,
-    /// A sentence for each output that could not be written completely. The output is a file of `--output-dir`, or
-    /// standard output.
+    pub(super) last_lines: Vec<Vec<String>>,
+    /// A sentence for each file of `--output-dir`, and for standard output, that could not be written completely.
     pub(super) incomplete: Vec<String>,
 }
 
@@ -97,7 +97,7 @@ pub(super) struct OutputCommandSender {
 impl OutputCommandSender {
     /// Writes a message of ringrun itself to standard error, between the lines of the ranks.
     pub(super) fn print_message(&self, text: &str) {
-        self.send(OutputCommand::Note(format!("ringrun: {text}\n")));
+        self.send(OutputCommand::PrintMessage(format!("ringrun: {text}\n")));
     }
 
     fn send(&self, command: OutputCommand) {
@@ -127,10 +127,10 @@ impl Output {
             job,
             pipes: Vec::new(),
             files,
-            sink: TerminalWriter::new(output_format),
+            writer: TerminalWriter::new(output_format),
             incomplete: Vec::new(),
-            tails: (0..world.get()).map(|_| LastLines::default()).collect(),
-            finishing: false,
+            last_lines: (0..world.get()).map(|_| LastLines::default()).collect(),
+            is_draining: false,
         };
         thread::Builder::new().name("output".to_owned()).spawn(move || {
             reader.read_until_job_ends();
@@ -144,7 +144,7 @@ impl Output {
 
     /// Tells the output thread to read the streams of a rank.
     pub(super) fn add_streams(&self, rank: Rank, streams: RankStreams) {
-        self.commands.send(OutputCommand::Read(rank, streams));
+        self.commands.send(OutputCommand::ReadStreams(rank, streams));
     }
 
     /// Writes a message of ringrun itself to standard error, between the lines of the ranks.
@@ -157,10 +157,10 @@ impl Output {
         self.commands.clone()
     }
 
-    /// Tells the output thread that every rank has ended. The output thread then writes what the pipes still contain,
-    /// and sends [`OutputEvent::Drained`].
-    pub(super) fn finish(&self) {
-        self.commands.send(OutputCommand::Finish);
+    /// Tells the output thread that every rank has ended. The output thread then writes the output that is still in
+    /// the pipes, and sends [`OutputEvent::Drained`].
+    pub(super) fn drain_pipes(&self) {
+        self.commands.send(OutputCommand::DrainPipes);
     }
 
     /// Returns the next event. The error is `Empty` if there is no event, and `Disconnected` if the output thread has
@@ -187,16 +187,17 @@ struct RankPipe {
     pipe: Option<pipe::Receiver>,
     splitter: LineSplitter,
     file: Option<File>,
-    /// Whether ringrun shows the unfinished line of this pipe as its status line.
+    /// Whether ringrun shows the unfinished line of this pipe in the status line of the terminal.
     has_status: bool,
-    /// Whether a line of this pipe was too long and was printed in pieces. ringrun prints a message only for the
-    /// first line that it cuts.
+    /// Whether ringrun has printed a line of this pipe in pieces. ringrun prints a message only for the first such
+    /// line of a pipe.
     has_cut_a_line: bool,
-    readable: bool,
+    is_readable: bool,
     /// After all ranks have ended, the output thread reads at most this number of further bytes from the pipe.
     drain_bytes: usize,
 }
 
+/// The state of the output thread.
 struct OutputReader {
     poll: Poll,
     commands: Receiver<OutputCommand>,
@@ -204,10 +205,10 @@ struct OutputReader {
     job: Arc<Waker>,
     pipes: Vec<RankPipe>,
     files: OutputFiles,
-    sink: TerminalWriter,
+    writer: TerminalWriter,
     incomplete: Vec<String>,
-    tails: Vec<LastLines>,
-    finishing: bool,
+    last_lines: Vec<LastLines>,
+    is_draining: bool,
 }
 
 impl OutputReader {
@@ -216,8 +217,8 @@ impl OutputReader {
         let mut buffer = vec![0; READ_BYTES_MAX];
         let mut silent_since = Instant::now();
         loop {
-            let busy = self.pipes.iter().any(|source| source.readable);
-            let timeout = match (busy, self.finishing) {
+            let busy = self.pipes.iter().any(|rank_pipe| rank_pipe.is_readable);
+            let timeout = match (busy, self.is_draining) {
                 (true, _) => Some(Duration::ZERO),
                 (false, true) => Some(DRAIN_SILENCE_TIMEOUT.saturating_sub(silent_since.elapsed())),
                 (false, false) => None,
@@ -228,11 +229,11 @@ impl OutputReader {
                 break;
             }
             for token in events.iter().map(mio::event::Event::token).filter(|token| *token != WAKE_TOKEN) {
-                if let Some(source) = self.pipes.get_mut(token.0) {
-                    source.readable = true;
+                if let Some(rank_pipe) = self.pipes.get_mut(token.0) {
+                    rank_pipe.is_readable = true;
                 }
             }
-            let was_finishing = self.finishing;
+            let was_draining = self.is_draining;
             if self.take_commands().is_err() {
                 break;
             }
@@ -240,41 +241,43 @@ impl OutputReader {
             // ranks.
             let mut has_read = false;
             for index in 0..self.pipes.len() {
-                has_read |= self.pipes[index].readable && self.read_pipe(index, &mut buffer);
+                has_read |= self.pipes[index].is_readable && self.read_pipe(index, &mut buffer);
             }
-            if has_read || self.finishing != was_finishing {
+            if has_read || self.is_draining != was_draining {
                 silent_since = Instant::now();
             }
-            let open = self.pipes.iter().any(|source| source.pipe.is_some());
-            if self.finishing && (!open || silent_since.elapsed() >= DRAIN_SILENCE_TIMEOUT) {
+            let open = self.pipes.iter().any(|rank_pipe| rank_pipe.pipe.is_some());
+            if self.is_draining && (!open || silent_since.elapsed() >= DRAIN_SILENCE_TIMEOUT) {
                 break;
             }
         }
-        self.close();
+        self.close_all_pipes();
     }
 
     /// Prints unfinished lines and sends [`OutputEvent::Drained`].
-    fn close(&mut self) {
+    fn close_all_pipes(&mut self) {
         for index in 0..self.pipes.len() {
             self.close_pipe(index);
         }
-        let tails = self.tails.drain(..).map(LastLines::into_text).collect();
+        let last_lines = self.last_lines.drain(..).map(LastLines::into_text).collect();
         let incomplete = std::mem::take(&mut self.incomplete);
-        self.send_event(OutputEvent::Drained(OutputSummary { tails, incomplete }));
+        self.send_event(OutputEvent::Drained(OutputSummary { last_lines, incomplete }));
     }
 
     /// Executes the commands that the job's thread has sent. Returns an error if the job's thread has ended.
     fn take_commands(&mut self) -> Result<(), TryRecvError> {
         loop {
             match self.commands.try_recv() {
-                Ok(OutputCommand::Read(rank, streams)) => {
+                Ok(OutputCommand::ReadStreams(rank, streams)) => {
                     let files = self.files.by_rank.remove(&rank);
                     let (stdout, stderr) = files.map_or((None, None), |[out, err]| (Some(out), Some(err)));
                     self.add_pipe(rank, OutputStream::Stdout, streams.stdout.into(), stdout);
                     self.add_pipe(rank, OutputStream::Stderr, streams.stderr.into(), stderr);
                 }
-                Ok(OutputCommand::Note(text)) => self.sink.write(OutputStream::Stderr, text.as_bytes()),
-                Ok(OutputCommand::Finish) => self.finishing = true,
+                Ok(OutputCommand::PrintMessage(text)) => {
+                    self.writer.write_lines(OutputStream::Stderr, text.as_bytes());
+                }
+                Ok(OutputCommand::DrainPipes) => self.is_draining = true,
                 Err(TryRecvError::Empty) => return Ok(()),
                 Err(disconnected) => return Err(disconnected),
             }
@@ -288,82 +291,83 @@ impl OutputReader {
             .and_then(|()| self.poll.registry().register(&mut pipe, token, Interest::READABLE));
         if let Err(error) = registered {
             let text = format!("ringrun: cannot read {} of rank {rank}: {error}\n", stream.name());
-            self.sink.write(OutputStream::Stderr, text.as_bytes());
+            self.writer.write_lines(OutputStream::Stderr, text.as_bytes());
         }
         let is_progress_stream = rank == Rank::ZERO && stream == OutputStream::Stderr;
-        let source = RankPipe {
+        let rank_pipe = RankPipe {
             rank,
             stream,
             pipe: Some(pipe),
             splitter: LineSplitter::default(),
             file,
-            has_status: is_progress_stream && self.sink.shows_status(),
+            has_status: is_progress_stream && self.writer.shows_status(),
             has_cut_a_line: false,
-            readable: false,
+            is_readable: false,
             drain_bytes: DRAIN_BYTES_MAX,
         };
-        self.pipes.push(source);
+        self.pipes.push(rank_pipe);
     }
 
     /// Reads once from a pipe. Returns whether bytes were read.
     fn read_pipe(&mut self, index: usize, buffer: &mut [u8]) -> bool {
         let unfinished: usize = self.pipes.iter().map(|pipe| pipe.splitter.unfinished_bytes()).sum();
-        let source = &mut self.pipes[index];
-        let Some(pipe) = &mut source.pipe else {
-            source.readable = false;
+        let rank_pipe = &mut self.pipes[index];
+        let Some(pipe) = &mut rank_pipe.pipe else {
+            rank_pipe.is_readable = false;
             return false;
         };
         match pipe.read(buffer) {
             Ok(0) => self.close_pipe(index),
             Ok(count) => {
-                let (sink, bytes) = (&mut self.sink, &buffer[..count]);
-                if let Some(file) = &mut source.file
+                let (writer, bytes) = (&mut self.writer, &buffer[..count]);
+                if let Some(file) = &mut rank_pipe.file
                     && let Err(error) = file.write_all(bytes)
                 {
-                    source.file = None;
-                    let (rank, stream) = (source.rank, source.stream.name());
+                    rank_pipe.file = None;
+                    let (rank, stream) = (rank_pipe.rank, rank_pipe.stream.name());
                     let directory = self.files.directory.as_deref().unwrap_or(Path::new("")).display();
                     let sentence = format!("{stream} of rank {rank} in {directory} is not complete: {error}");
-                    sink.write(OutputStream::Stderr, format!("ringrun: {sentence}\n").as_bytes());
+                    writer.write_lines(OutputStream::Stderr, format!("ringrun: {sentence}\n").as_bytes());
                     self.incomplete.push(sentence);
                 }
                 let mut text = Vec::with_capacity(count + count / 4 + 32);
-                let tail = &mut self.tails[source.rank.index()];
+                let rank_lines = &mut self.last_lines[rank_pipe.rank.index()];
                 let spare_bytes = UNFINISHED_LINES_BYTES_MAX.saturating_sub(unfinished)
-                    + source.splitter.unfinished_bytes();
+                    + rank_pipe.splitter.unfinished_bytes();
                 let limit = spare_bytes.clamp(ALWAYS_WHOLE_LINE_BYTES, LINE_BYTES_MAX);
                 let mut cuts_a_line = false;
-                source.splitter.push_limited(bytes, limit, |line, end| {
-                    cuts_a_line |= end == LineEnd::Open;
-                    let Some(line) = printed_text(line, source.has_status) else { return };
-                    tail.push(line);
-                    sink.format(&mut text, source.rank, source.stream, line, end);
+                rank_pipe.splitter.push_limited(bytes, limit, |line, end| {
+                    cuts_a_line |= end == LineEnd::Unfinished;
+                    let Some(line) = printed_text(line, rank_pipe.has_status) else { return };
+                    rank_lines.push(line);
+                    writer.format_line(&mut text, rank_pipe.rank, rank_pipe.stream, line, end);
                 });
-                if source.has_status {
-                    let unfinished = source.splitter.remove_replaced_text();
-                    sink.set_status(source.rank, unfinished);
+                if rank_pipe.has_status {
+                    let unfinished = rank_pipe.splitter.remove_replaced_text();
+                    writer.set_status(rank_pipe.rank, unfinished);
                 }
-                if cuts_a_line && !std::mem::replace(&mut source.has_cut_a_line, true) {
-                    let (rank, stream, limit) = (source.rank, source.stream.name(), LINE_BYTES_MAX >> 20);
+                if cuts_a_line && !std::mem::replace(&mut rank_pipe.has_cut_a_line, true) {
+                    let (rank, stream, limit) =
+                        (rank_pipe.rank, rank_pipe.stream.name(), LINE_BYTES_MAX >> 20);
                     let text = format!(
                         "ringrun: {stream} of rank {rank} has a line of more than {limit} MiB, or the unfinished lines of all \
                          ranks together exceed {} MiB: ringrun prints such lines in pieces\n",
                         UNFINISHED_LINES_BYTES_MAX >> 20
                     );
-                    sink.write(OutputStream::Stderr, text.as_bytes());
+                    writer.write_lines(OutputStream::Stderr, text.as_bytes());
                 }
-                if self.finishing {
-                    source.drain_bytes = source.drain_bytes.saturating_sub(count);
+                if self.is_draining {
+                    rank_pipe.drain_bytes = rank_pipe.drain_bytes.saturating_sub(count);
                 }
-                let exhausted = source.drain_bytes == 0;
-                let stream = source.stream;
+                let exhausted = rank_pipe.drain_bytes == 0;
+                let stream = rank_pipe.stream;
                 self.write_to_terminal(stream, &text);
                 if exhausted {
                     self.close_pipe(index);
                 }
                 return true;
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => source.readable = false,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => rank_pipe.is_readable = false,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(_) => self.close_pipe(index),
         }
@@ -372,27 +376,27 @@ impl OutputReader {
 
     /// Closes a pipe and prints its unfinished line.
     fn close_pipe(&mut self, index: usize) {
-        let source = &mut self.pipes[index];
-        (source.pipe, source.file, source.readable) = (None, None, false);
-        let (sink, tail) = (&mut self.sink, &mut self.tails[source.rank.index()]);
-        if source.has_status {
-            sink.set_status(source.rank, b"");
+        let rank_pipe = &mut self.pipes[index];
+        (rank_pipe.pipe, rank_pipe.file, rank_pipe.is_readable) = (None, None, false);
+        let (writer, rank_lines) = (&mut self.writer, &mut self.last_lines[rank_pipe.rank.index()]);
+        if rank_pipe.has_status {
+            writer.set_status(rank_pipe.rank, b"");
         }
         let mut text = Vec::new();
-        source.splitter.finish(|line, end| {
-            let Some(line) = printed_text(line, source.has_status) else { return };
-            tail.push(line);
-            sink.format(&mut text, source.rank, source.stream, line, end);
+        rank_pipe.splitter.emit_unfinished_line(|line, end| {
+            let Some(line) = printed_text(line, rank_pipe.has_status) else { return };
+            rank_lines.push(line);
+            writer.format_line(&mut text, rank_pipe.rank, rank_pipe.stream, line, end);
         });
-        let stream = source.stream;
+        let stream = rank_pipe.stream;
         self.write_to_terminal(stream, &text);
     }
 
     fn write_to_terminal(&mut self, stream: OutputStream, text: &[u8]) {
-        let was_open = self.sink.stdout.is_ok();
-        self.sink.write(stream, text);
+        let was_open = self.writer.stdout.is_ok();
+        self.writer.write_lines(stream, text);
         // With --output-dir, the files contain all output, so the job continues without standard output.
-        if let Err(errno) = self.sink.stdout
+        if let Err(errno) = self.writer.stdout
             && was_open
         {
             if self.files.directory.is_none() {
@@ -409,13 +413,13 @@ impl OutputReader {
     }
 }
 
-/// Returns the part of `line` that ringrun prints: the whole line if the pipe has no status line, otherwise the
-/// newest text (see [`text_of_finished_line`]).
+/// Returns the part of `line` that ringrun prints. If the pipe has a status line, this is the newest text (see
+/// [`text_of_finished_line`]). If not, this is the whole line.
 fn printed_text(line: &[u8], has_status: bool) -> Option<&[u8]> {
     if has_status { text_of_finished_line(line) } else { Some(line) }
 }
 
-/// Returns the message about incomplete standard output, for the end of a job that continued after a failed write.
+/// Returns the message about incomplete standard output, which ringrun prints at the end of a job.
 pub(super) fn stdout_incomplete_message(errno: i32) -> String {
     format!("standard output is not complete: {}", io::Error::from_raw_os_error(errno))
 }

@@ -60,7 +60,7 @@ fn parse_parent(stat: &str) -> Option<i32> {
 }
 
 /// Returns whether this process ignores `signal`. For example, a process that `nohup` started ignores SIGHUP.
-pub(super) fn is_ignored(signal: i32) -> bool {
+pub(super) fn is_signal_ignored(signal: i32) -> bool {
     fs::read_to_string("/proc/self/status").is_ok_and(|status| ignores_signal(&status, signal))
 }
 

@@ -26,7 +26,7 @@ use crate::types::Rank;
 struct RankProcess {
     pid: Pid,
     shim: ShimSocket,
-    running: bool,
+    is_running: bool,
 }
 
 /// The processes of all ranks, and the watchdog. Dropping this value kills the ranks that still run.
@@ -37,7 +37,7 @@ pub(super) struct RankProcesses {
     watchdog_ended: bool,
 }
 
-/// The streams of a rank that has been started.
+/// The output streams of a rank that has been started.
 #[derive(Debug)]
 pub(super) struct RankStreams {
     pub(super) stdout: ChildStdout,
@@ -52,8 +52,8 @@ impl RankProcesses {
         Self { processes: Vec::new(), watchdog, watchdog_ended: false }
     }
 
-    /// Starts the next rank. Call this function on a thread that lives as long as the job: each rank asks the kernel
-    /// to kill it when its parent dies, and for the kernel, the parent is the thread that started the rank.
+    /// Starts the next rank. Call this function on a thread that lives as long as the job: the kernel kills each rank
+    /// when its parent dies, and for the kernel, the parent is the thread that started the rank.
     pub(super) fn start_rank(&mut self, mut command: Command) -> io::Result<RankStreams> {
         let (shim, shim_stdin) = ShimSocket::new_pair()?;
         let mut child = command
@@ -67,8 +67,8 @@ impl RankProcesses {
         drop(command);
         let pid = Pid::from_child(&child);
         self.watchdog.watch_group(pid);
-        shim.send_go();
-        self.processes.push(RankProcess { pid, shim, running: true });
+        shim.allow_exec();
+        self.processes.push(RankProcess { pid, shim, is_running: true });
         let stdout = child.stdout.take().expect("stdout was set to a pipe");
         let stderr = child.stderr.take().expect("stderr was set to a pipe");
         Ok(RankStreams { stdout, stderr })
@@ -80,56 +80,56 @@ impl RankProcesses {
     }
 
     /// Sends `signal` to the process group of each rank that still runs.
-    pub(super) fn signal(&self, signal: i32) {
-        for process in self.processes.iter().filter(|process| process.running) {
+    pub(super) fn send_signal(&self, signal: i32) {
+        for process in self.processes.iter().filter(|process| process.is_running) {
             processes::signal_group(process.pid, signal);
         }
     }
 
     /// Returns the ranks that have ended since the last call. Kills the processes that remain in the process groups
     /// of these ranks.
-    pub(super) fn reap(&mut self) -> Vec<(Rank, RankEnd)> {
-        let mut batch = Vec::new();
+    pub(super) fn reap_ended_ranks(&mut self) -> Vec<(Rank, RankEnd)> {
+        let mut ended_ranks = Vec::new();
         for index in 0..self.processes.len() {
             let process = &self.processes[index];
-            if !process.running {
+            if !process.is_running {
                 continue;
             }
-            // With NOWAIT the ended process is not reaped, so its process id is not reused before ringrun has killed
-            // its process group.
+            // With NOWAIT the ended process is not reaped. Its process id is therefore not reused before ringrun has
+            // killed the rest of its process group.
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
             let Ok(Some(status)) = retry_interrupted(|| waitid(WaitId::Pid(process.pid), options)) else {
                 continue;
             };
             let pid = process.pid;
-            let ended = self.finish_rank(index, status.exit_status(), status.terminating_signal());
+            let ended = self.record_rank_end(index, status.exit_status(), status.terminating_signal());
             let _ = retry_interrupted(|| waitpid(Some(pid), WaitOptions::NOHANG));
-            batch.push((Rank::new(index as u32), ended));
+            ended_ranks.push((Rank::new(index as u32), ended));
         }
-        self.reap_orphans(&mut batch);
-        batch
+        self.reap_orphans(&mut ended_ranks);
+        ended_ranks
     }
 
     /// Reaps processes that became children of ringrun because their own parent ended.
-    fn reap_orphans(&mut self, batch: &mut Vec<(Rank, RankEnd)>) {
+    fn reap_orphans(&mut self, ended_ranks: &mut Vec<(Rank, RankEnd)>) {
         while let Ok(Some((pid, status))) = retry_interrupted(|| wait(WaitOptions::NOHANG)) {
             if pid == self.watchdog.pid() {
                 self.watchdog_ended = true;
-                self.watchdog.stop_sending();
+                self.watchdog.close_pipe();
             }
-            // `pid` may be a rank that ended after `reap` checked it.
-            let found = self.processes.iter().position(|process| process.running && process.pid == pid);
+            // `pid` may be a rank that ended after `reap_ended_ranks` checked it.
+            let found = self.processes.iter().position(|process| process.is_running && process.pid == pid);
             if let Some(index) = found {
-                let ended = self.finish_rank(index, status.exit_status(), status.terminating_signal());
-                batch.push((Rank::new(index as u32), ended));
+                let ended = self.record_rank_end(index, status.exit_status(), status.terminating_signal());
+                ended_ranks.push((Rank::new(index as u32), ended));
             }
         }
     }
 
     /// Kills the rest of the process group of a rank that has ended, and returns how the rank ended.
-    fn finish_rank(&mut self, index: usize, code: Option<i32>, signal: Option<i32>) -> RankEnd {
+    fn record_rank_end(&mut self, index: usize, code: Option<i32>, signal: Option<i32>) -> RankEnd {
         let process = &mut self.processes[index];
-        process.running = false;
+        process.is_running = false;
         processes::signal_group(process.pid, SIGKILL);
         self.watchdog.forget_group(process.pid);
         match (process.shim.exec_error(), code) {
@@ -145,10 +145,10 @@ impl RankProcesses {
     }
 
     /// Kills processes that the ranks have left behind outside their process groups, and returns the number of these
-    /// processes, including zombies. Call this function again after the next SIGCHLD and `reap`, until the number is
-    /// 0: the children of a killed process become children of ringrun.
+    /// processes, including zombies. The children of a killed process become children of ringrun. Therefore call this
+    /// function again after the next SIGCHLD and [`Self::reap_ended_ranks`], until the number is 0.
     ///
-    /// Only ringrun reaps these processes, so no other process can get their process ids before `reap`.
+    /// Only ringrun reaps these processes, so no other process can get their process ids before they are reaped.
     pub(super) fn kill_leftover_processes(&self) -> usize {
         let watchdog = self.watchdog.pid();
         let leftovers = processes::find_children(getpid());
@@ -158,9 +158,9 @@ impl RankProcesses {
 
 impl Drop for RankProcesses {
     fn drop(&mut self) {
-        self.signal(SIGKILL);
-        if self.processes.iter().all(|process| !process.running) && !self.watchdog_ended {
-            self.watchdog.dismiss();
+        self.send_signal(SIGKILL);
+        if self.processes.iter().all(|process| !process.is_running) && !self.watchdog_ended {
+            self.watchdog.end_watchdog();
         }
     }
 }

@@ -25,8 +25,8 @@ use crate::exit::Exit;
 /// The name (`argv[0]`) under which ringrun's executable runs as the shim.
 pub const SHIM_NAME: &str = "ring-rank";
 
-/// The byte that tells the shim to execute the command.
-const GO_BYTE: u8 = b'g';
+/// The byte with which ringrun tells the shim to execute the command.
+const EXEC_PERMISSION_BYTE: u8 = b'g';
 
 /// The argument of the shim which says that the next argument names a program built into ringrun's executable.
 const BUILT_IN_PROGRAM_ARGUMENT: &str = "built-in";
@@ -62,12 +62,12 @@ impl ShimSocket {
 
     /// Tells the shim to execute the command. Ignores errors: an error means that the shim has died, and the kernel
     /// notifies ringrun when the process of the shim ends.
-    pub(super) fn send_go(&self) {
-        let _ = (&self.stream).write_all(&[GO_BYTE]);
+    pub(super) fn allow_exec(&self) {
+        let _ = (&self.stream).write_all(&[EXEC_PERMISSION_BYTE]);
     }
 
-    /// Returns the `errno` if the shim could not execute the command, otherwise `None`. Call this function after the
-    /// rank has ended.
+    /// Returns the `errno` if the shim could not execute the command, and `None` if the shim executed it. Call this
+    /// function after the rank has ended.
     pub(super) fn exec_error(&self) -> Option<i32> {
         let mut errno = [0; 4];
         (&self.stream).read_exact(&mut errno).ok().map(|()| i32::from_le_bytes(errno))
@@ -85,7 +85,7 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     else {
         return Exit::Usage.into();
     };
-    // Check that ringrun is still the parent: it may have died before this request took effect.
+    // Check that ringrun is still the parent: ringrun may have died before this request took effect.
     let requested = set_parent_process_death_signal(Some(Signal::KILL));
     if requested.is_err() || getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(parent) {
         return Exit::Start.into();

@@ -33,7 +33,7 @@ impl Signals {
         let mut streams = Vec::new();
         for signal in HANDLED_SIGNALS {
             // ringrun under nohup ignores SIGHUP, so that the job continues when its terminal closes.
-            if signal == SIGHUP && processes::is_ignored(SIGHUP) {
+            if signal == SIGHUP && processes::is_signal_ignored(SIGHUP) {
                 continue;
             }
             let (read, write) = StdStream::pair()?;

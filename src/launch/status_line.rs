@@ -1,5 +1,5 @@
-//! The status line: the unfinished line of rank 0's standard error, for example a progress bar, which ringrun shows
-//! at the bottom of its terminal.
+//! The status line at the bottom of ringrun's terminal. It shows the unfinished line of rank 0's standard error, for
+//! example a progress bar.
 //!
 //! To replace its unfinished line, a program writes a carriage return and a new text. ringrun shows only the newest
 //! text. To print a line of any rank, ringrun erases the status line, prints the line, and writes the status line
@@ -17,7 +17,7 @@ pub const STATUS_COLUMNS_VARIABLE: &str = "RING_STATUS_COLUMNS";
 /// The width in characters that ringrun assumes if the terminal does not report its width.
 const COLUMNS_DEFAULT: u16 = 80;
 
-/// ringrun uses at most this number of bytes of an unfinished line for the status line.
+/// The largest number of bytes of the newest text that the status line shows.
 const STATUS_BYTES_MAX: usize = 4096;
 
 /// Moves the cursor to the start of its line, and erases this line.
@@ -39,8 +39,8 @@ impl StatusLine {
         [ERASE_LINE, &self.shown].concat()
     }
 
-    /// Returns the bytes that erase the status line, and the bytes that write it again. Without a status line,
-    /// returns two empty slices.
+    /// Returns the bytes that erase the status line, and the bytes that write the status line again. If the status
+    /// line is empty, returns two empty slices.
     pub(super) fn erase_and_rewrite(&self) -> (&[u8], &[u8]) {
         if self.shown.is_empty() { (b"", b"") } else { (ERASE_LINE, &self.shown) }
     }
@@ -54,8 +54,9 @@ pub(super) fn terminal_columns() -> Option<u16> {
     stderr.is_terminal().then(|| Some(columns()).filter(|&columns| columns > 0).unwrap_or(COLUMNS_DEFAULT))
 }
 
-/// Returns the text of the status line for an unfinished line. Returns an empty text if the program has not replaced
-/// any text of this line. Cuts the text, so that `prefix` and the text fit into `columns` characters.
+/// Returns the text of the status line for an unfinished line: `prefix` and the newest text of the line, cut so that
+/// both fit into `columns` characters. Returns an empty text if the line has no carriage return or its newest text is
+/// invisible.
 pub(super) fn status_text(unfinished: &[u8], prefix: &str, columns: u16) -> String {
     if !unfinished.contains(&b'\r') {
         return String::new();
@@ -148,8 +149,8 @@ mod tests {
         }
     }
 
-    /// Without the removal of replaced text, a long run with a progress bar would fill the memory, and ringrun would
-    /// print pieces of the bar as lines.
+    /// If ringrun kept replaced text, a progress bar would fill the memory in a long run, and ringrun would print
+    /// pieces of the bar as lines.
     #[test]
     fn the_memory_of_an_unfinished_line_stays_small() {
         let mut unfinished = b"begin".to_vec();

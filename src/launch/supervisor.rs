@@ -1,7 +1,7 @@
 //! The state machine that decides when to send which signal to the ranks. The state machine does no IO, and reads no
 //! clock: the caller passes the time since the job started.
 //!
-//! The caller reports events with `handle_start`, `handle_rank_ends`, `handle_signal`, `handle_closed_output` and
+//! The caller reports events with `handle_job_start`, `handle_rank_ends`, `handle_signal`, `handle_closed_output` and
 //! `tick`. The caller then performs the actions that `poll_action` returns, until `poll_action` returns `None`. The
 //! caller waits for the next event, but at most until `deadline`.
 //!
@@ -28,13 +28,13 @@ use crate::types::Rank;
 /// system, a driver) may never end.
 const WAIT_AFTER_KILL: Duration = Duration::from_secs(10);
 
-/// An action that the job must perform.
+/// An action that the caller must perform.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum SupervisorAction {
     /// Send this signal to the process group of every rank that still runs.
     Signal(i32),
     /// Print this message.
-    Note(String),
+    PrintMessage(String),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,19 +87,18 @@ impl Supervisor {
         }
     }
 
-    /// The caller reports that all ranks have joined the job.
-    pub(super) fn handle_start(&mut self) {
+    /// Records that all ranks have joined the job.
+    pub(super) fn handle_job_start(&mut self) {
         self.has_started = true;
     }
 
-    /// The caller reports that the ranks in `batch` have ended. The ranks in `batch` are not sorted by the time when
-    /// they ended.
-    pub(super) fn handle_rank_ends(&mut self, batch: &[(Rank, RankEnd)], now: Duration) {
-        for &(rank, ended) in batch {
+    /// Records how these ranks ended, and reacts to failures. The ranks are not sorted by the time when they ended.
+    pub(super) fn handle_rank_ends(&mut self, ended_ranks: &[(Rank, RankEnd)], now: Duration) {
+        for &(rank, ended) in ended_ranks {
             self.members[rank.index()].ended.get_or_insert((ended, now));
         }
         let Some(&(rank, ended)) =
-            batch.iter().max_by_key(|(rank, ended)| (ended.blame_score(), u32::MAX - rank.get()))
+            ended_ranks.iter().max_by_key(|(rank, ended)| (ended.blame_score(), u32::MAX - rank.get()))
         else {
             return;
         };
@@ -108,7 +107,7 @@ impl Supervisor {
         }
         match (self.phase, self.outcome) {
             (StopPhase::Running, _) if self.has_started && self.failure_policy == FailurePolicy::Tolerate => {
-                self.tolerate_failures(batch, rank, now);
+                self.tolerate_failures(ended_ranks, rank, now);
             }
             (StopPhase::Running, _) => self.fail_job(rank, now),
             // Blame `rank` instead of `first`, which may have failed only because its connection to `rank` closed:
@@ -123,7 +122,7 @@ impl Supervisor {
         }
     }
 
-    /// The caller reports that ringrun itself received this signal.
+    /// Handles a signal that ringrun itself received.
     pub(super) fn handle_signal(&mut self, signal: i32, now: Duration) {
         match signal {
             SIGINT | SIGHUP | SIGQUIT => match self.phase {
@@ -165,7 +164,7 @@ impl Supervisor {
         }
     }
 
-    /// The caller reports the current time, and the supervisor acts on the limits that have passed.
+    /// Acts on the time limits that have passed at the time `now`.
     pub(super) fn tick(&mut self, now: Duration) {
         match self.phase {
             StopPhase::Running if self.limits.job_timeout.is_some_and(|timeout| now >= timeout) => {
@@ -198,7 +197,7 @@ impl Supervisor {
         self.actions.pop_front()
     }
 
-    /// Returns whether the job is over: every rank has ended, or some ranks have survived SIGKILL.
+    /// Returns whether the job is over: every rank has ended, or some ranks did not end after SIGKILL.
     pub(super) fn is_over(&self) -> bool {
         self.phase == StopPhase::KillFailed || self.members.iter().all(|member| member.ended.is_some())
     }
@@ -212,15 +211,15 @@ impl Supervisor {
         self.members[rank.index()].ended.map_or(0, |(ended, _)| ended.blame_score())
     }
 
-    /// Lets the other ranks continue after the failures in `batch`. `rank` is the one that probably failed first.
-    fn tolerate_failures(&mut self, batch: &[(Rank, RankEnd)], rank: Rank, now: Duration) {
+    /// Lets the other ranks continue after the failures in `ended_ranks`. `rank` is the rank that probably failed first.
+    fn tolerate_failures(&mut self, ended_ranks: &[(Rank, RankEnd)], rank: Rank, now: Duration) {
         let until = *self.blame_until.get_or_insert(now + self.limits.grace);
         let is_less_likely = |first| now > until || self.blame_score(rank) <= self.blame_score(first);
         if !matches!(self.outcome, JobOutcome::Tolerated(first) if is_less_likely(first)) {
             self.outcome = JobOutcome::Tolerated(rank);
         }
-        // If all ranks have ended, print no notes, because the report at the end of the job lists the failures.
-        for &(rank, ended) in batch {
+        // If all ranks have ended, print no messages, because the report at the end of the job lists the failures.
+        for &(rank, ended) in ended_ranks {
             if !ended.is_success() && !self.is_over() {
                 let sentence = self.members[rank.index()].describe();
                 self.queue_message(format!("{sentence}; --tolerate-failures: the other ranks continue"));
@@ -259,9 +258,9 @@ impl Supervisor {
         }
     }
 
-    /// Makes the job print this message.
+    /// Makes ringrun print this message.
     fn queue_message(&mut self, text: String) {
-        self.actions.push_back(SupervisorAction::Note(text));
+        self.actions.push_back(SupervisorAction::PrintMessage(text));
     }
 }
 
@@ -288,7 +287,7 @@ mod tests {
     /// Supervises three ranks with `--tolerate-failures`, after the start of the job.
     fn supervise_with_tolerated_failures() -> Supervisor {
         let mut job = Supervisor::new(LIMITS, FailurePolicy::Tolerate, &[10, 11, 12]);
-        job.handle_start();
+        job.handle_job_start();
         job
     }
 
@@ -343,21 +342,21 @@ mod tests {
         assert!(job.into_result().1.iter().all(|member| member.ended.is_none()));
     }
 
-    /// ringrun may see the ends of several ranks together or one after another.
+    /// Each case lists the ends of ranks. ringrun detects the ends in an inner list at the same time.
     #[test]
     fn the_rank_that_failed_first_is_blamed() {
         let lost = RankEnd::Exited(6);
-        for (name, batches, expected) in [
+        for (name, ends, expected) in [
             ("first by time", vec![vec![(2, RankEnd::Exited(4))], vec![(0, RankEnd::Exited(3))]], 2),
             ("killed before lost", vec![vec![(0, lost), (2, RankEnd::Killed(9))]], 2),
             ("code before lost", vec![vec![(0, lost), (1, RankEnd::Exited(4)), (2, lost)]], 1),
-            ("lost seen first", vec![vec![(0, lost)], vec![(2, RankEnd::Killed(9))]], 2),
+            ("lost detected first", vec![vec![(0, lost)], vec![(2, RankEnd::Killed(9))]], 2),
             (
                 "code after a deadline",
                 vec![vec![(0, RankEnd::Exited(8))], vec![(1, RankEnd::Exited(101))]],
                 1,
             ),
-            ("killed seen late", vec![vec![(0, RankEnd::Exited(1))], vec![(1, RankEnd::Killed(11))]], 1),
+            ("killed detected late", vec![vec![(0, RankEnd::Exited(1))], vec![(1, RankEnd::Killed(11))]], 1),
             (
                 "a closed pipe is no fault",
                 vec![vec![(0, RankEnd::Exited(1))], vec![(1, RankEnd::Killed(13))]],
@@ -368,9 +367,10 @@ mod tests {
             ("success does not matter", vec![vec![(0, RankEnd::Exited(0)), (2, RankEnd::Exited(4))]], 2),
         ] {
             let mut job = supervise_three_ranks();
-            for batch in batches {
-                let batch: Vec<_> = batch.into_iter().map(|(rank, ended)| (Rank::new(rank), ended)).collect();
-                job.handle_rank_ends(&batch, secs(1));
+            for ended_ranks in ends {
+                let ended_ranks: Vec<_> =
+                    ended_ranks.into_iter().map(|(rank, ended)| (Rank::new(rank), ended)).collect();
+                job.handle_rank_ends(&ended_ranks, secs(1));
             }
             assert_eq!(job.into_result().0, JobOutcome::Failed(Rank::new(expected)), "{name}");
         }
@@ -442,7 +442,7 @@ mod tests {
         end_rank(&mut job, 1, RankEnd::Killed(SIGKILL), secs(1));
         let sentence = "rank 1 (pid 11) was killed by signal 9 (SIGKILL) after 1.0 s; --tolerate-failures: the other ranks \
                         continue";
-        assert_eq!(job.poll_action(), Some(SupervisorAction::Note(sentence.to_owned())));
+        assert_eq!(job.poll_action(), Some(SupervisorAction::PrintMessage(sentence.to_owned())));
         end_rank(&mut job, 0, RankEnd::Exited(0), secs(50));
         job.tick(secs(50));
         assert_eq!((job.poll_action(), job.deadline(), job.is_over()), (None, Some(secs(100)), false));
@@ -492,7 +492,7 @@ mod tests {
         end_rank(&mut job, 1, RankEnd::Exited(3), secs(1));
         let sentence = "rank 1 (pid 11) exited with code 3 after 1.0 s and before all ranks had joined the job; the other \
                         ranks have 2.0 s to exit";
-        assert_eq!(job.poll_action(), Some(SupervisorAction::Note(sentence.to_owned())));
+        assert_eq!(job.poll_action(), Some(SupervisorAction::PrintMessage(sentence.to_owned())));
         assert_eq!(job.deadline(), Some(secs(3)));
         assert_eq!(job.into_result().0, JobOutcome::Failed(Rank::new(1)));
     }

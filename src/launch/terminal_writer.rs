@@ -40,7 +40,7 @@ impl TerminalWriter {
     }
 
     /// Appends a line of a rank to `text` in the output format.
-    pub(super) fn format(
+    pub(super) fn format_line(
         &self,
         text: &mut Vec<u8>,
         rank: Rank,
@@ -57,7 +57,7 @@ impl TerminalWriter {
         }
     }
 
-    /// Shows the unfinished line of a rank's standard error as the status line.
+    /// Shows the newest text of the unfinished line of a rank's standard error in the status line.
     pub(super) fn set_status(&mut self, rank: Rank, unfinished: &[u8]) {
         let Some(status) = &mut self.status else { return };
         // The user may have changed the width of the terminal.
@@ -70,7 +70,7 @@ impl TerminalWriter {
     }
 
     /// Writes whole lines above the status line.
-    pub(super) fn write(&mut self, stream: OutputStream, text: &[u8]) {
+    pub(super) fn write_lines(&mut self, stream: OutputStream, text: &[u8]) {
         let status = self.status.as_ref().filter(|_| !text.is_empty()).map(StatusLine::erase_and_rewrite);
         let (before, after) = status.unwrap_or_default();
         if !before.is_empty() && self.stderr.is_ok() {
@@ -127,15 +127,15 @@ mod tests {
 
     #[test]
     fn lines_are_formatted_with_and_without_tags() {
-        for (terminal, end, expected) in [
+        for (format, end, expected) in [
             (OutputFormat::Tagged, LineEnd::Newline, "[3]<stderr>:hello\n"),
-            (OutputFormat::Tagged, LineEnd::Open, "[3]<stderr>:hello\n"),
+            (OutputFormat::Tagged, LineEnd::Unfinished, "[3]<stderr>:hello\n"),
             (OutputFormat::Raw, LineEnd::Newline, "hello\n"),
-            (OutputFormat::Raw, LineEnd::Open, "hello"),
+            (OutputFormat::Raw, LineEnd::Unfinished, "hello"),
         ] {
             let mut text = Vec::new();
-            let sink = TerminalWriter::new(terminal);
-            sink.format(&mut text, Rank::new(3), OutputStream::Stderr, b"hello", end);
+            let writer = TerminalWriter::new(format);
+            writer.format_line(&mut text, Rank::new(3), OutputStream::Stderr, b"hello", end);
             assert_eq!(text, expected.as_bytes());
         }
     }

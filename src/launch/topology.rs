@@ -69,7 +69,7 @@ fn group_by_core(mut processors: Vec<(Processor, ProcessorPosition)>) -> Vec<Phy
     processors.chunk_by(same_core).map(core).collect()
 }
 
-/// Formats processors as a list such as `0-3,8`, in the format of `taskset`.
+/// Formats processors as a list in the format of `taskset`, for example `0-3,8`.
 pub(super) fn format_processor_list(processors: &[Processor]) -> String {
     let runs = processors.chunk_by(|a, b| a + 1 == *b);
     let runs = runs.map(|run| match run {
@@ -80,7 +80,7 @@ pub(super) fn format_processor_list(processors: &[Processor]) -> String {
     runs.collect::<Vec<_>>().join(",")
 }
 
-/// Parses a list such as `0-3,8`. Returns `None` if the text is not a list.
+/// Parses a list of processors, for example `0-3,8`. Returns `None` if the text is not such a list.
 pub(super) fn parse_processor_list(text: &str) -> Option<Vec<Processor>> {
     let mut found = Vec::new();
     for run in text.split(',') {

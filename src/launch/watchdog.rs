@@ -2,12 +2,12 @@
 //!
 //! ringrun writes the job's process groups to a pipe, and only ringrun can write to this pipe. If the pipe closes
 //! before the line `done` arrives, ringrun has died. After ringrun's death, the watchdog kills the job's process
-//! groups, and all processes that have the job's id in their environment. Through the environment, the watchdog also
+//! groups, and all processes that have the job's id in their environment. By the environment, the watchdog also
 //! finds a rank whose process group ringrun has not written to the pipe yet.
 //!
 //! The watchdog runs in a new session, under a different name than ringrun, and without the job's environment. The
-//! watchdog ignores the signals that stop jobs, so that Ctrl-C, `killall ringrun` or `systemctl stop` do not end it
-//! before ringrun.
+//! watchdog also ignores the signals that stop jobs. Ctrl-C, `killall ringrun` and `systemctl stop` therefore do not
+//! end the watchdog before ringrun.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -64,7 +64,7 @@ impl Watchdog {
         self.pid
     }
 
-    /// Adds a rank's process group to those that the watchdog kills if ringrun dies.
+    /// Adds a rank's process group to the process groups that the watchdog kills if ringrun dies.
     pub(super) fn watch_group(&mut self, group: Pid) {
         self.send_line(&format!("+{group}"));
     }
@@ -75,23 +75,23 @@ impl Watchdog {
         self.send_line(&format!("-{group}"));
     }
 
-    /// Ends the watchdog, because the job is over. A watchdog that SIGSTOP has stopped does not read the pipe, but
-    /// SIGKILL ends it.
-    pub(super) fn dismiss(&mut self) {
+    /// Ends the watchdog, because the job is over. Also sends SIGKILL, because a watchdog that SIGSTOP has stopped does
+    /// not read the pipe.
+    pub(super) fn end_watchdog(&mut self) {
         self.send_line("done");
         self.pipe = None;
         let _ = kill_process(self.pid, Signal::KILL);
         let _ = waitpid(Some(self.pid), WaitOptions::empty());
     }
 
-    /// Stops sending lines to the watchdog, because the watchdog has ended unexpectedly.
-    pub(super) fn stop_sending(&mut self) {
+    /// Closes the pipe, because the watchdog has ended unexpectedly.
+    pub(super) fn close_pipe(&mut self) {
         self.pipe = None;
     }
 
     /// Sends one line. A line is short enough for an atomic write, so the watchdog never reads half a line. A pipe
-    /// has space for several thousand lines, more than ringrun sends, so ringrun never blocks on a watchdog that
-    /// SIGSTOP has stopped.
+    /// has space for several thousand lines, and ringrun sends fewer lines. So ringrun does not block if SIGSTOP has
+    /// stopped the watchdog.
     fn send_line(&mut self, line: &str) {
         if let Some(pipe) = &mut self.pipe
             && pipe.write_all(format!("{line}\n").as_bytes()).is_err()
@@ -104,17 +104,17 @@ impl Watchdog {
 /// The state of the job, which the watchdog learns from the lines that ringrun sends.
 #[derive(Default, Debug, PartialEq, Eq)]
 struct WatchedJob {
-    job: Option<String>,
+    job_id: Option<String>,
     groups: BTreeSet<i32>,
-    done: bool,
+    is_done: bool,
 }
 
 impl WatchedJob {
     fn update_from_line(&mut self, line: &str) {
         if line == "done" {
-            self.done = true;
+            self.is_done = true;
         } else if let Some(job) = line.strip_prefix("job ") {
-            self.job = Some(job.to_owned());
+            self.job_id = Some(job.to_owned());
         } else if let Some(group) = line.strip_prefix('+').and_then(|group| group.parse().ok()) {
             self.groups.insert(group);
         } else if let Some(group) = line.strip_prefix('-').and_then(|group| group.parse().ok()) {
@@ -126,7 +126,7 @@ impl WatchedJob {
         for group in self.groups.iter().filter_map(|&group| Pid::from_raw(group)) {
             processes::signal_group(group, SIGKILL);
         }
-        let Some(job) = &self.job else { return };
+        let Some(job) = &self.job_id else { return };
         let entry = format!("{JOB_ID_VARIABLE}={job}");
         let until = Instant::now() + KILL_SWEEP_TIMEOUT;
         // A process can fork while it is being killed, so search again until no process is left.
@@ -156,7 +156,7 @@ pub(super) fn main() -> ExitCode {
             Err(_) => break,
         }
     }
-    if !watched.done {
+    if !watched.is_done {
         watched.kill_job();
     }
     ExitCode::SUCCESS
@@ -172,8 +172,11 @@ mod tests {
         for line in ["job abc", "+12", "+13", "-12", "", "nonsense", "+x", "-99"] {
             watched.update_from_line(line);
         }
-        assert_eq!(watched, WatchedJob { job: Some("abc".to_owned()), groups: [13].into(), done: false });
+        assert_eq!(
+            watched,
+            WatchedJob { job_id: Some("abc".to_owned()), groups: [13].into(), is_done: false }
+        );
         watched.update_from_line("done");
-        assert!(watched.done);
+        assert!(watched.is_done);
     }
 }
