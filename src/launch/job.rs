@@ -132,7 +132,7 @@ fn assign_processors(plan: &LaunchPlan, output: &Output) -> (BindingPlan, Vec<Un
         && let Err(error) = topology::check_binding_is_allowed()
     {
         output.print_message(&format!(
-            "this system does not let ringrun bind ranks to processors, so it continues as with --bind-to none: {error}"
+            "this system does not let ringrun bind ranks to processors; ringrun continues as with --bind-to none: {error}"
         ));
         binding = Binding::None;
     }

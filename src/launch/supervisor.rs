@@ -169,7 +169,7 @@ impl Supervisor {
         match self.phase {
             StopPhase::Running if self.limits.job_timeout.is_some_and(|timeout| now >= timeout) => {
                 self.outcome = JobOutcome::TimedOut;
-                self.queue_message("the job passed its --job-timeout; stopping it".to_owned());
+                self.queue_message("the job passed its --job-timeout; ringrun stops the job".to_owned());
                 self.stop_ranks(SIGTERM, self.limits.kill_after, now);
             }
             StopPhase::Leaving { until } if now >= until => {

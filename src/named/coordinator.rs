@@ -207,7 +207,7 @@ impl Coordinator {
         } else if !joined.is_empty() && !allows_zeros {
             let who = self.describe_ranks(&joined);
             let reason = format!(
-                "it is {signature}, and {who} joined; only sums and averages treat a joined rank as zeros"
+                "it is {signature}, and {who} joined; a rank that has joined contributes only to sums and averages"
             );
             (RefusalKind::NeedsJoinedRanks, reason)
         } else {

@@ -46,14 +46,19 @@ pub fn block_bytes(bytes: u64) -> u64 {
 /// If `block`, the number of elements in a message, is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
-    let links = Tree::BOTH_TREES.map(|tree| TreeNeighbours::new(tree, world, rank));
+    let neighbours = Tree::BOTH_TREES.map(|tree| TreeNeighbours::new(tree, world, rank));
     // With two or three ranks, two ranks are neighbours in both trees. The order of the steps is then the order of
     // the messages on their link. Messages up a tree wait for fewer receives than messages down a tree, so the steps
     // of the reduction come first.
-    let reduced =
-        [0, 1].map(|tree| links[tree].push_reduce_to_parent(&mut schedule, half_of_tree(count, tree), block));
+    let reduced = [0, 1]
+        .map(|tree| neighbours[tree].push_reduce_to_parent(&mut schedule, half_of_tree(count, tree), block));
     for (tree, reduced) in reduced.into_iter().enumerate() {
-        links[tree].push_broadcast_to_children(&mut schedule, half_of_tree(count, tree), block, &reduced);
+        neighbours[tree].push_broadcast_to_children(
+            &mut schedule,
+            half_of_tree(count, tree),
+            block,
+            &reduced,
+        );
     }
     schedule
 }
@@ -69,8 +74,8 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {
-        let links = TreeNeighbours::with_root_on_top(root, tree, world, rank);
-        links.push_reduce_to_parent(&mut schedule, half_of_tree(count, index), block);
+        let neighbours = TreeNeighbours::with_root_on_top(root, tree, world, rank);
+        neighbours.push_reduce_to_parent(&mut schedule, half_of_tree(count, index), block);
     }
     schedule
 }
@@ -84,8 +89,8 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usi
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {
-        let links = TreeNeighbours::with_root_on_top(root, tree, world, rank);
-        links.push_broadcast_to_children(&mut schedule, half_of_tree(count, index), block, &[]);
+        let neighbours = TreeNeighbours::with_root_on_top(root, tree, world, rank);
+        neighbours.push_broadcast_to_children(&mut schedule, half_of_tree(count, index), block, &[]);
     }
     schedule
 }
@@ -123,15 +128,15 @@ impl TreeNeighbours {
     /// tree of all other ranks, in which the successor of `root` has place 0.
     fn with_root_on_top(root: Rank, tree: Tree, world: WorldSize, rank: Rank) -> Self {
         let others = world.as_usize() - 1;
-        let at = |place: usize| world.after(root, 1 + place as u32);
+        let rank_at = |place: usize| world.after(root, 1 + place as u32);
         if rank == root {
             let top = tree.place_of_top(others);
-            return Self { parent: None, children: top.map(at).into_iter().collect() };
+            return Self { parent: None, children: top.map(rank_at).into_iter().collect() };
         }
         let place = world.before(rank, root.get() + 1).index();
         let (parent, children) = tree.parent_and_children(others, place);
-        let parent = parent.map_or(root, at);
-        Self { parent: Some(parent), children: children.into_iter().map(at).collect() }
+        let parent = parent.map_or(root, rank_at);
+        Self { parent: Some(parent), children: children.into_iter().map(rank_at).collect() }
     }
 
     /// For each block, adds the steps that reduce the blocks of the children into this rank's block and send the

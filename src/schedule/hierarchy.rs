@@ -50,11 +50,11 @@ impl HostLayout {
     ///
     /// If `host_ids` has no entry for `rank`.
     pub fn new(host_ids: &[u32], rank: Rank) -> Option<Self> {
-        let mut known: Vec<u32> = Vec::new();
+        let mut known_host_ids: Vec<u32> = Vec::new();
         let mut hosts: Vec<Vec<Rank>> = Vec::new();
         for (member, host_id) in host_ids.iter().enumerate() {
-            let host = known.iter().position(|other| other == host_id).unwrap_or_else(|| {
-                known.push(*host_id);
+            let host = known_host_ids.iter().position(|other| other == host_id).unwrap_or_else(|| {
+                known_host_ids.push(*host_id);
                 hosts.push(Vec::new());
                 hosts.len() - 1
             });

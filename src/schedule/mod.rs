@@ -1,9 +1,8 @@
-//! Collective algorithms as data: which rank sends which elements to which other rank, and what the receiver does
-//! with these elements.
+//! Collective algorithms as data. A [`Schedule`] lists the steps of one rank in one operation: the elements that the
+//! rank sends to other ranks, and the elements that it receives and copies or reduces.
 //!
-//! A [`Schedule`] lists what one rank does in one operation. Because a schedule contains no data, clocks or sockets,
-//! one executor (the [engine](crate::engine)) runs every algorithm, and a symbolic executor proves each algorithm for
-//! many world sizes (see this module's tests).
+//! A schedule contains no elements, clocks or sockets. Therefore one executor, the [engine](crate::engine), runs every
+//! algorithm. A second executor, in the tests of this module, proves each algorithm for many world sizes.
 //!
 //! `docs/algorithms.md` lists the cost of each schedule in steps and bytes. In the comments of this module, n is the
 //! number of ranks, S the size of the whole buffer in bytes, B the bandwidth of a link in bytes per second, and s the

@@ -56,9 +56,9 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     // An empty buffer has one empty block. From its messages, a rank can detect that a peer's buffer is not empty.
     for start in (0..count.max(1)).step_by(block) {
         let partition = Partition::even(block.min(count - start), world);
-        let place = RingPosition { world, rank, partition: &partition, start };
-        place.push_reduce_scatter(&mut schedule);
-        place.push_all_gather(&mut schedule);
+        let position = RingPosition { world, rank, partition: &partition, start };
+        position.push_reduce_scatter(&mut schedule);
+        position.push_all_gather(&mut schedule);
     }
     schedule
 }
@@ -113,6 +113,7 @@ impl RingPosition<'_> {
         }
     }
 
+    /// Returns the range in the buffer of part r - `distance` (modulo n), where r is this rank.
     fn part_before(&self, distance: u32) -> Range<usize> {
         let part = self.partition.range(self.world.before(self.rank, distance));
         self.start + part.start..self.start + part.end

@@ -434,9 +434,17 @@ impl Proof {
         for (rank, schedule) in schedules.iter().enumerate() {
             let this = Rank::new(rank as u32);
             for peer in schedule.peers() {
-                let peers = &schedules[peer.index()];
-                assert_eq!(schedule.sent_elements(peer), peers.received_elements(this), "{this} to {peer}");
-                assert_eq!(schedule.received_elements(peer), peers.sent_elements(this), "{peer} to {this}");
+                let peer_schedule = &schedules[peer.index()];
+                assert_eq!(
+                    schedule.sent_elements(peer),
+                    peer_schedule.received_elements(this),
+                    "{this} to {peer}"
+                );
+                assert_eq!(
+                    schedule.received_elements(peer),
+                    peer_schedule.sent_elements(this),
+                    "{peer} to {this}"
+                );
                 assert_ne!(peer, this, "no rank is its own peer");
             }
             let waits = schedule.steps.iter().any(|s| s.receive.as_ref().is_some_and(|r| r.after.is_some()));

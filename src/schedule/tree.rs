@@ -17,14 +17,14 @@ use crate::types::{Rank, WorldSize};
 /// arrives early. The algorithm is therefore only for short messages. After the reduce, the buffer of every rank
 /// except the root contains a partial result.
 pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
-    let place = TreePosition::new(world, rank, root);
+    let position = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
-    for child in place.children() {
+    for child in position.children() {
         let after = steps.len().checked_sub(1).map(AfterStep);
         let receive = InboundElements { peer: child, range: 0..count, action: Action::Reduce, after };
         steps.push(Step { send: None, receive: Some(receive) });
     }
-    if let Some(parent) = place.parent() {
+    if let Some(parent) = position.parent() {
         let after = steps.len().checked_sub(1).map(AfterStep);
         let send = Some(OutboundElements { peer: parent, range: 0..count, after });
         steps.push(Step { send, receive: None });
@@ -39,14 +39,14 @@ pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sc
 ///
 /// A rank sends first to the child with the largest subtree, because that subtree has the longest path.
 pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
-    let place = TreePosition::new(world, rank, root);
+    let position = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
-    if let Some(peer) = place.parent() {
+    if let Some(peer) = position.parent() {
         let receive = Some(InboundElements { peer, range: 0..count, action: Action::Copy, after: None });
         steps.push(Step { send: None, receive });
     }
     let after = steps.len().checked_sub(1).map(AfterStep);
-    for peer in place.children().into_iter().rev() {
+    for peer in position.children().into_iter().rev() {
         steps.push(Step { send: Some(OutboundElements { peer, range: 0..count, after }), receive: None });
     }
     Schedule { steps }

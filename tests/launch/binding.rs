@@ -171,7 +171,7 @@ fn a_sandbox_that_forbids_binding_causes_one_warning() {
     if messages.contains("AssertionError") {
         return eprintln!("SKIPPED: this system allows no seccomp filter: {messages}");
     }
-    let expected = "ringrun: this system does not let ringrun bind ranks to processors, so it continues as with --bind-to none: \
-        Operation not permitted (os error 1)\nringrun: rank 0 is not bound\nringrun: rank 1 is not bound\n";
+    let expected = "ringrun: this system does not let ringrun bind ranks to processors; ringrun continues as \
+        with --bind-to none: Operation not permitted (os error 1)\nringrun: rank 0 is not bound\nringrun: rank 1 is not bound\n";
     assert_eq!((done.code(), messages.as_str()), (Some(0), expected));
 }
