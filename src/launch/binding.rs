@@ -15,7 +15,7 @@ pub(super) struct BindingPlan {
     /// The processors of each rank, in ascending order. The list of ranks is empty if ranks are not bound.
     pub(super) processors: Vec<Vec<Processor>>,
     /// The indices of the cores that the job claims.
-    pub(super) claimed: Vec<usize>,
+    pub(super) claimed_cores: Vec<usize>,
     /// The number of OpenMP threads of each rank: one thread for each core of the rank's share, or fewer if the CPU
     /// limit of a container is lower.
     pub(super) omp_threads: usize,
@@ -25,25 +25,30 @@ pub(super) struct BindingPlan {
 }
 
 impl BindingPlan {
-    /// Divides the cores among the ranks. `jobs` holds the number of other jobs on each core. `usable_processors` is
+    /// Divides the cores among the ranks. `jobs_per_core` holds the number of other jobs on each core. `usable_processors` is
     /// the number of processors that this process may keep busy. With the CPU limit of a container, `usable_processors`
     /// can be lower than the number of processors.
     pub(super) fn new(
         binding: Binding,
         world: WorldSize,
         cores: &[PhysicalCore],
-        jobs: &[usize],
+        jobs_per_core: &[usize],
         usable_processors: usize,
     ) -> Self {
         let ranks = world.as_usize();
         let total: usize = cores.iter().map(|core| core.processors.len()).sum();
-        let chosen = least_used_cores(ranks, jobs);
+        let chosen = least_used_cores(ranks, jobs_per_core);
         let per_rank = (chosen.len() / ranks).max(1);
         let omp_threads = per_rank.min((usable_processors / ranks).max(1));
         if binding == Binding::None || cores.is_empty() {
             let exclusive_processors =
                 if total > 0 { total.min(usable_processors) } else { usable_processors };
-            return Self { processors: Vec::new(), claimed: Vec::new(), omp_threads, exclusive_processors };
+            return Self {
+                processors: Vec::new(),
+                claimed_cores: Vec::new(),
+                omp_threads,
+                exclusive_processors,
+            };
         }
         let shares: Vec<Vec<usize>> = if chosen.len() >= ranks {
             chosen.chunks_exact(per_rank).take(ranks).map(<[usize]>::to_vec).collect()
@@ -68,21 +73,27 @@ impl BindingPlan {
         for own in &mut processors {
             own.sort_unstable();
         }
-        let mut claimed = shares.concat();
-        claimed.dedup();
-        let free = claimed.iter().filter(|&&core| jobs[core] == 0);
+        let mut claimed_cores = shares.concat();
+        claimed_cores.dedup();
+        let free = claimed_cores.iter().filter(|&&core| jobs_per_core[core] == 0);
         let exclusive: usize = free.map(|&core| cores[core].processors.len()).sum();
-        Self { processors, claimed, omp_threads, exclusive_processors: exclusive.min(usable_processors) }
+        Self {
+            processors,
+            claimed_cores,
+            omp_threads,
+            exclusive_processors: exclusive.min(usable_processors),
+        }
     }
 }
 
 /// Returns the indices of the cores with the fewest jobs, in ascending order. Adds cores with more jobs until there
 /// is at least one core for each rank.
-fn least_used_cores(ranks: usize, jobs: &[usize]) -> Vec<usize> {
+fn least_used_cores(ranks: usize, jobs_per_core: &[usize]) -> Vec<usize> {
     let mut chosen: Vec<usize> = Vec::new();
-    let most = jobs.iter().copied().max().unwrap_or_default();
+    let most = jobs_per_core.iter().copied().max().unwrap_or_default();
     for level in 0..=most {
-        let cores: Vec<usize> = (0..jobs.len()).filter(|&core| jobs[core] == level).collect();
+        let cores: Vec<usize> =
+            (0..jobs_per_core.len()).filter(|&core| jobs_per_core[core] == level).collect();
         if chosen.is_empty() {
             chosen = cores;
         } else {
@@ -125,8 +136,13 @@ mod tests {
         (0..cores).map(core).collect()
     }
 
-    fn make_plan(binding: Binding, ranks: u32, cores: &[PhysicalCore], jobs: &[usize]) -> BindingPlan {
-        BindingPlan::new(binding, WorldSize::new(ranks).unwrap(), cores, jobs, usize::MAX)
+    fn make_plan(
+        binding: Binding,
+        ranks: u32,
+        cores: &[PhysicalCore],
+        jobs_per_core: &[usize],
+    ) -> BindingPlan {
+        BindingPlan::new(binding, WorldSize::new(ranks).unwrap(), cores, jobs_per_core, usize::MAX)
     }
 
     fn format_processors(plan: &BindingPlan) -> String {
@@ -196,7 +212,7 @@ mod tests {
             (format_processors(&unbound).as_str(), unbound.omp_threads, unbound.exclusive_processors),
             ("", 2, 4)
         );
-        assert!(unbound.claimed.is_empty());
+        assert!(unbound.claimed_cores.is_empty());
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub struct JobVariables {
 }
 
 /// Returns the variables of one rank, beginning with the variables of ringtrain.
-pub fn environment(rank: Rank, job: &JobVariables) -> Vec<(String, String)> {
+pub fn rank_environment(rank: Rank, job: &JobVariables) -> Vec<(String, String)> {
     let status_columns = job.status_columns.filter(|_| rank == Rank::ZERO);
     let rank = rank.to_string();
     let size = job.world.to_string();
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn only_rank_0_can_show_its_progress() {
         let find = |rank| {
-            let variables = environment(Rank::new(rank), &job_variables(None));
+            let variables = rank_environment(Rank::new(rank), &job_variables(None));
             variables.into_iter().find(|(name, _)| name == STATUS_COLUMNS_VARIABLE).map(|(_, value)| value)
         };
         assert_eq!((find(0).as_deref(), find(1)), (Some("70"), None));
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn every_variable_is_set() {
-        let found = environment(Rank::new(3), &job_variables(Some(2)));
+        let found = rank_environment(Rank::new(3), &job_variables(Some(2)));
         let expected = [
             ("RING_RANK", "3"),
             ("RING_WORLD_SIZE", "4"),
@@ -167,7 +167,9 @@ mod tests {
     #[test]
     fn omp_num_threads_is_not_set_if_the_job_has_no_value_for_it() {
         assert!(
-            environment(Rank::ZERO, &job_variables(None)).iter().all(|(name, _)| name != "OMP_NUM_THREADS")
+            rank_environment(Rank::ZERO, &job_variables(None))
+                .iter()
+                .all(|(name, _)| name != "OMP_NUM_THREADS")
         );
     }
 }

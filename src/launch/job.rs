@@ -26,7 +26,7 @@ use super::binding::BindingPlan;
 use super::blame::blame_named_rank;
 use super::claims::ClaimRegistry;
 use super::command::Program;
-use super::environment::{JobVariables, environment};
+use super::environment::{JobVariables, rank_environment};
 use super::mpi4py::{self, SearchPaths};
 use super::outcome::{EPIPE, JobOutcome, RankStatus, exit_code, failure_report, format_seconds};
 use super::output::{Output, OutputEvent, OutputSummary, stdout_incomplete_message};
@@ -103,7 +103,7 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         let mut command = shim::shim_command(&program, &plan.arguments, processors);
         // If ringrun itself runs as rank 0 of another ringrun job, it has inherited this variable.
         command.env_remove(STATUS_COLUMNS_VARIABLE);
-        command.current_dir(&directory).envs(environment(rank, &job_variables)).envs(&variables);
+        command.current_dir(&directory).envs(rank_environment(rank, &job_variables)).envs(&variables);
         let started = job.ranks.start_rank(command);
         let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
         job.output.add_streams(rank, streams);
@@ -140,7 +140,8 @@ fn assign_processors(plan: &LaunchPlan, output: &Output) -> (BindingPlan, Vec<Un
     let registry = ClaimRegistry::lock_for_machine();
     let bindings =
         BindingPlan::new(binding, plan.world, &cores, &registry.count_jobs(&cores), usable_processors());
-    let claims = bindings.claimed.iter().filter_map(|&core| registry.claim_core(&cores[core])).collect();
+    let claims =
+        bindings.claimed_cores.iter().filter_map(|&core| registry.claim_core(&cores[core])).collect();
     (bindings, claims)
 }
 

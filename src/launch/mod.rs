@@ -42,7 +42,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 pub use command::Program;
-pub use environment::{JobVariables, OWN_VARIABLE_PREFIX, environment};
+pub use environment::{JobVariables, OWN_VARIABLE_PREFIX, rank_environment};
 pub use outcome::{JobOutcome, RankEnd};
 pub use shim::SHIM_NAME;
 pub use status_line::STATUS_COLUMNS_VARIABLE;

@@ -33,7 +33,7 @@ impl RankEnd {
     }
 
     /// Returns the exit code that a shell would report for this process.
-    pub fn code(self) -> u8 {
+    pub fn shell_exit_code(self) -> u8 {
         match self {
             Self::Exited(code) => code,
             Self::Killed(signal) => exit_code_of_signal(signal),
@@ -137,7 +137,7 @@ pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
         JobOutcome::Success => 0,
         JobOutcome::Tolerated(_) if members.iter().any(RankStatus::is_success) => 0,
         JobOutcome::Failed(rank) | JobOutcome::Tolerated(rank) => {
-            members[rank.index()].ended.map_or(Exit::Failure as u8, |(ended, _)| ended.code())
+            members[rank.index()].ended.map_or(Exit::Failure as u8, |(ended, _)| ended.shell_exit_code())
         }
         JobOutcome::Interrupted(signal) => exit_code_of_signal(signal),
         JobOutcome::TimedOut => Exit::JobTimeout as u8,

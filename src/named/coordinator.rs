@@ -23,7 +23,7 @@ pub(super) struct CoordinatorLimits {
     /// The largest total size in bytes of the tensors that are fused into one operation.
     pub(super) fusion_bytes: u64,
     /// The number of slots of the response cache.
-    pub(super) capacity: u16,
+    pub(super) cache_capacity: u16,
     /// The largest number of operations that run at the same time. While this number of operations runs, further
     /// tensors wait, and can be fused into one operation.
     pub(super) running_operations_max: usize,
@@ -75,7 +75,7 @@ impl MemberState {
 /// A tensor that at least one rank has submitted.
 pub(super) struct PendingTensor {
     pub(super) submissions: BTreeMap<Rank, Signature>,
-    pub(super) first_submission: Duration,
+    pub(super) first_submission_time: Duration,
 }
 
 impl Coordinator {
@@ -90,7 +90,7 @@ impl Coordinator {
             pending: BTreeMap::new(),
             ready: VecDeque::new(),
             refused: VecDeque::new(),
-            cache: CoordinatorCache::new(limits.capacity),
+            cache: CoordinatorCache::new(limits.cache_capacity),
             messages_sent: 0,
             running_operations: 0,
             last_joined: None,
@@ -159,7 +159,7 @@ impl Coordinator {
             return Err(Violation(format!("it has more than {UNFINISHED_TENSORS_MAX} tensors in flight")));
         }
         let Request { name, signature } = request;
-        let new_tensor = || PendingTensor { submissions: BTreeMap::new(), first_submission: now };
+        let new_tensor = || PendingTensor { submissions: BTreeMap::new(), first_submission_time: now };
         let entry = self.pending.entry(name.clone()).or_insert_with(new_tensor);
         if entry.submissions.insert(from, signature).is_some() {
             return Err(Violation(format!("it submitted `{name}` twice")));

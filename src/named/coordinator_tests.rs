@@ -11,7 +11,7 @@ use crate::types::{DType, Rank, ReduceOp};
 const SUM_SIGNATURE: Signature =
     Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 4 };
 const LIMITS: CoordinatorLimits =
-    CoordinatorLimits { fusion_bytes: 64, capacity: 8, running_operations_max: 1 };
+    CoordinatorLimits { fusion_bytes: 64, cache_capacity: 8, running_operations_max: 1 };
 const START_TIME: Duration = Duration::ZERO;
 
 fn make_coordinator(n: u32) -> Coordinator {

@@ -135,7 +135,7 @@ impl NamedTensors {
         let coordinator = (control.rank() == Rank::ZERO).then(|| {
             let limits = CoordinatorLimits {
                 fusion_bytes: options.fusion_bytes as u64,
-                capacity: options.cache_capacity.min(usize::from(SLOTS_MAX)) as u16,
+                cache_capacity: options.cache_capacity.min(usize::from(SLOTS_MAX)) as u16,
                 running_operations_max: RUNNING_OPERATIONS_MAX,
             };
             let watch = StallWatch::new(options.stall_warning, options.stall_abort);

@@ -55,10 +55,10 @@ fn signature(tensor: usize, step: usize) -> Signature {
 }
 
 impl SimulatedGroup {
-    fn new(orders: Vec<Vec<TestAction>>, capacity: u16, fusion_bytes: u64) -> Self {
+    fn new(orders: Vec<Vec<TestAction>>, cache_capacity: u16, fusion_bytes: u64) -> Self {
         let size = WorldSize::new(orders.len() as u32).unwrap();
         let members: Arc<[Rank]> = size.ranks().collect();
-        let limits = CoordinatorLimits { fusion_bytes, capacity, running_operations_max: 2 };
+        let limits = CoordinatorLimits { fusion_bytes, cache_capacity, running_operations_max: 2 };
         let watch = StallWatch::new(Duration::from_secs(1), None);
         let rank_state = |actions: Vec<TestAction>| SimulatedRank {
             client: Client::new(size),
@@ -196,7 +196,7 @@ proptest! {
         n in 1usize..5,
         tensors in 1usize..9,
         epochs in 1usize..4,
-        capacity in 0u16..10,
+        cache_capacity in 0u16..10,
         fusion_bytes in 0u64..40,
         order in proptest::collection::vec(0usize..1000, 64),
         choices in proptest::collection::vec((0usize..4, 0usize..5), 0..600),
@@ -205,7 +205,7 @@ proptest! {
         let is_submission = |action: &&TestAction| matches!(action, TestAction::Submit { .. });
         let submitted: Vec<usize> =
             orders.iter().map(|actions| actions.iter().filter(is_submission).count()).collect();
-        let mut group = SimulatedGroup::new(orders, capacity, fusion_bytes);
+        let mut group = SimulatedGroup::new(orders, cache_capacity, fusion_bytes);
         group.run(&choices);
         let names = |rank_state: &SimulatedRank| -> Vec<Vec<String>> {
             rank_state.begun.iter().map(|run| run.iter().map(|(name, _)| name.clone()).collect()).collect()

@@ -98,8 +98,11 @@ impl Coordinator {
     /// Returns the new stalls, and the reason to end the job if a stall has lasted too long.
     pub(super) fn check_for_stalls(&mut self, now: Duration) -> StallReport {
         let mut report = StallReport::default();
-        let mut waiting: Vec<(Option<&str>, Duration)> =
-            self.pending.iter().map(|(name, entry)| (Some(name.as_str()), entry.first_submission)).collect();
+        let mut waiting: Vec<(Option<&str>, Duration)> = self
+            .pending
+            .iter()
+            .map(|(name, entry)| (Some(name.as_str()), entry.first_submission_time))
+            .collect();
         if self.ranks.iter().any(|status| status.is_inactive()) {
             waiting.push((None, self.watch.last_activity));
         }
