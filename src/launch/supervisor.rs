@@ -110,8 +110,8 @@ impl Supervisor {
                 self.tolerate_failures(ended_ranks, rank, now);
             }
             (StopPhase::Running, _) => self.fail_job(rank, now),
-            // Blame `rank` instead of `first`, which may have failed only because its connection to `rank` closed:
-            // when a process dies, the kernel closes its sockets before it notifies ringrun.
+            // Rank `first` may have failed only because `rank` failed: when a process dies, the kernel closes its
+            // sockets before it notifies ringrun. Therefore blame `rank` instead of `first`.
             (StopPhase::Leaving { .. }, JobOutcome::Failed(first))
                 if ended.blame_score() > self.blame_score(first) =>
             {

@@ -102,8 +102,8 @@ impl CoordinatorCache {
             if slot.request.signature == request.signature {
                 return AnnouncedTensor::Cached(index);
             }
-            // All ranks have submitted the new signature in full, so no rank uses this slot for the old signature any
-            // more.
+            // Each rank has submitted the new signature in full, or has joined. No rank uses this slot for the old
+            // signature any more.
             slot.request = request.clone();
             return AnnouncedTensor::Named(request, Some(index));
         }

@@ -124,7 +124,7 @@ pub(super) struct RankReport {
 /// A message from the coordinator to every rank.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct CoordinatorMessage {
-    /// The instructions, which the rank carries out in this order.
+    /// The instructions, which the rank executes in this order.
     pub(super) instructions: Vec<Instruction>,
     /// The slots that this message retires. A rank that has read this message must not use these slots in reports.
     pub(super) retired: Vec<u16>,

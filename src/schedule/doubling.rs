@@ -1,4 +1,5 @@
-//! Schedules in which every step doubles the amount of data that a rank has.
+//! An all-gather in which every step doubles the amount of data that a rank has. In the comments, n is the number of
+//! ranks.
 
 use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
