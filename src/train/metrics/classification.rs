@@ -18,6 +18,7 @@ pub(crate) struct ClassificationSums {
     pairs: BTreeMap<(usize, usize), u64>,
     /// The k of the top-k accuracy. `None` if the model has k classes or fewer.
     k: Option<usize>,
+    /// The number of rows whose class is among the k most probable classes.
     among_top_k: u64,
     /// For models of two classes, two values for each row: the probability of the second class, and whether the row
     /// belongs to the second class.
@@ -73,7 +74,7 @@ impl ClassificationSums {
         true
     }
 
-    pub(super) fn finish(self, rows_without_target: u64, names: &[String]) -> Evaluation {
+    pub(super) fn into_evaluation(self, rows_without_target: u64, names: &[String]) -> Evaluation {
         let rows = self.rows;
         let count = |matches: &dyn Fn(usize, usize) -> bool| -> u64 {
             self.pairs
@@ -175,7 +176,7 @@ mod tests {
             confusion_matrix,
             confusions,
             ..
-        } = sums.finish(0, &names)
+        } = sums.into_evaluation(0, &names)
         else {
             panic!("the evaluation is not of classes")
         };

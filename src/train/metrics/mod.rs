@@ -1,7 +1,7 @@
 //! Metrics that compare predictions with targets. `ringtrain eval` and the evaluation at the end of training use them.
 //!
-//! The sums of several ranks can be merged. Counts and the area under the ROC curve are then the same as on a single
-//! rank that has all rows. The other metrics differ only by the rounding of sums.
+//! The sums of several ranks can be merged. Metrics that are computed from counts, and the area under the ROC curve,
+//! are then the same as on a single rank that has all rows. The other metrics differ only by the rounding of sums.
 
 mod classification;
 mod display;
@@ -49,7 +49,7 @@ pub enum Evaluation {
         /// Element (i, j) is the number of samples of class i that are predicted as class j. `None` if there are more
         /// than 100 classes.
         confusion_matrix: Option<Vec<Vec<u64>>>,
-        /// The most frequent wrong predictions as (class, predicted class, number of rows), the most frequent first.
+        /// At most 10 kinds of wrong predictions as (class, predicted class, number of rows), the most frequent first.
         confusions: Vec<(String, String, u64)>,
     },
     /// The model predicts the next token of a text.
@@ -120,8 +120,7 @@ pub(crate) enum MetricSums {
 
 impl MetricSums {
     /// Creates the sums for a model with this number of classes, before any row is added. A model without classes
-    /// predicts numbers.
-    /// `top_k` is the k of the top-k accuracy (default: [`TOP_K_DEFAULT`]).
+    /// predicts numbers. `top_k` is the k of the top-k accuracy (default: [`TOP_K_DEFAULT`]).
     pub(crate) fn new(classes: usize, top_k: Option<usize>) -> Self {
         if classes == 0 {
             return Self::Regression(RegressionSums::default());
@@ -129,8 +128,8 @@ impl MetricSums {
         Self::Classification(ClassificationSums::new(classes, top_k.unwrap_or(TOP_K_DEFAULT)))
     }
 
-    /// Stops the collection of the scores from which the area under the ROC curve is computed. The scores take 16
-    /// bytes for each row.
+    /// Returns the same sums without the scores from which the area under the ROC curve is computed. Rows that are
+    /// added later add no scores. The scores would take 16 bytes for each row.
     pub(crate) fn without_scores(self) -> Self {
         match self {
             Self::Classification(sums) => Self::Classification(sums.without_scores()),
@@ -170,7 +169,7 @@ impl MetricSums {
             let truth = match targets {
                 Targets::Numbers(values) => Truth::Number(values[row]),
                 Targets::Classes(classes) => Truth::Class(classes[row] as usize),
-                Targets::NextTokens(_) => unreachable!("texts have no metrics of this kind"),
+                Targets::NextTokens(_) => unreachable!("a model for texts has no metric sums"),
             };
             self.add(&Prediction::from_outputs(&output, loss.target_scale()), truth);
         }
@@ -191,7 +190,7 @@ impl MetricSums {
     }
 
     /// Adds the rows of all other ranks. `classes` is the number of classes of the model. All ranks must call this
-    /// function, and get the same sums.
+    /// function, and all ranks get the same sums.
     ///
     /// # Errors
     ///
@@ -202,8 +201,8 @@ impl MetricSums {
         for (rank, sums) in all {
             if !total.merge(sums, classes) {
                 let message = format!(
-                    "the metrics that rank {rank} sent are not those of this model: the memory of a host or the network \
-                     corrupted a value; start the job again without --no-checksum"
+                    "rank {rank} sent the metrics of another model: the memory of a host or the network corrupted a value; start \
+                     the job again without --no-checksum"
                 );
                 // `abort` fails if another rank has already aborted the job. Even then, this rank returns its own message.
                 let _ = group.abort(&message);
@@ -217,8 +216,8 @@ impl MetricSums {
     /// Returns the metrics. `classes` are the names of the classes.
     pub(crate) fn finish(self, rows_without_target: u64, classes: &[String]) -> Evaluation {
         match self {
-            Self::Regression(sums) => sums.finish(rows_without_target),
-            Self::Classification(sums) => sums.finish(rows_without_target, classes),
+            Self::Regression(sums) => sums.into_evaluation(rows_without_target),
+            Self::Classification(sums) => sums.into_evaluation(rows_without_target, classes),
         }
     }
 }

@@ -8,7 +8,9 @@ use super::Evaluation;
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RegressionSums {
     rows: u64,
+    /// The sum of the absolute errors.
     absolute: f64,
+    /// The sum of the squared errors.
     squared: f64,
     /// The mean of the targets, by Welford's method.
     mean: f64,
@@ -43,7 +45,7 @@ impl RegressionSums {
         self.rows = rows;
     }
 
-    pub(super) fn finish(self, rows_without_target: u64) -> Evaluation {
+    pub(super) fn into_evaluation(self, rows_without_target: u64) -> Evaluation {
         let rows = self.rows as f64;
         Evaluation::Regression {
             rows: self.rows,
@@ -65,7 +67,7 @@ mod tests {
         for (prediction, target) in [(2.5, 3.0), (0.0, -0.5), (2.0, 2.0), (8.0, 7.0)] {
             sums.add(prediction, target);
         }
-        let Evaluation::Regression { mae, rmse, r2, .. } = sums.finish(0) else {
+        let Evaluation::Regression { mae, rmse, r2, .. } = sums.into_evaluation(0) else {
             panic!("the evaluation is not of numbers")
         };
         // The documentation of scikit-learn's `r2_score` gives this result.
@@ -73,6 +75,6 @@ mod tests {
         assert_eq!((mae, rmse), (0.5, 0.375_f64.sqrt()));
         let mut constant = RegressionSums::default();
         constant.add(1.0, 2.0);
-        assert!(matches!(constant.finish(0), Evaluation::Regression { r2: None, .. }));
+        assert!(matches!(constant.into_evaluation(0), Evaluation::Regression { r2: None, .. }));
     }
 }

@@ -49,15 +49,15 @@ fn check_image_shape(
     }
 }
 
-/// Returns an error if the model needs a table, because a column holds texts, is shifted, or has an input for missing
-/// values.
+/// Returns an error if the model needs a table, because a column of the model holds texts, is shifted (see
+/// [`ColumnInputs`]), or has an input for missing values.
 pub(super) fn check_model_needs_no_table(
     name: &str,
     description: &ModelDescription,
 ) -> Result<(), DataError> {
-    let is_input =
+    let is_plain_number =
         |column: &ColumnEncoding| matches!(column.inputs, ColumnInputs::Number { indicator: false, .. });
-    match description.columns.iter().find(|column| !is_input(column)) {
+    match description.columns.iter().find(|column| !is_plain_number(column)) {
         Some(column) => Err(DataError::Unsuitable(format!(
             "{name} is not a table, but the model converts column `{}` of a table to other inputs; pass a table",
             column.name
@@ -66,7 +66,7 @@ pub(super) fn check_model_needs_no_table(
     }
 }
 
-/// Encodes the cells of a row as inputs. If there is a `divisor` (for pixels), divides the inputs by it.
+/// Encodes the cells of a row as inputs. If there is a `divisor` (for pixels), divides the inputs by this number.
 fn encode_row(
     encoding: &TableEncoding,
     divisor: Option<f32>,
@@ -85,7 +85,7 @@ pub(super) struct NpyRows {
     data: NpyData,
     encoding: TableEncoding,
     pixel_divisor: Option<f32>,
-    /// The number of rows that were read so far.
+    /// The number of rows that were already read.
     position: usize,
     /// The number of all rows.
     rows: usize,
@@ -163,7 +163,7 @@ impl RowReader for NpyRows {
             NpyData::Stream(stream) => {
                 let values =
                     stream.read_values((count * columns) as u64, rows.end == self.rows, &self.path)?;
-                Array2::from_shape_vec((count, columns), values).expect("so many values were read")
+                Array2::from_shape_vec((count, columns), values).expect("`count * columns` values were read")
             }
             NpyData::Whole(array) => array.slice(s![rows.clone(), ..]).to_owned(),
         };
@@ -204,6 +204,7 @@ pub(super) struct DatasetRows {
     /// The names of the classes in the data.
     classes: Vec<String>,
     pixel_divisor: Option<f32>,
+    /// The number of rows that were already read.
     position: usize,
     /// The number of rows that the last call of `read_rows` returned.
     block_rows: usize,
@@ -211,7 +212,7 @@ pub(super) struct DatasetRows {
 }
 
 impl DatasetRows {
-    /// For IDX data, reads the test set. For other data, reads all rows.
+    /// Reads the test set of IDX data, or all rows of other data.
     pub(super) fn open(
         source: &DataSource,
         needs_target: bool,
@@ -244,7 +245,7 @@ impl RowReader for DatasetRows {
         let count = inputs.nrows().min(self.samples.len() - self.position);
         let rows = self.position..self.position + count;
         self.samples.features.write_rows(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
-        // `gather` has already divided the values of `Features::Pixels`.
+        // `write_rows` has already divided the values of `Features::Pixels`.
         if let (Some(divisor), Features::Numbers(_)) = (self.pixel_divisor, &self.samples.features) {
             inputs.mapv_inplace(|value| value / divisor);
         }

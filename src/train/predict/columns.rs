@@ -40,7 +40,8 @@ pub(super) fn find_columns(
     Err(wrong_column_count_error(description, header.len()))
 }
 
-/// Returns the error for a table with `found` columns if the columns must be found by position.
+/// Returns the error message for a table that has the wrong number of columns (`found`) to find the columns of the
+/// model by position.
 fn wrong_column_count_error(description: &ModelDescription, found: usize) -> String {
     let count = description.columns.len();
     let names = join_first_names(description.columns.iter().map(|column| column.name.as_str()), count);

@@ -13,7 +13,7 @@ use crate::train::model_file::SavedModel;
 ///
 /// # Errors
 ///
-/// See [`PredictError`]. If a target is a class that did not occur in training.
+/// See [`PredictError`]. Also fails if a target is a class that did not occur in training.
 pub fn evaluate(
     model: &mut SavedModel,
     input: &InputOptions,

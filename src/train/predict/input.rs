@@ -6,7 +6,7 @@ use ndarray::ArrayViewMut2;
 
 use super::Truth;
 use super::arrays::{DatasetRows, NpyRows};
-use super::loaded::RowsInMemory;
+use super::rows_in_memory::RowsInMemory;
 use super::table::TableRows;
 use super::text::NO_PREDICTIONS_MESSAGE;
 use crate::train::data::{DataError, DataSource, HeaderRow, Separator, WantedImages};
@@ -77,7 +77,7 @@ impl PredictionInput {
         DataSource::from_values("--data", values).map(Self::from_source)
     }
 
-    /// Converts a data source to new data.
+    /// Converts a [`DataSource`] to the source of new data.
     pub fn from_source(source: DataSource) -> Self {
         match source {
             DataSource::Csv(path) => Self::Table(vec![path]),

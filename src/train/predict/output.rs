@@ -87,9 +87,9 @@ pub fn predict(
     };
     let result = write(&mut writer);
     match result {
-        Ok(rows) => match writer.finish(rows).map_err(fail) {
+        Ok(rows) => match writer.commit(rows).map_err(fail) {
             Err(error) if is_closed_pipe(&error, output) => Ok(rows),
-            finished => finished.map(|()| rows),
+            committed => committed.map(|()| rows),
         },
         Err(error) if is_closed_pipe(&error, output) => Ok(0),
         Err(error) => Err(error),
@@ -109,7 +109,7 @@ struct PredictionWriter {
     format: PredictionFormat,
     /// The names of the classes. Empty for regression.
     classes: Vec<String>,
-    /// The file to complete. `None` for standard output.
+    /// The output file, which [`commit`](Self::commit) replaces. `None` for standard output.
     file: Option<ReplacementFile>,
 }
 
@@ -127,7 +127,7 @@ impl PredictionWriter {
         };
         let classes = description.classes.clone();
         let format = match (&file, output) {
-            (Some(file), PredictionOutput::Npy(_)) => PredictionFormat::Npy(begin_npy(file.file())?),
+            (Some(file), PredictionOutput::Npy(_)) => PredictionFormat::Npy(reserve_npy_header(file.file())?),
             (file, _) => {
                 let sink: Box<dyn Write> = match file {
                     Some(file) => Box::new(file.file().try_clone()?),
@@ -167,7 +167,7 @@ impl PredictionWriter {
     }
 
     /// Writes the buffered predictions and the number of rows, and replaces the output file.
-    fn finish(self, rows: u64) -> io::Result<()> {
+    fn commit(self, rows: u64) -> io::Result<()> {
         match self.format {
             PredictionFormat::Csv(mut writer) => writer.flush()?,
             PredictionFormat::Npy(mut buffer) => {
@@ -181,8 +181,8 @@ impl PredictionWriter {
     }
 }
 
-/// Converts an error of the crate `csv` to the error of the operating system in it. `From` would lose the error's
-/// kind.
+/// Returns the error of the operating system that an error of the crate `csv` contains. `From` would lose the kind of
+/// the error.
 fn to_io_error(error: csv::Error) -> io::Error {
     match error.into_kind() {
         csv::ErrorKind::Io(error) => error,
@@ -190,9 +190,9 @@ fn to_io_error(error: csv::Error) -> io::Error {
     }
 }
 
-/// Starts a `.npy` file with space for the header. The header is written last, because it contains the number of
-/// rows.
-fn begin_npy(file: &File) -> io::Result<BufWriter<File>> {
+/// Reserves space for the header at the start of a `.npy` file. The header contains the number of rows, so it is
+/// written last.
+fn reserve_npy_header(file: &File) -> io::Result<BufWriter<File>> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::other(
             "a .npy file must be a regular file, because its header is written last",

@@ -15,7 +15,7 @@ use crate::train::data::{
 };
 use crate::train::model_file::ModelDescription;
 
-/// The number of rows from which the separator and the header are recognised.
+/// The number of rows that are examined to detect the separator and the header.
 const FORMAT_DETECTION_ROWS: usize = 1000;
 
 /// The rows of a table.
@@ -25,6 +25,7 @@ pub(super) struct TableRows {
     /// The index of the current file.
     file: usize,
     records: Records,
+    /// The options `header` and `separator` of [`InputOptions`].
     format: (HeaderRow, Option<Separator>),
     /// For each row of the last block, the index of its file in `files` and its line number.
     places: Vec<(usize, u64)>,
@@ -38,6 +39,7 @@ pub(super) struct TableRows {
     indices: Vec<usize>,
     /// The cells of the current row, as numbers; see [`ColumnInputs`].
     cells: Array1<f32>,
+    /// The index of the target column, and the parser of its cells. `None` if no targets are read.
     target: Option<(usize, TruthParser)>,
     rows_without_target: u64,
 }
@@ -65,7 +67,7 @@ impl TableRows {
         Self::new(vec![name], records, options, description)
     }
 
-    /// `records` holds the rows of the first file.
+    /// Finds the columns of the model and the target column in the header. `records` holds the rows of the first file.
     fn new(
         files: Vec<PathBuf>,
         mut records: Records,
@@ -82,7 +84,9 @@ impl TableRows {
                 Some(find_column(&header, name).map_err(|problem| records.error(problem))?)
             }
             (TargetColumn::SameName, None) => {
-                return Err(records.error("is a table: name the column to compare with in --target"));
+                return Err(
+                    records.error("is a table; pass the name of the column with the targets to --target")
+                );
             }
         };
         let has_header = options.header != HeaderRow::Absent;

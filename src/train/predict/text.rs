@@ -11,7 +11,7 @@ use crate::train::model_file::SavedModel;
 use crate::train::portable::exp;
 use crate::train::random::{self, RandomStream};
 
-/// The error if `ringtrain predict` gets a model for texts.
+/// The error message of `ringtrain predict` for a model for texts.
 pub(super) const NO_PREDICTIONS_MESSAGE: &str = "the model predicts the next token of a text, so there are no rows to predict; use \
                                                  `ringtrain eval` for its perplexity, or `ringtrain generate` to continue a text";
 
@@ -43,7 +43,8 @@ pub(super) fn evaluate_text(
 /// How a [`TextGenerator`] chooses tokens.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct GenerationOptions {
-    /// The outputs of the model are divided by this number before the softmax. With 0, each token is the most probable one.
+    /// The outputs of the model are divided by this number before the softmax. With 0, the generator always chooses the most
+    /// probable token.
     pub temperature: f32,
     /// The seed of the random choice.
     pub seed: u64,
@@ -86,7 +87,7 @@ impl<'a> TextGenerator<'a> {
         Ok(Self { model, tokens, context, temperature, random })
     }
 
-    /// Chooses a token. `outputs` has a number for each token of the vocabulary.
+    /// Chooses the next token. `outputs` has one number for each token of the vocabulary.
     fn choose(&mut self, outputs: &[f32]) -> usize {
         let max = outputs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let likeliest = outputs.iter().position(|&value| value == max).unwrap_or_default();

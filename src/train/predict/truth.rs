@@ -29,7 +29,7 @@ impl TruthParser {
         }
     }
 
-    /// Converts a cell. Returns a text that says what is wrong.
+    /// Converts a cell of a target column. An error says what is wrong with the cell.
     pub(crate) fn parse(&self, cell: &str) -> Result<Truth, String> {
         match self.task {
             Task::Regression => parse_number(cell.as_bytes()).map(Truth::Number),
@@ -38,7 +38,7 @@ impl TruthParser {
         }
     }
 
-    /// Converts a number.
+    /// Converts a number of a target column. An error says what is wrong with the number.
     pub(crate) fn convert_number(&self, value: f64) -> Result<Truth, String> {
         match self.task {
             Task::Regression if value.is_finite() => Ok(Truth::Number(value)),

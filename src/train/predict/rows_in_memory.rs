@@ -13,6 +13,7 @@ use crate::train::model_file::ModelDescription;
 pub(super) struct RowsInMemory {
     loaded: LoadedRows,
     pixel_divisor: Option<f32>,
+    /// The number of rows that were already read.
     position: usize,
     /// The number of rows that the last call of `read_rows` returned.
     block_rows: usize,
