@@ -1,8 +1,8 @@
 //! Clips gradients by their global norm (Pascanu et al. 2013).
 //!
 //! The norm is computed from the reduced gradients, which have the same bits on all ranks. Every rank computes the
-//! norm in the same order of additions, so the clipped gradients are the same on all ranks too, and no message is
-//! needed.
+//! norm in the same order of additions, so the clipped gradients are the same on all ranks too. Clipping needs no
+//! messages between ranks.
 
 /// The number of partial sums. Each partial sum is a chain of dependent additions, and a processor can work on
 /// several chains at once.
@@ -21,9 +21,9 @@ pub(crate) fn euclidean_norm(values: &[f32]) -> f64 {
     (sums.iter().sum::<f64>() + rest).sqrt()
 }
 
-/// Scales `gradients` so that their norm is at most `norm_max`, and returns the norm that they had. `PyTorch`'s
-/// `clip_grad_norm_` has the same formula. If the norm is not finite, the gradients stay unchanged: the next loss
-/// will not be finite, which ends the run with an error.
+/// Scales `gradients` so that their norm is at most `norm_max`, and returns their norm before the scaling. `PyTorch`'s
+/// `clip_grad_norm_` uses the same formula. If the norm is not finite, the gradients stay unchanged. The next loss is
+/// then not finite either, and the run ends with an error.
 pub(crate) fn clip_to_norm(gradients: &mut [f32], norm_max: f32) -> f64 {
     let norm = euclidean_norm(gradients);
     scale_to_norm(gradients, norm, norm_max);
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_gradients_with_a_larger_norm_are_scaled() {
+    fn only_gradients_with_a_norm_above_the_limit_are_scaled() {
         let long: Vec<f32> = (0..29).map(|index| if index == 28 { 4.0 } else { 0.0 }).collect();
         for (gradients, norm_max, expected_norm, expected_last) in [
             (vec![3.0, 4.0], 1.0, 5.0, 0.8),

@@ -1,8 +1,8 @@
 //! The learning rate of each step: the schedule and the warm-up.
 //!
-//! The rate depends on the number of the step alone, so a resumed run has the same rates as an uninterrupted run. All
-//! hosts compute the same bits. The standard library's `cos` and `powi` are not used, because their rounding may
-//! differ between hosts.
+//! The rate depends only on the number of the step, so a resumed run has the same rates as an uninterrupted run. All
+//! hosts compute the same bits. This module does not use `cos` and `powi` of the standard library, because their
+//! rounding may differ between hosts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -112,6 +112,8 @@ pub(crate) struct LearningRates {
 }
 
 impl LearningRates {
+    /// Computes the numbers of steps of a run with `epochs` epochs.
+    ///
     /// # Errors
     ///
     /// If the schedule is [`RateSchedule::Cosine`] and the warm-up takes all steps of the run.
@@ -146,9 +148,9 @@ impl LearningRates {
                 0.5 * (1.0 + cosine_of_pi_times(done as f64 / all as f64))
             }
         };
-        let warmth =
+        let warmup_factor =
             if step < self.warmup_steps { (step + 1) as f64 / self.warmup_steps as f64 } else { 1.0 };
-        (f64::from(peak) * factor * warmth) as f32
+        (f64::from(peak) * factor * warmup_factor) as f32
     }
 }
 

@@ -35,8 +35,8 @@ pub struct Optimizer {
     /// The range of each tensor in the vector of all parameters, in increasing order. Used by [`Rule::Lamb`] and
     /// [`Rule::Lars`]. After [`new`](Self::new), all parameters are one tensor.
     pub tensors: Vec<Range<usize>>,
-    /// The ranges of running statistics, in increasing order. A step subtracts the gradients of running statistics
-    /// from them. The learning rate, weight decay, clipping and the state do not apply to running statistics.
+    /// The ranges of running statistics, in increasing order. A step only subtracts the gradient of a running
+    /// statistic from its value. The learning rate, weight decay, clipping and the state do not apply to running statistics.
     pub statistics: Vec<Range<usize>>,
     /// The gradients of the current step. Only [`Rule::Lars`] needs them at the end of the step. With the other
     /// rules, this is empty.
@@ -230,7 +230,8 @@ impl Optimizer {
         }
     }
 
-    /// `ascent` is the dot product of velocity and gradient of all parameters. Positive if the velocity points uphill.
+    /// Moves all parameters along the velocity. `ascent` is the dot product of the velocity and the gradient of all
+    /// parameters. If `ascent` is positive, the velocity points uphill, and the momentum starts again at 0.
     fn finish_accelerated_step(&mut self, parameters: &mut [f32], ascent: f64) {
         if ascent > 0.0 {
             self.momentum_start = self.steps;
@@ -260,7 +261,7 @@ pub(crate) fn power(base: f64, mut exponent: u64) -> f64 {
 }
 
 #[cfg(test)]
-mod golden;
+mod reference_steps;
 
 #[cfg(test)]
 mod tests {
@@ -303,7 +304,7 @@ mod tests {
 
     /// The step must not depend on the buckets in which gradients arrive, and a tensor of zeros must move.
     #[test]
-    fn lamb_scales_the_step_of_each_tensor_to_its_norm() {
+    fn lamb_scales_the_step_of_each_tensor_to_the_norm_of_the_tensor() {
         let rule = Rule::Lamb(AdamOptions::DEFAULT);
         let mut expected = [3.0, 4.0, 0.0, 0.0, -7.0];
         let mut found = expected;
@@ -360,7 +361,7 @@ mod tests {
     /// Two optimizers hold parts of the tensors and add their sums. Their parameters must equal those of one
     /// optimizer that holds all tensors. A tensor of zeros must change.
     #[test]
-    fn parts_of_tensors_take_the_step_of_the_whole_if_their_sums_are_added() {
+    fn optimizers_of_parts_take_the_step_of_one_optimizer_if_they_add_their_sums() {
         for rule in
             [Rule::Lamb(AdamOptions::DEFAULT), Rule::Lars { momentum: 0.5 }, Rule::Accelerated, Rule::Sgd]
         {

@@ -63,15 +63,15 @@ pub(super) struct AdamStep {
     epsilon: f32,
     rate: f32,
     /// `1 - beta_1^step`. Dividing the first moment by this number removes the bias.
-    first_bias: f32,
-    /// The learning rate divided by `first_bias`.
+    bias_correction_1: f32,
+    /// The learning rate divided by `bias_correction_1`.
     step_size: f32,
     /// `sqrt(1 - beta_2^step)`. Dividing the root of the second moment by this number removes the bias.
-    second_root: f32,
+    bias_correction_2_root: f32,
 }
 
 impl AdamStep {
-    /// `step` counts from 1.
+    /// Computes the coefficients of step number `step`, which counts from 1.
     pub(super) fn new(options: AdamOptions, rate: f32, step: u64) -> Self {
         let AdamOptions { beta_1, beta_2, epsilon } = options;
         Self {
@@ -81,9 +81,9 @@ impl AdamStep {
             one_minus_beta_2: (1.0 - beta_2) as f32,
             epsilon: epsilon as f32,
             rate,
-            first_bias: (1.0 - power(beta_1, step)) as f32,
+            bias_correction_1: (1.0 - power(beta_1, step)) as f32,
             step_size: (f64::from(rate) / (1.0 - power(beta_1, step))) as f32,
-            second_root: (1.0 - power(beta_2, step)).sqrt() as f32,
+            bias_correction_2_root: (1.0 - power(beta_2, step)).sqrt() as f32,
         }
     }
 
@@ -98,18 +98,19 @@ impl AdamStep {
     /// Takes the step of Adam. Call [`update_moments`](Self::update_moments) first.
     pub(super) fn apply(&self, parameters: &mut [f32], first: &[f32], second: &[f32]) {
         for ((p, m), v) in parameters.iter_mut().zip(first).zip(second) {
-            *p -= self.step_size * m / (v.sqrt() / self.second_root + self.epsilon);
+            *p -= self.step_size * m / (v.sqrt() / self.bias_correction_2_root + self.epsilon);
         }
     }
 
     /// Returns the step of LAMB for one parameter, without the learning rate and before the step is scaled: Adam's
     /// step plus `decay` times the parameter.
     fn lamb_direction(&self, (p, m, v): (f32, f32, f32), decay: f32) -> f32 {
-        m / self.first_bias / (v.sqrt() / self.second_root + self.epsilon) + decay * p
+        m / self.bias_correction_1 / (v.sqrt() / self.bias_correction_2_root + self.epsilon) + decay * p
     }
 
-    /// Returns two sums for one tensor or for a part of it: of the squares of the parameters, and of the squares of
-    /// LAMB's steps. The sums are computed in f64 in a fixed order, so equal values give equal sums on all ranks.
+    /// Returns two sums over one tensor or a part of a tensor: the sum of the squared parameters, and the sum of the
+    /// squared elements of LAMB's step. The sums are computed in f64 in a fixed order, so equal values give equal sums
+    /// on all ranks.
     pub(super) fn lamb_squares(
         &self,
         parameters: &[f32],
@@ -125,8 +126,8 @@ impl AdamStep {
         [parameter_sum, step_sum]
     }
 
-    /// Takes the step of LAMB on one tensor or on a part of it: scales the step to the norm of the parameters. The
-    /// last argument holds the sums of [`lamb_squares`](Self::lamb_squares) over the whole tensor.
+    /// Takes the step of LAMB on one tensor or on a part of a tensor, scaled to the norm of the parameters. The last
+    /// argument holds the sums of [`lamb_squares`](Self::lamb_squares) over the whole tensor.
     pub(super) fn apply_lamb(
         &self,
         parameters: &mut [f32],
@@ -134,7 +135,7 @@ impl AdamStep {
         decay: f32,
         [parameter_sum, step_sum]: [f64; 2],
     ) {
-        // The step of a tensor of zeros, such as an initial bias, is not scaled: its norm would be 0.
+        // If all parameters are 0, as in an initial bias, a scaled step would be 0. So the step is then not scaled.
         let is_scaled = parameter_sum > 0.0 && step_sum > 0.0;
         let ratio = if is_scaled { (parameter_sum / step_sum).sqrt() } else { 1.0 };
         let factor = (f64::from(self.rate) * ratio) as f32;
@@ -156,8 +157,8 @@ pub(super) struct LarsStep {
 }
 
 impl LarsStep {
-    /// Takes the step on one tensor or on a part of it. `parameter_sum` and `gradient_sum` are the sums of the squares of
-    /// the parameters and of the gradients of the whole tensor.
+    /// Takes the step on one tensor or on a part of a tensor. `parameter_sum` is the sum of the squared parameters of the
+    /// whole tensor, and `gradient_sum` the sum of its squared gradients.
     pub(super) fn apply(
         &self,
         parameters: &mut [f32],

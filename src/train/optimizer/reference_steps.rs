@@ -1,4 +1,5 @@
-//! Compares the first 20 steps of each rule with the same steps of `PyTorch` 2, which printed the numbers below:
+//! Compares the first 20 steps of each rule with reference values. This program printed the reference values of all
+//! rules except LAMB and LARS, with `PyTorch` 2:
 //!
 //! ```python
 //! import torch
@@ -21,7 +22,8 @@
 //! run("adamw default", lambda p: torch.optim.AdamW(p, lr=0.1))
 //! ```
 //!
-//! `PyTorch` has neither LAMB nor LARS. The expected numbers were computed in float64 from the formulas of the papers:
+//! `PyTorch` has neither LAMB nor LARS. This program computed their reference values in float64, from the formulas of
+//! the papers:
 //!
 //! ```python
 //! p = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
@@ -61,7 +63,7 @@ fn take_20_steps(rule: Rule, rate: f32, decay: f32) -> Vec<f32> {
 }
 
 #[test]
-fn the_first_20_steps_of_each_rule_are_those_of_pytorch() {
+fn the_first_20_steps_of_each_rule_have_the_reference_values() {
     for (rule, rate, decay, expected) in REFERENCE_CASES {
         let expected: Vec<f32> = expected.split_whitespace().map(|word| word.parse().unwrap()).collect();
         assert_eq!(expected.len(), 60);

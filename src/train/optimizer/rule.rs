@@ -46,8 +46,8 @@ pub struct AdamOptions {
     pub beta_1: f64,
     /// The decay rate of the moving average of squared gradients: at least 0 and below 1.
     pub beta_2: f64,
-    /// This number is added to the root of the moving average of squared gradients, so that no step divides by 0.
-    /// Above 0.
+    /// A number above 0 that is added to the root of the moving average of squared gradients, so that no step divides
+    /// by 0.
     pub epsilon: f64,
 }
 
