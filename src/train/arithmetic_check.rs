@@ -1,8 +1,9 @@
 //! Checks that matrix products have the bits that `--reproducible` promises.
 //!
-//! An element of a product with at most [`CHAIN_LENGTH`] terms is a chain of fused multiply-adds, in the order of the
-//! terms. An element with more terms is a sum of such chains, also in order. The kernels of `matrixmultiply` for AVX2
-//! with FMA and for AVX-512 compute these chains. A processor without FMA rounds each product, so its results differ.
+//! Each element of a matrix product is a sum of terms. A sum of at most [`CHAIN_LENGTH`] terms is a chain of fused
+//! multiply-adds, in the order of the terms. A longer sum adds several such chains, also in order. The kernels of
+//! `matrixmultiply` for AVX2 with FMA and for AVX-512 compute these chains. A processor without FMA rounds each term
+//! before the addition, so its results differ.
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2};
@@ -23,25 +24,25 @@ pub(crate) fn check_reproducible_run(
     shards: Option<LogicalShards>,
 ) -> Result<(), TrainError> {
     let Some(shards) = shards else { return Ok(()) };
-    shards.check_world(group.size()).map_err(TrainError::Options)?;
+    shards.check_world_size(group.size()).map_err(TrainError::Options)?;
     check_all_succeeded(group, RunPhase::Training, check_arithmetic().map_err(TrainError::Options))
 }
 
 /// Returns an error if matrix products on this machine do not have the bits of [`reference_product`].
 fn check_arithmetic() -> Result<(), String> {
     // The first product has complete and partial tiles of the kernels. The sums of the second product have two chains.
-    if [(17, 21, 17), (3, 300, 2)].map(differing_elements) == [0, 0] {
+    if [(17, 21, 17), (3, 300, 2)].map(count_differing_elements) == [0, 0] {
         return Ok(());
     }
-    Err("--reproducible needs a processor with fused multiply-add, which AVX2 with FMA, AVX-512 and NEON have; the matrix \
-         products of this machine have other bits; leave out --reproducible, or use another machine"
+    Err("--reproducible needs a processor with fused multiply-add (AVX2 with FMA, AVX-512 or NEON), but this machine rounds \
+         matrix products differently; leave out --reproducible, or use another machine"
         .into())
 }
 
 /// Multiplies random matrices in two memory layouts, with and without initial values of the result. Returns the
 /// number of elements that differ from [`reference_product`]. Each of the `rows` x `columns` elements is a sum of
 /// `terms` terms.
-fn differing_elements((rows, terms, columns): (usize, usize, usize)) -> usize {
+fn count_differing_elements((rows, terms, columns): (usize, usize, usize)) -> usize {
     let mut stream = random::random_stream("arithmetic check", terms as u64, (rows * columns) as u64);
     let mut random_matrix =
         |shape| Array2::from_shape_simple_fn(shape, || random::symmetric_uniform(&mut stream, 1.0));
@@ -92,7 +93,7 @@ mod tests {
         for shape in
             [(1, 1, 1), (1, 300, 1), (3, 5, 17), (16, 16, 16), (40, 16, 33), (17, 300, 18), (70, 8, 20)]
         {
-            assert_eq!(differing_elements(shape), 0, "{shape:?}");
+            assert_eq!(count_differing_elements(shape), 0, "{shape:?}");
         }
         assert_eq!(check_arithmetic(), Ok(()));
     }

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 
 use super::batches::{divide, range_of_rank};
-use super::summation_tree::{cover, split_nodes};
+use super::summation_tree::{largest_nodes_within, split_nodes};
 use crate::types::{Rank, WorldSize};
 
 /// The default number of logical shards. A run has at most as many ranks as shards.
@@ -31,7 +31,7 @@ impl LogicalShards {
     }
 
     /// Returns an error if there are more ranks than shards.
-    pub(crate) fn check_world(self, size: WorldSize) -> Result<(), String> {
+    pub(crate) fn check_world_size(self, size: WorldSize) -> Result<(), String> {
         if size.as_usize() <= self.count {
             return Ok(());
         }
@@ -54,14 +54,14 @@ impl LogicalShards {
         if shards.is_empty() { end..end } else { start(shards.start)..end }
     }
 
-    /// Returns the largest nodes of the summation tree whose leaves are all shards of `rank`. `rank` computes the
-    /// sums of these nodes without other ranks.
+    /// Returns the largest nodes of the summation tree that contain only shards of `rank`. `rank` computes the sums of
+    /// these nodes without other ranks.
     pub(crate) fn nodes_of_rank(self, rank: Rank, size: WorldSize) -> Vec<Range<usize>> {
-        cover(self.shards_of_rank(rank, size), self.count)
+        largest_nodes_within(self.shards_of_rank(rank, size), self.count)
     }
 
-    /// Divides the shards of `rank` into nodes. The rank computes the gradient of each node in one pass. There are at
-    /// least `micro_batches` nodes, or one node for each shard if the rank has fewer shards.
+    /// Divides the shards of `rank` into nodes of the summation tree. The rank computes the gradient of each node in
+    /// one pass. There are at least `micro_batches` nodes, or one node for each shard if the rank has fewer shards.
     pub(crate) fn passes(
         self,
         (rank, size): (Rank, WorldSize),
@@ -85,8 +85,8 @@ impl LogicalShards {
     }
 }
 
-/// Returns the part of a batch of `len` samples that a rank processes: all samples of its shards, or, without logical
-/// shards, its [`range_of_rank`].
+/// Returns the part of a batch of `len` samples that a rank processes. With logical shards, this part holds all samples
+/// of the rank's shards. Without logical shards, this part is the [`range_of_rank`].
 pub(crate) fn part_of_batch(
     len: usize,
     (rank, size): (Rank, WorldSize),
@@ -111,7 +111,7 @@ mod tests {
                 for (ranks, micro_batches) in [(1, 1), (2, 1), (3, 4), (8, 2)] {
                     let (size, micro_batches) =
                         (WorldSize::new(ranks).unwrap(), NonZeroU32::new(micro_batches).unwrap());
-                    if shards.check_world(size).is_err() {
+                    if shards.check_world_size(size).is_err() {
                         assert!(ranks > count);
                         continue;
                     }

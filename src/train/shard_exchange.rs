@@ -1,11 +1,13 @@
 //! Adds the gradients of the logical shards over all ranks, in the order of the summation tree.
 //!
-//! Each rank owns one chunk of the gradient. A rank holds some nodes ([`LogicalShards::nodes_of_rank`]), and sends
-//! each owner the owner's chunk of these nodes. The owner adds the nodes in the order of the tree. Then all ranks
-//! gather the sums of all chunks, unless each rank updates only the parameters of its own chunk. If the number of
-//! ranks n is a power of two and divides the number of shards, each rank holds one node. It then sends 2(n-1)/n S
-//! bytes for a gradient of S bytes, as in a ring all-reduce. The collectives only copy data, so the sums do not
-//! depend on their algorithms or on the transport.
+//! Each rank owns one chunk of the gradient. Each rank holds the gradients of some nodes of the tree
+//! ([`LogicalShards::nodes_of_rank`]), and sends each owner the owner's chunk of these gradients. The owner adds the
+//! received chunks in the order of the tree. Then all ranks gather the sums of all chunks. This last step is left out
+//! if each rank updates only the parameters of its own chunk.
+//!
+//! If the number of ranks n is a power of two and divides the number of shards, each rank holds one node. Each rank
+//! then sends 2(n-1)/n S bytes for a gradient of S bytes, as in a ring all-reduce. The collectives only copy data, so
+//! the sums do not depend on the algorithms of the collectives or on the transport.
 
 use std::ops::Range;
 
@@ -18,17 +20,17 @@ use crate::types::Rank;
 /// The gradients of the nodes that a rank holds, and the memory for the exchange.
 pub(crate) struct ShardSums<'a> {
     pub(crate) shards: LogicalShards,
-    /// The gradient of the rank's first node. [`add_over_ranks`] replaces it by the sum over all ranks, or replaces
-    /// only the rank's own chunk: see `target`.
+    /// The gradient of the rank's first node. [`add_over_ranks`] replaces this gradient, or only the rank's own chunk
+    /// of it, by the sum over all ranks: see `target`.
     pub(crate) first: &'a mut [f32],
     /// The first vectors are the gradients of the rank's other nodes. Later vectors are not used.
     pub(crate) others: &'a [Vec<f32>],
-    /// Memory for this rank's chunk of the nodes of all ranks. [`add_over_ranks`] resizes it.
+    /// Memory for this rank's chunk of the gradients of all nodes. [`add_over_ranks`] resizes this vector.
     pub(crate) received: &'a mut Vec<f32>,
     pub(crate) target: SumTarget,
 }
 
-/// Replaces `first` or a chunk of it by the sum of the gradients of all shards.
+/// Replaces `first`, or only this rank's chunk of it, by the sum of the gradients of all shards.
 pub(crate) fn add_over_ranks(group: &mut Group, sums: ShardSums<'_>) -> Result<(), Error> {
     let ShardSums { shards, first, others, received, target } = sums;
     let (rank, size) = (group.rank(), group.size());
@@ -52,8 +54,8 @@ pub(crate) fn add_over_ranks(group: &mut Group, sums: ShardSums<'_>) -> Result<(
             0 => &*first,
             _ => others[round - 1].as_slice(),
         };
-        let nothing = vec![0; chunks.len()];
-        let send_counts = if own.is_empty() { &nothing } else { &chunks };
+        let zero_counts = vec![0; chunks.len()];
+        let send_counts = if own.is_empty() { &zero_counts } else { &chunks };
         let (output, later) = std::mem::take(&mut rest).split_at_mut(receive_counts.iter().sum());
         rest = later;
         group.all_to_all_uneven_into(own, output, send_counts, &receive_counts)?;

@@ -1,14 +1,16 @@
-//! Sums of several terms in an order that does not depend on who computes which partial sum.
+//! Sums of several terms in an order that does not depend on which rank computes which partial sum.
 //!
 //! The terms are the leaves of a binary tree. Let a node have k > 1 leaves, and let p be the largest power of two
 //! below k. The left child has the first p leaves, and the right child has the others. The sum of a node is the sum
 //! of its left child plus the sum of its right child. 7 terms have the sum `((0 + 1) + (2 + 3)) + ((4 + 5) + 6)`.
 //!
-//! So a sum has fixed bits, although floating-point addition is not associative. A rank holds consecutive terms. It
-//! computes the sums of the largest nodes of which it holds all leaves ([`cover`]). Then the ranks add these sums
-//! ([`SiblingStack`]). With n terms, each term is in at most ceil(log2 n) additions, so the error is at most about
-//! ceil(log2 n) u times the sum of the absolute values, where u = 2^-24 for `f32` (Higham, "The accuracy of floating point
-//! summation", SIAM J. Sci. Comput. 14, 1993).
+//! So a sum has fixed bits, although floating-point addition is not associative. Each rank holds consecutive terms,
+//! and computes the sums of the largest nodes that have only these terms as leaves ([`largest_nodes_within`]). Then the
+//! ranks add these sums ([`SiblingStack`]).
+//!
+//! With n terms, each term is in at most ceil(log2 n) additions. So the error is at most about ceil(log2 n) u times the
+//! sum of the absolute values, where u = 2^-24 for `f32` (Higham, "The accuracy of floating point summation", SIAM J.
+//! Sci. Comput. 14, 1993).
 
 use std::ops::Range;
 
@@ -23,7 +25,8 @@ pub(crate) fn tree_depth(leaf_count: usize) -> usize {
 }
 
 /// Writes the sum of all leaves to `target`. `compute(leaf, vector, 0.0)` writes the values of a leaf to `vector`. If
-/// `can_add(leaf)` is true, `compute(leaf, vector, 1.0)` must add these values, with the same bits as [`add`].
+/// `can_add(leaf)` is true, `compute(leaf, vector, 1.0)` must add the values of the leaf to `vector`, with the same
+/// bits as [`add`].
 /// `scratch` needs [`tree_depth`] times as many elements as `target`. There must be at least one leaf.
 pub(crate) fn sum_in_tree_order<L: Clone>(
     leaves: &[L],
@@ -64,7 +67,7 @@ pub(crate) fn add(left: &mut [f32], right: &[f32]) {
 }
 
 /// Returns the largest nodes whose leaves are all in `range`, from left to right. The tree has `leaf_count` leaves.
-pub(crate) fn cover(range: Range<usize>, leaf_count: usize) -> Vec<Range<usize>> {
+pub(crate) fn largest_nodes_within(range: Range<usize>, leaf_count: usize) -> Vec<Range<usize>> {
     let mut nodes = Vec::new();
     let mut start = range.start;
     while start < range.end {
@@ -107,13 +110,14 @@ impl SiblingStack {
         Self { leaf_count, nodes: Vec::new() }
     }
 
-    /// Returns the index that the next node will have.
+    /// Returns the number of nodes, which is also the index that the next node will have.
     pub(crate) fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Pushes a node, whose first leaf must follow the last leaf of the previous node. Calls `add_next(i)` when the caller
-    /// must add the vector of node i + 1 to the vector of node i and drop node i + 1.
+    /// Pushes a node, whose first leaf must follow the last leaf of the previous node. For each pair of siblings (nodes i
+    /// and i + 1), calls `add_next(i)`, which must add the vector of node i + 1 to the vector of node i, and drop the
+    /// vector of node i + 1.
     pub(crate) fn push(&mut self, node: Range<usize>, mut add_next: impl FnMut(usize)) {
         self.nodes.push(node);
         while let [.., left, right] = self.nodes.as_slice() {
@@ -148,7 +152,7 @@ mod tests {
         ]
     }
 
-    /// Returns the bits of a number. All NaNs have the same bits.
+    /// Returns the bits of a number, with the same bits for all NaNs.
     fn bits(value: f32) -> u32 {
         if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }
     }
@@ -185,14 +189,14 @@ mod tests {
                 // Each rank computes the sums of its own nodes. If it has both children of a node, it adds their sums.
                 let mut own = SiblingStack::new(terms.len());
                 let mut own_sums: Vec<f32> = Vec::new();
-                for node in split_nodes(cover(start..end, terms.len()), passes) {
+                for node in split_nodes(largest_nodes_within(start..end, terms.len()), passes) {
                     own_sums.push(tree_sum(&terms[node.clone()]));
                     own.push(node, |index| {
                         let right = own_sums.remove(index + 1);
                         own_sums[index] += right;
                     });
                 }
-                prop_assert_eq!(&own.nodes, &cover(start..end, terms.len()));
+                prop_assert_eq!(&own.nodes, &largest_nodes_within(start..end, terms.len()));
                 for (node, sum) in own.nodes.into_iter().zip(own_sums) {
                     sums.push(sum);
                     all.push(node, |index| {
@@ -253,7 +257,7 @@ mod tests {
             (4..7, 7, vec![(4, 7)]),
             (5..5, 8, vec![]),
         ] {
-            let found: Vec<(usize, usize)> = bounds(cover(leaves.clone(), leaf_count));
+            let found: Vec<(usize, usize)> = bounds(largest_nodes_within(leaves.clone(), leaf_count));
             assert_eq!(found, expected, "{leaves:?}");
         }
         for (node, count, expected) in
