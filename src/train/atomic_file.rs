@@ -174,12 +174,12 @@ impl TemporaryFile {
         let path = directory.join(temporary_file_name(target)?);
         loop {
             let Some(file) = open_temporary_file(&path, OpenOptions::new().create_new(true))? else {
-                remove_stale_temporary_files(&path)?;
+                remove_stale_temporary_file(&path)?;
                 continue;
             };
             lock(&file, &path)?;
             // Before this process acquired the lock, another process may have removed the file as a stale file.
-            if is_name_of_file(&file, &path) {
+            if is_still_at_path(&file, &path) {
                 let temporary = Self { file: Some(file), path, directory };
                 if let Ok(old) = fs::metadata(target) {
                     temporary.file().set_permissions(fs::Permissions::from_mode(old.mode() & 0o777))?;
@@ -232,14 +232,14 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
 }
 
 /// Returns whether the file at `path` is still the open file `file`.
-fn is_name_of_file(file: &File, path: &Path) -> bool {
+fn is_still_at_path(file: &File, path: &Path) -> bool {
     let own = file.metadata().map(|own| (own.dev(), own.ino()));
     fs::symlink_metadata(path).is_ok_and(|found| own.is_ok_and(|own| own == (found.dev(), found.ino())))
 }
 
 /// Removes the temporary file of a killed process. Returns an error if another process still writes the file. Also
 /// returns an error for a link, a pipe, or a file of another user, because this program did not create it.
-fn remove_stale_temporary_files(path: &Path) -> io::Result<()> {
+fn remove_stale_temporary_file(path: &Path) -> io::Result<()> {
     let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
     let found = match fs::symlink_metadata(path) {
         Err(error) if is_gone(&error) => return Ok(()),
@@ -250,7 +250,8 @@ fn remove_stale_temporary_files(path: &Path) -> io::Result<()> {
         return Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
             format!(
-                "{path}, the name of the temporary file, exists and is not a temporary file of this user; remove {path}"
+                "{path} exists and is not a temporary file of this user; remove {path}, because ringtrain writes its temporary \
+                 file to this path"
             ),
         ));
     }
@@ -260,7 +261,7 @@ fn remove_stale_temporary_files(path: &Path) -> io::Result<()> {
     };
     if let Some(file) = file {
         lock(&file, path)?;
-        if is_name_of_file(&file, path) {
+        if is_still_at_path(&file, path) {
             fs::remove_file(path)?;
         }
     }
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn write_replaces_the_file_and_leaves_no_temporary_file() {
+    fn replace_file_leaves_no_temporary_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         replace_file(&path, b"one").unwrap();
@@ -398,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn check_space_fails_and_leaves_no_file_if_the_disk_is_too_small() {
+    fn check_disk_space_fails_and_leaves_no_file_if_the_disk_is_too_small() {
         let directory = tempfile::tempdir().unwrap();
         assert!(check_disk_space(&directory.path().join("file"), 1 << 60).is_err());
         assert!(file_names(directory.path()).is_empty());

@@ -20,8 +20,8 @@ use crate::types::{Rank, WorldSize};
 /// The approximate size in bytes of the samples that a rank receives for a window.
 const WINDOW_BYTES: usize = 1 << 16;
 
-/// The panic message if a rank would have to send windows of a text.
-const TEXTS_HELD_MESSAGE: &str = "each rank holds all windows of a text";
+/// The message of a panic. The ranks never exchange the samples of a text.
+const TEXTS_HELD_MESSAGE: &str = "each rank holds all samples of a text";
 
 /// The samples that this rank processes in a step.
 pub(crate) struct LocalBatch<'a> {
@@ -29,7 +29,7 @@ pub(crate) struct LocalBatch<'a> {
     pub(crate) samples: &'a Samples,
     /// The positions in `samples` of the samples of this step.
     pub(crate) indices: &'a [u32],
-    /// The same samples as row numbers of the training set.
+    /// The row numbers of the same samples in the training set.
     pub(crate) row_numbers: &'a [u32],
     /// The number of samples of all ranks together in this step.
     pub(crate) batch_len: usize,
@@ -39,11 +39,13 @@ pub(crate) struct LocalBatch<'a> {
 pub(crate) struct BatchExchange<'a> {
     train: &'a SharedSamples,
     pub(crate) batches: Batches,
+    /// Says which part of each batch this rank processes.
     place: PartPlace,
     /// The shards of a run with `--reproducible`.
     shards: Option<LogicalShards>,
-    /// The indices of the samples that this rank holds, if the epoch is a single batch and `shards` is `None`. Then
-    /// the rank processes the samples that it holds, so the ranks exchange no samples. Otherwise empty.
+    /// The indices of the samples that this rank holds, if the epoch is a single batch and `shards` is `None`. In
+    /// such an epoch, each rank processes the samples that it holds, and the ranks exchange no samples. In all other
+    /// epochs, this vector is empty.
     held_indices: Vec<u32>,
     /// The row numbers of the samples in `held_indices`.
     held_row_numbers: Vec<u32>,
@@ -141,8 +143,8 @@ impl<'a> BatchExchange<'a> {
         })
     }
 
-    /// Waits for the samples of the window that contains batch `index`, and then sends the samples of the next
-    /// window.
+    /// Waits for the samples of the window that contains batch `index`, and then starts to exchange the samples of
+    /// the next window. Does nothing if this rank has already received the window.
     fn advance_window(&mut self, group: &mut Group, index: usize) -> Result<(), TrainError> {
         if self.window.as_ref().is_some_and(|window| window.steps.contains(&index)) {
             return Ok(());
@@ -161,14 +163,15 @@ impl<'a> BatchExchange<'a> {
         Ok(())
     }
 
-    /// Returns the number of 32-bit words of a sample: one for each cell, and one for a class or two for a number.
+    /// Returns the number of 32-bit words of a sample: one word for each cell, and for the target one word (a class)
+    /// or two words (a number).
     fn words_per_sample(&self) -> usize {
         let target = if matches!(self.train.held.targets, Targets::Numbers(_)) { 2 } else { 1 };
         self.held_cells().ncols() + target
     }
 
-    /// Sends those samples of a window that this rank holds. The window begins with batch `first`. Returns `None`
-    /// after the last batch.
+    /// Starts to exchange the samples of the window that begins with batch `first`. Returns `None` if `first` is
+    /// beyond the last batch.
     fn send_window(&self, group: &mut Group, first: usize) -> Result<Option<PendingWindow>, Error> {
         let count = self.batches.count();
         let Some(rows) = self.row_map().filter(|_| first < count) else { return Ok(None) };

@@ -6,7 +6,8 @@ use super::strategies::StrategySpec;
 /// The minimum number of samples for the statistics of a batch. The variance of a single value is 0.
 const NORMALIZED_SAMPLES_MIN: usize = 2;
 
-/// Checks that the options fit a model with batch normalization, or with another layer that uses `SumOverRanks`.
+/// Checks that the options fit a model with batch normalization, or with another layer that sums over ranks
+/// (`SumOverRanks`).
 ///
 /// # Errors
 ///

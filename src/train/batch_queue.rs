@@ -24,7 +24,7 @@ pub(crate) struct BatchQueue {
     first_not_done: u64,
     /// The batches above `first_not_done` that are done.
     done_ahead: BTreeSet<u64>,
-    /// The next batch that no worker has taken.
+    /// The first batch that no worker has taken yet.
     next: u64,
     /// The number of batches of the run.
     end: u64,
@@ -57,9 +57,9 @@ impl BatchQueue {
         queue
     }
 
-    /// Assigns a batch to a worker. If all remaining batches are in progress, an idle worker also computes the first
-    /// of them, because the other worker may be slow. Only the first result of a batch counts. Dean and Ghemawat,
-    /// "`MapReduce`", OSDI 2004, call this method backup tasks.
+    /// Assigns a batch to a worker. If all remaining batches are in progress and `is_idle` is true, the worker repeats
+    /// the first of these batches, because the worker that took this batch may be slow. Only the first result of a
+    /// batch counts. Dean and Ghemawat, "`MapReduce`", OSDI 2004, call this method backup tasks.
     pub(crate) fn assign_batch(&mut self, worker: usize, is_idle: bool) -> Assignment {
         self.give_back(worker);
         if self.has_stopped || self.first_not_done == self.end {
@@ -84,7 +84,7 @@ impl BatchQueue {
         None
     }
 
-    /// Returns whether the worker computes `batch`, and no worker has completed it.
+    /// Returns whether `batch` is assigned to the worker, and no worker has completed this batch.
     pub(crate) fn is_assigned_and_not_done(&self, worker: usize, batch: u64) -> bool {
         self.taken[worker] == Some(batch) && !self.is_done(batch)
     }

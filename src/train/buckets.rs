@@ -33,10 +33,10 @@ pub(crate) struct Buckets {
     elements: usize,
     target: SumTarget,
     compression: Compression,
-    /// The range of gradients that are final and not yet in a bucket; the backward pass lowers the start.
+    /// The range of gradients that are final and not yet in a bucket. The backward pass lowers the start of the range.
     ready: Range<usize>,
-    /// The buckets that are being reduced, each with the range of gradients whose sums this rank gets, in the order in
-    /// which they were started.
+    /// The buckets that are being reduced, in the order in which their reductions started. Each bucket has the range
+    /// of gradients whose sums this rank gets.
     in_flight: VecDeque<(Range<usize>, PendingSum)>,
     /// The buffers of earlier steps, in the order of the buckets, so that a buffer holds the same range of gradients
     /// in every step.
@@ -59,7 +59,8 @@ impl Buckets {
         Self { elements, target, compression, ready: 0..0, in_flight: VecDeque::new(), free: VecDeque::new() }
     }
 
-    /// Computes the gradient of a rank's samples, and starts the sum of each bucket as soon as its gradients are final.
+    /// Computes the gradient of this rank's samples. Starts the sum of each bucket as soon as all gradients of the
+    /// bucket are final.
     pub(crate) fn differentiate(
         &mut self,
         runtime: &mut dyn Runtime,
@@ -105,9 +106,9 @@ impl Buckets {
         if rest.is_empty() { Ok(()) } else { self.start_sum_of_range(runtime, rest, gradients) }
     }
 
-    /// Waits for the sums of all buckets, in the order in which they were started. Calls `on_reduced` with the range
-    /// and the sums of each bucket while later buckets are still being reduced. Afterwards the contents of `gradients`
-    /// are unspecified.
+    /// Waits for the sums of all buckets, in the order in which the sums were started. Calls `on_reduced` with the
+    /// range and the sums of each bucket while later buckets are still being reduced. When this function returns, the
+    /// contents of `gradients` are unspecified.
     pub(crate) fn wait_for_all_buckets(
         &mut self,
         gradients: &mut [f32],

@@ -18,7 +18,8 @@ pub enum ClassWeights {
     #[default]
     Equal,
     /// The weight of a class is samples / (classes * samples of the class), so that all classes have the same total
-    /// weight. scikit-learn's `class_weight="balanced"` is the same.
+    /// weight. Classes without training samples do not count. scikit-learn uses the same formula for
+    /// `class_weight="balanced"`.
     Balanced,
     /// A weight for each class, in the order of the classes.
     List(Vec<f32>),
@@ -70,7 +71,7 @@ impl ClassWeights {
             Self::Balanced => {
                 let present = counts.iter().filter(|&&count| count > 0).count().max(1);
                 let each = counts.iter().sum::<u64>() as f64 / present as f64;
-                // A class without training samples has a weight that is never used.
+                // The weight of a class without training samples is never used.
                 Ok(counts.iter().map(|&count| (each / count.max(1) as f64) as f32).collect())
             }
             Self::List(weights) => {

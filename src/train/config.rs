@@ -19,7 +19,7 @@ use super::recipe::Recipe;
 use super::strategies::StrategySpec;
 use crate::codec::Compression;
 
-/// The checked configuration of a run. The configuration must be the same on all ranks, except for paths.
+/// The configuration of a run. The configuration must be the same on all ranks, except for paths.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
     /// The source of the data.
@@ -33,8 +33,8 @@ pub struct Config {
     /// The fraction of the rows, or of the text, that becomes the test set: at least 0 and below 1. Ignored if there is a
     /// `test_source`, or if the data has a test set.
     pub test_fraction: f64,
-    /// The source of the test set. It has the same format and the same features as `source`. If this is `None`, and
-    /// the data has no test set, `test_fraction` of `source` becomes the test set.
+    /// The source of the test set, with the same format and the same features as `source`. If this is `None`, and the
+    /// data has no test set, `test_fraction` of `source` becomes the test set.
     pub test_source: Option<DataSource>,
     /// The model. `None` selects [`default_model`].
     pub model: Option<ModelSpec>,
@@ -125,9 +125,9 @@ pub fn default_model(task: Task) -> ModelSpec {
 /// With Adam and a linear model, runs with at least this many steps have a smaller default rate.
 const LONG_RUN_STEPS: u64 = 10_000;
 
-/// Returns the default learning rate of a run with this number of `steps`. A model without hidden layers is convex
-/// and allows a larger rate for Adam. With SGD or momentum, linear regression needs a smaller rate, because the
-/// curvature of its loss grows with the number of features.
+/// Returns the default learning rate of a run with this number of `steps`. The loss of a model without hidden layers
+/// is convex, so Adam can use a larger rate. With SGD or momentum, linear regression needs a smaller rate, because
+/// the curvature of its loss grows with the number of features.
 ///
 /// Near the optimum of linear regression, Adam with a constant rate leaves an error that grows with the rate. A long
 /// run uses a smaller rate, with which it has enough steps to reach the optimum.
@@ -391,7 +391,7 @@ impl Config {
         self.parameter_server.servers.unwrap_or(NonZeroU32::MIN)
     }
 
-    /// Returns what a server does with old gradients, in a run with this number of workers.
+    /// Returns how a server treats old gradients in a run with this number of workers.
     pub(crate) fn staleness_rule(&self, workers: usize) -> StalenessRule {
         let max = match self.strategy {
             StrategySpec::PsAsync { staleness: Some(max) } => max,

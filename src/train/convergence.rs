@@ -2,7 +2,7 @@
 
 use super::report::EpochRecord;
 
-/// The loss has converged if it differs between the last two records by less than this fraction of the constant loss.
+/// The loss has converged if the losses of the last two records differ by less than this fraction of the constant loss.
 /// The constant loss is the loss of the best model that ignores its inputs.
 const CONVERGED_LOSS_FRACTION: f64 = 1e-6;
 /// Advise a longer run of a convex model if the last tenth of the run caused more than 0.1 % of the total decrease of

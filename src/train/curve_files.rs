@@ -1,10 +1,10 @@
-//! The files with the curves of a run.
+//! The options for the files with the curves of a run.
 
 use std::path::PathBuf;
 
 use super::tensorboard::TensorBoard;
 
-/// The files with the curves of a run, which rank 0 writes.
+/// The files to which rank 0 writes the curves of a run.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CurveFiles {
     /// The path of an SVG picture that shows the losses, and the accuracy or R², of all recorded epochs. `None` draws

@@ -5,7 +5,8 @@ use super::optimizer::Rule;
 use super::strategies::StrategySpec;
 use crate::codec::Compression;
 
-/// Returns the names (without `--`) of the options that [`check_divided_model_options`] refuses for this strategy.
+/// Returns the names (without `--`) of options that [`Config::check`] refuses with this strategy. A resumed run drops
+/// these options from the options of its checkpoint, which another strategy may have written.
 pub(crate) fn options_refused_by(strategy: StrategySpec) -> &'static [&'static str] {
     match strategy {
         StrategySpec::Pipeline { .. } => &["accumulate", "compression", "scale-lr", "shard-optimizer"],
@@ -26,8 +27,8 @@ pub(super) fn check_divided_model_options(config: &Config) -> Result<(), String>
     let strategy = config.strategy;
     if strategy.pipeline_shape().is_none() && config.pipeline_micro_batches.is_some() {
         return Err(format!(
-            "--micro-batches is for --strategy pipeline and hybrid, but the strategy is {strategy}; --accumulate divides the batch \
-             with other strategies"
+            "--micro-batches is for --strategy pipeline and hybrid, but the strategy is {strategy}; with other strategies, pass \
+             --accumulate to divide the batch"
         ));
     }
     if !strategy.divides_model() {

@@ -86,7 +86,7 @@ pub enum TrainError {
     /// constant prediction.
     #[error("{0}")]
     Diverged(String),
-    /// The parameter server, or this rank's connection with it, failed.
+    /// The parameter server failed, or this rank lost its connection to the server.
     #[error(transparent)]
     ParameterServer(ParameterServerError),
     /// The strategy `gossip` failed on this rank.

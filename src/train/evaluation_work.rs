@@ -39,8 +39,8 @@ impl EvaluationWork<'_> {
         network.loss().evaluate(&outputs, &samples.targets, rows)
     }
 
-    /// Does the same as [`evaluate`](Self::evaluate), and adds the loss of each sample to `sum` if the loss is
-    /// finite. The value of `sum` does not depend on which rank evaluates which samples.
+    /// Does the same as [`evaluate`](Self::evaluate), and adds each finite loss of a sample to `sum`. The value of
+    /// `sum` does not depend on which rank evaluates which samples.
     pub(crate) fn evaluate_and_add_losses(self, sum: &mut ExactSum) -> LossSums {
         let Self { network, parameters, workspace, samples, standardizer, rows, metrics } = self;
         let mut total = LossSums::default();

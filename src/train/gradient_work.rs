@@ -1,4 +1,4 @@
-//! Computes the gradient of one rank's samples, at once or summed over micro-batches.
+//! Computes the gradient of one rank's samples, in one pass or as a sum over micro-batches.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::model::{
 pub(crate) struct GradientWork<'a> {
     pub(crate) network: &'a Network,
     pub(crate) parameters: &'a [f32],
-    /// The memory to which the gradient is written.
+    /// The buffer to which the gradient is written.
     pub(crate) gradients: &'a mut [f32],
     /// A workspace with at least [`micro_batch_rows`] rows.
     pub(crate) workspace: &'a mut Workspace,
@@ -29,7 +29,7 @@ pub(crate) struct GradientWork<'a> {
     pub(crate) micro_batches: NonZeroU32,
     /// The seed and the number of the step.
     pub(crate) step: StepSeed,
-    /// The total time for gathering features, to which [`differentiate`](Self::differentiate) adds.
+    /// The time spent on gathering features so far. [`differentiate`](Self::differentiate) adds its own time.
     pub(crate) data_time: &'a mut Duration,
 }
 
@@ -40,8 +40,8 @@ pub(crate) fn micro_batch_rows(len: usize, micro_batches: NonZeroU32) -> usize {
 }
 
 impl GradientWork<'_> {
-    /// Computes the gradient of `weight` times the sum of the losses. `ranks` sums numbers over the ranks that
-    /// compute the batch together. Adds the gradients of all micro-batches. During the last micro-batch, calls
+    /// Computes the gradient of `weight` times the sum of the losses, and adds the gradients of all micro-batches.
+    /// `ranks` sums numbers over the ranks that process parts of the same batch. During the last micro-batch, calls
     /// `on_ready` for each range of gradients as soon as the range is final: see [`Network::differentiate`].
     pub(crate) fn differentiate(
         self,

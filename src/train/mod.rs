@@ -3,10 +3,10 @@
 //!
 //! All ranks draw the same batches, and each rank computes the gradients of its part of every batch ([`Batches`],
 //! [`range_of_rank`]). With the default strategy, each rank divides its gradients by the size of the global batch.
-//! The ranks sum their gradients, and every rank takes the same step. Except for rounding, the result of a run does
-//! not depend on the number of ranks: the number of ranks changes the order in which floating-point numbers are
-//! added. Some other strategies ([`StrategySpec`]) let each rank take steps alone and average the parameters of the
-//! ranks, or divide the model over the ranks.
+//! The ranks sum their gradients, and every rank takes the same step. The number of ranks changes only the order in
+//! which floating-point numbers are added. So the results of two runs with different numbers of ranks differ only by
+//! rounding. With some other strategies ([`StrategySpec`]), each rank takes steps alone, and the ranks average their
+//! parameters. With others, the ranks divide the model.
 
 mod arithmetic_check;
 pub(crate) mod atomic_file;

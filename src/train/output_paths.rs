@@ -64,7 +64,7 @@ pub(crate) fn would_replace(output: &Path, file: &Path) -> bool {
     !is_pipe_or_device(output) && resolve(output) == resolve(file)
 }
 
-/// Returns whether writing to `path` keeps earlier output, as it does for pipes and for devices such as `/dev/null`.
+/// Returns whether `path` is a pipe or a device, such as `/dev/null`. Writing to a pipe or a device replaces no file.
 fn is_pipe_or_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
 }

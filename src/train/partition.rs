@@ -1,8 +1,8 @@
 //! Divides the parameters of a model over the ranks of a job.
 //!
-//! A part is a set of parameters that one rank holds. Each parameter belongs to exactly one part. Several ranks may
+//! A part is the set of parameters that a rank holds. Each parameter belongs to exactly one part. Several ranks may
 //! hold the same part. These ranks are the replicas of the part. If the strategy does not divide the model, there is
-//! one part, and all ranks are replicas.
+//! one part, and all ranks are its replicas.
 //!
 //! With `--shard-optimizer`, each rank holds all parameters, but the optimizer's state for only some of them. A
 //! second partition says which rank holds which state.
@@ -28,12 +28,12 @@ pub(crate) struct ModelPartition {
     parts: Vec<Vec<Range<usize>>>,
     parameter_count: usize,
     place: PartPlace,
-    /// How the ranks divide the state of the optimizer. `None` if they divide it like the parameters.
+    /// How the ranks divide the state of the optimizer. `None` if the state is divided like the parameters.
     optimizer_shards: Option<Box<Self>>,
 }
 
-/// The part that a rank holds, and the index of the rank among the replicas of this part. Replicas of a part have
-/// adjacent ranks, so that mostly ranks of the same host sum the gradients of a part.
+/// The part that a rank holds, and the index of the rank among the replicas of this part. The replicas of a part are
+/// adjacent ranks. So most of the ranks that sum the gradients of a part are on the same host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PartPlace {
     pub(crate) part: usize,

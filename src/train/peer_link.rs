@@ -24,13 +24,13 @@ pub(crate) enum MessageChannel {
     LateReply,
 }
 
-/// A connection with one other rank, the peer. Several threads may use the connection.
+/// A connection to one other rank, the peer. Several threads may use the connection.
 pub(crate) struct PeerLink {
     pub(crate) peer: Rank,
     /// An isolated group of the two ranks.
     group: Group,
-    /// Starts operations with the deadline [`IDLE_TIME_MAX`] in the same group.
-    patient: Messenger,
+    /// Receives requests in `group`, with the deadline [`IDLE_TIME_MAX`].
+    request_receiver: Messenger,
     /// The rank of the peer in `group`.
     peer_in_group: Rank,
 }
@@ -56,10 +56,10 @@ pub(crate) fn connect_pairs(group: &mut Group) -> Result<Vec<PeerLink>, ConnectE
             })?;
             let timeout = isolated.timeout().max(REPLY_TIMEOUT_MIN);
             isolated.set_timeout(IDLE_TIME_MAX);
-            let patient = isolated.messenger();
+            let request_receiver = isolated.messenger();
             isolated.set_timeout(timeout);
             let (peer, peer_in_group) = if own == low { (high, Rank::new(1)) } else { (low, Rank::ZERO) };
-            links.push(PeerLink { peer, group: isolated, patient, peer_in_group });
+            links.push(PeerLink { peer, group: isolated, request_receiver, peer_in_group });
         }
     }
     links.sort_by_key(|link| link.peer);
@@ -88,8 +88,11 @@ pub(crate) enum ConnectError {
 impl PeerLink {
     /// Waits for a request of at most `words_max` words.
     pub(crate) fn receive_request(&self, words_max: usize) -> Result<Vec<u32>, LinkFailure> {
-        let received =
-            self.patient.receive_async(words_max, self.peer_in_group, MessageChannel::Request as u32);
+        let received = self.request_receiver.receive_async(
+            words_max,
+            self.peer_in_group,
+            MessageChannel::Request as u32,
+        );
         received
             .and_then(Handle::wait)
             .map(|received| received.elements)

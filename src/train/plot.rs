@@ -85,7 +85,7 @@ fn loss_chart(report: &Report, task: Task) -> Chart {
     Chart {
         title: "Mean loss".into(),
         y_label: y_label.into(),
-        limit: f64::INFINITY,
+        y_limit: f64::INFINITY,
         curves: curves
             .into_iter()
             .filter_map(|(name, color, get)| make_curve(report, name, color, get))
@@ -105,7 +105,7 @@ fn metric_chart(report: &Report) -> Chart {
     Chart {
         title: title.into(),
         y_label: y_label.into(),
-        limit: 1.0,
+        y_limit: 1.0,
         curves: accuracy.or(r2).into_iter().collect(),
         best_epoch: report.best_epoch,
     }

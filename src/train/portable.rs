@@ -6,7 +6,7 @@
 const SERIES_EXPONENT_MAX: u32 = 23;
 
 /// Returns the natural logarithm of `value`, with an error of a few units in the last place. Uses only additions,
-/// multiplications and divisions. Returns NaN unless `value` is a normal number above 0.
+/// multiplications and divisions. Returns NaN if `value` is not a normal number above 0.
 pub(crate) fn ln(value: f64) -> f64 {
     if !value.is_normal() || value < 0.0 {
         return f64::NAN;
@@ -55,7 +55,7 @@ pub(crate) fn exp(value: f64) -> f64 {
     let exponent = (value * std::f64::consts::LOG2_E + ROUNDING) - ROUNDING;
     let rest = (value - exponent * LN_2_HIGH) - exponent * LN_2_LOW;
     let sum = EXP_COEFFICIENTS.iter().rev().fold(0.0, |sum, coefficient| sum * rest + coefficient);
-    // 2^exponent can overflow or underflow although its product with `sum` does not. So there are two factors.
+    // 2^exponent can overflow or underflow even if sum * 2^exponent does not. So the code multiplies by two smaller powers.
     let half = (exponent / 2.0) as i64;
     let power_of_two = |exponent: i64| f64::from_bits(((1023 + exponent) as u64) << 52);
     sum * power_of_two(half) * power_of_two(exponent as i64 - half)

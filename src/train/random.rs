@@ -55,7 +55,7 @@ impl SplitMix {
 pub(crate) fn permutation(stream: &mut RandomStream, len: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..len).collect();
     for last in (1..order.len()).rev() {
-        // The bias is less than 2^-32, so no random number has to be rejected.
+        // The bias is less than 2^-32, so this function uses every random number and rejects none.
         let chosen = (u128::from(stream.next_u64()) * (last as u128 + 1)) >> 64;
         order.swap(last, chosen as usize);
     }

@@ -38,8 +38,8 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Returns whether every option suits [`Rule::Accelerated`](super::optimizer::Rule::Accelerated).
-    /// `Rule::Accelerated` computes its learning rate from the data and does not clip gradients.
+    /// Returns whether these options can be used with [`Rule::Accelerated`](super::optimizer::Rule::Accelerated), which
+    /// computes its learning rate from the data and does not clip gradients.
     pub fn allows_accelerated_rule(&self) -> bool {
         self.schedule == RateSchedule::Constant
             && self.warmup == Warmup::default()
@@ -143,7 +143,7 @@ impl fmt::Display for Recipe {
             parts.push(format!("warm-up {}", self.warmup));
         }
         if let Some(norm) = self.clip_norm {
-            parts.push(format!("norm at most {norm}"));
+            parts.push(format!("gradient norm at most {norm}"));
         }
         if self.label_smoothing != 0.0 {
             parts.push(format!("label smoothing {}", self.label_smoothing));

@@ -140,10 +140,10 @@ pub struct Report {
 pub struct GossipReport {
     /// The rank that wrote the report: the lowest rank that was not lost.
     pub leader: u32,
-    /// Each rank, and the number of steps that it took. If an earlier leader was lost, counts only the steps after
-    /// that.
+    /// Each rank, and the number of steps that it took. If an earlier leader was lost, the numbers count only the
+    /// steps after this loss.
     pub steps: Vec<(u32, u64)>,
-    /// The number of completed averages that the leader had started.
+    /// The number of averages that the leader started and that were completed.
     pub averages: u64,
     /// The ranks that were lost.
     pub lost_ranks: Vec<u32>,

@@ -79,20 +79,21 @@ pub fn run(
         return gossip::run(group, (config, &setup), state, stop, observer);
     }
     let started = Instant::now();
-    let before = group.statistics();
+    let start_statistics = group.statistics();
     let mut trainer = Trainer::new(config, &setup, state, (group, partition), stop)?;
     trainer.train(group, observer)?;
-    conclude_run(group, (config, &setup, &mut trainer), (started, before), observer, |_| ())
+    conclude_run(group, (config, &setup, &mut trainer), (started, start_statistics), observer, |_| ())
 }
 
-/// Evaluates the model, and writes the report and the model file. `started` and `before` are the time and the group's
-/// statistics at the start of the run. `complete` sets the parts of the report that only some strategies have.
+/// Evaluates the model, and writes the report and the model file. `started` and `start_statistics` are the time and the
+/// group's statistics at the start of the run. `add_strategy_results` sets the fields of the report that only some
+/// strategies have.
 pub(super) fn conclude_run(
     group: &mut Group,
     (config, setup, trainer): (&Config, &Setup, &mut Trainer<'_>),
-    (started, before): (Instant, Statistics),
+    (started, start_statistics): (Instant, Statistics),
     observer: &mut dyn Observer,
-    complete: impl FnOnce(&mut Report),
+    add_strategy_results: impl FnOnce(&mut Report),
 ) -> Result<Summary, TrainError> {
     let train = trainer.evaluate(group, &setup.dataset.train, None)?;
     let (test, test_metrics) = trainer.evaluate_test_set(group)?;
@@ -101,7 +102,7 @@ pub(super) fn conclude_run(
     }
     let saved = match trainer.finish_saving(group, observer) {
         Err(error @ TrainError::Group(_)) => return Err(error),
-        // The report and the model file are written even if the last checkpoint is not.
+        // The report and the model file are written even if the last checkpoint could not be written.
         saved => saved,
     };
     observer.notice(&closing_line(config, setup, trainer, saved.is_ok()));
@@ -111,9 +112,10 @@ pub(super) fn conclude_run(
         // Only rank 0 has all parameters.
         hash = group.broadcast_object(&hash, Rank::ZERO)?;
     }
-    let mut report = create_report(group, (config, setup), (trainer, hash), (train, test), (started, before));
+    let start = (started, start_statistics);
+    let mut report = create_report(group, (config, setup), (trainer, hash), (train, test), start);
     report.test_metrics = test_metrics;
-    complete(&mut report);
+    add_strategy_results(&mut report);
     let written = if group.rank() == Rank::ZERO { write_results(config, setup, &report) } else { Ok(()) };
     let written = check_all_succeeded(group, RunPhase::Storage, written.map_err(TrainError::from));
     let mut model_saved = Ok(());
@@ -137,8 +139,8 @@ fn first_error(results: [Result<(), TrainError>; 3], observer: &mut dyn Observer
     Err(first)
 }
 
-/// At its start, a run checks that the disk has this number of bytes for the report, and as many for the picture of
-/// the curves.
+/// At the start of a run, rank 0 checks that the disk has this number of bytes for the report, and the same number for
+/// the picture of the curves.
 const RESULT_FILE_BYTES_ASSUMED: u64 = 1 << 16;
 /// A run fails if its training loss exceeds ten times the loss of the best constant prediction.
 const DIVERGED_LOSS_RATIO: f64 = 10.0;
@@ -206,19 +208,19 @@ fn closing_line(config: &Config, setup: &Setup, trainer: &Trainer<'_>, is_saved:
     }
 }
 
-/// Returns the report of a run. `started` and `before` are the time and the group's statistics at the start of the
-/// run.
+/// Returns the report of a run. `started` and `start_statistics` are the time and the group's statistics at the start
+/// of the run.
 fn create_report(
     group: &Group,
     (config, setup): (&Config, &Setup),
     (trainer, parameters_hash): (&Trainer<'_>, String),
     (train, test): (Option<Metrics>, Option<Metrics>),
-    (started, before): (Instant, Statistics),
+    (started, start_statistics): (Instant, Statistics),
 ) -> Report {
-    let after = group.statistics();
-    let communication = after.communication.saturating_sub(before.communication);
+    let statistics = group.statistics();
+    let communication = statistics.communication.saturating_sub(start_statistics.communication);
     // `exposed` also includes the time to begin and to end operations, so `exposed` can exceed `communication`.
-    let exposed = after.exposed.saturating_sub(before.exposed).min(communication);
+    let exposed = statistics.exposed.saturating_sub(start_statistics.exposed).min(communication);
     let metric = |metrics: Option<Metrics>, get: fn(Metrics) -> Option<f64>| metrics.and_then(get);
     let state = &trainer.state;
     let best = state.best.as_ref().map(|best| best.record).filter(|record| record.selected);
@@ -259,7 +261,7 @@ fn create_report(
         communication_seconds: communication.as_secs_f64(),
         exposed_communication_seconds: exposed.as_secs_f64(),
         step_times: trainer.step_times,
-        bytes_sent: after.bytes_sent - before.bytes_sent,
+        bytes_sent: statistics.bytes_sent - start_statistics.bytes_sent,
         parameters_hash,
         history: state.history.clone(),
         parameter_server: None,
@@ -267,7 +269,7 @@ fn create_report(
     }
 }
 
-/// Returns a line that describes the run.
+/// Returns a line for the user that describes the data, the model and the settings of the run.
 fn opening_line(group: &Group, config: &Config, setup: &Setup, learning_rate: Option<f32>) -> String {
     let (target, inputs) = setup.dataset.describe_target_and_inputs();
     let TrainingSettings { rule, batch_size, epochs, stops_when_converged, .. } = &setup.settings;
@@ -294,6 +296,7 @@ fn opening_line(group: &Group, config: &Config, setup: &Setup, learning_rate: Op
     )
 }
 
+/// Returns an error if a rank has other options than rank 0.
 fn check_same_arguments(group: &mut Group, config: &Config) -> Result<(), TrainError> {
     let options = config.options_equal_on_all_ranks();
     let digests: Vec<u64> = options.iter().map(|(_, value)| short_digest(value.as_bytes())).collect();
@@ -353,8 +356,8 @@ fn starting_state(
         ..TrainingState::default()
     });
     broadcast_state(group, (partition, resumes), &mut state)?;
-    // In the last checkpoint of a completed run, `parameters` are the best ones. Training continues from those of the
-    // last step.
+    // With --patience, the last checkpoint of a completed run has the best parameters in `parameters`. Training
+    // continues with the parameters of the last step.
     if let Some(best) = &mut state.best
         && best.record.selected
     {

@@ -46,11 +46,11 @@ pub(crate) fn split_by_part(group: &mut Group, part: u32) -> Result<Box<dyn Runt
     Ok(Box::new(own))
 }
 
-/// The values that ranks combine, and how.
+/// The values that ranks combine. Each variant says how the ranks combine them.
 pub(crate) enum Values<'a> {
     /// Parameters or gradients, and the format in which ranks send them. Sums over all ranks replace the values.
     Vector(&'a mut [f32], Compression),
-    /// A few numbers. Sums over all ranks replace them.
+    /// A few numbers. Sums over all ranks replace the numbers.
     Totals(&'a mut [f64]),
     /// The gradients of logical shards, which are added in the order of a summation tree.
     ShardSums(ShardSums<'a>),
@@ -83,9 +83,10 @@ pub(crate) enum PendingSum {
 
 /// The elements of a [`SumBuffer`].
 pub(crate) enum ElementBuffer<T: Element> {
-    /// For [`SumTarget::Everything`]. Ranks on the same host reduce this buffer in place.
+    /// The buffer for [`SumTarget::Everything`]. Ranks on the same host reduce this buffer in place.
     Everything(SharedBuffer<T>),
-    /// For [`SumTarget::OwnChunk`]. After the sum, the vector holds only the rank's chunk. It keeps its capacity.
+    /// The buffer for [`SumTarget::OwnChunk`]. After the sum, the vector holds only the rank's chunk, but keeps its
+    /// capacity.
     OwnChunk(Vec<T>),
 }
 
@@ -272,9 +273,7 @@ impl PendingReceive {
         if status.count == values.len() {
             Ok(values)
         } else {
-            Err(Error::InvalidCounts(
-                "a message of the training has another length than its receiver expects",
-            ))
+            Err(Error::InvalidCounts("a rank received a training message of an unexpected length"))
         }
     }
 }

@@ -34,7 +34,7 @@ const RECORDS_PER_RUN_DEFAULT: u64 = 40;
 pub const BATCH_SIZE_DEFAULT: usize = 128;
 /// The default batch size for a text, in windows.
 const BATCH_WINDOWS_DEFAULT: usize = 32;
-/// The default number of epochs for a text. The exceptions of [`EPOCHS_DEFAULT`] apply too.
+/// The default number of epochs for a text, with the same exceptions as [`EPOCHS_DEFAULT`].
 const EPOCHS_OF_TEXTS_DEFAULT: u64 = 10;
 /// The default number of epochs, unless the whole training set is one batch. On small data sets the default is
 /// larger, so that a run takes at least [`STEPS_DEFAULT_MIN`] steps.
@@ -42,7 +42,7 @@ pub const EPOCHS_DEFAULT: u64 = 40;
 /// The minimum number of steps of a run without `--epochs` and `--batch-size`. The built-in handwritten digits reach
 /// this number in 40 epochs. With far fewer steps, Adam stops far from the optimum.
 pub const STEPS_DEFAULT_MIN: u64 = 480;
-/// A warning about inputs that count as constant names at most this many of them.
+/// The maximum number of input names in a warning about inputs that count as constant.
 const CONSTANT_INPUTS_NAMED_MAX: usize = 8;
 
 /// The data, the model and the settings of a run.

@@ -60,16 +60,16 @@ impl fmt::Display for StepTimes {
 /// Measures the times of steps.
 pub(crate) struct StepTimer {
     started: Instant,
-    /// `group.statistics().exposed` at the start of the measurement.
-    exposed: Duration,
-    /// The time for shuffling the samples and gathering the features of batches.
+    /// The value of `group.statistics().exposed` at the start of the measurement.
+    exposed_at_start: Duration,
+    /// The time spent so far on shuffling the samples and gathering the features of batches.
     pub(crate) data: Duration,
 }
 
 impl StepTimer {
     /// Begins a measurement.
     pub(crate) fn start(group: &Group) -> Self {
-        Self { started: Instant::now(), exposed: group.statistics().exposed, data: Duration::ZERO }
+        Self { started: Instant::now(), exposed_at_start: group.statistics().exposed, data: Duration::ZERO }
     }
 
     /// Adds the time since `started` to the time for data.
@@ -89,7 +89,8 @@ impl StepTimer {
         let total = self.started.elapsed();
         let data = self.data.min(total);
         // The runtime only estimates the time of very short operations, so `exposed` can be too large.
-        let exposed = group.statistics().exposed.saturating_sub(self.exposed).min(total.saturating_sub(data));
+        let exposed = group.statistics().exposed.saturating_sub(self.exposed_at_start);
+        let exposed = exposed.min(total.saturating_sub(data));
         StepTimes {
             steps,
             compute_seconds: total.saturating_sub(data + exposed).as_secs_f64(),

@@ -4,7 +4,7 @@ use super::TrainError;
 use super::report::Report;
 use super::run::Summary;
 
-/// The largest report of a run, in words of 4 bytes.
+/// The maximum length of the report of a run, in words of 4 bytes.
 pub(super) const REPORT_WORDS_MAX: usize = 1 << 28;
 
 /// Encodes the results of a run as words: the bits of the parameters, the length of the report in bytes, and the

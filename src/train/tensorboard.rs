@@ -17,7 +17,7 @@ use super::report::EpochRecord;
 /// The default of [`TensorBoard::step_interval`].
 pub const STEP_INTERVAL_DEFAULT: NonZeroU64 = NonZeroU64::new(50).unwrap();
 
-/// Before the run, the check for free space assumes that the curves need this number of bytes. Long runs write more.
+/// Before the run, rank 0 checks that the disk has this number of bytes for the curves. Long runs write more.
 const EVENT_FILE_BYTES_ASSUMED: u64 = 1 << 20;
 
 /// Where and how often to record curves for `TensorBoard`.
@@ -176,9 +176,9 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct CollectLines(Vec<String>);
+    struct LineCollector(Vec<String>);
 
-    impl Observer for CollectLines {
+    impl Observer for LineCollector {
         fn notice(&mut self, line: &str) {
             self.0.push(line.into());
         }
@@ -194,7 +194,7 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let options =
                 TensorBoard { directory: directory.path().to_owned(), step_interval: NonZeroU64::MIN };
-            let mut lines = CollectLines::default();
+            let mut lines = LineCollector::default();
             let mut recorder = EventRecorder::starting_at(&mut lines, &options, first_repeated_step);
             for steps_total in [300, 301] {
                 recorder.step_taken(&CompletedStep {
@@ -226,7 +226,7 @@ mod tests {
         assert!(check_event_directory(&file).is_err());
         assert!(check_event_directory(&directory.path().join("a/b")).is_ok());
         let options = TensorBoard { directory: file, step_interval: NonZeroU64::MIN };
-        let mut lines = CollectLines::default();
+        let mut lines = LineCollector::default();
         let mut recorder = EventRecorder::starting_at(&mut lines, &options, None);
         for steps_total in 1..4 {
             recorder.step_taken(&CompletedStep { steps_total, loss: 1.0, learning_rate: 0.1, samples: 5 });

@@ -21,8 +21,8 @@ pub(super) struct Chart {
     pub(super) title: String,
     /// The text beside the vertical axis.
     pub(super) y_label: String,
-    /// The margin of the vertical axis does not extend beyond this value, such as 1 for an accuracy.
-    pub(super) limit: f64,
+    /// The margin above the largest value does not extend beyond this value, for example 1 for an accuracy.
+    pub(super) y_limit: f64,
     pub(super) curves: Vec<Curve>,
     /// The epoch with the lowest validation loss.
     pub(super) best_epoch: Option<u64>,
@@ -59,7 +59,7 @@ impl Chart {
         let epochs = || self.curves.iter().flat_map(|curve| curve.points.iter().map(|&(epoch, _)| epoch));
         let x = Axis::for_counts(epochs().min().unwrap_or_default(), epochs().max().unwrap_or_default());
         let values = self.curves.iter().flat_map(|curve| curve.points.iter().map(|&(_, value)| value));
-        let y = Axis::for_values(values, self.limit);
+        let y = Axis::for_values(values, self.y_limit);
         self.draw_labels(svg, plot, &y);
         draw_grid(svg, plot, &x, &y);
         if let Some(epoch) = self.best_epoch {

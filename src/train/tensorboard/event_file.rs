@@ -16,9 +16,9 @@ use crc_fast::crc32_iscsi;
 const EVENT_FILE_VERSION: &str = "brain.Event:2";
 /// The start of the name of each file.
 const NAME_PREFIX: &str = "events.out.tfevents.";
-/// The number of digits of the time in a file name. The time follows the prefix, in seconds.
+/// The number of digits of the time in a file name. The time in seconds follows the prefix.
 const SECONDS_DIGITS: usize = 10;
-/// The value `START` of `SessionLog.SessionStatus`. It makes `TensorBoard` discard earlier values of repeated steps.
+/// The value `START` of `SessionLog.SessionStatus`, with which `TensorBoard` discards earlier values of repeated steps.
 const SESSION_STATUS_START: u64 = 1;
 
 /// The wire types of protocol buffers.
