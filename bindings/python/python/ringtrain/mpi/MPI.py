@@ -1,4 +1,4 @@
-"""All of MPI's names, as `mpi4py.MPI` has them. Importing this joins the job (see `ringtrain.mpi.rc`)."""
+"""All names of `mpi4py.MPI`. Importing this module joins the job (see `ringtrain.mpi.rc`)."""
 
 import platform
 import socket
@@ -57,12 +57,12 @@ _state = _runtime.runtime
 
 
 def Init() -> None:
-    """Joins the job: the one that `ringrun` has started this process for, or else a world of one."""
+    """Joins the job for which `ringrun` started this process. Without `ringrun`, this process is the only rank of its job."""
     COMM_WORLD._group, COMM_SELF._group = _state.start()
 
 
 def Init_thread(required: int = _constants.THREAD_MULTIPLE) -> int:
-    """Joins the job; any thread may call anything."""
+    """Joins the job. Any thread may call any function."""
     Init()
     return _constants.THREAD_MULTIPLE
 
@@ -74,37 +74,37 @@ def Finalize() -> None:
 
 
 def Is_initialized() -> bool:
-    """Whether this process has joined its job."""
+    """Returns whether this process has joined its job."""
     return _state.is_initialized
 
 
 def Is_finalized() -> bool:
-    """Whether this process has left its job."""
+    """Returns whether this process has left its job."""
     return _state.is_finalized
 
 
 def Query_thread() -> int:
-    """`THREAD_MULTIPLE`."""
+    """Returns `THREAD_MULTIPLE`."""
     return _constants.THREAD_MULTIPLE
 
 
 def Is_thread_main() -> bool:
-    """Whether this is the main thread."""
+    """Returns whether this thread is the main thread."""
     return threading.current_thread() is _state.main_thread
 
 
 def Get_version() -> tuple[int, int]:
-    """The version of the MPI standard that this follows."""
+    """Returns the version of the MPI standard that this module follows."""
     return _constants.VERSION, _constants.SUBVERSION
 
 
 def Get_library_version() -> str:
-    """What this is."""
+    """Returns the names and the versions of ringtrain and Python."""
     return f"ringtrain {'.'.join(map(str, get_vendor()[1]))}, Python {platform.python_version()}"
 
 
 def get_vendor() -> tuple[str, tuple[int, int, int]]:
-    """What this is, and its version."""
+    """Returns the name and the version of ringtrain."""
     from importlib import metadata
 
     try:
@@ -116,7 +116,7 @@ def get_vendor() -> tuple[str, tuple[int, int, int]]:
 
 
 def Get_processor_name() -> str:
-    """The host's name."""
+    """Returns the name of this host."""
     return socket.gethostname()
 
 
@@ -124,79 +124,79 @@ Wtime = time.perf_counter
 
 
 def Wtick() -> float:
-    """The resolution of `Wtime`, in seconds."""
+    """Returns the resolution of `Wtime` in seconds."""
     return time.get_clock_info("perf_counter").resolution
 
 
 def Pcontrol(level: int) -> None:
-    """Nothing to do."""
+    """Does nothing."""
 
 
 def Get_address(location: Any) -> int:
-    """The address of a buffer."""
+    """Returns the address of a buffer."""
     return addressof(location)
 
 
 def Aint_add(base: int, disp: int) -> int:
-    """The sum of an address and a displacement."""
+    """Returns the sum of an address and a displacement."""
     return base + disp
 
 
 def Aint_diff(addr1: int, addr2: int) -> int:
-    """The difference of two addresses."""
+    """Returns the difference of two addresses."""
     return addr1 - addr2
 
 
 def Alloc_mem(size: int, info: Info = INFO_NULL) -> buffer:
-    """Memory. It is the process's own like any other."""
+    """Returns new memory of `size` bytes. No other process can access this memory."""
     if size < 0:
         raise Exception(_constants.ERR_ARG)
     return buffer.allocate(size)
 
 
 def Free_mem(mem: buffer) -> None:
-    """Nothing to do: memory is kept for as long as it is referred to."""
+    """Does nothing. Python frees the memory when no object refers to it."""
 
 
 def Attach_buffer(buf: Any) -> None:
-    """Accepted; buffered sends need none."""
+    """Stores `buf` for `Detach_buffer`. Buffered sends need no buffer."""
     _state.buffer = buf
 
 
 def Detach_buffer() -> Any:
-    """What was attached."""
+    """Returns the attached buffer."""
     attached, _state.buffer = _state.buffer, None
     return attached
 
 
 def Flush_buffer() -> None:
-    """Nothing to do."""
+    """Does nothing."""
 
 
 def _set_abort_status(status: Any) -> None:
-    """What `mpi4py.run` calls: an uncaught exception ends the job here in any case."""
+    """Does nothing. `mpi4py.run` calls this function after an uncaught exception, which ends the job in any case."""
 
 
 _locks: dict[tuple[int, Hashable], Any] = {}
 
 
 def _comm_lock(comm: Comm, key: Hashable | None = None) -> Any:
-    """A lock of a communicator's own."""
+    """Returns the lock of a communicator for `key`."""
     return _locks.setdefault((id(comm._state), key), threading.Lock())
 
 
 def _sizeof(arg: Any) -> int:
-    """The size of a handle; there are none."""
+    """Returns 8, the size of a handle in C. This module has no such handles."""
     return 8
 
 
 def _addressof(arg: Any) -> int:
-    """An address that nothing is to be done with."""
+    """Returns the id of the object. The id is not the address of an MPI handle."""
     return id(arg)
 
 
 def _typecode(datatype: Datatype) -> str | None:
-    """The character code of a datatype."""
+    """Returns the character code of a datatype."""
     return datatype._code
 
 

@@ -1,8 +1,7 @@
-"""An interface to ringtrain that scripts written for mpi4py can use as it is: `from ringtrain.mpi import MPI`.
+"""The interface of mpi4py on ringtrain. Scripts for mpi4py can use `from ringtrain.mpi import MPI` without other changes.
 
-Importing this package does nothing; importing `ringtrain.mpi.MPI` joins the job, as importing `mpi4py.MPI` initialises MPI,
-unless `ringtrain.mpi.rc.initialize` was set to False before.
-"""
+Importing this package does nothing. Importing `ringtrain.mpi.MPI` joins the job, as importing `mpi4py.MPI` initializes MPI. To
+join later, set `ringtrain.mpi.rc.initialize` to False first."""
 
 import sys
 
@@ -13,12 +12,12 @@ MPI4PY_VERSION = "4.1.2"
 
 
 class Rc:
-    """What may be chosen before `MPI` is imported. The names are mpi4py's; `timeout` is ringtrain's own.
+    """Options that a program can set before it imports `MPI`. The names are those of mpi4py. Only `timeout` is an addition of
+    ringtrain.
 
-    `initialize` (True): join the job on import. `finalize`: accepted; a program that ends leaves the job in any case.
-    `recv_mprobe`, `fast_reduce`, `irecv_bufsz`, `threads`, `thread_level`, `errors`: accepted; objects are always received whole,
-    and threads may always call anything. `timeout` (None): seconds that an operation may take; None is for ever, as in MPI.
-    """
+    `initialize` (True) says whether the import joins the job. `timeout` (None) is the number of seconds that an operation may
+    take. None means no limit, as in MPI. The other options have no effect: a program that ends always leaves the job, objects
+    are always received whole, and any thread may call any function."""
 
     initialize = True
     threads = True
@@ -55,7 +54,7 @@ sys.modules[__name__ + ".rc"] = rc  # type: ignore[assignment]
 
 
 def get_config() -> dict[str, str]:
-    """What the MPI library was built with: nothing, for there is none."""
+    """Returns an empty dictionary, because there is no MPI library."""
     return {}
 
 

@@ -1,4 +1,4 @@
-"""Attributes of communicators: those that MPI defines, and a program's own under keys of its own."""
+"""Attributes of communicators: the attributes that MPI defines, and attributes with keys that a program creates."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +14,13 @@ _keyvals: dict[int, tuple[Any, Any, bool]] = {}
 
 
 class Attributes:
-    """The methods of communicators that keep attributes."""
+    """The methods of communicators for attributes."""
 
     _group: Any
     _state: Any
 
     def Get_attr(self, keyval: int) -> Any:
-        """The value; None if there is none."""
+        """Returns the value of an attribute, or None if the attribute has no value."""
         self._group.rank  # noqa: B018
         if keyval in (c.TAG_UB, c.WTIME_IS_GLOBAL, c.IO, c.LASTUSEDCODE):
             return {c.TAG_UB: TAG_MAX, c.WTIME_IS_GLOBAL: 0, c.IO: c.ANY_SOURCE, c.LASTUSEDCODE: c.ERR_LASTCODE}[keyval]
@@ -32,13 +32,13 @@ class Attributes:
         return self._state.attributes.get(keyval)
 
     def Set_attr(self, keyval: int, attrval: Any) -> None:
-        """Keeps a value."""
+        """Sets the value of an attribute."""
         self._group.rank  # noqa: B018
         self._delete_attribute(keyval)
         self._state.attributes[keyval] = attrval
 
     def Delete_attr(self, keyval: int) -> None:
-        """Forgets a value."""
+        """Deletes the value of an attribute."""
         self._group.rank  # noqa: B018
         self._delete_attribute(keyval)
 
@@ -49,14 +49,15 @@ class Attributes:
         delete_fn: Callable[..., None] | None = None,
         nopython: bool = False,
     ) -> int:
-        """A key. `copy_fn(comm, key, value)` gives the value for a duplicate (or `NotImplemented`); True copies as it is."""
+        """Creates a key. When a communicator is duplicated, `copy_fn(comm, key, value)` returns the value for the duplicate, or
+        `NotImplemented` for no value. If `copy_fn` is True, the duplicate gets the same value."""
         key = max(_keyvals, default=_KEYVAL_FIRST) + 1
         _keyvals[key] = (copy_fn, delete_fn, nopython)
         return key
 
     @classmethod
     def Free_keyval(cls, keyval: int) -> int:
-        """Forgets a key."""
+        """Deletes a key."""
         _known(keyval)
         del _keyvals[keyval]
         return c.KEYVAL_INVALID

@@ -1,4 +1,4 @@
-"""Collectives on buffers: for every plan the blocking method, the one that goes on by itself, and the persistent one."""
+"""Collectives on buffers. Each plan gives a blocking, a nonblocking and a persistent method."""
 
 import functools
 import inspect
@@ -20,7 +20,7 @@ _InvalidArgument, _Error, _ndarray = _core.InvalidArgument, _core.Error, np.ndar
 
 
 class Collectives:
-    """The methods of communicators that all ranks call, on buffers."""
+    """The collectives of communicators on buffers."""
 
     _group: Any
 
@@ -45,14 +45,14 @@ class Collectives:
     # take as it is has sent nothing yet and goes the general way.
 
     def Barrier(self) -> None:
-        """Waits for all ranks."""
+        """Waits until all ranks have called `Barrier`."""
         try:
             self._group.barrier()
         except _Error as error:
             raise translated(error) from error
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
-        """The root's buffer, on every rank."""
+        """Copies the root's buffer to the buffers of all ranks."""
         if type(buf) is _ndarray and id(buf.dtype) in plain:
             try:
                 return self._group.broadcast(memoryview(buf).cast("B"), root)
@@ -63,7 +63,8 @@ class Collectives:
         return self._run(plans.bcast(self, buf, root))
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
-        """All ranks' buffers reduced, on every rank. `ValueError` if type or length of both buffers differ."""
+        """Reduces the buffers of all ranks, and writes the result to `recvbuf` on every rank. Raises `ValueError` if the types
+        or lengths of the two buffers differ."""
         if (
             type(sendbuf) is _ndarray
             and type(recvbuf) is _ndarray
@@ -81,7 +82,7 @@ class Collectives:
         return self._run(plans.allreduce(self, sendbuf, recvbuf, op))
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        """All ranks' buffers, one after the other, on every rank."""
+        """Gathers the buffers of all ranks on every rank, one after the other."""
         if type(sendbuf) is _ndarray and type(recvbuf) is _ndarray and id(sendbuf.dtype) in plain and id(recvbuf.dtype) in plain:
             try:
                 return self._group.all_gather(memoryview(recvbuf).cast("B"), memoryview(sendbuf).cast("B"))
@@ -122,7 +123,7 @@ def _persistent(plan: Callable[..., Plan]) -> Callable[..., Prequest]:
 
 
 def _define(name: str, plan: Callable[..., Plan]) -> None:
-    """Gives `Collectives` the three methods of a plan, with its arguments and its description."""
+    """Adds the three methods of a plan to `Collectives`. The methods have the arguments and the description of the plan."""
     signature = inspect.signature(plan)
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *list(signature.parameters.values())[1:]]
     info = inspect.Parameter("info", inspect.Parameter.KEYWORD_ONLY, default=INFO_NULL)

@@ -1,15 +1,15 @@
-"""Pickles of what `MPI` has a name for: the name, whichever object stands for it."""
+"""Pickles objects that have a name in `MPI`, such as `MPI.SUM`, as this name."""
 
 from typing import Any
 
 
 def constant(name: str) -> Any:
-    """The object of this name in `MPI`."""
+    """Returns the object with this name in `MPI`."""
     from . import MPI
 
     return getattr(MPI, name)
 
 
 def by_name(name: str) -> tuple:
-    """What `__reduce__` gives of an object that `MPI` has under this name."""
+    """Returns the result of `__reduce__` for an object that has this name in `MPI`."""
     return (constant, (name,))

@@ -1,4 +1,4 @@
-"""How datatypes are derived from others: the layouts, and what `Get_contents` and `decode` tell of them."""
+"""Derives the layouts of datatypes from other layouts, and implements `Get_contents` and `decode`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def contiguous(old: Layout, count: int) -> Layout:
-    """`count` elements, one after the other."""
+    """Returns the layout of `count` elements, one after the other."""
     _require(count >= 0, c.ERR_ARG)
     if old.is_flat and count and isinstance(old.sizes, int):
         return Layout(old.offsets, old.lengths * count, 0, old.extent * count, old.sizes)
@@ -25,13 +25,13 @@ def contiguous(old: Layout, count: int) -> Layout:
 
 
 def vector(old: Layout, count: int, blocklength: int, stride_bytes: int) -> Layout:
-    """Blocks whose beginnings are so many bytes apart."""
+    """Returns the layout of `count` blocks. The starts of two consecutive blocks are `stride_bytes` bytes apart."""
     _require(count >= 0 and blocklength >= 0, c.ERR_ARG)
     return _placed(contiguous(old, blocklength), np.arange(count if blocklength else 0, dtype=np.int64) * stride_bytes)
 
 
 def indexed(old: Layout, blocklengths: Sequence[int], displacements: Sequence[int]) -> Layout:
-    """Blocks of so many elements at so many bytes."""
+    """Returns the layout of blocks. Block i has `blocklengths[i]` elements and starts at byte `displacements[i]`."""
     _require(len(blocklengths) == len(displacements), c.ERR_ARG)
     _require(all(length >= 0 for length in blocklengths), c.ERR_ARG)
     if len(set(blocklengths)) == 1 and blocklengths[0]:
@@ -41,7 +41,7 @@ def indexed(old: Layout, blocklengths: Sequence[int], displacements: Sequence[in
 
 
 def struct(blocklengths: Sequence[int], displacements: Sequence[int], olds: Sequence[Layout]) -> Layout:
-    """Blocks of different types; the extent is rounded up to the strictest alignment, as a C compiler does."""
+    """Returns the layout of blocks of different types. The extent is rounded up to the strictest alignment, as in C."""
     _require(len(blocklengths) == len(displacements) == len(olds), c.ERR_ARG)
     parts = [_placed(contiguous(old, n), np.array([d])) for n, d, old in zip(blocklengths, displacements, olds, strict=True) if n]
     parts = [part for part in parts if part.size or part.extent]
@@ -52,7 +52,7 @@ def struct(blocklengths: Sequence[int], displacements: Sequence[int], olds: Sequ
 
 
 def subarray(old: Layout, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], is_fortran: bool) -> Layout:
-    """A part of an array; its extent is the whole array's."""
+    """Returns the layout of a part of an array. The extent is that of the whole array."""
     _require(len(sizes) == len(subsizes) == len(starts) > 0, c.ERR_ARG)
     _require(
         all(0 <= start and start + part <= size for size, part, start in zip(sizes, subsizes, starts, strict=True)), c.ERR_ARG
@@ -68,13 +68,13 @@ def subarray(old: Layout, sizes: Sequence[int], subsizes: Sequence[int], starts:
 
 
 def envelope(datatype: Datatype) -> tuple[int, int, int, int, int]:
-    """How many integers, addresses, counts and types a type was made from, and how."""
+    """Returns the numbers of integers, addresses, counts and types from which a type was derived, and the combiner."""
     integers, addresses, counts, types = ([], [], [], []) if datatype.is_named else contents(datatype)
     return len(integers), len(addresses), len(counts), len(types), datatype.combiner
 
 
 def contents(datatype: Datatype) -> tuple[list[int], list[int], list[int], list[Datatype]]:
-    """The integers, addresses, counts and types that a type was made from, in the order of the MPI standard."""
+    """Returns the integers, addresses, counts and types from which a type was derived, in the order of the MPI standard."""
     combiner, made = datatype._made
     if combiner == c.COMBINER_NAMED:
         raise Exception(c.ERR_TYPE, "a predefined datatype has no contents")
@@ -115,7 +115,7 @@ _WAYS = {
 
 
 def decode(datatype: Datatype) -> tuple[Datatype, str, dict]:
-    """The type that a type was made from, how, and with what."""
+    """Returns the type from which a type was derived, the name of the combiner, and the other arguments by name."""
     combiner, made = datatype._made
     if combiner == c.COMBINER_NAMED:
         return datatype, "NAMED", {}
@@ -126,13 +126,13 @@ def decode(datatype: Datatype) -> tuple[Datatype, str, dict]:
 
 
 def recipe(datatype: Datatype) -> tuple[str, tuple]:
-    """What to pickle of a derived type: the constructor and its arguments."""
+    """Returns the name of the constructor and the arguments of a derived type, for a pickle."""
     combiner, made = datatype._made
     return ("STRUCT" if combiner == c.COMBINER_STRUCT else _WAYS[combiner][0]).lower(), made
 
 
 def rebuilt(way: str, made: tuple) -> Datatype:
-    """The type of a recipe."""
+    """Returns the type that the constructor `way` makes from the arguments `made`. Unpickling calls this function."""
     from .datatypes import Datatype
 
     if way == "struct":
@@ -141,7 +141,7 @@ def rebuilt(way: str, made: tuple) -> Datatype:
 
 
 def pack(datatype: Datatype, inbuf: object, outbuf: object, position: int) -> int:
-    """Packs the elements of `inbuf` into `outbuf` from `position` on; gives the position after them."""
+    """Packs the elements of `inbuf` into `outbuf`, starting at byte `position`. Returns the position after the packed bytes."""
     from .buffers import Block, raw_memory
 
     source = raw_memory(inbuf, writable=False)
@@ -155,7 +155,8 @@ def pack(datatype: Datatype, inbuf: object, outbuf: object, position: int) -> in
 
 
 def unpack(datatype: Datatype, inbuf: object, position: int, outbuf: object) -> int:
-    """Unpacks as many elements as `outbuf` holds, from `position` on; gives the position after them."""
+    """Unpacks as many elements as `outbuf` holds from `inbuf`, starting at byte `position`. Returns the position after the
+    unpacked bytes."""
     from .buffers import Block, raw_memory
 
     source = raw_memory(inbuf, writable=False)

@@ -1,4 +1,4 @@
-"""`MPI.Exception`: what fails, in MPI's classes, with the words and the culprit that ringtrain knows."""
+"""`MPI.Exception`: errors with MPI's error classes. The message contains ringtrain's message, which names the rank at fault."""
 
 import builtins
 
@@ -37,7 +37,7 @@ _added_strings: dict[int, str] = {}
 
 
 class Exception(RuntimeError):  # noqa: A001  (MPI's name)
-    """An error of a class that MPI knows; compares with the numbers. `__cause__` is ringtrain's own error, where there is one."""
+    """An error with an MPI error code. Comparisons compare the code. `__cause__` is ringtrain's error, if there is one."""
 
     def __init__(self, ierr: int = c.SUCCESS, detail: str | None = None, /) -> None:
         super().__init__(ierr)
@@ -79,15 +79,15 @@ class Exception(RuntimeError):  # noqa: A001  (MPI's name)
         return (Exception, (self.ob_mpi, self.detail))
 
     def Get_error_code(self) -> int:
-        """The code."""
+        """Returns the error code."""
         return self.ob_mpi
 
     def Get_error_class(self) -> int:
-        """The class of the code."""
+        """Returns the error class of the code."""
         return Get_error_class(self.ob_mpi)
 
     def Get_error_string(self) -> str:
-        """The words."""
+        """Returns the text of the error."""
         return str(self)
 
     error_code = property(Get_error_code)
@@ -96,24 +96,26 @@ class Exception(RuntimeError):  # noqa: A001  (MPI's name)
 
 
 def translated(error: _core.Error, given: int | None = None) -> Exception:
-    """What ringtrain said, as MPI's exception of the class `given` or of the one that fits best."""
+    """Converts an error of ringtrain to an MPI exception with the error class `given`, or with the class that fits the error
+    best."""
     wrapped = Exception(_class_of(error) if given is None else given, _words(error))
     wrapped.__cause__ = error
     return wrapped
 
 
 def unsupported(name: str, instead: str = "") -> NotImplementedError:
-    """The error of something that MPI has and this module does not; `name` is MPI's, such as `MPI.Win.Allocate`."""
+    """Returns the error for a part of MPI that this module does not support. `name` is the name in MPI, such as
+    `MPI.Win.Allocate`. `instead` says what to do instead."""
     return NotImplementedError(f"{name} is not supported by ringtrain.mpi" + (f"; {instead}" if instead else ""))
 
 
 def Get_error_class(errorcode: int) -> int:
-    """The class of a code. Codes of MPI are their own classes."""
+    """Returns the error class of a code. Each code of MPI is its own class."""
     return _added_classes.get(errorcode, errorcode)
 
 
 def Get_error_string(errorcode: int) -> str:
-    """The words for a code."""
+    """Returns the text of an error code."""
     known = _added_strings.get(errorcode) or _STRINGS.get(errorcode)
     if known is not None:
         return known
@@ -122,27 +124,27 @@ def Get_error_string(errorcode: int) -> str:
 
 
 def Add_error_class() -> int:
-    """A class of the program's own."""
+    """Adds an error class for the program, and returns this class."""
     code = max(_added_classes, default=c.ERR_LASTCODE) + 1
     _added_classes[code] = code
     return code
 
 
 def Add_error_code(errorclass: int) -> int:
-    """A code of the program's own, in `errorclass`."""
+    """Adds an error code for the program to the class `errorclass`, and returns this code."""
     code = Add_error_class()
     _added_classes[code] = errorclass
     return code
 
 
 def Add_error_string(errorcode: int, string: str) -> None:
-    """Words for a code of the program's own."""
+    """Sets the text of a code that the program has added."""
     _require_added(errorcode)
     _added_strings[errorcode] = string
 
 
 def Remove_error_class(errorclass: int) -> None:
-    """Forgets a class of the program's own."""
+    """Removes an error class that the program has added."""
     _require_added(errorclass)
     del _added_classes[errorclass]
 
@@ -151,7 +153,7 @@ Remove_error_code = Remove_error_class
 
 
 def Remove_error_string(errorcode: int) -> None:
-    """Forgets the words for a code of the program's own."""
+    """Removes the text of a code that the program has added."""
     _require_added(errorcode)
     _added_strings.pop(errorcode, None)
 

@@ -1,4 +1,4 @@
-"""`MPI.Group`: ordered sets of processes. Members are known by their ranks in the job."""
+"""`MPI.Group`: ordered sets of processes. A group stores the ranks of its members in the job."""
 
 from collections.abc import Sequence
 from operator import index
@@ -46,11 +46,11 @@ class Group:
         raise ValueError("cannot serialize groups")
 
     def Get_size(self) -> int:
-        """How many members there are."""
+        """Returns the number of members."""
         return len(self._valid())
 
     def Get_rank(self) -> int:
-        """This process's place, or `UNDEFINED`."""
+        """Returns the rank of this process in the group, or `UNDEFINED` if this process is not a member."""
         members = self._valid()
         return members.index(self._own) if self._own in members else c.UNDEFINED
 
@@ -58,7 +58,8 @@ class Group:
     rank = property(Get_rank)
 
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: "Group | None" = None) -> list[int]:
-        """The places of members (all, if `ranks` is None) in `group`, or in the job; `UNDEFINED` of whom it has not."""
+        """Converts ranks of this group (all ranks if `ranks` is None) to ranks of `group`, or to ranks in the job if `group` is
+        None. The result is `UNDEFINED` for a process that is not in `group`."""
         members = self._valid()
         # Without a second group it is that of all processes, whose places are the numbers by which members are known.
         place = {m: m for m in members} if group is None else {m: i for i, m in enumerate(group._valid())}
@@ -73,12 +74,12 @@ class Group:
         return translated
 
     def Compare(self, group: "Group") -> int:
-        """`IDENT`, `SIMILAR` (other order) or `UNEQUAL`."""
+        """Returns `IDENT`, `SIMILAR` (same members in another order) or `UNEQUAL`."""
         ours, theirs = self._valid(), group._valid()
         return c.IDENT if ours == theirs else c.SIMILAR if set(ours) == set(theirs) else c.UNEQUAL
 
     def Dup(self) -> "Group":
-        """A copy."""
+        """Returns a copy."""
         return self._like(self._valid())
 
     def _like(self, members: Sequence[int]) -> "Group":
@@ -86,13 +87,13 @@ class Group:
 
     @classmethod
     def Union(cls, group1: "Group", group2: "Group") -> "Group":
-        """The members of the first, then those that only the second has."""
+        """Returns a group of the members of the first group, followed by the members that only the second group has."""
         first = group1._valid()
         return cls._of(first + tuple(m for m in group2._valid() if m not in first), group1._own)
 
     @classmethod
     def Intersection(cls, group1: "Group", group2: "Group") -> "Group":
-        """Members of both, in the first's order."""
+        """Returns a group of the members of both groups, in the order of the first group."""
         second = set(group2._valid())
         return cls._of([m for m in group1._valid() if m in second], group1._own)
 
@@ -100,26 +101,26 @@ class Group:
 
     @classmethod
     def Difference(cls, group1: "Group", group2: "Group") -> "Group":
-        """Members of the first that the second has not."""
+        """Returns a group of the members of the first group that the second group does not have."""
         second = set(group2._valid())
         return cls._of([m for m in group1._valid() if m not in second], group1._own)
 
     def Incl(self, ranks: Sequence[int]) -> "Group":
-        """These members, in this order."""
+        """Returns a group of the members `ranks`, in this order."""
         members = self._valid()
         return self._like([members[rank] for rank in self._checked(ranks)])
 
     def Excl(self, ranks: Sequence[int]) -> "Group":
-        """All but these."""
+        """Returns a group of all members except `ranks`."""
         without = set(self._checked(ranks))
         return self._like([m for rank, m in enumerate(self._valid()) if rank not in without])
 
     def Range_incl(self, ranks: Sequence[tuple[int, int, int]]) -> "Group":
-        """The members of ranges: first, last (included) and step."""
+        """Returns a group of the members in ranges of ranks. A range is a first rank, a last rank (included) and a step."""
         return self.Incl(_spread(ranks))
 
     def Range_excl(self, ranks: Sequence[tuple[int, int, int]]) -> "Group":
-        """All but the members of ranges."""
+        """Returns a group of all members except the members in ranges of ranks."""
         return self.Excl(_spread(ranks))
 
     def _checked(self, ranks: Sequence[int]) -> list[int]:
@@ -134,13 +135,13 @@ class Group:
         raise unsupported("MPI.Group.Create_from_session_pset")
 
     def Free(self) -> None:
-        """Becomes null."""
+        """Makes this the null group."""
         self._valid()
         if self is not GROUP_EMPTY:
             self._members = None
 
     def free(self) -> None:
-        """`Free`, if there is something to let go of."""
+        """Calls `Free` if this is neither the null group nor `GROUP_EMPTY`."""
         if self and self is not GROUP_EMPTY:
             self.Free()
 

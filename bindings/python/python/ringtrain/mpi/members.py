@@ -1,8 +1,7 @@
-"""Groups that only their members form, without the other ranks of the communicator: `Create_group`.
+"""Forms groups that only their members form, without the other ranks of the communicator: `Create_group`.
 
-ringtrain's groups are formed by all ranks of the group that they come from. So the members meet as a job of their own, at a
-place that the first of them opens and tells the others of.
-"""
+In ringtrain, all ranks of a group take part when a subgroup is formed. So the members form a job of their own instead. The
+first member starts a rendezvous server, and sends the address of the server to the other members."""
 
 import json
 import secrets
@@ -19,7 +18,8 @@ _TAG_FIRST = 2**31
 
 
 def form_group(control: Any, members: Sequence[int], own: int, tag: int) -> _core.Group:
-    """The group of `members`, ranks of the job in this order, of whom this process is `own`. Each of them calls it."""
+    """Returns the group of `members`, which are ranks in the job. `own` is the rank of this process in the job. All members
+    must call this function."""
     try:
         if len(members) == 1:
             return _core.solo()
@@ -42,7 +42,7 @@ def _host_of(control: Any, members: Sequence[int], tag: int) -> _core.Group:
 
 
 def _address() -> str:
-    """This host's address as others reach it; loopback where it has no name that leads elsewhere."""
+    """Returns the address at which other hosts reach this host, or 127.0.0.1 if the name of this host has no address."""
     with suppress(OSError):
         return socket.gethostbyname(socket.gethostname())
     return "127.0.0.1"

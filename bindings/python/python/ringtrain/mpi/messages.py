@@ -1,4 +1,4 @@
-"""`MPI.Message`: a message that has been taken by a matched probe, for one receive."""
+"""`MPI.Message`: a message that a matched probe has taken, and that only one receive can get."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Message:
-    """A message that was taken. Receiving it makes this null."""
+    """A message that a matched probe has taken. After a receive, this object is null."""
 
     __slots__ = ("_data", "_source", "_tag")
 
@@ -57,19 +57,19 @@ class Message:
         raise ValueError("cannot serialize messages")
 
     def free(self) -> None:
-        """Drops the message."""
+        """Discards the message."""
         self._data = self._source = self._tag = None
 
     @classmethod
     def Probe(cls, comm: "Comm", source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> "Message":
-        """`Comm.Mprobe`."""
+        """Does the same as `Comm.Mprobe`."""
         return cls(comm.Mprobe(source, tag, status))
 
     @classmethod
     def Iprobe(
         cls, comm: "Comm", source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None
     ) -> "Message | None":
-        """`Comm.Improbe`."""
+        """Does the same as `Comm.Improbe`."""
         message = comm.Improbe(source, tag, status)
         return None if message is None else cls(message)
 
@@ -77,7 +77,8 @@ class Message:
     iprobe = Iprobe
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:
-        """Puts it into a buffer. `Exception` of class `ERR_TRUNCATE` if it is longer."""
+        """Copies the message into a buffer. Raises `Exception` of the class `ERR_TRUNCATE` if the message is longer than the
+        buffer."""
         data, source, tag = self._taken()
         if source != c.PROC_NULL:
             block = parse_block(buf, True)
@@ -88,20 +89,20 @@ class Message:
             status._fill(source, tag, len(data))
 
     def Irecv(self, buf: Any) -> Request:
-        """Puts it into a buffer; the request has ended already."""
+        """Copies the message into a buffer. The returned request has already ended."""
         status = Status()
         self.Recv(buf, status)
         return Request._of(Done((None, status.source, status.tag, status.count)), _as_it_is)
 
     def recv(self, status: Status | None = None) -> Any:
-        """Gives the object in it."""
+        """Returns the object in the message."""
         data, source, tag = self._taken()
         if status is not None:
             status._fill(source, tag, len(data))
         return pickle.loads(data) if data else None
 
     def irecv(self) -> Request:
-        """The object in it; the request has ended already."""
+        """Returns a request that has already ended. `Request.wait` returns the object in the message."""
         status = Status()
         obj = self.recv(status)
         return Request._of(Done((obj, status.source, status.tag, status.count)), _as_it_is)

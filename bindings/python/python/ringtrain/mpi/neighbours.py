@@ -1,4 +1,4 @@
-"""Collectives among the neighbours of a topology, as messages beside those of the program."""
+"""Collectives among the neighbours of a process in a topology. These collectives send messages in a separate group."""
 
 import builtins
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ _OBJECT, _REASON = b"o", b"r"
 
 
 class Neighbours:
-    """The methods of communicators with a topology. Neighbours are in MPI's order: before and after, dimension by dimension."""
+    """The methods of communicators with a topology. Neighbours are in MPI's order: for each dimension, first the neighbour
+    before this process, then the neighbour after it."""
 
     _group: Any
     _state: Any
@@ -33,11 +34,11 @@ class Neighbours:
         return self._grid.neighbours(self._group.rank)  # type: ignore[attr-defined]
 
     def _exchanged(self, outgoing: Sequence[Any], incoming: Sequence[Block]) -> Request:
-        """One message to each neighbour and one from each.
+        """Begins to send one message to each neighbour, and to receive one message from each neighbour.
 
-        What goes to the neighbour after arrives there as from the one before: the places of a pair of neighbours are swapped,
-        which tells messages apart where both are the same rank.
-        """
+        The message to the neighbour after this process arrives there as the message from the neighbour before. The tag of a
+        message is the index of the sender among the receiver's neighbours: `place ^ 1`. So two messages have different tags
+        even if both neighbours of a dimension are the same rank."""
         beside, handles, settled = self._state.beside, [], []
         try:
             for place, (rank, block) in enumerate(zip(self._neighbours(), incoming, strict=True)):
@@ -59,32 +60,32 @@ class Neighbours:
         return Request._of(Sequel(*handles), finish)
 
     def Ineighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """The same buffer to all neighbours, and one from each; goes on by itself."""
+        """Begins to send the same buffer to all neighbours, and to receive one buffer from each neighbour."""
         count = len(self._neighbours())
         first = parse_block(recvbuf, True, count)
         data = parse_block(sendbuf, False).outgoing()
         return self._exchanged([data] * count, [first.part(i, first.count) for i in range(count)])
 
     def Ineighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """The same with lengths and places of each neighbour's own."""
+        """Does the same as `Ineighbor_allgather`, with a separate length and position for the buffer of each neighbour."""
         count = len(self._neighbours())
         data = parse_block(sendbuf, False).outgoing()
         return self._exchanged([data] * count, parse_blocks(recvbuf, True, count).blocks())
 
     def Ineighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """A part for each neighbour, and one from each; goes on by itself."""
+        """Begins to send one part of the buffer to each neighbour, and to receive one part from each neighbour."""
         count = len(self._neighbours())
         sent, first = parse_block(sendbuf, False, count), parse_block(recvbuf, True, count)
         parts = [sent.part(i, sent.count).outgoing() for i in range(count)]
         return self._exchanged(parts, [first.part(i, first.count) for i in range(count)])
 
     def Ineighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """The same with lengths and places of each neighbour's own."""
+        """Does the same as `Ineighbor_alltoall`, with a separate length and position for each part."""
         count = len(self._neighbours())
         return self._exchanged_blocks(parse_blocks(sendbuf, False, count), parse_blocks(recvbuf, True, count))
 
     def Ineighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """The same with datatypes of each neighbour's own, too."""
+        """Does the same as `Ineighbor_alltoallv`, with a separate datatype for each part."""
         count = len(self._neighbours())
         return self._exchanged_blocks(parse_blocks_w(sendbuf, False, count), parse_blocks_w(recvbuf, True, count))
 
@@ -92,51 +93,52 @@ class Neighbours:
         return self._exchanged([block.outgoing() for block in sent.blocks()], received.blocks())
 
     def Neighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        """The same buffer to all neighbours, and one from each."""
+        """Sends the same buffer to all neighbours, and receives one buffer from each neighbour."""
         self.Ineighbor_allgather(sendbuf, recvbuf).Wait()
 
     def Neighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """The same with lengths and places of each neighbour's own."""
+        """Does the same as `Neighbor_allgather`, with a separate length and position for the buffer of each neighbour."""
         self.Ineighbor_allgatherv(sendbuf, recvbuf).Wait()
 
     def Neighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
-        """A part for each neighbour, and one from each."""
+        """Sends one part of the buffer to each neighbour, and receives one part from each neighbour."""
         self.Ineighbor_alltoall(sendbuf, recvbuf).Wait()
 
     def Neighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """The same with lengths and places of each neighbour's own."""
+        """Does the same as `Neighbor_alltoall`, with a separate length and position for each part."""
         self.Ineighbor_alltoallv(sendbuf, recvbuf).Wait()
 
     def Neighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        """The same with datatypes of each neighbour's own, too."""
+        """Does the same as `Neighbor_alltoallv`, with a separate datatype for each part."""
         self.Ineighbor_alltoallw(sendbuf, recvbuf).Wait()
 
     def Neighbor_allgather_init(self, sendbuf: Any, recvbuf: Any, info: Any = INFO_NULL) -> Prequest:
-        """`Neighbor_allgather`, to be started again and again."""
+        """Returns a persistent request for `Neighbor_allgather`."""
         return self._prepared(lambda: self.Ineighbor_allgather(sendbuf, recvbuf))  # type: ignore[attr-defined]
 
     def Neighbor_allgatherv_init(self, sendbuf: Any, recvbuf: Any, info: Any = INFO_NULL) -> Prequest:
-        """`Neighbor_allgatherv`, to be started again and again."""
+        """Returns a persistent request for `Neighbor_allgatherv`."""
         return self._prepared(lambda: self.Ineighbor_allgatherv(sendbuf, recvbuf))  # type: ignore[attr-defined]
 
     def Neighbor_alltoall_init(self, sendbuf: Any, recvbuf: Any, info: Any = INFO_NULL) -> Prequest:
-        """`Neighbor_alltoall`, to be started again and again."""
+        """Returns a persistent request for `Neighbor_alltoall`."""
         return self._prepared(lambda: self.Ineighbor_alltoall(sendbuf, recvbuf))  # type: ignore[attr-defined]
 
     def Neighbor_alltoallv_init(self, sendbuf: Any, recvbuf: Any, info: Any = INFO_NULL) -> Prequest:
-        """`Neighbor_alltoallv`, to be started again and again."""
+        """Returns a persistent request for `Neighbor_alltoallv`."""
         return self._prepared(lambda: self.Ineighbor_alltoallv(sendbuf, recvbuf))  # type: ignore[attr-defined]
 
     def Neighbor_alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: Any = INFO_NULL) -> Prequest:
-        """`Neighbor_alltoallw`, to be started again and again."""
+        """Returns a persistent request for `Neighbor_alltoallw`."""
         return self._prepared(lambda: self.Ineighbor_alltoallw(sendbuf, recvbuf))  # type: ignore[attr-defined]
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
-        """The same object to all neighbours, and one from each; None from where there is nobody."""
+        """Sends the same object to all neighbours. Returns the objects of the neighbours, with None for each missing
+        neighbour."""
         return self.neighbor_alltoall([sendobj] * len(self._neighbours()))
 
     def neighbor_alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
-        """An object for each neighbour, and one from each; None from where there is nobody."""
+        """Sends one object to each neighbour. Returns the objects of the neighbours, with None for each missing neighbour."""
         ranks, own_error = self._neighbours(), None
         try:
             items = list(sendobj)
@@ -156,7 +158,8 @@ class Neighbours:
         return [pickle.loads(data[1:]) if data else None for data in received]
 
     def _exchanged_messages(self, ranks: Sequence[int], messages: Sequence[bytes]) -> list[bytes]:
-        """Sends a message to each neighbour. Returns the message of each neighbour, and no bytes where there is no neighbour."""
+        """Sends a message to each neighbour. Returns the messages of the neighbours, with empty bytes for each missing
+        neighbour."""
         beside = self._state.beside
         try:
             sent = [

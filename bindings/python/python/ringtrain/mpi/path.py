@@ -1,13 +1,12 @@
-"""Where the package `mpi4py` lies that resolves to `ringtrain.mpi`: `python -m ringtrain.mpi.path` prints the directory.
+"""Prints the directory of a package `mpi4py` that is an alias of `ringtrain.mpi`: `python -m ringtrain.mpi.path`.
 
-With that directory first on `PYTHONPATH`, `from mpi4py import MPI` is `from ringtrain.mpi import MPI`.
-"""
+If this directory is first on `PYTHONPATH`, `from mpi4py import MPI` imports `ringtrain.mpi.MPI`."""
 
 from pathlib import Path
 
 
 def directory() -> str:
-    """The directory to put first on `PYTHONPATH`."""
+    """Returns the directory to put first on `PYTHONPATH`."""
     return str(Path(__file__).resolve().parent.parent / "_mpi4py")
 
 

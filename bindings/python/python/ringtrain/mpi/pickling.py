@@ -1,4 +1,4 @@
-"""How objects become bytes: `MPI.pickle`, whose functions a program may replace."""
+"""Converts objects to bytes and back: `MPI.pickle`, whose functions a program may replace."""
 
 import pickle as _pickle
 from collections.abc import Callable, Iterable
@@ -6,7 +6,8 @@ from typing import Any
 
 
 class Pickle:
-    """A pair of functions, objects to bytes and back. `PROTOCOL` is the pickle protocol; `THRESHOLD` is for `dumps_oob`."""
+    """A pair of functions that convert objects to bytes and back. `PROTOCOL` is the version of the pickle protocol. `THRESHOLD`
+    is the minimum size in bytes of the buffers that `dumps_oob` returns separately."""
 
     def __init__(
         self,
@@ -21,7 +22,7 @@ class Pickle:
         self.loads = _pickle.loads if loads is None else loads
 
     def dumps(self, obj: Any) -> bytes:
-        """The bytes of an object."""
+        """Returns the bytes of an object."""
         given = self._given
         if given is None:
             return _pickle.dumps(obj, self.PROTOCOL)
@@ -29,7 +30,7 @@ class Pickle:
         return data if isinstance(data, bytes) else bytes(data)
 
     def dumps_oob(self, obj: Any) -> tuple[bytes, list[memoryview]]:
-        """The bytes of an object, and its large buffers apart."""
+        """Returns the bytes of an object, and separately its large buffers."""
         buffers: list[memoryview] = []
 
         def keep(buffer: _pickle.PickleBuffer) -> bool:
@@ -43,7 +44,7 @@ class Pickle:
         return given(obj, max(self.PROTOCOL or 5, 5), buffer_callback=keep), buffers
 
     def loads_oob(self, data: bytes, buffers: Iterable[Any]) -> Any:
-        """The object of what `dumps_oob` gave."""
+        """Returns the object for the two results of `dumps_oob`."""
         return self.loads(data, buffers=buffers)  # type: ignore[call-arg]
 
 

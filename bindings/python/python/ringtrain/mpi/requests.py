@@ -1,4 +1,4 @@
-"""`MPI.Request`: operations under way, persistent ones and those of the program's own."""
+"""`MPI.Request`: operations in progress, persistent requests, and generalized requests."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ NO_PROCESS: Outcome = (None, c.PROC_NULL, c.ANY_TAG, 0)
 
 
 class Done:
-    """Stands where a handle would for what needs no waiting: it has ended already."""
+    """The handle of an operation that has already ended."""
 
     __slots__ = ("_result",)
 
@@ -24,20 +24,21 @@ class Done:
         self._result = result
 
     def wait(self, timeout: float | None = None) -> Any:
-        """What it ended with."""
+        """Returns the result."""
         return self._result
 
     def test(self) -> bool:
-        """It has ended."""
+        """Returns True."""
         return True
 
     def cancel(self) -> bool:
-        """Too late."""
+        """Returns False, because the operation has already ended."""
         return False
 
 
 class Sequel:
-    """Several handles as one; ends when all have ended, with the result of the first."""
+    """Combines several handles. The combined operation ends when all operations have ended, and has the result of the first
+    handle."""
 
     __slots__ = ("_handles",)
 
@@ -45,21 +46,21 @@ class Sequel:
         self._handles = handles
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Waits for all."""
+        """Waits for all operations, and returns the result of the first handle."""
         results = [handle.wait() for handle in self._handles]
         return results[0] if results else None
 
     def test(self) -> bool:
-        """Whether all have ended."""
+        """Returns whether all operations have ended."""
         return all([handle.test() for handle in self._handles])
 
     def cancel(self) -> bool:
-        """Too late: one of them has been sent."""
+        """Returns False, because a part of the combined operation has already been sent."""
         return False
 
 
 class Request:
-    """An operation under way. Lower case methods give the object that was received."""
+    """An operation in progress. The lower-case methods return the received object."""
 
     def __new__(cls, request: "Request | None" = None) -> "Request":
         self = super().__new__(cls)
@@ -78,7 +79,7 @@ class Request:
         return self
 
     def _complete(self, status: Status | None) -> Any:
-        """Waits for the end; gives the object and becomes null."""
+        """Waits until the operation has ended, makes the request null, and returns the received object."""
         handle = self._handle
         if handle is None:
             if status is not None:
@@ -129,19 +130,19 @@ class Request:
         raise ValueError("cannot serialize requests")
 
     def Wait(self, status: Status | None = None) -> bool:
-        """Waits for the end."""
+        """Waits until the operation has ended."""
         self._complete(status)
         return True
 
     def Test(self, status: Status | None = None) -> bool:
-        """Whether it has ended; if so it is null from now on."""
+        """Returns whether the operation has ended. If so, the request is null afterwards."""
         if not self._is_ready():
             return False
         self._complete(status)
         return True
 
     def Get_status(self, status: Status | None = None) -> bool:
-        """Whether it has ended; the request stays as it is."""
+        """Returns whether the operation has ended. Does not make the request null."""
         if not self._is_ready():
             return False
         if self._handle is not None and not self._is_cancelled:
@@ -153,7 +154,7 @@ class Request:
         return True
 
     def _outcome(self) -> Outcome:
-        """The outcome of what has ended, kept for whoever completes the request."""
+        """Returns the result of an operation that has ended, and stores it for the call that completes the request."""
         try:
             raw = self._handle.wait()
             outcome = NOTHING if self._finish is None else self._finish(raw)
@@ -163,17 +164,18 @@ class Request:
         return outcome
 
     def wait(self, status: Status | None = None) -> Any:
-        """Waits for the end, and gives the object that was received."""
+        """Waits until the operation has ended, and returns the received object."""
         return self._complete(status)
 
     def test(self, status: Status | None = None) -> tuple[bool, Any | None]:
-        """Whether it has ended, and the object that was received."""
+        """Returns whether the operation has ended, and the received object."""
         return (True, self._complete(status)) if self._is_ready() else (False, None)
 
     get_status = Get_status
 
     def Cancel(self) -> None:
-        """Withdraws a receive that no message has come for. Waiting for it ends at once; `Status.Is_cancelled` tells."""
+        """Cancels a receive that has matched no message yet. A wait for the cancelled receive ends at once, and
+        `Status.Is_cancelled` returns True."""
         if self._handle is None:
             raise Exception(c.ERR_REQUEST)
         self._is_cancelled = self._handle.cancel()
@@ -181,19 +183,20 @@ class Request:
     cancel = Cancel
 
     def Free(self) -> None:
-        """Becomes null; the operation goes on."""
+        """Makes the request null. The operation continues."""
         if self._handle is None:
             raise Exception(c.ERR_REQUEST)
         self._forget()
 
     def free(self) -> None:
-        """`Free`, if there is something to let go of."""
+        """Calls `Free` if the request is not null."""
         if self:
             self.Free()
 
     @classmethod
     def _next(cls, requests: Sequence["Request"], must_wait: bool) -> int | None:
-        """The index of a request that has ended; `UNDEFINED` if all are null, `None` if none has ended."""
+        """Returns the index of a request that has ended. Returns `UNDEFINED` if all requests are null, and `None` if no request
+        has ended."""
         active = [i for i, request in enumerate(requests) if request._handle is not None]
         if not active:
             return c.UNDEFINED
@@ -238,12 +241,12 @@ class Request:
 
     @classmethod
     def Waitany(cls, requests: Sequence["Request"], status: Status | None = None) -> int:
-        """The index of a request that has ended."""
+        """Waits until a request has ended, and returns its index."""
         return cls.waitany(requests, status)[0]
 
     @classmethod
     def waitany(cls, requests: Sequence["Request"], status: Status | None = None) -> tuple[int, Any]:
-        """The index of a request that has ended, and its object."""
+        """Waits until a request has ended, and returns its index and its object."""
         found = cls._next(requests, True)
         if found == c.UNDEFINED:
             if status is not None:
@@ -253,12 +256,12 @@ class Request:
 
     @classmethod
     def Testany(cls, requests: Sequence["Request"], status: Status | None = None) -> tuple[int, bool]:
-        """The index of a request that has ended, and whether there is one."""
+        """Returns the index of a request that has ended, and whether there is such a request."""
         return cls.testany(requests, status)[:2]
 
     @classmethod
     def testany(cls, requests: Sequence["Request"], status: Status | None = None) -> tuple[int, bool, Any | None]:
-        """The index of a request that has ended, whether there is one, and its object."""
+        """Returns the index of a request that has ended, whether there is such a request, and its object."""
         found = cls._next(requests, False)
         if found is None:
             return c.UNDEFINED, False, None
@@ -270,56 +273,57 @@ class Request:
 
     @classmethod
     def Waitall(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> bool:
-        """Waits for all."""
+        """Waits for all requests."""
         cls._complete_all(requests, statuses)
         return True
 
     @classmethod
     def waitall(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> list[Any]:
-        """Waits for all, and gives their objects."""
+        """Waits for all requests, and returns their objects."""
         return cls._complete_all(requests, statuses)
 
     @classmethod
     def Testall(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> bool:
-        """Whether all have ended."""
+        """Returns whether all requests have ended."""
         return cls.testall(requests, statuses)[0]
 
     @classmethod
     def testall(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> tuple[bool, list[Any] | None]:
-        """Whether all have ended, and their objects."""
+        """Returns whether all requests have ended, and their objects."""
         if not all([request._is_ready() for request in requests]):
             return False, None
         return True, cls._complete_all(requests, statuses)
 
     @classmethod
     def Waitsome(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> list[int] | None:
-        """The indices of requests that have ended, at least one; `None` if all are null."""
+        """Waits until at least one request has ended. Returns the indices of the requests that have ended, or `None` if all
+        requests are null."""
         return cls.waitsome(requests, statuses)[0]
 
     @classmethod
     def waitsome(
         cls, requests: Sequence["Request"], statuses: list[Status] | None = None
     ) -> tuple[list[int] | None, list[Any] | None]:
-        """The same, and their objects."""
+        """Does the same as `Waitsome`, and also returns the objects of these requests."""
         which = cls._some(requests, True)
         return (None, None) if which is None else (which, cls._complete_all(requests, statuses, which))
 
     @classmethod
     def Testsome(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> list[int] | None:
-        """The indices of requests that have ended, perhaps none; `None` if all are null."""
+        """Returns the indices of the requests that have ended, or `None` if all requests are null. Does not wait."""
         return cls.testsome(requests, statuses)[0]
 
     @classmethod
     def testsome(
         cls, requests: Sequence["Request"], statuses: list[Status] | None = None
     ) -> tuple[list[int] | None, list[Any] | None]:
-        """The same, and their objects."""
+        """Does the same as `Testsome`, and also returns the objects of these requests."""
         which = cls._some(requests, False)
         return (None, None) if which is None else (which, cls._complete_all(requests, statuses, which))
 
     @classmethod
     def Get_status_any(cls, requests: Sequence["Request"], status: Status | None = None) -> tuple[int, bool]:
-        """The index of a request that has ended, and whether there is one; they stay as they are."""
+        """Returns the index of a request that has ended, and whether there is such a request. Does not make the request null."""
         found = cls._next(requests, False)
         if found is None:
             return c.UNDEFINED, False
@@ -331,7 +335,7 @@ class Request:
 
     @classmethod
     def Get_status_all(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> bool:
-        """Whether all have ended; they stay as they are."""
+        """Returns whether all requests have ended. Does not make the requests null."""
         if not all([request._is_ready() for request in requests]):
             return False
         _lengthen(statuses, len(requests))
@@ -341,7 +345,7 @@ class Request:
 
     @classmethod
     def Get_status_some(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> list[int] | None:
-        """The indices of requests that have ended; they stay as they are."""
+        """Returns the indices of the requests that have ended. Does not make the requests null."""
         which = cls._some(requests, False)
         _lengthen(statuses, len(which or ()))
         for place, i in enumerate(which or ()):
@@ -354,7 +358,7 @@ class Request:
 
 
 class Prequest(Request):
-    """An operation that may be started again and again; its buffers are looked at anew each time."""
+    """An operation that a program can start several times. Each start parses the buffers again."""
 
     def __new__(cls, request: Request | None = None) -> "Prequest":
         self = super().__new__(cls, request)
@@ -374,7 +378,7 @@ class Prequest(Request):
         return self._begin is not None
 
     def Start(self) -> None:
-        """Starts it. `Exception` if it is under way."""
+        """Starts the operation. Raises `Exception` if the operation is in progress."""
         if self._begin is None or self._handle is not None:
             raise Exception(c.ERR_REQUEST)
         started = self._begin()
@@ -382,12 +386,12 @@ class Prequest(Request):
 
     @classmethod
     def Startall(cls, requests: Sequence["Prequest"]) -> None:
-        """Starts all."""
+        """Starts all requests."""
         for request in requests:
             request.Start()
 
     def Free(self) -> None:
-        """Becomes null."""
+        """Makes the request null."""
         if self._begin is None:
             raise Exception(c.ERR_REQUEST)
         self._begin = None
@@ -395,7 +399,7 @@ class Prequest(Request):
 
 
 class Grequest(Request):
-    """An operation of the program's own, which ends when the program calls `Complete`."""
+    """A generalized request. Its operation ends when the program calls `Complete`."""
 
     @classmethod
     def Start(
@@ -406,7 +410,8 @@ class Grequest(Request):
         args: tuple | None = None,
         kwargs: dict[str, Any] | None = None,
     ) -> "Grequest":
-        """Begins one. `query_fn(status, ..)` fills the status, `free_fn(..)` ends and `cancel_fn(completed, ..)` cancels it."""
+        """Returns a new request. `query_fn(status, ..)` fills the status, `free_fn(..)` is called when the request is
+        completed, and `cancel_fn(completed, ..)` cancels the operation."""
         self = cls.__new__(cls)
         event = self._event = _Event(cancel_fn, args or (), kwargs or {})
 
@@ -422,11 +427,11 @@ class Grequest(Request):
         return self
 
     def complete(self, obj: Any = None) -> None:
-        """Ends it; `wait` gives the object."""
+        """Ends the operation. `wait` then returns `obj`."""
         self._event.end(obj)
 
     def Complete(self) -> None:
-        """Ends it."""
+        """Ends the operation."""
         self._event.end(None)
 
 
@@ -462,7 +467,7 @@ def _as_it_is(outcome: Outcome) -> Outcome:
 
 
 def _failed(error: _core.Error, status: Status | None) -> Exception:
-    """The exception, and what the status can tell of it."""
+    """Returns the MPI exception for `error`. If a message was truncated, `status` describes this message afterwards."""
     if isinstance(error, _core.Truncated):
         if status is not None:
             status._fill(error.source, error.tag, error.count)

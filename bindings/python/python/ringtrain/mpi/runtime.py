@@ -1,4 +1,5 @@
-"""Joining the job and leaving it: MPI_Init and MPI_Finalize. `_shutdown` does the latter for a program that does not."""
+"""Joins and leaves the job, as MPI_Init and MPI_Finalize do. If a program does not call MPI_Finalize, `_shutdown` leaves the
+job."""
 
 import math
 import os
@@ -12,7 +13,7 @@ from .errors import Exception, translated
 
 
 class NoGroup:
-    """Stands where a communicator's group would, and says why there is none."""
+    """Takes the place of a communicator's group if there is no group. Every use raises an exception that says why."""
 
     def __init__(self, code: int, why: str | None = None) -> None:
         self._code = code
@@ -30,7 +31,7 @@ AFTER = NoGroup(c.ERR_OTHER, "MPI_Finalize has been called")
 
 
 class Runtime:
-    """What this process knows of its job."""
+    """The state of MPI in this process."""
 
     def __init__(self) -> None:
         self.is_initialized = False
@@ -42,7 +43,7 @@ class Runtime:
         self.buffer: object = None
 
     def start(self) -> tuple[_core.Group, _core.Group]:
-        """Joins the job. Gives the groups of `COMM_WORLD` and `COMM_SELF`."""
+        """Joins the job. Returns the groups of `COMM_WORLD` and `COMM_SELF`."""
         if self.is_initialized:
             raise Exception(c.ERR_OTHER, "MPI_Init has been called already")
         self.has_joined = not _world.is_joined()
@@ -66,13 +67,13 @@ class Runtime:
             _world.leave_world()
 
     def abort(self, text: str) -> None:
-        """Ends the job on every rank, which are told `text`."""
+        """Ends the job on every rank. The errors of all ranks contain `text`."""
         if self.is_initialized and not self.is_finalized and os.getpid() == self._own_pid:
             self.control.abort(text)
 
 
 def prepared(group: _core.Group) -> _core.Group:
-    """A new group with MPI's idea of deadlines, which is to have none."""
+    """Sets the timeout of a new group to `rc.timeout` (by default no limit, as in MPI), and returns the group."""
     group.timeout = math.inf if rc.timeout is None else rc.timeout
     return group
 
